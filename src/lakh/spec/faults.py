@@ -1,0 +1,48 @@
+"""Faults: named injuries that tests, demos and plans can order, e.g. `kill(rank=1, step=12)`.
+
+    kill(rank=R, step=S)    SIGKILL of rank R when it is about to begin step S
+    stop(rank=R, step=S)    SIGSTOP of rank R: alive to the kernel, silent to its peers
+    exit(rank=R, step=S)    the process ends with an error
+
+A fault is a word: this file says what was ordered, the trainer carries it out.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lakh.errors import UserError
+
+__all__ = ["Fault"]
+
+Kind = Literal["kill", "stop", "exit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    kind: Kind
+    rank: int
+    step: int
+
+    @staticmethod
+    def parse(text: str) -> Fault:
+        """Read `kill(rank=1, step=12)`."""
+        kinds = ", ".join(f"{kind}(rank=1, step=12)" for kind in get_args(Kind))
+        wrong = UserError(f"--fault {text}", "is not a fault", f"write one of {kinds}")
+        try:
+            call = ast.parse(text.strip(), mode="eval").body
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+                raise wrong
+            numbers = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        except (SyntaxError, ValueError):
+            raise wrong from None
+        kind = call.func.id
+        fits = kind in get_args(Kind) and set(numbers) == {"rank", "step"}
+        if not fits or not all(type(n) is int and n >= 0 for n in numbers.values()):
+            raise wrong
+        return Fault(kind, rank=numbers["rank"], step=numbers["step"])  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return f"{self.kind}(rank={self.rank}, step={self.step})"

@@ -1,0 +1,104 @@
+"""A mesh: how many ranks lie along each axis of parallelism.
+
+    dp_replicate  whole copies that average their gradients      (between zones or buildings: rare, large messages)
+    pp            consecutive blocks of the model, one after another
+    dp_shard      one copy cut up over its ranks (FSDP2); -1 takes all ranks that are left
+    cp            one sequence cut up over its ranks
+    tp            single matrices cut up over ranks              (inside a node: constant, small messages)
+    ep            experts; laid over dp_shard x cp, so it does not multiply the rank count
+
+Axes are listed from the outermost (slowest network tier) to the innermost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from lakh.errors import ConfigError, InfeasiblePlan
+from lakh.spec.model import Model
+
+__all__ = ["AXES", "Mesh"]
+
+AXES = ("dp_replicate", "pp", "dp_shard", "cp", "tp")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mesh:
+    dp_replicate: int = 1
+    """Whole copies of the model."""
+    dp_shard: int = -1
+    """Ranks that share one copy; -1 takes all ranks that are left."""
+    tp: int = 1
+    """Ranks that share each matrix."""
+    pp: int = 1
+    """Pipeline stages."""
+    cp: int = 1
+    """Ranks that share each sequence."""
+    ep: int = 1
+    """Ranks that share the experts of a layer."""
+
+    def __post_init__(self) -> None:
+        for name in (*AXES, "ep"):
+            size = getattr(self, name)
+            if size < 1 and not (name == "dp_shard" and size == -1):
+                raise ConfigError(name, f"{size} is not a number of ranks", "choose 1 or more")
+
+    @property
+    def is_resolved(self) -> bool:
+        return self.dp_shard != -1
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks; for a mesh with dp_shard = -1, of the smallest world it fits."""
+        return math.prod(abs(getattr(self, axis)) for axis in AXES)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different sequences."""
+        return self.dp_replicate * self.dp_shard
+
+    def resolve(self, world: int) -> Mesh:
+        """The mesh for exactly `world` ranks, with dp_shard = -1 filled in."""
+        if self.is_resolved:
+            if self.ranks != world:
+                raise InfeasiblePlan(
+                    "mesh",
+                    f"{self} needs {self.ranks} ranks and there are {world}",
+                    f"start {self.ranks} ranks, or set mesh.dp_shard = -1 to use what is there",
+                )
+            return self
+        if world % self.ranks:
+            raise InfeasiblePlan(
+                "mesh",
+                f"{self} comes in multiples of {self.ranks} ranks and there are {world}",
+                f"start a multiple of {self.ranks} ranks, or make an axis smaller",
+            )
+        return replace(self, dp_shard=world // self.ranks)
+
+    def check(self, model: Model) -> None:
+        """Refuse a mesh that cannot carry this model, naming the setting and what would work."""
+        self._divides("tp", model.heads, "model.heads")
+        self._divides("tp", model.kv_heads, "model.kv_heads")
+        self._divides("tp", model.ffn, "model.ffn")
+        self._divides("tp", model.vocab, "model.vocab")
+        self._divides("pp", model.layers, "model.layers")
+        if self.cp > 1 and model.context % (2 * self.cp):
+            raise InfeasiblePlan(
+                "mesh.cp",
+                f"{self.cp} ranks take two pieces each of a sequence and 2 x {self.cp} does not divide "
+                f"model.context {model.context}",
+                "choose a context that it divides",
+            )
+        if self.ep > 1:
+            raise InfeasiblePlan("mesh.ep", f"is {self.ep} and the model has no experts", "set it to 1")
+
+    def _divides(self, axis: str, size: int, what: str) -> None:
+        ranks = getattr(self, axis)
+        if size % ranks:
+            choices = ", ".join(str(i) for i in range(1, min(size, 128) + 1) if size % i == 0)
+            raise InfeasiblePlan(f"mesh.{axis}", f"{ranks} does not divide {what} {size}", f"choose one of {choices}")
+
+    def __str__(self) -> str:
+        sizes = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
+        return " x ".join(sizes) or "one rank"

@@ -1,0 +1,244 @@
+"""A Run: everything that decides what a training run does, as one frozen value.
+
+recipe (Python, may compute) -> Run -> run.toml (complete, hashed, stored with the run and each checkpoint) -> `--set`.
+`load_run` reads any of the three forms. What depends on the number of ranks is computed by functions that take it, so
+the same Run is valid on a laptop and on a cluster.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lakh import config
+from lakh.errors import ConfigError, InfeasiblePlan, LakhError, UserError
+from lakh.spec.cluster import Cluster, load_cluster, shared_file
+from lakh.spec.mesh import Mesh
+from lakh.spec.model import Model
+
+__all__ = ["Checkpoints", "Data", "Optimizer", "Run", "Training", "load_run"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    tokens: str = "tokens"
+    """Folder or URL of token shards, made by `lakh tokens pack`."""
+    sequence: int = 256
+    """Tokens in one training sequence."""
+    batch: int = 32
+    """Sequences in one optimizer step, over all ranks."""
+    micro_batch: int = 8
+    """Sequences that one rank pushes through the model at a time."""
+    prefetch: int = 8
+    """Steps that the loader reads ahead."""
+
+    def __post_init__(self) -> None:
+        config.require_positive(self, "sequence", "batch", "micro_batch", "prefetch")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimizer:
+    kind: Literal["adamw"] = "adamw"
+    """The update rule."""
+    lr: float = 1e-3
+    """Peak learning rate, reached at the end of warm-up."""
+    min_lr_ratio: float = 0.1
+    """The cosine ends at this fraction of lr."""
+    warmup_steps: int = 20
+    """Steps of linear warm-up from 0."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the first and second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled decay of matrices; norms and biases are left alone."""
+    clip_norm: float = 1.0
+    """Gradients are scaled down to this global norm; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < 1:
+            raise ConfigError("lr", f"{self.lr} is out of range", "choose a value between 0 and 1")
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise ConfigError("min_lr_ratio", f"{self.min_lr_ratio} is out of range", "choose 0 to 1")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError("betas", f"{self.betas} are out of range", "choose values from 0 up to 1")
+        if self.warmup_steps < 0 or self.weight_decay < 0 or self.clip_norm < 0 or self.eps <= 0:
+            raise ConfigError(
+                "warmup_steps", "warmup_steps, weight_decay, clip_norm or eps is negative", "use 0 or more"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    steps: int = 200
+    """Optimizer updates in the whole run."""
+    precision: Literal["auto", "f32", "bf16"] = "auto"
+    """Of matrix products; weights and optimizer stay f32. "auto" is bf16 on a GPU and f32 on a CPU."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """torch.distributed backend; "auto" is nccl on GPUs and gloo on CPUs."""
+    threads: int = 0
+    """CPU threads of each rank; 0 shares the cores among the ranks of a machine."""
+    eval_every: int = 50
+    """Steps between evaluations on held-out documents; 0 evaluates only at the end."""
+    eval_sequences: int = 32
+    """Held-out sequences in one evaluation."""
+    peer_timeout_s: float = 120.0
+    """How long a rank waits for another one inside a collective before it gives up (exit 75)."""
+
+    def __post_init__(self) -> None:
+        config.require_positive(self, "steps", "eval_sequences")
+        if self.eval_every < 0 or self.threads < 0:
+            raise ConfigError("eval_every", "eval_every or threads is negative", "use 0 or more")
+        if self.peer_timeout_s <= 0:
+            raise ConfigError("peer_timeout_s", f"{self.peer_timeout_s} is not positive", "choose e.g. 120")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoints:
+    every: int = 50
+    """Steps between checkpoints; 0 saves only at the end and when stopped."""
+    keep: int = 3
+    """Newest checkpoints that stay; older ones are removed after a new one is complete."""
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ConfigError("every", f"{self.every} is negative", "use 0 or more")
+        config.require_positive(self, "keep")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    name: str
+    """What people call this run."""
+    seed: int = 1
+    """Decides the initial weights and the order of the data."""
+    workload: Literal["code"] = "code"
+    """What is trained."""
+    model: Model = field(default_factory=Model)
+    mesh: Mesh = field(default_factory=Mesh)
+    cluster: Cluster = field(default_factory=lambda: load_cluster("laptop"))
+    data: Data = field(default_factory=Data)
+    optim: Optimizer = field(default_factory=Optimizer)
+    train: Training = field(default_factory=Training)
+    checkpoint: Checkpoints = field(default_factory=Checkpoints)
+
+    def __post_init__(self) -> None:
+        if not self.name.strip() or "/" in self.name:
+            raise ConfigError("name", f"{self.name!r} is no name", "choose a word without slashes")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError("seed", f"{self.seed} is out of range", "choose 0 up to 2**63 - 1")
+        if self.data.sequence > self.model.context:
+            raise ConfigError(
+                "data.sequence",
+                f"{self.data.sequence} is longer than model.context {self.model.context}",
+                "shorten the one or enlarge the other",
+            )
+        if self.data.batch % self.data.micro_batch:
+            raise ConfigError(
+                "data.micro_batch",
+                f"{self.data.micro_batch} does not divide data.batch {self.data.batch}",
+                "choose a divisor of the batch",
+            )
+        if self.optim.warmup_steps > self.train.steps:
+            raise ConfigError(
+                "optim.warmup_steps",
+                f"{self.optim.warmup_steps} is more than train.steps {self.train.steps}",
+                "warm up for fewer steps",
+            )
+        if self.data.sequence % (2 * self.mesh.cp) and self.mesh.cp > 1:
+            raise InfeasiblePlan(
+                "mesh.cp", f"2 x {self.mesh.cp} does not divide data.sequence {self.data.sequence}", "choose another"
+            )
+        self.mesh.check(self.model)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.data.batch * self.data.sequence
+
+    @property
+    def tokens(self) -> int:
+        return self.tokens_per_step * self.train.steps
+
+    @property
+    def flops(self) -> float:
+        """Training FLOPs of the whole run, causal-exact."""
+        return self.tokens * self.model.flops_per_token(self.data.sequence)
+
+    def accumulation(self, world: int) -> int:
+        """Micro-batches that each rank adds up in one step, on `world` ranks."""
+        ranks = self.mesh.resolve(world).data_ranks
+        per_pass = ranks * self.data.micro_batch
+        if self.data.batch % per_pass:
+            raise InfeasiblePlan(
+                "data.batch",
+                f"{self.data.batch} sequences cannot be split over {ranks} data-parallel ranks x micro_batch "
+                f"{self.data.micro_batch}",
+                f"choose a multiple of {per_pass}, or another micro_batch",
+            )
+        return self.data.batch // per_pass
+
+    def memory_bytes(self, world: int) -> dict[str, int]:
+        """Bytes on one rank: states sharded over dp_shard x tp x pp, activations of one micro-batch. A first count."""
+        mesh = self.mesh.resolve(world)
+        shards = mesh.dp_shard * mesh.tp * mesh.pp
+        bf16 = self.train.precision == "bf16"
+        tokens = self.data.micro_batch * self.data.sequence // mesh.cp
+        activations = self.model.activation_bytes(tokens, dtype_bytes=2 if bf16 else 4) // (mesh.tp * mesh.pp)
+        return {"states": -(-self.model.state_bytes() // shards), "activations": activations}
+
+
+def load_run(source: str | Path, sets: Sequence[str] = ()) -> Run:
+    """Read a Run from run.toml, from a run's folder, or from a recipe (`file.py` or `file.py:function`)."""
+    text = str(source)
+    if Path(text).is_dir():
+        text = str(Path(text) / "run.toml")
+        if not Path(text).exists():
+            raise UserError(str(source), "has no run.toml", "give a run's folder, a run.toml or a recipe")
+    if text.endswith(".toml"):
+        return config.load(Run, text, sets)
+    file, _, function = text.partition(":")
+    path = shared_file("recipes", file, ".py")
+    if path.suffix != ".py":
+        raise UserError(text, "is neither a recipe (.py) nor a run (.toml)", "give one of these")
+    return config.with_sets(_call_recipe(path, function), sets, origin=path.name)
+
+
+def _call_recipe(path: Path, function: str) -> Run:
+    path = path.resolve()
+    spec = importlib.util.spec_from_file_location(f"lakh_recipe_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # the suffix is .py
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        result = _recipe_function(path, module, function)()
+    except (ConfigError, InfeasiblePlan) as error:
+        raise type(error)(f"{error.where} ({path.name})", error.found, error.todo) from None
+    except LakhError:
+        raise
+    except Exception as error:  # a recipe is the user's code
+        lines = [entry.lineno for entry in inspect.trace() if entry.filename == str(path)]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise UserError(where, f"{type(error).__name__}: {error}", "mend the recipe") from error
+    if not isinstance(result, Run):
+        raise UserError(str(path), f"returned {type(result).__name__}", "a recipe returns a lakh.spec.Run")
+    return result
+
+
+def _recipe_function(path: Path, module: Any, name: str) -> Callable[[], Any]:
+    own = {
+        key: value
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
+    }
+    if name:
+        if name not in own:
+            raise UserError(f"{path}:{name}", "no such recipe", f"choose one of: {', '.join(own) or 'none there'}")
+        return own[name]
+    if len(own) != 1:
+        choices = ", ".join(f"{path}:{key}" for key in own)
+        raise UserError(str(path), f"holds {len(own)} recipes", f"name one: {choices or 'write a function'}")
+    return next(iter(own.values()))

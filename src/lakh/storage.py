@@ -1,0 +1,291 @@
+"""Files anywhere: every path is an fsspec URL, and a plain path is a local file.
+
+Promises:
+- `write_bytes` is atomic: a reader sees the old bytes or the new ones, never a part. Local files go through a
+  temporary name, fsync and rename; object stores commit a whole object by themselves.
+- A *set* of files is complete when its manifest.json is there, and the manifest is written last (`commit`).
+- Transient failures are retried with back-off; what then still fails is a PeerLost (try again later). A full disk
+  is a DiskFull at once, and the temporary file is removed.
+
+Knows nothing of what the bytes mean; no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from lakh.errors import DataError, DiskFull, LakhError, MissingExtra, PeerLost, UserError
+
+__all__ = [
+    "MANIFEST",
+    "commit",
+    "create",
+    "exists",
+    "is_complete",
+    "is_local",
+    "join",
+    "list_dir",
+    "local_path",
+    "make_dir",
+    "open_read",
+    "read_bytes",
+    "read_manifest",
+    "remove_tree",
+    "require_space",
+    "retry",
+    "sha256",
+    "write_bytes",
+]
+
+MANIFEST = "manifest.json"
+RETRY_ATTEMPTS = 5
+RETRY_FIRST_WAIT_S = 0.2
+COPY_BLOCK_BYTES = 4 << 20
+
+T = TypeVar("T")
+
+
+def is_local(url: str | Path) -> bool:
+    return "://" not in str(url) or str(url).startswith("file://")
+
+
+def local_path(url: str | Path) -> Path:
+    """The local file behind a plain path or a file:// URL."""
+    if not is_local(url):
+        raise UserError(str(url), "is not a local path", "give a path on this machine")
+    return Path(str(url).removeprefix("file://"))
+
+
+def join(url: str | Path, *parts: str) -> str:
+    return "/".join([str(url).rstrip("/"), *parts])
+
+
+def exists(url: str | Path) -> bool:
+    if is_local(url):
+        return local_path(url).exists()
+    fs, path = _filesystem(url)
+    return bool(retry(lambda: fs.exists(path), f"look for {url}"))
+
+
+def list_dir(url: str | Path) -> list[str]:
+    """Names (not paths) in a folder, sorted; empty where there is no such folder."""
+    if is_local(url):
+        try:
+            return sorted(entry.name for entry in local_path(url).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    fs, path = _filesystem(url)
+
+    def names() -> list[str]:
+        fs.invalidate_cache(path)
+        try:
+            return sorted(name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False))
+        except FileNotFoundError:
+            return []
+
+    return retry(names, f"list {url}")
+
+
+def make_dir(url: str | Path) -> None:
+    """Make a local folder; object stores have none."""
+    if is_local(url):
+        with _local_errors(url):
+            local_path(url).mkdir(parents=True, exist_ok=True)
+
+
+def read_bytes(url: str | Path) -> bytes:
+    if is_local(url):
+        with _local_errors(url):
+            return local_path(url).read_bytes()
+    fs, path = _filesystem(url)
+    return bytes(retry(lambda: fs.cat_file(path), f"read {url}"))
+
+
+def open_read(url: str | Path) -> IO[bytes]:
+    """A seekable binary file; ranges of remote objects are fetched as they are read."""
+    if is_local(url):
+        with _local_errors(url):
+            return local_path(url).open("rb")
+    fs, path = _filesystem(url)
+    opened: IO[bytes] = retry(lambda: fs.open(path, "rb"), f"open {url}")
+    return opened
+
+
+def write_bytes(url: str | Path, data: bytes) -> None:
+    """Replace the file by `data`, all or nothing."""
+    if is_local(url):
+        with create(url) as file:
+            file.write(data)
+        return
+    fs, path = _filesystem(url)
+    retry(lambda: fs.pipe_file(path, data), f"write {url}")
+
+
+@contextlib.contextmanager
+def create(url: str | Path) -> Iterator[IO[bytes]]:
+    """A binary file that appears under its name only when the block ends well."""
+    if not is_local(url):
+        fs, path = _filesystem(url)
+        with fs.open(path, "wb") as file:
+            try:
+                yield file
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    file.discard()
+                raise
+        return
+    target = local_path(url)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
+    with _local_errors(url):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(target.parent)
+
+
+def remove_tree(url: str | Path) -> None:
+    """Remove a file or folder with all in it; nothing to remove is fine."""
+    if is_local(url):
+        path = local_path(url)
+        with _local_errors(url):
+            # The manifest goes first: a half-removed set must not look complete.
+            (path / MANIFEST).unlink(missing_ok=True) if path.is_dir() else None
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        return
+    fs, path_text = _filesystem(url)
+    if fs.exists(path_text):
+        retry(lambda: fs.rm(path_text, recursive=True), f"remove {url}")
+
+
+def sha256(url: str | Path) -> str:
+    digest = hashlib.sha256()
+    with open_read(url) as file:
+        while block := file.read(COPY_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+# --- sets of files -----------------------------------------------------------------------------------------------
+
+
+def commit(url: str | Path, manifest: dict[str, Any]) -> None:
+    """Declare the set of files in folder `url` complete. The last write of whoever makes the set."""
+    write_bytes(join(url, MANIFEST), (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
+
+
+def is_complete(url: str | Path) -> bool:
+    return exists(join(url, MANIFEST))
+
+
+def read_manifest(url: str | Path, *, made_by: str) -> dict[str, Any]:
+    """The manifest of a complete set, or an error that names the command which makes one."""
+    if not is_complete(url):
+        found = "is not complete: it has no manifest.json" if exists(url) else "no such folder"
+        raise UserError(str(url), found, f"make it with: {made_by}")
+    try:
+        manifest = json.loads(read_bytes(join(url, MANIFEST)))
+    except ValueError:
+        manifest = None
+    if not isinstance(manifest, dict):
+        raise DataError(join(url, MANIFEST), "is damaged: not a JSON object", f"make it again with: {made_by}")
+    return manifest
+
+
+# --- failures ----------------------------------------------------------------------------------------------------
+
+
+def retry(
+    call: Callable[[], T],
+    what: str,
+    *,
+    attempts: int = RETRY_ATTEMPTS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """Call until it works: waits 0.2, 0.4, 0.8 ... s between tries. A missing file is an answer, not a failure."""
+    for attempt in range(attempts):
+        try:
+            return call()
+        except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+            raise UserError(what, f"{type(error).__name__}: {error}", "check the URL and its rights") from None
+        except LakhError:
+            raise
+        except Exception as error:  # noqa: BLE001 - every fsspec back-end has its own error types
+            if attempt == attempts - 1:
+                raise PeerLost(
+                    what, f"failed {attempts} times ({type(error).__name__}: {error})", "try again later"
+                ) from error
+            sleep(RETRY_FIRST_WAIT_S * 2**attempt)
+    raise AssertionError("unreachable")
+
+
+def require_space(url: str | Path, size_bytes: int) -> None:
+    """Refuse early where a local disk cannot hold `size_bytes`."""
+    if not is_local(url):
+        return
+    path = local_path(url).absolute()
+    while not path.exists():
+        path = path.parent
+    free = shutil.disk_usage(path).free
+    if free < size_bytes:
+        raise DiskFull(
+            str(url),
+            f"needs about {size_bytes / 1e9:.2f} GB and {free / 1e9:.2f} GB are free",
+            "free some space or choose another disk",
+        )
+
+
+@contextlib.contextmanager
+def _local_errors(url: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            todo = "free some space and run the same command again; nothing incomplete was kept"
+            raise DiskFull(str(url), "no space left on the disk", todo) from None
+        if isinstance(error, FileNotFoundError):
+            raise UserError(str(error.filename or url), "no such file", "check the path") from None
+        if isinstance(error, PermissionError):
+            raise UserError(str(error.filename or url), "permission denied", "check its owner and mode") from None
+        if isinstance(error, NotADirectoryError | FileExistsError | IsADirectoryError):
+            raise UserError(str(error.filename or url), error.strerror or str(error), "check the path") from None
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable; some file systems cannot, and that is all right."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _filesystem(url: str | Path) -> tuple[Any, str]:
+    import fsspec
+
+    text = str(url)
+    try:
+        fs, path = fsspec.core.url_to_fs(text)
+    except ImportError as error:
+        raise MissingExtra(text, str(error.name or error), "s3") from None
+    except ValueError as error:
+        raise UserError(text, str(error), "use a plain path or a URL such as s3://bucket/key") from None
+    return fs, path
