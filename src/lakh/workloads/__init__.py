@@ -1,0 +1,1 @@
+"""What is trained: model, data, loss and how they are cut up over ranks. The same file names in every workload."""
