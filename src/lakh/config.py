@@ -318,14 +318,18 @@ def _toml_lines(config: Any, path: str, comments: bool) -> Iterator[str]:
 
 def _toml_key(key: str) -> str:
     bare = key.replace("-", "a").replace("_", "a").isalnum() and key.isascii()
-    return key if bare else json.dumps(key)
+    return key if bare else _toml_text(key)
+
+
+def _toml_text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return _toml_text(value)
     if isinstance(value, float | int):
         return repr(value)
     if isinstance(value, list | tuple):

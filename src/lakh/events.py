@@ -260,14 +260,19 @@ def read(run_dir: str | Path, rank: int | None = None) -> list[Event]:
 
 
 def follow(
-    run_dir: str | Path, rank: int | None = None, *, poll_s: float = 0.2, until: Callable[[], bool] = lambda: False
+    run_dir: str | Path,
+    rank: int | None = None,
+    *,
+    since_s: float = 0.0,
+    poll_s: float = 0.2,
+    until: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
-    """Events as they appear, from the first one on; ends when `until()` is true and all was read."""
+    """Events written at or after `since_s`, as they appear; ends when `until()` is true and all was read."""
     tails: dict[Path, _Tail] = {}
     while True:
         last = until()
         found = [event for tail in _tails(run_dir, rank, tails) for event in tail.new_events()]
-        yield from sorted(found, key=lambda event: event.time_s)
+        yield from sorted((e for e in found if e.time_s >= since_s), key=lambda event: event.time_s)
         if last:
             return
         time.sleep(poll_s)
@@ -305,7 +310,7 @@ def _parse(line: bytes) -> Event | None:
         data = json.loads(line)
         kind = data.pop("kind")
         base = {key: data.pop(key) for key in ("time_s", "rank", "step")}
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         return None
     cls = Event.kinds.get(kind)
     if cls is not None and cls is not Other:

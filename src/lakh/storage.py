@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -135,24 +136,23 @@ def write_bytes(url: str | Path, data: bytes) -> None:
 def create(url: str | Path) -> Iterator[IO[bytes]]:
     """A binary file that appears under its name only when the block ends well."""
     if not is_local(url):
-        fs, path = _filesystem(url)
-        with fs.open(path, "wb") as file:
-            try:
+        # Staged on local disk and put as one object: the same on every back-end, and the upload can be retried.
+        with tempfile.TemporaryDirectory(prefix="lakh-upload-") as folder:
+            staged = Path(folder) / "object"
+            with _local_errors(staged), staged.open("wb") as file:
                 yield file
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    file.discard()
-                raise
+            fs, path = _filesystem(url)
+            retry(lambda: fs.put_file(str(staged), path), f"write {url}")
         return
     target = local_path(url)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
     with _local_errors(url):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
+            with temporary.open("wb") as local:
+                yield local
+                local.flush()
+                os.fsync(local.fileno())
             os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -1,0 +1,28 @@
+"""Checkpoints: a folder of slices that any number of ranks can write and any other number can read.
+
+    RUN/checkpoints/step-00000120/
+        rank-00000.safetensors   the slices that rank 0 held
+        run.toml tokenizer.json  what the weights mean, so that the folder stands alone
+        manifest.json            written last: without it the checkpoint does not exist
+
+format.py says what the manifest holds, save.py and load.py write and read it, retain.py decides what may go.
+Knows torch tensors and their names; knows nothing of models, optimizers or process groups.
+"""
+
+from lakh.checkpoint.format import Manifest, folder_name
+from lakh.checkpoint.load import find, list_complete, load, newest_usable, read_model, verify
+from lakh.checkpoint.retain import thin_out
+from lakh.checkpoint.save import save
+
+__all__ = [
+    "Manifest",
+    "find",
+    "folder_name",
+    "list_complete",
+    "load",
+    "newest_usable",
+    "read_model",
+    "save",
+    "thin_out",
+    "verify",
+]

@@ -1,0 +1,123 @@
+"""The manifest of a checkpoint, and how a tensor on a rank maps to a slice of the whole.
+
+A slice is a box inside a global tensor: an offset and a shape. Each rank stores the boxes it holds; the manifest lists
+for every tensor which file holds which box. A reader asks for the box that it needs and copies the overlaps, so saving on
+four ranks and loading on one, or three, is the same operation.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lakh import storage
+from lakh.errors import CorruptCheckpoint
+
+__all__ = ["FORMAT", "Manifest", "Slice", "Stored", "StoredTensor", "folder_name", "slice_of", "step_of"]
+
+FORMAT = "lakh-checkpoint/1"
+_FOLDER = re.compile(r"^step-(\d{8,})$")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of a global tensor that this rank holds. `writes` is false where another rank holds the same part."""
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    local: Tensor
+    writes: bool = True
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One box of a tensor, in one file under the tensor's own name."""
+
+    file: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    dtype: str
+    shape: tuple[int, ...]
+    slices: tuple[Stored, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a checkpoint but its numbers."""
+
+    step: int
+    sequence_index: int
+    run_sha256: str
+    data_sha256: str
+    world: int
+    files: dict[str, dict[str, Any]]
+    tensors: dict[str, StoredTensor]
+    versions: dict[str, str] = field(default_factory=dict)
+    format: str = FORMAT
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry["bytes"] for entry in self.files.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def read(folder: str) -> Manifest:
+        data = storage.read_manifest(folder, made_by="lakh train")
+        try:
+            if data["format"] != FORMAT:
+                found = f"has the format {data['format']!r}"
+                raise CorruptCheckpoint(folder, found, f"this version of lakh reads {FORMAT!r}")
+            tensors = {
+                name: StoredTensor(
+                    entry["dtype"],
+                    tuple(entry["shape"]),
+                    tuple(Stored(s["file"], tuple(s["offset"]), tuple(s["shape"])) for s in entry["slices"]),
+                )
+                for name, entry in data["tensors"].items()
+            }
+            return Manifest(**{**data, "tensors": tensors})
+        except (KeyError, TypeError, AttributeError) as error:
+            found = f"has a damaged manifest ({error!r})"
+            raise CorruptCheckpoint(folder, found, "resume from an earlier checkpoint") from None
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step in a folder name, or None for a folder that is no checkpoint."""
+    match = _FOLDER.match(name)
+    return int(match[1]) if match else None
+
+
+def slice_of(tensor: Tensor) -> Slice:
+    """Where the local part of a tensor lies; a plain tensor is its own whole."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not isinstance(tensor, DTensor):
+        # The same value on every rank: the first one writes it, which save() decides.
+        return Slice(tuple(tensor.shape), (0,) * tensor.dim(), tensor)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None  # every rank of a run is in its mesh
+    copies = zip(tensor.placements, coordinate, strict=True)
+    first_copy = all(at == 0 for placement, at in copies if isinstance(placement, Replicate))
+    local = tensor.to_local()
+    return Slice(tuple(tensor.shape), tuple(offset), local, writes=first_copy and local.numel() > 0)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,65 @@
+"""lakh checkpoint: list, verify and thin out the checkpoints of a run."""
+
+from __future__ import annotations
+
+import click
+
+from lakh.cli.face import Answer, answers, table
+from lakh.errors import DataError, UserError
+
+__all__ = ["checkpoint"]
+
+
+@click.group()
+def checkpoint() -> None:
+    """List, verify and thin out the checkpoints of a run."""
+
+
+@checkpoint.command("list")
+@click.argument("run_dir")
+@answers
+def list_(run_dir: str) -> Answer:
+    """List the complete checkpoints of a run, oldest first."""
+    from lakh.checkpoint import Manifest, list_complete
+
+    rows = []
+    for step, folder in list_complete(run_dir):
+        manifest = Manifest.read(folder)
+        rows.append({"step": step, "ranks": manifest.world, "bytes": manifest.bytes, "folder": folder})
+    text = table(["step", "ranks", "bytes", "folder"], [list(row.values()) for row in rows])
+    return Answer({"checkpoints": rows}, text if rows else f"{run_dir}: no complete checkpoint")
+
+
+@checkpoint.command()
+@click.argument("path")
+@answers
+def verify(path: str) -> Answer:
+    """Check every file of a checkpoint, or of all checkpoints of a run, against its hash."""
+    from lakh.checkpoint import list_complete
+    from lakh.checkpoint import verify as check
+    from lakh.storage import is_complete
+
+    folders = [path] if is_complete(path) else [folder for _, folder in list_complete(path)]
+    if not folders:
+        raise UserError(path, "holds no complete checkpoint", "give a run's folder or a checkpoint's")
+    rows = []
+    for folder in folders:
+        try:
+            rows.append({"folder": folder, "ok": True, "found": f"{len(check(folder).files)} files whole"})
+        except DataError as error:
+            rows.append({"folder": folder, "ok": False, "found": str(error)})
+    ok = all(row["ok"] for row in rows)
+    text = table(["folder", "ok", "found"], [list(row.values()) for row in rows])
+    return Answer({"ok": ok, "checkpoints": rows}, text, exit_code=0 if ok else DataError.exit_code)
+
+
+@checkpoint.command()
+@click.argument("run_dir")
+@click.option("--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Newest ones that stay.")
+@answers
+def gc(run_dir: str, keep: int) -> Answer:
+    """Remove all but the newest checkpoints, and leftovers of saves that never finished."""
+    from lakh.checkpoint import thin_out
+
+    removed = thin_out(run_dir, keep=keep)
+    return Answer({"removed": removed}, "\n".join(["removed:", *removed]) if removed else "nothing to remove")

@@ -1,0 +1,48 @@
+"""Bars for people, drawn on stderr from what the library reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lakh import events
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["show_training"]
+
+
+def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[], bool]) -> None:
+    """A bar with loss, tokens/s and time left, fed by the run's events; returns when `ended` and all is shown."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("train"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    heldout, began_s = "", time.time()
+    with Progress(*columns, console=console, transient=False) as bar:
+        task = bar.add_task("starting", total=steps)
+        for event in events.follow(run_dir, rank=0, since_s=began_s, until=ended):
+            match event:
+                case events.StepDone():
+                    text = f"loss {event.loss:.3f}{heldout}  {event.tokens_per_s:,.0f} tokens/s"
+                    bar.update(task, completed=event.step, description=text)
+                case events.Evaluated():
+                    heldout = f"  held-out {event.loss:.3f}"
+                    console.print(f"step {event.step}: held-out loss {event.loss:.4f} on {event.sequences} sequences")
+                case events.CheckpointSkipped():
+                    console.print(f"warning: passed over {event.path}: {event.reason}")
+                case events.Restarted():
+                    console.print(f"restarted (attempt {event.attempt}) because {event.reason}")
+                case events.StepSkipped():
+                    console.print(f"step {event.step} skipped: {event.reason}")
+                case events.RunStarted() if event.step:
+                    console.print(f"going on at step {event.step}, sequence {event.sequence_index:,}")

@@ -1,0 +1,209 @@
+"""Starting the ranks of a run on this machine, watching them, and starting them again when one dies.
+
+Each attempt gets a fresh rendezvous file, so no rank ever meets an address of the attempt before (restarts over a shared store
+do). No torch here: the launcher stays small and answers at once.
+
+What a rank's end means, decided by `judge`:
+    all ranks exit 0               the run is done
+    2, 65 or 1                     the same would happen again: stop, and pass the rank's own error on
+    75 or death by a signal        worth another attempt, while attempts are left
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Literal
+
+from lakh import errors
+from lakh.errors import Interrupted, LakhError, PeerLost
+
+__all__ = ["Launched", "Verdict", "judge", "launch"]
+
+POLL_S = 0.1
+TERMINATE_GRACE_S = 5.0  # for survivors of a dead peer: they are stuck in a collective
+STOP_GRACE_S = 120.0  # for a run that was asked to stop: it writes a checkpoint first
+
+
+@dataclass(frozen=True)
+class Verdict:
+    action: Literal["wait", "done", "restart", "fail", "stopped"]
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Launched:
+    attempts: int
+    result: dict[str, object]  # what rank 0 printed as its last line
+
+
+def judge(exit_codes: Sequence[int | None], *, stopping: bool, restarts_left: int) -> Verdict:
+    """What to do, given each rank's exit code (None while it runs, negative for a signal)."""
+    ended = {rank: code for rank, code in enumerate(exit_codes) if code is not None}
+    bad = {rank: code for rank, code in ended.items() if code != 0}
+    if not bad:
+        done = len(ended) == len(exit_codes)
+        return Verdict("done" if done else "wait", 0, "all ranks ended well" if done else "ranks are running")
+    if stopping:
+        finished = len(ended) == len(exit_codes)
+        return Verdict("stopped" if finished else "wait", min(bad), "stopped on request")
+    # A rank that names the cause counts before one that only lost its peer, and a signal before an exit code.
+    rank, code = min(bad.items(), key=lambda item: (item[1] == 75, item[1] >= 0, item[0]))
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    reason = f"rank {rank} {how}"
+    if code >= 0 and code != 75:
+        return Verdict("fail", rank, reason)
+    if restarts_left <= 0:
+        return Verdict("fail", rank, f"{reason} and no restarts are left")
+    return Verdict("restart", rank, reason)
+
+
+def launch(
+    arguments: Sequence[str], run_dir: str | Path, *, ranks: int, max_restarts: int, first_only: Sequence[str] = ()
+) -> Launched:
+    """Run `lakh ARGUMENTS` as `ranks` processes until they end well. `first_only` is left out of restarts."""
+    logs = Path(run_dir) / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    reason = ""
+    with _Signals() as signals, tempfile.TemporaryDirectory(prefix="lakh-rendezvous-") as meeting:
+        for attempt in range(max_restarts + 1):
+            extra = [] if attempt else list(first_only)
+            group = _Ranks([*arguments, *extra], Path(meeting) / str(attempt), logs, ranks, attempt, reason)
+            with group:
+                verdict = group.watch(signals, restarts_left=max_restarts - attempt)
+            if verdict.action == "done":
+                return Launched(attempt + 1, group.result())
+            if verdict.action in ("fail", "stopped"):
+                raise group.error(verdict)
+            reason = verdict.reason
+    raise AssertionError("unreachable: the last attempt ends in done, fail or stopped")
+
+
+class _Ranks:
+    """The processes of one attempt."""
+
+    def __init__(
+        self, arguments: list[str], meeting: Path, logs: Path, ranks: int, attempt: int, reason: str
+    ) -> None:
+        self.files: list[IO[bytes]] = []
+        self.outputs = [logs / f"rank-{rank:05d}.{attempt}.out" for rank in range(ranks)]
+        self.processes: list[subprocess.Popen[bytes]] = []
+        command = [sys.executable, "-m", "lakh", *arguments, "--json"]
+        for rank, output in enumerate(self.outputs):
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                "LAKH_RENDEZVOUS": str(meeting),
+                "LAKH_ATTEMPT": str(attempt),
+                "LAKH_RESTART_REASON": reason,
+                "LAKH_LAUNCHER_PID": str(os.getpid()),
+                "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),  # all ranks are on this machine
+            }
+            out, err = output.open("wb"), output.with_suffix(".err").open("wb")
+            self.files += [out, err]
+            # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which passes it on once.
+            self.processes.append(
+                subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                )
+            )
+
+    def __enter__(self) -> _Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_all()
+        for file in self.files:
+            file.close()
+
+    def watch(self, signals: _Signals, *, restarts_left: int) -> Verdict:
+        passed_on, deadline_s = 0, float("inf")
+        while True:
+            codes = [process.poll() for process in self.processes]
+            verdict = judge(codes, stopping=signals.count > 0, restarts_left=restarts_left)
+            if verdict.action != "wait":
+                return verdict
+            if signals.count > passed_on:
+                passed_on = signals.count
+                deadline_s = time.monotonic() + STOP_GRACE_S
+                for process in self.processes:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGTERM)
+            if time.monotonic() > deadline_s or signals.count > 2:
+                return Verdict("stopped", 0, f"did not stop within {STOP_GRACE_S:g} s")
+            time.sleep(POLL_S)
+
+    def _end_all(self) -> None:
+        running = [process for process in self.processes if process.poll() is None]
+        for process in running:
+            process.terminate()
+        deadline_s = time.monotonic() + TERMINATE_GRACE_S
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def result(self) -> dict[str, object]:
+        return _last_document(self.outputs[0]) or {}
+
+    def error(self, verdict: Verdict) -> LakhError:
+        """The error that the rank itself reported, in its own words; else what we saw from outside."""
+        document = (_last_document(self.outputs[verdict.rank]) or {}).get("error")
+        where = f"rank {verdict.rank}"
+        if isinstance(document, dict) and {"kind", "where", "found", "todo"} <= document.keys():
+            kind = getattr(errors, str(document["kind"]), LakhError)
+            parts = (str(document["where"]), str(document["found"]), str(document["todo"]))
+            if kind is errors.MissingExtra:
+                kind = errors.UserError  # takes other arguments; the words are the same
+            error: LakhError = kind(*parts)
+            return error
+        log = self.outputs[verdict.rank].with_suffix(".err")
+        if verdict.action == "stopped":
+            return Interrupted(where, verdict.reason, "lakh resume goes on from the last checkpoint")
+        code = self.processes[verdict.rank].returncode
+        if code is not None and code < 0:
+            return PeerLost(where, verdict.reason, f"see {log}; lakh resume goes on from the last checkpoint")
+        return LakhError(where, verdict.reason, f"see {log}")
+
+
+class _Signals:
+    """Counts SIGINT and SIGTERM while the launcher watches, instead of dying of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> _Signals:
+        self._before = {n: signal.signal(n, self._note) for n in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+def _last_document(path: Path) -> dict[str, object] | None:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    with contextlib.suppress(ValueError, IndexError):
+        document = json.loads(lines[-1])
+        return document if isinstance(document, dict) else None
+    return None

