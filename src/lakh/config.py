@@ -16,6 +16,7 @@ import dataclasses
 import difflib
 import hashlib
 import inspect
+import itertools
 import json
 import textwrap
 import tomllib
@@ -149,9 +150,7 @@ def _build(cls: type[Any], data: Any, *, path: str, origin: str, from_sets: set[
     values = {}
     for field in dataclasses.fields(cls):
         if field.name in data:
-            values[field.name] = _convert(
-                hints[field.name], data[field.name], f"{path}{field.name}", origin, from_sets
-            )
+            values[field.name] = _convert(hints[field.name], data[field.name], f"{path}{field.name}", origin, from_sets)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             where = _where(f"{path}{field.name}", origin, from_sets)
             raise ConfigError(where, "is missing", f"give it a value of type {_type_name(hints[field.name])}")
@@ -164,13 +163,9 @@ def _build(cls: type[Any], data: Any, *, path: str, origin: str, from_sets: set[
 
 def _convert(hint: Any, value: Any, path: str, origin: str, from_sets: set[str]) -> Any:
     if dataclasses.is_dataclass(hint):
-        return _build(
-            typing.cast(type[Any], hint), value, path=f"{path}.", origin=origin, from_sets=from_sets
-        )
+        return _build(typing.cast(type[Any], hint), value, path=f"{path}.", origin=origin, from_sets=from_sets)
     kind, args = typing.get_origin(hint), typing.get_args(hint)
-    wrong = ConfigError(
-        _where(path, origin, from_sets), f"{value!r} is not {_type_name(hint)}", "change the value"
-    )
+    wrong = ConfigError(_where(path, origin, from_sets), f"{value!r} is not {_type_name(hint)}", "change the value")
     if kind is Literal:
         if value in args:
             return value
@@ -238,9 +233,7 @@ def _parse_value(text: str) -> Any:
         return text  # a bare word, e.g. --set train.precision=bf16
 
 
-def _unknown(
-    full: str, path: str, key: str, names: Sequence[str], origin: str, from_sets: set[str]
-) -> ConfigError:
+def _unknown(full: str, path: str, key: str, names: Sequence[str], origin: str, from_sets: set[str]) -> ConfigError:
     near = difflib.get_close_matches(key, names, n=1)
     todo = f"did you mean {path}{near[0]}?" if near else f"known here: {', '.join(names)}"
     return ConfigError(_where(full, origin, from_sets), "no such setting", todo)
@@ -347,7 +340,7 @@ def _field_docs(cls: type[Any]) -> dict[str, str]:
         return {}
     docs: dict[str, str] = {}
     body = typing.cast(ast.ClassDef, tree.body[0]).body
-    for before, after in zip(body, body[1:], strict=False):
+    for before, after in itertools.pairwise(body):
         if (
             isinstance(before, ast.AnnAssign)
             and isinstance(before.target, ast.Name)

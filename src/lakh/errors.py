@@ -78,9 +78,7 @@ class MissingExtra(UserError):
     """A command needs a package that a lighter install leaves out."""
 
     def __init__(self, where: str, package: str, extra: str) -> None:
-        super().__init__(
-            where, f"needs the package {package}", f"install it with: pip install 'lakh[{extra}]'"
-        )
+        super().__init__(where, f"needs the package {package}", f"install it with: pip install 'lakh[{extra}]'")
         self.args = (where, package, extra)  # what pickling hands back to __init__
 
 

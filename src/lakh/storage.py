@@ -153,7 +153,7 @@ def create(url: str | Path) -> Iterator[IO[bytes]]:
                 yield local
                 local.flush()
                 os.fsync(local.fileno())
-            os.replace(temporary, target)
+            temporary.replace(target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -226,7 +226,7 @@ def retry(
             raise UserError(what, f"{type(error).__name__}: {error}", "check the URL and its rights") from None
         except LakhError:
             raise
-        except Exception as error:  # noqa: BLE001 - every fsspec back-end has its own error types
+        except Exception as error:  # every fsspec back-end has its own error types
             if attempt == attempts - 1:
                 raise PeerLost(
                     what, f"failed {attempts} times ({type(error).__name__}: {error})", "try again later"

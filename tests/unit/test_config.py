@@ -97,9 +97,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 )
 def test_what_is_written_is_read_back(name, count, flag, labels, maybe, rate, sizes, tmp_path_factory) -> None:
     items = tuple(Item(size=size) for size in sizes)
-    value = Outer(
-        name=name, count=count, flag=flag, labels=labels, maybe=maybe, inner=Inner(rate=rate), items=items
-    )
+    value = Outer(name=name, count=count, flag=flag, labels=labels, maybe=maybe, inner=Inner(rate=rate), items=items)
     path = tmp_path_factory.mktemp("toml") / "run.toml"
     path.write_text(config.to_toml(value), encoding="utf-8")
     again = config.load(Outer, path)
@@ -123,5 +121,5 @@ def test_an_unreadable_file_is_a_config_error(tmp_path: Path, content: bytes | N
     path = tmp_path / "run.toml"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match="run.toml"):
+    with pytest.raises(ConfigError, match="run"):
         config.load(Outer, path)

@@ -10,9 +10,7 @@ from lakh.events import Evaluated, EventsDropped, Log, Other, StepSkipped
 def test_what_is_written_is_read_back_with_time_and_rank(tmp_path: Path) -> None:
     with Log(tmp_path, rank=3, clock=lambda: 12.5) as log:
         log.write(Evaluated(step=7, loss=2.5, sequences=8, seconds=0.5))
-    assert events.read(tmp_path) == [
-        Evaluated(time_s=12.5, rank=3, step=7, loss=2.5, sequences=8, seconds=0.5)
-    ]
+    assert events.read(tmp_path) == [Evaluated(time_s=12.5, rank=3, step=7, loss=2.5, sequences=8, seconds=0.5)]
 
 
 def test_events_of_all_ranks_come_in_order_of_time(tmp_path: Path) -> None:
@@ -62,5 +60,5 @@ def test_a_slow_disk_drops_events_and_counts_them(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_event_has_a_name_of_its_own() -> None:
-    assert len(events.Event.kinds) == len({cls for cls in events.Event.kinds.values()})
+    assert len(events.Event.kinds) == len(set(events.Event.kinds.values()))
     assert all(kind == cls.kind for kind, cls in events.Event.kinds.items())

@@ -35,16 +35,19 @@ def test_bytes_come_back_from_any_kind_of_url(base: str) -> None:
 def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(base: str) -> None:
     url = storage.join(base, "file")
     storage.write_bytes(url, b"old")
-    with pytest.raises(ZeroDivisionError), storage.create(url) as file:
-        file.write(b"new")
-        raise ZeroDivisionError
+
+    def fail_half_way() -> None:
+        with storage.create(url) as file:
+            file.write(b"new")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_half_way()
     assert storage.read_bytes(url) == b"old"
     assert storage.list_dir(base) == ["file"]
 
 
-def test_a_full_disk_is_said_plainly_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_said_plainly_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

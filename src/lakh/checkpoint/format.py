@@ -1,8 +1,8 @@
 """The manifest of a checkpoint, and how a tensor on a rank maps to a slice of the whole.
 
-A slice is a box inside a global tensor: an offset and a shape. Each rank stores the boxes it holds; the manifest lists
-for every tensor which file holds which box. A reader asks for the box that it needs and copies the overlaps, so saving on
-four ranks and loading on one, or three, is the same operation.
+A slice is a box inside a global tensor: an offset and a shape. Each rank stores the boxes it holds; the manifest
+lists for every tensor which file holds which box. A reader asks for the box that it needs and copies the overlaps,
+so saving on four ranks and loading on one, or three, is the same operation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finding, checking and reading checkpoints.
 
-`load` copies into given tensors, each rank only the boxes it needs; the layout they were saved in does not matter. A file
-whose size or hash is not that of the manifest is a CorruptCheckpoint; `newest_usable` then passes on to the one before and
-says why.
+`load` copies into given tensors, each rank only the boxes it needs; the layout they were saved in does not matter.
+A file whose size or hash is not that of the manifest is a CorruptCheckpoint; `newest_usable` then passes on to the
+one before and says why.
 """
 
 from __future__ import annotations
@@ -119,8 +119,7 @@ def _copy_overlap(files: _Files, name: str, stored: Stored, part: Slice) -> int:
     """Copy what one stored box and our box have in common; returns the number of values."""
     starts = [max(a, b) for a, b in zip(stored.offset, part.offset, strict=True)]
     ends = [
-        min(a + n, b + m)
-        for a, n, b, m in zip(stored.offset, stored.shape, part.offset, part.local.shape, strict=True)
+        min(a + n, b + m) for a, n, b, m in zip(stored.offset, stored.shape, part.offset, part.local.shape, strict=True)
     ]
     if any(end <= start for start, end in zip(starts, ends, strict=True)):
         return 0

@@ -113,7 +113,9 @@ def _namespaces() -> Finding:
 
 def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
-    return Finding("disk", free > DEMO_BYTES, f"{free / 1e9:.1f} GB free here", "the demo needs 2 GB", "free some space")
+    return Finding(
+        "disk", free > DEMO_BYTES, f"{free / 1e9:.1f} GB free here", "the demo needs 2 GB", "free some space"
+    )
 
 
 def _first_line(command: list[str]) -> str:

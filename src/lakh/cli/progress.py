@@ -16,7 +16,14 @@ __all__ = ["show_training"]
 
 def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[], bool]) -> None:
     """A bar with loss, tokens/s and time left, fed by the run's events; returns when `ended` and all is shown."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("train"),

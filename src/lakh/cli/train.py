@@ -1,7 +1,7 @@
 """lakh train and lakh resume: start the ranks of a run here, or be one of them.
 
-Called by a person, they start `--nproc` ranks and show a bar. Called by a launcher (RANK is set: torchrun, Slurm, or our
-own), they are one rank.
+Called by a person, they start `--nproc` ranks and show a bar. Called by a launcher (RANK is set: torchrun, Slurm,
+or our own), they are one rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from lakh.spec import Fault, Run, load_run
 
 __all__ = ["resume", "run_ranks", "train"]
 
-nproc_option = click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks to start here.")
+nproc_option = click.option(
+    "--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks to start here."
+)
 restarts_option = click.option(
     "--max-restarts", type=click.IntRange(min=0), default=3, show_default=True, help="After a rank died."
 )
@@ -37,7 +39,13 @@ fault_option = click.option("--fault", "faults", multiple=True, metavar="FAULT",
 @click.option("--dry-run", is_flag=True, help="Print what would be trained, and stop.")
 @answers
 def train(
-    run: str, sets: tuple[str, ...], out: str | None, nproc: int, max_restarts: int, faults: tuple[str, ...], dry_run: bool
+    run: str,
+    sets: tuple[str, ...],
+    out: str | None,
+    nproc: int,
+    max_restarts: int,
+    faults: tuple[str, ...],
+    dry_run: bool,
 ) -> Answer:
     """Train a run, here or as one rank of many.
 
@@ -111,7 +119,10 @@ def _be_a_rank(run: Run, run_dir: str, faults: tuple[str, ...]) -> Answer:
     if os.environ["RANK"] == "0" and not storage.exists(storage.join(run_dir, "run.toml")):
         _prepare(run, run_dir)
     outcome = train_rank(
-        run, run_dir, faults=[Fault.parse(text) for text in faults], restart_reason=os.environ.get("LAKH_RESTART_REASON", "")
+        run,
+        run_dir,
+        faults=[Fault.parse(text) for text in faults],
+        restart_reason=os.environ.get("LAKH_RESTART_REASON", ""),
     )
     data: dict[str, Any] = {
         "steps": outcome.step,
@@ -124,7 +135,7 @@ def _be_a_rank(run: Run, run_dir: str, faults: tuple[str, ...]) -> Answer:
 
 
 def _prepare(run: Run, run_dir: str) -> None:
-    """Write the complete settings. A relative data folder is made absolute: a run must not depend on where it is resumed."""
+    """Write the complete settings, with an absolute data folder: a run must not depend on where it is resumed."""
     if storage.is_local(run.data.tokens):
         tokens = str(Path(run.data.tokens).absolute())
         run = config.from_dict(

@@ -50,7 +50,9 @@ class Model:
             raise ConfigError("heads", f"gives heads of odd size {self.head_dim}", "rotary positions need an even size")
         if self.heads % self.kv_heads:
             raise ConfigError(
-                "kv_heads", f"{self.kv_heads} does not divide heads {self.heads}", f"choose one of {_divisors(self.heads)}"
+                "kv_heads",
+                f"{self.kv_heads} does not divide heads {self.heads}",
+                f"choose one of {_divisors(self.heads)}",
             )
         if self.rope_base <= 1 or self.norm_eps <= 0:
             raise ConfigError("rope_base", "rope_base must be above 1 and norm_eps above 0", "use 10000 and 1e-5")

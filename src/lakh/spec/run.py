@@ -210,7 +210,8 @@ def load_run(source: str | Path, sets: Sequence[str] = ()) -> Run:
 def _call_recipe(path: Path, function: str) -> Run:
     path = path.resolve()
     spec = importlib.util.spec_from_file_location(f"lakh_recipe_{path.stem}", path)
-    assert spec is not None and spec.loader is not None  # the suffix is .py
+    assert spec is not None  # the suffix is .py
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

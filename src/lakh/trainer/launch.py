@@ -1,7 +1,7 @@
 """Starting the ranks of a run on this machine, watching them, and starting them again when one dies.
 
-Each attempt gets a fresh rendezvous file, so no rank ever meets an address of the attempt before (restarts over a shared store
-do). No torch here: the launcher stays small and answers at once.
+Each attempt gets a fresh rendezvous file, so no rank ever meets an address of the attempt before (restarts over a
+shared store do). No torch here: the launcher stays small and answers at once.
 
 What a rank's end means, decided by `judge`:
     all ranks exit 0               the run is done
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -93,9 +93,7 @@ def launch(
 class _Ranks:
     """The processes of one attempt."""
 
-    def __init__(
-        self, arguments: list[str], meeting: Path, logs: Path, ranks: int, attempt: int, reason: str
-    ) -> None:
+    def __init__(self, arguments: list[str], meeting: Path, logs: Path, ranks: int, attempt: int, reason: str) -> None:
         self.files: list[IO[bytes]] = []
         self.outputs = [logs / f"rank-{rank:05d}.{attempt}.out" for rank in range(ranks)]
         self.processes: list[subprocess.Popen[bytes]] = []

@@ -4,8 +4,8 @@
     RUN/events/           what happened, one file per rank
     RUN/checkpoints/      step-00000050, ...
 
-The state of a run is its tensors, the step, and the global sequence index; `train` restores it from the newest whole checkpoint
-when there is one, so starting, resuming and restarting after a crash are the same call.
+The state of a run is its tensors, the step, and the global sequence index; `train` restores it from the newest
+whole checkpoint when there is one, so starting, resuming and restarting after a crash are the same call.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from lakh import checkpoint, config, storage
 from lakh.errors import CorruptCheckpoint, Interrupted, UserError
@@ -55,9 +56,7 @@ class Outcome:
     stopped_by: str = ""
 
 
-def train(
-    run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restart_reason: str = ""
-) -> Outcome:
+def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restart_reason: str = "") -> Outcome:
     """Train to the last step. Raises Interrupted after a checkpoint when SIGTERM or SIGINT asked for it."""
     with StopRequest().listen() as stop, World.join(run.train) as world, Log(run_dir, world.rank) as log:
         if restart_reason and world.rank == 0:
@@ -167,6 +166,8 @@ class _Training:
             count += counted * self.run.data.sequence
         total, count = self.world.sum(total, count)
         self.model.train()
+        if isinstance(self.model, FSDPModule):
+            self.model.reshard()  # a forward without backward leaves the root whole, and its shards out of sight
         sequences = int(count) // self.run.data.sequence
         if self.world.rank == 0:
             seconds = time.monotonic() - began
@@ -185,9 +186,7 @@ class _Training:
 
     def _restore(self) -> int:
         """Fill model and optimizer from the newest whole checkpoint; returns the step to begin with."""
-        folder, passed = self.world.broadcast(
-            checkpoint.newest_usable(self.run_dir) if self.world.rank == 0 else None
-        )
+        folder, passed = self.world.broadcast(checkpoint.newest_usable(self.run_dir) if self.world.rank == 0 else None)
         for error in passed if self.world.rank == 0 else ():
             self.log.write(CheckpointSkipped(path=error.where, reason=error.found))
         if folder is None:

@@ -1,7 +1,7 @@
 """One optimizer update: forward and backward over the micro-batches, clip, step.
 
-Every micro-batch has the same number of tokens, so the mean of their means is the mean over all tokens, on any number of ranks;
-FSDP averages over ranks, and we over micro-batches.
+Every micro-batch has the same number of tokens, so the mean of their means is the mean over all tokens, on any
+number of ranks; FSDP averages over ranks, and we over micro-batches.
 """
 
 from __future__ import annotations

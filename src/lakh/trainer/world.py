@@ -1,8 +1,8 @@
 """The ranks of a run, as this rank sees them: join, reduce, gather, leave.
 
-Joins by the variables that torchrun and Slurm set (RANK, WORLD_SIZE, MASTER_ADDR ...), or by the file that lakh's own launcher
-names in LAKH_RENDEZVOUS, which needs no port. Alone, no process group is made at all. A peer that dies or falls silent
-becomes PeerLost or PeerTimeout (exit 75) on every survivor.
+Joins by the variables that torchrun and Slurm set (RANK, WORLD_SIZE, MASTER_ADDR ...), or by the file that lakh's
+own launcher names in LAKH_RENDEZVOUS, which needs no port. Alone, no process group is made at all. A peer that dies
+or falls silent becomes PeerLost or PeerTimeout (exit 75) on every survivor.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def test_other_shapes_are_refused_before_anything_is_overwritten(tmp_path: Path)
     good, bad = torch.full((6, 4), 9.0), torch.zeros(7, 4)
     with pytest.raises(UserError, match=r"float32 \[6, 4\] there and float32 \[7, 4\] here"):
         checkpoint.load(folder, {"model.a": good, "optim.a.m": bad.bfloat16(), "model.b": bad} | {"model.a": bad})
-    with pytest.raises(UserError, match="has no tensor model.c"):
+    with pytest.raises(UserError, match="has no tensor"):
         checkpoint.load(folder, {"model.a": good, "model.c": good})
     assert bool((good == 9).all())
 
@@ -139,8 +139,7 @@ def test_any_number_of_ranks_reads_what_any_other_wrote(
         for offset, part in cut(whole, read_by):
             target = torch.full_like(part, -1)
             filled = sum(
-                _copy_overlap(files, "t", box, fmt.Slice(tuple(whole.shape), (offset, 0), target))
-                for box in stored
+                _copy_overlap(files, "t", box, fmt.Slice(tuple(whole.shape), (offset, 0), target)) for box in stored
             )
             assert filled == part.numel()
             pieces.append(target)

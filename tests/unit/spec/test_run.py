@@ -111,7 +111,9 @@ def test_faults_are_words() -> None:
     assert str(Fault.parse(" stop( step=1 , rank=0 ) ")) == "stop(rank=0, step=1)"
 
 
-@pytest.mark.parametrize("text", ["kill", "kill(3, 12)", "burn(rank=1, step=2)", "kill(rank=-1, step=2)", "kill(rank=1", ""])
+@pytest.mark.parametrize(
+    "text", ["kill", "kill(3, 12)", "burn(rank=1, step=2)", "kill(rank=-1, step=2)", "kill(rank=1", ""]
+)
 def test_a_misspelt_fault_is_refused_with_examples(text: str) -> None:
     with pytest.raises(UserError, match=r"kill\(rank=1, step=12\)"):
         Fault.parse(text)

@@ -35,7 +35,6 @@ __all__ = [
     "SHARD_BYTES",
     "check_weights",
     "load",
-    "read_special_ids",
     "save",
     "shapes",
     "to_hf_name",
@@ -127,7 +126,7 @@ def save(
 ) -> list[str]:
     """Write the directory and return the names of its files. An older export there is replaced."""
     check_weights(str(folder), spec, weights, todo="export the checkpoint with the run that made it")
-    special = {END_OF_TEXT: 0} if tokenizer_json is None else read_special_ids(tokenizer_json, spec)
+    special = {END_OF_TEXT: 0} if tokenizer_json is None else _read_special_ids(tokenizer_json, spec)
     storage.require_space(folder, sum(tensor.nbytes for tensor in weights.values()))
     for name in [CONFIG, *storage.list_dir(folder)]:  # config.json first: from here on there is no model
         if name == CONFIG or WEIGHTS.fullmatch(name):
@@ -211,21 +210,17 @@ def _tokenizer_config(spec: Model, special: Mapping[str, int]) -> dict[str, Any]
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{f"{role}_token": token for role, token in roles.items()},
         "additional_special_tokens": [token for token in special if token not in roles.values()],
-        "added_tokens_decoder": {
-            str(number): {"content": token, **flags} for token, number in special.items()
-        },
+        "added_tokens_decoder": {str(number): {"content": token, **flags} for token, number in special.items()},
         "clean_up_tokenization_spaces": False,  # true would eat spaces before punctuation: code must survive
         "model_max_length": spec.context,
     }
 
 
-def read_special_ids(tokenizer_json: str | Path, spec: Model) -> dict[str, int]:
+def _read_special_ids(tokenizer_json: str | Path, spec: Model) -> dict[str, int]:
     """Special token -> id, from tokenizer.json itself; refuses a tokenizer that does not fit the model."""
     where, data = str(tokenizer_json), _read_json(tokenizer_json)
     try:
-        ids = {
-            token["content"]: int(token["id"]) for token in data.get("added_tokens", []) if token["special"]
-        }
+        ids = {token["content"]: int(token["id"]) for token in data.get("added_tokens", []) if token["special"]}
         largest = max([*data["model"]["vocab"].values(), *ids.values()])
     except (KeyError, TypeError, AttributeError, ValueError):
         raise _damaged(where, "is no tokenizer with a vocabulary") from None
@@ -259,11 +254,7 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
             raise UserError(str(folder), f"has a tensor {theirs}", "lakh loads plain Llama models only")
     if spec.tied:
         foreign = weights.pop("head.weight", None)
-    if (
-        foreign is not None
-        and "embed.weight" in weights
-        and not torch.equal(foreign, weights["embed.weight"])
-    ):
+    if foreign is not None and "embed.weight" in weights and not torch.equal(foreign, weights["embed.weight"]):
         found = f"says tie_word_embeddings and the weights have a {HEAD} of their own"
         raise UserError(where, found, "set tie_word_embeddings to false")
     check_weights(str(folder), spec, weights, todo="copy or convert the model again")
@@ -282,9 +273,7 @@ def _spec(where: str, config: dict[str, Any]) -> Model:
         if config.get(field, only) != only:
             raise refuse(field, f"{config[field]!r} is not {only!r}")
     if config.get("quantization_config"):
-        raise refuse(
-            "quantization_config", "the weights are quantized", "give a model in float32, bfloat16 or float16"
-        )
+        raise refuse("quantization_config", "the weights are quantized", "give a model in float32, bfloat16 or float16")
 
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
@@ -302,9 +291,7 @@ def _spec(where: str, config: dict[str, Any]) -> Model:
         return kind(value)
 
     heads = number("num_attention_heads", int)
-    theta = number(
-        "rope_theta", float, number("rope_theta", float, 10_000.0), rope
-    )  # version 5 first, then version 4
+    theta = number("rope_theta", float, number("rope_theta", float, 10_000.0), rope)  # version 5 first, then version 4
     try:
         spec = Model(
             layers=number("num_hidden_layers", int),
@@ -359,9 +346,7 @@ def check_weights(where: str, spec: Model, weights: Mapping[str, Tensor], todo: 
             raise CorruptCheckpoint(where, f"has no tensor {name}", todo)
         found = tuple(weights[name].shape)
         if found != shape:
-            raise CorruptCheckpoint(
-                where, f"{name} has shape {list(found)}, and its settings say {list(shape)}", todo
-            )
+            raise CorruptCheckpoint(where, f"{name} has shape {list(found)}, and its settings say {list(shape)}", todo)
     for name in weights:
         if name not in expected:
             raise CorruptCheckpoint(where, f"has a tensor {name} that its settings do not know", todo)

@@ -1,6 +1,7 @@
 """A Llama-architecture decoder in plain torch, readable in one sitting.
 
-Shapes: B batch, T new tokens, S all tokens so far, W width, H query heads, K key/value heads, D head size, V vocabulary.
+Shapes: B batch, T new tokens, S all tokens so far, W width, H query heads, K key/value heads, D head size, V
+vocabulary.
 
 Knows a spec.Model; knows nothing of ranks, files or tokenizers. Weight names follow the Hugging Face Llama layout
 closely enough for hf.py to rename them in one table.

@@ -1,7 +1,7 @@
 """Cutting the code model up over ranks: FSDP2, one unit per block.
 
-So far the data-parallel axes of the mesh: `dp_shard` alone is FSDP, together with `dp_replicate` it is HSDP (shards inside
-a group, gradients averaged between groups). Other axes are refused with the reason.
+So far the data-parallel axes of the mesh: `dp_shard` alone is FSDP, together with `dp_replicate` it is HSDP (shards
+inside a group, gradients averaged between groups). Other axes are refused with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def check_supported(mesh: Mesh) -> None:
     for axis in ("tp", "pp", "cp", "ep"):
         if getattr(mesh, axis) > 1:
             raise InfeasiblePlan(
-                f"mesh.{axis}", f"is {getattr(mesh, axis)} and the trainer cuts only along dp_shard and dp_replicate",
+                f"mesh.{axis}",
+                f"is {getattr(mesh, axis)} and the trainer cuts only along dp_shard and dp_replicate",
                 f"set mesh.{axis} = 1",
             )
 
@@ -32,8 +33,9 @@ def shard(model: CodeModel, mesh: Mesh, device: torch.device, *, bf16: bool) -> 
     sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard}
     named = {name: size for name, size in sizes.items() if name == "dp_shard" or size > 1}
     device_mesh = init_device_mesh(device.type, tuple(named.values()), mesh_dim_names=tuple(named))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else None
-    options = {"mp_policy": policy} if policy else {}
+    policy = MixedPrecisionPolicy()
+    if bf16:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
-        fully_shard(block, mesh=device_mesh, **options)
-    fully_shard(model, mesh=device_mesh, **options)
+        fully_shard(block, mesh=device_mesh, mp_policy=policy)
+    fully_shard(model, mesh=device_mesh, mp_policy=policy)

@@ -1,0 +1,95 @@
+"""Write the generated pages of docs/reference: settings, events, errors, commands. `--check` only compares.
+
+What these pages say is taken from the code, so that they cannot drift; a test runs the comparison.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from lakh import config, errors, events
+from lakh.cli.main import cli
+from lakh.spec import Run
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+NOTE = "<!-- made by scripts/reference.py; change the code, not this page -->\n"
+
+
+def settings_page() -> str:
+    lines = ["# Settings", "", "Every setting of a run, as `run.toml` holds it and `--set PATH=VALUE` changes it.", ""]
+    lines += ["| setting | type | default | what it does |", "|---|---|---|---|"]
+    for item in config.settings(Run):
+        default = "required" if item.default == "required" else f"`{item.default}`"
+        if item.path.startswith("cluster."):
+            default = "from clusters/laptop.toml"
+        lines.append(f"| `{item.path}` | {item.type} | {default} | {item.doc} |")
+    return "\n".join(lines) + "\n"
+
+
+def events_page() -> str:
+    lines = ["# Events", "", "One JSON object per line in `RUN/events/rank-NNNNN.jsonl`, each with"]
+    lines += ["`time_s`, `rank`, `step` and `kind`, and the fields of its kind.", ""]
+    base = {field.name for field in dataclasses.fields(events.Event)}
+    for kind, cls in events.Event.kinds.items():
+        if cls is events.Other:
+            continue
+        doc = (cls.__doc__ or "").strip()
+        text = "" if doc.startswith(cls.__name__ + "(") else doc
+        fields = ", ".join(f"`{f.name}`" for f in dataclasses.fields(cls) if f.name not in base)
+        lines += [f"## {kind}", "", *([text, ""] if text else []), f"Fields: {fields}.", ""]
+    return "\n".join(lines)
+
+
+def errors_page() -> str:
+    doc = (errors.__doc__ or "").strip()
+    first, rest = doc.split("\n\n", 1)
+    tree, rest = rest.split("\n\n", 1)
+    return f"# Errors\n\n{first}\n\n```text\n{tree}\n```\n\n{rest}\n"
+
+
+def commands_page() -> str:
+    lines = ["# Commands", "", "Results go to stdout, talk to stderr; `--json` ends stdout with one JSON document."]
+    lines += ["Exit codes: 0 done, 2 your input, 65 damaged data, 75 try again, 1 a bug in lakh.", ""]
+    for path, command in _commands(cli, "lakh"):
+        context = click.Context(command, info_name=path, terminal_width=100, max_content_width=100)
+        lines += [f"## {path}", "", "```text", command.get_help(context), "```", ""]
+    return "\n".join(lines)
+
+
+def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from _commands(inner, f"{path} {name}")
+
+
+PAGES = {
+    "settings.md": settings_page,
+    "events.md": events_page,
+    "errors.md": errors_page,
+    "commands.md": commands_page,
+}
+
+
+def stale() -> list[str]:
+    """Pages that do not say what the code says."""
+    return [
+        name
+        for name, make in PAGES.items()
+        if not (FOLDER / name).exists() or (FOLDER / name).read_text(encoding="utf-8") != NOTE + make()
+    ]
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(f"stale: {', '.join(found)}; run: make docs" if (found := stale()) else 0)
+    for name, make in PAGES.items():
+        (FOLDER / name).write_text(NOTE + make(), encoding="utf-8")

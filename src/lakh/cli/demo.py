@@ -1,0 +1,288 @@
+"""lakh demo: the whole story on one machine, told by lakh's own commands.
+
+Every stage is a command that a person could type; the demo runs it, keeps its answer in DIR/story.json, and on a
+later call reuses the answers of stages whose command is the same and whose output is still whole. Interrupted
+anywhere, the same call goes on: finished stages are reused and the training resumes from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lakh import errors, storage
+from lakh.cli.face import Answer, answers, console, table
+from lakh.errors import Interrupted, LakhError, PeerTimeout
+
+__all__ = ["demo"]
+
+READY_TIMEOUT_S = 120.0
+COMPLETION_TIMEOUT_S = 120.0
+INTERRUPT_GRACE_S = 130.0  # a little more than the launcher gives its ranks to write a checkpoint
+PROMPT = "import os\n\n\ndef read_lines(path):\n"
+STORY = "story.json"
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    command: tuple[str, ...]
+    output: str  # a file or folder that exists when the stage is done
+    summary: Callable[[dict[str, Any]], str]
+    optional: bool = False  # a machine without a sandbox tells the rest of the story all the same
+
+
+@click.command()
+@click.option("--dir", "folder", default="demo", show_default=True, help="Where everything is put.")
+@click.option("--steps", type=click.IntRange(min=20), default=300, show_default=True, help="Training steps.")
+@click.option("--nproc", type=click.IntRange(min=1), default=2, show_default=True, help="Training processes.")
+@click.option("--max-bytes-per-repo", default=1_500_000, show_default=True, help="Raw code taken of each package.")
+@answers
+def demo(folder: str, steps: int, nproc: int, max_bytes_per_repo: int) -> Answer:
+    """The whole story on this machine, from raw code to a served completion.
+
+    Takes the Python standard library and the permissively licensed packages installed here as raw code, trains a
+    tokenizer and a model of a few million parameters, kills one of the training processes on the way, evaluates,
+    exports and serves.
+    """
+    talk = console()
+    began = time.monotonic()
+    story = _Story(Path(folder))
+    for stage in _stages(folder, steps, nproc, max_bytes_per_repo):
+        story.tell(stage, talk.print)
+    story.serve(f"{folder}/export", talk.print)
+    seconds = time.monotonic() - began
+    data = {"dir": folder, "seconds": seconds, "stages": story.told}
+    return Answer(data, _report(story.told, folder, seconds))
+
+
+def _stages(folder: str, steps: int, nproc: int, max_bytes_per_repo: int) -> Iterator[Stage]:
+    corpus, tokenizer, tokens, run = (f"{folder}/{name}" for name in ("corpus", "tokenizer", "tokens", "run"))
+    yield Stage(
+        "corpus",
+        (
+            *("corpus", "build", "installed:stdlib", "installed:packages", "--out", corpus),
+            *("--max-bytes-per-repo", str(max_bytes_per_repo), "--force"),
+        ),
+        f"{corpus}/{storage.MANIFEST}",
+        lambda r: (
+            f"{r['read']:,} files read, {r['kept']:,} kept ({r['bytes_out'] / 1e6:.1f} MB); dropped "
+            + (", ".join(f"{n:,} {reason}" for reason, n in _largest(r["dropped"])) or "none")
+        ),
+    )
+    yield Stage(
+        "tokenizer",
+        ("tokens", "train", corpus, "--out", tokenizer, "--vocab", "4096", "--force"),
+        f"{tokenizer}/{storage.MANIFEST}",
+        lambda r: f"{r['vocab']:,} tokens, with places for fill-in-the-middle",
+    )
+    yield Stage(
+        "tokens",
+        ("tokens", "pack", corpus, "--tokenizer", tokenizer, "--out", tokens, "--force"),
+        f"{tokens}/{storage.MANIFEST}",
+        lambda r: f"{r['splits']['train']['tokens']:,} to train on, {r['splits']['heldout']['tokens']:,} held out",
+    )
+    if storage.list_dir(f"{run}/checkpoints"):
+        train: tuple[str, ...] = ("resume", run, "--nproc", str(nproc), "--set", f"train.steps={steps}")
+    else:
+        victim = nproc - 1
+        train = ("train", "laptop", "--out", run, "--nproc", str(nproc), "--set", f"data.tokens={tokens}")
+        train += ("--set", f"train.steps={steps}", "--fault", f"kill(rank={victim}, step={steps * 2 // 5})")
+    yield Stage("train", train, f"{run}/checkpoints/step-{steps:08d}/{storage.MANIFEST}", lambda r: _trained(run, r))
+    yield Stage(
+        "sandbox",
+        ("eval", "score", "--canonical", "--task", "humaneval"),
+        folder,
+        lambda r: f"HumanEval's own solutions pass {r['passed']}/{r['total']} in {r['sandbox']}",
+        optional=True,
+    )
+    yield Stage(
+        "eval",
+        ("eval", run, "--tasks", "humaneval", "--max-tokens", "96", "--out", f"{folder}/eval"),
+        f"{folder}/eval",
+        lambda r: f"the model's pass@1 on HumanEval is {r['results'][0]['pass_at_k']['1']:.1%}, as it is",
+        optional=True,
+    )
+    yield Stage(
+        "export",
+        ("export", run, "--format", "hf", "--out", f"{folder}/export", "--force"),
+        f"{folder}/export/config.json",
+        lambda r: f"{r['parameters']:,} parameters for transformers, vLLM, SGLang: {r['bytes'] / 1e6:.0f} MB",
+    )
+
+
+class _Story:
+    """What has been told so far, kept on disk after every stage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / STORY
+        self.told: list[dict[str, Any]] = []
+        try:
+            self.known = {entry["name"]: entry for entry in json.loads(self.file.read_text())}
+        except (OSError, ValueError, KeyError, TypeError):
+            self.known = {}
+
+    def tell(self, stage: Stage, say: Callable[[str], None]) -> None:
+        known = self.known.get(stage.name)
+        again = known and (known["command"] == list(stage.command) or stage.name == "train")
+        # A stage is told anew when an earlier one was: its input has changed.
+        fresh = any(not entry["reused"] for entry in self.told)
+        if known and again and not fresh and storage.exists(stage.output) and not known.get("not_run"):
+            self._add({**known, "reused": True})
+            return
+        say(f"\n[bold]{stage.name}[/bold]  $ lakh {shlex.join(stage.command)}")
+        began = time.monotonic()
+        entry: dict[str, Any] = {"name": stage.name, "command": list(stage.command), "output": stage.output}
+        try:
+            entry["result"] = _lakh(stage.command)
+            entry["summary"] = stage.summary(entry["result"])
+        except LakhError as error:
+            if not stage.optional or error.exit_code != errors.UserError.exit_code:
+                raise
+            entry |= {"not_run": str(error), "summary": f"not run: {error}"}
+        entry |= {"seconds": time.monotonic() - began, "reused": False}
+        say(f"  {entry['summary']}")
+        self._add(entry)
+
+    def serve(self, model: str, say: Callable[[str], None]) -> None:
+        command = ("serve", model, "--http", "127.0.0.1:0", "--json")
+        say(f"\n[bold]serve[/bold]  $ lakh {shlex.join(command)}")
+        began = time.monotonic()
+        with _served(command) as ready:
+            completion = _complete(ready["url"], PROMPT)
+        entry = {
+            "name": "serve",
+            "command": list(command),
+            "output": ready["url"],
+            "summary": "one completion of " + repr(PROMPT) + ": " + repr(completion),
+            "seconds": time.monotonic() - began,
+            "result": {"prompt": PROMPT, "completion": completion},
+            "reused": True,  # costs a second, so it is always told anew and never makes later stages stale
+        }
+        self._add(entry)
+        say("[dim]" + PROMPT + "[/dim]" + completion.replace("[", "\\["))
+
+    def _add(self, entry: dict[str, Any]) -> None:
+        self.told.append(entry)
+        storage.write_bytes(self.file, json.dumps(self.told, indent=1).encode())
+
+
+def _lakh(command: tuple[str, ...]) -> dict[str, Any]:
+    """Run a command of ours; its talk goes to our stderr, its answer comes back."""
+    process = subprocess.Popen([sys.executable, "-m", "lakh", *command, "--json"], stdout=subprocess.PIPE, text=True)
+    try:
+        out, _ = process.communicate()
+    except KeyboardInterrupt:  # the terminal sent it to the command as well, which now stops in its own way
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(INTERRUPT_GRACE_S)
+        process.kill()
+        raise Interrupted("lakh demo", f"interrupted in: lakh {command[0]}", "run lakh demo again to go on") from None
+    lines = out.strip().splitlines()
+    document: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if process.returncode == 0:
+        return document
+    error = document.get("error", {})
+    kinds = {2: errors.UserError, 65: errors.DataError, 75: errors.PeerError}
+    kind = kinds.get(process.returncode, LakhError)
+    where = f"lakh {command[0]}: {error.get('where', '')}".rstrip(": ")
+    raise kind(where, str(error.get("found", f"exit code {process.returncode}")), str(error.get("todo", "see above")))
+
+
+@contextlib.contextmanager
+def _served(command: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """A server for the length of the block; yields what it printed when it was ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lakh", *command], stdout=subprocess.PIPE, text=True, env=os.environ.copy()
+    )
+    watchdog = _after(READY_TIMEOUT_S, process.kill)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        watchdog.cancel()
+        if not line:
+            raise PeerTimeout("lakh serve", f"was not ready within {READY_TIMEOUT_S:g} s", "try it by hand")
+        yield json.loads(line)
+    finally:
+        watchdog.cancel()
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _after(seconds: float, call: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _complete(url: str, prompt: str) -> str:
+    body = json.dumps({"prompt": prompt, "max_tokens": 48, "temperature": 0}).encode()
+    request = urllib.request.Request(
+        f"{url}/v1/completions", data=body, headers={"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=COMPLETION_TIMEOUT_S) as answer:
+        return str(json.load(answer)["choices"][0]["text"])
+
+
+def _trained(run_dir: str, result: dict[str, Any]) -> str:
+    from lakh import events
+
+    found = events.read(run_dir)
+    heldout = [event.loss for event in found if isinstance(event, events.Evaluated)]
+    struck = [event for event in found if isinstance(event, events.FaultStruck)]
+    restarts = [event for event in found if isinstance(event, events.Restarted)]
+    parameters = next(event.parameters for event in found if isinstance(event, events.RunStarted))
+    text = (
+        f"{parameters:,} parameters, {result['tokens']:,} tokens: held-out loss {heldout[0]:.2f} -> {heldout[-1]:.2f}"
+    )
+    if struck and restarts:
+        going_on = [event for event in found if isinstance(event, events.RunStarted) and event.attempt > 0]
+        at = f", went on from step {going_on[-1].step}" if going_on else ""
+        text += f"; {struck[0].fault} survived ({restarts[0].reason}{at})"
+    return text
+
+
+def _largest(counts: dict[str, int], most: int = 3) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: -item[1])[:most]
+
+
+def _report(told: list[dict[str, Any]], folder: str, seconds: float) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
+    rows = [
+        (
+            entry["name"],
+            entry["summary"],
+            f"{entry['seconds']:.1f} s{' (before)' if entry['reused'] and entry['name'] != 'serve' else ''}",
+            entry["output"],
+        )
+        for entry in told
+    ]
+    next_commands = [
+        f"lakh serve {folder}/run                          # then POST to /v1/completions",
+        f"lakh resume {folder}/run --set train.steps=1000 --nproc 2   # train on, from where it stopped",
+        "lakh corpus build YOUR/CODE --out corpus         # the same story with your own repositories",
+    ]
+    return Group(
+        table(["stage", "what happened", "took", "where"], rows, title=f"lakh demo, {seconds:.0f} s"),
+        Text("Try next:\n  " + "\n  ".join(next_commands)),
+    )

@@ -1,0 +1,54 @@
+"""lakh export: a checkpoint in a format that other tools load."""
+
+from __future__ import annotations
+
+import click
+
+from lakh import storage
+from lakh.cli.face import Answer, answers, console
+from lakh.errors import UserError
+
+__all__ = ["export"]
+
+
+@click.command()
+@click.argument("ckpt")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["hf"]),
+    default="hf",
+    show_default=True,
+    help="hf: Llama directory.",
+)
+@click.option("--out", required=True, metavar="DIR", help="Where to write.")
+@click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
+@answers
+def export(ckpt: str, form: str, out: str, force: bool) -> Answer:
+    """Write a checkpoint in a format that other tools load.
+
+    CKPT is a checkpoint's folder, a run's (its newest complete checkpoint) or a Hugging Face directory. The
+    result of --format hf is what transformers, vLLM and SGLang load: config.json, safetensors and tokenizer
+    files.
+    """
+    from lakh.server import weights
+    from lakh.workloads.code import hf
+
+    if storage.list_dir(out) and not force:
+        raise UserError(out, "is not empty", "choose another folder, or --force to write into it")
+    with console().status(f"exporting {ckpt}"):
+        model = weights.read(ckpt)
+        sources = [storage.local_path(path).resolve() for path in (ckpt, model.source)]
+        if storage.local_path(out).resolve() in sources:
+            raise UserError(out, "is the folder that is exported", "choose another folder")
+        files = hf.save(out, model.spec, model.weights, model.tokenizer_json)
+    size_bytes = sum(storage.local_path(storage.join(out, name)).stat().st_size for name in files)
+    data = {
+        "format": form,
+        "out": out,
+        "parameters": model.spec.parameters,
+        "files": files,
+        "bytes": size_bytes,
+    }
+    text = f"{out}: {model.spec.parameters:,} parameters, {len(files)} files, {size_bytes:,} bytes"
+    return Answer(data, text)

@@ -1,0 +1,83 @@
+"""Completions on disk: one JSON object per line, {"task_id": ..., "completion": ...}, as openai/human-eval writes them.
+
+Several lines of one task id are several samples of that problem. Other keys are allowed and not read, because other
+tools add their own. Anything else that is wrong is an error that names its line; `.gz` files are unpacked.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lakh import storage
+from lakh.errors import UserError
+from lakh.evals.task import Task
+
+__all__ = ["Sample", "canonical_samples", "read_samples", "write_samples"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    task_id: str
+    completion: str
+
+
+def read_samples(path: str, task: Task, *, partial: bool = False) -> list[Sample]:
+    """The samples of a file, in the order of the task's problems. `partial` allows problems without one."""
+    known = {problem.id: index for index, problem in enumerate(task.problems)}
+    samples = [_read_line(f"{path}:{number}", line, known) for number, line in _lines(path) if line.strip()]
+    if not samples:
+        raise UserError(path, "holds no samples", 'write one {"task_id": ..., "completion": ...} per line')
+    missing = sorted(known.keys() - {sample.task_id for sample in samples}, key=known.__getitem__)
+    if missing and not partial:
+        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise UserError(
+            path,
+            f"has no sample for {len(missing)} of {len(known)} problems ({names})",
+            "add them, or score what is there with --partial",
+        )
+    return sorted(samples, key=lambda sample: known[sample.task_id])
+
+
+def write_samples(path: str, samples: Iterable[Sample]) -> None:
+    rows = ({"task_id": sample.task_id, "completion": sample.completion} for sample in samples)
+    storage.write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def canonical_samples(task: Task) -> list[Sample]:
+    """The benchmark's own solutions: a harness that does not pass them all is broken."""
+    return [Sample(problem.id, problem.canonical) for problem in task.problems]
+
+
+def _lines(path: str) -> list[tuple[int, bytes]]:
+    if storage.is_local(path) and storage.local_path(path).is_dir():
+        raise UserError(path, "is a folder", "give the samples file in it")
+    raw = storage.read_bytes(path)
+    if path.endswith(".gz"):
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(path, f"cannot be unpacked ({error})", "give a whole gzip file") from None
+    return list(enumerate(raw.splitlines(), start=1))
+
+
+def _read_line(where: str, line: bytes, known: dict[str, int]) -> Sample:
+    todo = 'write it as {"task_id": ..., "completion": ...}'
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UserError(where, "is not JSON", todo) from None
+    if not isinstance(row, dict):
+        raise UserError(where, "is not a JSON object", todo)
+    for key in ("task_id", "completion"):
+        if key not in row:
+            raise UserError(where, f"has no {key}", todo)
+        if not isinstance(row[key], str):
+            raise UserError(where, f"{key} is not a string", todo)
+    if row["task_id"] not in known:
+        example = next(iter(known))
+        raise UserError(where, f"{row['task_id']!r} is not a problem of this task", f"ids look like {example!r}")
+    return Sample(row["task_id"], row["completion"])

@@ -1,0 +1,140 @@
+"""A completion request in OpenAI's form, read strictly where it matters.
+
+Defaults are OpenAI's (max_tokens 16, temperature 1), not those of Sampling, because clients count on them.
+A field of a wrong type or range is refused by name; a field that would change the answer and is not
+supported (logprobs, echo, penalties) is refused rather than ignored; all other unknown fields are ignored,
+since clients send many.
+
+Knows JSON values; knows nothing of HTTP connections or models.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lakh.errors import ConfigError
+from lakh.server.sampling import Sampling
+
+__all__ = ["BadRequest", "CompletionRequest", "parse"]
+
+MAX_CHOICES = 64
+# Field -> the values that mean "not used".
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "echo": (False,),
+    "logprobs": (),
+    "best_of": (1,),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "logit_bias": ({},),
+}
+
+
+class BadRequest(Exception):
+    """The client's mistake, as OpenAI's clients expect to read it."""
+
+    def __init__(self, param: str | None, message: str, *, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.message, self.status, self.code = param, message, status, code
+
+    def as_dict(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    prompts: tuple[str | tuple[int, ...], ...]
+    suffix: str | None
+    n: int
+    sampling: Sampling
+    stream: bool
+    include_usage: bool
+    model: str | None
+
+
+def parse(data: object) -> CompletionRequest:
+    if not isinstance(data, Mapping):
+        raise BadRequest(None, "the body is not a JSON object")
+    for field, unused in UNSUPPORTED.items():
+        value = data.get(field)
+        if value is not None and (isinstance(value, bool) != (field == "echo") or value not in unused):
+            raise BadRequest(field, f"{field} is not supported; leave it out")
+    prompts = _prompts(data.get("prompt"))
+    n = _take(data, "n", int, 1)
+    if not 1 <= n <= MAX_CHOICES or n * len(prompts) > MAX_CHOICES:
+        raise BadRequest("n", f"{len(prompts)} prompts x n = {_show(n)} is not from 1 to {MAX_CHOICES} completions")
+    suffix = _take(data, "suffix", str, None)
+    if suffix is not None and not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadRequest("suffix", "suffix goes with prompts of text, not of token ids")
+    stream = _take(data, "stream", bool, False)
+    options = data.get("stream_options") or {}
+    if not isinstance(options, Mapping):
+        raise BadRequest("stream_options", f"stream_options: {_show(options)} is not an object")
+    try:
+        sampling = Sampling(
+            max_tokens=_take(data, "max_tokens", int, 16),
+            temperature=_take(data, "temperature", float, 1.0),
+            top_p=_take(data, "top_p", float, 1.0),
+            top_k=_take(data, "top_k", int, 0),
+            seed=_take(data, "seed", int, None),
+            stop=_stops(data.get("stop")),
+        )
+    except ConfigError as error:
+        raise BadRequest(error.where, str(error)) from None
+    return CompletionRequest(
+        prompts=prompts,
+        suffix=suffix or None,
+        n=n,
+        sampling=sampling,
+        stream=stream,
+        include_usage=_take(options, "include_usage", bool, False),
+        model=_take(data, "model", str, None),
+    )
+
+
+def _take(data: Mapping[str, Any], field: str, kind: type, default: Any) -> Any:
+    """The field's value, `default` where it is absent or null."""
+    value = data.get(field)
+    if value is None:
+        return default
+    if kind is float and type(value) is int and abs(value) < 2**53:
+        return float(value)
+    if type(value) is not kind:
+        words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+        raise BadRequest(field, f"{field}: {_show(value)} is not {words[kind]}")
+    return value
+
+
+def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
+    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value):
+            return tuple(value)
+        if _are_ids(value):
+            return (tuple(value),)
+        if all(isinstance(item, list) and _are_ids(item) for item in value):
+            return tuple(tuple(item) for item in value)
+    found = "is missing" if value is None else f"{_show(value)} is not a string or a list of strings"
+    raise BadRequest("prompt", f"prompt: {found}")
+
+
+def _are_ids(value: list[Any]) -> bool:
+    return bool(value) and all(type(item) is int for item in value)
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise BadRequest("stop", f"stop: {_show(value)} is not a string or a list of strings")
+    return tuple(items)
+
+
+def _show(value: object) -> str:
+    return reprlib.repr(value)

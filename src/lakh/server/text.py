@@ -1,0 +1,80 @@
+"""Tokens to text, piece by piece, so that what was once shown is never taken back.
+
+Two things hold text back: bytes that are not yet a whole character (a token may end inside one), and an end
+that may be the beginning of a stop text. Both are released when the doubt is over. The pieces put together
+are the same as if all tokens had come at once.
+
+Knows a function that decodes ids; knows nothing of models or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+__all__ = ["StopText", "TextStream"]
+
+UNFINISHED = "\ufffd"  # what decoders write for bytes that are no character (yet)
+
+
+class TextStream:
+    """Incremental decoding: `push` a token, get the text that is now certain."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        # Decoders may treat the first token specially (a leading space), so the last settled tokens stay as
+        # context.
+        self._settled: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, token: int) -> str:
+        self._pending.append(token)
+        before, text = self._texts()
+        if text.endswith(UNFINISHED):
+            return ""
+        return self._settle(before, text)
+
+    def finish(self) -> str:
+        """What is left, incomplete characters included."""
+        return self._settle(*self._texts()) if self._pending else ""
+
+    def _texts(self) -> tuple[str, str]:
+        return self._decode(self._settled), self._decode([*self._settled, *self._pending])
+
+    def _settle(self, before: str, text: str) -> str:
+        self._settled, self._pending = self._pending, []
+        return text[len(before) :]
+
+
+class StopText:
+    """Cuts text before the first stop text; holds back an end that could become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """The text that may be shown now. Once a stop text was `found`, nothing follows."""
+        if self.found:
+            return ""
+        self._held += text
+        starts = [start for start in (self._held.find(stop) for stop in self._stops) if start >= 0]
+        if starts:
+            self.found = True
+            shown, self._held = self._held[: min(starts)], ""
+            return shown
+        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def finish(self) -> str:
+        """No more text comes: what was held back is text after all."""
+        shown, self._held = self._held, ""
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

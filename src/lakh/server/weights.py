@@ -1,0 +1,56 @@
+"""What MODEL is: a run's folder, a checkpoint's, or a Hugging Face directory; and its model, weights and
+tokenizer.
+
+Reads, and decides nothing else. A MODEL that is none of these is a UserError that says what it may be;
+damaged bytes are a DataError from the room that reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from lakh import checkpoint, storage
+from lakh.errors import UserError
+from lakh.spec.model import Model
+from lakh.workloads.code import hf
+
+__all__ = ["Loaded", "read"]
+
+MAY_BE = "MODEL is a run's folder, a checkpoint's folder, or a Hugging Face directory with a config.json"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    name: str
+    source: str
+    """The folder that was read: for a run, that of its newest complete checkpoint."""
+    spec: Model
+    weights: dict[str, Tensor]
+    tokenizer_json: Path
+
+
+def read(path: str | Path) -> Loaded:
+    """Find the model behind `path` and read it, on the CPU and in the type it is stored in."""
+    if not storage.exists(path):
+        raise UserError(str(path), "no such file or folder", MAY_BE)
+    names = storage.list_dir(path)
+    if "config.json" in names:
+        spec, weights = hf.load(path)
+        name = storage.local_path(path).resolve().name or "model"
+        return Loaded(name, str(path), spec, weights, _tokenizer_json(path))
+    if not {"run.toml", "checkpoints"} & set(names):  # a manifest alone may be that of a corpus
+        raise UserError(str(path), "holds no model", MAY_BE)
+    folder = checkpoint.find(path)
+    run, weights = checkpoint.read_model(folder)
+    hf.check_weights(folder, run.model, weights, todo="use a checkpoint of the code workload")
+    return Loaded(run.name, folder, run.model, weights, _tokenizer_json(folder))
+
+
+def _tokenizer_json(folder: str | Path) -> Path:
+    url = storage.join(folder, "tokenizer.json")
+    if not storage.exists(url):
+        raise UserError(url, "no such file", "a model is served and exported with its tokenizer: copy it there")
+    return storage.local_path(url)

@@ -1,0 +1,85 @@
+"""Things that several kinds of test share: a small corpus, its tokens, and the command itself."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def lakh(*arguments: str, timeout_s: float = 240, check: bool = True, **environment: str):
+    """Run `lakh ARGUMENTS --json` and return its last line as data; with check=False, the finished process."""
+    command = [sys.executable, "-m", "lakh", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **environment})
+    if not check:
+        return done
+    assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def run_lakh():
+    return lakh
+
+
+def write_code(folder: Path, files: int = 60) -> None:
+    """Small Python files that look alike and are all different."""
+    rng = random.Random(7)
+    words = ["count", "total", "index", "value", "result", "name", "path", "line", "item", "key"]
+    for number in range(files):
+        lines = [f'"""Module number {number}."""', ""]
+        for function in range(rng.randint(2, 6)):
+            a, b, c = rng.sample(words, 3)
+            lines += [
+                f"def {a}_{b}_{number}_{function}({a}, {b}={rng.randint(0, 99)}):",
+                f"    {c} = {a} + {b} * {rng.randint(2, 9)}",
+                f"    if {c} > {rng.randint(10, 500)}:",
+                f"        return {c} - {a}",
+                f"    return {c}",
+                "",
+            ]
+        path = folder / f"part{number % 3}" / f"module_{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines))
+
+
+@pytest.fixture(scope="session")
+def code_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("code")
+    write_code(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokens_dir(code_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("data")
+    lakh("corpus", "build", str(code_dir), "--out", str(base / "corpus"))
+    lakh("tokens", "train", str(base / "corpus"), "--out", str(base / "tokenizer"), "--vocab", "512")
+    pack = ["tokens", "pack", str(base / "corpus"), "--tokenizer", str(base / "tokenizer")]
+    lakh(*pack, "--out", str(base / "tokens"), "--heldout", "0.15")
+    return base / "tokens"
+
+
+@pytest.fixture
+def tiny_recipe(tokens_dir: Path, tmp_path: Path) -> Path:
+    """A run that takes a second: 12 steps of a model with some ten thousand parameters."""
+    path = tmp_path / "tiny.py"
+    path.write_text(
+        f"""
+from lakh.spec import Checkpoints, Data, Model, Optimizer, Run, Training
+
+def tiny():
+    return Run(
+        name="tiny",
+        model=Model(layers=2, width=32, heads=4, kv_heads=2, ffn=64, vocab=512, context=64),
+        data=Data(tokens={str(tokens_dir)!r}, sequence=32, batch=8, micro_batch=2, prefetch=3),
+        optim=Optimizer(lr=1e-2, warmup_steps=3),
+        train=Training(steps=12, eval_every=6, eval_sequences=5, precision="f32", threads=1, peer_timeout_s=60),
+        checkpoint=Checkpoints(every=4, keep=10),
+    )
+"""
+    )
+    return path

@@ -1,0 +1,197 @@
+"""Training with real processes: any number of ranks, stopped and hurt, comes to the same weights.
+
+float32 on CPUs with one thread per rank: the sum of two gradients does not depend on their order, so equal means bit for bit
+where the ranks are equally many, and 1e-5 (rounding of differently grouped sums) where they are not.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lakh import checkpoint, events
+
+pytestmark = pytest.mark.timeout(280)
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    """The last loss written for each step: a restarted run writes some steps twice."""
+    return {e.step: e.loss for e in events.read(run_dir, rank=0) if isinstance(e, events.StepDone)}
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    manifest = checkpoint.verify(checkpoint.find(run_dir))
+    into = {
+        name: torch.empty(stored.shape, dtype=getattr(torch, stored.dtype)) for name, stored in manifest.tensors.items()
+    }
+    checkpoint.load(checkpoint.find(run_dir), into)
+    return into
+
+
+def assert_equal_bits(left: Path, right: Path) -> None:
+    a, b = weights(left), weights(right)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.fixture(scope="module")
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokens_dir: Path, run_lakh):
+    """Undisturbed runs of the tiny recipe on 1 and 2 ranks, made once."""
+    made: dict[int, Path] = {}
+
+    def get(ranks: int, recipe: Path) -> Path:
+        if ranks not in made:
+            made[ranks] = tmp_path_factory.mktemp(f"calm{ranks}") / "run"
+            run_lakh("train", str(recipe), "--out", str(made[ranks]), "--nproc", str(ranks))
+        return made[ranks]
+
+    return get
+
+
+def test_two_ranks_give_the_losses_of_one(calm, tiny_recipe: Path) -> None:
+    one, two = losses(calm(1, tiny_recipe)), losses(calm(2, tiny_recipe))
+    assert one.keys() == two.keys() == set(range(1, 13))
+    assert one[12] < one[1] - 1  # it learns at all
+    for step in one:
+        assert two[step] == pytest.approx(one[step], abs=1e-5)
+    a, b = ([e.loss for e in events.read(calm(n, tiny_recipe)) if isinstance(e, events.Evaluated)] for n in (1, 2))
+    assert a == pytest.approx(b, abs=1e-5)
+
+
+def test_copies_that_average_give_the_losses_of_shards(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+    copies = tmp_path / "run"
+    run_lakh("train", str(tiny_recipe), "--out", str(copies), "--nproc", "2", "--set", "mesh.dp_replicate=2")
+    assert losses(copies) == pytest.approx(losses(calm(2, tiny_recipe)), abs=1e-5)
+    manifest = checkpoint.verify(checkpoint.find(copies))
+    assert {len(stored.slices) for stored in manifest.tensors.values()} == {1}  # each slice is written once
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killing_a_rank_costs_only_time(ranks: int, calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+    hurt = tmp_path / "run"
+    fault = f"kill(rank={ranks - 1}, step=6)"
+    answer = run_lakh("train", str(tiny_recipe), "--out", str(hurt), "--nproc", str(ranks), "--fault", fault)
+    assert answer["attempts"] == 2
+    found = events.read(hurt)
+    assert [e.fault for e in found if isinstance(e, events.FaultStruck)] == [fault]
+    assert [e.step for e in found if isinstance(e, events.RunStarted) and e.attempt == 1] == [4] * ranks
+    reasons = [e.reason for e in found if isinstance(e, events.Restarted)]
+    assert reasons == [f"rank {ranks - 1} was killed by SIGKILL"]
+    assert losses(hurt) == losses(calm(ranks, tiny_recipe))
+    assert_equal_bits(hurt, calm(ranks, tiny_recipe))
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+    changed = tmp_path / "run"
+    died = run_lakh(
+        *("train", str(tiny_recipe), "--out", str(changed), "--nproc", "2", "--max-restarts", "0"),
+        *("--fault", "kill(rank=0, step=8)"),
+        check=False,
+    )
+    assert died.returncode == 75
+    run_lakh("resume", str(changed), "--nproc", "1")
+    expected = losses(calm(1, tiny_recipe))
+    for step, loss in losses(changed).items():
+        assert loss == pytest.approx(expected[step], abs=1e-5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_means_checkpoint_then_exit_75(
+    number: signal.Signals, calm, tiny_recipe: Path, tmp_path: Path, run_lakh
+) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "lakh", "train", str(tiny_recipe), "--out", str(run_dir), "--nproc", "2"]
+    process = subprocess.Popen(
+        [*command, "--set", "train.steps=100000", "--set", "checkpoint.every=0"], stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: len(losses(run_dir)) >= 3, "three steps")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "lakh resume" in err
+    assert "Traceback" not in err
+    (step, folder), *more = checkpoint.list_complete(run_dir)
+    assert not more
+    checkpoint.verify(folder)
+    assert step == max(losses(run_dir))
+    if number == signal.SIGTERM:  # it goes on exactly there
+        run_lakh("resume", str(run_dir), "--nproc", "2", "--set", f"train.steps={step + 3}")
+        assert losses(run_dir).keys() == set(range(1, step + 4))
+
+
+def test_damaged_checkpoints_are_passed_over_and_then_refused(
+    calm, tiny_recipe: Path, tmp_path: Path, run_lakh
+) -> None:
+    run_dir = tmp_path / "run"
+    run_lakh("train", str(tiny_recipe), "--out", str(run_dir), "--nproc", "1")
+    folders = [Path(folder) for _, folder in checkpoint.list_complete(run_dir)]
+    assert [folder.name for folder in folders] == ["step-00000004", "step-00000008", "step-00000012"]
+    truncate(folders[2])
+    run_lakh("resume", str(run_dir))
+    skipped = [e.path for e in events.read(run_dir) if isinstance(e, events.CheckpointSkipped)]
+    assert skipped == [str(folders[2] / "rank-00000.safetensors")]
+    assert_equal_bits(run_dir, calm(1, tiny_recipe))
+    for folder in folders:
+        truncate(folder)
+    refused = run_lakh("resume", str(run_dir), check=False)
+    assert refused.returncode == 65
+    assert "Traceback" not in refused.stderr
+    assert json.loads(refused.stdout)["error"]["kind"] == "CorruptCheckpoint"
+    listed = run_lakh("checkpoint", "verify", str(run_dir), check=False)
+    assert listed.returncode == 65
+
+
+def test_a_rank_does_not_outlive_its_launcher(tiny_recipe: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "lakh", "train", str(tiny_recipe), "--out", str(run_dir), "--nproc", "2"]
+    process = subprocess.Popen([*command, "--set", "train.steps=100000"], stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(losses(run_dir)) >= 1, "the first step")
+    ranks = children_of(process.pid)
+    assert len(ranks) == 2
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(is_alive(pid) for pid in ranks), "the ranks to end")
+
+
+def test_the_same_run_works_under_torchrun(calm, tiny_recipe: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lakh"]
+    done = subprocess.run(
+        [*command, "train", str(tiny_recipe), "--out", str(run_dir)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert losses(run_dir) == losses(calm(2, tiny_recipe))
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "rank-00000.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def wait_for(condition, what: str, timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.1)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

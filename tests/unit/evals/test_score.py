@@ -1,0 +1,66 @@
+"""pass@k against its definition, and summaries that lose nothing."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lakh.evals.sandbox import Verdict
+from lakh.evals.score import bootstrap_interval, pass_at_k, summarise
+
+
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_draws_that_hold_a_passed_sample(case: tuple[int, int, int]) -> None:
+    n, c, k = case
+    draws = list(itertools.combinations(range(n), k))
+    share = Fraction(sum(any(i < c for i in draw) for draw in draws), len(draws))
+    assert pass_at_k(n, c, k) == pytest.approx(float(share), abs=1e-12)
+
+
+def test_pass_at_k_stays_finite_where_binomials_would_not() -> None:
+    assert pass_at_k(100_000, 1, 1) == pytest.approx(1e-5)
+    assert 0 < pass_at_k(100_000, 3, 50_000) < 1
+    assert pass_at_k(100_000, 0, 50_000) == 0.0
+    assert pass_at_k(5, 5, 5) == 1.0
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(1, 2, 1), (1, -1, 1), (3, 1, 4), (3, 1, 0)])
+def test_pass_at_k_refuses_what_has_no_meaning(n: int, c: int, k: int) -> None:
+    with pytest.raises(ValueError):
+        pass_at_k(n, c, k)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(0, 9))
+def test_the_interval_is_repeatable_and_inside_the_range_of_values(values: list[float], seed: int) -> None:
+    low, high = bootstrap_interval(values, seed=seed)
+    assert (low, high) == bootstrap_interval(values, seed=seed)
+    assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9
+
+
+def test_the_interval_narrows_with_more_problems() -> None:
+    def width(n: int) -> float:
+        low, high = bootstrap_interval([0.0, 1.0] * n)
+        return high - low
+
+    assert width(400) < width(100) < width(10)
+    # Normal approximation: 2 x 1.96 x 0.5 / sqrt(800) = 0.069; a bootstrap of 2000 draws is within a tenth of it.
+    assert width(400) == pytest.approx(0.0693, rel=0.1)
+
+
+def test_a_summary_counts_every_class_and_gives_only_the_k_that_all_problems_allow() -> None:
+    kinds = {"a": ["passed"] * 10, "b": ["failed"] * 9 + ["timeout"], "c": ["passed", *["memory"] * 10]}
+    verdicts = [(task_id, Verdict(kind)) for task_id, of in kinds.items() for kind in of]  # type: ignore[arg-type]
+    summary = summarise(verdicts)
+    assert (summary.passed, summary.total) == (11, 31)
+    assert list(summary.pass_at_k) == [1, 10]
+    assert summary.pass_at_k[1] == pytest.approx((1 + 0 + 1 / 11) / 3)
+    assert summary.pass_at_k[10] == pytest.approx((1 + 0 + 10 / 11) / 3)
+    assert sum(summary.kinds.values()) == summary.total
+    assert (summary.kinds["timeout"], summary.kinds["sandbox_error"]) == (1, 0)
+    assert [problem.task_id for problem in summary.problems] == ["a", "b", "c"]
+    assert summary.problems[1].kinds == {"failed": 9, "timeout": 1}

@@ -1,0 +1,102 @@
+"""lakh serve and lakh export, as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from lakh.cli.main import main
+from lakh.server.engine import Engine, Sampling
+
+PATIENCE_S = 60
+
+
+def lakh(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return int(caught.value.code or 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_says_when_it_is_ready_answers_and_leaves_with_0(model_dir: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "lakh", "serve", str(model_dir), "--http", "127.0.0.1:0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            ready = json.loads(process.stdout.readline())
+            assert (ready["model"], ready["pid"]) == ("tiny", process.pid)
+            body = json.dumps({"prompt": "def ", "max_tokens": 4, "temperature": 0}).encode()
+            request = urllib.request.Request(f"{ready['url']}/v1/completions", data=body)
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+                answer = json.load(response)
+            os.kill(process.pid, number)
+            rest, talk = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert rest == ""  # the ready line was the one document
+    assert f"curl -s {ready['url']}/v1/completions" in talk
+    expected = Engine.load(str(model_dir)).generate(["def "], Sampling(max_tokens=4))[0]
+    assert answer["choices"][0]["text"] == expected.text
+
+
+def test_serve_on_a_port_in_use_exits_2(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert lakh("serve", str(model_dir), "--http", f":{taken.getsockname()[1]}") == 2
+    assert "the port is in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["8000", "", "host", "127.0.0.1:x", "127.0.0.1:99999", "http://a:1", "a:1/b"])
+def test_serve_refuses_what_is_no_address(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lakh("serve", "anything", "--http", address) == 2
+    assert "HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["serve"], ["export", "--out", "out"]])
+def test_what_is_no_model_exits_2(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lakh(command[0], str(tmp_path), *command[1:], "--json") == 2
+    printed = capsys.readouterr()
+    assert "Hugging Face directory" in printed.err
+    assert json.loads(printed.out)["error"]["exit_code"] == 2
+
+
+def test_damaged_weights_exit_65(model_dir: Path) -> None:
+    path = model_dir / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    assert lakh("serve", str(model_dir)) == 65
+
+
+def test_export_writes_a_model_that_answers_alike(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert lakh("export", str(model_dir), "--format", "hf", "--out", str(out), "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert sorted(answer["files"]) == sorted(path.name for path in out.iterdir())
+    assert answer["bytes"] == sum(path.stat().st_size for path in out.iterdir())
+    left, right = Engine.load(str(model_dir)), Engine.load(str(out))
+    assert answer["parameters"] == left.spec.parameters == right.spec.parameters
+    assert left.generate(["def "], Sampling()) == right.generate(["def "], Sampling())
+
+
+def test_export_asks_before_it_writes_into_a_full_folder(model_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    assert lakh("export", str(model_dir), "--out", str(out)) == 2
+    assert lakh("export", str(model_dir), "--out", str(out), "--force") == 0
+    assert (out / "notes.txt").read_text() == "mine"
+    assert lakh("export", str(model_dir), "--out", str(model_dir), "--force") == 2  # onto itself
+    assert lakh("export", str(model_dir), "--out", str(out / "notes.txt")) == 2  # a file
+    Engine.load(str(model_dir))

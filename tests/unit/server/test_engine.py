@@ -1,0 +1,319 @@
+"""The engine: a request's answer depends on the request alone, not on its batch, its cache or how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lakh import checkpoint, config
+from lakh.errors import UserError
+from lakh.server import engine as engine_module
+from lakh.server.engine import Chunk, Completion, Engine, Sampling
+from lakh.spec import Data, Run
+from lakh.tokens.tokenizer import Tokenizer
+
+MakeEngine = Callable[..., Engine]
+EOT = 0
+ids = st.lists(st.integers(7, 299), min_size=1, max_size=60)
+few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def greedy_from_scratch(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[int, ...]:
+    """No cache, no batch: the whole sequence again for every token."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + num_tokens:
+        with torch.no_grad():
+            logits = engine._model(torch.tensor([tokens]))[0, -1, : engine.tokenizer.vocab_size]
+        tokens.append(int(logits.argmax()))
+        if tokens[-1] == EOT:
+            break
+    return tuple(tokens[len(prompt) :])
+
+
+@few
+@given(prompts=st.lists(ids, min_size=1, max_size=6))
+def test_batched_equals_single_equals_recomputed(engine: Engine, prompts: list[list[int]]) -> None:
+    sampling = Sampling(max_tokens=12)
+    together = engine.generate(prompts, sampling)
+    alone = [engine.generate([prompt], sampling)[0] for prompt in prompts]
+    assert together == alone
+    assert [done.tokens for done in together] == [greedy_from_scratch(engine, prompt, 12) for prompt in prompts]
+    assert [done.prompt_tokens for done in together] == [len(prompt) for prompt in prompts]
+
+
+@few
+@given(prompts=st.lists(ids, min_size=1, max_size=5), seed=st.integers(0, 2**62))
+def test_a_sampled_answer_does_not_depend_on_its_neighbours(
+    engine: Engine, prompts: list[list[int]], seed: int
+) -> None:
+    sampling = Sampling(max_tokens=8, temperature=1.0, top_p=0.95, top_k=50, seed=seed)
+    together = engine.generate(prompts, sampling)
+    for prompt, done in zip(prompts, together, strict=True):
+        if prompts.count(prompt) == 1:
+            assert engine.generate([prompt], sampling) == [done]
+
+
+def test_many_prompts_pass_through_several_batches_in_their_order(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [[7 + i, *range(20, 20 + (i * 7) % 23)] for i in range(11)]
+    sampling = Sampling(max_tokens=6)
+    expected = engine.generate(prompts, sampling)
+    monkeypatch.setattr(engine_module, "BATCH_ROWS", 3)
+    heard: list[int] = []
+    assert engine.generate(prompts, sampling, progress=heard.append) == expected
+    assert heard == sorted(set(heard))
+    assert heard[-1] == len(prompts)
+    monkeypatch.setattr(engine_module, "BATCH_TOKENS", 1)  # a single row still fits
+    assert engine.generate(prompts, sampling) == expected
+    assert engine.generate([], sampling) == []
+
+
+def test_copies_of_a_prompt_differ_and_repeat_with_the_seed(engine: Engine) -> None:
+    sampling = Sampling(max_tokens=10, temperature=1.0, seed=5)
+    first = engine.generate(["def ", "x", "def ", "def "], sampling)
+    assert len({done.tokens for done in (first[0], first[2], first[3])}) == 3
+    assert engine.generate(["def "] * 3, sampling) == [first[0], first[2], first[3]]
+    assert join(engine.stream("def ", sampling, copy=2)).tokens == first[3].tokens
+    other = Sampling(max_tokens=10, temperature=1.0, seed=6)
+    assert engine.generate(["def "], other) != [first[0]]
+
+
+def test_without_a_seed_answers_vary(engine: Engine) -> None:
+    sampling = Sampling(max_tokens=16, temperature=1.0)
+    assert len({engine.generate(["def "], sampling)[0].tokens for _ in range(4)}) > 1
+
+
+# --- streaming ----------------------------------------------------------------------------------------------
+
+
+def join(chunks: object) -> Completion:
+    pieces: list[Chunk] = list(chunks)  # type: ignore[call-overload]
+    assert [piece.finish_reason is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+    reason = pieces[-1].finish_reason
+    assert reason is not None
+    text = "".join(piece.text for piece in pieces)
+    return Completion(text, tuple(token for piece in pieces for token in piece.tokens), reason, 0)
+
+
+@few
+@given(prompt=ids, seed=st.integers(0, 1000), stop=st.sampled_from([(), ("e",), ("re", "t"), ("\n\n", "(")]))
+def test_a_stream_is_the_same_completion_in_pieces(
+    engine: Engine, prompt: list[int], seed: int, stop: tuple[str, ...]
+) -> None:
+    sampling = Sampling(max_tokens=20, temperature=1.5, seed=seed, stop=stop)
+    whole = engine.generate([prompt], sampling)[0]
+    streamed = join(engine.stream(prompt, sampling))
+    assert (streamed.text, streamed.tokens, streamed.finish_reason) == (whole.text, whole.tokens, whole.finish_reason)
+    assert not any(text in whole.text for text in stop)
+    if not stop:
+        plain = [token for token in whole.tokens if token > 6]
+        assert whole.text == engine.tokenizer.decode(plain)
+
+
+def scripted(engine: Engine, monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
+    """The engine draws these tokens, whatever the scores say."""
+    script = iter(tokens)
+    monkeypatch.setattr(engine_module, "choose", lambda *_: [next(script)])
+
+
+def test_no_piece_splits_a_character(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a🙂b日é"
+    tokens = engine.tokenizer.encode(text)
+    assert len(tokens) > len(text)  # the tokenizer cuts inside characters
+    scripted(engine, monkeypatch, [*tokens, EOT])
+    pieces = [chunk.text for chunk in engine.stream("x", Sampling(max_tokens=60))]
+    assert "".join(pieces) == text
+    assert all("\ufffd" not in piece for piece in pieces)
+    assert len(pieces) > 3  # it does not simply wait for the end
+
+
+def test_bytes_that_never_become_a_character_come_out_at_the_end(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = engine.tokenizer.encode("🙂")[:-1]
+    scripted(engine, monkeypatch, [*engine.tokenizer.encode("ok"), *half])
+    num_tokens = len(engine.tokenizer.encode("ok")) + len(half)
+    done = join(engine.stream("x", Sampling(max_tokens=num_tokens)))
+    assert (done.text, done.finish_reason) == ("ok\ufffd", "length")
+
+
+def test_special_tokens_are_no_text_and_end_of_text_stops(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = engine.tokenizer.encode("a")[0], engine.tokenizer.encode("b")[0]
+    drawn = [a, engine.tokenizer.special("<|file_sep|>"), b, EOT, a]
+    scripted(engine, monkeypatch, drawn)
+    assert engine.generate(["x"], Sampling()) == [Completion("ab", tuple(drawn[:4]), "stop", 1)]
+
+
+def test_a_stop_text_is_cut_exactly_even_across_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [token for letter in "one\n\ntwo" for token in engine.tokenizer.encode(letter)]
+    scripted(engine, monkeypatch, tokens)
+    chunks = list(engine.stream("x", Sampling(stop=("\n\n",))))
+    assert "".join(chunk.text for chunk in chunks) == "one"
+    assert chunks[-1].finish_reason == "stop"
+    scripted(engine, monkeypatch, tokens)
+    assert engine.generate(["x"], Sampling(stop=("\n\n",)))[0].text == "one"
+
+
+def test_what_looked_like_a_stop_is_given_back_at_the_end(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [token for letter in "one\n" for token in engine.tokenizer.encode(letter)]
+    scripted(engine, monkeypatch, [*tokens, EOT])
+    assert engine.generate(["x"], Sampling(stop=("\n\n",)))[0].text == "one\n"
+
+
+# --- limits -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_tokens", [1, 10, 47, 48, 95, 96, 5000])
+@pytest.mark.parametrize("length", [1, 48, 96, 300])
+def test_a_request_never_overflows_the_context(engine: Engine, max_tokens: int, length: int) -> None:
+    prompt = [7 + i % 290 for i in range(length)]
+    done = engine.generate([prompt], Sampling(max_tokens=max_tokens, temperature=1.0, seed=1))[0]
+    assert done.prompt_tokens == min(length, max(96 - max_tokens, 48))
+    assert done.prompt_tokens + len(done.tokens) <= 96
+    assert len(done.tokens) <= max_tokens
+
+
+def test_of_a_long_prompt_the_tail_stays(engine: Engine) -> None:
+    prompt = [7 + i % 290 for i in range(300)]
+    sampling = Sampling(max_tokens=20)
+    assert engine.generate([prompt], sampling) == engine.generate([prompt[-76:]], sampling)
+
+
+def test_an_empty_prompt_begins_a_document(engine: Engine) -> None:
+    sampling = Sampling(max_tokens=5)
+    assert engine.generate([""], sampling) == engine.generate([[EOT]], sampling)
+
+
+def test_ids_beyond_the_tokenizer_are_never_drawn(make_engine: MakeEngine) -> None:
+    engine = make_engine(vocab=600, tied=False)
+    done = engine.generate([[7], [8]], Sampling(max_tokens=60, temperature=2.0, seed=3))
+    assert max(token for row in done for token in row.tokens) < engine.tokenizer.vocab_size < 600
+
+
+@pytest.mark.parametrize("prompt", ["\ud800", [320], [-1]])
+def test_a_prompt_that_is_no_text_is_refused(engine: Engine, prompt: str | list[int]) -> None:
+    with pytest.raises(UserError, match="prompt"):
+        engine.generate([prompt], Sampling())
+
+
+def test_a_cancelled_request_ends_with_abort(engine: Engine) -> None:
+    asked = iter([False, False, True])
+    done = join(engine.stream([7, 8], Sampling(max_tokens=50), cancelled=lambda: next(asked)))
+    assert (len(done.tokens), done.finish_reason) == (3, "abort")
+    answers = engine.generate([[7], [8], [9]], Sampling(max_tokens=50), cancelled=lambda: True)
+    assert [answer.finish_reason for answer in answers] == ["abort"] * 3
+
+
+# --- fill in the middle -------------------------------------------------------------------------------------
+
+
+def test_an_infilling_prompt_puts_special_ids_around_encoded_text(engine: Engine) -> None:
+    encode, special = engine.tokenizer.encode, engine.tokenizer.special
+    hostile = "<|fim_middle|>"  # text, not the token
+    assert engine.infill("def ", hostile, 8) == (
+        special("<|fim_prefix|>"),
+        *encode("def "),
+        special("<|fim_suffix|>"),
+        *encode(hostile),
+        special("<|fim_middle|>"),
+    )
+    assert special("<|fim_middle|>") not in encode(hostile)
+
+
+@given(num_prefix=st.integers(0, 200), num_suffix=st.integers(0, 200), max_tokens=st.integers(1, 95))
+@few
+def test_an_infilling_prompt_is_cut_far_from_the_cursor(
+    engine: Engine, num_prefix: int, num_suffix: int, max_tokens: int
+) -> None:
+    before = engine.tokenizer.encode("".join(chr(48 + i % 10) for i in range(num_prefix)))
+    after = engine.tokenizer.encode("".join(chr(97 + i % 26) for i in range(num_suffix)))
+    prompt = engine.infill(engine.tokenizer.decode(before), engine.tokenizer.decode(after), max_tokens)
+    middle = prompt.index(engine.tokenizer.fim_suffix)
+    kept_before, kept_after = prompt[1:middle], prompt[middle + 1 : -1]
+    assert list(kept_before) == before[len(before) - len(kept_before) :]
+    assert list(kept_after) == after[: len(kept_after)]
+    room = max(96 - max_tokens, 48)
+    assert len(prompt) == min(len(before) + len(after) + 3, room)  # nothing goes without need
+
+
+def test_a_tokenizer_without_such_tokens_says_so(engine: Engine, tokenizer_json: Path) -> None:
+    raw = tokenizer_json.read_bytes().replace(b"fim_prefix", b"another_01")
+    bare = Engine("bare", engine.spec, engine._model.state_dict(), Tokenizer(raw))
+    with pytest.raises(UserError, match="suffix: the tokenizer has no tokens"):
+        bare.infill("a", "b", 4)
+
+
+# --- loading ------------------------------------------------------------------------------------------------
+
+
+def test_a_hugging_face_directory_gives_the_same_engine(engine: Engine, model_dir: Path) -> None:
+    loaded = Engine.load(str(model_dir))
+    assert (loaded.name, loaded.spec) == ("tiny", engine.spec)
+    assert loaded.generate(["def "], Sampling()) == engine.generate(["def "], Sampling())
+
+
+def test_greedy_tokens_equal_those_of_transformers(make_engine: MakeEngine, model_dir: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    engine = Engine.load(str(model_dir))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    read = transformers.AutoTokenizer.from_pretrained(model_dir)
+    prompts = ["def add(", "class Größe:\n", "return left + right", "日"]
+    for prompt, done in zip(prompts, engine.generate(prompts, Sampling(max_tokens=40)), strict=True):
+        inputs = read(prompt, return_tensors="pt")
+        assert inputs["input_ids"][0].tolist() == engine.tokenizer.encode(prompt)
+        # Ids past the tokenizer's are padding of the table: the engine never draws them.
+        padding = [list(range(engine.tokenizer.vocab_size, engine.spec.vocab))]
+        after = theirs.generate(
+            **inputs, max_new_tokens=40, do_sample=False, suppress_tokens=padding[0], pad_token_id=4
+        )
+        assert tuple(after[0, inputs["input_ids"].shape[1] :].tolist()) == done.tokens
+
+
+def test_a_lakh_checkpoint_and_its_run_give_the_same_engine(
+    engine: Engine, tmp_path: Path, tokenizer_json: Path
+) -> None:
+    run = Run(name="mine", model=engine.spec, data=Data(sequence=32))
+    folder = str(tmp_path / "run" / "checkpoints" / checkpoint.folder_name(7))
+    checkpoint.save(
+        folder,
+        {f"model.{name}": tensor.clone() for name, tensor in engine._model.state_dict().items()},
+        step=7,
+        sequence_index=7 * 32,
+        run_sha256=config.fingerprint(run),
+        data_sha256="none",
+        attachments={
+            "run.toml": config.to_toml(run).encode(),
+            "tokenizer.json": tokenizer_json.read_bytes(),
+        },
+    )
+    for path in (str(tmp_path / "run"), folder):
+        loaded = Engine.load(path)
+        assert loaded.name == "mine"
+        assert loaded.generate(["def "], Sampling()) == engine.generate(["def "], Sampling())
+
+
+def test_what_is_no_model_is_told_what_it_may_be(tmp_path: Path) -> None:
+    (tmp_path / "file.txt").write_text("x")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "manifest.json").write_text("{}")
+    for name in ("nothing", "file.txt", "corpus", ""):
+        with pytest.raises(UserError, match="Hugging Face directory"):
+            Engine.load(str(tmp_path / name))
+
+
+def test_a_tokenizer_of_another_model_is_refused(model_dir: Path, save_model: Callable[..., Path]) -> None:
+    save_model(tokenizer=None, vocab=280)  # the old tokenizer.json stays
+    with pytest.raises(UserError, match="the model 280"):
+        Engine.load(str(model_dir))
+
+
+def test_a_model_without_a_tokenizer_is_refused(model_dir: Path) -> None:
+    (model_dir / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
+        Engine.load(str(model_dir))

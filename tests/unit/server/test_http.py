@@ -1,0 +1,427 @@
+"""The HTTP face, over real sockets: OpenAI's form in and out, short errors, and no work for clients that have
+gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lakh.errors import UserError
+from lakh.server import http
+from lakh.server.engine import Engine, Sampling
+from lakh.server.http import Server, running
+
+PATIENCE_S = 20.0
+LONG = {"prompt": "def add(", "max_tokens": 60, "temperature": 0}
+
+
+class GatedEngine(Engine):
+    """Takes a step for every permit, and counts them: tests decide how far a generation has come."""
+
+    def _forward(self, *args: Any) -> Any:
+        assert self.gate.acquire(timeout=PATIENCE_S), "the test gave no permit"
+        self.steps += 1
+        return super()._forward(*args)
+
+
+@pytest.fixture
+def gated(engine: Engine) -> GatedEngine:
+    weights = engine._model.state_dict()
+    made = GatedEngine("tiny", engine.spec, weights, engine.tokenizer, device="cpu")
+    made.gate, made.steps = threading.Semaphore(0), 0  # type: ignore[attr-defined]
+    return made
+
+
+class Client:
+    def __init__(self, server: Server, session: aiohttp.ClientSession) -> None:
+        self.server, self.session = server, session
+
+    async def post(self, body: Any, path: str = "/v1/completions") -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session.post(self.server.url + path, data=data) as response:
+            return response.status, await response.json()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.session.get(self.server.url + path) as response:
+            return response.status, await response.text()
+
+    async def events(self, body: dict[str, Any]) -> list[Any]:
+        """The data of every server-sent event, framed by hand."""
+        async with self.session.post(f"{self.server.url}/v1/completions", json=body) as response:
+            assert response.status == 200
+            assert response.headers["Content-Type"].startswith("text/event-stream")
+            text = (await response.read()).decode()
+        assert text.endswith("\n\n")
+        blocks = text.removesuffix("\n\n").split("\n\n")
+        assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+        datas = [block.removeprefix("data: ") for block in blocks]
+        return [data if data == "[DONE]" else json.loads(data) for data in datas]
+
+
+@asynccontextmanager
+async def serving(engine: Engine, **options: Any) -> AsyncIterator[Client]:
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+    async with running(engine, "127.0.0.1", 0, **options) as server, aiohttp.ClientSession(timeout=timeout) as session:
+        yield Client(server, session)
+
+
+def run(engine: Engine, story: Callable[[Client], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(2 * PATIENCE_S), serving(engine, **options) as client:
+            await story(client)
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+def test_a_completion_is_the_engines(engine: Engine) -> None:
+    expected = engine.generate(["def add("], Sampling(max_tokens=60))[0]
+
+    async def story(client: Client) -> None:
+        status, body = await client.post({**LONG, "model": "tiny", "user": "me", "unheard_of": {"x": 1}})
+        assert status == 200
+        assert (body["object"], body["model"]) == ("text_completion", "tiny")
+        assert body["choices"] == [
+            {"index": 0, "text": expected.text, "logprobs": None, "finish_reason": expected.finish_reason}
+        ]
+        counts = (expected.prompt_tokens, len(expected.tokens))
+        assert body["usage"] == {
+            "prompt_tokens": counts[0],
+            "completion_tokens": counts[1],
+            "total_tokens": sum(counts),
+        }
+
+    run(engine, story)
+
+
+def test_a_stream_carries_the_same_text_and_ends_with_done(engine: Engine) -> None:
+    async def story(client: Client) -> None:
+        _, whole = await client.post(LONG)
+        events = await client.events({**LONG, "stream": True, "stream_options": {"include_usage": True}})
+        assert events.pop() == "[DONE]"
+        last = events.pop()
+        assert (last["choices"], last["usage"]) == ([], whole["usage"])
+        assert all(event["usage"] is None for event in events)
+        assert len(events) > 3
+        assert len({event["id"] for event in events}) == 1
+        choices = [event["choices"][0] for event in events]
+        assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
+        reasons = [choice["finish_reason"] for choice in choices]
+        assert reasons == [None] * (len(reasons) - 1) + [whole["choices"][0]["finish_reason"]]
+
+    run(engine, story)
+
+
+def test_prompts_times_n_are_choices_in_order_and_alike_when_streamed(engine: Engine) -> None:
+    sampling = {"temperature": 1, "seed": 7, "max_tokens": 8, "stop": "\n", "top_p": 0.9, "top_k": 40}
+
+    async def story(client: Client) -> None:
+        _, body = await client.post({"prompt": ["def ", "class "], "n": 2, **sampling})
+        assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+        texts = [choice["text"] for choice in body["choices"]]
+        assert len(set(texts)) == 4
+        _, one = await client.post({"prompt": "class ", **sampling})
+        assert one["choices"][0]["text"] == texts[2]
+        events = await client.events({"prompt": ["def ", "class "], "n": 2, "stream": True, **sampling})
+        streamed = [""] * 4
+        for event in events[:-1]:
+            streamed[event["choices"][0]["index"]] += event["choices"][0]["text"]
+        assert streamed == texts
+        ids = [engine.tokenizer.encode(text) for text in ("def ", "class ")]
+        _, by_ids = await client.post({"prompt": ids, "n": 2, **sampling})
+        assert [choice["text"] for choice in by_ids["choices"]] == texts
+
+    run(engine, story)
+
+
+def test_a_suffix_asks_for_the_middle_and_may_be_long(engine: Engine) -> None:
+    prompt = engine.infill("def add(", "\n    return", 10)
+    expected = engine.generate([prompt], Sampling(max_tokens=10))[0]
+
+    async def story(client: Client) -> None:
+        body = {"prompt": "def add(", "suffix": "\n    return", "max_tokens": 10, "temperature": 0}
+        _, answer = await client.post(body)
+        assert answer["choices"][0]["text"] == expected.text
+        assert answer["usage"]["prompt_tokens"] == len(prompt)
+        status, answer = await client.post({**body, "prompt": "x = 1\n" * 500, "suffix": "y" * 3000})
+        assert status == 200
+        assert answer["usage"]["total_tokens"] <= engine.spec.context
+
+    run(engine, story)
+
+
+def test_pages_about_the_server(engine: Engine) -> None:
+    async def story(client: Client) -> None:
+        _, models = await client.get("/v1/models")
+        assert [model["id"] for model in json.loads(models)["data"]] == ["tiny"]
+        assert json.loads((await client.get("/health"))[1])["status"] == "ok"
+        _, body = await client.post(LONG)
+        await client.post({"prompt": 1})
+        _, text = await client.get("/metrics")
+        lines = text.splitlines()
+        assert 'lakh:requests_total{code="200"} 1' in lines
+        assert 'lakh:requests_total{code="400"} 1' in lines
+        assert f"lakh:generation_tokens_total {body['usage']['completion_tokens']}" in lines
+        assert f"lakh:prompt_tokens_total {body['usage']['prompt_tokens']}" in lines
+        assert "lakh:num_requests_running 0" in lines
+        assert "lakh:e2e_request_latency_seconds_count 1" in lines
+        latency_s = next(float(line.split()[1]) for line in lines if "latency_seconds_sum" in line)
+        assert latency_s > 0
+        names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+        samples = [line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")]
+        assert {name.removesuffix("_sum").removesuffix("_count") for name in samples} <= names
+
+    run(engine, story)
+
+
+# --- bad requests -------------------------------------------------------------------------------------------
+
+BAD: list[tuple[Any, str | None]] = [
+    (b"", None),
+    (b"{", None),
+    (b"\xff\xfe", None),
+    (b"[" * 100_000, None),
+    (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", None),
+    ([], None),
+    ("text", None),
+    ({}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": [320]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    (b'{"prompt": "\\ud800"}', "prompt"),
+    ({"prompt": "x" * 2000}, "prompt"),
+    ({"prompt": "x", "model": 3}, "model"),
+    ({"prompt": "x", "max_tokens": "8"}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": True}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 96}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 10**30}, "max_tokens"),
+    ({"prompt": "x", "temperature": -0.1}, "temperature"),
+    ({"prompt": "x", "temperature": "hot"}, "temperature"),
+    ({"prompt": "x", "temperature": 10**400}, "temperature"),
+    (b'{"prompt": "x", "temperature": NaN}', "temperature"),
+    (b'{"prompt": "x", "temperature": Infinity}', "temperature"),
+    ({"prompt": "x", "top_p": 0}, "top_p"),
+    ({"prompt": "x", "top_p": 1.01}, "top_p"),
+    ({"prompt": "x", "top_k": -1}, "top_k"),
+    ({"prompt": "x", "seed": -1}, "seed"),
+    ({"prompt": "x", "seed": 2**63}, "seed"),
+    ({"prompt": "x", "n": 0}, "n"),
+    ({"prompt": "x", "n": 65}, "n"),
+    ({"prompt": ["x"] * 33, "n": 2}, "n"),
+    ({"prompt": "x", "n": 10**20}, "n"),
+    ({"prompt": "x", "stop": 1}, "stop"),
+    ({"prompt": "x", "stop": [""]}, "stop"),
+    ({"prompt": "x", "stop": ["a", None]}, "stop"),
+    ({"prompt": "x", "stop": ["a"] * 17}, "stop"),
+    ({"prompt": "x", "stream": "yes"}, "stream"),
+    ({"prompt": "x", "stream": True, "stream_options": [1]}, "stream_options"),
+    ({"prompt": "x", "suffix": 1}, "suffix"),
+    ({"prompt": [8, 9], "suffix": "y"}, "suffix"),
+    (b'{"prompt": "x", "suffix": "\\udc00"}', "suffix"),
+    ({"prompt": "x", "echo": True}, "echo"),
+    ({"prompt": "x", "logprobs": 5}, "logprobs"),
+    ({"prompt": "x", "best_of": 4}, "best_of"),
+    ({"prompt": "x", "presence_penalty": 0.5}, "presence_penalty"),
+]
+
+
+def test_bad_requests_are_400s_that_name_the_field(engine: Engine) -> None:
+    async def story(client: Client) -> None:
+        for body, param in BAD:
+            status, answer = await client.post(body)
+            assert (status, answer["error"]["param"]) == (400, param), body
+            assert answer["error"]["type"] == "invalid_request_error"
+            message = answer["error"]["message"]
+            assert message
+            assert len(message) < 300
+            assert "Traceback" not in message
+        assert (await client.post(LONG))[0] == 200  # and it goes on
+
+    run(engine, story)
+
+
+def test_a_bad_streaming_request_is_a_plain_400(engine: Engine) -> None:
+    async def story(client: Client) -> None:
+        status, answer = await client.post({"prompt": "x" * 2000, "stream": True})
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+    run(engine, story)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"echo": False, "logprobs": None, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0.0},
+        {"seed": None, "stop": None, "n": None, "suffix": "", "temperature": 0, "logit_bias": {}},
+        {"stream": False, "stream_options": None, "stop": []},
+    ],
+)
+def test_fields_that_ask_for_nothing_are_taken(engine: Engine, extra: dict[str, Any]) -> None:
+    async def story(client: Client) -> None:
+        assert (await client.post({"prompt": "x", "max_tokens": 2, **extra}))[0] == 200
+
+    run(engine, story)
+
+
+def test_other_mistakes_have_their_own_status(engine: Engine) -> None:
+    async def story(client: Client) -> None:
+        status, answer = await client.post({**LONG, "model": "gpt-9"})
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        assert (await client.post({}, "/v1/chat/completions"))[0] == 404
+        assert (await client.post({}, "/health"))[0] == 405
+        status, body = await client.get("/v1/completions")
+        assert status == 405
+        assert "error" in json.loads(body)
+        status, answer = await client.post(b'{"prompt": "' + b"x" * 3000 + b'"}')
+        assert (status, answer["error"]["message"]) == (413, "the body is too large")
+
+    run(engine, story, max_body_bytes=2000)
+
+
+def test_a_bug_of_ours_is_a_short_500_and_logged(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("the secret inside")
+
+    monkeypatch.setattr(engine, "_forward", broken)
+
+    async def story(client: Client) -> None:
+        status, answer = await client.post(LONG)
+        assert (status, answer["error"]["message"]) == (500, "internal error")
+        events = await client.events({**LONG, "stream": True})  # the status line has gone out by then
+        assert events == [answer]
+        monkeypatch.undo()
+        assert (await client.post(LONG))[0] == 200
+
+    run(engine, story)
+    assert "the secret inside" in caplog.text
+
+
+# --- many clients -------------------------------------------------------------------------------------------
+
+
+def test_concurrent_requests_each_get_their_own_answer(engine: Engine) -> None:
+    prompts = [f"def f{number}(" for number in range(6)]
+    expected = [done.text for done in engine.generate(prompts, Sampling(max_tokens=12))]
+
+    async def story(client: Client) -> None:
+        body = {"max_tokens": 12, "temperature": 0}
+        answers = await asyncio.gather(*[client.post({"prompt": prompt, **body}) for prompt in prompts])
+        assert [answer["choices"][0]["text"] for _, answer in answers] == expected
+
+    run(engine, story)
+
+
+def test_a_full_queue_is_a_429_and_a_gone_client_makes_room(gated: GatedEngine) -> None:
+    async def story(client: Client) -> None:
+        worker = client.server.worker
+        first = asyncio.create_task(client.post({**LONG, "max_tokens": 2}))
+        await until(lambda: worker.num_running == 1)
+        second = asyncio.create_task(client.post({**LONG, "max_tokens": 2}))
+        await until(lambda: worker.num_waiting == 1)
+        status, answer = await client.post(LONG)
+        assert (status, answer["error"]["code"]) == (429, "queue_full")
+        second.cancel()
+        await until(lambda: worker.num_waiting == 0)
+        third = asyncio.create_task(client.post({**LONG, "max_tokens": 2}))
+        await until(lambda: worker.num_waiting == 1)
+        gated.gate.release(4)
+        assert (await first)[0] == (await third)[0] == 200
+        assert gated.steps == 4  # the one that went away took no step
+
+    run(gated, story, max_waiting=1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_disconnects_cancels_its_generation(gated: GatedEngine, stream: bool) -> None:
+    async def story(client: Client) -> None:
+        async def ask() -> None:
+            body = {**LONG, "stream": stream}
+            async with client.session.post(f"{client.server.url}/v1/completions", json=body) as response:
+                await response.read()
+
+        task = asyncio.create_task(ask())
+        gated.gate.release(3)
+        await until(lambda: gated.steps == 3)
+        task.cancel()
+        await until(lambda: client.server.metrics.cancelled == 1)
+        gated.gate.release(200)
+        await until(lambda: client.server.worker.num_running == 0)
+        assert gated.steps <= 4  # of 60: the step at work, and no other
+        assert (await client.post({**LONG, "max_tokens": 2}))[0] == 200
+
+    run(gated, story)
+
+
+# --- beginning and end --------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_the_users_to_change(engine: Engine) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UserError, match="in use") as caught:
+            http.serve(engine, "127.0.0.1", taken.getsockname()[1])
+    assert "--http" in caught.value.todo
+    with pytest.raises(UserError, match="no address of this machine"):
+        http.serve(engine, "no.such.host.invalid", 0)
+
+
+def test_at_the_end_requests_at_work_are_finished(gated: GatedEngine) -> None:
+    async def main() -> None:
+        answers: list[asyncio.Task[tuple[int, Any]]] = []
+        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
+        async with session, running(gated, "127.0.0.1", 0, drain_s=PATIENCE_S) as server:
+            client = Client(server, session)
+            answers += [asyncio.create_task(client.post({**LONG, "max_tokens": 3})) for _ in range(2)]
+            await until(lambda: server.worker.num_running + server.worker.num_waiting == 2)
+            asyncio.get_running_loop().call_later(0.2, gated.gate.release, 6)
+        for answer in answers:
+            status, body = await answer
+            assert (status, body["usage"]["completion_tokens"]) == (200, 3)
+
+    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_S))
+
+
+def test_after_the_deadline_they_are_told(gated: GatedEngine) -> None:
+    async def main() -> None:
+        answers: list[asyncio.Task[tuple[int, Any]]] = []
+        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
+        async with session, running(gated, "127.0.0.1", 0, drain_s=0.1) as server:
+            client = Client(server, session)
+            for number in (1, 2):
+                answers.append(asyncio.create_task(client.post(LONG)))
+                await until(lambda: server.worker.num_running + server.worker.num_waiting == number)  # noqa: B023
+            asyncio.get_running_loop().call_later(1.0, gated.gate.release, 1)
+        (status, cut), (refused, _) = [await answer for answer in answers]
+        assert (status, cut["choices"][0]["finish_reason"]) == (200, "abort")
+        assert refused == 503
+
+    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_S))

@@ -1,0 +1,90 @@
+"""Sampling: refused by name when meaningless, and distributed as its settings say."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from lakh.errors import ConfigError
+from lakh.server.sampling import Sampling, choose, random_stream
+
+REFUSED = [
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1.0}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": math.nan}, "temperature"),
+    ({"temperature": math.inf}, "temperature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"top_p": 0.0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**63}, "seed"),
+    ({"stop": ("",)}, "stop"),
+    ({"stop": "end"}, "stop"),
+    ({"stop": ("x",) * 17}, "stop"),
+]
+
+
+@pytest.mark.parametrize(("settings", "field"), REFUSED)
+def test_a_sampling_that_cannot_be_is_refused_by_name(settings: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Sampling(**settings)  # type: ignore[arg-type]
+    assert caught.value.where == field
+
+
+def test_a_sampling_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Sampling().max_tokens = 3  # type: ignore[misc]
+
+
+def draw(logits: torch.Tensor, sampling: Sampling, times: int = 2000) -> torch.Tensor:
+    """How often each token came, as fractions."""
+    stream = random_stream(sampling, 0)
+    rows = logits[None].expand(times, -1)
+    picks = choose(rows, [sampling] * times, [stream] * times)
+    return torch.bincount(torch.tensor(picks), minlength=len(logits)) / times
+
+
+def test_frequencies_follow_the_softmax_at_the_temperature() -> None:
+    logits = torch.tensor([0.5, 2.0, -1.0, 1.0])
+    for temperature in (0.5, 1.0, 2.0):
+        found = draw(logits, Sampling(temperature=temperature, seed=11))
+        expected = (logits / temperature).softmax(dim=-1)
+        # Standard deviation of a fraction of 2000 draws is at most 0.0112; 4.5 of them.
+        assert (found - expected).abs().max() < 0.05
+
+
+def test_top_k_and_top_p_keep_the_likeliest() -> None:
+    logits = torch.tensor([0.2, 0.4, 0.1, 0.3]).log()
+    kept = draw(logits, Sampling(temperature=1.0, top_k=2, seed=1)) > 0
+    assert kept.tolist() == [False, True, False, True]
+    kept = draw(logits, Sampling(temperature=1.0, top_p=0.75, seed=1)) > 0  # 0.4 + 0.3 is not yet 0.75
+    assert kept.tolist() == [True, True, False, True]
+    kept = draw(logits, Sampling(temperature=1.0, top_p=0.01, seed=1)) > 0  # one always stays
+    assert kept.tolist() == [False, True, False, False]
+
+
+def test_rows_with_different_settings_share_a_batch() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0]] * 3)
+    samplings = [Sampling(), Sampling(temperature=1.0, top_k=1, seed=1), Sampling(temperature=5.0, seed=3)]
+    streams = [random_stream(sampling, 0) for sampling in samplings]
+    alone = choose(logits[2:], samplings[2:], [random_stream(samplings[2], 0)])
+    assert choose(logits, samplings, streams) == [1, 1, alone[0]]
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-3])
+def test_a_tiny_temperature_is_greedy_and_finite(temperature: float) -> None:
+    logits = torch.tensor([[1.0, 2.0, -math.inf, 1.9]])
+    assert choose(logits, [Sampling(temperature=temperature, seed=1)], [torch.Generator()]) == [1]
+
+
+def test_a_greedy_row_takes_no_random_number() -> None:
+    stream = torch.Generator().manual_seed(1)
+    before = stream.get_state()
+    choose(torch.zeros(2, 3), [Sampling(), Sampling(temperature=1.0)], [stream, torch.Generator()])
+    assert torch.equal(stream.get_state(), before)

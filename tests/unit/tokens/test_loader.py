@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lakh.errors import UserError
+from lakh.tokens.loader import Loader, TokenSet
+from lakh.tokens.order import Order
+from lakh.tokens.shards import Writer, dtype_for
+from lakh.tokens.tokenizer import Tokenizer
+
+# --- the order -----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**63 - 1), st.integers(0, 10**6))
+def test_an_epoch_visits_every_window_once(count: int, seed: int, epoch: int) -> None:
+    visited = Order(count, seed).windows(np.arange(epoch * count, (epoch + 1) * count))
+    assert sorted(visited.tolist()) == list(range(count))
+
+
+@given(st.integers(100, 3000), st.integers(0, 2**32))
+def test_epochs_and_seeds_have_orders_of_their_own(count: int, seed: int) -> None:
+    order, other = Order(count, seed), Order(count, seed + 1)
+    first = order.windows(np.arange(count))
+    assert first.tolist() != order.windows(np.arange(count, 2 * count)).tolist()
+    assert first.tolist() != other.windows(np.arange(count)).tolist()
+    assert first.tolist() != list(range(count))
+
+
+def test_the_order_is_the_same_for_ever() -> None:
+    """Golden: checkpoints store an index into this order, so it may never change."""
+    assert Order(10, 1).windows(np.arange(20)).tolist() == GOLDEN_ORDER
+
+
+def test_huge_orders_cost_nothing() -> None:
+    count = 2**50 + 12345
+    windows = Order(count, 7).windows(np.arange(10**15, 10**15 + 1000))
+    assert len(set(windows.tolist())) == 1000
+    assert windows.min() >= 0
+    assert windows.max() < count
+
+
+def test_the_order_looks_shuffled() -> None:
+    count = 4096
+    windows = Order(count, 3).windows(np.arange(count)).astype(float)
+    # The correlation of neighbours in a random order is 0 +- 1/sqrt(n) = 0.016; five times that is never chance.
+    assert abs(np.corrcoef(windows[:-1], windows[1:])[0, 1]) < 5 / np.sqrt(count)
+    assert abs(np.corrcoef(windows, np.arange(count))[0, 1]) < 5 / np.sqrt(count)
+
+
+# --- windows -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def token_set(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> TokenSet:
+    """Documents of 1 to 40 tokens, counted up from 16, in several shards."""
+    folder = tmp_path_factory.mktemp("set")
+    with Writer(str(folder), tokenizer, shard_tokens=150) as writer:
+        for i in range(40):
+            writer.add("train", [16 + (i + k) % 200 for k in range(1 + i)])
+        writer.add("heldout", [20, 21])
+        writer.commit({})
+    return TokenSet.open(folder, "train")
+
+
+def flat(token_set: TokenSet) -> list[np.ndarray]:
+    return [np.fromfile(Path(token_set.url) / shard["file"], "<u2") for shard in token_set.shards]
+
+
+@pytest.mark.parametrize("sequence", [1, 7, 16, 149])
+def test_each_token_is_predicted_once_and_windows_never_cross_shards(token_set: TokenSet, sequence: int) -> None:
+    assert len(token_set.shards) > 3
+    windows = [token_set.window(sequence, i) for i in range(token_set.windows(sequence))]
+    expected = []
+    for shard in flat(token_set):
+        count = (len(shard) - 1) // sequence
+        expected += [shard[i * sequence : (i + 1) * sequence + 1] for i in range(count)]
+    assert [window.tolist() for window in windows] == [window.tolist() for window in expected]
+    with pytest.raises(IndexError):
+        token_set.window(sequence, len(windows))
+    with pytest.raises(IndexError):
+        token_set.window(sequence, -1)
+
+
+@pytest.mark.parametrize("sequence", [5, 16])
+def test_document_starts_follow_the_end_marks(token_set: TokenSet, tokenizer: Tokenizer, sequence: int) -> None:
+    first_of_shard = {0}
+    for shard in flat(token_set):
+        first_of_shard.add(max(first_of_shard) + (len(shard) - 1) // sequence)
+    for index in range(token_set.windows(sequence)):
+        window = token_set.window(sequence, index)
+        expected = (np.flatnonzero(window[:-1] == tokenizer.eot) + 1).tolist()
+        found = token_set.document_starts(sequence, index).tolist()
+        if found and found[0] == 0:  # the window before this one ends with the mark, or a shard begins
+            before = token_set.window(sequence, index - 1) if index not in first_of_shard else None
+            assert before is None or before[-2] == tokenizer.eot
+            found = found[1:]
+        assert found == expected
+
+
+def test_a_set_knows_itself(token_set: TokenSet, tokenizer: Tokenizer) -> None:
+    assert token_set.vocab == tokenizer.vocab_size
+    assert token_set.num_tokens == sum(len(shard) for shard in flat(token_set)) == 40 * 41 // 2 + 40
+    assert token_set.num_documents == 40
+    assert Tokenizer.load(token_set.tokenizer_path).sha256 == tokenizer.sha256
+
+
+def test_large_vocabularies_take_four_bytes() -> None:
+    assert [dtype_for(vocab) for vocab in (300, 65536, 65537)] == ["uint16", "uint16", "uint32"]
+
+
+# --- the stream ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 1000),
+    ranks=st.sampled_from([1, 2, 3, 4, 6, 12]),
+    micro=st.sampled_from([1, 2, 3]),
+    resume=st.integers(0, 8),
+)
+def test_the_stream_does_not_depend_on_ranks_micro_batches_or_restarts(
+    token_set: TokenSet, seed: int, ranks: int, micro: int, resume: int
+) -> None:
+    batch, steps = 12, 8
+    whole = Loader(token_set, sequence=16, seed=seed).rows(0, batch * steps)
+    got: list[np.ndarray] = []
+    for first, last in ((0, resume), (resume, steps)):
+        loader = Loader(token_set, sequence=16, seed=seed)  # a restart: nothing is remembered
+        for step in range(first, last):
+            share = batch // ranks
+            for rank in range(ranks):
+                begin = step * batch + rank * share
+                got += [loader.rows(begin + at, min(micro, share - at)) for at in range(0, share, micro)]
+    assert np.array_equal(np.concatenate(got), whole)
+    assert whole.dtype == np.int64
+
+
+def test_rows_are_windows_and_an_epoch_shows_each_once(token_set: TokenSet) -> None:
+    loader = Loader(token_set, sequence=16, seed=5)
+    rows = loader.rows(0, 2 * loader.num_windows)
+    shown = [loader.window_of(i) for i in range(2 * loader.num_windows)]
+    for row, window in zip(rows, shown, strict=True):
+        assert row.tolist() == token_set.window(16, window).tolist()
+    assert sorted(shown[: loader.num_windows]) == sorted(shown[loader.num_windows :]) == list(range(loader.num_windows))
+
+
+def test_a_split_shorter_than_a_sequence_is_refused(token_set: TokenSet) -> None:
+    heldout = TokenSet.open(token_set.url, "heldout")
+    assert heldout.windows(16) == 0
+    with pytest.raises(UserError, match="shorter sequence"):
+        Loader(heldout, sequence=16, seed=0)
+    with pytest.raises(UserError, match="choose one of: train, heldout"):
+        TokenSet.open(token_set.url, "test")
+
+
+def test_an_empty_split_opens(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with Writer(str(tmp_path), tokenizer) as writer:
+        writer.add("train", [17, 18])
+        writer.commit({})
+    assert TokenSet.open(tmp_path, "heldout").windows(4) == 0
+
+
+GOLDEN_ORDER = [8, 9, 5, 3, 6, 1, 7, 0, 4, 2, 8, 4, 6, 3, 0, 7, 9, 5, 2, 1]
