@@ -29,6 +29,7 @@ from lakh.errors import DataError, DiskFull, LakhError, MissingExtra, PeerLost, 
 
 __all__ = [
     "MANIFEST",
+    "HashingFile",
     "commit",
     "create",
     "exists",
@@ -38,6 +39,7 @@ __all__ = [
     "list_dir",
     "local_path",
     "make_dir",
+    "manifest_to_reuse",
     "open_read",
     "read_bytes",
     "read_manifest",
@@ -182,6 +184,46 @@ def sha256(url: str | Path) -> str:
     return digest.hexdigest()
 
 
+class HashingFile:
+    """A binary file to write to, which counts and hashes what goes through it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.size_bytes = 0
+        self.closed = False
+        self._digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self.file.write(view)
+        self._digest.update(view)
+        self.size_bytes += len(view)
+        return len(view)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    # what pyarrow asks of a file object
+    def tell(self) -> int:
+        return self.size_bytes
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True  # the file itself belongs to whoever opened it
+
+
 # --- sets of files -----------------------------------------------------------------------------------------------
 
 
@@ -206,6 +248,24 @@ def read_manifest(url: str | Path, *, made_by: str) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise DataError(join(url, MANIFEST), "is damaged: not a JSON object", f"make it again with: {made_by}")
     return manifest
+
+
+def manifest_to_reuse(url: str, *, kind: str, made_by: str, force: bool) -> dict[str, Any] | None:
+    """The manifest of the finished set in `url`; None where there is none, or where `force` is to replace it.
+
+    A set of another kind is in the way, and `force` does not remove it: the folder was surely a mistake.
+    """
+    if not is_complete(url):
+        return None
+    try:
+        manifest = read_manifest(url, made_by=made_by)
+    except DataError:
+        if force:
+            return None
+        raise
+    if manifest.get("format") != kind:
+        raise UserError(url, f"holds something else ({manifest.get('format')!r})", "choose another --out")
+    return None if force else manifest
 
 
 # --- failures ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Training with real processes: any number of ranks, stopped and hurt, comes to the same weights.
 
-float32 on CPUs with one thread per rank: the sum of two gradients does not depend on their order, so equal means bit for bit
-where the ranks are equally many, and 1e-5 (rounding of differently grouped sums) where they are not.
+float32 on CPUs with one thread per rank: the sum of two gradients does not depend on their order, so equal means
+bit for bit where the ranks are equally many, and 1e-5 (rounding of differently grouped sums) where they are not.
 """
 
 import json

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 import click
 
 from lakh import config
-from lakh.cli.face import Answer, answers, console, set_option, table
+from lakh.cli.face import Answer, answers, set_option, table
+from lakh.cli.progress import progress_bar
 from lakh.corpus import REASONS, Document, Report, Settings, build, read_report
-from lakh.corpus.document import Progress
 from lakh.corpus.find import find
 
-__all__ = ["corpus", "progress_bar"]
+__all__ = ["corpus"]
 
 
 @click.group()
@@ -81,31 +78,6 @@ def show_command(folder: str, wanted: str) -> Answer:
         return Answer({"kept": True, **asdict(found)}, found.text)
     why = f"{found['reason']} ({REASONS[found['reason']]})" + (f": {found['detail']}" if found["detail"] else "")
     return Answer({"kept": False, **found}, f"{found['repo']}/{found['path']} was dropped: {why}")
-
-
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A bar on stderr, fed by a library's progress callback; silent where stderr is no terminal."""
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    parts = (TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    screen = console()
-    with Progress(*parts, TimeRemainingColumn(), console=screen, disable=not screen.is_terminal) as bars:
-        tasks: dict[str, Any] = {}
-
-        def advance(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
-
-        yield advance
 
 
 def _summary(report: Report, head: str) -> str:

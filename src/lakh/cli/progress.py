@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from lakh import events
+from lakh.cli.face import console as stderr
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["show_training"]
+__all__ = ["progress_bar", "show_training"]
 
 
 def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[], bool]) -> None:
@@ -53,3 +55,28 @@ def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[]
                     console.print(f"step {event.step} skipped: {event.reason}")
                 case events.RunStarted() if event.step:
                     console.print(f"going on at step {event.step}, sequence {event.sequence_index:,}")
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr, fed by a library's progress callback; silent where stderr is no terminal."""
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    parts = (TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    screen = stderr()
+    with Progress(*parts, TimeRemainingColumn(), console=screen, disable=not screen.is_terminal) as bars:
+        tasks: dict[str, Any] = {}
+
+        def advance(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield advance

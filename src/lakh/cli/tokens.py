@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import click
 
-from lakh.cli.corpus import progress_bar
 from lakh.cli.face import Answer, answers, table
-from lakh.tokens import packing, tokenizer
+from lakh.cli.progress import progress_bar
+from lakh.tokens import learn, packing
 
 __all__ = ["tokens"]
 
@@ -22,15 +22,13 @@ def tokens() -> None:
 @click.argument("corpus")
 @click.option("--out", required=True, metavar="DIR", help="Folder for the tokenizer.")
 @click.option("--vocab", default=4096, show_default=True, help="Entries of the vocabulary, special tokens included.")
-@click.option(
-    "--sample-bytes", default=tokenizer.SAMPLE_BYTES, show_default=True, help="Text of the corpus to learn from."
-)
+@click.option("--sample-bytes", default=learn.SAMPLE_BYTES, show_default=True, help="Text of the corpus to learn from.")
 @click.option("--force", is_flag=True, help="Replace a tokenizer of another corpus or size.")
 @answers
 def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> Answer:
     """Train a byte-level BPE tokenizer on a corpus."""
     with progress_bar() as progress:
-        made = tokenizer.train(corpus, out, vocab=vocab, sample_bytes=sample_bytes, force=force, progress=progress)
+        made = learn.train(corpus, out, vocab=vocab, sample_bytes=sample_bytes, force=force, progress=progress)
     verb = "already trained, reused" if made.reused else "trained"
     text = f"{out}: {verb}; {made.vocab:,} tokens, learnt from {made.sampled_bytes / 1e6:,.1f} MB"
     if made.vocab < made.vocab_asked:

@@ -31,7 +31,7 @@ from lakh.corpus.dedup import Copies, cap_repositories, keep_one_copy, over_shar
 from lakh.corpus.document import DOCUMENT, DROPPED, STREAM, Progress, Stage
 from lakh.corpus.parse import Filters, admit, read_files
 from lakh.corpus.report import Report, content_sum, read_report
-from lakh.corpus.shards import FORMAT, MADE_BY, ParquetOut, check_shard, manifest_to_reuse, read_rows
+from lakh.corpus.shards import FORMAT, MADE_BY, ParquetOut, check_shard, read_rows
 from lakh.errors import ConfigError, UserError
 
 __all__ = ["Settings", "build"]
@@ -86,8 +86,7 @@ def build(
     return replace(report, seconds=time.monotonic() - started_s, cpu_seconds=time.process_time() - cpu_started_s)
 
 
-# --- before
-# -------------------------------------------------------------------------------------------------------
+# --- before -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def _finished(
     url: str, settings: Settings, opened: Sequence[listing.Source], listing_sha256: str, force: bool
 ) -> Report | None:
     """The corpus that is there, if it is the one asked for; `force` replaces a corpus and nothing else."""
-    if manifest_to_reuse(url, kind=FORMAT, made_by=MADE_BY, force=force) is None:
+    if storage.manifest_to_reuse(url, kind=FORMAT, made_by=MADE_BY, force=force) is None:
         return None
     old = read_report(url)
     differs = [
@@ -151,8 +150,7 @@ def _clear(url: str) -> None:
             storage.remove_tree(storage.join(url, name))
 
 
-# --- the build
-# ----------------------------------------------------------------------------------------------------
+# --- the build --------------------------------------------------------------------------------------------------------
 
 
 def _build(

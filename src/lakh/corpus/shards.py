@@ -10,25 +10,22 @@ manifest says.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakh import storage
 from lakh.corpus.document import DOCUMENT
-from lakh.errors import CorruptShard, DataError, UserError
+from lakh.errors import CorruptShard, DataError
 
 __all__ = [
     "FORMAT",
     "MADE_BY",
-    "HashingFile",
     "ParquetOut",
     "check_shard",
-    "manifest_to_reuse",
     "read_documents",
     "read_rows",
 ]
@@ -37,46 +34,6 @@ FORMAT = "lakh-corpus/1"
 MADE_BY = "lakh corpus build SRC... --out DIR"
 REBUILD = "build the corpus again with: lakh corpus build SRC... --out DIR --force"
 REPEATED = ("repo", "language", "licence", "source", "reason")  # few values: stored as a dictionary
-
-
-class HashingFile:
-    """A binary file to write to, which counts and hashes what goes through it."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.size_bytes = 0
-        self.closed = False
-        self._digest = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self.file.write(view)
-        self._digest.update(view)
-        self.size_bytes += len(view)
-        return len(view)
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
-
-    # what pyarrow asks of a file object
-    def tell(self) -> int:
-        return self.size_bytes
-
-    def flush(self) -> None:
-        self.file.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        self.closed = True  # the file itself belongs to whoever opened it
 
 
 class ParquetOut:
@@ -90,7 +47,7 @@ class ParquetOut:
     def __enter__(self) -> ParquetOut:
         with self._stack as stack:  # unwinds what was entered if a later line fails
             file = stack.enter_context(storage.create(storage.join(self.folder, self.name)))
-            self.file = HashingFile(file)
+            self.file = storage.HashingFile(file)
             repeated = [name for name in REPEATED if name in self.schema.names]
             self._writer = pq.ParquetWriter(
                 self.file, self.schema, compression="zstd", write_page_checksum=True, use_dictionary=repeated
@@ -124,24 +81,6 @@ class ParquetOut:
             "bytes": self.file.size_bytes,
             "sha256": self.file.sha256,
         }
-
-
-def manifest_to_reuse(url: str, *, kind: str, made_by: str, force: bool) -> dict[str, Any] | None:
-    """The manifest of the finished set in `url`; None where there is none, or where `force` is to replace it.
-
-    A set of another kind is in the way, and `force` does not remove it: the folder was surely a mistake.
-    """
-    if not storage.is_complete(url):
-        return None
-    try:
-        manifest = storage.read_manifest(url, made_by=made_by)
-    except DataError:
-        if force:
-            return None
-        raise
-    if manifest.get("format") != kind:
-        raise UserError(url, f"holds something else ({manifest.get('format')!r})", "choose another --out")
-    return None if force else manifest
 
 
 def check_shard(folder: str, entry: Mapping[str, Any], remedy: str = REBUILD) -> str:

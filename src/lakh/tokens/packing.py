@@ -27,7 +27,6 @@ import numpy as np
 from lakh import storage
 from lakh.corpus import read_documents, read_report
 from lakh.corpus.document import Progress
-from lakh.corpus.shards import manifest_to_reuse
 from lakh.errors import UserError
 from lakh.tokens.loader import TokenSet
 from lakh.tokens.shards import DTYPES, FORMAT, MADE_BY, SHARD_TOKENS, SPLITS, Writer, dtype_for, read_token_manifest
@@ -197,7 +196,7 @@ def _require_documents(writer: Writer, heldout_fraction: float) -> None:
 
 
 def _finished(url: str, asked: dict[str, Any], force: bool) -> Packed | None:
-    if manifest_to_reuse(url, kind=FORMAT, made_by=MADE_BY, force=force) is None:
+    if storage.manifest_to_reuse(url, kind=FORMAT, made_by=MADE_BY, force=force) is None:
         return None
     manifest = read_token_manifest(url)
     names = {"corpus_sha256": "corpus", "tokenizer_sha256": "tokenizer", "heldout_fraction": "--heldout fraction"}

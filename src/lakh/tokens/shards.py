@@ -1,12 +1,11 @@
 """Token shards: the bytes on disk, and how to write them.
 
-    DIR/train/tokens-00000.bin    token ids, little-endian uint16 (uint32 where the vocabulary needs it), no
-    header;
-                                  documents one after the other, each followed by <|endoftext|>
-    DIR/train/starts-00000.bin    little-endian uint64: the position in tokens-00000.bin where each document
-    starts DIR/heldout/...               the same for documents that training never sees DIR/tokenizer.json
-    the tokenizer that made the ids DIR/manifest.json             counts and hashes; written last, and only
-    its presence means complete
+    DIR/train/tokens-00000.bin   token ids, little-endian uint16 (uint32 where the vocabulary needs it), no header;
+                                 documents one after the other, each followed by <|endoftext|>
+    DIR/train/starts-00000.bin   little-endian uint64: where in tokens-00000.bin each document starts
+    DIR/heldout/...              the same for documents that training never sees
+    DIR/tokenizer.json           the tokenizer that made the ids
+    DIR/manifest.json            counts and hashes; written last, and only its presence means complete
 
 A document never spans two shards. `fingerprint` is the SHA-256 of all that decides the stream of tokens:
 the type, and the hashes of the shards in their order.
@@ -27,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from lakh import storage
-from lakh.corpus.shards import HashingFile
 from lakh.errors import DataError, UserError
 from lakh.tokens.tokenizer import FILE, Tokenizer
 
@@ -152,7 +150,7 @@ class _Split:
         self._name = f"{self.name}/tokens-{len(self.shards):05d}.bin"
         self._open = ExitStack()
         file = self._open.enter_context(storage.create(storage.join(self.writer.out, self._name)))
-        self._file = HashingFile(file)
+        self._file = storage.HashingFile(file)
         self._num_tokens = 0
         self._starts: list[int] = []
 

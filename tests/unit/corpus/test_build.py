@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from lakh import storage
 from lakh.corpus import REASONS, Filters, Settings, build, read_documents, read_report
 from lakh.corpus.find import find
-from lakh.corpus.shards import HashingFile
 from lakh.errors import CorruptShard, DataError, DiskFull, UserError
 
 FILES: dict[str, str | bytes] = {
@@ -142,15 +142,15 @@ def test_a_full_disk_is_said_plainly_and_leaves_nothing_that_looks_complete(
     tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls_before: int
 ) -> None:
     root, out = tree("proj", FILES), tmp_path / "out"
-    left, real = [calls_before], HashingFile.write
+    left, real = [calls_before], storage.HashingFile.write
 
-    def write(self: HashingFile, data: Any) -> int:
+    def write(self: storage.HashingFile, data: Any) -> int:
         left[0] -= 1
         if left[0] < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(self, data)
 
-    monkeypatch.setattr(HashingFile, "write", write)
+    monkeypatch.setattr(storage.HashingFile, "write", write)
     with pytest.raises(DiskFull):
         build([str(root)], out)
     assert not [name for name in os.listdir(out) if name.endswith(".part") or name in ("manifest.json", ".spool")]

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from lakh.corpus import build
-from lakh.tokens.tokenizer import Tokenizer, train
+from lakh.tokens.learn import train
+from lakh.tokens.tokenizer import Tokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 

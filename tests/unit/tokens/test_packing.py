@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lakh import storage
 from lakh.corpus import read_documents
-from lakh.corpus.shards import HashingFile
 from lakh.errors import CorruptShard, DataError, DiskFull, UserError
 from lakh.tokens.loader import TokenSet
 from lakh.tokens.packing import is_heldout, pack, sort_key
@@ -136,15 +136,15 @@ def test_a_damaged_corpus_is_not_packed(corpus: Path, tokenizer: Tokenizer, tmp_
 def test_a_full_disk_leaves_no_manifest_and_no_litter(
     corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls_before: int
 ) -> None:
-    left, real = [calls_before], HashingFile.write
+    left, real = [calls_before], storage.HashingFile.write
 
-    def write(self: HashingFile, data: Any) -> int:
+    def write(self: storage.HashingFile, data: Any) -> int:
         left[0] -= 1
         if left[0] < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(self, data)
 
-    monkeypatch.setattr(HashingFile, "write", write)
+    monkeypatch.setattr(storage.HashingFile, "write", write)
     with pytest.raises(DiskFull):
         pack(corpus, tokenizer, tmp_path / "out", heldout_fraction=0.1)
     assert set(files_of(tmp_path / "out")) == {"tokenizer.json"}
