@@ -8,8 +8,8 @@ def laptop() -> Run:
     return Run(
         name="laptop",
         cluster=load_cluster("laptop"),
-        model=Model(layers=6, width=256, heads=4, kv_heads=2, ffn=704, vocab=4096, context=512),
-        data=Data(tokens="tokens", sequence=256, batch=16, micro_batch=8),
-        optim=Optimizer(lr=2e-3, warmup_steps=20),
+        model=Model(layers=4, width=192, heads=6, kv_heads=2, ffn=512, vocab=4096, context=512),
+        data=Data(tokens="tokens", sequence=256, batch=8, micro_batch=4),
+        optim=Optimizer(lr=4e-3, warmup_steps=20),
         train=Training(steps=300, eval_every=50, eval_sequences=32),
     )

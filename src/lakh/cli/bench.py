@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,8 @@ def train_(shapes: str, repeats: int, out: str | None) -> Answer:
     rows = [asdict(row) for name in names for row in bench_train(name, repeats=repeats)]
     data = {"machine": machine(), "rows": rows}
     if out:
-        data["file"] = _keep(Path(out), "train", data)
+        command = f"lakh bench train --shapes {shapes} --repeats {repeats}"
+        data["file"] = _keep(Path(out), "train", command, data)
     return Answer(data, table(list(rows[0]), [list(row.values()) for row in rows]))
 
 
@@ -59,14 +59,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _keep(folder: Path, theme: str, data: dict[str, Any]) -> str:
+def _keep(folder: Path, theme: str, command: str, data: dict[str, Any]) -> str:
     """Write <theme>_<hardware>_<date>.md: complete by itself."""
     from lakh import storage
 
     where = data["machine"]
     hardware = (where["gpu"] or f"{where['cores']}x{where['cpu']}").replace(" ", "-")
     rows = data["rows"]
-    lines = [f"# {theme}, {hardware}, {where['date']}", "", f"command: `lakh {' '.join(sys.argv[1:])}`", ""]
+    lines = [f"# {theme}, {hardware}, {where['date']}", "", f"command: `{command}`", ""]
     lines += [f"- {key}: {value}" for key, value in where.items()]
     lines += ["", "| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     lines += ["| " + " | ".join(_figure(value) for value in row.values()) + " |" for row in rows]

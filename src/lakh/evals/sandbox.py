@@ -269,7 +269,7 @@ def check():
         file.write("x")
     assert os.getuid() != 0 and os.geteuid() != 0, "runs as root"
     assert refused(os.setuid, 0), "can become root"
-    assert refused(socket.create_connection, ("192.0.2.1", 9), 0.2), "reaches a network"
+    assert refused(socket.socket) or {name for _, name in socket.if_nameindex()} <= {"lo"}, "reaches a network"
     assert os.getpid() < 4, "sees processes of the host"
     assert not FILTERED or ctypes.CDLL(None).unshare(0x10000000) != 0, "can make user namespaces"
     assert refused(forks_without_end), "the number of processes is not limited"

@@ -23,7 +23,7 @@ __all__ = ["SHAPES", "Row", "bench_train"]
 
 # name -> (model, sequence, micro_batch)
 SHAPES = {
-    "demo": (Model(layers=6, width=256, heads=4, kv_heads=2, ffn=704, vocab=4096, context=512), 256, 8),
+    "demo": (Model(layers=4, width=192, heads=6, kv_heads=2, ffn=512, vocab=4096, context=512), 256, 8),
     "162m-2k": (
         Model(layers=16, width=768, heads=12, kv_heads=12, ffn=2048, vocab=32064, tied=False, context=2048),
         2048,

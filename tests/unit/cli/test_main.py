@@ -131,7 +131,7 @@ def test_settings_are_shown_and_compared(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(shown.stdout)
     compared = lakh("config", "diff", "laptop", str(file), "--json")
-    assert json.loads(compared.stdout)["differences"] == [{"path": "optim.lr", "left": 0.002, "right": 0.005}]
+    assert json.loads(compared.stdout)["differences"] == [{"path": "optim.lr", "left": 0.004, "right": 0.005}]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

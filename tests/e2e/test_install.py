@@ -1,0 +1,55 @@
+"""A plain `pip install .` gives a light lakh: no torch, its recipes and clusters aboard, the native core built."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def lakh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("install")
+    # From a copy, so that the build folder of the checkout is neither used nor touched.
+    ignored = shutil.ignore_patterns(".venv", "build", ".git", "site", "demo", "runs", "*cache*")
+    shutil.copytree(ROOT, base / "source", ignore=ignored)
+    subprocess.run([sys.executable, "-m", "venv", base / "venv"], check=True, timeout=120)
+    pip = [base / "venv" / "bin" / "python", "-m", "pip", "install", "-q"]
+    subprocess.run([*pip, "-c", ROOT / "constraints.txt", base / "source"], check=True, timeout=300)
+    return base / "venv" / "bin" / "lakh"
+
+
+def run(lakh: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([lakh, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_light_commands_work(lakh: Path, tmp_path: Path) -> None:
+    assert run(lakh, "--help", cwd=tmp_path).returncode == 0
+    checked = run(lakh, "config", "check", "laptop", "--json", cwd=tmp_path)
+    assert json.loads(checked.stdout)["ok"], checked.stderr
+    assert json.loads(run(lakh, "config", "check", str(ROOT / "recipes" / "laptop.py"), "--json", cwd=tmp_path).stdout)[
+        "ok"
+    ]
+
+
+def test_the_doctor_sees_what_is_missing_and_what_is_built(lakh: Path, tmp_path: Path) -> None:
+    done = run(lakh, "doctor", "--json", cwd=tmp_path)
+    found = {item["what"]: item for item in json.loads(done.stdout)["findings"]}
+    assert not found["torch"]["ok"]
+    assert found["torch"]["remedy"] == "pip install 'lakh[train]'"
+    assert found["native core"]["ok"] == found["compiler"]["ok"]
+
+
+@pytest.mark.parametrize("command", [("train", "laptop"), ("serve", "x"), ("corpus", "build", ".", "--out", "c")])
+def test_heavy_commands_name_the_extra_they_need(lakh: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
+    done = run(lakh, *command, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "pip install 'lakh[" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("**/manifest.json"))

@@ -1,0 +1,81 @@
+"""Bad input to a training run: one line with a remedy, the right exit code, nothing that looks complete."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(200)
+
+CASES = [
+    (["--set", "mesh.tp=3"], 2, "does not divide model.heads"),
+    (["--set", "mesh.tp=2"], 2, "mesh"),
+    (["--set", "mesh.dp_shard=3"], 2, "needs 3 ranks and there are 1"),
+    (["--set", "optim.lrr=1"], 2, "did you mean optim.lr?"),
+    (["--set", "train.steps=many"], 2, "is not a whole number"),
+    (["--set", "data.tokens=/nowhere"], 2, "no such folder"),
+    (["--set", "model.vocab=300"], 2, "is smaller than the tokenizer"),
+    (["--set", "data.batch=100000"], 2, "100000 are needed"),
+    (["--fault", "burn(rank=1)"], 2, "is not a fault"),
+    (["--nproc", "3"], 2, "cannot be split"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), CASES, ids=[" ".join(case[0]) for case in CASES])
+def test_wrong_settings_are_refused(
+    arguments: list[str], code: int, words: str, tiny_recipe: Path, tmp_path: Path, run_lakh
+) -> None:
+    out = tmp_path / "run"
+    done = run_lakh("train", str(tiny_recipe), "--out", str(out), *arguments, check=False)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["error"]["exit_code"] == code
+    assert not list(out.glob("checkpoints/*/manifest.json"))
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove"])
+def test_a_damaged_token_shard_is_named(
+    damage: str, tiny_recipe: Path, tokens_dir: Path, tmp_path: Path, run_lakh
+) -> None:
+    tokens = tmp_path / "tokens"
+    shutil.copytree(tokens_dir, tokens)
+    shard = tokens / "train" / "tokens-00000.bin"
+    if damage == "remove":
+        shard.unlink()
+    else:
+        shard.write_bytes(shard.read_bytes()[:-2])
+    done = run_lakh(
+        *("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--set", f"data.tokens={tokens}"), check=False
+    )
+    assert done.returncode == 65, done.stderr
+    assert "tokens-00000.bin" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_other_data_under_a_run_is_noticed(
+    tiny_recipe: Path, code_dir: Path, tokens_dir: Path, tmp_path: Path, run_lakh
+) -> None:
+    run_dir = tmp_path / "run"
+    run_lakh("train", str(tiny_recipe), "--out", str(run_dir), "--set", "train.steps=4")
+    again = run_lakh("train", str(tiny_recipe), "--out", str(run_dir), check=False)
+    assert again.returncode == 2
+    assert "lakh resume" in again.stderr
+    other = tmp_path / "other"
+    corpus, tokenizer = tokens_dir.parent / "corpus", tokens_dir.parent / "tokenizer"
+    run_lakh("tokens", "pack", str(corpus), "--tokenizer", str(tokenizer), "--out", str(other), "--heldout", "0.4")
+    done = run_lakh(*("resume", str(run_dir), "--set", f"data.tokens={other}", "--set", "train.steps=8"), check=False)
+    assert done.returncode == 2, done.stderr
+    assert "fingerprint differs" in done.stderr
+
+
+def test_a_rank_that_falls_silent_is_given_up(tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+    done = run_lakh(
+        *("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", "--max-restarts", "0"),
+        *("--fault", "stop(rank=1, step=5)", "--set", "train.peer_timeout_s=5"),
+        check=False,
+    )
+    assert done.returncode == 75, done.stderr
+    assert "rank 0" in done.stderr
+    assert "lakh resume" in done.stderr

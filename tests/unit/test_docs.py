@@ -1,0 +1,66 @@
+"""What the documents say is so: generated pages are fresh, links lead somewhere, rooms explain themselves."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+
+
+def test_generated_pages_say_what_the_code_says() -> None:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    assert reference.stale() == [], "run: make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_files_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_documentation_builds_strictly(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_room_and_module_says_what_it_is() -> None:
+    silent = [path for path in (ROOT / "src").rglob("*.py") if not path.read_text(encoding="utf-8").startswith('"""')]
+    assert silent == []
+
+
+def test_the_architecture_names_six_files_and_every_room() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    tour = re.findall(r"^\d\. \[`(src/lakh/[^`]+)`\]", text, re.M)
+    assert len(tour) == 6
+    assert all((ROOT / path).exists() for path in tour)
+    for room in (path for path in (ROOT / "src" / "lakh").iterdir() if (path / "__init__.py").exists()):
+        assert room.name in text
+
+
+def test_imports_point_down() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
