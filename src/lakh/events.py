@@ -39,7 +39,6 @@ __all__ = [
     "RunEnded",
     "RunStarted",
     "SettingChanged",
-    "StageDone",
     "StepDone",
     "StepSkipped",
     "follow",
@@ -131,7 +130,7 @@ class CheckpointSkipped(Event, kind="checkpoint_skipped"):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingChanged(Event, kind="setting_changed"):
-    """A `--set` or a resumed run whose settings differ from those it was started with."""
+    """A run goes on with another setting than its checkpoint was saved with."""
 
     path: str
     before: Any
@@ -157,15 +156,6 @@ class Restarted(Event, kind="restarted"):
 class RunEnded(Event, kind="run_ended"):
     reason: str
     seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageDone(Event, kind="stage_done"):
-    """A stage of a longer story (corpus, tokenizer, train, ...) finished or was reused."""
-
-    stage: str
-    seconds: float
-    reused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,6 +124,8 @@ def test_a_signal_means_checkpoint_then_exit_75(
     if number == signal.SIGTERM:  # it goes on exactly there
         run_lakh("resume", str(run_dir), "--nproc", "2", "--set", f"train.steps={step + 3}")
         assert losses(run_dir).keys() == set(range(1, step + 4))
+        changed = [(e.path, e.before, e.after) for e in events.read(run_dir) if isinstance(e, events.SettingChanged)]
+        assert changed == [("train.steps", 100000, step + 3)]
 
 
 def test_damaged_checkpoints_are_passed_over_and_then_refused(

@@ -10,7 +10,7 @@ Knows torch tensors and their names; knows nothing of models, optimizers or proc
 """
 
 from lakh.checkpoint.format import Manifest, folder_name
-from lakh.checkpoint.load import find, list_complete, load, newest_usable, read_model, verify
+from lakh.checkpoint.load import find, list_complete, load, newest_usable, read_model, read_run, verify
 from lakh.checkpoint.retain import thin_out
 from lakh.checkpoint.save import save
 
@@ -22,6 +22,7 @@ __all__ = [
     "load",
     "newest_usable",
     "read_model",
+    "read_run",
     "save",
     "thin_out",
     "verify",

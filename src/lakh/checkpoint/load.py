@@ -22,7 +22,7 @@ from lakh.checkpoint.format import Manifest, Slice, Stored, dtype_name, slice_of
 from lakh.errors import CorruptCheckpoint, DataError, LakhError, UserError
 from lakh.spec import Run, load_run
 
-__all__ = ["find", "list_complete", "load", "newest_usable", "read_model", "verify"]
+__all__ = ["find", "list_complete", "load", "newest_usable", "read_model", "read_run", "verify"]
 
 CHECKPOINTS = "checkpoints"
 MODEL = "model."
@@ -99,8 +99,13 @@ def read_model(folder: str | Path) -> tuple[Run, dict[str, Tensor]]:
         if name.startswith(MODEL)
     }
     load(folder, {f"{MODEL}{name}": tensor for name, tensor in weights.items()})
+    return read_run(folder), weights
+
+
+def read_run(folder: str | Path) -> Run:
+    """The settings that a checkpoint was saved with."""
     with _local_copy(storage.join(folder, "run.toml")) as path:
-        return load_run(path), weights
+        return load_run(path)
 
 
 def _check_fits(folder: str, manifest: Manifest, name: str, target: Tensor) -> None:

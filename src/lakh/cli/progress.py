@@ -23,18 +23,15 @@ def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[]
         MofNCompleteColumn,
         Progress,
         TextColumn,
-        TimeElapsedColumn,
         TimeRemainingColumn,
     )
 
     columns = (
-        TextColumn("train"),
-        BarColumn(bar_width=30),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TextColumn("{task.description}"),
-        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
         TextColumn("left"),
-        TimeRemainingColumn(),
     )
     heldout, began_s = "", time.time()
     with Progress(*columns, console=console, transient=False) as bar:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from lakh import checkpoint, config, storage
-from lakh.errors import CorruptCheckpoint, Interrupted, UserError
+from lakh.errors import CorruptCheckpoint, InfeasiblePlan, Interrupted, UserError
 from lakh.events import (
     CheckpointSaved,
     CheckpointSkipped,
@@ -29,6 +29,7 @@ from lakh.events import (
     Restarted,
     RunEnded,
     RunStarted,
+    SettingChanged,
     StepDone,
     StepSkipped,
 )
@@ -62,7 +63,13 @@ def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restar
         if restart_reason and world.rank == 0:
             log.write(Restarted(attempt=world.attempt, reason=restart_reason))
         started = time.monotonic()
-        outcome = _Training(run, str(run_dir), world, log).to_the_end(stop, faults)
+        try:
+            outcome = _Training(run, str(run_dir), world, log).to_the_end(stop, faults)
+        except torch.OutOfMemoryError as error:
+            found = f"does not fit into the memory of {world.device} ({str(error).partition('.')[0]})"
+            raise InfeasiblePlan(
+                f"rank {world.rank}", found, "make data.micro_batch smaller, or use more ranks"
+            ) from None
         reason = f"stopped by {outcome.stopped_by}" if outcome.stopped_by else "last step done"
         log.write(RunEnded(step=outcome.step, reason=reason, seconds=time.monotonic() - started))
     if outcome.stopped_by:
@@ -200,6 +207,9 @@ class _Training:
                 "holds other data than the run was started with (fingerprint differs)",
                 "point data.tokens to the shards it was started with, or start a new run",
             )
+        if self.world.rank == 0:
+            for path, before, after in config.diff(checkpoint.read_run(folder), self.run):
+                self.log.write(SettingChanged(step=manifest.step, path=path, before=before, after=after))
         self.last_saved = folder
         return manifest.step
 

@@ -1,6 +1,8 @@
 """A checkpoint is whole or is not one, and any layout reads what any other wrote."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from lakh import checkpoint, config, storage
 from lakh.checkpoint import format as fmt
 from lakh.checkpoint.retain import to_remove
-from lakh.errors import CorruptCheckpoint, UserError
+from lakh.errors import CorruptCheckpoint, DiskFull, UserError
 from lakh.spec import Run
 
 
@@ -169,3 +171,22 @@ def test_thinning_out_removes_folders(tmp_path: Path) -> None:
     (Path(save(tmp_path, 12)) / "manifest.json").unlink()
     checkpoint.thin_out(tmp_path, keep=1)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000015"]
+
+
+@pytest.mark.parametrize("writes_before", [0, 1, 3])
+def test_a_full_disk_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes_before: int) -> None:
+    old = save(tmp_path, 5)
+    left, real = [writes_before], os.fsync
+
+    def full(descriptor: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFull, match="run the same command again"):
+        save(tmp_path, 10)
+    monkeypatch.undo()
+    assert checkpoint.find(tmp_path) == old
+    assert not list(tmp_path.rglob("*.part"))

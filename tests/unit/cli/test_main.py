@@ -43,7 +43,7 @@ def leaves(command: click.Command, path: str = "lakh"):
         yield pytest.param(command, id=path)
 
 
-@pytest.mark.parametrize("command", leaves(cli))
+@pytest.mark.parametrize("command", list(leaves(cli)))
 def test_every_command_has_help_and_json(command: click.Command) -> None:
     assert command.help
     assert any("--json" in option.opts for option in command.params)
@@ -82,7 +82,7 @@ def test_a_missing_extra_names_the_line_that_installs_it() -> None:
         (("tarin",), "did you mean 'train'?"),
         (("config", "check", "nowhere.toml"), "nowhere.toml: no such file"),
         (("config", "check", "laptop", "--set", "optim.lrr=1"), "did you mean optim.lr?"),
-        (("config", "check", "laptop", "--set", "mesh.tp=3"), "does not divide model.heads"),
+        (("config", "check", "laptop", "--set", "mesh.tp=3"), "does not divide model.kv_heads 2; choose one of 1, 2"),
         (("config", "check", "laptop", "--ranks", "3"), "cannot be split"),
         (("train", "laptop", "--fault", "burn", "--out", "/proc/none"), "error"),
         (("checkpoint", "verify", "/nowhere"), "no complete checkpoint"),

@@ -60,7 +60,7 @@ def test_sharding_divides_states_and_leaves_activations() -> None:
         ("data.sequence=9999", "data.sequence (from --set): 9999 is longer than model.context"),
         ("data.micro_batch=5", "does not divide data.batch"),
         ("optim.warmup_steps=100000", "more than train.steps"),
-        ("mesh.tp=3", "mesh.tp (from --set): 3 does not divide model.heads"),
+        ("mesh.tp=3", "mesh.tp (from --set): 3 does not divide model.kv_heads"),
         ("trian.steps=3", "did you mean train?"),
         ("name=a/b", "without slashes"),
         ("cluster.gpu.source= ", "say where the numbers come from"),

@@ -27,7 +27,7 @@ def test_the_network_has_the_parameters_its_spec_counts(spec: Model) -> None:
 def test_a_fresh_model_knows_nothing() -> None:
     tokens = torch.randint(0, 64, (4, 32), generator=torch.Generator().manual_seed(0))
     loss = next_token_loss(build(TIED)(tokens[:, :-1]), tokens[:, 1:])
-    assert float(loss) == pytest.approx(math.log(64), abs=0.1)
+    assert loss.item() == pytest.approx(math.log(64), abs=0.1)
 
 
 def test_later_tokens_do_not_change_earlier_logits() -> None:
