@@ -77,7 +77,8 @@ def tiny():
         model=Model(layers=2, width=32, heads=4, kv_heads=2, ffn=64, vocab=512, context=64),
         data=Data(tokens={str(tokens_dir)!r}, sequence=32, batch=8, micro_batch=2, prefetch=3),
         optim=Optimizer(lr=1e-2, warmup_steps=3),
-        train=Training(steps=12, eval_every=6, eval_sequences=5, precision="f32", threads=1, peer_timeout_s=60),
+        train=Training(steps=12, eval_every=6, eval_sequences=5, precision="f32", threads=1, peer_timeout_s=60,
+            device="cpu"),
         checkpoint=Checkpoints(every=4, keep=10),
     )
 """

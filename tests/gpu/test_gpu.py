@@ -17,13 +17,16 @@ pytestmark = [
 ]
 
 
+F32 = ["train.device=cuda", "train.precision=f32"]
+
+
 def losses(run_dir: Path) -> list[float]:
     return [event.loss for event in events.read(run_dir, rank=0) if isinstance(event, events.StepDone)]
 
 
 def test_bf16_on_the_gpu_learns_like_f32(tiny_recipe: Path, tmp_path: Path) -> None:
-    train(load_run(tiny_recipe, ["train.precision=f32"]), tmp_path / "f32")
-    train(load_run(tiny_recipe, ["train.precision=auto"]), tmp_path / "bf16")
+    train(load_run(tiny_recipe, F32), tmp_path / "f32")
+    train(load_run(tiny_recipe, ["train.device=cuda", "train.precision=auto"]), tmp_path / "bf16")
     exact, rounded = losses(tmp_path / "f32"), losses(tmp_path / "bf16")
     # bf16 products round to 3 significant digits; over twelve steps the losses stay within two per cent.
     assert rounded == pytest.approx(exact, rel=0.02)
@@ -31,15 +34,15 @@ def test_bf16_on_the_gpu_learns_like_f32(tiny_recipe: Path, tmp_path: Path) -> N
 
 
 def test_a_run_started_on_the_gpu_resumes_there(tiny_recipe: Path, tmp_path: Path) -> None:
-    train(load_run(tiny_recipe, ["train.precision=f32"]), tmp_path / "whole")
-    train(load_run(tiny_recipe, ["train.precision=f32", "train.steps=8", "optim.warmup_steps=3"]), tmp_path / "parts")
-    outcome = train(load_run(tiny_recipe, ["train.precision=f32"]), tmp_path / "parts")
+    train(load_run(tiny_recipe, F32), tmp_path / "whole")
+    train(load_run(tiny_recipe, [*F32, "train.steps=8"]), tmp_path / "parts")
+    outcome = train(load_run(tiny_recipe, F32), tmp_path / "parts")
     assert outcome.step == 12
     assert torch.isfinite(torch.tensor(losses(tmp_path / "parts"))).all()
 
 
 def test_the_engine_answers_on_the_gpu_as_on_the_cpu(tiny_recipe: Path, tmp_path: Path) -> None:
-    train(load_run(tiny_recipe, ["train.precision=f32"]), tmp_path / "run")
+    train(load_run(tiny_recipe, F32), tmp_path / "run")
     loaded = Engine.load(str(tmp_path / "run"))
     assert loaded.device.type == "cuda"
     weights = loaded._model.state_dict()

@@ -17,6 +17,7 @@ CASES = [
     (["--set", "data.tokens=/nowhere"], 2, "no such folder"),
     (["--set", "model.vocab=300"], 2, "is smaller than the tokenizer"),
     (["--set", "data.batch=100000"], 2, "100000 are needed"),
+    (["--set", "train.device=tpu"], 2, "is not one of 'auto', 'cpu', 'cuda'"),
     (["--fault", "burn(rank=1)"], 2, "is not a fault"),
     (["--nproc", "3"], 2, "cannot be split"),
 ]
@@ -70,10 +71,12 @@ def test_other_data_under_a_run_is_noticed(
     assert "fingerprint differs" in done.stderr
 
 
-def test_a_rank_that_falls_silent_is_given_up(tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_rank_that_falls_silent_is_given_up(copies: int, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
     done = run_lakh(
         *("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", "--max-restarts", "0"),
         *("--fault", "stop(rank=1, step=5)", "--set", "train.peer_timeout_s=5"),
+        *("--set", f"mesh.dp_replicate={copies}"),
         check=False,
     )
     assert done.returncode == 75, done.stderr

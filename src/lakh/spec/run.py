@@ -78,6 +78,8 @@ class Training:
     """Optimizer updates in the whole run."""
     precision: Literal["auto", "f32", "bf16"] = "auto"
     """Of matrix products; weights and optimizer stay f32. "auto" is bf16 on a GPU and f32 on a CPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model is trained; "auto" is a GPU where there is one, one for each rank of a machine."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """torch.distributed backend; "auto" is nccl on GPUs and gloo on CPUs."""
     threads: int = 0

@@ -188,7 +188,8 @@ class _Training:
         init_weights(model, self.run.seed)
         model.to(self.world.device)
         if self.world.size > 1:
-            shard(model, self.mesh, self.world.device, bf16=uses_bf16(self.run, self.world.device))
+            device_mesh = self.world.device_mesh(self.mesh, self.run.train.peer_timeout_s)
+            shard(model, device_mesh, bf16=uses_bf16(self.run, self.world.device))
         return model
 
     def _restore(self) -> int:

@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from lakh.errors import PeerLost, PeerTimeout, UserError
-from lakh.spec import Training
+from lakh.spec import Mesh, Training
 
 __all__ = ["World"]
 
@@ -36,7 +38,7 @@ class World:
     def join(settings: Training) -> Iterator[World]:
         """Become a rank of the run for the length of the block."""
         rank, size, local_rank, local_size = _from_environment()
-        device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+        device = _choose_device(settings.device, local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         else:
@@ -77,6 +79,15 @@ class World:
                 raise _peer_error(self.rank, doing, timeout_s, error) from error
             raise
 
+    def device_mesh(self, mesh: Mesh, timeout_s: float) -> DeviceMesh:
+        """The data-parallel ranks as torch sees them: dp_shard, under dp_replicate where there are copies."""
+        sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard}
+        named = {name: size for name, size in sizes.items() if name == "dp_shard" or size > 1}
+        result = init_device_mesh(self.device.type, tuple(named.values()), mesh_dim_names=tuple(named))
+        for group in result.get_all_groups():  # torch makes some of them anew, with a timeout of half an hour
+            _set_pg_timeout(timedelta(seconds=timeout_s), group)
+        return result
+
     def sum(self, *values: float) -> list[float]:
         """Element-wise sum over all ranks, in float64."""
         if self.size == 1:
@@ -115,6 +126,16 @@ def _from_environment() -> tuple[int, int, int, int]:
     if not 0 <= rank < size:
         raise UserError(f"RANK={rank}", f"is not below WORLD_SIZE={size}", "start with torchrun or --nproc")
     return rank, size, local, local_size
+
+
+def _choose_device(wanted: str, local_rank: int) -> torch.device:
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    if local_rank >= gpus:
+        found = f"rank {local_rank} of this machine has no GPU of its own: there are {gpus}"
+        raise UserError("train.device", found, "start fewer ranks here, or train with --set train.device=cpu")
+    return torch.device("cuda", local_rank)
 
 
 def _is_about_peers(text: str) -> bool:

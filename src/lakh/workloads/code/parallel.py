@@ -7,7 +7,7 @@ inside a group, gradients averaged between groups). Other axes are refused with 
 from __future__ import annotations
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from lakh.errors import InfeasiblePlan
@@ -27,12 +27,8 @@ def check_supported(mesh: Mesh) -> None:
             )
 
 
-def shard(model: CodeModel, mesh: Mesh, device: torch.device, *, bf16: bool) -> None:
+def shard(model: CodeModel, device_mesh: DeviceMesh, *, bf16: bool) -> None:
     """Turn the model's parameters into shards in place. Call on every rank, with equal weights on all of them."""
-    check_supported(mesh)
-    sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard}
-    named = {name: size for name, size in sizes.items() if name == "dp_shard" or size > 1}
-    device_mesh = init_device_mesh(device.type, tuple(named.values()), mesh_dim_names=tuple(named))
     policy = MixedPrecisionPolicy()
     if bf16:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
