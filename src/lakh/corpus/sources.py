@@ -16,6 +16,7 @@ Knows nothing of languages or texts. Fails with UserError where a source is miss
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import importlib.metadata
 import os
@@ -176,25 +177,38 @@ class Packages:
     def _distribution(self, repo: str, distribution: importlib.metadata.Distribution) -> Iterator[Listed]:
         metadata = distribution.metadata
         verdict = judge(
-            expression=metadata["License-Expression"] or "",
-            text=metadata["License"] or "",
+            expression=metadata["License-Expression"] if "License-Expression" in metadata else "",
+            text=metadata["License"] if "License" in metadata else "",
             classifiers=metadata.get_all("Classifier") or [],
         )
         if not verdict.permissive:
             yield Listed(repo, "", "", self.name, b"", reason="licence", detail=verdict.reason)
             return
-        if distribution.files is None:
+        files = _recorded_files(distribution)
+        if files is None:
             yield Listed(repo, "", "", self.name, b"", reason="unreadable", detail="the distribution lists no files")
             return
-        for file in sorted(distribution.files, key=str):
-            if any(part in (*SKIPPED_FOLDERS, "..") or part.endswith(".dist-info") for part in file.parts[:-1]):
+        for file in sorted(files):
+            folders = file.split("/")[:-1]
+            if any(part in (*SKIPPED_FOLDERS, "..") or part.endswith(".dist-info") for part in folders):
                 continue
             location = str(distribution.locate_file(file))
             size, mtime = 0, 0
             with contextlib.suppress(OSError):  # the reader will meet the same error and name it
                 status = os.stat(location)  # noqa: PTH116
                 size, mtime = status.st_size, status.st_mtime_ns
-            yield Listed(repo, _text(str(file)), verdict.licence, self.name, os.fsencode(location), size, mtime)
+            yield Listed(repo, _text(file), verdict.licence, self.name, os.fsencode(location), size, mtime)
+
+
+def _recorded_files(distribution: importlib.metadata.Distribution) -> list[str] | None:
+    """The files that a distribution says it has; None where it does not say.
+
+    From its RECORD where there is one: since Python 3.12, `Distribution.files` leaves out what is missing on disk.
+    """
+    record = distribution.read_text("RECORD")
+    if record is not None:
+        return [row[0] for row in csv.reader(record.splitlines()) if row]
+    return None if distribution.files is None else [str(file) for file in distribution.files]
 
 
 def open_sources(words: Sequence[str], exclude: Path | None = None) -> list[Source]:
