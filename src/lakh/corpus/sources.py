@@ -177,8 +177,8 @@ class Packages:
     def _distribution(self, repo: str, distribution: importlib.metadata.Distribution) -> Iterator[Listed]:
         metadata = distribution.metadata
         verdict = judge(
-            expression=metadata["License-Expression"] if "License-Expression" in metadata else "",
-            text=metadata["License"] if "License" in metadata else "",
+            expression=(metadata.get_all("License-Expression") or [""])[0],
+            text=(metadata.get_all("License") or [""])[0],
             classifiers=metadata.get_all("Classifier") or [],
         )
         if not verdict.permissive:
