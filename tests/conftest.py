@@ -7,7 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# No deadline: a slow machine is not a failure. The same examples on every run of CI: a failure there can be repeated.
+hypothesis.settings.register_profile("lakh", deadline=None, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.load_profile("lakh")
 
 
 def lakh(*arguments: str, timeout_s: float = 240, check: bool = True, **environment: str):

@@ -19,7 +19,7 @@ STEPS = 24
 
 def start(folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "lakh", "demo", "--dir", str(folder), "--steps", str(STEPS), "--json"]
-    command += ["--source", "installed:stdlib"]
+    command += ["--source", "installed:stdlib", "--max-bytes-per-repo", "0"]
     # A session of its own, so that the signal can go to all its processes as a terminal would send it.
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 

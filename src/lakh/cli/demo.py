@@ -100,7 +100,7 @@ def _stages(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_b
     )
     yield Stage(
         "tokens",
-        ("tokens", "pack", corpus, "--tokenizer", tokenizer, "--out", tokens, "--force"),
+        ("tokens", "pack", corpus, "--tokenizer", tokenizer, "--out", tokens, "--heldout", "0.05", "--force"),
         f"{tokens}/{storage.MANIFEST}",
         lambda r: f"{r['splits']['train']['tokens']:,} to train on, {r['splits']['heldout']['tokens']:,} held out",
     )
