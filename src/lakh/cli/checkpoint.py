@@ -6,6 +6,7 @@ import click
 
 from lakh.cli.face import Answer, answers, table
 from lakh.errors import DataError, UserError
+from lakh.storage import exists, is_complete
 
 __all__ = ["checkpoint"]
 
@@ -22,6 +23,8 @@ def list_(run_dir: str) -> Answer:
     """List the complete checkpoints of a run, oldest first."""
     from lakh.checkpoint import Manifest, list_complete
 
+    if not exists(run_dir):
+        raise UserError(run_dir, "no such folder", "give a run's folder")
     rows = []
     for step, folder in list_complete(run_dir):
         manifest = Manifest.read(folder)
@@ -37,7 +40,6 @@ def verify(path: str) -> Answer:
     """Check every file of a checkpoint, or of all checkpoints of a run, against its hash."""
     from lakh.checkpoint import list_complete
     from lakh.checkpoint import verify as check
-    from lakh.storage import is_complete
 
     folders = [path] if is_complete(path) else [folder for _, folder in list_complete(path)]
     if not folders:

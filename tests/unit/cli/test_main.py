@@ -86,6 +86,7 @@ def test_a_missing_extra_names_the_line_that_installs_it() -> None:
         (("config", "check", "laptop", "--ranks", "3"), "cannot be split"),
         (("train", "laptop", "--fault", "burn", "--out", "/proc/none"), "error"),
         (("checkpoint", "verify", "/nowhere"), "no complete checkpoint"),
+        (("checkpoint", "list", "/nowhere"), "no such folder"),
         (("resume", "/nowhere"), "no such"),
         ((), "Usage"),
     ],
