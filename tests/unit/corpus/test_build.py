@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from lakh import storage
 from lakh.corpus import REASONS, Filters, Settings, build, read_documents, read_report
 from lakh.corpus.find import find
 from lakh.errors import CorruptShard, DataError, DiskFull, UserError
@@ -139,18 +138,14 @@ def test_force_replaces_a_corpus_and_nothing_else(tree: Callable[..., Path], tmp
 
 @pytest.mark.parametrize("calls_before", [0, 5, 20])
 def test_a_full_disk_is_said_plainly_and_leaves_nothing_that_looks_complete(
-    tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls_before: int
+    tree: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fill_disk_after: Callable[[int], None],
+    calls_before: int,
 ) -> None:
     root, out = tree("proj", FILES), tmp_path / "out"
-    left, real = [calls_before], storage.HashingFile.write
-
-    def write(self: storage.HashingFile, data: Any) -> int:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(self, data)
-
-    monkeypatch.setattr(storage.HashingFile, "write", write)
+    fill_disk_after(calls_before)
     with pytest.raises(DiskFull):
         build([str(root)], out)
     assert not [name for name in os.listdir(out) if name.endswith(".part") or name in ("manifest.json", ".spool")]

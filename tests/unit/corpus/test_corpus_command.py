@@ -1,37 +1,15 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from lakh.cli import main
 from lakh.cli.corpus import corpus
 from lakh.cli.main import COMMANDS
 
 
-@pytest.fixture
-def lakh(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a command: (exit code, stdout, stderr)."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(list(words))
-        done = capsys.readouterr()
-        return int(left.value.code or 0), done.out, done.err
-
-    return run
-
-
-def last_line(out: str) -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return parsed
-
-
 def test_a_build_ends_with_one_json_document(
-    lakh: Callable[..., Any], tree: Callable[..., Path], tmp_path: Path
+    lakh: Callable[..., Any], last_line: Callable[..., Any], tree: Callable[..., Path], tmp_path: Path
 ) -> None:
     root, out = tree("proj", {"a.py": "x = 1\n", "b.py": "x = 1\n\n", "c.md": "hi"}), tmp_path / "out"
     code, stdout, _ = lakh("corpus", "build", str(root), "--out", str(out), "--json")
@@ -44,7 +22,9 @@ def test_a_build_ends_with_one_json_document(
     assert last_line(lakh("corpus", "build", str(root), "--out", str(out), "--json")[1])["reused"] is True
 
 
-def test_report_and_show_answer_people_too(lakh: Callable[..., Any], tree: Callable[..., Path], tmp_path: Path) -> None:
+def test_report_and_show_answer_people_too(
+    lakh: Callable[..., Any], last_line: Callable[..., Any], tree: Callable[..., Path], tmp_path: Path
+) -> None:
     root, out = tree("proj", {"a.py": "x = 1\n", "b.py": ""}), str(tmp_path / "out")
     lakh("corpus", "build", str(root), "--out", out)
     code, stdout, _ = lakh("corpus", "report", out, "--verify")
@@ -56,7 +36,7 @@ def test_report_and_show_answer_people_too(lakh: Callable[..., Any], tree: Calla
 
 
 def test_errors_have_an_exit_code_and_a_remedy(
-    lakh: Callable[..., Any], tree: Callable[..., Path], tmp_path: Path
+    lakh: Callable[..., Any], last_line: Callable[..., Any], tree: Callable[..., Path], tmp_path: Path
 ) -> None:
     root, out = tree("proj", {"a.py": "x = 1\n"}), tmp_path / "out"
     (tmp_path / "empty").mkdir()

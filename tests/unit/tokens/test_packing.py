@@ -3,13 +3,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lakh import storage
 from lakh.corpus import read_documents
 from lakh.errors import CorruptShard, DataError, DiskFull, UserError
 from lakh.tokens.loader import TokenSet
@@ -134,17 +134,14 @@ def test_a_damaged_corpus_is_not_packed(corpus: Path, tokenizer: Tokenizer, tmp_
 
 @pytest.mark.parametrize("calls_before", [0, 3, 100])
 def test_a_full_disk_leaves_no_manifest_and_no_litter(
-    corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls_before: int
+    corpus: Path,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fill_disk_after: Callable[[int], None],
+    calls_before: int,
 ) -> None:
-    left, real = [calls_before], storage.HashingFile.write
-
-    def write(self: storage.HashingFile, data: Any) -> int:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(self, data)
-
-    monkeypatch.setattr(storage.HashingFile, "write", write)
+    fill_disk_after(calls_before)
     with pytest.raises(DiskFull):
         pack(corpus, tokenizer, tmp_path / "out", heldout_fraction=0.1)
     assert set(files_of(tmp_path / "out")) == {"tokenizer.json"}

@@ -1,36 +1,16 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from lakh.cli import main
 from lakh.cli.main import COMMANDS
 from lakh.cli.tokens import tokens
 
 
-@pytest.fixture
-def lakh(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a command: (exit code, stdout, stderr)."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(list(words))
-        done = capsys.readouterr()
-        return int(left.value.code or 0), done.out, done.err
-
-    return run
-
-
-def last_line(out: str) -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return parsed
-
-
-def test_train_and_pack_from_the_command_line(lakh: Callable[..., Any], corpus: Path, tmp_path: Path) -> None:
+def test_train_and_pack_from_the_command_line(
+    lakh: Callable[..., Any], last_line: Callable[..., Any], corpus: Path, tmp_path: Path
+) -> None:
     words, out = str(tmp_path / "words"), str(tmp_path / "packed")
     code, stdout, _ = lakh("tokens", "train", str(corpus), "--out", words, "--vocab", "300", "--json")
     assert (code, last_line(stdout)["vocab"]) == (0, 300)
