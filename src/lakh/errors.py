@@ -20,6 +20,9 @@ A message has three parts, always in this order: *where* it happened, *what was 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 __all__ = [
     "ConfigError",
     "CorruptCheckpoint",
@@ -34,6 +37,7 @@ __all__ = [
     "PeerLost",
     "PeerTimeout",
     "UserError",
+    "from_dict",
 ]
 
 
@@ -60,6 +64,16 @@ class LakhError(Exception):
             "todo": self.todo,
             "exit_code": self.exit_code,
         }
+
+
+def from_dict(document: Mapping[str, Any]) -> LakhError:
+    """The error that another process of ours printed with `--json`, in its own words and of its own kind."""
+    kind = globals().get(str(document.get("kind")), LakhError)
+    if not (isinstance(kind, type) and issubclass(kind, LakhError)):
+        kind = LakhError
+    error = kind.__new__(kind)  # some kinds take other arguments; all of them have these three parts
+    LakhError.__init__(error, *(str(document.get(part) or "unknown") for part in ("where", "found", "todo")))
+    return error
 
 
 class UserError(LakhError):

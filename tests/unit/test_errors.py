@@ -7,7 +7,7 @@ import pytest
 from lakh import errors
 from lakh.errors import LakhError
 
-ALL = [getattr(errors, name) for name in errors.__all__]
+ALL = [getattr(errors, name) for name in errors.__all__ if name != "from_dict"]
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -29,3 +29,16 @@ def test_the_drawn_tree_names_every_error_and_its_exit_code(kind: type[LakhError
 
 def test_a_missing_extra_says_how_to_install_it() -> None:
     assert "pip install 'lakh[train]'" in str(errors.MissingExtra("lakh train", "torch", "train"))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_an_error_comes_back_from_its_document(kind: type[LakhError]) -> None:
+    error = kind("here", "found", "todo")
+    again = errors.from_dict(error.as_dict())
+    assert type(again) is kind
+    assert (str(again), again.exit_code) == (str(error), error.exit_code)
+
+
+@pytest.mark.parametrize("document", [{}, {"kind": "Mapping"}, {"kind": "NoSuch", "where": "w"}])
+def test_a_document_that_is_no_error_of_ours_is_still_an_error(document: dict) -> None:
+    assert type(errors.from_dict(document)) is LakhError

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from lakh import config as settings
 from lakh.cli.face import Answer, answers, set_option, table
-from lakh.spec import load_run
+from lakh.spec import Run, load_run
 
-__all__ = ["config"]
+__all__ = ["amounts", "config"]
 
 
 @click.group()
@@ -47,22 +49,25 @@ def diff(left: str, right: str) -> Answer:
 def check(run: str, sets: tuple[str, ...], ranks: int | None) -> Answer:
     """Check a run and print what it amounts to: parameters, tokens, FLOPs, memory."""
     loaded = load_run(run, sets)
-    ranks = ranks or loaded.mesh.ranks
-    memory = loaded.memory_bytes(ranks)
-    data = {
-        "ok": True,
-        "run": loaded.name,
-        "sha256": settings.fingerprint(loaded),
+    data = {"ok": True, **amounts(loaded, ranks or loaded.mesh.ranks)}
+    return Answer(data, table(["what", "value"], list(data.items())))
+
+
+def amounts(run: Run, ranks: int) -> dict[str, Any]:
+    """What a run on so many ranks amounts to, counted before anything starts."""
+    memory = run.memory_bytes(ranks)
+    return {
+        "run": run.name,
+        "sha256": settings.fingerprint(run),
         "ranks": ranks,
-        "mesh": str(loaded.mesh.resolve(ranks)),
-        "parameters": loaded.model.parameters,
-        "tokens_per_step": loaded.tokens_per_step,
-        "tokens": loaded.tokens,
-        "accumulation": loaded.accumulation(ranks),
-        "flops_per_token": loaded.model.flops_per_token(loaded.data.sequence),
-        "flops_per_token_palm": loaded.model.flops_per_token(loaded.data.sequence, causal=False),
-        "flops": loaded.flops,
+        "mesh": str(run.mesh.resolve(ranks)),
+        "parameters": run.model.parameters,
+        "tokens_per_step": run.tokens_per_step,
+        "tokens": run.tokens,
+        "accumulation": run.accumulation(ranks),
+        "flops_per_token": run.model.flops_per_token(run.data.sequence),
+        "flops_per_token_palm": run.model.flops_per_token(run.data.sequence, causal=False),
+        "flops": run.flops,
         "state_bytes_per_rank": memory["states"],
         "activation_bytes_per_rank": memory["activations"],
     }
-    return Answer(data, table(["what", "value"], list(data.items())))

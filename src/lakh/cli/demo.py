@@ -203,11 +203,9 @@ def _lakh(command: tuple[str, ...]) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     if process.returncode == 0:
         return document
-    error = document.get("error", {})
-    kinds = {2: errors.UserError, 65: errors.DataError, 75: errors.PeerError}
-    kind = kinds.get(process.returncode, LakhError)
-    where = f"lakh {command[0]}: {error.get('where', '')}".rstrip(": ")
-    raise kind(where, str(error.get("found", f"exit code {process.returncode}")), str(error.get("todo", "see above")))
+    if "where" in document.get("error", {}):
+        raise errors.from_dict(document["error"])
+    raise LakhError(f"lakh {command[0]}", f"ended with exit code {process.returncode}", "see above")
 
 
 @contextlib.contextmanager

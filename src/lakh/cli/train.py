@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from lakh import config, storage
+from lakh.cli.config import amounts
 from lakh.cli.face import Answer, answers, console, set_option, table
 from lakh.errors import UserError
 from lakh.spec import Fault, Run, load_run
@@ -57,7 +58,8 @@ def train(
         return _be_a_rank(loaded, run_dir, faults)
     loaded.accumulation(nproc)
     if dry_run:
-        return _plan(loaded, nproc)
+        plan = amounts(loaded, nproc)
+        return Answer(plan, table(["what", "value"], list(plan.items()), title="would train (nothing was started)"))
     if storage.list_dir(storage.join(run_dir, "checkpoints")):
         raise UserError(run_dir, "holds a run already", f"go on with: lakh resume {run_dir}, or choose another --out")
     _prepare(loaded, run_dir)
@@ -142,18 +144,3 @@ def _prepare(run: Run, run_dir: str) -> None:
             Run, {**config.to_dict(run), "data": {**config.to_dict(run.data), "tokens": tokens}}, origin="run"
         )
     storage.write_bytes(storage.join(run_dir, "run.toml"), config.to_toml(run).encode())
-
-
-def _plan(run: Run, ranks: int) -> Answer:
-    memory = run.memory_bytes(ranks)
-    data = {
-        "run": run.name,
-        "mesh": str(run.mesh.resolve(ranks)),
-        "parameters": run.model.parameters,
-        "tokens": run.tokens,
-        "accumulation": run.accumulation(ranks),
-        "flops": run.flops,
-        "state_bytes_per_rank": memory["states"],
-        "activation_bytes_per_rank": memory["activations"],
-    }
-    return Answer(data, table(["what", "value"], list(data.items()), title="would train (nothing was started)"))

@@ -165,13 +165,8 @@ class _Ranks:
         """The error that the rank itself reported, in its own words; else what we saw from outside."""
         document = (_last_document(self.outputs[verdict.rank]) or {}).get("error")
         where = f"rank {verdict.rank}"
-        if isinstance(document, dict) and {"kind", "where", "found", "todo"} <= document.keys():
-            kind = getattr(errors, str(document["kind"]), LakhError)
-            parts = (str(document["where"]), str(document["found"]), str(document["todo"]))
-            if kind is errors.MissingExtra:
-                kind = errors.UserError  # takes other arguments; the words are the same
-            error: LakhError = kind(*parts)
-            return error
+        if isinstance(document, dict) and "where" in document:
+            return errors.from_dict(document)
         log = self.outputs[verdict.rank].with_suffix(".err")
         if verdict.action == "stopped":
             return Interrupted(where, verdict.reason, "lakh resume goes on from the last checkpoint")

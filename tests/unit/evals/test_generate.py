@@ -18,8 +18,6 @@ from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
 from lakh.evals.tasks import TASKS
 
-pytest.importorskip("torch", reason="the engine's Sampling lives beside torch")
-
 
 @dataclass
 class FakeEngine:

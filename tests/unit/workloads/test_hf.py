@@ -114,7 +114,8 @@ def test_an_export_that_breaks_off_is_no_model(tmp_path: Path, monkeypatch: pyte
 def test_transformers_loads_our_export_with_equal_logits_and_greedy_tokens(
     tmp_path: Path, tokenizer_json: Path, settings: dict[str, Any]
 ) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     spec, ours, weights = make(settings)
     hf.save(tmp_path, spec, weights, tokenizer_json, shard_bytes=20_000)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
@@ -132,7 +133,8 @@ def test_transformers_loads_our_export_with_equal_logits_and_greedy_tokens(
 
 
 def test_transformers_reads_the_same_tokenizer(tmp_path: Path, tokenizer_json: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     spec, _, weights = make(tied)
     hf.save(tmp_path, spec, weights, tokenizer_json)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -150,7 +152,8 @@ def test_transformers_reads_the_same_tokenizer(tmp_path: Path, tokenizer_json: P
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_a_llama_made_by_transformers_comes_in(tmp_path: Path, is_tied: bool) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.LlamaConfig(
         hidden_size=32,
         intermediate_size=48,
