@@ -11,5 +11,5 @@ def laptop() -> Run:
         model=Model(layers=4, width=192, heads=6, kv_heads=2, ffn=512, vocab=4096, context=512),
         data=Data(tokens="tokens", sequence=256, batch=8, micro_batch=4),
         optim=Optimizer(lr=4e-3, warmup_steps=20),
-        train=Training(steps=300, eval_every=50, eval_sequences=32),
+        train=Training(steps=400, eval_every=50, eval_sequences=32),
     )
