@@ -38,6 +38,7 @@ __all__ = [
     "Restarted",
     "RunEnded",
     "RunStarted",
+    "Scored",
     "SettingChanged",
     "StepDone",
     "StepSkipped",
@@ -111,6 +112,20 @@ class Evaluated(Event, kind="evaluated"):
     loss: float
     sequences: int
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Event, kind="scored"):
+    """A checkpoint was scored on a benchmark. `step` is the checkpoint's."""
+
+    task: str
+    pass_at_1: float | None
+    low: float | None
+    high: float | None
+    passed: int
+    total: int
+    seconds: float
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ def findings() -> Iterator[Finding]:
     yield _native()
     yield _program("compiler", ("g++", "clang++", "c++"), "no native core, no torch.compile", "apt-get install g++")
     yield _gpu()
-    yield _program("bubblewrap", ("bwrap",), "model-written code is not run", "apt-get install bubblewrap")
+    yield _program("bubblewrap", ("bwrap",), "weaker walls around model-written code", "apt-get install bubblewrap")
     yield _namespaces()
     yield _disk()
 

@@ -12,14 +12,18 @@ from lakh.cli.face import Answer, answers, console, table
 from lakh.cli.lazy import DefaultGroup
 from lakh.errors import UserError
 from lakh.evals.generate import check_request, generate, load_engine
+from lakh.evals.journal import Journal
 from lakh.evals.protocol import Origin
-from lakh.evals.run import Result, write_result
+from lakh.evals.reproduce import CANONICAL
+from lakh.evals.run import Result
 from lakh.evals.run import score as score_samples
 from lakh.evals.samples import canonical_samples, read_samples
-from lakh.evals.sandbox import Sandbox
-from lakh.evals.tasks import load_task
+from lakh.evals.sandbox import RUNGS, Sandbox
+from lakh.evals.tasks import TASKS, load_task
 
-__all__ = ["evaluate"]
+__all__ = ["bar", "common", "evaluate", "make_sandbox", "sampling_options", "show"]
+
+BITS_PER_BYTE = "bits-per-byte"
 
 
 # Options of the default command may come first: `lakh eval --tasks humaneval MODEL`.
@@ -34,8 +38,9 @@ evaluate.default = "model"
 def common(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--unsafe", is_flag=True, help="Run without a sandbox. Model-written code gets your rights."),
+        click.option("--sandbox", "rung", type=click.Choice(RUNGS), help="This rung only; default: the strongest."),
         click.option("--workers", type=click.IntRange(min=1), help="Programs at one time; default: one per CPU."),
-        click.option("--out", metavar="DIR", help="Keep samples, verdicts and result.json there."),
+        click.option("--out", metavar="DIR", help="Keep samples, verdicts and result.json there; go on if stopped."),
         click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N problems only."),
         click.option("--data", metavar="PATH", help="The benchmark's file, or the folder it lies in."),
     ):
@@ -43,43 +48,64 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    top_p = click.FloatRange(min=0, max=1, min_open=True)
+    for option in (
+        click.option(
+            "--max-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="Per completion."
+        ),
+        click.option("--seed", default=0, show_default=True, type=int, help="Of the sampling."),
+        click.option("--top-p", default=1.0, show_default=True, type=top_p),
+        click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0)),
+        click.option("--n", default=1, show_default=True, type=click.IntRange(min=1), help="Samples per problem."),
+        click.option("--tasks", required=True, help="Names with commas between them, e.g. humaneval,mbpp-sanitized."),
+    ):
+        function = option(function)
+    return function
+
+
 @evaluate.command()
 @click.argument("model")
-@click.option("--tasks", required=True, help="Names with commas between them, e.g. humaneval.")
-@click.option("--n", default=1, show_default=True, type=click.IntRange(min=1), help="Samples per problem.")
-@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0))
-@click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(min=0, max=1, min_open=True))
-@click.option("--seed", default=0, show_default=True, type=int, help="Of the sampling.")
-@click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="Per completion.")
+@sampling_options
+@click.option("--chat", is_flag=True, help="Ask an endpoint's chat, and take the code block of its answer.")
+@click.option("--served-name", metavar="NAME", help="Of the model at an endpoint; default: the first it lists.")
 @common
 @answers
 def model(
-    model: str, tasks: str, n: int, temperature: float, top_p: float, seed: int, max_tokens: int, data: str | None,
-    limit: int | None, out: str | None, workers: int | None, unsafe: bool,
+    model: str, tasks: str, n: int, temperature: float, top_p: float, seed: int, max_tokens: int, chat: bool,
+    served_name: str | None, data: str | None, limit: int | None, out: str | None, workers: int | None,
+    rung: str | None, unsafe: bool,
 ) -> Answer:  # fmt: skip
     """Generate completions with a model and score them.
 
+    MODEL is a run, a checkpoint, a Hugging Face folder, or the URL of an endpoint that speaks OpenAI's completions.
     This is the default: lakh eval MODEL --tasks humaneval
     """
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
-    if not names or len(set(names)) < len(names):
-        raise UserError(f"--tasks {tasks}", "names no task, or one of them twice", "write e.g. --tasks humaneval")
-    loaded = [load_task(name, data).first(limit) for name in names]
-    origin = Origin(model, temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
+    names = split_names(tasks)
+    form = None if "://" not in model else "chat" if chat else "completions"
+    origin = Origin(model, temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens, form=form)
+    blocks: list[dict[str, Any]] = []
+    if BITS_PER_BYTE in names:
+        blocks.append(_bits_per_byte(model, data, limit))
+    loaded = [load_task(name, data).first(limit) for name in names if name != BITS_PER_BYTE]
     for task in loaded:
         check_request(task, origin, n)
-    with _sandbox(unsafe) as sandbox:  # before the model: a missing sandbox should cost no minutes
-        engine = load_engine(model)
-        results = []
-        for task in loaded:
-            with _bar(f"{task.name}: generating", n * len(task.problems)) as progress:
-                samples = generate(engine, task, origin, n=n, progress=progress)
-            with _bar(f"{task.name}: running", len(samples)) as progress:
-                result = score_samples(task, samples, sandbox, origin, workers=workers, progress=progress)
-            if out:
-                write_result(out if len(loaded) == 1 else f"{out.rstrip('/')}/{task.name}", result)
-            results.append(result)
-    return _answer(results)
+    if loaded:
+        with make_sandbox(unsafe, rung) as sandbox:  # before the model: a missing sandbox should cost no minutes
+            engine = load_engine(model, chat=chat, served_name=served_name)
+            for task in loaded:
+                folder = out if out is None or len(loaded) == 1 else f"{out.rstrip('/')}/{task.name}"
+                key = {"task": task.name, "data": task.data_sha256, "problems": len(task.problems), **vars_of(origin)}
+                journal = Journal(f"{folder}/generated.journal.jsonl" if folder else None, key)
+                with contextlib.closing(journal), bar(f"{task.name}: generating", n * len(task.problems)) as progress:
+                    samples = generate(engine, task, origin, n=n, progress=progress, journal=journal)
+                with bar(f"{task.name}: running", len(samples)) as progress:
+                    result = score_samples(
+                        task, samples, sandbox, origin, workers=workers, progress=progress, out=folder
+                    )
+                journal.finish()
+                blocks.append(result.as_dict())
+    return show(blocks)
 
 
 @evaluate.command()
@@ -87,11 +113,13 @@ def model(
 @click.option("--task", "name", required=True, help="Name of the benchmark, e.g. humaneval.")
 @click.option("--canonical", is_flag=True, help="Score the benchmark's own solutions: a test of the harness.")
 @click.option("--partial", is_flag=True, help="Allow problems without a sample; they are left out of the score.")
+@click.option("--n", type=click.IntRange(min=1), help="Refuse a file that has not so many samples of each problem.")
+@click.option("--cpu-limit", type=click.IntRange(min=1), metavar="S", help="CPU seconds; default: by the reference.")
 @common
 @answers
 def score(
-    samples: str | None, name: str, canonical: bool, partial: bool, data: str | None, limit: int | None,
-    out: str | None, workers: int | None, unsafe: bool,
+    samples: str | None, name: str, canonical: bool, partial: bool, n: int | None, cpu_limit: int | None,
+    data: str | None, limit: int | None, out: str | None, workers: int | None, rung: str | None, unsafe: bool,
 ) -> Answer:  # fmt: skip
     """Score completions from a JSONL file of {task_id, completion}."""
     if (samples is None) != canonical:
@@ -99,51 +127,102 @@ def score(
     task = load_task(name, data)
     if samples is None:
         task = task.first(limit)
-        origin, given = Origin("canonical solutions"), canonical_samples(task)
+        origin, given = Origin(CANONICAL), canonical_samples(task)
+        if not given:
+            raise UserError(f"task {name}", "has no reference solutions here", "score samples instead")
     else:
-        origin, given = Origin(samples), read_samples(samples, task, partial=partial)
+        origin, given = Origin(samples), read_samples(samples, task, partial=partial, n=n)
         kept = {problem.id for problem in task.first(limit).problems}
         given = [sample for sample in given if sample.task_id in kept]
         if not given:
             raise UserError(samples, f"has no sample for the first {limit} problems", "raise --limit")
-    with _sandbox(unsafe) as sandbox, _bar(f"{task.name}: running", len(given)) as progress:
-        result = score_samples(task, given, sandbox, origin, workers=workers, progress=progress)
-    if out:
-        write_result(out, result)
-    return _answer([result])
+    with make_sandbox(unsafe, rung) as sandbox, bar(f"{task.name}: running", len(given)) as progress:
+        result = score_samples(
+            task, given, sandbox, origin, cpu_s=cpu_limit, workers=workers, progress=progress, out=out
+        )
+    return show([result.as_dict()], result)
 
 
-def _sandbox(unsafe: bool) -> Sandbox:
+@evaluate.command("tasks")
+@answers
+def list_tasks() -> Answer:
+    """List the benchmarks by name."""
+    names = [*TASKS, BITS_PER_BYTE]
+    return Answer({"tasks": names}, "\n".join(names))
+
+
+def split_names(tasks: str) -> list[str]:
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"--tasks {tasks}", "names no task, or one of them twice", "write e.g. --tasks humaneval")
+    return names
+
+
+def vars_of(origin: Origin) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(origin)
+
+
+def make_sandbox(unsafe: bool, rung: str | None = None) -> Sandbox:
     if unsafe:
         console().print("warning: --unsafe runs model-written code with your rights and your network", style="yellow")
-    return Sandbox.choose(unsafe=unsafe)
+    return Sandbox.choose(unsafe=unsafe, rung=rung)
 
 
 @contextlib.contextmanager
-def _bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda done: bar.update(task, completed=done)
+    with Progress(*columns, console=console(), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda done: progress.update(task, completed=done)
 
 
-def _answer(results: list[Result]) -> Answer:
+def _bits_per_byte(model: str, data: str | None, limit: int | None) -> dict[str, Any]:
+    from lakh.evals.perplexity import measure
+    from lakh.evals.tasks.lines import source_texts
+
+    texts = source_texts(data, BITS_PER_BYTE)[:limit]
+    with bar(BITS_PER_BYTE, len(texts)) as progress:
+        return measure(model, texts, progress=progress).as_dict()
+
+
+def show(results: list[dict[str, Any]], failures_of: Result | None = None) -> Answer:
+    """One table per result, its protocol line below; for people also the first problems that did not pass."""
     from rich.console import Group
     from rich.text import Text
 
     blocks: list[Any] = []
-    for result in results:
-        data = result.as_dict()
-        if data["sandbox_errors"]:
-            errors = f"warning: {data['sandbox_errors']} of {data['total']} programs did not run (sandbox_error)"
-            console().print(f"{errors}: the score is too low", style="yellow")
-        rows: list[tuple[str, Any]] = [("passed", f"{data['passed']} of {data['total']}")]
-        rows += [(f"pass@{k}", f"{value:.4f}") for k, value in data["pass_at_k"].items()]
+    for data in results:
+        if "bits_per_byte" in data:
+            keys = ("bits_per_byte", "perplexity_per_token", "tokens", "bytes", "documents", "seconds")
+            rows = [(key, data[key]) for key in keys]
+        else:
+            rows = _score_rows(data)
+        blocks += [
+            table(["", "value"], rows, title=data["task"]),
+            Text(data["protocol"], no_wrap=True, overflow="ignore"),
+        ]
+    if failures_of is not None:
+        pairs = zip(failures_of.samples, failures_of.verdicts, strict=True)
+        failed = [(sample.task_id, v.kind, v.detail[:90]) for sample, v in pairs if not v.passed][:20]
+        if failed:
+            blocks.append(table(["problem", "ended as", "why"], failed, title="did not pass (at most 20 are shown)"))
+    return Answer(results[0] if len(results) == 1 else {"results": results}, Group(*blocks))
+
+
+def _score_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
+    if data["sandbox_errors"]:
+        errors = f"warning: {data['sandbox_errors']} of {data['total']} programs did not run (sandbox_error)"
+        console().print(f"{errors}: the score is too low", style="yellow")
+    rows: list[tuple[str, Any]] = [("passed", f"{data['passed']} of {data['total']}")]
+    rows += [(f"pass@{k}", f"{value:.4f}") for k, value in data["pass_at_k"].items()]
+    if data["interval"]:
         rows += [("pass@1, 95 % interval", "{:.4f} - {:.4f}".format(*data["interval"]))]
-        rows += [(kind, count) for kind, count in data["kinds"].items() if kind != "passed" and count]
-        rows += [("seconds", f"{data['seconds']:.1f}")]
-        blocks += [table(["", "value"], rows, title=data["task"]), Text(data["protocol"])]
-    everything = [result.as_dict() for result in results]
-    return Answer(everything[0] if len(everything) == 1 else {"results": everything}, Group(*blocks))
+    rows += [(kind, count) for kind, count in data["kinds"].items() if kind != "passed" and count]
+    return [*rows, ("seconds", f"{data['seconds']:.1f}")]
+
+
+from lakh.cli import eval_results  # noqa: E402, F401 - its commands join this group

@@ -7,65 +7,80 @@ Two ways in, because the kernel exempts root from the limit on processes, under 
 
     ordinary user   bubblewrap makes a user namespace, inside which we are nobody
     root            no user namespace: the walls are built by root, so that a Python under /root (mode 700) can be
-                    bound at all, and the harness then becomes a uid of its own that nobody else has, before it reads a
-                    line of the program. Of root's capabilities only the two needed for that step are let in.
+                    bound at all; candidate and examiner then each become a uid of their own that nobody else has,
+                    before they read a line of a program. Of root's capabilities only those needed for that step, and
+                    for ending such a process, are let in.
 
 Python is bound at its own path, not at a neutral one: a build with a shared libpython carries that path in its binary.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["command", "find", "interpreter", "next_uid", "visible"]
+from lakh.evals import seccomp
+from lakh.evals.walls import NOBODY, Start, inner_command, next_uid
 
-NOBODY = 65534
-OWN_UIDS = range(0x30000000, 0x70000000)  # far above every range that systems hand out
-UIDS_PER_PROCESS = 256
+__all__ = ["Bubblewrap", "command", "find", "visible"]
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64", "/nix/store", "/etc/ld.so.cache", "/etc/alternatives")
 MADE_FOLDERS = ("/dev", "/etc", "/nix")
+JAVA_SETTINGS = "java-*"  # Debian keeps what a JVM cannot start without there
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
-# Not -I: it would ignore PYTHONHASHSEED, and with it the order of sets would change from run to run.
-PYTHON_FLAGS = ("-s", "-S", "-P", "-B")
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
-_counter = itertools.count()
+class Bubblewrap:
+    has_tmp = True
+
+    def __init__(self, bwrap: str) -> None:
+        self._bwrap = bwrap
+        self._filter = seccomp.filter_bytes()
+
+    @property
+    def description(self) -> str:
+        way = "uid dropped from root" if os.geteuid() == 0 else "user namespace"
+        return f"bubblewrap+rlimits{'+seccomp' if self._filter else ''} ({way})"
+
+    @contextlib.contextmanager
+    def opened(self, tmp_bytes: int) -> Iterator[Start]:
+        setup = {"own_walls": False, "tmp": "/tmp", "uids": [next_uid(), next_uid()], "filter": ""}
+        if self._filter is None:
+            words = command(self._bwrap, tmp_bytes=tmp_bytes, seccomp_fd=None)
+            yield Start([*words, "--", *inner_command()], setup)
+            return
+        descriptor = os.memfd_create("seccomp")
+        try:
+            os.write(descriptor, self._filter)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            words = command(self._bwrap, tmp_bytes=tmp_bytes, seccomp_fd=descriptor)
+            yield Start([*words, "--", *inner_command()], setup, descriptors=(descriptor,))
+        finally:
+            os.close(descriptor)
+
+    def probe(self) -> str:
+        return _PROBE.replace("VISIBLE", repr(visible())).replace("FILTERED", str(bool(self._filter)))
 
 
 def find() -> str | None:
     return shutil.which("bwrap")
 
 
-def interpreter() -> str:
-    """The Python behind lakh's virtual environment: nothing that was installed beside lakh is seen inside."""
-    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-
-
-def next_uid() -> int:
-    """0 for an ordinary user (nothing to drop); for root, a uid that no other run has at this moment."""
-    if os.geteuid() != 0:
-        return 0
-    wanted = OWN_UIDS.start + (os.getpid() * UIDS_PER_PROCESS + next(_counter) % UIDS_PER_PROCESS) % len(OWN_UIDS)
-    return wanted if _is_mapped(wanted) else NOBODY
-
-
 def command(bwrap: str, *, tmp_bytes: int, seccomp_fd: int | None) -> list[str]:
     """Everything before the `--`; what follows runs inside."""
     words = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-    words += ["--as-pid-1", "--die-with-parent", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
+    words += ["--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
     if os.geteuid() == 0:
-        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_KILL"]
     else:
         words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
     for folder in MADE_FOLDERS:  # made by hand: bubblewrap would close them to all but root
         words += ["--dir", folder]
-    for folder in SYSTEM_FOLDERS:
+    for folder in (*SYSTEM_FOLDERS, *map(str, Path("/etc").glob(JAVA_SETTINGS))):
         words += ["--ro-bind-try", folder, folder]
     for device in DEVICES:
         words += ["--dev-bind", device, device]
@@ -92,10 +107,31 @@ def _bind_python(prefix: Path) -> list[str]:
     return [*words, "--ro-bind", str(prefix), str(prefix)]
 
 
-def _is_mapped(uid: int) -> bool:
-    """Whether this uid exists here: a container may map only the first 65536."""
+_PROBE = """
+import ctypes, os, socket, time
+def refused(call, *arguments):
     try:
-        lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
+        call(*arguments)
     except OSError:
-        return False
-    return any(int(first) <= uid < int(first) + int(size) for first, _, size in (line.split() for line in lines))
+        return True
+    return False
+def forks_without_end():
+    for _ in range(32):
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+def check():
+    assert set(os.listdir("/")) <= VISIBLE, "folders of the host are visible"
+    assert os.listdir("/tmp") == [], "/tmp is not private"
+    assert refused(open, "/etc/passwd"), "the host's users are visible"
+    for path in ("/probe", "/usr/probe", "/dev/probe", os.path.join(os.path.dirname(os.__file__), "probe")):
+        assert refused(open, path, "w"), "can write to " + path
+    with open("/tmp/probe", "w") as file:
+        file.write("x")
+    assert os.getuid() != 0 and os.geteuid() != 0, "runs as root"
+    assert refused(os.setuid, 0), "can become root"
+    assert refused(socket.socket) or {name for _, name in socket.if_nameindex()} <= {"lo"}, "reaches a network"
+    assert os.getpid() < 8, "sees processes of the host"
+    assert not FILTERED or ctypes.CDLL(None).unshare(0x10000000) != 0, "can make user namespaces"
+    assert refused(forks_without_end), "the number of processes is not limited"
+"""

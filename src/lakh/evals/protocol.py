@@ -1,16 +1,26 @@
-"""The one line that says how a score was made. Two scores are comparable when their lines are equal."""
+"""The one line that says how a score was made. Two scores are comparable when their lines are equal.
+
+`key=value | key=value`, each value as JSON: people can read it, and `parse` gives back what `line` was made from, so
+that a result can be reproduced from its line.
+"""
 
 from __future__ import annotations
 
+import json
 import platform
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lakh import __version__
-from lakh.evals.sandbox import Limits, Sandbox
+from lakh.errors import UserError
 from lakh.evals.task import Task
+from lakh.evals.verdict import Limits
 
-__all__ = ["Origin", "Protocol"]
+__all__ = ["Origin", "Protocol", "parse"]
+
+BETWEEN = " | "
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +33,8 @@ class Origin:
     top_p: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    form: str | None = None
+    """How an endpoint was asked: "completions" or "chat"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +46,13 @@ class Protocol:
     num_problems: int
     samples_per_problem: str
     """A number, or a range such as "5-10"."""
-
-    @staticmethod
-    def of(task: Task, origin: Origin, limits: Limits, sandbox: Sandbox, counts: dict[str, int]) -> Protocol:
-        """`counts` is task id -> number of samples."""
-        low, high = min(counts.values()), max(counts.values())
-        per_problem = str(low) if low == high else f"{low}-{high}"
-        return Protocol(task, origin, limits, sandbox.description, len(counts), per_problem)
+    samples_sha256: str = ""
+    cpu_s: Mapping[str, int] = field(default_factory=dict)
+    """Problem id -> its CPU limit."""
 
     def parts(self) -> dict[str, Any]:
         known = {key: value for key, value in asdict(self.origin).items() if value is not None}
+        usual, others = _usual(self.cpu_s, self.limits.cpu_s)
         return {
             "task": self.task.name,
             "data_sha256": self.task.data_sha256,
@@ -53,14 +62,37 @@ class Protocol:
             "extraction": self.task.extraction,
             "n": self.samples_per_problem,
             **known,
-            "limits": asdict(self.limits),
+            "samples_sha256": self.samples_sha256,
+            "limits": asdict(self.limits) | {"cpu_s": usual},
+            "cpu_s_of": others,
             "sandbox": self.sandbox,
-            "versions": {"lakh": __version__, "python": platform.python_version()},
+            "versions": {"lakh": __version__, "python": platform.python_version(), "machine": platform.machine()},
         }
 
     def line(self) -> str:
-        parts = self.parts()
-        parts["limits"] = ",".join(f"{key}={value:g}" for key, value in parts["limits"].items())
-        parts["versions"] = ",".join(f"{key} {value}" for key, value in parts["versions"].items())
-        parts["data_sha256"] = parts["data_sha256"][:12]
-        return " | ".join(f"{key}: {value}" for key, value in parts.items())
+        return BETWEEN.join(f"{key}={json.dumps(value)}" for key, value in self.parts().items())
+
+
+def _usual(cpu_s: Mapping[str, int], default_s: int) -> tuple[int, dict[str, int]]:
+    """The limit of most problems, and the problems that have another."""
+    if not cpu_s:
+        return default_s, {}
+    usual = Counter(cpu_s.values()).most_common(1)[0][0]
+    return usual, {key: value for key, value in cpu_s.items() if value != usual}
+
+
+def parse(line: str) -> dict[str, Any]:
+    """The parts of a protocol line."""
+    reader, parts, at = json.JSONDecoder(), {}, 0
+    line = line.strip()
+    while at < len(line):
+        key, sign, _ = line[at:].partition("=")
+        try:
+            if not sign or not key:
+                raise ValueError
+            parts[key], at = reader.raw_decode(line, at + len(key) + 1)
+        except ValueError:
+            todo = "give the line as `lakh eval` printed it"
+            raise UserError("protocol line", f"cannot be read from {line[at : at + 30]!r} on", todo) from None
+        at += len(BETWEEN) if line.startswith(BETWEEN, at) else len(line)
+    return parts

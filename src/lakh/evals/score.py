@@ -13,9 +13,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from lakh.evals.sandbox import Kind, Verdict
+from lakh.evals.verdict import Kind, Verdict
 
-__all__ = ["DEFAULT_KS", "ProblemScore", "Summary", "bootstrap_interval", "pass_at_k", "summarise"]
+__all__ = [
+    "DEFAULT_KS",
+    "ProblemScore",
+    "Summary",
+    "bootstrap_interval",
+    "bootstrap_ratio",
+    "pass_at_k",
+    "summarise",
+]
 
 DEFAULT_KS = (1, 10, 100)
 RESAMPLES = 2000
@@ -51,6 +59,26 @@ def bootstrap_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float
     return float(low), float(high)
 
 
+def _interval(values: Sequence[float], *, seed: int) -> tuple[float, float]:
+    """Bootstrap; where all problems passed or none did, and drawing again says nothing, the exact binomial one."""
+    if len(set(values)) > 1 or values[0] not in (0.0, 1.0):
+        return bootstrap_interval(values, seed=seed)
+    reach = ((1 - CONFIDENCE) / 2) ** (1 / len(values))
+    return (0.0, 1 - reach) if values[0] == 0.0 else (reach, 1.0)
+
+
+def bootstrap_ratio(above: Sequence[float], below: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile interval of sum(above) / sum(below), over pairs drawn with replacement."""
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    a, b = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
+    drawn = generator.integers(0, len(a), (RESAMPLES, len(a)))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(a[drawn].sum(axis=1) / b[drawn].sum(axis=1), [tail, 1 - tail])
+    return float(low), float(high)
+
+
 @dataclass(frozen=True, slots=True)
 class ProblemScore:
     task_id: str
@@ -66,8 +94,8 @@ class Summary:
     total: int
     """Samples, over all problems."""
     pass_at_k: dict[int, float]
-    interval: tuple[float, float]
-    """95 % interval of pass@1."""
+    interval: tuple[float, float] | None
+    """95 % interval of pass@1; none where nothing could be run."""
     kinds: dict[str, int]
     """How many samples ended in each class, zeros included."""
     problems: tuple[ProblemScore, ...]
@@ -76,24 +104,32 @@ class Summary:
 def summarise(verdicts: Iterable[tuple[str, Verdict]], *, ks: Sequence[int] = DEFAULT_KS, seed: int = 0) -> Summary:
     """Scores from (task id, verdict) pairs; problems keep the order of their first sample.
 
-    Gives those of `ks` for which every problem has enough samples.
+    Gives those of `ks` for which every problem has enough samples. What could not be run here (a language without its
+    tools) is counted and is no part of the score.
     """
     by_problem: dict[str, list[Kind]] = {}
+    not_run = 0
     for task_id, verdict in verdicts:
-        by_problem.setdefault(task_id, []).append(verdict.kind)
+        if verdict.kind == "not_run":
+            not_run += 1
+        else:
+            by_problem.setdefault(task_id, []).append(verdict.kind)
     problems = tuple(
         ProblemScore(task_id, len(kinds), kinds.count("passed"), dict(sorted(Counter(kinds).items())))
         for task_id, kinds in by_problem.items()
     )
+    none_ran = dict.fromkeys(get_args(Kind), 0) | {"not_run": not_run}
     if not problems:
-        raise ValueError("no verdicts")
+        if not not_run:
+            raise ValueError("no verdicts")
+        return Summary(0, 0, {}, None, none_ran, ())
     fewest = min(problem.num_samples for problem in problems)
     scores = {k: [pass_at_k(p.num_samples, p.num_passed, k) for p in problems] for k in (1, *ks) if k <= fewest}
     return Summary(
         passed=sum(problem.num_passed for problem in problems),
         total=sum(problem.num_samples for problem in problems),
         pass_at_k={k: sum(values) / len(values) for k, values in scores.items()},
-        interval=bootstrap_interval(scores[1], seed=seed),
-        kinds={kind: sum(problem.kinds.get(kind, 0) for problem in problems) for kind in get_args(Kind)},
+        interval=_interval(scores[1], seed=seed),
+        kinds={kind: none_ran[kind] + sum(problem.kinds.get(kind, 0) for problem in problems) for kind in none_ran},
         problems=problems,
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from lakh.evals import bubblewrap
+from lakh.evals import bubblewrap, walls
+from lakh.evals.data import cache_folder
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Problem, Program, Task
 
@@ -25,21 +26,44 @@ def missing_for_sandbox() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def sandbox() -> Sandbox:
+def sandbox() -> Iterator[Sandbox]:
     """Skips only for what the machine lacks: walls that stand and do not hold are a failure."""
     missing = missing_for_sandbox()
     if missing:
         pytest.skip(missing)
-    return Sandbox.choose()
+    with Sandbox.choose(rung="bubblewrap") as chosen:
+        yield chosen
+
+
+TOKEN = f"LAKH_TEST_TOKEN={uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def marked_processes() -> None:
+    """Everything that these tests start in a sandbox has the token in its environment, wherever it hides."""
+    name, _, value = TOKEN.partition("=")
+    walls.ENVIRONMENT[name] = value
 
 
 @pytest.fixture
-def alive(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Ids of living processes that began in a sandbox of this test, wherever they hide: their environment tells."""
-    token = f"LAKH_TEST_TOKEN={uuid.uuid4().hex}"
-    name, _, value = token.partition("=")
-    monkeypatch.setitem(bubblewrap.ENVIRONMENT, name, value)
-    return lambda: processes_with(token)
+def alive() -> Callable[[Sandbox], list[int]]:
+    """Ids of living processes that began in a sandbox, but for its warm cells (and their bubblewrap)."""
+
+    def find(sandbox: Sandbox) -> list[int]:
+        warm = {cell._process.pid for cell in sandbox._idle}
+        # below it: the first process, where bubblewrap is between, and then examiner and zygote
+        for _ in range(2 if isinstance(sandbox._walls, bubblewrap.Bubblewrap) else 1):
+            warm |= {pid for pid in processes_with(TOKEN) if parent(pid) in warm}
+        return [pid for pid in processes_with(TOKEN) if pid not in warm]
+
+    return find
+
+
+def parent(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError):
+        return None
 
 
 def processes_with(token: str) -> list[int]:
@@ -68,6 +92,17 @@ def wait_for_count() -> Callable[[str, Callable[[int], bool]], None]:
     return wait
 
 
+@pytest.fixture(scope="session")
+def benchmarks() -> Path:
+    """The folder with the benchmarks' own files; lakh downloads them to the first of these when it is asked."""
+    repository = Path(__file__).parents[3]
+    shared = Path("shared", "data", "benchmarks")
+    for folder in (cache_folder(), repository / shared, repository.parent / shared):
+        if (folder / "mbpp.jsonl").exists():
+            return folder
+    pytest.skip("no benchmark data: run `lakh eval score --canonical --task mbpp` once where there is a network")
+
+
 @pytest.fixture
 def toy_task() -> Task:
     """Three problems: add a number."""
@@ -87,5 +122,7 @@ def toy_task() -> Task:
         prompt_form="raw prompt",
         extraction="cut at the first stop string",
         data_sha256="0" * 64,
-        build=lambda problem, completion: Program(problem.prompt + completion, f"{problem.test}\ncheck(add)\n"),
+        build=lambda problem, completion: Program(
+            problem.prompt + completion, f"{problem.test}\ncheck(add)\n", names=("add",)
+        ),
     )

@@ -12,11 +12,14 @@ import pytest
 
 from lakh.cli import main
 from lakh.errors import UserError
-from lakh.evals.generate import check_request, generate, load_engine
+from lakh.evals.generate import check_request, code_block, generate, load_engine
+from lakh.evals.journal import Journal
 from lakh.evals.protocol import Origin
 from lakh.evals.sandbox import Sandbox
-from lakh.evals.task import Task
+from lakh.evals.task import Problem, Task
 from lakh.evals.tasks import TASKS
+from lakh.evals.tasks.humaneval import program
+from lakh.evals.tasks.infilling import _first_line
 
 
 @dataclass
@@ -25,6 +28,11 @@ class FakeEngine:
 
     answer: Callable[[str, int | None], str]
     asked: list[Any] = field(default_factory=list)
+    holes: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def infill(self, prefix: str, suffix: str, max_tokens: int) -> str:
+        self.holes.append((prefix, suffix, max_tokens))
+        return prefix
 
     def generate(
         self, prompts: Sequence[str], sampling: Any, *, progress: Callable[[int], None] | None = None
@@ -72,9 +80,46 @@ def test_many_equal_samples_are_refused(toy_task: Task) -> None:
         check_request(toy_task, Origin("fake", temperature=0.0), n=2)
 
 
-def test_a_url_is_refused_with_a_way_out() -> None:
-    with pytest.raises(UserError, match="lakh eval score"):
-        load_engine("http://127.0.0.1:1/v1")
+def test_a_chat_needs_an_endpoint(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is for endpoints"):
+        load_engine(str(tmp_path), chat=True)
+
+
+def test_passes_that_are_in_the_journal_are_not_asked_for_again(toy_task: Task, tmp_path: Path) -> None:
+    origin = Origin("fake", temperature=0.8, seed=5)
+    path = str(tmp_path / "journal.jsonl")
+    first = generate(FakeEngine(lambda prompt, seed: f"{seed}"), toy_task, origin, n=2, journal=Journal(path, "key"))
+    engine = FakeEngine(lambda prompt, seed: f"{seed}")
+    again = generate(engine, toy_task, origin, n=3, journal=Journal(path, "key"))
+    assert [sampling.seed for sampling in engine.asked] == [7]
+    assert [sample.completion for sample in again[:3]] == ["5", "6", "7"]
+    assert [again[0], again[1]] == first[:2]
+    assert Journal(path, "another key").done == []
+
+
+def test_infilling_asks_for_the_hole_and_takes_one_line() -> None:
+    problem = Problem(
+        "Hole/0", "def f():\n", "    return 1\n", "def check(f): assert f() == 1", "f", suffix="\n# end\n"
+    )
+    engine = FakeEngine(lambda prompt, seed: "\n    return 1\n    return 2\n")
+    task = Task("hole", (problem,), (), "", "", "0" * 64, program, take=_first_line, is_infilling=True)
+    samples = generate(engine, task, Origin("fake", temperature=0.0))
+    assert engine.holes == [("def f():\n", "\n# end\n", 256)]
+    assert samples[0].completion == "\n    return 1\n"
+    with pytest.raises(UserError, match="cannot be asked in a chat"):
+        check_request(task, Origin("http://x", form="chat"), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("Sure!\n```python\nx = 1\ny = 2\n```\nThat is it.", "x = 1\ny = 2"),
+        ("```\nx = 1", "x = 1"),
+        ("x = 1", "x = 1"),
+    ],
+)
+def test_the_code_block_of_a_chat(text: str, code: str) -> None:
+    assert code_block(text) == code
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -92,7 +137,7 @@ def toys(toy_task: Task, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine(solve)
     monkeypatch.setitem(TASKS, "toy", lambda data: toy_task)
     monkeypatch.setitem(TASKS, "toy2", lambda data: toy_task)
-    monkeypatch.setattr("lakh.cli.eval.load_engine", lambda path: engine)
+    monkeypatch.setattr("lakh.cli.eval.load_engine", lambda path, **_: engine)
     return engine
 
 
@@ -103,7 +148,7 @@ def test_eval_of_a_model_generates_runs_and_scores(
     assert code == 0
     assert (data["task"], data["passed"], data["total"]) == ("toy", 2, 3)
     assert data["pass_at_k"]["1"] == pytest.approx(2 / 3)
-    assert "source: some-model" in data["protocol"]
+    assert 'source="some-model"' in data["protocol"]
     keys = {"interval", "timeouts", "sandbox_errors", "sandbox", "seconds"}
     assert keys <= data.keys()
     assert (tmp_path / "result.json").exists()

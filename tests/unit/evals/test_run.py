@@ -8,15 +8,20 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lakh.evals.protocol import Origin, Protocol
-from lakh.evals.run import judge, score, write_result
-from lakh.evals.samples import Sample, canonical_samples, read_samples
-from lakh.evals.sandbox import Limits, Sandbox
+from lakh.errors import UserError
+from lakh.evals.calibrate import calibrate, cpu_limit
+from lakh.evals.journal import Journal
+from lakh.evals.protocol import Origin, Protocol, parse
+from lakh.evals.run import JOURNAL, judge, score
+from lakh.evals.samples import Sample, canonical_samples, fingerprint, read_samples
+from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
+from lakh.evals.verdict import Limits, Verdict
 
 RIGHT, WRONG, SLOW = "    return x + 0\n", "    return x - 1\n", "    import time; time.sleep(0.3); return x\n"
 
@@ -31,8 +36,7 @@ def test_verdicts_come_in_the_order_of_the_samples(sandbox: Sandbox, toy_task: T
 
 def test_the_result_files_hold_what_was_judged_and_how(sandbox: Sandbox, toy_task: Task, tmp_path: Path) -> None:
     samples = [*canonical_samples(toy_task)[:2], Sample("Toy/2", WRONG)]
-    result = score(toy_task, samples, sandbox, Origin("some model", temperature=0.5, seed=7), limits=Limits(cpu_s=2))
-    write_result(str(tmp_path / "out"), result)
+    score(toy_task, samples, sandbox, Origin("some model", temperature=0.5, seed=7), cpu_s=2, out=str(tmp_path / "out"))
     document = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (document["passed"], document["total"]) == (2, 3)
     assert document["pass_at_k"] == {"1": pytest.approx(2 / 3)}
@@ -45,23 +49,65 @@ def test_the_result_files_hold_what_was_judged_and_how(sandbox: Sandbox, toy_tas
 
 
 def test_the_protocol_line_says_what_changes_a_score(toy_task: Task) -> None:
-    walls = Sandbox(None)
     origin = Origin("some model", temperature=0.5, top_p=0.9, seed=7, max_tokens=99)
-    line = Protocol.of(toy_task, origin, Limits(cpu_s=3), walls, {"Toy/0": 5, "Toy/1": 5}).line()
-    for part in ("some model", "temperature: 0.5", "top_p: 0.9", "seed: 7", "max_tokens: 99", "cpu_s=3", "n: 5"):
+    cpu_s = {"Toy/0": 3, "Toy/1": 3, "Toy/2": 96}
+    protocol = Protocol(toy_task, origin, Limits(), "some walls | of = kinds", 3, "5", "ab" * 32, cpu_s)
+    line = protocol.line()
+    for part in ("some model", "temperature=0.5", "top_p=0.9", "seed=7", "max_tokens=99", '"cpu_s": 3', 'n="5"'):
         assert part in line
-    for part in ("problems: 2", "raw prompt", r"\ndef", "first stop string", "000000000000", "--unsafe", "python"):
+    for part in ("problems=3", "raw prompt", r"\ndef", "first stop string", "0" * 64, "some walls", '{"Toy/2": 96}'):
         assert part in line
     assert "\n" not in line
+    assert parse(line) == protocol.parts()
+    assert parse(f"{line}\n") == protocol.parts()
+
+
+@pytest.mark.parametrize("line", ["hello", "task=", "task=humaneval | n=1", "=1"])
+def test_a_line_that_is_no_protocol_is_refused(line: str) -> None:
+    with pytest.raises(UserError, match="protocol line"):
+        parse(line)
+
+
+def test_what_was_judged_before_a_stop_is_not_run_again(sandbox: Sandbox, toy_task: Task, tmp_path: Path) -> None:
+    samples = canonical_samples(toy_task)
+    key = {"samples": fingerprint(samples), "task": "toy", "data": "0" * 64, "sandbox": sandbox.description}
+    journal = Journal(str(tmp_path / JOURNAL), key)
+    journal.add({"index": 1, "verdict": {"kind": "failed", "detail": "from the journal", "cpu_s": 1.0, "wall_s": 1.0}})
+    journal.close()
+    with (tmp_path / JOURNAL).open("ab") as file:
+        file.write(b'{"index": 2, "verd')  # torn by a crash
+    result = score(toy_task, samples, sandbox, Origin("x"), out=str(tmp_path))
+    assert [verdict.detail for verdict in result.verdicts] == ["", "from the journal", ""]
+    assert not (tmp_path / JOURNAL).exists()
+    assert (tmp_path / "result.json").exists()
+
+
+def test_the_cpu_limit_follows_the_reference() -> None:
+    assert cpu_limit(Verdict("passed", cpu_s=0.01), 10)[0] == 3
+    assert cpu_limit(Verdict("passed", cpu_s=0.31), 10)[0] == 6
+    assert cpu_limit(Verdict("passed", cpu_s=9.0), 10)[0] == 96
+    assert cpu_limit(Verdict("passed", cpu_s=500.0), 10)[0] == 192
+    assert cpu_limit(Verdict("failed", cpu_s=0.01), 10)[0] == 10
+    assert cpu_limit(None, 10) == (10, "no reference that passes: the default")
+
+
+def test_a_slow_reference_raises_its_own_limit_only(sandbox: Sandbox, toy_task: Task) -> None:
+    slow = "    while time.process_time() < 0.5: pass\n"
+    first, *rest = toy_task.problems
+    heavy = replace(first, prompt=f"import time\n{first.prompt}", canonical=slow + first.canonical)
+    task = replace(toy_task, problems=(heavy, *rest))
+    limits = calibrate(task, task.problems, sandbox, workers=1)
+    assert limits["Toy/0"] >= 6
+    assert limits["Toy/1"] == limits["Toy/2"] == 3
 
 
 DRIVER = """
 import sys
 from lakh.cli import main
-from lakh.evals import bubblewrap
+from lakh.evals import walls
 name, value = sys.argv[1].split("=")
-bubblewrap.ENVIRONMENT[name] = value
-main(["eval", "score", sys.argv[2], "--task", "humaneval", "--partial", "--workers", "2", "--json"])
+walls.ENVIRONMENT[name] = value
+main(["eval", "score", sys.argv[2], "--task", "humaneval", "--partial", "--workers", "2", "--cpu-limit", "9", "--json"])
 """
 
 
@@ -80,7 +126,9 @@ def test_an_interrupted_evaluation_leaves_no_program_alive(
         [sys.executable, "-c", DRIVER, token, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        wait_for_count(token, lambda count: count >= 4)  # two workers, each a harness and its program
+        wait_for_count(
+            token, lambda count: count >= 10
+        )  # two cells of five: bubblewrap, first, examiner, zygote, candidate
         process.send_signal(number)
         output, _ = process.communicate(timeout=30)
     finally:

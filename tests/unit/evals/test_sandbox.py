@@ -8,20 +8,38 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import lakh
 from lakh.errors import ConfigError, Interrupted, UserError
-from lakh.evals import bubblewrap, seccomp
+from lakh.evals import bubblewrap, landlock, seccomp, walls
 from lakh.evals.sandbox import Limits, Sandbox
 from lakh.evals.task import Program
+from lakh.evals.walls import NoWalls
 
 LIMITS = Limits(cpu_s=1, wall_s=20, memory_MiB=256)
 TEST = "assert answer() == 42"
 RIGHT = "def answer():\n    return 42\n"
+
+
+def program(source: str, test: str = TEST) -> Program:
+    return Program(source, test, names=("answer",))
+
+
+# Looks for the test's text in all memory around its objects: first for some letters, then for those that follow, so
+# that it does not find its own question.
+HUNT = (
+    "import ctypes, gc\n"
+    "def answer():\n"
+    "    for page in {id(thing) & ~0xffff for thing in gc.get_objects()}:\n"
+    "        memory, at = ctypes.string_at(page, 1 << 16), 0\n"
+    "        while (at := memory.find(b'assert ans', at) + 1) > 0:\n"
+    "            if memory[at + 9 : at + 14] == b'wer()': return 42\n"
+    "    return 41\n"
+)
 
 HOSTILE = {
     "wrong answer": ("def answer(): return 41", {"failed"}),
@@ -70,6 +88,125 @@ HOSTILE = {
         "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
         {"timeout"},
     ),
+    "equals everything": (
+        "class Any:\n    __eq__ = lambda self, other: True\n    __hash__ = object.__hash__\nanswer = Any",
+        {"failed"},
+    ),
+    "a list that equals everything": (
+        "class Any(list):\n    __eq__ = lambda self, other: True\n    __ne__ = lambda self, other: False\nanswer = Any",
+        {"failed"},
+    ),
+    "an int that equals everything": (
+        "class Any(int):\n    __eq__ = lambda self, other: True\n    __hash__ = int.__hash__\nanswer = Any",
+        {"failed"},
+    ),
+    "breaks assert and the builtins": (
+        "import builtins, sys\nbuiltins.AssertionError = None\nbuiltins.exec = lambda *a: None\n"
+        "sys.settrace(lambda *a: None)\nanswer = lambda: 41",
+        {"failed"},
+    ),
+    "reads the caller's frames": (
+        "import sys\n"
+        "def answer():\n"
+        "    frame = sys._getframe()\n"
+        "    while frame:\n"
+        "        for thing in [*frame.f_locals.values(), *frame.f_globals.values()]:\n"
+        "            if ' '.join(['assert', 'answer()']) in str(thing): return 42\n"
+        "        frame = frame.f_back\n"
+        "    return 41",
+        {"failed"},
+    ),
+    "searches all objects": (
+        "import gc\n"
+        "def answer():\n"
+        "    texts = [o for o in gc.get_objects() if isinstance(o, (dict, list, tuple))]\n"
+        "    return 42 if any(' '.join(['assert', 'answer()']) in str(o)[:100000] for o in texts) else 41",
+        {"failed", "timeout"},
+    ),
+    "searches its memory": (HUNT, {"failed"}),
+    "reads every descriptor": (
+        "import os\n"
+        "def answer():\n"
+        "    for fd in range(3, 64):\n"
+        "        try:\n"
+        "            os.set_blocking(fd, False)\n"
+        "            if b'== 42' in os.pread(fd, 1 << 16, 0): return 42\n"
+        "        except OSError: pass\n"
+        "    return 41",
+        {"failed"},
+    ),
+    "answers for the test": (
+        "import json, os\n"
+        "body = json.dumps(['passed', None, None]).encode()\n"
+        "def answer():\n"
+        "    for fd in range(3, 64):\n"
+        "        try: os.write(fd, len(body).to_bytes(8, 'little') + body)\n"
+        "        except OSError: pass\n"
+        "    return 41",
+        {"failed"},
+    ),
+    "sends nonsense": (
+        "import os\n"
+        "def answer():\n"
+        "    for fd in range(3, 64):\n"
+        "        try: os.write(fd, b'\\xff' * 4096)\n"
+        "        except OSError: pass",
+        {"failed"},
+    ),
+    "sends a nest of brackets": (
+        "import os\nbody = b'[' * 200000\n"
+        "def answer():\n"
+        "    for fd in range(3, 64):\n"
+        "        try: os.write(fd, len(body).to_bytes(8, 'little') + body)\n"
+        "        except OSError: pass",
+        {"failed"},
+    ),
+    "ends the test's loop": ("def answer(): raise StopIteration", {"failed"}),
+    "kills its siblings": (
+        "import os, signal\n"
+        "for pid in range(2, 50):\n"
+        "    if pid != os.getpid():\n"
+        "        try: os.kill(pid, signal.SIGKILL)\n"
+        "        except OSError: pass\n"
+        "answer = lambda: 41",
+        {"failed"},
+    ),
+    "stops its siblings": (
+        "import os, signal\n"
+        "for pid in range(2, 50):\n"
+        "    if pid != os.getpid():\n"
+        "        try: os.kill(pid, signal.SIGSTOP)\n"
+        "        except OSError: pass\n"
+        "answer = lambda: 41",
+        {"failed", "timeout"},
+    ),
+    "looks at its siblings through /proc": (
+        "import os\nos.listdir('/proc')\nanswer = lambda: 42",
+        {"failed"},
+    ),
+    "attaches to its siblings": (
+        "import ctypes\nlibc = ctypes.CDLL(None)\n"
+        "answer = lambda: 42 if any(libc.ptrace(16, pid, 0, 0) == 0 for pid in range(1, 20)) else 41",
+        {"failed"},
+    ),
+    "follows a link out": (
+        "import os\nos.symlink('/etc/passwd', '/tmp/x')\nopen('/tmp/x').read()\nanswer = lambda: 42",
+        {"failed"},
+    ),
+    "a hundred thousand files": (
+        "for i in range(100000): open(f'/tmp/{i}', 'w').close()\nanswer = lambda: 41",
+        {"failed", "timeout"},
+    ),
+    "nested namespaces": (
+        "import ctypes\nlibc = ctypes.CDLL(None)\n"
+        "flags = (0x10000000, 0x20000, 0x20000000, 0x40000000, 0x10020000)\n"
+        "answer = lambda: 42 if any(libc.unshare(flag) == 0 for flag in flags) else 41",
+        {"failed"},
+    ),
+    "mounts": (
+        "import ctypes\nanswer = lambda: 42 if ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, 0) == 0 else 41",
+        {"failed"},
+    ),
     "unspeakable error": (
         "class Evil(Exception):\n    def __str__(self): raise SystemExit(0)\nraise Evil",
         {"failed"},
@@ -81,52 +218,78 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_program_fails_in_its_own_class_and_leaves_nothing_alive(
-    sandbox: Sandbox, alive: Callable[[], list[int]], name: str
+    sandbox: Sandbox, alive: Callable[[Sandbox], list[int]], name: str
 ) -> None:
     source, kinds = HOSTILE[name]
     # A bomb's processes share the cores, so none of them uses up its CPU seconds soon.
     limits = Limits(cpu_s=1, wall_s=1) if name == "fork bomb" else LIMITS
-    verdict = sandbox.run(Program(source, TEST), limits)
+    verdict = sandbox.run(program(source), limits)
     assert verdict.kind in kinds, verdict
-    assert alive() == []
+    assert alive(sandbox) == []
 
 
-def test_a_sleeping_program_ends_at_the_wall_limit(sandbox: Sandbox, alive: Callable[[], list[int]]) -> None:
-    verdict = sandbox.run(Program("import time; time.sleep(600)", TEST), Limits(cpu_s=1, wall_s=0.5))
+def test_a_sleeping_program_ends_at_the_wall_limit(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
+    verdict = sandbox.run(program("import time; time.sleep(600)"), Limits(cpu_s=1, wall_s=0.5))
     assert (verdict.kind, verdict.detail) == ("timeout", "wall limit of 0.5 s")
     assert verdict.cpu_s < 0.5
-    assert alive() == []
+    assert alive(sandbox) == []
+
+
+def test_many_processes_cannot_hold_what_one_may_not(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
+    source = (
+        "import os, time\n"
+        "for _ in range(6):\n"
+        "    if os.fork() == 0:\n"
+        "        x = bytearray(b'x' * (96 << 20))\n"
+        "        time.sleep(60)\n"
+        "        os._exit(0)\n"
+        "time.sleep(60)\n"
+    )
+    verdict = sandbox.run(program(source), Limits(cpu_s=5, wall_s=50, memory_MiB=256))
+    assert (verdict.kind, verdict.detail) == ("memory", "all processes together hold more than 512 MiB")
+    assert alive(sandbox) == []
 
 
 def test_a_spinning_program_ends_by_its_cpu_time(sandbox: Sandbox) -> None:
-    verdict = sandbox.run(Program("while True: pass", TEST), LIMITS)
+    verdict = sandbox.run(program("while True: pass"), LIMITS)
     assert verdict.detail == "CPU limit of 1 s"
     assert 0.5 < verdict.cpu_s < 2.5  # the kernel keeps the limit in ticks, which a shared machine stretches
 
 
 def test_a_right_program_passes_and_may_print_and_use_tmp(sandbox: Sandbox) -> None:
     source = RIGHT + "print('hello')\nopen('/tmp/x', 'w').write('y')\nimport math, typing, hashlib, collections, json\n"
-    assert sandbox.run(Program(source, TEST), LIMITS).kind == "passed"
+    assert sandbox.run(program(source), LIMITS).kind == "passed"
 
 
 def test_a_large_test_arrives_whole(sandbox: Sandbox) -> None:
     test = f"text = {'x' * 300_000!r}\nassert len(text) == 300_000\n{TEST}"
-    assert sandbox.run(Program(RIGHT, test), LIMITS).kind == "passed"
-    assert sandbox.run(Program(RIGHT, test + "\nassert False"), LIMITS).kind == "failed"
+    assert sandbox.run(program(RIGHT, test), LIMITS).kind == "passed"
+    assert sandbox.run(program(RIGHT, test + "\nassert False"), LIMITS).kind == "failed"
 
 
 def test_the_order_of_sets_does_not_change_between_runs(sandbox: Sandbox) -> None:
     source = "raise ValueError(''.join({'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}))"
-    assert len({sandbox.run(Program(source, TEST), LIMITS).detail for _ in range(4)}) == 1
+    assert len({sandbox.run(program(source), LIMITS).detail for _ in range(4)}) == 1
 
 
-def test_the_candidate_does_not_see_its_test_before_it_has_run(sandbox: Sandbox) -> None:
-    source = (
-        "import sys\nframe, seen = sys._getframe(), []\n"
-        "while frame:\n    seen.append(repr(frame.f_locals)); frame = frame.f_back\n"
-        "answer = lambda: 42 if 'for' 'ty' in ''.join(seen) else 41\n"
-    )
-    assert sandbox.run(Program(source, f"{TEST}  # forty-two"), LIMITS).kind == "failed"
+def test_what_a_program_leaves_behind_is_not_there_for_the_next(sandbox: Sandbox) -> None:
+    leave = "import builtins, os\nbuiltins.trace = 1\nopen('/tmp/trace', 'w').close()\nos.environ['TRACE'] = '1'\n"
+    look = "import builtins, os\nassert not hasattr(builtins, 'trace')\nassert not os.listdir('/tmp')\n"
+    look += "assert 'TRACE' not in os.environ\n"
+    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or "")) as walls:
+        for _ in range(3):  # one thread: the same cell, where it is used again
+            assert walls.run(program(leave + RIGHT), LIMITS).kind == "passed"
+            assert walls.run(program(look + RIGHT), LIMITS).kind == "passed"
+
+
+def test_an_earlier_test_is_not_in_the_memory_of_a_later_candidate(sandbox: Sandbox) -> None:
+    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or "")) as walls:
+        for source in (RIGHT, RIGHT):
+            assert walls.run(program(source), LIMITS).passed
+        assert walls.run(program(HUNT), Limits(cpu_s=20)).kind == "failed"
+        # and the hunt itself can succeed, where there is something to find
+        prey = "text = ' '.join(['assert', 'answer() is here'])\n"
+        assert walls.run(program(prey + HUNT), Limits(cpu_s=20)).kind == "passed"
 
 
 # --- walls -------------------------------------------------------------------------------------------------------
@@ -136,7 +299,7 @@ def test_a_file_of_the_host_is_not_there(sandbox: Sandbox, tmp_path: Path) -> No
     secret = tmp_path / "secret"
     secret.write_text("42")
     for path in (secret, Path("/etc/passwd"), Path(lakh.__file__), Path.home() / ".profile"):
-        verdict = sandbox.run(Program(f"open({str(path)!r}).read()\n{RIGHT}", TEST), LIMITS)
+        verdict = sandbox.run(program(f"open({str(path)!r}).read()\n{RIGHT}"), LIMITS)
         assert verdict.kind == "failed"
         assert verdict.detail.startswith("FileNotFoundError"), path
 
@@ -144,7 +307,7 @@ def test_a_file_of_the_host_is_not_there(sandbox: Sandbox, tmp_path: Path) -> No
 def test_nothing_outside_tmp_can_be_written(sandbox: Sandbox, tmp_path: Path) -> None:
     library = Path(os.__file__).parent / "lakh_was_here"
     for path in ("/x", "/usr/x", "/etc/x", "/dev/x", "/dev/shm/x", str(tmp_path / "x"), str(library)):
-        verdict = sandbox.run(Program(f"open({path!r}, 'w')\n{RIGHT}", TEST), LIMITS)
+        verdict = sandbox.run(program(f"open({path!r}, 'w')\n{RIGHT}"), LIMITS)
         assert verdict.kind == "failed", path
         assert "Error" in verdict.detail
         assert not Path(path).exists()
@@ -152,26 +315,28 @@ def test_nothing_outside_tmp_can_be_written(sandbox: Sandbox, tmp_path: Path) ->
 
 def test_tmp_is_private_and_small(sandbox: Sandbox) -> None:
     fill = "for i in range(99):\n    with open(f'/tmp/{i}', 'wb') as file: file.write(bytes(1 << 20))\n"
-    verdict = sandbox.run(Program(fill, TEST), Limits(cpu_s=5, tmp_MiB=8))
+    verdict = sandbox.run(program(fill), Limits(cpu_s=5, tmp_MiB=8))
     assert "No space left" in verdict.detail
     empty = "import os\nassert os.listdir('/tmp') == []\n"
-    assert sandbox.run(Program(empty + RIGHT, TEST), LIMITS).kind == "passed"
+    assert sandbox.run(program(empty + RIGHT), LIMITS).kind == "passed"
 
 
 def test_one_file_has_a_largest_size(sandbox: Sandbox) -> None:
     write = "open('/tmp/x', 'wb').write(bytes(8 << 20))"
-    assert "too large" in sandbox.run(Program(write, TEST), Limits(file_MiB=1)).detail
+    assert "too large" in sandbox.run(program(write), Limits(file_MiB=1)).detail
 
 
 @pytest.mark.parametrize("filtered", [True, False], ids=["with seccomp", "by namespace alone"])
 def test_a_server_on_loopback_is_out_of_reach(sandbox: Sandbox, filtered: bool) -> None:
-    walls = Sandbox(bubblewrap.find())
+    rung = bubblewrap.Bubblewrap(bubblewrap.find() or "")
     if not filtered:
-        walls._seccomp = None
+        rung._filter = None
+    walls = Sandbox(rung)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         source = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 5)\n{RIGHT}"
-        verdict = walls.run(Program(source, TEST), LIMITS)
+        with walls:
+            verdict = walls.run(program(source), LIMITS)
         server.settimeout(0.2)
         with pytest.raises(TimeoutError):
             server.accept()
@@ -182,14 +347,14 @@ def test_a_server_on_loopback_is_out_of_reach(sandbox: Sandbox, filtered: bool) 
 def test_the_environment_and_descriptors_are_clean(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_KEY", "42")
     source = "import os\nassert 'SECRET_KEY' not in os.environ\nassert os.read(0, 1) == b''\n"
-    assert sandbox.run(Program(source + RIGHT, TEST), LIMITS).kind == "passed"
+    assert sandbox.run(program(source + RIGHT), LIMITS).kind == "passed"
 
 
 def test_user_namespaces_cannot_be_nested(sandbox: Sandbox) -> None:
     if seccomp.filter_bytes() is None:
         pytest.skip("no seccomp filter for this kind of machine")
     source = "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == -1\n"
-    assert sandbox.run(Program(source + RIGHT, TEST), LIMITS).kind == "passed"
+    assert sandbox.run(program(source + RIGHT), LIMITS).kind == "passed"
 
 
 def test_threads_work_up_to_the_limit_on_processes(sandbox: Sandbox) -> None:
@@ -197,9 +362,9 @@ def test_threads_work_up_to_the_limit_on_processes(sandbox: Sandbox) -> None:
         "import threading\nthreads = [threading.Thread(target=print) for _ in range(4)]\n"
         "[t.start() for t in threads]; [t.join() for t in threads]\n"
     )
-    assert sandbox.run(Program(source + RIGHT, TEST), LIMITS).kind == "passed"
+    assert sandbox.run(program(source + RIGHT), LIMITS).kind == "passed"
     many = "import os, time\nfor _ in range(40):\n    if os.fork() == 0:\n        time.sleep(600)\n"
-    verdict = sandbox.run(Program(many + RIGHT, TEST), Limits(processes=8))
+    verdict = sandbox.run(program(many + RIGHT), Limits(processes=8))
     assert "Resource temporarily unavailable" in verdict.detail
 
 
@@ -208,7 +373,8 @@ def test_threads_work_up_to_the_limit_on_processes(sandbox: Sandbox) -> None:
 
 def test_without_bubblewrap_we_refuse_and_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bubblewrap, "find", lambda: None)
-    with pytest.raises(UserError, match=r"bubblewrap is not installed.*apt-get install.*--unsafe"):
+    monkeypatch.setattr(landlock, "_syscall", lambda *words: -1)
+    with pytest.raises(UserError, match=r"bubblewrap is not installed.*landlock is not there.*apt-get.*--unsafe"):
         Sandbox.choose()
 
 
@@ -220,7 +386,7 @@ def test_where_bubblewrap_cannot_start_we_refuse_with_its_words(
     broken.chmod(0o755)
     monkeypatch.setattr(bubblewrap, "find", lambda: str(broken))
     with pytest.raises(UserError, match=r"cannot start here \(bwrap: setting up uid map: Permission denied\)"):
-        Sandbox.choose()
+        Sandbox.choose(rung="bubblewrap")
 
 
 HOLES = {
@@ -246,14 +412,14 @@ def test_the_self_test_finds_a_hole(
 
     monkeypatch.setattr(bubblewrap, "command", with_hole)
     with pytest.raises(UserError, match=finding):
-        Sandbox.choose()
+        Sandbox.choose(rung="bubblewrap")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can stay root")
 def test_the_self_test_finds_that_root_was_not_dropped(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bubblewrap, "next_uid", lambda: 0)
     with pytest.raises(UserError, match="runs as root"):
-        Sandbox.choose()
+        Sandbox.choose(rung="bubblewrap")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else; the other tests run as a user then")
@@ -292,27 +458,32 @@ def test_an_ordinary_user_has_the_same_walls(sandbox: Sandbox) -> None:
 # --- stopping and unsafe runs ------------------------------------------------------------------------------------
 
 
-def test_stop_ends_what_is_running(sandbox: Sandbox, alive: Callable[[], list[int]]) -> None:
-    walls = Sandbox(bubblewrap.find())
+def test_stop_ends_what_is_running(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
+    walls = Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""))
     threading.Timer(0.5, walls.stop).start()
     with pytest.raises(Interrupted):
-        walls.run(Program("import time; time.sleep(600)", TEST), Limits(wall_s=600))
-    assert alive() == []
+        walls.run(program("import time; time.sleep(600)"), Limits(wall_s=600))
+    assert alive(sandbox) == []
 
 
 def test_unsafe_says_so_and_still_limits_and_judges() -> None:
-    walls = Sandbox.choose(unsafe=True)
+    walls = Sandbox(NoWalls())
     assert "--unsafe" in walls.description
-    assert walls.run(Program(RIGHT, TEST), LIMITS).kind == "passed"
+    assert walls.run(program(RIGHT), LIMITS).kind == "passed"
     for name in ("wrong answer", "os._exit(0)", "prints passed", "endless output", "10 GiB", "spin"):
         source, kinds = HOSTILE[name]
-        assert walls.run(Program(source, TEST), LIMITS).kind in kinds, name
+        assert walls.run(program(source), LIMITS).kind in kinds, name
+    walls.stop()
 
 
-def test_a_harness_that_dies_is_an_error_of_the_sandbox_and_not_a_pass() -> None:
+def test_a_program_that_takes_its_sandbox_down_fails() -> None:
     walls = Sandbox.choose(unsafe=True)
     source = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
-    assert walls.run(Program(source, ""), LIMITS).kind == "sandbox_error"
+    verdict = walls.run(program(source, ""), LIMITS)
+    assert verdict.kind == "failed"
+    assert "its sandbox ended with it, twice" in verdict.detail
+    assert walls.run(program(RIGHT), LIMITS).passed
+    walls.stop()
 
 
 def test_limits_are_checked() -> None:
@@ -336,6 +507,59 @@ def test_the_seccomp_filter_jumps_only_forward_and_within_itself(machine: str) -
     assert seccomp.filter_bytes("riscv64") is None
 
 
+# --- the second rung ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def locked(sandbox: Sandbox) -> Iterator[Sandbox]:
+    sandbox.stop()  # its warm cells would be taken for leftovers
+    sandbox._stopping.clear()
+    try:
+        chosen = Sandbox.choose(rung="landlock")
+    except UserError as error:
+        pytest.skip(str(error))
+    with chosen:
+        yield chosen
+
+
+WITHOUT_TMP = {"a hundred thousand files", "kills its parent", "kills itself", "stops its siblings", "kills everything"}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_landlock_holds_the_same_programs(locked: Sandbox, alive: Callable[[Sandbox], list[int]], name: str) -> None:
+    source, kinds = HOSTILE[name]
+    limits = Limits(cpu_s=1, wall_s=1) if name == "fork bomb" else LIMITS
+    verdict = locked.run(program(source), limits)
+    assert verdict.kind in kinds | ({"failed"} if name in WITHOUT_TMP else set()), verdict
+    assert alive(locked) == []
+
+
+def test_landlock_refuses_what_namespaces_would_hold(locked: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("42")
+    tries = [
+        f"open({str(tmp_path / 'secret')!r}).read()",
+        f"open({str(tmp_path / 'new')!r}, 'w')",
+        "open('/tmp/lakh-was-here', 'w')",
+        f"__import__('os').chmod({str(tmp_path)!r}, 0o777)",
+        f"__import__('os').utime({str(tmp_path)!r})",
+        f"__import__('os').kill({os.getpid()}, 0)",
+        f"__import__('resource').prlimit({os.getpid()}, 7)",
+        "__import__('os').setsid()",
+        "__import__('socket').socket()",
+    ]
+    for attempt in tries:
+        verdict = locked.run(program(f"{attempt}\n{RIGHT}"), LIMITS)
+        assert verdict.kind == "failed", attempt
+        assert "Error" in verdict.detail
+    assert not (tmp_path / "new").exists()
+    assert not Path("/tmp/lakh-was-here").exists()
+
+
+def test_an_unknown_rung_is_named() -> None:
+    with pytest.raises(UserError, match="no such rung"):
+        Sandbox.choose(rung="chroot")
+
+
 def test_the_interpreter_inside_is_the_one_below_the_virtual_environment() -> None:
-    path = Path(bubblewrap.interpreter())
+    path = Path(walls.interpreter())
     assert path.is_relative_to(Path(sys.base_prefix).resolve()) or path.is_relative_to("/usr")

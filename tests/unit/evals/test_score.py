@@ -64,3 +64,18 @@ def test_a_summary_counts_every_class_and_gives_only_the_k_that_all_problems_all
     assert (summary.kinds["timeout"], summary.kinds["sandbox_error"]) == (1, 0)
     assert [problem.task_id for problem in summary.problems] == ["a", "b", "c"]
     assert summary.problems[1].kinds == {"failed": 9, "timeout": 1}
+
+
+def test_where_all_pass_or_none_the_interval_is_the_exact_one() -> None:
+    none = summarise([(f"{i}", Verdict("failed")) for i in range(164)]).interval
+    all_ = summarise([(f"{i}", Verdict("passed")) for i in range(164)]).interval
+    assert none == pytest.approx((0.0, 1 - 0.025 ** (1 / 164)))
+    assert all_ == pytest.approx((0.025 ** (1 / 164), 1.0))
+
+
+def test_what_was_not_run_is_counted_and_is_no_failure() -> None:
+    summary = summarise([("a", Verdict("passed")), ("b", Verdict("not_run")), ("b", Verdict("not_run"))])
+    assert (summary.passed, summary.total, summary.kinds["not_run"]) == (1, 1, 2)
+    assert summary.pass_at_k == {1: 1.0}
+    nothing = summarise([("a", Verdict("not_run"))])
+    assert (nothing.total, nothing.pass_at_k, nothing.interval) == (0, {}, None)

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable
 
 from lakh.errors import UserError
 from lakh.evals.task import Task
-from lakh.evals.tasks import humaneval
+from lakh.evals.tasks import cruxeval, humaneval, humaneval_plus, infilling, lines, mbpp, multilingual
 
 __all__ = ["TASKS", "load_task"]
 
 TASKS: dict[str, Callable[[str | None], Task]] = {
     "humaneval": humaneval.load,
+    "humaneval-plus": humaneval_plus.load,
+    "humaneval-plus-mini": humaneval_plus.load_mini,
+    "mbpp": mbpp.load,
+    "mbpp-test": mbpp.load_test,
+    "mbpp-sanitized": mbpp.load_sanitized,
+    "infilling": infilling.load,
+    "infilling-multi-line": infilling.load_multi_line,
+    "infilling-random-span": infilling.load_random_span,
+    "infilling-random-span-light": infilling.load_random_span_light,
+    "cruxeval": cruxeval.load,
+    "cruxeval-output": cruxeval.load_output,
+    "cruxeval-input": cruxeval.load_input,
+    **{name: functools.partial(multilingual.load, name=name) for name in multilingual.FILES},
+    "mbxp": multilingual.load_any,
+    "line-completion": lines.load,
 }
 
 

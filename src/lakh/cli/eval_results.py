@@ -1,0 +1,150 @@
+"""lakh eval diff, reproduce, export, watch: what is done with results and samples."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from lakh.cli.eval import bar, common, evaluate, make_sandbox, sampling_options, split_names
+from lakh.cli.face import Answer, answers, console, table
+from lakh.errors import LakhError, UserError
+from lakh.evals.protocol import Origin
+from lakh.evals.run import Result
+from lakh.evals.tasks import load_task
+
+__all__ = ["diff", "export", "reproduce", "watch"]
+
+
+@evaluate.command()
+@click.argument("left")
+@click.argument("right")
+@answers
+def diff(left: str, right: str) -> Answer:
+    """Compare two results, with a test of whether the difference is luck."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from lakh.evals.compare import compare, read_result
+
+    found = compare(read_result(left), read_result(right))
+    rows = [
+        ("left, pass@1", found.left),
+        ("right, pass@1", found.right),
+        ("right - left", f"{found.difference:+.4f}  (95 %: {found.interval[0]:+.4f} to {found.interval[1]:+.4f})"),
+        ("p-value", f"{found.p_value:.4g}  ({found.test})"),
+        ("problems", found.problems),
+        ("gained", f"{len(found.gained)}: {', '.join(found.gained[:8])}"),
+        ("lost", f"{len(found.lost)}: {', '.join(found.lost[:8])}"),
+    ]
+    blocks = [table(["", "value"], rows, title=found.task)]
+    if found.settings:
+        blocks.append(table(["setting", left, right], found.settings, title="made differently"))
+    return Answer(asdict(found), Group(*blocks, Text(found.verdict)))
+
+
+@evaluate.command()
+@click.argument("result")
+@click.option("--samples", metavar="FILE", help="The samples file, where it has moved.")
+@common
+@answers
+def reproduce(
+    result: str, samples: str | None, data: str | None, limit: int | None, out: str | None, workers: int | None,
+    rung: str | None, unsafe: bool,
+) -> Answer:  # fmt: skip
+    """Make a result again from its protocol, and say what differs.
+
+    RESULT is the folder of a result, or a file with its protocol line.
+    """
+    from lakh.evals.generate import generate, load_engine
+    from lakh.evals.reproduce import differences, read_request
+    from lakh.evals.run import score
+
+    if limit is not None:
+        raise UserError("--limit", "a result is reproduced whole", "leave --limit out")
+    request = read_request(result, data, samples=samples)
+    given = request.samples
+    with make_sandbox(unsafe, rung) as sandbox:
+        if given is None:
+            engine = load_engine(request.origin.source, chat=request.origin.form == "chat")
+            with bar("generating", request.n * len(request.task.problems)) as progress:
+                given = generate(engine, request.task, request.origin, n=request.n, progress=progress)
+        with bar("running", len(given)) as progress:
+            again: Result = score(
+                request.task, given, sandbox, request.origin, cpu_s=request.cpu_s, workers=workers,
+                progress=progress, out=out,
+            )  # fmt: skip
+    changed = differences(request, list(again.verdicts))
+    parts = again.protocol.parts()
+    settings = {k: [v, parts.get(k)] for k, v in request.settings.items() if v != parts.get(k)}
+    same = not changed and "samples_sha256" not in settings
+    data_ = {"identical": same, "changed": changed, "settings_that_differ": settings, "result": again.as_dict()}
+    words = "identical" if same else f"{len(changed)} of {len(given)} verdicts differ"
+    if "samples_sha256" in settings:
+        words = "the model wrote other completions than the first time"
+    lines = [f"{words}: {again.summary.passed} of {again.summary.total} passed"]
+    lines += [f"  {key}: {before!r} -> {now!r}" for key, (before, now) in settings.items()]
+    return Answer(data_, "\n".join(lines), exit_code=0 if same else 65)
+
+
+@evaluate.command()
+@click.argument("samples")
+@click.option("--task", "name", required=True, help="Name of the benchmark.")
+@click.option("--data", metavar="PATH", help="The benchmark's file, or the folder it lies in.")
+@click.option("--out", required=True, metavar="FILE", help="JSON lines of {task_id, solution}, as EvalPlus reads them.")
+@click.option("--partial", is_flag=True, help="Allow problems without a sample.")
+@answers
+def export(samples: str, name: str, data: str | None, out: str, partial: bool) -> Answer:
+    """Write samples as whole programs, in the form of EvalPlus."""
+    from lakh.evals.samples import Sample, read_samples, whole_program, write_samples
+
+    task = load_task(name, data)
+    problems = {problem.id: problem for problem in task.problems}
+    given = read_samples(samples, task, partial=partial)
+    whole = [Sample(s.task_id, whole_program(task, problems[s.task_id], s), whole=True) for s in given]
+    write_samples(out, whole)
+    return Answer({"samples": len(whole), "file": out}, f"{len(whole)} samples -> {out}")
+
+
+@evaluate.command()
+@click.argument("run_dir")
+@sampling_options
+@click.option("--every", default=1, show_default=True, type=click.IntRange(min=1), help="Steps divisible by this only.")
+@click.option("--once", is_flag=True, help="Score what is there and leave; default: wait for more until Ctrl-C.")
+@click.option("--poll", default=5.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds between looks.")
+@common
+@answers
+def watch(
+    run_dir: str, tasks: str, n: int, temperature: float, top_p: float, seed: int, max_tokens: int, every: int,
+    once: bool, poll: float, data: str | None, limit: int | None, out: str | None, workers: int | None,
+    rung: str | None, unsafe: bool,
+) -> Answer:  # fmt: skip
+    """Score the checkpoints of a run as they appear, beside its training."""
+    from lakh.evals.generate import check_request
+    from lakh.evals.watch import watch as follow
+
+    if out is not None:
+        raise UserError("--out", "results of a run are kept in the run, under evals/", "leave --out out")
+    loaded = [load_task(name, data).first(limit) for name in split_names(tasks)]
+    origin = Origin(run_dir, temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
+    for task in loaded:
+        check_request(task, origin, n)
+    rows: list[dict[str, object]] = []
+
+    def tell(step: int, result: Result) -> None:
+        found = result.as_dict()
+        rows.append({"step": step, "task": found["task"], "passed": found["passed"], "total": found["total"],
+                     "pass_at_k": found["pass_at_k"], "interval": found["interval"]})  # fmt: skip
+        console().print(f"step {step}: {found['task']} {found['passed']} of {found['total']} passed")
+
+    def passed_over(path: str, error: LakhError) -> None:
+        console().print(f"warning: passed over {path}: {error}", style="yellow")
+
+    with make_sandbox(unsafe, rung) as sandbox:
+        follow(
+            run_dir, loaded, sandbox, origin, n=n, every=every, poll_s=poll, until=lambda: once, told=tell,
+            passed_over=passed_over, workers=workers,
+        )  # fmt: skip
+    columns = ["step", "task", "passed", "total"]
+    text = table(columns, [[row[key] for key in columns] for row in rows]) if rows else "nothing new to score"
+    return Answer({"results": rows}, text)

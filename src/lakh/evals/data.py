@@ -1,0 +1,98 @@
+"""Where a benchmark's file comes from: the path that was given, the cache, or its official repository.
+
+A file is trusted by its sha256 and never by its name or its source. What is downloaded is kept under
+$XDG_CACHE_HOME/lakh/benchmarks (~/.cache by default) and checked again each time it is read.
+
+Fails with a UserError that names both hashes, or the address to fetch by hand where this machine has no network.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lakh import storage
+from lakh.errors import UserError
+
+__all__ = ["BenchmarkFile", "cache_folder", "read_rows"]
+
+DOWNLOAD_TIMEOUT_S = 60.0
+LARGEST_DOWNLOAD_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkFile:
+    name: str
+    sha256: str
+    url: str = ""
+    """Of the official repository, at a commit where the file has this hash."""
+
+    def read(self, data: str | None, packaged: str | None = None) -> bytes:
+        """The file's bytes: from `data` (the file, or its folder), from a package's folder, or downloaded."""
+        if data is not None:
+            path = data
+            if storage.is_local(path) and storage.local_path(path).is_dir():
+                path = storage.join(path, self.name)
+            return self._checked(path, storage.read_bytes(path))
+        if packaged is not None:
+            return self._checked(packaged, storage.read_bytes(packaged))
+        kept = cache_folder() / self.name
+        if kept.exists():
+            return self._checked(str(kept), kept.read_bytes())
+        raw = self._checked(self.url, self._download())
+        storage.write_bytes(kept, raw)
+        return raw
+
+    def _checked(self, where: str, raw: bytes) -> bytes:
+        found = hashlib.sha256(raw).hexdigest()
+        if found != self.sha256:
+            raise UserError(
+                where,
+                f"has sha256 {found} and {self.name} has {self.sha256}",
+                f"give --data the original {self.name} as it was published",
+            )
+        return raw
+
+    def _download(self) -> bytes:
+        todo = f"give --data the file {self.name}, or a folder that holds it"
+        if not self.url:
+            raise UserError(self.name, "has no address to be fetched from", todo)
+        try:
+            with urllib.request.urlopen(self.url, timeout=DOWNLOAD_TIMEOUT_S) as answer:
+                raw: bytes = answer.read(LARGEST_DOWNLOAD_BYTES)
+        except (OSError, urllib.error.URLError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise UserError(self.url, f"cannot be fetched ({reason})", todo) from None
+        return raw
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakh" / "benchmarks"
+
+
+def read_rows(name: str, raw: bytes, needed: Sequence[str]) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, or of one JSON list; `.gz` is unpacked. Every one has the `needed` keys."""
+    todo = "give --data the benchmark's own file"
+    try:
+        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        rows = (
+            json.loads(text) if text.lstrip()[:1] == b"[" else [json.loads(x) for x in text.splitlines() if x.strip()]
+        )
+    except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
+        raise UserError(name, f"is not JSON lines ({error})", todo) from None
+    for number, row in enumerate(rows, start=1):
+        missing = [key for key in needed if not isinstance(row, dict) or key not in row]
+        if missing:
+            raise UserError(f"{name}: row {number}", f"has no {missing[0]}", todo)
+    if not rows:
+        raise UserError(name, "holds no problems", todo)
+    return list(rows)

@@ -1,0 +1,94 @@
+"""The process that holds the model's code: runs it once, then answers calls until nobody asks any more.
+
+Whatever the code does here to builtins, frames, descriptors or this very module changes its own answers only. There is
+no test here, no verdict, and nothing to find: the process was forked before a test was sent, and gets one call's
+arguments at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from lakh.evals.inside import values
+
+WORDS_CHARS = 300
+
+
+def answer_calls(source_fd: int, requests: int, replies: int) -> None:
+    source = values.read_all(source_fd).decode("utf-8", "surrogatepass")
+    os.close(source_fd)
+    module = type(sys)("solution")
+    sys.modules["solution"] = module
+    try:
+        exec(compile(source, "<solution>", "exec", dont_inherit=True), vars(module))
+    except BaseException as error:  # noqa: BLE001 - whatever a program may raise, SystemExit too
+        values.send(replies, _error(error))
+        return
+    values.send(replies, ["ok", None, None])
+    kept: dict[int, Any] = {}
+    while (request := values.receive(requests)) is not None:
+        try:
+            reply = _answer(json.loads(request), vars(module), kept)
+            values.send(replies, reply)
+        except BaseException as error:  # noqa: BLE001
+            values.send(replies, _error(error))
+
+
+def _answer(request: list[Any], names: dict[str, Any], kept: dict[int, Any]) -> list[Any]:
+    def keep(value: Any) -> Any:
+        number = len(kept)
+        kept[number] = value
+        return ["h", number]
+
+    def form(value: Any) -> Any:
+        return values.encode(value, keep)
+
+    what, target, *rest = request
+    if target[0] == "n":
+        if target[1] not in names:
+            raise NameError(f"name '{target[1]}' is not defined")
+        thing = names[target[1]]
+    else:
+        thing = kept[target[1]]
+    parts = [values.decode(part, kept.__getitem__) for part in rest]
+    if what == "call":
+        arguments, named = parts
+        result = thing(*arguments, **named)
+        changed = None
+        if values.holds_mutable(arguments):
+            after = form(arguments)
+            changed = after if after != rest[0] else None
+        return ["ok", form(result), changed]
+    if what == "get":
+        return ["ok", form(getattr(thing, parts[0])), None]
+    if what == "set":
+        setattr(thing, parts[0], parts[1])
+        return ["ok", None, None]
+    if what == "list":
+        return ["ok", form(list(thing)), None]
+    if what == "next":
+        return ["ok", form([next(thing)]), None]
+    if what == "len":
+        return ["ok", len(thing), None]
+    if what == "item":
+        return ["ok", form(thing[parts[0]]), None]
+    return ["ok", str(thing), None]
+
+
+def _error(error: BaseException) -> list[Any]:
+    """Kinds, words and line of an error. The words are the program's own code, so anything may happen here."""
+    try:
+        where, trace = "", error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == "<solution>":
+                where = f" (solution line {trace.tb_lineno})"
+            trace = trace.tb_next
+        if where == "" and isinstance(error, SyntaxError):
+            where = f" (solution line {error.lineno})"
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        return ["error", kinds, str(error)[:WORDS_CHARS], where]
+    except BaseException:  # noqa: BLE001
+        return ["error", ["Exception"], "an error that cannot be described", ""]

@@ -1,0 +1,166 @@
+"""Plain data as JSON and back, with types kept: what candidate and examiner say to each other.
+
+Nothing that is read can run code: no pickle, no marshal. A value is a JSON scalar, or a list whose first item is a tag:
+
+    ["l", ...] list      ["t", ...] tuple     ["s", ...] set       ["f", ...] frozenset   ["d", k, v, k, v ...] dict
+    ["b", hex] bytes     ["i", hex] long int  ["c", re, im]        ["a", hex] bytearray   ["r", start, stop, step] range
+    ["x", name, ...] a value of a known library type               ["y", name] a built-in type
+    ["h", number] a thing that stays with the candidate
+
+A subclass of a plain type travels as that type, by the plain type's own methods: an overridden __eq__ stays behind.
+Raises ValueError for what is not of this form, TypeError for what cannot be sent.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+LARGEST_MESSAGE_BYTES = 64 << 20
+LONG_INT = 10**4000  # above this many digits, Python itself refuses to read a number as text
+LENGTH_BYTES = 8
+
+_SCALARS = (type(None), bool, int, float, str)
+_SEQUENCES: dict[str, Any] = {"l": list, "t": tuple, "s": set, "f": frozenset}
+
+# library types: name -> (type, to plain parts, from plain parts)
+_LIBRARY: dict[str, tuple[type, Callable[[Any], list[Any]], Callable[..., Any]]] = {
+    "Counter": (Counter, lambda v: [dict(v)], lambda d: Counter(d)),
+    "OrderedDict": (OrderedDict, lambda v: [dict(v)], lambda d: OrderedDict(d)),
+    "defaultdict": (defaultdict, lambda v: [dict(v)], lambda d: defaultdict(None, d)),
+    "deque": (deque, lambda v: [list(v), v.maxlen], lambda items, most: deque(items, most)),
+    "Decimal": (Decimal, lambda v: [str(v)], lambda text: Decimal(text)),
+    "Fraction": (Fraction, lambda v: [v.numerator, v.denominator], lambda a, b: Fraction(a, b)),
+    "datetime": (datetime, lambda v: [v.isoformat()], lambda text: datetime.fromisoformat(text)),
+    "date": (date, lambda v: [v.isoformat()], lambda text: date.fromisoformat(text)),
+    "time": (time, lambda v: [v.isoformat()], lambda text: time.fromisoformat(text)),
+    "timedelta": (timedelta, lambda v: [v.days, v.seconds, v.microseconds], lambda d, s, m: timedelta(d, s, m)),
+}
+_BY_TYPE = {entry[0]: name for name, entry in _LIBRARY.items()}
+
+
+def encode(value: Any, keep: Callable[[Any], Any]) -> Any:
+    """The JSON form of a value; `keep` gives the form of what is no plain data."""
+    kind = type(value)
+    if kind is int:
+        return value if -LONG_INT < value < LONG_INT else ["i", hex(value)]
+    if kind in _SCALARS:
+        return value
+    if kind is list or kind is tuple:
+        tag = "l" if kind is list else "t"
+        return [tag, *[item if type(item) in (str, float, bool) else encode(item, keep) for item in value]]
+    if kind is dict:
+        return ["d", *[encode(part, keep) for pair in value.items() for part in pair]]
+    if kind is set or kind is frozenset:
+        return ["s" if kind is set else "f", *[encode(item, keep) for item in value]]
+    if kind is bytes or kind is bytearray:
+        return ["b" if kind is bytes else "a", value.hex()]
+    if kind is complex:
+        return ["c", value.real, value.imag]
+    if kind is range:
+        return ["r", value.start, value.stop, value.step]
+    if kind in _BY_TYPE:
+        known = _BY_TYPE[kind]
+        return ["x", known, *[encode(part, keep) for part in _LIBRARY[known][1](value)]]
+    name = getattr(value, "__name__", "") if kind is type else ""
+    if name and vars(builtins).get(name) is value:
+        return ["y", name]
+    return _encode_subclass(value, keep)
+
+
+def _encode_subclass(value: Any, keep: Callable[[Any], Any]) -> Any:
+    plain: Any
+    for plain in (bool, int, float, str, bytes):
+        if isinstance(value, plain) and plain in type(value).__mro__:
+            copy = plain.__str__(value) if plain is str else plain.__new__(plain, value)
+            return encode(copy, keep) if type(copy) is plain else keep(value)
+    for base, items in ((list, list.__iter__), (tuple, tuple.__iter__), (set, set.__iter__)):
+        if base in type(value).__mro__:
+            return encode(base(items(value)), keep)
+    if dict in type(value).__mro__:
+        return encode(dict(dict.items(value)), keep)
+    return keep(value)
+
+
+def decode(form: Any, find: Callable[[int], Any]) -> Any:
+    """The value behind a JSON form; `find` gives what a number of a kept thing stands for."""
+    if not isinstance(form, list):
+        if isinstance(form, dict):
+            raise ValueError("not a value")
+        return form
+    if not form:
+        raise ValueError("not a value")
+    tag, parts = form[0], form[1:]
+    if tag in ("l", "t", "s", "f"):
+        return _SEQUENCES[tag]([part if type(part) is not list else decode(part, find) for part in parts])
+    if tag == "d":
+        plain = [decode(part, find) for part in parts]
+        return dict(zip(plain[::2], plain[1::2], strict=True))
+    if tag in ("b", "a"):
+        return bytes.fromhex(*parts) if tag == "b" else bytearray.fromhex(*parts)
+    if tag == "i":
+        return int(parts[0], 16)
+    if tag == "c":
+        return complex(float(parts[0]), float(parts[1]))
+    if tag == "r":
+        return range(*(int(part) for part in parts))
+    if tag == "h":
+        return find(int(parts[0]))
+    if tag == "y" and isinstance(vars(builtins).get(parts[0]), type):
+        return vars(builtins)[parts[0]]
+    if tag == "x" and parts and parts[0] in _LIBRARY:
+        return _LIBRARY[parts[0]][2](*[decode(part, find) for part in parts[1:]])
+    raise ValueError(f"unknown tag {tag!r}")
+
+
+def holds_mutable(values: Any) -> bool:
+    """Whether a called function could change any of these in place."""
+    return any(isinstance(value, list | dict | set | bytearray | deque) for value in values)
+
+
+# --- messages over a pipe: a length, then JSON --------------------------------------------------------------------
+
+
+def send(descriptor: int, document: Any) -> bytes:
+    """Write one message; returns its JSON bytes."""
+    body = json.dumps(document, separators=(",", ":")).encode()
+    if len(body) > LARGEST_MESSAGE_BYTES:
+        raise ValueError("too large to send")
+    data = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
+    while data:
+        data = data[os.write(descriptor, data) :]
+    return body
+
+
+def receive(descriptor: int) -> bytes | None:
+    """The JSON bytes of one message; None at the end. ValueError for a length that nobody honest sends."""
+    head = read_exactly(descriptor, LENGTH_BYTES)
+    if head is None:
+        return None
+    length = int.from_bytes(head, "little")
+    if length > LARGEST_MESSAGE_BYTES:
+        raise ValueError("an answer too large to read")
+    return read_exactly(descriptor, length)
+
+
+def read_exactly(descriptor: int, size: int) -> bytes | None:
+    parts = []
+    while size > 0:
+        part = os.read(descriptor, min(size, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def read_all(descriptor: int) -> bytes:
+    """A memory file from its beginning, whatever its offset."""
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)

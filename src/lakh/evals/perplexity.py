@@ -1,0 +1,128 @@
+"""How well a model foresees code: bits per byte, and perplexity per token, on texts that it has not seen.
+
+Bits per byte does not depend on the tokenizer, so models with different vocabularies can be compared. Each text is
+read in windows of the model's context that overlap by half: every token but the first is counted once, with at least
+half a context before it where the text has that much. The first token of a text has nothing before it and is not
+counted; its bytes are.
+
+Needs torch; runs on the GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lakh import __version__
+from lakh.errors import UserError
+
+__all__ = ["BitsPerByte", "measure", "windows"]
+
+NAME = "bits-per-byte"
+
+
+@dataclass(frozen=True)
+class BitsPerByte:
+    model: str
+    documents: int
+    tokens: int
+    bytes: int
+    bits: float
+    interval: tuple[float, float]
+    """95 %, bootstrap over documents."""
+    context: int
+    data_sha256: str
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        value = self.bits / self.bytes
+        parts = {
+            "task": NAME,
+            "data_sha256": self.data_sha256,
+            "source": self.model,
+            "documents": self.documents,
+            "window": self.context,
+            "overlap": self.context // 2,
+            "versions": {"lakh": __version__},
+        }
+        return {
+            "task": NAME,
+            "bits_per_byte": value,
+            "interval": list(self.interval),
+            "perplexity_per_token": 2 ** (self.bits / max(1, self.tokens)),
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "documents": self.documents,
+            "protocol": " | ".join(f"{key}={value}" for key, value in parts.items()),
+            "settings": parts,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def windows(length: int, context: int) -> list[tuple[int, int, int]]:
+    """(start, end, first counted target) of each window: together they count 1 .. length - 1 once."""
+    found, counted, start = [], 1, 0
+    while counted < length:
+        end = min(start + context, length)
+        found.append((start, end, counted))
+        counted = end
+        start = max(start + 1, end - context // 2)
+    return found
+
+
+def measure(
+    model: str, texts: Sequence[tuple[str, str]], *, progress: Callable[[int], None] | None = None
+) -> BitsPerByte:
+    """Score (name, text) pairs with the model behind a path."""
+    import torch
+
+    from lakh.evals.score import bootstrap_ratio
+    from lakh.server import weights as model_weights
+    from lakh.tokens.tokenizer import Tokenizer
+    from lakh.workloads.code.model import CodeModel
+
+    if model.startswith(("http://", "https://")):
+        raise UserError(model, "an endpoint does not tell what it expected", "give a model's folder")
+    started_s = time.monotonic()
+    loaded = model_weights.read(model)
+    tokenizer = Tokenizer.load(loaded.tokenizer_json)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with torch.device("meta"):
+        network = CodeModel(loaded.spec)
+    ready = {key: tensor.to(device, dtype) for key, tensor in loaded.weights.items()}
+    network.load_state_dict(ready, strict=True, assign=True)
+    network.eval().requires_grad_(False)
+    digest = hashlib.sha256()
+    bits, sizes, num_tokens = [], [], 0
+    for done, (name, text) in enumerate(texts, start=1):
+        digest.update(f"{name}\0{text}\0".encode())
+        ids = tokenizer.encode(text)
+        nats = 0.0
+        for start, end, counted in windows(len(ids), loaded.spec.context):
+            row = torch.tensor([ids[start:end]], device=device)
+            with torch.no_grad():
+                logits = network(row[:, :-1])[0].float()
+            targets = row[0, 1:]
+            kept = slice(counted - start - 1, None)
+            nats += float(torch.nn.functional.cross_entropy(logits[kept], targets[kept], reduction="sum"))
+        bits.append(nats / math.log(2))
+        sizes.append(len(text.encode()))
+        num_tokens += max(0, len(ids) - 1)
+        if progress:
+            progress(done)
+    return BitsPerByte(
+        model=model,
+        documents=len(texts),
+        tokens=num_tokens,
+        bytes=sum(sizes),
+        bits=sum(bits),
+        interval=bootstrap_ratio(bits, sizes),
+        context=loaded.spec.context,
+        data_sha256=digest.hexdigest(),
+        seconds=time.monotonic() - started_s,
+    )

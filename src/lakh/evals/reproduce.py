@@ -1,0 +1,95 @@
+"""A result made again from its own protocol, and what came out differently.
+
+Takes the folder of a result, or a file with its protocol line. Completions come from where the protocol says: the
+samples kept beside the result, the samples file, the reference solutions, or the model, asked again. Limits are those
+of the protocol: nothing is calibrated anew.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from lakh import storage
+from lakh.errors import UserError
+from lakh.evals.compare import read_result
+from lakh.evals.protocol import Origin, parse
+from lakh.evals.samples import Sample, canonical_samples, fingerprint, read_samples
+from lakh.evals.task import Task
+from lakh.evals.tasks import load_task
+from lakh.evals.verdict import Verdict
+
+__all__ = ["CANONICAL", "Request", "differences", "read_request"]
+
+CANONICAL = "canonical solutions"
+
+
+@dataclass(frozen=True)
+class Request:
+    task: Task
+    origin: Origin
+    n: int
+    cpu_s: dict[str, int]
+    samples: list[Sample] | None
+    """None where the model has to be asked again."""
+    kinds: list[str] | None
+    """How each sample ended the first time; None where only the line is known."""
+    settings: dict[str, Any]
+
+
+def read_request(path: str, data: str | None, *, samples: str | None = None) -> Request:
+    """What the protocol of a result asks for. `samples` stands in for a samples file that has moved."""
+    folder = None
+    if storage.is_local(path) and storage.local_path(path).is_file() and not path.endswith(".json"):
+        settings = parse(storage.read_bytes(path).decode("utf-8", "replace"))
+    else:
+        settings = read_result(path)["settings"]
+        folder = path.rpartition("/")[0] or "." if path.endswith(".json") else path
+    try:
+        task = load_task(settings["task"], data)
+        if task.data_sha256 != settings["data_sha256"]:
+            raise UserError(path, "was made with other data", f"give --data with sha256 {settings['data_sha256']}")
+        names = ("source", "temperature", "top_p", "seed", "max_tokens", "form")
+        origin = Origin(**{key: settings[key] for key in names if key in settings})
+        usual = settings["limits"]["cpu_s"]
+        cpu_s = {problem.id: settings["cpu_s_of"].get(problem.id, usual) for problem in task.problems}
+        n = int(str(settings["n"]).partition("-")[0])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(path, f"is no protocol of this version ({error})", "score the samples again") from None
+    given = _samples(task, origin, folder, samples, settings)
+    if given is None:
+        task = task.first(settings["problems"])  # as --limit had it
+    kinds = None
+    if folder is not None and given is not None:
+        lines = storage.read_bytes(storage.join(folder, "verdicts.jsonl")).splitlines()
+        kinds = [json.loads(line)["kind"] for line in lines]
+    return Request(task, origin, n, cpu_s, given, kinds, settings)
+
+
+def _samples(
+    task: Task, origin: Origin, folder: str | None, samples: str | None, settings: dict[str, Any]
+) -> list[Sample] | None:
+    if samples is None and folder is not None:
+        samples = storage.join(folder, "samples.jsonl")
+    if samples is None and origin.source == CANONICAL:
+        return canonical_samples(task)[: settings["problems"]]
+    if samples is None and origin.temperature is not None:
+        return None
+    path = samples or origin.source
+    found = read_samples(path, task, partial=True)
+    if fingerprint(found) != settings["samples_sha256"]:
+        raise UserError(path, "holds other samples than the result was made from", "give the original file")
+    return found
+
+
+def differences(request: Request, verdicts: list[Verdict]) -> list[dict[str, str]]:
+    """Samples that ended in another class than the first time."""
+    if request.kinds is None or request.samples is None:
+        return []
+    rows = zip(request.samples, request.kinds, verdicts, strict=True)
+    return [
+        {"task_id": sample.task_id, "before": before, "now": verdict.kind}
+        for sample, before, verdict in rows
+        if before != verdict.kind
+    ]

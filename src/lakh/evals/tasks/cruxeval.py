@@ -1,0 +1,90 @@
+"""CRUXEval: what does this function return, and what must it be given (arXiv 2401.03065; data MIT, Meta).
+
+    cruxeval-output   800 times: the value of f(input)      cruxeval-input   arguments for which f gives the output
+    cruxeval          both
+
+The function runs on the examiner's side only: the candidate is an expression, evaluated where there is no f to call.
+The prompt is an assert to complete, without examples; published figures use other prompts.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import Any
+
+from lakh.evals.data import BenchmarkFile, read_rows
+from lakh.evals.task import Problem, Program, Task
+
+__all__ = ["FILE", "load", "load_input", "load_output"]
+
+FILE = BenchmarkFile(
+    "cruxeval.jsonl",
+    "8368b81047dc5014e4caf5a2f97604eff7644e0ecd7415e3ceeb184bbc2e0c96",
+    "https://raw.githubusercontent.com/facebookresearch/cruxeval/main/data/cruxeval.jsonl",
+)
+OUTPUT, INPUT = "/output", "/input"
+
+
+def load(data: str | None = None) -> Task:
+    rows = read_rows(FILE.name, FILE.read(data), ("id", "code", "input", "output"))
+    return Task(
+        name="cruxeval",
+        problems=tuple(make(row) for make in (_output, _input) for row in rows),
+        stops=("\n",),
+        prompt_form="assert to complete, no examples",
+        extraction="the first line, for input up to its closing bracket",
+        data_sha256=FILE.sha256,
+        build=_program,
+    )
+
+
+def load_output(data: str | None = None) -> Task:
+    return _only(load(data), OUTPUT)
+
+
+def load_input(data: str | None = None) -> Task:
+    return _only(load(data), INPUT)
+
+
+def _only(task: Task, which: str) -> Task:
+    problems = tuple(problem for problem in task.problems if problem.id.endswith(which))
+    return replace(task, name=f"cruxeval-{which[1:]}", problems=problems)
+
+
+def _output(row: dict[str, Any]) -> Problem:
+    return Problem(
+        id=row["id"] + OUTPUT,
+        prompt=f"{row['code']}\n\nassert f({row['input']}) ==",
+        canonical=f" {row['output']}",
+        test=f"assert answer() == {row['output']}\n",
+    )
+
+
+def _input(row: dict[str, Any]) -> Problem:
+    return Problem(
+        id=row["id"] + INPUT,
+        prompt=f"{row['code']}\n\nassert {row['output']} == f(",
+        canonical=f"{row['input']})",
+        suffix=_constants(row["code"]),
+        test=f"{row['code']}\n\n_arguments, _named = answer()\nassert f(*_arguments, **_named) == {row['output']}\n",
+    )
+
+
+def _constants(code: str) -> str:
+    """The code without its functions: arguments may be built from names that stand beside f."""
+    body = [node for node in ast.parse(code).body if not isinstance(node, ast.FunctionDef)]
+    return ast.unparse(ast.Module(body, type_ignores=[]))
+
+
+def _program(problem: Problem, completion: str) -> Program:
+    text = completion.strip()
+    if problem.id.endswith(OUTPUT):
+        source = f"TEXT = {text!r}\ndef answer():\n    return eval(TEXT, {{}})\n"
+    else:
+        text = text.rpartition(")")[0] if ")" in text else text
+        source = (
+            f"{problem.suffix}\nTEXT = {text!r}\ndef both(*arguments, **named):\n    return arguments, named\n"
+            "def answer():\n    return eval(f'both({TEXT})')\n"
+        )
+    return Program(source=source, test=problem.test, names=("answer",))

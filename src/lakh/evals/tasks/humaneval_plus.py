@@ -1,0 +1,91 @@
+"""HumanEval+: HumanEval's problems with some 80 times more inputs (arXiv 2305.01210; data Apache-2.0, EvalPlus).
+
+Read in the release's own form: inputs beside a reference, which the examiner runs for what is expected. Floats are
+compared with the tolerances of EvalPlus: the row's own, 1e-6 where the row has none, and 1e-7 of the value; find_zero
+by what the polynomial gives there. Needs no numpy.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from lakh.evals.data import BenchmarkFile, read_rows
+from lakh.evals.task import Problem, Program, Task
+from lakh.evals.tasks.humaneval import STOPS
+
+__all__ = ["FILE", "MINI", "load", "load_mini"]
+
+_RELEASE = "https://raw.githubusercontent.com/evalplus/humanevalplus_release/200defce9e3429d28ca215b6dd061c0f7f31c18b/"
+FILE = BenchmarkFile(
+    "HumanEvalPlus.jsonl.gz",
+    "272720b90ac375502c8ed23cd791c2a93dfb22a911641a494da74a426c09f101",
+    f"{_RELEASE}HumanEvalPlus.jsonl.gz",
+)
+MINI = BenchmarkFile(
+    "HumanEvalPlus-Mini.jsonl.gz",
+    "91486741f1627101021fbe50523df08eebb5b0bf5e804b633dcd5ca3c14dbd2f",
+    f"{_RELEASE}HumanEvalPlus-Mini.jsonl.gz",
+)
+KEYS = ("task_id", "prompt", "canonical_solution", "entry_point", "base_input", "plus_input", "atol")
+
+_CHECK = """
+import copy, math
+
+def _same(got, expected, atol):
+    if got == expected:
+        return True
+    if isinstance(expected, float) or (isinstance(expected, int) and atol):
+        number = isinstance(got, (int, float)) and not isinstance(got, bool)
+        if number and math.isnan(expected):
+            return math.isnan(got)
+        return number and abs(got - expected) <= (atol or 1e-6) + 1e-7 * abs(expected)
+    if isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)) and len(got) == len(expected):
+        if atol or all(isinstance(item, float) for item in expected):
+            return all(_same(a, b, atol or 1e-6) for a, b in zip(got, expected))
+    return False
+
+def _check(candidate, reference, inputs, atol):
+    for number, given in enumerate(inputs):
+        got = candidate(*copy.deepcopy(given))
+        if candidate_name == "find_zero":
+            assert abs(poly(given[0], got)) <= (atol or 1e-4), f"input {number}"
+        else:
+            assert _same(got, reference(*copy.deepcopy(given)), atol), f"input {number}"
+"""
+
+
+def load(data: str | None = None, *, file: BenchmarkFile = FILE, name: str = "humaneval-plus") -> Task:
+    rows = read_rows(file.name, file.read(data), KEYS)
+    return Task(
+        name=name,
+        problems=tuple(
+            Problem(
+                id=row["task_id"],
+                prompt=row["prompt"],
+                canonical=row["canonical_solution"],
+                test=f"_inputs = {row['base_input'] + row['plus_input']!r}\n_atol = {float(row['atol'] or 0)!r}\n",
+                entry_point=row["entry_point"],
+            )
+            for row in rows
+        ),
+        stops=STOPS,
+        prompt_form="raw prompt",
+        extraction="cut at the first stop string",
+        data_sha256=file.sha256,
+        build=_program,
+    )
+
+
+load_mini = functools.partial(load, file=MINI, name="humaneval-plus-mini")
+
+
+def _program(problem: Problem, completion: str) -> Program:
+    name = problem.entry_point
+    prelude = "from math import inf, nan\n"  # JSON's Infinity and NaN, as repr writes them
+    return Program(
+        source=problem.prompt + completion + "\n",
+        test=f"{prelude}{_CHECK}\ncandidate_name = {name!r}\n{problem.test}"
+        f"_check({name}, _reference, _inputs, _atol)\n",
+        reference=f"{problem.prompt}{problem.canonical}\n_reference = {name}\n",
+        names=(name,),
+    )

@@ -1,0 +1,69 @@
+"""HumanEval-Infilling: a hole in a solution, between prefix and suffix (arXiv 2207.14255; data MIT, OpenAI).
+
+    infilling               1,033 holes of one line       infilling-multi-line          5,815 of several
+    infilling-random-span   1,640 holes anywhere          infilling-random-span-light     164 of those
+
+A model without tokens for filling in the middle cannot be asked; samples can be scored all the same.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from lakh.evals.data import BenchmarkFile, read_rows
+from lakh.evals.task import Problem, Task
+from lakh.evals.tasks.humaneval import KEYS, program
+
+__all__ = ["FILES", "load", "load_multi_line", "load_random_span", "load_random_span_light"]
+
+_FOLDER = "https://raw.githubusercontent.com/openai/human-eval-infilling/88062ff9859c875d04db115b698ed4b0f0395170/data/"
+_SHA256 = {
+    "SingleLineInfilling": "1277073e7ddce163ef68598c2bca777f688a53df99422f097e37362090f88e1f",
+    "MultiLineInfilling": "2f341612eee1d35da1357a4f365e0c0b3ba6e2b62eb491e88aaefa4855af0349",
+    "RandomSpanInfilling": "b4f330d8a8ff97bf85d9def497dffcae4d741e506449386a877236e422e33e8d",
+    "RandomSpanInfillingLight": "1432250ecac0cb56e6f97f8faf0970419ef892a98fda7e1f5aa4c4b87209b760",
+}
+FILES = {
+    kind: BenchmarkFile(f"HumanEval-{kind}.jsonl.gz", sha256, f"{_FOLDER}HumanEval-{kind}.jsonl.gz")
+    for kind, sha256 in _SHA256.items()
+}
+
+
+def load(data: str | None = None, *, name: str = "infilling", kind: str = "SingleLineInfilling") -> Task:
+    file = FILES[kind]
+    one_line = kind == "SingleLineInfilling"
+    return Task(
+        name=name,
+        problems=tuple(
+            Problem(
+                id=row["task_id"],
+                prompt=row["prompt"],
+                canonical=row["canonical_solution"],
+                test=row["test"],
+                entry_point=row["entry_point"],
+                suffix=row["suffix"],
+            )
+            for row in read_rows(file.name, file.read(data), (*KEYS, "suffix"))
+        ),
+        stops=(),
+        prompt_form="prefix and suffix around a hole",
+        extraction="the first line" if one_line else "all that was written",
+        data_sha256=file.sha256,
+        build=program,
+        take=_first_line if one_line else None,
+        is_infilling=True,
+    )
+
+
+load_multi_line = functools.partial(load, name="infilling-multi-line", kind="MultiLineInfilling")
+load_random_span = functools.partial(load, name="infilling-random-span", kind="RandomSpanInfilling")
+load_random_span_light = functools.partial(load, name="infilling-random-span-light", kind="RandomSpanInfillingLight")
+
+
+def _first_line(text: str) -> str:
+    """Up to and with the first newline after something was written."""
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if line.strip():
+            return "".join(lines[: number + 1])
+    return text

@@ -1,0 +1,93 @@
+"""Exact-match line completion: of a file of code, everything before a line is given, and the line is asked for.
+
+The data is yours: a folder of source files (or one file) that the model has not seen. Which lines are asked is decided
+by a hash of each file, so the same folder gives the same problems everywhere. Right means equal but for spaces at the
+end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+
+from lakh import storage
+from lakh.errors import UserError
+from lakh.evals.task import Problem, Task
+from lakh.evals.verdict import Verdict
+
+__all__ = ["load", "source_texts"]
+
+LINES_PER_FILE = 4
+LEAST_CHARS = 8
+CONTEXT_CHARS = 8000
+LARGEST_FILE_BYTES = 1 << 20
+SUFFIXES = (".py", ".js", ".ts", ".java", ".go", ".rs", ".c", ".h", ".cc", ".cpp", ".hpp")
+COMMENTS = ("#", "//", "/*", "*", '"""', "'''")
+
+
+def source_texts(data: str | None, task: str) -> list[tuple[str, str]]:
+    """(path, text) of the source files in a folder, sorted; an error where there are none."""
+    if data is None:
+        raise UserError(f"task {task}", "needs code that the model has not seen", "give --data FOLDER")
+    base = storage.local_path(data)
+    if not base.exists():
+        raise UserError(data, "no such file or folder", "check the path")
+    paths = [base] if base.is_file() else sorted(path for path in base.rglob("*") if path.suffix in SUFFIXES)
+    texts = []
+    for path in paths:
+        if path.is_file() and path.stat().st_size <= LARGEST_FILE_BYTES:
+            try:
+                texts.append((path.name if path == base else str(path.relative_to(base)), _read(path)))
+            except UnicodeDecodeError:
+                continue
+    texts = [(name, text) for name, text in texts if text.strip()]
+    if not texts:
+        raise UserError(data, "holds no source files", f"names end in {', '.join(SUFFIXES)}")
+    return texts
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8").replace("\r\n", "\n")
+
+
+def load(data: str | None = None) -> Task:
+    problems = []
+    digest = hashlib.sha256()
+    for name, text in source_texts(data, "line-completion"):
+        digest.update(f"{name}\0{text}\0".encode())
+        problems += _problems(name, text)
+    if not problems:
+        raise UserError(str(data), "holds no line that can be asked for", "give longer files")
+    return Task(
+        name="line-completion",
+        problems=tuple(problems),
+        stops=("\n",),
+        prompt_form=f"up to {CONTEXT_CHARS} characters before the line, its indentation included",
+        extraction="the first line",
+        data_sha256=digest.hexdigest(),
+        build=_verdict,
+    )
+
+
+def _problems(name: str, text: str) -> list[Problem]:
+    lines = text.split("\n")
+    fit = [
+        number
+        for number, line in enumerate(lines)
+        if number >= 3 and len(line.strip()) >= LEAST_CHARS and not line.strip().startswith(COMMENTS)
+    ]
+    chosen = random.Random(hashlib.sha256(text.encode()).digest()).sample(fit, min(LINES_PER_FILE, len(fit)))
+    problems = []
+    for number in sorted(chosen):
+        line = lines[number]
+        indentation = line[: len(line) - len(line.lstrip())]
+        before = "\n".join(lines[:number]) + "\n" + indentation
+        problems.append(Problem(f"{name}:{number + 1}", before[-CONTEXT_CHARS:], line.strip(), ""))
+    return problems
+
+
+def _verdict(problem: Problem, completion: str) -> Verdict:
+    if completion.split("\n")[0].rstrip() == problem.canonical.rstrip():
+        return Verdict("passed")
+    return Verdict("failed", "another line")

@@ -1,0 +1,109 @@
+"""Checkpoints of a run, evaluated as they appear: beside the training, in another process, on CPUs that are free.
+
+Each result is kept under RUN/evals/<step>/<task>/ and told as an event of the run, `scored`, which the control room
+draws as a curve. What has a result.json is done: a watch that was stopped goes on with the rest. The trainer is never
+waited for and never slowed but by the use of the machine; a checkpoint that is removed while it is read is passed over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lakh import events, storage
+from lakh.errors import LakhError, UserError
+from lakh.evals.generate import Generator, generate, load_engine
+from lakh.evals.protocol import Origin
+from lakh.evals.run import Result, score
+from lakh.evals.sandbox import Sandbox
+from lakh.evals.task import Task
+
+__all__ = ["WATCHER_RANK", "Pending", "pending", "watch"]
+
+WATCHER_RANK = 99_999  # its own file of events: those of the ranks have one writer each
+FOLDER = "evals"
+
+
+@dataclass(frozen=True)
+class Pending:
+    step: int
+    checkpoint: str
+    out: str
+
+
+def pending(run_dir: str, tasks: Sequence[Task], *, every: int = 1) -> list[tuple[Task, Pending]]:
+    """What is not scored yet: the newest checkpoint first, and of all only every `every`-th step."""
+    from lakh.checkpoint import list_complete
+
+    found = []
+    for step, folder in reversed(list_complete(run_dir)):
+        if step % every:
+            continue
+        for task in tasks:
+            out = storage.join(run_dir, FOLDER, f"{step:08d}", task.name)
+            if not storage.exists(storage.join(out, "result.json")):
+                found.append((task, Pending(step, folder, out)))
+    return found
+
+
+def watch(
+    run_dir: str,
+    tasks: Sequence[Task],
+    sandbox: Sandbox,
+    origin: Origin,
+    *,
+    n: int = 1,
+    every: int = 1,
+    poll_s: float = 5.0,
+    until: Callable[[], bool] = lambda: False,
+    told: Callable[[int, Result], None] | None = None,
+    passed_over: Callable[[str, LakhError], None] | None = None,
+    load: Callable[[str], Generator] = load_engine,
+    workers: int | None = None,
+) -> int:
+    """Score checkpoints until `until()` holds and none is left. Returns how many results were made."""
+    if not storage.exists(run_dir):
+        raise UserError(run_dir, "no such folder", "give the folder of a run: lakh train --out RUNDIR")
+    made, refused = 0, set()
+    with events.Log(run_dir, WATCHER_RANK) as log:
+        while True:
+            last = until()
+            waiting = [(task, item) for task, item in pending(run_dir, tasks, every=every) if item.out not in refused]
+            if not waiting:
+                if last:
+                    return made
+                time.sleep(poll_s)
+                continue
+            task, item = waiting[0]
+            try:
+                engine = load(item.checkpoint)
+                samples = generate(engine, task, origin, n=n)
+                result = score(task, samples, sandbox, origin, workers=workers, out=item.out)
+            except LakhError as error:
+                if isinstance(error, UserError) and storage.exists(item.checkpoint):
+                    raise
+                refused.add(item.out)  # removed or damaged meanwhile: the next one is there
+                if passed_over:
+                    passed_over(item.checkpoint, error)
+                continue
+            made += 1
+            log.write(_event(item, result))
+            if told:
+                told(item.step, result)
+
+
+def _event(item: Pending, result: Result) -> events.Scored:
+    summary = result.summary
+    low, high = summary.interval or (None, None)
+    return events.Scored(
+        step=item.step,
+        task=result.protocol.task.name,
+        pass_at_1=summary.pass_at_k.get(1),
+        low=low,
+        high=high,
+        passed=summary.passed,
+        total=summary.total,
+        seconds=result.seconds,
+        path=item.out,
+    )

@@ -1,0 +1,40 @@
+"""Checkpoints of a real run, scored as they appear, with bits per byte and line completion of the same model."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from lakh import events
+from lakh.evals.watch import WATCHER_RANK
+from lakh.events import Scored
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_each_checkpoint_is_scored_once_and_told_as_an_event(
+    run_lakh, tiny_recipe: Path, code_dir: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run_lakh("train", str(tiny_recipe), "--out", str(run), "--nproc", "1")
+    words = ["eval", "watch", str(run), "--tasks", "line-completion", "--data", str(code_dir), "--limit", "6"]
+    found = run_lakh(*words, "--max-tokens", "8", "--once", "--every", "4")
+    steps = [row["step"] for row in found["results"]]
+    assert steps == sorted(steps, reverse=True)
+    assert 12 in steps
+    told = [event for event in events.read(run, WATCHER_RANK) if isinstance(event, Scored)]
+    assert sorted(event.step for event in told) == sorted(steps)
+    assert {event.task for event in told} == {"line-completion"}
+    assert all(event.total == 6 for event in told)
+    result = json.loads((run / "evals" / "00000012" / "line-completion" / "result.json").read_text())
+    assert result["settings"]["max_tokens"] == 8
+    assert run_lakh(*words, "--max-tokens", "8", "--once")["results"] == []
+
+    bits = run_lakh("eval", str(run), "--tasks", "bits-per-byte", "--data", str(code_dir), "--limit", "5")
+    assert 0 < bits["bits_per_byte"] < 8
+    assert bits["interval"][0] <= bits["bits_per_byte"] <= bits["interval"][1]
+    uniform = math.log2(512) * bits["tokens"] / bits["bytes"]
+    assert bits["bits_per_byte"] < uniform  # twelve steps teach it something

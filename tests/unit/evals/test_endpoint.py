@@ -1,0 +1,140 @@
+"""Models behind a URL: what is asked, what is retried, what is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from lakh.errors import PeerLost, UserError
+from lakh.evals import endpoint
+from lakh.evals.endpoint import Endpoint, Hole
+from lakh.evals.sandbox import Sandbox
+from lakh.evals.task import Task
+from lakh.evals.tasks import TASKS
+from lakh.server.engine import Sampling
+
+SAMPLING = Sampling(max_tokens=9, temperature=0.5, top_p=0.9, seed=3, stop=("\ndef",))
+
+
+class Model(ThreadingHTTPServer):
+    """Speaks the two forms; `say` decides (status, text) from the request's body."""
+
+    def __init__(self, say: Callable[[dict[str, Any]], tuple[int, str]]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.say, self.asked, self.keys = say, [], []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Model
+
+    def do_GET(self) -> None:
+        self._answer(200, {"data": [{"id": "some-model"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        self.server.keys.append(self.headers.get("Authorization"))
+        status, text = self.server.say(body)
+        choice = {"message": {"content": text}} if "messages" in body else {"text": text}
+        self._answer(status, {"choices": [choice | {"finish_reason": "stop"}], "usage": {"prompt_tokens": 5}})
+
+    def _answer(self, status: int, document: dict[str, Any]) -> None:
+        data = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Model]]:
+    servers = []
+
+    def start(say: Callable[[dict[str, Any]], tuple[int, str]]) -> Model:
+        server = Model(say)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return server
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "FIRST_WAIT_S", 0.001)
+
+
+def test_every_prompt_gets_its_own_answer_in_order(
+    serve: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    server = serve(lambda body: (200, f"after {body['prompt']}"))
+    heard: list[int] = []
+    prompts = [f"p{i}" for i in range(40)]
+    completions = Endpoint(server.url).generate(prompts, SAMPLING, progress=heard.append)
+    assert [completion.text for completion in completions] == [f"after p{i}" for i in range(40)]
+    assert heard == list(range(1, 41))
+    assert server.asked[0] | {"prompt": ""} == {
+        "model": "some-model", "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["\ndef"],
+        "prompt": "",
+    }  # fmt: skip
+    assert set(server.keys) == {"Bearer secret"}
+
+
+def test_a_hole_is_asked_with_its_suffix_and_a_chat_with_a_message(serve: Callable[..., Model]) -> None:
+    server = serve(lambda body: (200, "x"))
+    Endpoint(f"{server.url}/v1/").generate([Hole("before", "after")], SAMPLING)
+    assert (server.asked[0]["prompt"], server.asked[0]["suffix"]) == ("before", "after")
+    Endpoint(server.url, chat=True, served_name="other").generate(["def f():"], SAMPLING)
+    assert server.asked[1]["model"] == "other"
+    assert "def f():" in server.asked[1]["messages"][0]["content"]
+
+
+def test_a_busy_server_is_asked_again(serve: Callable[..., Model]) -> None:
+    answers = iter([(503, ""), (429, ""), (200, "at last")])
+    server = serve(lambda body: next(answers))
+    assert Endpoint(server.url).generate(["p"], SAMPLING)[0].text == "at last"
+
+
+def test_a_server_that_stays_broken_is_lost_and_a_refusal_is_ours(serve: Callable[..., Model]) -> None:
+    with pytest.raises(PeerLost, match=r"answers 500.*tried 5 times"):
+        Endpoint(serve(lambda body: (500, "")).url).generate(["p"], SAMPLING)
+    with pytest.raises(UserError, match="answers 401"):
+        Endpoint(serve(lambda body: (401, "")).url).generate(["p"], SAMPLING)
+    with pytest.raises(PeerLost, match="does not answer"):
+        Endpoint("http://127.0.0.1:9").generate(["p"], SAMPLING)
+
+
+def test_a_model_behind_a_url_is_scored(
+    sandbox: Sandbox,
+    serve: Callable[..., Model],
+    toy_task: Task,
+    monkeypatch: pytest.MonkeyPatch,
+    lakh: Callable[..., tuple[int, str, str]],
+    last_line: Callable[[str], dict[str, Any]],
+) -> None:
+    monkeypatch.setitem(TASKS, "toy", lambda data: toy_task)
+    server = serve(lambda body: (200, "    return x + 1\ndef more():"))
+    code, out, _ = lakh("eval", server.url, "--tasks", "toy", "--json")
+    assert code == 0
+    found = last_line(out)
+    assert (found["passed"], found["total"]) == (1, 3)
+    assert found["settings"]["form"] == "completions"
+    chat = serve(lambda body: (200, "Here:\n```python\ndef add(x):\n    return x + 2\n```\n"))
+    code, out, _ = lakh("eval", chat.url, "--tasks", "toy", "--chat", "--json")
+    assert (code, last_line(out)["passed"]) == (0, 1)
+    code, _, err = lakh("eval", "http://127.0.0.1:9", "--tasks", "toy")
+    assert code == 75
+    assert "does not answer" in err

@@ -1,0 +1,300 @@
+"""The benchmarks: their own data, their own solutions, and answers that only look right."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lakh.errors import UserError
+from lakh.evals import data
+from lakh.evals.data import BenchmarkFile
+from lakh.evals.run import judge
+from lakh.evals.samples import Sample, canonical_samples
+from lakh.evals.sandbox import Sandbox
+from lakh.evals.task import Commands, Problem, Program, names_under_test
+from lakh.evals.tasks import TASKS, load_task
+from lakh.evals.tasks.multilingual import LANGUAGES, LIMITS, _program
+from lakh.evals.verdict import Verdict
+
+SIZES = {
+    "mbpp": 974,
+    "mbpp-test": 500,
+    "mbpp-sanitized": 427,
+    "infilling": 1033,
+    "infilling-random-span-light": 164,
+    "cruxeval": 1600,
+    "cruxeval-output": 800,
+    "cruxeval-input": 800,
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_task_has_all_its_problems_once(benchmarks: Path, name: str) -> None:
+    task = load_task(name, str(benchmarks))
+    assert task.name == name
+    assert len(task.problems) == len({problem.id for problem in task.problems}) == SIZES[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "limit"), [("mbpp", 974), ("mbpp-sanitized", 120), ("infilling", 300), ("cruxeval", 120)]
+)
+def test_reference_solutions_pass(benchmarks: Path, sandbox: Sandbox, name: str, limit: int) -> None:
+    task = load_task(name, str(benchmarks)).first(limit)
+    cpu_s = dict.fromkeys([problem.id for problem in task.problems], 60)
+    verdicts = judge(task, canonical_samples(task), sandbox, cpu_s=cpu_s)
+    assert {p.id: v for p, v in zip(task.problems, verdicts, strict=True) if not v.passed} == {}
+
+
+def test_a_few_of_each_pass_and_those_of_their_neighbours_fail(benchmarks: Path, sandbox: Sandbox) -> None:
+    for name in ("mbpp", "mbpp-sanitized", "infilling-random-span-light", "cruxeval-output"):
+        task = load_task(name, str(benchmarks)).first(3)
+        own = canonical_samples(task)
+        swapped = [Sample(a.task_id, b.completion) for a, b in zip(own, own[1:] + own[:1], strict=True)]
+        assert [v.kind for v in judge(task, own, sandbox)] == ["passed"] * 3, name
+        assert "passed" not in [v.kind for v in judge(task, swapped, sandbox)], name
+
+
+@pytest.mark.parametrize("number", [367, 927, 601, 533, 126])  # trees of their own classes, a type as argument, `sum`
+def test_mbpp_problems_that_need_more_than_plain_values(benchmarks: Path, sandbox: Sandbox, number: int) -> None:
+    task = load_task("mbpp", str(benchmarks))
+    problem = next(problem for problem in task.problems if problem.id == f"Mbpp/{number}")
+    assert sandbox.run(task.build(problem, problem.canonical)).passed  # type: ignore[arg-type]
+
+
+def test_the_mbpp_prompt_has_three_examples_and_ends_where_the_program_begins(benchmarks: Path) -> None:
+    prompt = load_task("mbpp", str(benchmarks)).problems[20].prompt
+    assert prompt.count("[BEGIN]") == 4
+    assert prompt.count("[DONE]") == 3
+    assert prompt.endswith("[BEGIN]\n")
+    assert "\r" not in prompt
+
+
+CRUX = {
+    "sample_0/output": [("[(4, 1), (4, 1), (4, 1), (4, 1), (2, 3), (2, 3)]", True), ("f([1, 1, 3, 1, 3, 1])", False),
+                        ("[]", False), ("", False)],
+    "sample_0/input": [("[1, 1, 3, 1, 3, 1])", True), ("[3, 1, 1, 3, 1, 1]) #", True), ("[1])", False), (")", False)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("task_id", CRUX)
+def test_cruxeval_takes_any_right_value_and_no_call_of_f(benchmarks: Path, sandbox: Sandbox, task_id: str) -> None:
+    task = load_task("cruxeval", str(benchmarks))
+    samples = [Sample(task_id, text) for text, _ in CRUX[task_id]]
+    assert [v.passed for v in judge(task, samples, sandbox)] == [right for _, right in CRUX[task_id]]
+
+
+def plus_row(**changes: object) -> dict[str, object]:
+    row = {
+        "task_id": "HumanEval/0", "prompt": "def half(x):\n", "canonical_solution": "    return x / 2\n",
+        "entry_point": "half", "base_input": [[2]], "plus_input": [[1], [1e9], [float("inf")]], "atol": 0,
+    }  # fmt: skip
+    return row | changes
+
+
+@pytest.mark.parametrize(
+    ("completion", "passes"),
+    [
+        ("    return x * 0.5\n", True),
+        ("    return x / 2 + 1e-9\n", True),
+        ("    return x / 2 + 1e-3\n", False),
+        ("    return x // 2\n", False),
+        ("    return None\n", False),
+    ],
+)
+def test_humaneval_plus_compares_with_its_reference(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, completion: str, passes: bool
+) -> None:
+    monkeypatch.setattr(BenchmarkFile, "_checked", lambda self, where, raw: raw)
+    (tmp_path / "HumanEvalPlus.jsonl.gz").write_text(json.dumps(plus_row()) + "\n")
+    task = load_task("humaneval-plus", str(tmp_path))
+    assert judge(task, [Sample("HumanEval/0", completion)], sandbox)[0].passed is passes
+
+
+# --- other languages ---------------------------------------------------------------------------------------------
+
+ADD = {
+    "javascript": ("function add(a, b) {\n", "    return a + b;\n}\n", 'const _ = require("lodash")\n'
+                   "if (!_.isEqual([add(1, 2)], [3])) { throw 'Error'; }\n"),
+    "java": ("class Add {\n    public static int add(int a, int b) {\n", "        return a + b;\n    }\n}\n",
+             "class Main {\n    public static void main(String[] args) throws Exception {\n"
+             '        if (Add.add(1, 2) != 3) { throw new java.lang.Exception("no"); }\n}\n}\n'),
+    "cpp": ("#include <iostream>\n#include <stdexcept>\nusing namespace std;\n"
+            "int add(int a, int b) {\n", "    return a + b;\n}\n",
+            "int main() {\n    if (add(1, 2) != 3) { throw runtime_error(\"no\"); }\n    return 0;\n}\n"),
+    "go": ("package main\nfunc add(a int, b int) int {\n", "\treturn a + b\n}\n",
+           'func main() {\n\tif add(1, 2) != 3 { panic("no") }\n}\n'),
+    "rust": ("fn add(a: i64, b: i64) -> i64 {\n", "    a + b\n}\n", "fn main() {\n    assert_eq!(add(1, 2), 3);\n}\n"),
+}  # fmt: skip
+LEAVES = {
+    "javascript": "    process.exit(0);\n}\n",
+    "java": "        System.exit(0); return 3;\n    }\n}\n",
+    "cpp": "    exit(0);\n}\n",
+    "go": "\treturn 4\n}\n",
+    "rust": "    std::process::exit(0)\n}\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ADD)
+def test_other_languages_pass_fail_and_cannot_leave_early(sandbox: Sandbox, language: str) -> None:
+    prompt, body, test = ADD[language]
+    problem = Problem("X/0", prompt, body, test, "add", language=language)
+    right = _program(problem, body)
+    missing = [tool for tool in LANGUAGES[language].tools if shutil.which(tool, path="/usr/bin:/bin") is None]
+    if missing:
+        assert isinstance(right, Verdict)
+        assert right.kind == "not_run"
+        assert missing[0] in right.detail
+        return
+    assert isinstance(right, Commands)
+    assert sandbox.run(right, LIMITS).kind == "passed"
+    wrong = _program(problem, body.replace("a + b", "a - b"))
+    early = _program(problem, LEAVES[language])
+    assert isinstance(wrong, Commands)
+    assert isinstance(early, Commands)
+    assert sandbox.run(wrong, LIMITS).kind == "failed"
+    verdict = sandbox.run(early, LIMITS)
+    assert verdict.kind == "failed"
+    assert "ended before its test did" in verdict.detail
+
+
+def test_a_language_without_tools_is_not_run_and_no_failure(tmp_path: Path, sandbox: Sandbox) -> None:
+    row = {
+        "task_id": "X/0",
+        "prompt": "",
+        "test": "",
+        "language": "cobol",
+        "entry_point": "",
+        "canonical_solution": "x",
+    }
+    (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n")
+    task = load_task("mbxp", str(tmp_path / "x.jsonl"))
+    assert judge(task, canonical_samples(task), sandbox)[0].kind == "not_run"
+
+
+# --- where the data comes from -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "x.jsonl").write_bytes(b'{"a": 1}\n')
+    handler = functools.partial(Quiet, directory=str(tmp_path / "web"))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+HASH = "d7cafbeeef02254b9c0fe75f9fc08dfea2ba1c62e7dc94ac171e06f6a2aa6fb4"
+
+
+def test_a_file_is_downloaded_once_and_checked(web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hashlib
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = BenchmarkFile("x.jsonl", hashlib.sha256(b'{"a": 1}\n').hexdigest(), f"{web}x.jsonl")
+    assert file.read(None) == b'{"a": 1}\n'
+    (tmp_path / "web" / "x.jsonl").unlink()
+    assert file.read(None) == b'{"a": 1}\n'
+    (data.cache_folder() / "x.jsonl").write_bytes(b"changed")
+    with pytest.raises(UserError, match="has sha256"):
+        file.read(None)
+
+
+def test_a_download_that_is_not_the_file_is_not_kept(web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(UserError, match="has sha256"):
+        BenchmarkFile("x.jsonl", HASH, f"{web}x.jsonl").read(None)
+    assert not (data.cache_folder() / "x.jsonl").exists()
+    for url in (f"{web}none.jsonl", "http://127.0.0.1:9/x.jsonl"):
+        with pytest.raises(UserError, match=r"cannot be fetched.*--data"):
+            BenchmarkFile("x.jsonl", HASH, url).read(None)
+
+
+@pytest.mark.parametrize(
+    ("raw", "finding"),
+    [(b"", "holds no problems"), (b"{", "is not JSON lines"), (b'{"b": 1}\n', "has no a"), (b"\x1f\x8bxx", "not JSON")],
+)
+def test_damaged_rows_are_named(raw: bytes, finding: str) -> None:
+    with pytest.raises(UserError, match=finding):
+        data.read_rows("x.jsonl", raw, ("a",))
+
+
+# --- lines -------------------------------------------------------------------------------------------------------
+
+
+def test_line_completion_asks_the_same_lines_every_time(code_dir: Path) -> None:
+    task, again = load_task("line-completion", str(code_dir)), load_task("line-completion", str(code_dir))
+    assert task.problems == again.problems
+    assert task.data_sha256 == again.data_sha256
+    problem = task.problems[0]
+    name, _, number = problem.id.rpartition(":")
+    line = (code_dir / name).read_text().split("\n")[int(number) - 1]
+    assert (problem.prompt.rpartition("\n")[2] + problem.canonical).rstrip() == line.rstrip()
+    assert task.build(problem, problem.canonical + "  \nmore") == Verdict("passed")
+    assert task.build(problem, "x" + problem.canonical).kind == "failed"  # type: ignore[union-attr]
+
+
+def test_line_completion_says_what_is_missing(tmp_path: Path) -> None:
+    for path, finding in ((None, "give --data FOLDER"), (str(tmp_path), "no source files"), ("/none", "no such file")):
+        with pytest.raises(UserError, match=finding):
+            load_task("line-completion", path)
+
+
+def test_only_names_that_the_reference_defines_are_asked_of_the_candidate() -> None:
+    reference = "import math\ndef helper(): pass\ndef area(r): return math.pi * r\nclass Pair: pass\n"
+    test = "assert abs(area(1) - math.pi) < 1e-6\nassert Pair()\n"
+    assert names_under_test(reference, test) == ("area", "Pair")
+
+
+def test_a_candidate_cannot_change_the_builtins_of_its_test(sandbox: Sandbox) -> None:
+    source = "def area(r): return 0\ndef abs(x): return 0\n"
+    program = Program(source, "assert abs(area(1) - 3) < 1e-6", "def area(r): return 3 * r", ("area",))
+    assert sandbox.run(program).kind == "failed"
+
+
+def test_arguments_that_are_changed_in_place_are_changed_for_the_test(sandbox: Sandbox) -> None:
+    source = "def fill(items, table):\n    items.append(len(items)); table['n'] = items[:]; items.reverse()\n"
+    test = (
+        "items, table = [5], {}\nassert fill(items, table) is None\nassert items == [1, 5] and table == {'n': [5, 1]}"
+    )
+    assert sandbox.run(Program(source, test, names=("fill",))).passed
+
+
+def test_iterators_instances_and_errors_of_the_candidate_can_be_used(sandbox: Sandbox) -> None:
+    source = (
+        "class Box:\n    def __init__(self, x): self.x = x\n    def twice(self): return 2 * self.x\n"
+        "def up(n):\n    yield from range(n)\n"
+        "def fail(): raise KeyError('gone')\n"
+    )
+    test = (
+        "box = Box(4)\nassert box.x == 4 and box.twice() == 8\nbox.x = Box(1)\nassert box.x.x == 1\n"
+        "assert list(up(3)) == [0, 1, 2]\nassert up(3) != [0, 1, 2]\n"
+        "try:\n    fail()\nexcept KeyError:\n    caught = True\nassert caught\n"
+    )
+    verdict = sandbox.run(Program(source, test, names=("Box", "up", "fail")))
+    assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_says_what_it_needs_where_there_is_no_data(
+    name: str, tmp_path: Path, lakh: Callable[..., tuple[int, str, str]], last_line: Callable[[str], dict[str, object]]
+) -> None:
+    code, out, err = lakh("eval", "score", "--canonical", "--task", name, "--data", str(tmp_path / "none"), "--json")
+    assert code == 2
+    assert "no such file" in err
+    assert "error" in last_line(out)

@@ -1,0 +1,124 @@
+"""What passes between candidate and examiner: plain data comes back as it was, and nothing else gets through."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.evals.inside import values
+
+numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
+scalars = st.none() | st.booleans() | numbers | st.text() | st.binary()
+hashable = st.recursive(scalars, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=6)
+plain = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.sets(hashable, max_size=3)
+        | st.dictionaries(hashable, inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def refuse(value: Any) -> Any:
+    raise TypeError(f"{value!r} is no plain data")
+
+
+def through(value: Any) -> Any:
+    return values.decode(json.loads(json.dumps(values.encode(value, refuse))), refuse)
+
+
+def same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and a == b
+
+
+@given(plain)
+def test_plain_data_comes_back_with_its_types(value: Any) -> None:
+    assert repr(through(value)) == repr(value) or same(through(value), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Counter("hello"),
+        OrderedDict(a=1),
+        deque([1, 2], 5),
+        Decimal("1.50"),
+        Fraction(1, 3),
+        date(2024, 2, 29),
+        datetime(2024, 2, 29, 1, 2, 3),
+        timedelta(1, 2, 3),
+        range(1, 9, 2),
+        10**5000,
+        -(10**5000),
+        bytearray(b"x"),
+        int,
+        "\ud800",
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_library_types_come_back(value: Any) -> None:
+    assert same(through(value), value)
+
+
+def test_nan_and_a_defaultdict_come_back() -> None:
+    assert math.isnan(through(float("nan")))
+    assert through(defaultdict(int, a=1)) == {"a": 1}
+
+
+def test_a_subclass_travels_as_its_plain_type_without_its_tricks() -> None:
+    class Sly(list):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __iter__(self):
+            return iter(["lies"])
+
+        __hash__ = None  # type: ignore[assignment]
+
+    class SlyInt(int):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = int.__hash__
+
+    assert same(through(Sly([1, 2])), [1, 2])
+    assert same(through(SlyInt(7)), 7)
+    assert same(through(namedtuple("Point", "x y")(1, 2)), (1, 2))
+
+
+def test_what_is_no_plain_data_is_kept_or_refused() -> None:
+    with pytest.raises(TypeError):
+        values.encode(object(), refuse)
+    assert values.encode([object()], lambda value: ["h", 0]) == ["l", ["h", 0]]
+    assert values.decode(["l", ["h", 3]], lambda number: f"thing {number}") == ["thing 3"]
+
+
+@pytest.mark.parametrize(
+    "form", [[], {}, ["?"], ["d", 1], ["b", "zz"], ["x", "os.system", "id"], ["y", "print"], ["i"], ["s", ["l"]], ["h"]]
+)
+def test_forms_that_nobody_honest_sends_are_refused(form: Any) -> None:
+    with pytest.raises((ValueError, TypeError, IndexError, KeyError)):
+        values.decode(form, lambda number: None)
+
+
+def test_a_message_with_a_huge_length_is_refused_before_it_is_read() -> None:
+    read, write = os.pipe()
+    os.write(write, (1 << 60).to_bytes(8, "little"))
+    with pytest.raises(ValueError, match="too large"):
+        values.receive(read)
+    os.close(write)
+    assert values.receive(read) is None
+    os.close(read)
