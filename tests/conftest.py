@@ -89,3 +89,16 @@ def tiny():
 """
     )
     return path
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    """Give the path of data that lies beside the checkout and is not part of it; skip where it does not."""
+
+    def find(name: str, what: str) -> Path:
+        for folder in Path(__file__).resolve().parents:
+            if (found := folder / "shared" / "data" / name).exists():
+                return found
+        pytest.skip(f"no {what}: put them at shared/data/{name} beside the checkout")
+
+    return find

@@ -30,6 +30,8 @@ class Gpu:
     """Peak bandwidth of its memory."""
     source: str
     """Where these numbers come from."""
+    power_W: float | None = None
+    """Board power of one accelerator, for plans of power and cost."""
 
     def __post_init__(self) -> None:
         for name in ("memory_GiB", "dense_bf16_TFLOPs", "memory_bandwidth_GBps"):
@@ -37,6 +39,31 @@ class Gpu:
                 raise ConfigError(name, f"{getattr(self, name)} is not positive", "give the data-sheet value")
         if not self.source.strip():
             raise ConfigError("source", "is empty", "say where the numbers come from")
+        if self.power_W is not None and self.power_W <= 0:
+            raise ConfigError(
+                "power_W", f"{self.power_W} is not positive", "give the data-sheet value, or leave it out"
+            )
+        dense = next((peak for kind, peak in DENSE_PEAKS if self.kind.upper().startswith(kind)), None)
+        if dense is not None and self.dense_bf16_TFLOPs > 1.1 * dense:
+            raise ConfigError(
+                "dense_bf16_TFLOPs",
+                f"{self.dense_bf16_TFLOPs:g} is more than a {self.kind} can do in dense bf16 ({dense:g}): "
+                "data sheets print the figure with sparsity, or that of fp8",
+                f"give the dense figure, {dense:g}",
+            )
+
+
+# Dense bf16 TFLOP/s by NVIDIA's data sheets, which print twice as much ("with sparsity") from the A100 on.
+DENSE_PEAKS = (
+    ("A100", 312.0),
+    ("H100", 989.4),
+    ("H200", 989.4),
+    ("H800", 989.4),
+    ("GB200", 2500.0),
+    ("GB300", 2500.0),
+    ("B200", 2250.0),
+    ("B300", 2250.0),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,10 +97,17 @@ class Cluster:
     gpu: Gpu
     tiers: tuple[Tier, ...]
     """Network tiers from the innermost outwards."""
+    storage_read_GBps: float | None = None
+    """What storage delivers to all GPUs together, for plans of data and checkpoints."""
+    storage_write_GBps: float | None = None
+    """What storage takes from all GPUs together."""
 
     def __post_init__(self) -> None:
         if not self.tiers:
             raise ConfigError("tiers", "there is none", "describe at least the node as [[tiers]]")
+        for name in ("storage_read_GBps", "storage_write_GBps"):
+            if (rate := getattr(self, name)) is not None and rate <= 0:
+                raise ConfigError(name, f"{rate} is not positive", "give a rate, or leave it out")
         for inner, outer in zip(self.tiers, self.tiers[1:], strict=False):
             if outer.size % inner.size or outer.size <= inner.size:
                 raise ConfigError(

@@ -1,0 +1,154 @@
+"""The options that plans share: which model, on which cluster, in which layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from lakh.errors import UserError
+from lakh.planner.catalogue import Architecture, architecture
+from lakh.planner.estimate import layout_of
+from lakh.planner.layout import RECOMPUTE, Layout
+from lakh.planner.memory import OPTIMIZER_BYTES
+from lakh.planner.shape import Shape, shape_of
+from lakh.spec import Cluster, Run, load_run
+from lakh.spec.cluster import load_cluster
+
+__all__ = ["PRECISIONS", "Question", "ask", "layout_options", "numbers", "question_options"]
+
+PRECISIONS = {"bf16": 0.0, "fp8": 1.0, "nvfp4": 2.0}
+
+
+@dataclass(frozen=True)
+class Question:
+    shape: Shape
+    cluster: Cluster
+    gpus: int
+    batch: int
+    sequence: int
+    tokens: float | None
+    run: Run | None
+    model: Architecture | None
+
+
+def question_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """RUN, or --model with --cluster and --gpus."""
+    for option in reversed(
+        [
+            click.argument("run", required=False),
+            click.option("--model", help="A model of the catalogue, or a .toml file with the same keys."),
+            click.option("--cluster", help="A cluster file, or the name of one that ships with lakh."),
+            click.option("--gpus", type=click.IntRange(min=1), help="How many GPUs."),
+            click.option("--batch", type=click.IntRange(min=1), help="Sequences per step  [default: 4M tokens]"),
+            click.option("--sequence", type=click.IntRange(min=1), help="Tokens per sequence  [default: 8192]"),
+            click.option("--tokens", type=float, help="Tokens of the whole run, e.g. 1.4e12: for its days and cost."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The layout of an estimate."""
+    degree = click.IntRange(min=1)
+    for option in reversed(
+        [
+            click.option("--tp", type=degree, help="Ranks that share each matrix."),
+            click.option("--pp", type=degree, help="Pipeline stages."),
+            click.option("--cp", type=degree, help="Ranks that share each sequence."),
+            click.option("--ep", type=degree, help="Ranks that share the experts."),
+            click.option(
+                "--shard", type=degree, help="Ranks that share weights and states (FSDP, ZeRO-3); 1 is ZeRO-1."
+            ),
+            click.option("--micro-batch", type=degree, help="Sequences at a time."),
+            click.option("--chunks", type=degree, help="Interleaved chunks per pipeline stage."),
+            click.option("--recompute", type=click.Choice(RECOMPUTE), help="What the backward pass computes again."),
+            click.option("--precision", type=click.Choice(list(PRECISIONS)), help="Of the linear layers."),
+            click.option("--optimizer", type=click.Choice(list(OPTIMIZER_BYTES)), help="Whose states are kept."),
+            click.option("--schedule", type=click.Choice(["1f1b", "zb-h1"]), help="Of the pipeline."),
+            click.option("--offload", is_flag=True, default=None, help="Keep the optimizer states in host memory."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def ask(
+    run: str | None,
+    model: str | None,
+    cluster: str | None,
+    gpus: int | None,
+    batch: int | None,
+    sequence: int | None,
+    tokens: float | None,
+) -> Question:
+    """What is asked, from a run or from names."""
+    if tokens is not None and tokens <= 0:
+        raise UserError("--tokens", f"{tokens:g} is not positive", "give e.g. 1.4e12")
+    if run and model:
+        raise UserError("lakh plan", "got a run and --model", "give one of them")
+    if run:
+        loaded = load_run(run)
+        place = load_cluster(cluster) if cluster else loaded.cluster
+        if batch or sequence:
+            data = replace(loaded.data, batch=batch or loaded.data.batch, sequence=sequence or loaded.data.sequence)
+            loaded = replace(loaded, data=data)
+        return Question(
+            shape_of(loaded.model), place, gpus or loaded.mesh.ranks, loaded.data.batch, loaded.data.sequence,
+            tokens or float(loaded.tokens), loaded, None,
+        )  # fmt: skip
+    if not (model and cluster and gpus):
+        raise UserError("lakh plan", "is not told what to plan", "give a run, or --model, --cluster and --gpus")
+    length = sequence or 8192
+    known = architecture(model)
+    return Question(
+        known.shape, load_cluster(cluster), gpus, batch or max(2**22 // length, 1), length, tokens, None, known
+    )
+
+
+def with_options(question: Question, changes: dict[str, Any]) -> Layout:
+    """The layout asked for: the run's own, or a modern fused program's, with the options on top."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    if question.run is not None:
+        base = layout_of(replace(question.run, cluster=question.cluster), question.gpus) if not given else None
+        base = base or _loose(question)
+    else:
+        base = Layout(
+            gpus=float(question.gpus), sequence=float(question.sequence), batch=float(question.batch), zero1=1.0,
+            gradient_bytes=4.0, tensor_overlap=1.0,
+        )  # fmt: skip
+    if "recompute" in given:
+        given["recompute"] = RECOMPUTE.index(given["recompute"])
+    if "precision" in given:
+        given["low_precision"] = PRECISIONS[given.pop("precision")]
+    if "optimizer" in given:
+        given["optimizer_bytes"] = OPTIMIZER_BYTES[given.pop("optimizer")]
+    if "schedule" in given:
+        given["zero_bubble"] = given.pop("schedule") == "zb-h1"
+    layout = replace(base, **{name: float(value) for name, value in given.items()})
+    if int(layout.shard) > 1:
+        layout = replace(layout, zero1=0.0)
+    return replace(layout, sequence_parallel=float(int(layout.tp) > 1))
+
+
+def _loose(question: Question) -> Layout:
+    """The run's layout without its mesh: the options say what replaces it, shards fill the rest."""
+    assert question.run is not None
+    mesh = replace(question.run.mesh, dp_replicate=1, dp_shard=1, tp=1, pp=1, cp=1, ep=1)
+    batch = replace(question.run.data, micro_batch=1)
+    lone = layout_of(replace(question.run, mesh=mesh, data=batch), 1)
+    return replace(lone, gpus=float(question.gpus), micro_batch=float(question.run.data.micro_batch))
+
+
+def numbers(text: str, name: str) -> tuple[int, ...]:
+    """ "1024" or "512,1024" as whole numbers."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(name, f"{text!r} is no list of whole numbers", "write e.g. 512,1024") from None
+    if not found or min(found) < 1:
+        raise UserError(name, f"{text!r} holds a number below 1", "give numbers of GPUs")
+    return found

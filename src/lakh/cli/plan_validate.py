@@ -1,0 +1,152 @@
+"""lakh plan validate and calibrate: the planner's error on published measurements, and how it is fitted to them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from lakh.cli.face import Answer, answers, console, table
+
+__all__ = ["calibrate", "validate"]
+
+points_option = click.option(
+    "--points", required=True, type=click.Path(dir_okay=False), help="CSV of published configurations and speeds."
+)
+COLUMNS = ["n", "mape", "median_ape", "p95_ape", "bias", "kendall_tau"]
+
+
+@click.command()
+@points_option
+@click.option("--calibration", type=click.Path(dir_okay=False), help="Another calibration than the one that ships.")
+@click.option("--unseen", "only_unseen", is_flag=True, help="Only configurations that no fit has seen.")
+@click.option("--leave-one-out", is_flag=True, help="Also predict every family by a fit without it (some minutes).")
+@click.option("--transfer", help="Also fit on the sources whose name begins so, and test on all others.")
+@click.option("--worst", type=click.IntRange(min=0), default=0, help="List so many of the worst rows.")
+@answers
+def validate(
+    points: str, calibration: str | None, only_unseen: bool, leave_one_out: bool, transfer: str | None, worst: int
+) -> Answer:
+    """The planner's error on published measurements."""
+    from lakh.errors import UserError
+    from lakh.planner import validate as judge
+    from lakh.planner.calibration import KINDS, load
+    from lakh.planner.points import read_points
+
+    read = read_points(points)
+    found = load(calibration)
+    everything = list(read.kept)
+    new = set(judge.unseen(everything, found))
+    rows = [p for i, p in enumerate(everything) if not only_unseen or i in new]
+    if not rows:
+        raise UserError(points, "holds no configuration that is new", "leave --unseen away")
+    predicted = judge.predictions(rows, found)
+    total = asdict(judge.score(rows, predicted))
+    fresh = [p for i, p in enumerate(everything) if i in new]
+    data: dict[str, Any] = total | {
+        "by_source": _plain(judge.table(rows, predicted, lambda p: f"{p.source} ({p.kind})")),
+        "by_family": _plain(judge.table(rows, predicted, lambda p: p.family)),
+        "unseen": _unseen(judge, fresh, found) if fresh else None,
+        "left_out": dict(read.left_out),
+        "factors": {kind: dict(one.codes) for kind, one in found.items()},
+    }
+    if leave_one_out:
+        data["leave_one_family_out"] = {}
+        with console().status("fitting") as status:
+            for kind in [k for k in KINDS if sum(p.kind == k for p in everything) >= 10]:
+                scores = judge.leave_one_family_out(everything, kind, lambda name: status.update(f"without {name}"))
+                data["leave_one_family_out"] |= {f"{n} ({kind})": s for n, s in _plain(scores).items()}
+    if transfer is not None:
+        data["transfer"] = _plain_nested(judge.transfer(everything, transfer))
+    if worst:
+        ratio = [(float(a) / p.step_s - 1, p) for a, p in zip(predicted, rows, strict=True)]
+        ratio.sort(key=lambda pair: -abs(pair[0]))
+        data["worst"] = [{"id": p.id, "source": p.source, "error": e, "step_s": p.step_s} for e, p in ratio[:worst]]
+    return Answer(data, _page(data))
+
+
+@click.command()
+@points_option
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="Where the calibration is written (TOML).")
+@answers
+def calibrate(points: str, out: str) -> Answer:
+    """Fit the planner to published measurements."""
+    from pathlib import Path
+
+    from lakh import storage
+    from lakh.errors import UserError
+    from lakh.planner.calibration import HOLD_OUT_TENTHS, SALT, to_toml
+    from lakh.planner.points import read_points
+    from lakh.planner.validate import calibrate as fit_all
+
+    read = read_points(points)
+    with console().status("fitting") as status:
+        found = fit_all(read.kept, status.update)
+    if not found:
+        raise UserError(points, "has fewer than 3 rows of every GPU type", "give more measurements")
+    note = (
+        f"{Path(points).name}: {len(read.kept)} rows; {HOLD_OUT_TENTHS} of 10 configurations held out by salt {SALT!r}."
+    )
+    storage.write_bytes(out, to_toml(found, note).encode())
+    data = {
+        "file": out,
+        "kinds": {
+            kind: {
+                "knobs": one.knobs,
+                "fractions": asdict(one.fractions),
+                "codes": dict(one.codes),
+                "heldout": dict(one.error),
+            }
+            for kind, one in found.items()
+        },
+    }
+    rows = [
+        [kind, one.knobs, len(one.fitted), *(f"{one.error[n]:.1%}" if n in one.error else "" for n in COLUMNS[1:5])]
+        for kind, one in found.items()
+    ]
+    head = ["GPU type", "knobs", "configurations", "held-out MAPE", "median", "p95", "bias"]
+    return Answer(data, table(head, rows, f"wrote {out}"))
+
+
+def _plain(scores: dict[str, Any]) -> dict[str, Any]:
+    return {name: asdict(score) for name, score in scores.items()}
+
+
+def _plain_nested(scores: dict[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) if isinstance(value, dict) else asdict(value) for name, value in scores.items()}
+
+
+def _unseen(judge: Any, rows: list[Any], found: Any) -> dict[str, Any]:
+    predicted = judge.predictions(rows, found)
+    by = _plain(judge.table(rows, predicted, lambda p: f"{p.source} ({p.kind})"))
+    return asdict(judge.score(rows, predicted)) | {"by_source": by}
+
+
+def _line(name: str, score: dict[str, Any]) -> list[Any]:
+    tau = score["kendall_tau"]
+    shares = [f"{score[n]:+.1%}" if n == "bias" else f"{score[n]:.1%}" for n in COLUMNS[1:5]]
+    return [name, score["n"], *shares, "" if tau is None else f"{tau:.2f}"]
+
+
+def _page(data: dict[str, Any]) -> Any:
+    from rich.console import Group
+
+    head = ["source (GPU type)", "rows", "MAPE", "median", "p95", "bias", "tau in clusters"]
+    pages = [table(head, [_line("all", data), *(_line(n, s) for n, s in data["by_source"].items())], "All rows")]
+    if data["unseen"]:
+        rows = [_line("all", data["unseen"]), *(_line(n, s) for n, s in data["unseen"]["by_source"].items())]
+        pages.append(table(head, rows, "Rows whose configuration no fit has seen"))
+    if "leave_one_family_out" in data:
+        rows = [_line(n, s) for n, s in data["leave_one_family_out"].items()]
+        pages.append(table(head, rows, "Each family predicted by a fit without it"))
+    if "transfer" in data:
+        rows = []
+        for kind, value in data["transfer"].items():
+            rows += [_line(kind, value)] if "n" in value else [_line(f"{kind}: {n}", s) for n, s in value.items()]
+        pages.append(table(head, rows, "Fitted on one source, tested on the others, software factors at 1"))
+    if "worst" in data:
+        rows = [[w["id"], w["source"], f"{w['error']:+.1%}", w["step_s"]] for w in data["worst"]]
+        pages.append(table(["row", "source", "error", "measured s"], rows, "Worst rows"))
+    words = [f"left out, {why}: {n}" for why, n in data["left_out"].items()]
+    return Group(*pages, "\n".join(words))

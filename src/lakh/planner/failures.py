@@ -1,0 +1,69 @@
+"""Failure presets: what interrupted published runs, as rates per GPU and hour. Data with sources, no simulation."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from lakh import config
+from lakh.errors import ConfigError, UserError
+
+__all__ = ["FailureClass", "Failures", "load_failures", "preset_names"]
+
+DATA = Path(__file__).with_name("data") / "failures.toml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureClass:
+    name: str
+    count: int
+    replaces: bool
+    """A part must be swapped: a spare node is taken until the old one is repaired."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failures:
+    gpus: int
+    days: float
+    source: str
+    classes: tuple[FailureClass, ...]
+
+    def __post_init__(self) -> None:
+        config.require_positive(self, "gpus")
+        if self.days <= 0 or not self.classes or min(c.count for c in self.classes) < 0:
+            raise ConfigError("days", "needs days above 0 and classes with counts of 0 or more", "mend the file")
+
+    @property
+    def count(self) -> int:
+        return sum(item.count for item in self.classes)
+
+    @property
+    def per_gpu_hour(self) -> float:
+        return self.count / (self.gpus * self.days * 24)
+
+    @property
+    def replacing_share(self) -> float:
+        return sum(item.count for item in self.classes if item.replaces) / max(self.count, 1)
+
+    def mtbf_s(self, gpus: int) -> float:
+        """Seconds between interruptions of a job on so many GPUs."""
+        return 3600 / (self.per_gpu_hour * gpus) if self.count else math.inf
+
+
+def preset_names() -> list[str]:
+    return list(tomllib.loads(DATA.read_text(encoding="utf-8")))
+
+
+def load_failures(name: str) -> Failures:
+    """A preset, or a TOML file with the same keys."""
+    if name.endswith(".toml"):
+        return config.load(Failures, name)
+    book = tomllib.loads(DATA.read_text(encoding="utf-8"))
+    if name not in book:
+        near = difflib.get_close_matches(name, book, n=1)
+        todo = f"did you mean {near[0]}?" if near else f"give a .toml file, or one of: {', '.join(book)}"
+        raise UserError(f"--failures {name}", "no such preset", todo)
+    return config.from_dict(Failures, book[name], origin=f"failures.toml [{name}]")

@@ -1,0 +1,90 @@
+"""What a cluster can do, as rates in SI units: the planner's view of `spec.Cluster`.
+
+Rates are peaks; how much of them a real program gets is calibrated (`calibration.py`). A group of ranks that leaves a
+node uses the NICs of those of its members that sit there: groups that share a node share its NICs, which is why the
+rate of a group is the rate per GPU times its members in the node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lakh.planner.shape import Array
+from lakh.spec.cluster import Cluster
+
+__all__ = ["Hardware", "Level", "hardware_of"]
+
+
+@dataclass(frozen=True)
+class Level:
+    """A network tier outside the node: how many GPUs it joins, and what each of them gets across it."""
+
+    size: Array
+    rate_Bps: Array
+    latency_s: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    kind: str
+    """Which calibration applies: "A100", "H100", "B200", ..."""
+    peak_FLOPs: Array
+    memory_bytes: Array
+    memory_Bps: Array
+    processors: Array
+    """Streaming multiprocessors: how many tiles of a matrix product are worked on at once."""
+    node_size: Array
+    node_Bps: Array
+    node_latency_s: Array
+    levels: tuple[Level, ...] = ()
+    host_Bps: Array = 25e9
+    """Between GPU and host memory, per GPU and direction: PCIe 4.0 x16 with its usual losses."""
+
+    def outside_Bps(self, span: Array) -> Array:
+        """Rate per GPU and direction of a group that spans so many neighbouring GPUs, beyond one node."""
+        rate = np.asarray(self.node_Bps, dtype=float)
+        reached: Array = np.asarray(span) <= self.node_size
+        for level in self.levels:
+            rate = np.where(reached, rate, np.minimum(rate, level.rate_Bps))
+            reached = reached | (np.asarray(span) <= level.size)
+        return rate
+
+    def outside_latency_s(self, span: Array) -> Array:
+        latency = np.asarray(self.node_latency_s, dtype=float)
+        reached: Array = np.asarray(span) <= self.node_size
+        for level in self.levels:
+            latency = np.where(reached, latency, level.latency_s)
+            reached = reached | (np.asarray(span) <= level.size)
+        return latency
+
+
+# Streaming multiprocessors: NVIDIA's architecture white papers (V100, A100, H100, Blackwell).
+PROCESSORS = {"V100": 80, "A100": 108, "H100": 132, "H200": 132, "B200": 148, "GB200": 148, "B300": 148, "GB300": 148}
+
+
+def kind_of(name: str) -> str:
+    """The family of a part's name: "H100-SXM" is an H100."""
+    for kind in sorted(PROCESSORS, key=len, reverse=True):
+        if name.upper().startswith(kind):
+            return kind
+    return name
+
+
+def hardware_of(cluster: Cluster) -> Hardware:
+    node, *outside = cluster.tiers
+    kind = kind_of(cluster.gpu.kind)
+    return Hardware(
+        kind=kind,
+        peak_FLOPs=cluster.gpu.dense_bf16_TFLOPs * 1e12,
+        memory_bytes=cluster.gpu.memory_GiB * 2**30,
+        memory_Bps=cluster.gpu.memory_bandwidth_GBps * 1e9,
+        processors=float(PROCESSORS.get(kind, 100)),
+        node_size=float(node.size),
+        node_Bps=node.bandwidth_GBps * 1e9,
+        node_latency_s=node.latency_us * 1e-6,
+        levels=tuple(
+            Level(float(t.size), t.bandwidth_GBps * 1e9 / t.oversubscription, t.latency_us * 1e-6) for t in outside
+        ),
+    )

@@ -1,0 +1,118 @@
+"""Bytes on one GPU: states, gathered layers, activations in flight, logits, and what the allocator wastes.
+
+Counted per stage of the pipeline: the first holds the most micro-batches in flight, the last holds the logits; the
+fuller one counts. Activations follow the tensors that a block's backward pass needs (arXiv 2205.05198 for the plain
+block), generalised to grouped queries, gated feed-forward, experts and latent attention. Like everything here it
+takes one layout or a million. Knows no time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from lakh.planner.layout import FULL, HALF, NONE, Layout
+from lakh.planner.shape import Array, Shape
+
+__all__ = ["OPTIMIZER_BYTES", "Memory", "memory", "stage_parameters"]
+
+# Bytes of optimizer state per parameter, master copy included where there is one.
+OPTIMIZER_BYTES = {"adamw": 12.0, "adamw-8bit": 6.0, "adamw-bf16": 4.0, "muon": 8.0, "sgd": 8.0}
+
+CONTEXT_BYTES = 2.0 * 2**30  # CUDA context, communicator buffers, workspaces of matrix products
+FRAGMENTATION = 0.08  # of activations and temporary buffers: what a caching allocator cannot hand out again
+LOGIT_BYTES = 10.0  # bf16 logits, their float32 copy and its gradient
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Parts that add up to `total_bytes`, on the fullest GPU."""
+
+    weights_bytes: Array
+    gradients_bytes: Array
+    optimizer_bytes: Array
+    gathered_bytes: Array
+    """Layers that FSDP has gathered for use."""
+    activations_bytes: Array
+    logits_bytes: Array
+    fragmentation_bytes: Array
+    context_bytes: Array
+
+    @property
+    def total_bytes(self) -> Array:
+        return sum(getattr(self, f.name) for f in fields(self))
+
+
+def stage_parameters(shape: Shape, layout: Layout) -> Array:
+    """Parameters of one pipeline stage on one tensor rank, before any sharding over data ranks."""
+    experts = shape.moe_layers * shape.experts * shape.expert_weights
+    blocks = shape.parameters - shape.table_weights - experts
+    share = layout.tp * shape.layers / np.ceil(shape.layers / layout.pp)  # of the fullest stage
+    tables = np.where(np.asarray(layout.pp) > 1, 1.0, 2 - np.asarray(shape.tied)) * shape.vocab * shape.width
+    return blocks / share + experts / (share * layout.ep) + tables / layout.tp
+
+
+def memory(shape: Shape, layout: Layout) -> Memory:
+    lo, sh = layout, shape
+    params = stage_parameters(sh, lo)
+    shard = np.maximum(np.asarray(lo.shard, dtype=float), 1.0)
+    is_sharded, is_pipelined = shard > 1, np.asarray(lo.pp) > 1
+    data = lo.data_ranks * lo.cp
+    owners = np.where(is_sharded, shard, np.where(lo.zero1, data, 1.0))
+    stage_layers = np.ceil(sh.layers / lo.pp)
+
+    # A pipeline with sharded data ranks keeps the gathered weights and whole gradients of its stage through the step.
+    weights = params * lo.weight_bytes / shard
+    layer = params / stage_layers * 2.0
+    gathered = np.where(is_sharded, np.where(is_pipelined, params * 2.0, 2 * layer), 0.0)
+    gradients = params * lo.gradient_bytes / np.where(is_pipelined, 1.0, shard)
+    optimizer = np.where(lo.offload, 0.0, params * lo.optimizer_bytes / owners)
+
+    per_layer, kept = _activation_bytes(sh, lo)
+    held = stage_layers * kept
+    chunks = np.maximum(np.asarray(lo.chunks, dtype=float), 1.0)
+    in_flight = np.minimum(lo.pp * (1 + (np.asarray(lo.pp) - 1) / (lo.pp * chunks) * (chunks > 1)), lo.micro_batches)
+    working = np.where(np.asarray(lo.recompute) == NONE, 0.0, per_layer)
+    tokens = lo.micro_batch * lo.sequence / lo.cp
+    logits = tokens * sh.vocab / lo.tp * LOGIT_BYTES
+    first = held * np.maximum(in_flight, 1.0) + working
+    last = held + working
+    logits_here = np.where(is_pipelined & (first > last + logits), 0.0, logits)
+    activations = np.where(is_pipelined & (first > last + logits), first, last)
+    return Memory(
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        optimizer_bytes=optimizer,
+        gathered_bytes=gathered,
+        activations_bytes=activations,
+        logits_bytes=logits_here,
+        fragmentation_bytes=FRAGMENTATION * (activations + logits_here + gathered),
+        context_bytes=CONTEXT_BYTES + np.zeros(np.shape(activations)),
+    )
+
+
+def _activation_bytes(sh: Shape, lo: Layout) -> tuple[Array, Array]:
+    """Bytes that one layer makes for one micro-batch, and what of it is kept until the backward pass."""
+    tokens = lo.micro_batch * lo.sequence / lo.cp
+    split = np.where(lo.sequence_parallel, lo.tp, 1.0)
+    h, a, d = sh.width, sh.heads, sh.head_dim
+    moe = sh.moe_layers / sh.layers
+    stream = 8 * h + np.where(lo.flash, 0.0, 2 * h)  # two norm and two product inputs; dropout masks of older programs
+    stream = stream + np.where(lo.eager, 12 * h, 0.0)  # float32 copies that plain norms keep
+    latent = np.where(sh.is_mla, 2 * (sh.q_rank + sh.kv_rank), 0.0)
+    qkv = 4 * a * d + 4 * np.where(sh.is_mla, a, sh.kv_heads) * d
+    ffn = 2 * (2 + np.asarray(sh.gated))  # gate, up and product, or input and output of the activation
+    dense = ffn * sh.ffn
+    routed = sh.top_k * (2 * h + ffn * sh.expert_ffn) + sh.shared_experts * ffn * sh.expert_ffn
+    scores = np.where(lo.flash, 4 * a, 5 * a * lo.sequence)
+    selective = np.where(lo.flash, scores, 0.0)
+    dense = dense + np.where(lo.eager, 2 * sh.ffn, 0.0)  # the activation's own output
+    inner = qkv + (1 - moe) * dense + moe * routed
+    whole = tokens * (stream / split + latent + (inner + scores) / lo.tp)
+    without_scores = tokens * (stream / split + latent + (inner + selective) / lo.tp)
+    boundary = tokens * 2 * h / split
+    code = np.asarray(lo.recompute)
+    kept = np.where(code == NONE, whole, without_scores)
+    kept = np.where(code == FULL, boundary, np.where(code == HALF, (boundary + without_scores) / 2, kept))
+    return whole, kept

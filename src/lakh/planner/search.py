@@ -1,0 +1,312 @@
+"""Every layout of a model on a cluster, priced: the fastest that fits, what it trades against, and why others lost.
+
+Candidates are all combinations of tensor, pipeline, context and expert parallelism, micro-batch, interleaving,
+schedule, recomputation, sharding and offload that divide the model, the batch and the GPUs. They are held as arrays
+and worked off in blocks that stay in cache, on all cores (numpy releases the interpreter): memory first, time only for
+what fits. Nothing is sampled: the answer is the best of all that were counted.
+
+An impossible search is an answer with a reason (`best` is None), not an error.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from lakh.planner.calibration import calibrated
+from lakh.planner.estimate import USABLE_SHARE, describe, error_bar
+from lakh.planner.hardware import Hardware, hardware_of
+from lakh.planner.layout import FULL, NONE, SELECTIVE, Layout
+from lakh.planner.memory import memory
+from lakh.planner.shape import Array, Shape
+from lakh.planner.steptime import step_time
+from lakh.spec.cluster import Cluster
+
+__all__ = ["Found", "Limits", "candidates", "search"]
+
+WORTH_SHOWING = 3.0  # times the best step: slower layouts save memory that nobody wants at that price
+BLOCK = 16384  # rows of one block: some hundred arrays of 128 KB, so that a core's cache holds what it works on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the answer must respect."""
+
+    batch: int
+    sequence: int
+    gpus: tuple[int, ...]
+    tokens: float | None = None
+    """Of the whole run; needed for a deadline and for its cost."""
+    days: float | None = None
+    max_tp: int = 16
+    max_pp: int = 128
+    max_cp: int = 16
+    max_micro_batch: int = 64
+    low_precision: float = 0.0
+    offload: bool = True
+    trainable: bool = False
+    """Only what `lakh train` runs today: FSDP2 with float32 masters, plain 1F1B, degrees that divide the model."""
+
+
+@dataclass(frozen=True)
+class Found:
+    searched: int
+    seconds: float
+    best: dict[str, Any] | None
+    pareto: list[dict[str, Any]]
+    why: str
+    refused: dict[str, int] = field(default_factory=dict)
+    """Reason -> candidates that fell out."""
+    best_layout: Layout | None = None
+
+
+def divisors(number: int, up_to: int) -> list[int]:
+    return [n for n in range(1, min(number, up_to) + 1) if number % n == 0]
+
+
+def candidates(shape: Shape, limits: Limits) -> tuple[Layout, Counter[str]]:
+    """All layouts that divide, as one Layout of arrays, and how many combinations did not divide."""
+    columns: list[Array] = []
+    refused: Counter[str] = Counter()
+    layers, heads, experts = int(shape.layers), int(shape.heads), int(np.max(shape.experts))
+    if limits.trainable:
+        heads = math.gcd(int(shape.kv_heads), int(shape.ffn), int(shape.vocab))
+    stages = [n for n in range(1, min(layers, limits.max_pp) + 1) if layers % n == 0 or _uneven(layers, n)]
+    if limits.trainable:
+        stages = [n for n in stages if layers % n == 0]
+    for gpus in limits.gpus:
+        for tp in divisors(heads, limits.max_tp):
+            for pp in stages:
+                for cp in [
+                    n for n in (1, 2, 4, 8, 16) if (n <= limits.max_cp and limits.sequence % (2 * n) == 0) or n == 1
+                ]:
+                    group = tp * pp * cp
+                    if gpus % group:
+                        refused["tp x pp x cp does not divide the GPUs"] += 1
+                        continue
+                    if limits.batch % (gpus // group):
+                        refused["the batch does not divide over the data ranks"] += 1
+                        continue
+                    columns.append(_inner(limits, layers, experts, gpus, tp, pp, cp))
+    if not columns:
+        return _as_layout(np.zeros((len(FIELDS), 0)), limits), refused
+    return _as_layout(np.concatenate(columns, axis=1), limits), refused
+
+
+FIELDS = (
+    "gpus", "tp", "pp", "cp", "ep", "micro_batch", "chunks", "recompute", "zero_bubble", "zero1", "shard", "offload",
+    "tensor_overlap", "pp_inside",
+)  # fmt: skip
+
+
+def _uneven(layers: int, stages: int) -> bool:
+    """Stages that leave less than a tenth of a stage idle are worth a look: 126 layers on 16 stages."""
+    return math.ceil(layers / stages) * stages <= 1.1 * layers and stages in (2, 4, 8, 16, 32, 64)
+
+
+def _inner(limits: Limits, layers: int, experts: int, gpus: int, tp: int, pp: int, cp: int) -> Array:
+    """All choices inside one (gpus, tp, pp, cp)."""
+    ranks = gpus // (tp * pp * cp)
+    data = ranks * cp
+    sizes = divisors(limits.batch // ranks, limits.max_micro_batch)
+    per_stage = layers // pp
+    schedules = [(1.0, 0.0)]
+    if pp > 1 and not limits.trainable:
+        schedules = [(1.0, 0.0), (1.0, 1.0)] + [(float(n), 0.0) for n in divisors(per_stage, 16) if n > 1]
+    shardings = {(0.0, 1.0), (1.0, 1.0)}
+    shardings |= {(0.0, float(n)) for n in divisors(data, data) if n > 1 and (n & (n - 1) == 0 or n == data)}
+    if limits.trainable:
+        shardings = {(0.0, float(n)) for n in divisors(data, data) if n % cp == 0 or n == 1}
+    experts_over = [float(n) for n in divisors(experts, data)] if experts else [1.0]
+    experts_over = [n for n in experts_over if data % int(n) == 0] or [1.0]
+    pairs_schedule, pairs_sharding = np.array(schedules).T, np.array(sorted(shardings)).T
+    axes = [
+        np.array(experts_over),
+        np.array(sizes, dtype=float),
+        np.arange(pairs_schedule.shape[1]),
+        np.array([NONE, SELECTIVE, FULL], dtype=float),
+        np.arange(pairs_sharding.shape[1]),
+        np.array([0.0, 1.0] if limits.offload and not limits.trainable else [0.0]),
+        np.array([0.0, 1.0] if tp > 1 and not limits.trainable else [0.0]),
+        np.array([0.0, 1.0] if pp > 1 and ranks > 1 and not limits.trainable else [0.0]),
+    ]
+    ep, size, schedule, recompute, sharding, offload, overlap, inside = (
+        column.ravel() for column in np.meshgrid(*axes, indexing="ij")
+    )
+    chunks, zero_bubble = pairs_schedule[:, schedule.astype(int)]
+    zero1, shard = pairs_sharding[:, sharding.astype(int)]
+    outer = (np.full(ep.size, float(value)) for value in (gpus, tp, pp, cp))
+    return np.array([*outer, ep, size, chunks, recompute, zero_bubble, zero1, shard, offload, overlap, inside])
+
+
+def _as_layout(table: Array, limits: Limits) -> Layout:
+    columns = {name: table[i] for i, name in enumerate(FIELDS)}
+    own = {"weight_bytes": 4.0, "optimizer_bytes": 8.0} if limits.trainable else {}
+    return Layout(
+        sequence=float(limits.sequence),
+        batch=float(limits.batch),
+        sequence_parallel=(columns["tp"] > 1).astype(float),
+        low_precision=limits.low_precision,
+        gradient_bytes=4.0,
+        **own,
+        **columns,
+    )
+
+
+def search(shape: Shape, cluster: Cluster, limits: Limits, usd_per_gpu_hour: float = 0.0) -> Found:
+    """The fastest layout that fits and keeps the deadline, and the Pareto front of time, cost and memory."""
+    began = time.perf_counter()
+    hw = hardware_of(cluster)
+    layouts, refused = candidates(shape, limits)
+    count = int(np.size(layouts.tp))
+    searched = count + sum(refused.values())
+    if count == 0:
+        reason = "; ".join(f"{why}: {n}" for why, n in refused.most_common()) or "no combination divides"
+        return Found(searched, time.perf_counter() - began, None, [], f"no layout divides: {reason}", dict(refused))
+    step_s, bytes_used = _evaluate(shape, layouts, hw)
+    limit = float(hw.memory_bytes) * USABLE_SHARE
+    fits = bytes_used <= limit
+    refused["does not fit in memory"] += int((~fits).sum())
+    usable = fits.copy()
+    steps = limits.tokens / (limits.batch * limits.sequence) if limits.tokens else None
+    if limits.days and steps:
+        in_time = step_s * steps <= limits.days * 86400
+        refused["misses the deadline"] += int((usable & ~in_time).sum())
+        usable &= in_time
+    if not usable.any():
+        why = _why_nothing(layouts, step_s, bytes_used, fits, limit, limits, steps)
+        return Found(searched, time.perf_counter() - began, None, [], why, dict(refused))
+    usd_per_step = np.where(fits, step_s, 0.0) * layouts.gpus / 3600 * usd_per_gpu_hour
+    front = _pareto(step_s, usd_per_step, bytes_used, np.flatnonzero(usable))
+    winner = min(front, key=lambda i: (step_s[i], usd_per_step[i], bytes_used[i]))
+    rows = [_row(layouts, i, step_s, usd_per_step, bytes_used, steps) for i in front]
+    best = _row(layouts, winner, step_s, usd_per_step, bytes_used, steps)
+    best["error_bar"] = error_bar(best["step_s"], *calibrated(hw.kind))
+    why = _why(shape, layouts, hw, step_s, usable, fits, bytes_used, winner, limit)
+    one = _single(layouts, winner)
+    return Found(searched, time.perf_counter() - began, best, rows, why, dict(refused), one)
+
+
+def _evaluate(shape: Shape, layouts: Layout, hw: Hardware) -> tuple[Array, Array]:
+    """Seconds and bytes of every candidate; seconds are infinite where the memory does not suffice."""
+    count = int(np.size(layouts.tp))
+    step_s, bytes_used = np.full(count, np.inf), np.zeros(count)
+    fractions = calibrated(hw.kind)[0].fractions
+    limit = float(hw.memory_bytes) * USABLE_SHARE
+
+    def work(start: int) -> None:
+        here = slice(start, min(start + BLOCK, count))
+        part = layouts.take(here)
+        used = memory(shape, part).total_bytes
+        bytes_used[here] = used
+        good = np.flatnonzero(used <= limit)
+        if good.size:
+            some = part.take(good) if good.size < used.size else part
+            step_s[start + good] = step_time(shape, some, hw, fractions).total_s
+
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(work, range(0, count, BLOCK)))
+    return step_s, bytes_used
+
+
+def _pareto(step_s: Array, usd: Array, size: Array, among: Array, most: int = 12) -> list[int]:
+    """Indices that nothing beats in time, money and memory at once; at most so many, spread over the front."""
+    among = among[step_s[among] <= WORTH_SHOWING * step_s[among].min()]
+    order = among[np.lexsort((size[among], usd[among], step_s[among]))]
+    front: list[int] = []
+    best_usd, best_size = math.inf, math.inf
+    corners: list[tuple[float, float]] = []
+    for i in order[:200_000]:
+        if usd[i] < best_usd * (1 - 1e-9) or size[i] < best_size * 0.99:
+            if any(u <= usd[i] and s <= size[i] for u, s in corners):
+                continue
+            front.append(int(i))
+            corners.append((float(usd[i]), float(size[i])))
+            best_usd, best_size = min(best_usd, float(usd[i])), min(best_size, float(size[i]))
+    if len(front) > most:
+        front = [front[round(k * (len(front) - 1) / (most - 1))] for k in range(most)]
+    return front
+
+
+def _single(layouts: Layout, i: int) -> Layout:
+    one = layouts.take(np.array([i]))
+    return replace(one, **{name: float(getattr(one, name)[0]) for name in (*FIELDS, "sequence_parallel")})
+
+
+def _row(layouts: Layout, i: int, step_s: Array, usd: Array, size: Array, steps: float | None) -> dict[str, Any]:
+    one = _single(layouts, i)
+    row = {
+        "gpus": int(one.gpus),
+        "name": _name(one),
+        **describe(one),
+        "tensor_overlap": bool(one.tensor_overlap),
+        "stages_inside": bool(one.pp_inside),
+        "step_s": float(step_s[i]),
+        "usd_per_step": float(usd[i]),
+        "memory_bytes": float(size[i]),
+    }
+    if steps:
+        row |= {"run_days": float(step_s[i]) * steps / 86400, "run_usd": float(usd[i]) * steps}
+    return row
+
+
+def _why(
+    shape: Shape, layouts: Layout, hw: Hardware, step_s: Array, usable: Array, fits: Array, size: Array, winner: int,
+    limit: float,
+) -> str:  # fmt: skip
+    """The winner against the fastest layout that is different in kind, part by part."""
+    best = _single(layouts, winner)
+    other = usable & ((layouts.tp != best.tp) | (layouts.pp != best.pp) | (layouts.cp != best.cp))
+    words = [f"{_name(best)} takes {step_s[winner]:.4g} s"]
+    if other.any():
+        rival = int(np.flatnonzero(other)[np.argmin(step_s[other])])
+        fractions = calibrated(hw.kind)[0].fractions
+        ours, theirs = (step_time(shape, one, hw, fractions) for one in (best, _single(layouts, rival)))
+        gaps = {name: float(getattr(theirs, name) - getattr(ours, name)) for name in vars(ours)}
+        lost = max(gaps, key=lambda name: gaps[name])
+        more = step_s[rival] / step_s[winner] - 1
+        words.append(
+            f"the runner-up {_name(_single(layouts, rival))} takes {more:.1%} more, most of it in "
+            f"{lost.removesuffix('_s')} (+{gaps[lost]:.3g} s)"
+        )
+    refused = int((~fits).sum())
+    words.append(f"{refused:,} layouts need more than {limit / 2**30:.1f} GiB")
+    return "; ".join(words)
+
+
+def _why_nothing(
+    layouts: Layout, step_s: Array, size: Array, fits: Array, limit: float, limits: Limits, steps: float | None
+) -> str:
+    if not fits.any():
+        least = int(np.argmin(size))
+        return (
+            f"nothing fits: the leanest, {_name(_single(layouts, least))}, needs {size[least] / 2**30:.1f} GiB of "
+            f"{limit / 2**30:.1f}; use more GPUs, or GPUs with more memory"
+        )
+    assert steps is not None
+    fastest = int(np.argmin(step_s))
+    return (
+        f"nothing is fast enough: the best, {_name(_single(layouts, fastest))}, takes "
+        f"{step_s[fastest] * steps / 86400:.1f} days of {limits.days:g}; use more GPUs or fewer tokens"
+    )
+
+
+def _name(layout: Layout) -> str:
+    axes = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep, "dp": layout.data_ranks}
+    parts = [f"{axis}={int(size)}" for axis, size in axes.items() if int(size) > 1]
+    extra = describe(layout)
+    words = [f"micro-batch {extra['micro_batch']}", extra["schedule"], f"recompute {extra['recompute']}"]
+    if extra["shard"] > 1:
+        words.append(f"shard {extra['shard']}")
+    elif extra["zero1"]:
+        words.append("zero-1")
+    if extra["offload"]:
+        words.append("offload")
+    return f"{' '.join(parts) or 'one GPU'} ({', '.join(words)})"

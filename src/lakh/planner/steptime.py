@@ -1,0 +1,283 @@
+"""Seconds of one optimizer step, term by term, for one layout or a million.
+
+    step = micro-batches x slowest stage + fill and drain of the pipeline + exposed data traffic + optimizer + fixed
+
+A stage is its layers, each the sum of matrix products (efficiency by shape), attention, memory-bound element-wise
+work, host overhead that the GPU waits for, and collectives of tensor, context and expert parallelism. Recomputation
+repeats the forward pass. Traffic that may overlap costs what sticks out plus a share of what is hidden, because
+concurrent kernels slow each other down. Every rate is a peak times a calibrated fraction: `Fractions`, at most twelve.
+
+Knows nothing of memory limits or money. Not modelled: stragglers, congestion of unlucky routes, uneven stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from lakh.planner.collectives import Network, all_reduce_s, all_to_all_s, gather_s, group, point_to_point_s
+from lakh.planner.hardware import Hardware
+from lakh.planner.layout import Layout
+from lakh.planner.memory import stage_parameters
+from lakh.planner.shape import Array, Shape
+
+__all__ = ["Fractions", "Step", "step_time"]
+
+TILE_ROWS, TILE_COLUMNS = 128.0, 128.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fractions:
+    """How much of each peak a program gets on one GPU type. Calibrated, with bounds and priors in calibration.py."""
+
+    gemm: Array = 0.78
+    """Of the dense peak, for a large matrix product."""
+    gemm_knee: Array = 150.0
+    """Inner size at which a product reaches half of that."""
+    wave: Array = 0.5
+    """How much a last, partly filled wave of tiles costs: 0 nothing, 1 a whole wave."""
+    attention: Array = 0.45
+    """Of the dense peak, for fused attention."""
+    memory: Array = 0.75
+    """Of the memory bandwidth, for element-wise work."""
+    host_us: Array = 100.0
+    """Host time of one layer's forward pass that the GPU waits for."""
+    collective_us: Array = 30.0
+    """Launch and synchronisation of one collective inside the model."""
+    node: Array = 0.75
+    """Of the node's links."""
+    nic: Array = 0.75
+    """Of the network between nodes."""
+    interference: Array = 0.2
+    """Seconds lost per second of traffic hidden behind computation."""
+    low_precision: Array = 0.6
+    """Of the extra peak of fp8 and narrower types."""
+    fixed_ms: Array = 10.0
+    """Once per step: data, logging, clipping, launch of the optimizer."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where the seconds of a step go; the parts add up to `total_s`."""
+
+    compute_s: Array
+    """Matrix products and attention of all micro-batches of the slowest stage."""
+    elementwise_s: Array
+    host_s: Array
+    tensor_s: Array
+    context_s: Array
+    expert_s: Array
+    pipeline_s: Array
+    """Transfers between stages."""
+    bubble_s: Array
+    data_s: Array
+    """Exposed gradient and parameter traffic."""
+    optimizer_s: Array
+    fixed_s: Array
+
+    @property
+    def total_s(self) -> Array:
+        return sum(getattr(self, f.name) for f in fields(self))
+
+
+def gemm_s(m: Array, k: Array, n: Array, hw: Hardware, fr: Fractions, speed: Array) -> Array:
+    """One matrix product of (m, k) by (k, n): the slower of arithmetic and memory."""
+    tiles = np.ceil(m / TILE_ROWS) * np.ceil(n / TILE_COLUMNS)
+    waves = np.maximum(tiles, 1.0) / hw.processors
+    filled = waves / (waves + fr.wave * (np.ceil(waves) - waves))
+    efficiency = fr.gemm * filled * k / (k + fr.gemm_knee)
+    arithmetic = 2 * m * k * n / (hw.peak_FLOPs * speed * efficiency)
+    traffic = 2 * (m * k + k * n + m * n) / (hw.memory_Bps * fr.memory)
+    return np.maximum(arithmetic, traffic)
+
+
+def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step:
+    net = Network(hw, fr.node, fr.nic, fr.collective_us * 1e-6)
+    lo, sh = layout, shape
+    tp, cp = np.asarray(lo.tp, dtype=float), np.asarray(lo.cp, dtype=float)
+    tokens = lo.micro_batch * lo.sequence / cp
+    split = np.where(lo.sequence_parallel, tp, 1.0)  # what norms and residuals are divided by
+    speed = 1 + lo.low_precision * fr.low_precision
+    h, width_bytes = sh.width, 2.0
+    moe_share = sh.moe_layers / sh.layers
+
+    # --- matrix products of one layer, forward ---
+    kv_columns = np.where(sh.is_mla, 0, 2 * sh.kv_heads * sh.head_dim)
+    qkv_columns = np.where(
+        sh.is_mla, sh.attention_weights / h - sh.heads * sh.head_dim, sh.heads * sh.head_dim + kv_columns
+    )
+    attention_out = sh.heads * sh.head_dim
+    gemms = gemm_s(tokens, h, qkv_columns / tp, hw, fr, speed) + gemm_s(tokens, attention_out / tp, h, hw, fr, speed)
+    up = 1 + np.asarray(sh.gated)
+    dense = gemm_s(tokens, h, up * sh.ffn / tp, hw, fr, speed) + gemm_s(tokens, sh.ffn / tp, h, hw, fr, speed)
+    if np.any(moe_share):
+        routed = tokens * sh.top_k  # tokens that this rank's experts see, with even routing
+        local = np.maximum(sh.experts / lo.ep, 1.0)
+        rows = routed / local  # per expert, after the exchange
+        expert_f = np.maximum(sh.expert_ffn, 1.0)
+        one = gemm_s(rows, h, up * expert_f / tp, hw, fr, speed) + gemm_s(rows, expert_f / tp, h, hw, fr, speed)
+        shared = np.where(
+            np.asarray(sh.shared_experts) > 0,
+            gemm_s(tokens, h, up * expert_f * np.maximum(sh.shared_experts, 1) / tp, hw, fr, speed) * 1.5,
+            0.0,
+        )
+        dense = (1 - moe_share) * dense + moe_share * (local * one + shared)
+        gemms = gemms + dense
+    else:
+        gemms = gemms + dense
+
+    # --- attention, forward: half of the score matrix when causal and fused, all of it otherwise ---
+    score_flops = 4 * tokens * lo.sequence * sh.attention_dim / tp
+    fused = score_flops / 2 / (hw.peak_FLOPs * fr.attention)
+    scores = tokens * lo.sequence * sh.heads / tp
+    unfused = score_flops / (hw.peak_FLOPs * fr.gemm * sh.head_dim / (sh.head_dim + fr.gemm_knee))
+    unfused = unfused + scores * UNFUSED_SCORE_BYTES / (hw.memory_Bps * fr.memory)
+    piece = lo.sequence / (2 * cp)  # a ring of cp ranks works on two pieces each, and short pieces fill a GPU badly
+    fused = fused * np.where(cp > 1, 1 + ATTENTION_KNEE / piece, 1.0)
+    attention = np.where(lo.flash, fused, unfused)
+
+    # --- element-wise work, forward: norms, residuals, dropout; activation of the feed-forward ---
+    active_f = np.where(
+        moe_share > 0, (1 - moe_share) * sh.ffn + moe_share * (sh.top_k + sh.shared_experts) * sh.expert_ffn, sh.ffn
+    )
+    bytes_forward = tokens * (
+        h * WIDTH_BYTES_PER_TOKEN / split + active_f * (2 + np.asarray(sh.gated)) * width_bytes / tp
+    )
+    bytes_forward = bytes_forward + tokens * moe_share * sh.top_k * h * PERMUTE_BYTES
+    bytes_forward = bytes_forward + np.where(
+        np.asarray(lo.low_precision) > 0, tokens * (h * 6 + active_f * 3 / tp), 0.0
+    )
+    elementwise = bytes_forward * np.where(lo.eager, EAGER_BYTES, 1.0) / (hw.memory_Bps * fr.memory)
+
+    # --- passes over a layer: forward 1, backward 2 (attention 2.5 when fused), recomputation 0 to 1 ---
+    full = np.asarray(REPEATED, dtype=float)[np.asarray(lo.recompute, dtype=int)]
+    selective = (np.asarray(lo.recompute) == 1).astype(float)
+    gemm_passes = 3 + full
+    attention_passes = np.where(lo.flash, 3.5, 3.0) + full + selective
+    elementwise_passes = 3 + full
+    host_passes = 3 + full
+
+    # --- tensor parallelism: two collectives of the residual stream per pass ---
+    tp_group = group(net, tp, 1.0)
+    stream = tokens * h * width_bytes
+    reduce_pass = 2 * all_reduce_s(net, tp_group, stream)
+    sharded_pass = 4 * gather_s(net, tp_group, stream)
+    tensor_pass = np.where(lo.sequence_parallel, sharded_pass, reduce_pass)
+    # With sequence parallelism the backward pass gathers its two inputs again.
+    tensor_layer = tensor_pass * (2 + full) + np.where(lo.sequence_parallel, gather_s(net, tp_group, stream), 0.0)
+    tensor_layer = np.where(lo.tensor_overlap, _exposed(tensor_layer, gemms * gemm_passes, fr), tensor_layer)
+
+    # --- context parallelism: keys and values go round; what attention does not hide sticks out ---
+    cp_group = group(net, cp, tp)
+    kv_width = np.where(sh.is_mla, sh.kv_rank + sh.rope_dim, 2 * sh.kv_heads * sh.head_dim / tp)
+    kv_bytes = tokens * cp * kv_width * width_bytes
+    ring_s = gather_s(net, cp_group, kv_bytes) + np.maximum(cp - 2, 0) * net.launch_s  # cp - 1 steps, each a launch
+    context_comm = ring_s * (3 + full)
+    context_layer = np.where(cp > 1, _exposed(context_comm, attention * attention_passes * (cp - 1) / cp, fr), 0.0)
+
+    # --- expert parallelism: two exchanges per pass of a mixture layer ---
+    ep_group = group(net, lo.ep, tp * cp)
+    sent = tokens * sh.top_k * h * width_bytes / split
+    expert_layer = moe_share * all_to_all_s(net, ep_group, sent) * 2 * (2 + full)
+
+    # --- one micro-batch on one stage ---
+    stage_layers = np.ceil(sh.layers / lo.pp)  # of the fullest stage
+    compute_layer = gemms * gemm_passes + attention * attention_passes
+    elementwise_layer = elementwise * elementwise_passes
+    local_experts = np.maximum(sh.experts / lo.ep, 1.0)
+    kernels = 1 + moe_share * (ROUTING_KERNELS + EXPERT_KERNELS * local_experts)
+    working = compute_layer + elementwise_layer + tensor_layer + context_layer + expert_layer
+    host_layer = _waited_for(fr.host_us * 1e-6 * host_passes * kernels, working)
+    layer_s = working + host_layer  # what data traffic may hide behind, whoever is busy meanwhile
+    head = 3 * gemm_s(tokens, h, sh.vocab / tp, hw, fr, 1.0)
+    head_memory = tokens * sh.vocab / tp * HEAD_BYTES / (hw.memory_Bps * fr.memory)
+
+    # --- sharded parameters (FSDP): gathered for forward and backward, gradients scattered, per micro-batch ---
+    shard_group = group(net, lo.shard, lo.data_stride / cp)  # context ranks hold shards too
+    params = stage_parameters(sh, lo)
+    layer_params = params / stage_layers
+    fsdp_comm = 2 * gather_s(net, shard_group, layer_params * 2) + gather_s(
+        net, shard_group, layer_params * lo.gradient_bytes
+    )
+    # A pipeline keeps the gathered weights of its stage for the whole step; without one each micro-batch gathers anew.
+    gathers = np.where(np.asarray(lo.pp) > 1, 1.0, lo.micro_batches)
+    fsdp_layer = np.where(
+        np.asarray(lo.shard) > 1, np.where(lo.overlap, _exposed(fsdp_comm, layer_s, fr), fsdp_comm), 0.0
+    )
+
+    # --- pipeline ---
+    count = lo.micro_batches
+    pieces = tp  # every tensor rank sends its part, the neighbour gathers it inside the node
+    hop = point_to_point_s(net, stream / pieces, lo.stage_stride)
+    transfers = np.where(np.asarray(lo.pp) > 1, 2 * hop * lo.chunks, 0.0)
+    hidden = np.where(lo.overlap, fr.interference, 1.0)
+    pipeline = count * transfers * hidden
+    stage_s = stage_layers * layer_s + transfers
+    idle = (np.asarray(lo.pp) - 1) / lo.chunks * np.where(lo.zero_bubble, 1 / 3, 1.0)
+    bubble = idle * stage_s
+
+    # --- gradients across data ranks, once per step ---
+    data = lo.data_ranks * cp
+    dp_group = group(net, data, lo.data_stride / cp)
+    replicas = group(net, np.maximum(data / np.maximum(lo.shard, 1), 1.0), lo.data_stride / cp * lo.shard)
+    dense_gradient = params * lo.gradient_bytes
+    plain = all_reduce_s(net, dp_group, dense_gradient)
+    zero = gather_s(net, dp_group, dense_gradient) + gather_s(net, dp_group, params * 2)
+    across = all_reduce_s(net, replicas, dense_gradient / lo.shard)
+    gradient = np.where(np.asarray(lo.shard) > 1, across, np.where(lo.zero1, zero, plain))
+    # Behind the backward pass of the last micro-batch (and the forward pass of the first), less what shards took of it.
+    taken = np.where(np.asarray(lo.shard) > 1, stage_layers * np.minimum(fsdp_comm, layer_s), 0.0)
+    window = np.maximum(stage_layers * layer_s * np.where(lo.zero1, 1.0, 0.6) - taken, 0.0)
+    data_s = np.where(lo.overlap, _exposed(gradient, window, fr), gradient)
+    data_s = data_s + gathers * stage_layers * fsdp_layer
+
+    # --- optimizer: read gradient, master and moments, write master, moments and weight ---
+    owners = np.where(np.asarray(lo.shard) > 1, lo.shard, np.where(lo.zero1, data, 1.0))
+    owned = params / owners
+    optimizer = owned * OPTIMIZER_BYTES / (hw.memory_Bps * fr.memory)
+    optimizer = optimizer + np.where(lo.offload, owned * 16 / hw.host_Bps, 0.0)
+
+    repeat = count * stage_layers
+    return Step(
+        compute_s=repeat * compute_layer + count * head,
+        elementwise_s=repeat * elementwise_layer + count * head_memory,
+        host_s=repeat * host_layer,
+        tensor_s=repeat * tensor_layer,
+        context_s=repeat * context_layer,
+        expert_s=repeat * expert_layer,
+        pipeline_s=pipeline,
+        bubble_s=bubble,
+        data_s=data_s,
+        optimizer_s=optimizer,
+        fixed_s=fr.fixed_ms * 1e-3 + np.zeros(np.shape(count)),
+    )
+
+
+ATTENTION_KNEE = 256.0  # tokens of a piece at which fused attention reaches half of its speed
+ROUTING_KERNELS = 2.0  # host work of routing, permuting and exchanging, in units of a dense layer
+EXPERT_KERNELS = 0.25  # and of each expert that a rank holds: its products and casts
+REPEATED = (0.0, 0.0, 1.0, 0.5)  # share of the forward pass that is run again: none, selective, full, half
+
+# Bytes that element-wise kernels read and write, counted from the operations of a block (bf16 activations):
+WIDTH_BYTES_PER_TOKEN = (
+    22.0  # two norms (read 2, write 2), two residual additions with dropout (read 4, write 2, mask 1)
+)
+UNFUSED_SCORE_BYTES = 13.0  # write scores; softmax read and write; dropout read, write and mask; read for the values
+PERMUTE_BYTES = 8.0  # gather rows for the experts and scatter them back, bf16, per routed copy
+HEAD_BYTES = 20.0  # logits in bf16, their float32 copy, softmax, its gradient
+EAGER_BYTES = 3.0  # times the above when each operation is its own kernel: float32 norms, rotary positions, gates
+OPTIMIZER_BYTES = 34.0  # gradient 2 read twice (norm, update), master and two moments read and written, weight written
+
+
+HOST_SHARPNESS = 6.0  # 1 would add host and GPU time, infinity would take the larger: kernels of a layer differ
+
+
+def _waited_for(host: Array, busy: Array) -> Array:
+    """What the GPU waits for its host: nothing while it is busy, everything when its kernels are tiny."""
+    return (host**HOST_SHARPNESS + busy**HOST_SHARPNESS) ** (1 / HOST_SHARPNESS) - busy
+
+
+def _exposed(comm: Array, busy: Array, fr: Fractions) -> Array:
+    """Traffic that computation cannot hide, plus what hiding the rest costs."""
+    return np.maximum(comm - busy, 0.0) + fr.interference * np.minimum(comm, busy)

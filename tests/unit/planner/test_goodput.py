@@ -1,0 +1,97 @@
+"""The Monte Carlo agrees with the closed form where there is one, and its time adds up."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lakh.errors import ConfigError, UserError
+from lakh.planner.failures import load_failures, preset_names
+from lakh.planner.goodput import Policy, Scene, best_interval_s, daly_efficiency, simulate, young_efficiency
+
+LLAMA3 = load_failures("llama3")
+SCENE = Scene(gpus=16384, days=54.0, mtbf_s=LLAMA3.mtbf_s(16384), replacing_share=LLAMA3.replacing_share)
+
+
+def test_the_llama_3_table_adds_up() -> None:
+    assert LLAMA3.count == 419
+    assert LLAMA3.per_gpu_hour == pytest.approx(1.973e-5, rel=1e-3)
+    assert 86400 / LLAMA3.mtbf_s(100_000) == pytest.approx(47.4, abs=0.1)
+    assert "rsc-1" in preset_names()
+
+
+def test_ten_minute_checkpoints_and_seven_minute_restarts_leave_over_ninety_per_cent() -> None:
+    found = simulate(SCENE, Policy(interval_s=600, stall_s=5, detect_s=60, restart_s=360), runs=2000)
+    assert 0.92 < found.goodput < 0.94
+    assert found.failures_per_day == pytest.approx(419 / 54, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("stall_s", "restart_s", "goodput"), [(30, 300, 0.70), (5, 300, 0.79), (5, 900, 0.57), (1, 60, 0.94)]
+)
+def test_a_hundred_thousand_gpus_follow_the_exponential_form(stall_s: float, restart_s: float, goodput: float) -> None:
+    mtbf_s = LLAMA3.mtbf_s(100_000)
+    interval_s = best_interval_s(mtbf_s, stall_s, restart_s)
+    exact = float(daly_efficiency(mtbf_s, interval_s, stall_s, restart_s))
+    assert exact == pytest.approx(goodput, abs=0.006)
+    scene = Scene(gpus=100_000, days=20.0, mtbf_s=mtbf_s)
+    policy = Policy(interval_s=interval_s, stall_s=stall_s, detect_s=0, restart_s=restart_s)
+    # 400 runs of some 900 failures: the standard error is below a tenth of a point
+    assert simulate(scene, policy, runs=400).goodput == pytest.approx(exact, abs=0.004)
+    assert float(young_efficiency(mtbf_s, interval_s, stall_s, restart_s)) < exact
+
+
+policies = st.builds(
+    Policy,
+    interval_s=st.floats(60, 3600),
+    stall_s=st.floats(0, 60),
+    detect_s=st.floats(0, 300),
+    restart_s=st.floats(0, 1200),
+    near_interval_s=st.sampled_from([0.0, 30.0, 60.0]),
+    near_stall_s=st.floats(0, 2),
+    partial_share=st.sampled_from([0.0, 0.3, 1.0]),
+    spares=st.sampled_from([0, 1, 8, 4096]),
+    repair_hours=st.floats(0, 48),
+)
+
+
+@settings(max_examples=30)
+@given(policy=policies, lemons=st.sampled_from([0, 20]))
+def test_goodput_and_badput_add_up_to_all_of_the_time(policy: Policy, lemons: int) -> None:
+    found = simulate(replace(SCENE, days=5.0, lemon_nodes=lemons), policy, runs=50)
+    assert found.goodput + sum(found.badput.values()) == pytest.approx(1.0)
+    assert min(found.badput.values()) >= 0
+    assert 0 <= found.low <= found.goodput + 1e-9
+    assert found.high <= 1
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    assert simulate(SCENE, Policy(), runs=50, seed=3) == simulate(SCENE, Policy(), runs=50, seed=3)
+    assert simulate(SCENE, Policy(), runs=50, seed=3) != simulate(SCENE, Policy(), runs=50, seed=4)
+
+
+def test_what_helps_helps() -> None:
+    plain = simulate(SCENE, Policy(), runs=300).goodput
+    assert simulate(SCENE, Policy(near_interval_s=60, near_stall_s=0.2, near_restart_s=60), runs=300).goodput > plain
+    assert simulate(SCENE, Policy(partial_share=0.8), runs=300).goodput > plain
+    assert simulate(replace(SCENE, lemon_nodes=60), Policy(), runs=300).goodput < plain
+    few, many = (simulate(SCENE, Policy(spares=n, repair_hours=48), runs=300).goodput for n in (4, 64))
+    assert few < many <= plain + 0.005
+
+
+def test_the_best_interval_beats_its_neighbours() -> None:
+    best = best_interval_s(SCENE.mtbf_s, 5, 420)
+    at = [float(daly_efficiency(SCENE.mtbf_s, best * f, 5, 420)) for f in (0.8, 1.0, 1.25)]
+    assert at[1] == max(at)
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        Policy(interval_s=0)
+    with pytest.raises(ConfigError):
+        Scene(gpus=8, days=1, mtbf_s=1e4, lemon_nodes=2)
+    with pytest.raises(UserError, match="did you mean llama3"):
+        load_failures("llama-3")
+    with pytest.raises(UserError, match="runs"):
+        simulate(SCENE, Policy(), runs=0)

@@ -1,0 +1,69 @@
+"""A filled hall respects every limit, and what frees room is seen to free it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lakh.errors import ConfigError, UserError
+from lakh.planner.hall import Fill, Hall, fill, load_hall, scenarios
+
+HALL = load_hall()
+
+
+def check(hall: Hall, found: Fill) -> None:
+    floor = "".join(found.placement)
+    racks = sum(character.isdigit() for character in floor)
+    assert racks == found.gpu_racks
+    assert found.gpus == racks * found.servers_per_rack * hall.gpu.gpus_per_server == sum(found.zones)
+    assert floor.count("N") == found.network_racks >= found.gpus / hall.network.gpus_per_rack
+    assert len(floor) <= hall.rows * hall.racks_per_row
+    assert floor.count("S") == found.support_racks
+    assert all(zone <= hall.network.gpus_per_zone for zone in found.zones)
+    assert found.longest_cable_m <= hall.cable_limit_m
+    # network racks are whole racks, so each zone may draw one more of them than its share
+    assert found.power_kW <= hall.power_kW + len(found.zones) * hall.network.kW_per_rack
+
+
+@settings(max_examples=25)
+@given(power_kW=st.floats(1500, 20000), cable_m=st.floats(8, 80), rows=st.integers(6, 12), servers=st.integers(1, 4))
+def test_every_limit_is_kept(power_kW: float, cable_m: float, rows: int, servers: int) -> None:
+    gpu = replace(HALL.gpu, servers_per_rack=servers, air_limit_kW_per_rack=60.0)
+    support = (replace(HALL.support[0], racks=10),)
+    hall = replace(HALL, power_kW=power_kW, cable_limit_m=cable_m, rows=rows, gpu=gpu, support=support)
+    check(hall, fill(hall))
+
+
+def test_h100_at_700_w_in_an_air_cooled_hall_gain_from_moving_readers_out() -> None:
+    as_it_is, readers, storage, both, liquid = scenarios(HALL)
+    assert as_it_is.gpus < storage.gpus < readers.gpus < both.gpus <= liquid.gpus
+    assert as_it_is.servers_per_rack == 2  # 24 kW of air a rack carry two servers of 10.2 kW
+    assert liquid.servers_per_rack > 2
+    assert both.zones[0] == HALL.network.gpus_per_zone
+    for one in (as_it_is, readers, both):
+        check(HALL, one)
+
+
+def test_a_short_cable_makes_a_small_zone() -> None:
+    far, near = fill(HALL), fill(replace(HALL, cable_limit_m=10.0))
+    assert near.zones[0] < far.zones[0]
+    assert near.longest_cable_m <= 10.0
+
+
+def test_more_power_or_floor_never_holds_fewer() -> None:
+    assert fill(replace(HALL, power_kW=16000.0, air_cooling_kW=16000.0)).gpus >= fill(HALL).gpus
+    assert fill(replace(HALL, rows=20)).gpus >= fill(HALL).gpus
+
+
+def test_a_server_too_hot_for_its_rack_is_an_answer() -> None:
+    found = fill(replace(HALL, gpu=replace(HALL.gpu, air_limit_kW_per_rack=9.0)))
+    assert found.gpus == 0
+    assert "10.2 kW is more than a rack may give off by air" in found.binds
+
+
+def test_what_cannot_move_stays() -> None:
+    with pytest.raises(UserError, match="choose from: readers, storage"):
+        fill(HALL, moved=("management",))
+    with pytest.raises(ConfigError, match="used up by the slack"):
+        replace(HALL, cable_limit_m=1.0)

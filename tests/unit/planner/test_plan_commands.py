@@ -1,0 +1,154 @@
+"""The commands as people and programs use them: fields, exit codes, and words for what cannot be."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lakh.spec import load_run
+
+ASK = ["--model", "llama3-8b", "--cluster", "h100-pod", "--gpus", "64", "--batch", "256"]
+Lakh = Callable[..., tuple[int, str, str]]
+Json = Callable[[str], dict]
+
+
+def test_estimate_answers_with_its_fields(lakh: Lakh, last_line: Json) -> None:
+    code, out, _ = lakh("plan", "estimate", *ASK, "--tp", "2", "--recompute", "full", "--tokens", "1e12", "--json")
+    data = last_line(out)
+    assert code == 0
+    assert data["fits"] is True
+    assert {"binds", "step_s", "tflops_per_gpu", "mfu", "tok_per_s", "memory_bytes", "cost", "error_bar"} <= set(data)
+    assert data["memory_bytes"]["total"] < data["memory_bytes"]["limit"]
+    assert data["cost"]["run_usd"] == pytest.approx(data["cost"]["run_gpu_hours"] * data["cost"]["usd_per_gpu_hour"])
+    assert data["error_bar"]["heldout_n"] > 0
+
+
+def test_options_of_a_layout_change_what_they_name(lakh: Lakh, last_line: Json) -> None:
+    def ask(*more: str) -> dict:
+        return last_line(lakh("plan", "estimate", *ASK, "--pp", "4", *more, "--json")[1])
+
+    plain = ask()
+    assert ask("--schedule", "zb-h1")["step_parts_s"]["bubble_s"] < plain["step_parts_s"]["bubble_s"]
+    assert ask("--offload")["memory_bytes"]["optimizer"] == 0
+    assert ask("--optimizer", "adamw-8bit")["memory_bytes"]["optimizer"] == plain["memory_bytes"]["optimizer"] / 2
+    assert ask("--precision", "fp8")["step_s"] < plain["step_s"]
+    assert ask("--micro-batch", "2")["layout"]["micro_batches"] == plain["layout"]["micro_batches"] / 2
+
+
+def test_an_estimate_that_does_not_fit_leaves_with_two_and_says_what_would(lakh: Lakh, last_line: Json) -> None:
+    big = ["--model", "code-70b", "--cluster", "8xh100", "--gpus", "8", "--batch", "64"]
+    code, out, _ = lakh("plan", "estimate", *big, "--json")
+    assert code == 2
+    assert last_line(out)["fits"] is False
+    assert "most of it" in last_line(out)["binds"]
+    code, out, _ = lakh("plan", "estimate", *big)
+    assert code == 2
+    assert "nearest that fits" in out
+
+
+def test_a_search_without_an_answer_is_one(lakh: Lakh, last_line: Json) -> None:
+    code, out, _ = lakh("plan", "search", "--model", "llama3-405b", "--cluster", "8xh100", "--gpus", "8", "--json")
+    assert code == 0
+    assert last_line(out)["best"] is None
+    assert "nothing fits" in last_line(out)["why"]
+
+
+def test_a_search_writes_a_run_that_the_trainer_takes(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
+    file, picture = tmp_path / "run.toml", tmp_path / "front.svg"
+    pytest.importorskip("matplotlib", reason="install the planner's extra: pip install 'lakh[plan]'")
+    code, out, _ = lakh("plan", "search", "node", "--gpus", "8", "--out", str(file), "--plot", str(picture), "--json")
+    data = last_line(out)
+    assert code == 0
+    assert {"searched", "seconds", "best", "pareto", "why"} <= set(data)
+    run = load_run(file)
+    assert run.accumulation(8) >= 1
+    assert picture.read_text().lstrip().startswith("<?xml")
+    code, out, _ = lakh("plan", "estimate", str(file), "--json")
+    assert code == 0
+    assert last_line(out)["step_s"] == pytest.approx(data["best"]["step_s"], rel=0.1)
+
+
+def test_goodput_answers_with_its_fields(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="install the planner's extra: pip install 'lakh[plan]'")
+    picture = tmp_path / "g.png"
+    code, out, _ = lakh("plan", "goodput", "--interval", "600", "--runs", "200", "--plot", str(picture), "--json")
+    data = last_line(out)
+    assert code == 0
+    assert data["goodput"] > 0.9
+    assert data["interval_s"] == 600
+    assert data["goodput"] + sum(data["badput"].values()) == pytest.approx(1)
+    assert data["failures_per_day"] == pytest.approx(7.76, abs=0.2)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_cost_of_a_deadline_and_of_a_cluster(lakh: Lakh, last_line: Json) -> None:
+    job = ["plan", "cost", "--model", "code-70b", "--tokens", "1.4e12", "--tflops", "214", "--goodput", "1"]
+    code, out, _ = lakh(*job, "--days", "21", "--json")
+    data = last_line(out)
+    assert code == 0
+    assert 1514 <= data["gpus_net"] <= 1600  # attention and logits are counted too
+    assert data["usd"] == pytest.approx(sum(data["usd_parts"].values()))
+    code, out, _ = lakh(*job, "--gpus", "100000", "--owned", "--json")
+    assert last_line(out)["days"] < 0.4
+    assert lakh(*job)[0] == 2
+
+
+def test_audit_hall_and_validate_answer(lakh: Lakh, last_line: Json, points_file: Path) -> None:
+    code, out, _ = lakh("plan", "audit", "--seed", "--json")
+    assert code == 0
+    claims = last_line(out)["claims"]
+    assert len(claims) >= 22
+    assert {"id", "claim", "stated", "right", "verdict", "reason"} <= set(claims[0])
+    assert lakh("plan", "audit")[0] == 2
+    code, out, _ = lakh("plan", "hall", "--json")
+    assert code == 0
+    assert last_line(out)["fills"][0]["gpus"] > 0
+    code, out, _ = lakh("plan", "validate", "--points", str(points_file), "--json")
+    data = last_line(out)
+    assert code == 0
+    assert {"n", "mape", "median_ape", "p95_ape", "bias", "kendall_tau", "by_source"} <= set(data)
+    assert data["unseen"]["n"] < data["n"]
+    assert sum(data["left_out"].values()) > 0
+    for words in (["audit", "--seed"], ["hall", "--map"], ["validate", "--points", str(points_file), "--worst", "3"]):
+        code, out, _ = lakh("plan", *words)
+        assert code == 0
+        assert out.strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["estimate"], "give a run, or --model"),
+        (["estimate", "node", "--model", "llama3-8b"], "give one of them"),
+        (["estimate", *ASK[:4], "--gpus", "99999999"], "ask for fewer"),
+        (["estimate", "--model", "lama3-8b", "--cluster", "h100-pod", "--gpus", "8"], "did you mean llama3-8b"),
+        (["estimate", *ASK, "--tp", "3"], "no multiple of tp x pp x cp"),
+        (["estimate", *ASK, "--cluster", "nowhere"], "no such file"),
+        (["estimate", *ASK, "--plot", "x.pdf"], "neither .png nor .svg"),
+        (["search", *ASK, "--days", "3"], "give --tokens too"),
+        (["search", *ASK, "--also-gpus", "a,b"], "no list of whole numbers"),
+        (["goodput", "--failures", "none"], "no such preset"),
+        (["goodput", "--interval", "-1"], "interval_s must be above 0"),
+        (["validate", "--points", "/nowhere.csv"], "no such file"),
+        (["hall", "/nowhere.toml"], "no such file"),
+    ],
+)
+def test_wrong_words_get_a_reason_and_a_remedy(words: list[str], told: str, lakh: Lakh) -> None:
+    code, _, err = lakh("plan", *words)
+    assert code == 2
+    assert told in err.replace("\n", " ")
+
+
+def test_plans_need_neither_torch_nor_numba_nor_scipy() -> None:
+    blocked = "import sys\nfor name in ('torch', 'numba', 'scipy', 'matplotlib'):\n    sys.modules[name] = None\n"
+    words = ["plan", "search", *ASK, "--json"]
+    program = f"{blocked}from lakh.cli import main\nmain({words!r})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    plot = [*words, "--plot", "front.png"]
+    program = f"{blocked}from lakh.cli import main\nmain({plot!r})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "pip install 'lakh[plan]'" in done.stderr

@@ -1,0 +1,111 @@
+"""Published figures become seconds per step by their own source's rule, and nothing is dropped silently."""
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lakh.errors import DataError, UserError
+from lakh.planner.points import COLUMNS, Point, Points, read_points
+
+ROW = {
+    "id": "x", "source": "vTrain multi-node", "gpu": "A100-80", "n_gpus": "64", "gpus_per_node": "8",
+    "interconnect": "NVLink3; 800 Gb/s per node", "hidden": "3072", "layers": "30", "heads": "32", "kv_heads": "32",
+    "ffn": "12288", "vocab": "50257", "seq": "2048", "global_batch": "512", "micro_batch": "8", "tp": "1", "pp": "1",
+    "cp": "1", "ep": "1", "fsdp": "1", "vpp": "1", "recompute": "full", "precision": "fp16", "metric": "step_s",
+    "flops_convention": "", "value": "3.5", "note": "model=m",
+}  # fmt: skip
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., Points]:
+    def run(*rows: dict[str, str]) -> Points:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        writer.writerows({**ROW, **row} for row in rows)
+        file = tmp_path / "points.csv"
+        file.write_text(text.getvalue())
+        return read_points(file)
+
+    return run
+
+
+def one(points: Points) -> Point:
+    (point,) = points.kept
+    return point
+
+
+def test_every_metric_becomes_seconds_per_step(read: Callable[..., Points]) -> None:
+    tokens = 512 * 2048 / 64
+    assert one(read({})).step_s == 3.5
+    assert one(read({"metric": "tok_s_per_gpu", "value": "1000"})).step_s == pytest.approx(tokens / 1000)
+    linear = 6 * 30 * (4 * 3072**2 + 2 * 3072 * 12288) + 6 * 50257 * 3072
+    full = linear + 12 * 30 * 3072 * 2048
+    given = {"metric": "tflops_per_gpu", "flops_convention": "model", "value": "100"}
+    assert one(read(given)).step_s == pytest.approx(tokens * full / 100e12)
+    assert one(read({"metric": "mfu", "flops_convention": "model", "value": "50"})).step_s == pytest.approx(
+        tokens * full / 156e12
+    )
+    causal = linear + 6 * 30 * 3072 * 2048
+    bridge = {**given, "source": "Megatron-Bridge", "note": "model=gpt"}
+    assert one(read(bridge)).step_s == pytest.approx(tokens * causal / 100e12)
+    named = {**bridge, "note": "model=gpt; 51.5 GFLOP/token"}
+    assert one(read(named)).step_s == pytest.approx(tokens * 51.5e9 / 100e12)
+
+
+def test_hardware_flops_count_four_passes_over_the_blocks(read: Callable[..., Points]) -> None:
+    row = {"source": "Megatron-LM 2021", "metric": "tflops_per_gpu", "flops_convention": "hardware", "value": "140"}
+    flops = 96 * 512 * 2048 * 30 * 3072**2 * (1 + 2048 / (6 * 3072) + 50257 / (16 * 30 * 3072))
+    assert one(read(row)).step_s == pytest.approx(flops / (64 * 140e12))
+
+
+def test_a_micro_batch_that_is_not_stated_is_tried_in_several_sizes(read: Callable[..., Points]) -> None:
+    sizes = [layout["micro_batch"] for layout in one(read({"micro_batch": ""})).candidates]
+    assert sizes == [1, 2, 4, 8]
+    assert len(one(read({})).candidates) == 1
+
+
+def test_rows_that_cannot_be_planned_are_counted_with_their_reason(read: Callable[..., Points]) -> None:
+    odd = [{"precision": "int2"}, {"metric": "miles"}, {"recompute": "some"}, {"global_batch": ""}]
+    found = read({}, {"hidden": ""}, {"note": "model=m; run level"}, {"gpu": "X1"}, *odd)
+    assert len(found.kept) == 1
+    assert sum(found.left_out.values()) == 7
+    assert any("X1" in reason for reason in found.left_out)
+
+
+def test_the_network_of_a_row_is_the_one_it_states(read: Callable[..., Points]) -> None:
+    assert one(read({})).hardware["nic_Bps"] == 12.5e9
+    rails = {"interconnect": "NVLink4; 8x400 Gb/s per node class", "gpu": "H100-80"}
+    assert one(read(rails)).hardware["nic_Bps"] == 50e9
+
+
+def test_rows_of_one_configuration_share_a_digest_whatever_their_source(read: Callable[..., Points]) -> None:
+    same, other, another = read({}, {"source": "Megatron-LM 2021", "value": "3.6"}, {"tp": "2"}).kept
+    assert same.config == other.config != another.config
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("a,b\n1,2\n", UserError, "has no column"),
+        ("", UserError, "has no column"),
+        (",".join(COLUMNS) + "\n", UserError, "holds no point"),
+    ],
+)
+def test_a_file_that_holds_no_points_is_refused(text: str, error: type, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "points.csv"
+    file.write_text(text)
+    with pytest.raises(error, match=words):
+        read_points(file)
+
+
+def test_a_damaged_row_is_named_by_its_line(read: Callable[..., Points], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 3"):
+        read({}, {"n_gpus": "many"})
+    binary = tmp_path / "b.csv"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="UTF-8"):
+        read_points(binary)

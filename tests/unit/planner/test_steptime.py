@@ -1,0 +1,109 @@
+"""Laws of the step-time model: they hold for every layout, whatever the calibration."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.planner.calibration import calibrated
+from lakh.planner.catalogue import architecture
+from lakh.planner.collectives import Network, all_reduce_s, gather_s, group
+from lakh.planner.hardware import Hardware, hardware_of
+from lakh.planner.layout import FULL, NONE, Layout
+from lakh.planner.steptime import Fractions, step_time
+from lakh.spec.cluster import load_cluster
+
+MODELS = [architecture(name).shape for name in ("llama3-70b", "deepseek-v3", "gpt3-175b")]
+HW = hardware_of(load_cluster("llama3-24k-roce"))
+FR = calibrated("H100")[0].fractions
+powers = st.sampled_from([1.0, 2.0, 4.0, 8.0])
+layouts = st.builds(
+    Layout,
+    gpus=st.just(4096.0),
+    sequence=st.just(4096.0),
+    batch=st.just(8192.0),
+    micro_batch=st.sampled_from([1.0, 2.0]),
+    tp=powers,
+    pp=powers,
+    cp=powers,
+    ep=powers,
+    shard=st.sampled_from([1.0, 8.0, 64.0]),
+    recompute=st.sampled_from([0.0, 1.0, 2.0, 3.0]),
+    chunks=st.sampled_from([1.0, 2.0]),
+    overlap=st.sampled_from([0.0, 1.0]),
+    tensor_overlap=st.sampled_from([0.0, 1.0]),
+    eager=st.sampled_from([0.0, 1.0]),
+    flash=st.sampled_from([0.0, 1.0]),
+    zero1=st.sampled_from([0.0, 1.0]),
+    sequence_parallel=st.sampled_from([0.0, 1.0]),
+)
+
+
+def seconds(layout: Layout, hw: Hardware = HW, fr: Fractions = FR, model: int = 0) -> float:
+    return float(step_time(MODELS[model], layout, hw, fr).total_s)
+
+
+@given(
+    layout=layouts, model=st.integers(0, 2), rate=st.sampled_from(["peak_FLOPs", "memory_Bps", "node_Bps", "levels"])
+)
+def test_a_faster_part_never_slows_a_step(layout: Layout, model: int, rate: str) -> None:
+    if rate == "levels":
+        faster = replace(HW, levels=tuple(replace(level, rate_Bps=2 * level.rate_Bps) for level in HW.levels))
+    else:
+        faster = replace(HW, **{rate: 2 * getattr(HW, rate)})
+    assert seconds(layout, faster, model=model) <= seconds(layout, model=model) * (1 + 1e-9)
+
+
+@given(layout=layouts, model=st.integers(0, 2))
+def test_every_part_of_a_step_is_there_and_none_is_negative(layout: Layout, model: int) -> None:
+    step = step_time(MODELS[model], layout, HW, FR)
+    parts = [float(getattr(step, f.name)) for f in fields(step)]
+    assert min(parts) >= -1e-12
+    assert sum(parts) == pytest.approx(float(step.total_s))
+    assert np.isfinite(step.total_s)
+
+
+@given(layout=layouts)
+def test_an_array_of_layouts_is_many_single_ones(layout: Layout) -> None:
+    other = replace(layout, tp=2.0, micro_batch=1.0)
+    both = replace(
+        layout, **{f.name: np.array([getattr(layout, f.name), getattr(other, f.name)]) for f in fields(layout)}
+    )
+    together = step_time(MODELS[0], both, HW, FR).total_s
+    assert together.tolist() == pytest.approx([seconds(layout), seconds(other)])
+
+
+def test_the_answer_changes_with_the_topology() -> None:
+    layout = Layout(gpus=8192.0, sequence=8192.0, batch=8192.0, shard=8192.0)
+    roce, infiniband = (hardware_of(load_cluster(f"llama3-24k-{kind}")) for kind in ("roce", "ib"))
+    assert seconds(layout, roce) > 1.02 * seconds(layout, infiniband)  # 1:7 between zones against full bisection
+    inside = replace(layout, gpus=2048.0, shard=2048.0, batch=2048.0)
+    assert seconds(inside, roce) == pytest.approx(seconds(inside, infiniband), rel=0.01)  # one zone: no difference
+
+
+def test_recomputation_costs_a_third_and_a_bubble_shrinks_with_chunks() -> None:
+    layout = Layout(gpus=1024.0, sequence=4096.0, batch=2048.0, tp=8.0, pp=8.0)
+    assert (
+        1.15 < seconds(replace(layout, recompute=float(FULL))) / seconds(replace(layout, recompute=float(NONE))) < 1.45
+    )
+    plain, interleaved = (float(step_time(MODELS[0], replace(layout, chunks=c), HW, FR).bubble_s) for c in (1.0, 5.0))
+    assert interleaved == pytest.approx(plain / 5, rel=0.1)  # a little more traffic between stages
+
+
+def test_groups_that_share_a_node_share_its_nics() -> None:
+    net = Network(HW, 1.0, 1.0, 0.0)
+    whole, alone = group(net, 16.0, 1.0), group(net, 2.0, 8.0)
+    assert float(whole.in_node) == 8
+    assert float(alone.in_node) == 1
+    assert float(whole.nic_Bps) == 8 * float(alone.nic_Bps)
+    size = 1e9
+    ring = 2 * gather_s(net, alone, size)
+    assert float(all_reduce_s(net, alone, size)) == pytest.approx(float(ring))
+    assert float(gather_s(net, alone, size)) == pytest.approx(0.5 * size / 50e9, rel=0.01)
+
+
+def test_a_group_of_one_says_nothing() -> None:
+    net = Network(HW, 1.0, 1.0, 1e-5)
+    assert float(all_reduce_s(net, group(net, 1.0, 1.0), 1e9)) == 0.0

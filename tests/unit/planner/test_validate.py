@@ -1,0 +1,103 @@
+"""The shipped calibration is what the published rows give; its held-out error is within its bars."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lakh.errors import DataError, UserError
+from lakh.planner import validate
+from lakh.planner.calibration import KINDS, KNOBS, MAX_KNOBS, calibrated, is_held_out, load, to_toml
+from lakh.planner.points import Points
+from lakh.planner.validate import calibrate, predictions, score, table, transfer
+
+
+@pytest.fixture(scope="module")
+def refitted(points: Points) -> dict:
+    pytest.importorskip("scipy", reason="install the planner's extra: pip install 'lakh[plan]'")
+    return calibrate(points.kept)
+
+
+def held_out(points: Points, source: str) -> list:
+    return [p for p in points.kept if p.source.startswith(source) and is_held_out(p.config)]
+
+
+def test_calibrating_again_gives_the_shipped_numbers(refitted: dict) -> None:
+    shipped = load()
+    assert set(refitted) == set(shipped) == set(KINDS)
+    for kind, one in refitted.items():
+        for name in KNOBS:  # least squares on another processor may differ in the last digits
+            assert getattr(one.fractions, name) == pytest.approx(getattr(shipped[kind].fractions, name), rel=0.02)
+        assert one.fitted == shipped[kind].fitted
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_at_most_twelve_numbers_per_gpu_type_all_within_physical_bounds(kind: str) -> None:
+    one = load()[kind]
+    assert one.knobs <= MAX_KNOBS == 12
+    assert len(KINDS[kind].free) + len(KINDS[kind].codes) <= MAX_KNOBS
+    for name, knob in KNOBS.items():
+        assert knob.low * (1 - 1e-6) <= getattr(one.fractions, name) <= knob.high * (1 + 1e-6)
+
+
+def test_no_held_out_configuration_was_fitted() -> None:
+    assert not [digest for one in load().values() for digest in one.fitted if is_held_out(digest)]
+
+
+def test_the_split_holds_out_about_three_in_ten(points: Points) -> None:
+    configs = {p.config for p in points.kept}
+    assert 0.25 < sum(map(is_held_out, configs)) / len(configs) < 0.35
+
+
+@pytest.mark.parametrize(
+    ("source", "mape", "median"),
+    [
+        ("vTrain multi-node", 0.06, 0.03),
+        ("Megatron-Core 0.8", 0.08, 0.08),
+        ("llm-foundry", 0.08, 0.08),
+        ("Llama 3", 0.07, 0.07),  # within 3 points of its 43 % MFU
+    ],
+)
+def test_held_out_errors_are_within_their_bars(points: Points, source: str, mape: float, median: float) -> None:
+    rows = held_out(points, source)
+    found = score(rows, predictions(rows))
+    assert found.mape <= mape
+    assert found.median_ape <= median
+
+
+def test_fitted_on_one_source_the_others_are_within_twelve_per_cent(points: Points) -> None:
+    pytest.importorskip("scipy", reason="install the planner's extra: pip install 'lakh[plan]'")
+    assert transfer(points.kept, "vTrain")["A100, all"].mape <= 0.12
+
+
+def test_scores_by_hand(points: Points) -> None:
+    rows = list(points.kept[:4])
+    measured = np.array([p.step_s for p in rows])
+    found = score(rows, measured * [1.1, 0.9, 1.0, 1.2])
+    assert found.mape == pytest.approx(0.1)
+    assert found.median_ape == pytest.approx(0.1)
+    assert found.bias == pytest.approx(0.05)
+    assert score(rows, measured).kendall_tau == 1.0
+    assert score(rows, 1 / measured).kendall_tau == -1.0
+    assert set(table(rows, measured, lambda p: p.source)) == {"vTrain multi-node"}
+
+
+def test_what_no_fit_has_seen_is_known_by_its_digest(points: Points) -> None:
+    fresh = {points.kept[i].id for i in validate.unseen(points.kept)}
+    assert fresh == {p.id for p in points.kept if is_held_out(p.config) or p.kind == "V100"}
+
+
+def test_a_gpu_without_measurements_says_whose_numbers_it_uses() -> None:
+    assert "fractions of H100" in calibrated("H200")[1]
+    assert calibrated("abacus")[1] == "uncalibrated: priors only"
+
+
+def test_a_calibration_file_survives_itself_and_damage_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(to_toml(load(), "again"))
+    assert load(file) == load()
+    file.write_text("[A100]\nknobs = 1\n")
+    with pytest.raises(DataError, match="is not a calibration"):
+        load(file)
+    with pytest.raises(UserError, match="no such file"):
+        load(tmp_path / "none.toml")
