@@ -1,12 +1,13 @@
 """The corpus: raw code in, clean Parquet out, and a reason for every document that was left out.
 
-To read the room: document.py (the vocabulary and what a stage is), sources.py (listings), licences.py (a
-decision), parse.py (bytes to documents), dedup.py (one copy of each text), pipeline.py (the build), shards.py
-(files), report.py (the manifest). Lives without torch; needs pyarrow.
+To read the room: document.py (the vocabulary and what a stage is), sources/ (listings), parse.py (bytes to documents),
+normalise.py (what two copies have in common), plan.py (the listing cut into splits), steps.py (the build as steps and
+exchanges), engines/ (who runs them), pipeline.py (from start to commit), writer.py and shards.py (files), report.py (the
+manifest). Lives without torch; needs pyarrow.
 
-    docs-00000.parquet ...   the kept documents
-    dropped.parquet          id, repo, path, reason and detail of the others
-    manifest.json            counts, settings, hashes; written last, and only its presence means complete
+    docs-00000.parquet ...      the kept documents of one split
+    dropped-00000.parquet ...   id, repo, path, reason and detail of the others
+    manifest.json               counts, settings, hashes; written last, and only its presence means complete
 """
 
 from lakh.corpus.document import REASONS, Document

@@ -1,88 +1,75 @@
-"""One copy of each text (exact duplicates, by the SHA-256 of a normalised form), and a cap on each
-repository's share.
+"""One copy of each text, which copy that is, and a cap on each repository's share.
 
-Both decisions need to see every document once before the first can be let through, so a build has two passes:
-the first fills `Copies` (digest -> the copy to keep) while the parsed texts are spooled to disk, the second
-reads the spool and drops the rest. The spool, rather than reading the sources again, makes both passes see
-the same bytes even when a file changes under us, and keeps parsing, the dear part, to one pass.
+Copies are compared by `preference`: a string that sorts the better copy first and is different for every document.
+`exact_losers` and near.py's components both keep the smallest, so the result depends on the documents alone: never on
+the order of arrival, the number of workers or the engine.
 
-The kept copy is the smallest (repo, path), never the first to arrive: any order, and any split over workers
-whose `Copies` are then merged, keeps the same documents.
-
-Cost: one entry per distinct text, about 300 bytes; a million documents take 0.3 GB. Texts are never held.
+Pure functions over tables: the engines bring the rows of one key together (exchange.py) and call these.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakh.corpus.document import Stage, document_id, drop
+from lakh.corpus.document import document_id
+from lakh.corpus.languages import is_vendored
+from lakh.corpus.licences import judge_expression
 
-__all__ = ["Copies", "Copy", "cap_repositories", "digest_of", "keep_one_copy", "over_share"]
+__all__ = ["LOSERS", "Copy", "exact_losers", "over_share", "place_of", "preference"]
 
-DIGEST_BYTES = 16
+LOSERS = pa.schema([("node", pa.string()), ("root", pa.string())])
+
+
+def preference(*, repo: str, path: str, licence: str = "", earlier: bool = False) -> str:
+    """The smallest of several copies' keys is the copy to keep; `place_of` gives its place back.
+
+    In this order: a document of an earlier corpus (what was trained on once is not moved), a permissive licence (a
+    copy that the licence policy drops must not take the others with it), a place that is not for other people's code,
+    then repository and path.
+    """
+    permissive = bool(licence) and judge_expression(licence).permissive
+    return f"{'0' if earlier else '1'}{'0' if permissive else '1'}{'1' if is_vendored(path) else '0'}{repo}\0{path}"
+
+
+def place_of(node: str) -> tuple[str, str]:
+    """(repo, path) of a preference key."""
+    repo, _, path = node[3:].partition("\0")
+    return repo, path
+
+
+def exact_losers(table: Any) -> Any:
+    """LOSERS of (digest, node) with all rows of each digest present: every copy but the smallest, and that one."""
+    digests = _array(table.column("digest")).dictionary_encode()
+    nodes = _array(table.column("node"))
+    codes = np.asarray(digests.indices)
+    if not len(codes):
+        return LOSERS.empty_table()
+    rank = np.empty(len(nodes), np.int64)
+    rank[np.asarray(pc.sort_indices(nodes))] = np.arange(len(nodes))
+    order = np.lexsort((rank, codes))
+    first = np.r_[True, codes[order][1:] != codes[order][:-1]]
+    best = order[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))]
+    losers = pa.table({"node": nodes.take(pa.array(order[~first])), "root": nodes.take(pa.array(best[~first]))})
+    return losers.sort_by("node")
+
+
+def _array(column: Any) -> Any:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 class Copy(NamedTuple):
-    """Sorts by place: the smallest one is kept."""
+    """A document and its size, for `over_share`."""
 
     repo: str
     path: str
     text_bytes: int
-
-
-@dataclass
-class Copies:
-    """For each distinct text, the copy that is kept."""
-
-    best: dict[bytes, Copy] = field(default_factory=dict)
-
-    def add(self, batch: Any) -> None:
-        """Take note of the rows of a STREAM batch that are still alive."""
-        names = ("digest", "repo", "path", "reason")
-        digests, repos, paths, reasons = (batch.column(name).to_pylist() for name in names)
-        sizes = pc.binary_length(batch.column("text")).to_pylist()
-        for digest, repo, path, size, reason in zip(digests, repos, paths, sizes, reasons, strict=True):
-            if not reason:
-                self._offer(digest, Copy(repo, path, size))
-
-    def merge(self, other: Copies) -> None:
-        for digest, copy in other.best.items():
-            self._offer(digest, copy)
-
-    def _offer(self, digest: bytes, copy: Copy) -> None:
-        best = self.best.get(digest)
-        if best is None or copy < best:
-            self.best[digest] = copy
-
-
-def digest_of(text: str) -> bytes:
-    """Equal for texts that differ only in line ends, blanks at the end of lines, and blank lines."""
-    lines = (line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
-    return hashlib.sha256("\n".join(line for line in lines if line).encode()).digest()[:DIGEST_BYTES]
-
-
-def keep_one_copy(copies: Copies) -> Stage:
-    """The stage that drops every document whose text another one keeps."""
-
-    def stage(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            reasons, details = [], []
-            columns = (batch.column(name).to_pylist() for name in ("digest", "repo", "path", "reason"))
-            for digest, repo, path, reason in zip(*columns, strict=True):
-                best = None if reason else copies.best[digest]
-                is_copy = best is not None and (best.repo, best.path) != (repo, path)
-                reasons.append("exact-duplicate" if is_copy else "")
-                details.append(f"of {best.repo}/{best.path}" if best is not None and is_copy else "")
-            yield drop(batch, reasons, details)
-
-    return stage
 
 
 def over_share(copies: Iterable[Copy], per_repo_bytes: int, seed: int) -> frozenset[str]:
@@ -109,14 +96,3 @@ def over_share(copies: Iterable[Copy], per_repo_bytes: int, seed: int) -> frozen
             else:
                 taken += size
     return frozenset(left_out)
-
-
-def cap_repositories(left_out: frozenset[str]) -> Stage:
-    """The stage that drops the documents chosen by `over_share`."""
-
-    def stage(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            reasons = ["over-repo-share" if identity in left_out else "" for identity in batch.column("id").to_pylist()]
-            yield drop(batch, reasons, [""] * len(reasons))
-
-    return stage

@@ -2,9 +2,9 @@
 
 Three Arrow schemas, from disk to disk:
 
-    LISTING   files that a source offers, not read yet                      sources.py makes it
+    LISTING   files and containers that a source offers, not read yet       sources/ makes it
     STREAM    documents on their way through the stages                     parse.py makes it
-    DOCUMENT  what a shard of a finished corpus holds                       pipeline.py writes it
+    DOCUMENT  what a shard of a finished corpus holds                       writer.py writes it
 
 A *stage* is a plain function from an iterator of record batches to another one, so that any engine can run
 it. A stage never removes a row: it sets `reason` and `detail` and empties the text (`drop`). Dropped rows
@@ -33,6 +33,7 @@ __all__ = [
     "Document",
     "Progress",
     "Stage",
+    "complete",
     "document_id",
     "drop",
 ]
@@ -47,23 +48,32 @@ ID_HEX_DIGITS = 32  # 128 bits: even among 10**12 documents two equal ids are a 
 
 # Every reason for which a document can be missing from a corpus, in the order in which they are looked for.
 REASONS = {
-    "licence": "the distribution's licence is not known to be permissive (one row for all its files)",
+    "licence": "its licence is not one of those that are taken (one row for all files of a distribution)",
+    "opt-out": "its author asked to leave it out",
     "symlink": "a link that leads out of its folder, or a linked folder",
     "not-code": "the file name has no extension of a language that is collected",
     "too-large": "larger than filters.max_file_bytes",
     "unreadable": "could not be read",
+    "duplicate-path": "another document has the same repository and path",
+    "bad-record": "a record of a container that cannot be a document: damaged, or without a text",
+    "unsafe-archive": "an archive's member that leads out of it, is no plain file, or unpacks without end",
     "empty": "nothing but blanks",
     "binary": "holds a NUL byte",
     "bad-encoding": "not UTF-8",
     "long-lines": "a line, or the average line, is too long for hand-written code",
     "generated": "says that it was generated, or is minified",
     "low-alphanumeric": "too few letters and digits for code",
-    "exact-duplicate": "equal to a kept document but for line ends, trailing blanks and blank lines",
+    "exact-duplicate": "equal to a kept document but for comments and layout",
+    "near-duplicate": "almost equal to a kept document",
+    "low-quality": "outside its language's limits of syntax errors, comments, strings or numbers",
+    "secret": "holds a secret or personal data, and secrets.action is drop",
+    "benchmark": "holds a task of an evaluation benchmark",
     "over-repo-share": "its repository already has per_repo_bytes of text",
 }
 
 _PLACE = [("repo", pa.string()), ("path", pa.string())]
 _ORIGIN = [("licence", pa.string()), ("source", pa.string())]
+_EVIDENCE = [("licence_evidence", pa.string()), ("provenance", pa.string()), ("marks", pa.string())]
 _FATE = [("reason", pa.string()), ("detail", pa.string())]
 
 LISTING = pa.schema(
@@ -74,6 +84,9 @@ LISTING = pa.schema(
         ("size_bytes", pa.int64()),
         ("mtime_ns", pa.int64()),
         *_FATE,
+        ("kind", pa.string()),  # "file", or what kind of container it is: sources/containers.py
+        ("part", pa.int32()),  # which part of a container, for those that have several
+        ("licence_evidence", pa.string()),
     ]
 )
 DOCUMENT = pa.schema(
@@ -82,14 +95,29 @@ DOCUMENT = pa.schema(
         *_PLACE,
         ("language", pa.string()),
         *_ORIGIN,
+        *_EVIDENCE,
         ("text", pa.string()),
         ("sha256", pa.string()),
     ]
 )
 # digest: of the normalised text (dedup.py); size_bytes: bytes read from the source, 0 where the file was not
 # opened
-STREAM = pa.schema([*DOCUMENT, ("digest", pa.binary()), ("size_bytes", pa.int64()), *_FATE])
-DROPPED = pa.schema([("id", pa.string()), *_PLACE, *_FATE])
+STREAM = pa.schema(
+    [
+        *DOCUMENT,
+        ("digest", pa.binary()),
+        ("size_bytes", pa.int64()),
+        *_FATE,
+        ("bands", pa.binary()),  # normalise.py: LSH band keys and sketch of the text, "" where it is too short
+        ("sketch", pa.binary()),
+        ("comment_share", pa.float32()),
+        ("string_share", pa.float32()),
+        ("number_share", pa.float32()),
+        ("dropped_text", pa.string()),  # what a dropped document held, where settings.dropped_texts asks for it
+        ("secrets", pa.string()),  # {"kind": number} as JSON, of what was redacted; "" where nothing was
+    ]
+)
+DROPPED = pa.schema([("id", pa.string()), *_PLACE, *_FATE, ("text", pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +132,29 @@ class Document:
     licence: str
     """SPDX-like, or "" where nothing is known."""
     source: str
+    licence_evidence: str
+    """Where the licence was found: a file, a header, a field of metadata."""
+    provenance: str
+    """What a record says of its own origin, as JSON; "" where it says nothing."""
+    marks: str
+    """Blank-separated words, such as test."""
     text: str
     sha256: str
     """Of the text as UTF-8."""
+
+
+def complete(batch: Any) -> Any:
+    """A batch that has some columns of STREAM as one that has them all; those that it lacks are empty."""
+    arrays = []
+    for column in STREAM:
+        if column.name in batch.schema.names:
+            arrays.append(batch.column(column.name))
+        elif pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            empty = "" if pa.types.is_string(column.type) else b""
+            arrays.append(pa.repeat(pa.scalar(empty, column.type), batch.num_rows))
+        else:
+            arrays.append(pa.repeat(pa.scalar(0, column.type), batch.num_rows))
+    return pa.record_batch(arrays, schema=STREAM)
 
 
 def document_id(repo: str, path: str) -> str:

@@ -1,9 +1,15 @@
-"""One document of a corpus, kept or dropped, by its id, the beginning of its id, or repo/path."""
+"""One document of a corpus, kept or dropped, by its id, the beginning of its id, or repo/path; and some of each kind.
+
+`find` gives the life of a document: where it came from, what was decided about it, and who lost to it. Reads the
+columns that it needs of every file of the corpus; memory is what it returns.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.compute as pc
@@ -13,27 +19,71 @@ from lakh.corpus.report import read_report
 from lakh.corpus.shards import check_shard, read_documents, read_rows
 from lakh.errors import UserError
 
-__all__ = ["find"]
+__all__ = ["Life", "examples", "find"]
 
 SHOWN_MATCHES = 5
 MIN_PREFIX = 4
 PLACE = ["id", "repo", "path"]
+LIKE = ("exact-duplicate", "near-duplicate")
+MAX_LOST = 20
 
 
-def find(url: str, wanted: str) -> Document | dict[str, str]:
-    """A kept document, or {id, repo, path, reason, detail} of a dropped one."""
-    report = read_report(url)
+@dataclass(frozen=True)
+class Life:
+    """What became of one document."""
+
+    id: str
+    repo: str
+    path: str
+    document: Document | None
+    """As it was kept; None where it was dropped."""
+    reason: str = ""
+    detail: str = ""
+    dropped_text: str = ""
+    """What it held, where the corpus was built with dropped_texts."""
+    won_over: tuple[tuple[str, str], ...] = ()
+    """(reason, place) of up to MAX_LOST documents that were dropped in favour of this one."""
+
+
+def find(url: str, wanted: str) -> Life:
+    """The life of the one document that `wanted` means."""
     kept = [row for batch in read_documents(url, PLACE) for row in _matches(batch, wanted)]
-    columns = [*PLACE, "reason", "detail"]
-    dropped_file = check_shard(url, report.dropped_file)
-    dropped = [row for batch in read_rows(dropped_file, columns) for row in _matches(batch, wanted)]
+    dropped = [row for batch in _dropped_rows(url) for row in _matches(batch, wanted)]
     found = kept + dropped
     if not found:
         raise UserError(wanted, f"no such document in {url}", _suggestion(url, wanted))
     if len(found) > 1:
         some = ", ".join(f"{row['id'][:12]} ({row['repo']}/{row['path']})" for row in found[:SHOWN_MATCHES])
         raise UserError(wanted, f"means {len(found)} documents: {some}", "give more of the id")
-    return _load(url, kept[0]["id"]) if kept else dropped[0]
+    row = found[0]
+    if not kept:
+        text = row.get("text") or ""
+        return Life(row["id"], row["repo"], row["path"], None, row["reason"], row["detail"], text)
+    place = f"of {row['repo']}/{row['path']}"
+    lost: list[tuple[str, str]] = []
+    for batch in _dropped_rows(url):
+        theirs = batch.filter(pc.equal(batch.column("detail"), place))
+        lost += [
+            (item["reason"], f"{item['repo']}/{item['path']}") for item in theirs.to_pylist() if item["reason"] in LIKE
+        ]
+    return Life(row["id"], row["repo"], row["path"], _load(url, row["id"]), won_over=tuple(lost[:MAX_LOST]))
+
+
+def examples(url: str, each: int) -> dict[str, list[tuple[str, str]]]:
+    """(place, detail) of up to `each` dropped documents of every reason: those with the smallest ids."""
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for batch in _dropped_rows(url):
+        for row in batch.select(["id", "repo", "path", "reason", "detail"]).to_pylist():
+            rows = found.setdefault(row["reason"], [])
+            rows.append((row["id"], f"{row['repo']}/{row['path']}", row["detail"]))
+            if len(rows) > 64 * max(1, each):
+                found[row["reason"]] = sorted(rows)[:each]
+    return {reason: [row[1:] for row in sorted(rows)[:each]] for reason, rows in sorted(found.items())}
+
+
+def _dropped_rows(url: str) -> Iterator[Any]:
+    for entry in read_report(url).dropped_files:
+        yield from read_rows(check_shard(url, entry))
 
 
 def _matches(batch: Any, wanted: str) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Raw bytes to a document, or to the reason why not.
 
-`parse` is a pure function of the bytes, the path and the filters; `read_files` is the stage around it: it
-opens the files of a listing, one at a time, and hands on documents in batches of about BATCH_BYTES. A file is
-opened only when its name and size allow it, so a tree full of images costs nothing.
+`parse` is a pure function of the bytes, the path and the filters; `read_files` is the stage around it: it asks
+sources/containers.py for the files of a listing, one at a time, and hands on documents in batches of about BATCH_BYTES.
+A file is opened only when its name and size allow it, so a tree full of images costs nothing.
 
 Knows nothing of syntax: a file is judged by its name, its bytes and its lines.
 """
@@ -10,56 +10,24 @@ Knows nothing of syntax: a file is judged by its name, its bytes and its lines.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from lakh.config import require_positive
-from lakh.corpus.dedup import digest_of
-from lakh.corpus.document import STREAM, Stage, document_id
+from lakh.corpus.document import STREAM, Stage, complete, document_id
+from lakh.corpus.languages import identify, is_test, language_of
+from lakh.corpus.sources.containers import DOCUMENTATION, open_listed
+from lakh.corpus.sources.raw import Raw
 from lakh.errors import ConfigError
 
-__all__ = ["LANGUAGES", "Filters", "Parsed", "admit", "language_of", "parse", "read_files"]
+__all__ = ["Filters", "Parsed", "admit", "parse", "read_files"]
 
 BATCH_BYTES = 8 << 20
 BATCH_ROWS = 1024
-
-# Extension -> language. `.h` is C here: telling C++ headers apart needs a parser.
-LANGUAGES = {
-    extension: language
-    for language, extensions in {
-        "bash": "sh bash",
-        "c": "c h",
-        "cpp": "cc cpp cxx hpp hh hxx",
-        "csharp": "cs",
-        "cuda": "cu cuh",
-        "dart": "dart",
-        "go": "go",
-        "haskell": "hs",
-        "java": "java",
-        "javascript": "js jsx mjs cjs",
-        "julia": "jl",
-        "kotlin": "kt kts",
-        "lua": "lua",
-        "perl": "pl pm",
-        "php": "php",
-        "python": "py pyi",
-        "r": "r",
-        "ruby": "rb",
-        "rust": "rs",
-        "scala": "scala",
-        "sql": "sql",
-        "swift": "swift",
-        "typescript": "ts tsx mts cts",
-        "zig": "zig",
-    }.items()
-    for extension in extensions.split()
-}
 
 GENERATED = re.compile(
     r"@generated\b|\bdo not (edit|modify)\b.{0,80}\bgenerated|\bgenerated.{0,80}\bdo not (edit|modify)\b"
@@ -103,25 +71,29 @@ class Parsed(NamedTuple):
     detail: str = ""
 
 
-def language_of(path: str) -> str:
-    """The language by file extension, "" where it is none that is collected."""
-    return LANGUAGES.get(PurePosixPath(path).suffix[1:].lower(), "")
-
-
-def admit(path: str, size_bytes: int, filters: Filters) -> tuple[str, str]:
+def admit(path: str, size_bytes: int, filters: Filters, *, documentation: bool = False) -> tuple[str, str]:
     """(reason, detail) for which a file need not even be opened; ("", "") admits it."""
-    if not language_of(path):
-        return "not-code", PurePosixPath(path).suffix
+    language = language_of(path)
+    if not language and (_suffix(path) or documentation):  # without one it may be a script: its first line will tell
+        return "not-code", _suffix(path)
+    if language and (language in DOCUMENTATION) is not documentation:
+        return "not-code", _suffix(path)
     if size_bytes > filters.max_file_bytes:
         return "too-large", f"{size_bytes} bytes"
     return "", ""
+
+
+def _suffix(path: str) -> str:
+    """Like PurePosixPath.suffix, which costs more than all else that is done with a name."""
+    stem, dot, ending = path.rpartition("/")[2].rpartition(".")
+    return f".{ending}" if dot and stem and ending else ""
 
 
 def parse(raw: bytes, path: str, filters: Filters) -> Parsed:
     """Decode and judge the content of one file."""
     if len(raw) > filters.max_file_bytes:  # it grew since it was listed
         return Parsed("", "too-large", f"over {filters.max_file_bytes} bytes")
-    if not raw.strip():
+    if raw.isspace() or not raw:
         return Parsed("", "empty")
     nul = raw.find(b"\0")
     if nul >= 0:
@@ -132,90 +104,113 @@ def parse(raw: bytes, path: str, filters: Filters) -> Parsed:
         return Parsed("", "bad-encoding", f"byte {error.start}: {error.reason}")
     if not text.strip():
         return Parsed("", "empty")
-    reason, detail = _judge(text, path, filters)
+    reason, detail = _judge(raw, text, path, filters)
     return Parsed("" if reason else text, reason, detail)
 
 
-def read_files(filters: Filters) -> Stage:
-    """The stage LISTING -> STREAM: open, decode and judge every listed file."""
+def read_files(filters: Filters, *, dropped_texts: bool = False) -> Stage:
+    """The stage LISTING -> STREAM: open, decode and judge every listed file and every document of a container.
+
+    With `dropped_texts`, what was read of a document that is dropped here is kept beside it.
+    """
+
+    def is_wanted(path: str, size_bytes: int) -> bool:
+        return not admit(path, size_bytes, filters)[0]
 
     def stage(listing: Iterator[Any]) -> Iterator[Any]:
-        rows: list[tuple[Any, ...]] = []
+        rows: list[dict[str, Any]] = []
         size = 0
         for batch in listing:
             for listed in batch.to_pylist():
-                row = _row(listed, filters)
-                rows.append(row)
-                size += row[-3]
-                if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
-                    yield _batch(rows)
-                    rows, size = [], 0
+                for raw in open_listed(listed, filters.max_file_bytes, is_wanted):
+                    row = _row(raw, listed["source"], filters)
+                    if dropped_texts:
+                        row["dropped_text"] = (raw.content or b"").decode("utf-8", "replace") if row["reason"] else ""
+                    rows.append(row)
+                    size += row["size_bytes"]
+                    if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
+                        yield _batch(rows)
+                        rows, size = [], 0
         if rows:
             yield _batch(rows)
 
     return stage
 
 
-def _judge(text: str, path: str, filters: Filters) -> tuple[str, str]:
-    lines = text.splitlines()
+def _judge(raw: bytes, text: str, path: str, filters: Filters) -> tuple[str, str]:
+    lines = raw.splitlines()
     longest = max(map(len, lines))
     if longest > filters.max_line_chars:
-        return "long-lines", f"a line of {longest} characters"
-    mean = sum(map(len, lines)) / len(lines)
+        longest = max(map(len, text.splitlines()))  # characters, not bytes
+        if longest > filters.max_line_chars:
+            return "long-lines", f"a line of {longest} characters"
+    mean = len(text) / len(lines) - 1
     if mean > filters.max_mean_line_chars:
         return "long-lines", f"{mean:.0f} characters on average"
     if filters.drop_generated:
-        if ".min." in PurePosixPath(path).name:
+        if ".min." in path.rpartition("/")[2]:
             return "generated", "minified by its name"
-        found = GENERATED.search(text[:GENERATED_HEAD_CHARS])
+        head = text[:GENERATED_HEAD_CHARS]
+        found = GENERATED.search(head) if "generated" in head.lower() else None
         if found:
             return "generated", " ".join(found.group().split())[:80]
-    # str.split and re.sub run in C: a loop over characters would be most of the cost of a build
-    visible = sum(map(len, text.split()))
+    visible, alphanumeric = _count(raw, text)
     if len(text) >= MINIFIED_MIN_CHARS and 1 - visible / len(text) < filters.min_blank_share:
         return "generated", "minified: almost no blanks"
-    alphanumeric = len(_NOT_ALPHANUMERIC.sub("", text))
     if alphanumeric < filters.min_alphanumeric_share * len(text):
         return "low-alphanumeric", f"{alphanumeric / len(text):.0%} letters and digits"
     return "", ""
 
 
-_NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
+def _count(raw: bytes, text: str) -> tuple[int, int]:
+    """(characters that are no blanks, letters and digits); what is not ASCII counts as a letter.
+
+    By deleting bytes, which runs in C: a loop over characters would be most of the cost of a build.
+    """
+    foreign = 0 if text.isascii() else len(text) - len(raw.translate(None, _FOREIGN))
+    visible = len(raw.translate(None, _BLANK + _FOREIGN))
+    return visible + foreign, len(raw.translate(None, _NOT_ALPHANUMERIC + _FOREIGN)) + foreign
 
 
-def _row(listed: dict[str, Any], filters: Filters) -> tuple[Any, ...]:
-    """One row of STREAM, in its order."""
-    repo, path = listed["repo"], listed["path"]
-    reason, detail = listed["reason"], listed["detail"]
-    text, size = "", 0
+_FOREIGN = bytes(range(128, 256))
+_BLANK = bytes(byte for byte in range(128) if chr(byte).isspace())
+_NOT_ALPHANUMERIC = bytes(byte for byte in range(128) if not chr(byte).isalnum())
+
+
+def _row(raw: Raw, source: str, filters: Filters) -> dict[str, Any]:
+    """The columns of STREAM that are known now."""
+    reason, detail, text, size, language = raw.reason, raw.detail, "", 0, raw.language
     if not reason:
-        reason, detail = admit(path, listed["size_bytes"], filters)
-    if not reason:
-        try:
-            with Path(os.fsdecode(listed["location"])).open("rb") as file:
-                raw = file.read(filters.max_file_bytes + 1)
-        except OSError as error:
-            reason, detail = "unreadable", error.strerror or str(error)
-        else:
-            text, reason, detail = parse(raw, path, filters)
-            size = len(raw)
+        reason, detail = admit(raw.path, raw.size_bytes, filters, documentation=raw.documentation)
+    if not reason and raw.content is not None:
+        size = len(raw.content)
+        if not language:
+            found = identify(raw.path, raw.content)
+            language = found.language
+            if not language:
+                reason, detail = "not-code", found.reason
+        if not reason:
+            text, reason, detail = parse(raw.content, raw.path, filters)
     encoded = text.encode()
-    return (
-        document_id(repo, path),
-        repo,
-        path,
-        language_of(path),
-        listed["licence"],
-        listed["source"],
-        encoded,
-        hashlib.sha256(encoded).hexdigest() if text else "",
-        digest_of(text) if text else b"",
-        size,
-        reason,
-        detail,
-    )
+    return {
+        "id": document_id(raw.repo, raw.path),
+        "repo": raw.repo,
+        "path": raw.path,
+        "language": language or language_of(raw.path),
+        "licence": raw.licence,
+        "source": source,
+        "licence_evidence": raw.licence_evidence,
+        "provenance": raw.provenance,
+        "marks": "test" if is_test(raw.path) else "",
+        "text": encoded,
+        "sha256": hashlib.sha256(encoded).hexdigest() if text else "",
+        "size_bytes": size,
+        "reason": reason,
+        "detail": detail,
+    }
 
 
-def _batch(rows: list[tuple[Any, ...]]) -> Any:
-    arrays = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), STREAM, strict=True)]
-    return pa.record_batch(arrays, schema=STREAM)
+def _batch(rows: list[dict[str, Any]]) -> Any:
+    known = [STREAM.field(name) for name in rows[0]]
+    arrays = [pa.array([row[column.name] for row in rows], column.type) for column in known]
+    return complete(pa.record_batch(arrays, schema=pa.schema(known)))

@@ -1,63 +1,42 @@
-"""A corpus from start to end, on this machine, in one process.
+"""A corpus from start to end: look at what is there, plan, run the steps on an engine, commit.
 
-    sources -> listing -> read_files -> spool        `Copies` learns which copy of each text to keep
-    spool -> keep_one_copy -> cap_repositories -> shards + dropped.parquet -> manifest.json, last
+    sources -> listing -> plan -> steps (steps.py) on an engine (engines/) -> shards -> manifest.json, last
 
-The stages are the plain functions of parse.py and dedup.py; this module only strings them together, writes
-what comes out and counts. Memory: one batch of about 8 MB of text, and the entries of `Copies`.
+A build that stops half-way, killed at any moment, leaves its work folder (OUT/.work, or `work`) and no manifest: it
+never looks complete, and the same command goes on where it stood. Whatever the engine, the number of workers or the
+number of interruptions, the shards are the same bytes.
 
-Fails with UserError (sources, or another corpus in the way) and DiskFull. A build that stops half-way leaves
-no manifest, so it never looks complete; the next one clears what it left.
+Fails with UserError (sources, another corpus in the way, another build at work here) and DiskFull.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import importlib.metadata
 import re
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
-import pyarrow.compute as pc
-
-from lakh import config, storage
+from lakh import __version__, config, storage
 from lakh.corpus import sources as listing
-from lakh.corpus.dedup import Copies, cap_repositories, keep_one_copy, over_share
-from lakh.corpus.document import DOCUMENT, DROPPED, STREAM, Progress, Stage
-from lakh.corpus.parse import Filters, admit, read_files
-from lakh.corpus.report import Report, content_sum, read_report
-from lakh.corpus.shards import FORMAT, MADE_BY, ParquetOut, check_shard, read_rows
-from lakh.errors import ConfigError, UserError
+from lakh.corpus.card import CARD, MADE, card
+from lakh.corpus.document import Progress
+from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, open_engine
+from lakh.corpus.plan import Plan, Settings, Survey, make_plan, survey
+from lakh.corpus.report import Report, read_report
+from lakh.corpus.shards import FORMAT, MADE_BY, check_shard
+from lakh.corpus.steps import run_steps
+from lakh.corpus.writer import Counts
+from lakh.errors import PeerLost, PeerTimeout, UserError
 
 __all__ = ["Settings", "build"]
 
-SPOOL = ".spool"
-OUR_FILES = re.compile(r"docs-\d+\.parquet|dropped\.parquet|\.spool|\.(docs-\d+\.parquet|dropped\.parquet)\..*\.part")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """Everything, besides the sources, that decides what a corpus holds."""
-
-    filters: Filters = field(default_factory=Filters)
-    per_repo_bytes: int = 0
-    """Bytes of text that one repository may give; 0 sets no limit."""
-    seed: int = 0
-    """Decides which files of a repository are taken when it has more than its share."""
-    shard_text_bytes: int = 64_000_000
-    """A shard is closed when it holds this many bytes of text."""
-
-    def __post_init__(self) -> None:
-        config.require_positive(self, "shard_text_bytes")
-        if self.per_repo_bytes < 0:
-            raise ConfigError("per_repo_bytes", f"{self.per_repo_bytes} is negative", "use 0 for no limit")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError("seed", f"{self.seed} is out of range", "choose 0 up to 2**63 - 1")
+WORK = ".work"
+VERSIONED = ("pyarrow", "numba", "tree-sitter", "hyperscan", "google-re2")
+OUR_FILES = re.compile(r"\.?(docs|dropped)-\d+\.parquet(\..*\.part)?|dropped\.parquet")
 
 
 def build(
@@ -65,62 +44,98 @@ def build(
     out: str | Path,
     settings: Settings | None = None,
     *,
+    engine: str = "local",
+    workers: int = 0,
+    member: tuple[int, int] = (0, 1),
+    work: str = "",
+    against: Sequence[str] = (),
+    options: Sequence[str] = (),
     force: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Build a corpus from the sources that these words name (sources.py) in folder or URL `out`.
+    """Build a corpus from the sources that these words name (sources/) in folder or URL `out`.
 
     A finished corpus of the same settings and sources is returned as it is, with `reused` set; another one is
-    replaced only with `force`.
+    replaced only with `force`. `workers` = 0 takes one per core; `member` = (number, of how many) is one part of an
+    array of builds that share the work folder. Documents of the corpora `against`, and what is like them, are left
+    out.
     """
     started_s, cpu_started_s = time.monotonic(), time.process_time()
     settings, url = settings or Settings(), str(out)
+    work = work or storage.join(url, WORK)
     exclude = storage.local_path(url).resolve() if storage.is_local(url) else None
     opened = listing.open_sources(sources, exclude)
-    survey = _survey(opened, settings.filters)
-    report = _finished(url, settings, opened, survey.listing_sha256, force)
-    if report is None:
-        storage.require_space(url, survey.code_bytes // 2)  # spool and shards compress to about a quarter each
-        _clear(url)
-        report = _build(opened, url, settings, survey.code_bytes, progress)
-    return replace(report, seconds=time.monotonic() - started_s, cpu_seconds=time.process_time() - cpu_started_s)
+    if member[1] > 1 and force:
+        raise UserError(
+            "--force", "the parts of an array cannot replace a corpus", "remove it first, then start the array"
+        )
+    earlier = [read_report(str(corpus)) for corpus in against]
+    with _alone(work, member):
+        found = survey(opened, settings, work, member[0])
+        report = _finished(url, settings, found, earlier, force)
+        cpu_seconds = 0.0
+        if report is None:
+            storage.require_space(url, found.code_bytes // 2)  # spool and shards compress to about a quarter each
+            plan = make_plan(found, settings, url, work, earlier, member[0])
+            if member[0] == 0:
+                _clear(url, plan)
+            running = open_engine(engine, plan, workers=workers, member=member, options=options, progress=progress)
+            try:
+                counts = run_steps(running, plan)
+            finally:
+                running.close()
+            if counts is None:  # another member of the array commits
+                return _await_corpus(url)
+            report = _report(plan, counts, earlier)
+            _write_card(url, card(report))
+            storage.commit(url, report.manifest())
+            cpu_seconds = running.cpu_seconds
+            report = replace(
+                report,
+                engine=engine,
+                peak_rss_bytes=running.peak_rss_bytes,
+                tasks={"run": running.tasks_run, "reused": running.tasks_reused},
+            )
+    storage.remove_tree(work)
+    cpu_seconds += time.process_time() - cpu_started_s
+    return replace(report, seconds=time.monotonic() - started_s, cpu_seconds=cpu_seconds)
 
 
-# --- before -----------------------------------------------------------------------------------------------------------
+def _write_card(url: str, text: str) -> None:
+    """Put the card beside the shards; a README.md that somebody else wrote stays."""
+    place = storage.join(url, CARD)
+    if not storage.exists(place) or MADE.encode() in storage.read_bytes(place):
+        storage.write_bytes(place, text.encode())
 
 
-@dataclass(frozen=True)
-class _Survey:
-    listing_sha256: str
-    code_bytes: int
+def _await_corpus(url: str) -> Report:
+    deadline_s = time.monotonic() + MEMBER_TIMEOUT_S
+    while not storage.is_complete(url):
+        if time.monotonic() > deadline_s:
+            found = f"part 0 did not commit within MEMBER_TIMEOUT_S = {MEMBER_TIMEOUT_S:g} s"
+            raise PeerTimeout(url, found, "look at part 0")
+        time.sleep(MEMBER_POLL_S)
+    return read_report(url)
 
 
-def _survey(opened: Sequence[listing.Source], filters: Filters) -> _Survey:
-    """Walk the sources once without opening a file: are they there, did they change, how much is it?"""
-    code_bytes = 0
-    owner: dict[str, str] = {}
-
-    def watched() -> Iterator[Any]:
-        nonlocal code_bytes
-        for batch in listing.batches(opened):
-            for row in batch.to_pylist():
-                other = owner.setdefault(row["repo"], row["source"])
-                if other != row["source"]:
-                    found = f"{other} has a repository of that name too"
-                    raise UserError(f"repository {row['repo']}", found, "name the folder: NEWNAME=PATH")
-                if not row["reason"] and not admit(row["path"], row["size_bytes"], filters)[0]:
-                    code_bytes += row["size_bytes"]
-            yield batch
-
-    fingerprint = listing.Fingerprint()
-    for _ in fingerprint.watch(watched()):
-        pass
-    return _Survey(fingerprint.hexdigest(), code_bytes)
+@contextlib.contextmanager
+def _alone(work: str, member: tuple[int, int]) -> Iterator[None]:
+    """Hold the lock of a local work folder; the members of an array share one, and object stores have none."""
+    if not storage.is_local(work) or member[1] > 1:
+        yield
+        return
+    storage.make_dir(work)
+    with (storage.local_path(work) / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PeerLost(work, "another build is at work here", "wait for it, or choose another --out") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
-def _finished(
-    url: str, settings: Settings, opened: Sequence[listing.Source], listing_sha256: str, force: bool
-) -> Report | None:
+def _finished(url: str, settings: Settings, found: Survey, earlier: Sequence[Report], force: bool) -> Report | None:
     """The corpus that is there, if it is the one asked for; `force` replaces a corpus and nothing else."""
     if storage.manifest_to_reuse(url, kind=FORMAT, made_by=MADE_BY, force=force) is None:
         return None
@@ -129,132 +144,64 @@ def _finished(
         what
         for what, same in (
             ("settings", old.settings == config.to_dict(settings)),
-            ("sources", old.sources == tuple(source.name for source in opened)),
-            ("files", old.listing_sha256 == listing_sha256),
+            ("sources", old.sources == found.sources),
+            ("files", old.listing_sha256 == found.listing_sha256),
+            ("earlier corpora", set(old.earlier) == {report.output_sha256 for report in earlier}),
         )
         if not same
     ]
     if differs:
-        found = f"already holds a corpus with other {' and '.join(differs)}"
-        raise UserError(url, found, "choose another --out, or replace it with --force")
-    for entry in (*old.shards, old.dropped_file):
+        wrong = f"already holds a corpus with other {' and '.join(differs)}"
+        raise UserError(url, wrong, "choose another --out, or replace it with --force")
+    for entry in (*old.shards, *old.dropped_files):
         check_shard(url, entry)  # raises where a file is missing or short
     return replace(old, reused=True)
 
 
-def _clear(url: str) -> None:
-    """Remove what an earlier build left, the manifest first, and nothing that is not ours."""
+def _clear(url: str, plan: Plan) -> None:
+    """Remove what an earlier build left, the manifest first, and nothing that is not ours.
+
+    What this very plan has already finished stays: its markers say so.
+    """
     storage.remove_tree(storage.join(url, storage.MANIFEST))
+    if storage.list_dir(storage.join(plan.work, "finish")):
+        return
     for name in storage.list_dir(url):
         if OUR_FILES.fullmatch(name):
             storage.remove_tree(storage.join(url, name))
 
 
-# --- the build --------------------------------------------------------------------------------------------------------
+def _report(plan: Plan, counts: Counts, earlier: Sequence[Report]) -> Report:
+    def files(kind: str) -> tuple[dict[str, object], ...]:
+        return tuple(entry for entry in counts.files if str(entry["file"]).startswith(kind))
 
-
-def _build(
-    opened: Sequence[listing.Source], url: str, settings: Settings, code_bytes: int, progress: Progress | None
-) -> Report:
-    # Next to the shards where that is a disk: texts may be too many for /tmp.
-    spool = storage.join(url, SPOOL) if storage.is_local(url) else tempfile.mkdtemp(prefix="lakh-corpus-")
-    try:
-        fingerprint, copies, done = listing.Fingerprint(), Copies(), 0
-        with ParquetOut(spool, "parsed.parquet", STREAM) as file:
-            for batch in read_files(settings.filters)(fingerprint.watch(listing.batches(opened))):
-                copies.add(batch)
-                file.write(batch)
-                done += pc.sum(batch.column("size_bytes")).as_py()
-                if progress:
-                    progress("reading", min(done, code_bytes), code_bytes)
-        left_out = over_share(copies.best.values(), settings.per_repo_bytes, settings.seed)
-        stages: list[Stage] = [keep_one_copy(copies), cap_repositories(left_out)]
-        batches = read_rows(storage.join(spool, "parsed.parquet"))
-        for stage in stages:
-            batches = stage(batches)
-        with _Writer(url, settings.shard_text_bytes) as writer:
-            for batch in batches:
-                writer.write(batch)
-                if progress:
-                    progress("writing", writer.bytes_in, done)
-    finally:
-        storage.remove_tree(spool)
-    report = Report(
-        out=url,
-        settings=config.to_dict(settings),
-        sources=tuple(source.name for source in opened),
-        listing_sha256=fingerprint.hexdigest(),
-        read=writer.read,
-        kept=writer.kept,
-        dropped=dict(sorted(writer.dropped.items())),
-        bytes_in=writer.bytes_in,
-        bytes_out=writer.bytes_out,
-        languages=dict(sorted(writer.languages.items())),
-        licences=dict(sorted(writer.licences.items())),
-        shards=tuple(writer.shards),
-        dropped_file=writer.dropped_file.entry(),
-        output_sha256=f"{writer.content:064x}",
+    return Report(
+        out=plan.out,
+        settings=config.to_dict(plan.settings),
+        sources=plan.survey.sources,
+        listing_sha256=plan.survey.listing_sha256,
+        read=counts.read,
+        kept=counts.kept,
+        dropped=dict(sorted(counts.dropped.items())),
+        dropped_bytes=dict(sorted(counts.dropped_bytes.items())),
+        bytes_in=counts.bytes_in,
+        bytes_out=counts.bytes_out,
+        languages=dict(sorted(counts.languages.items())),
+        language_bytes=dict(sorted(counts.language_bytes.items())),
+        licences=dict(sorted(counts.licences.items())),
+        secrets=dict(sorted(counts.secrets.items())),
+        samples=tuple(counts.samples),
+        earlier=tuple(sorted(report.output_sha256 for report in earlier)),
+        versions=_versions(),
+        shards=files("docs-"),
+        dropped_files=files("dropped-"),
+        output_sha256=f"{counts.content:064x}",
     )
-    storage.commit(url, report.manifest())
-    return report
 
 
-class _Writer:
-    """The end of the stream: kept rows into shards, dropped ones into dropped.parquet, all of them counted."""
-
-    def __init__(self, url: str, shard_text_bytes: int) -> None:
-        self.url, self.shard_text_bytes = url, shard_text_bytes
-        self.read = self.kept = self.bytes_in = self.bytes_out = self.content = 0
-        self.dropped: Counter[str] = Counter()
-        self.languages: Counter[str] = Counter()
-        self.licences: Counter[str] = Counter()
-        self.shards: list[dict[str, Any]] = []
-        self.dropped_file = ParquetOut(url, "dropped.parquet", DROPPED)
-        self._shard: ParquetOut | None = None
-        self._room_bytes = 0
-
-    def __enter__(self) -> _Writer:
-        self.dropped_file.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with ExitStack() as stack:  # both are closed, or both discarded, even if one of them fails
-            stack.push(self.dropped_file)
-            stack.push(self._close_shard)
-            if error is not None:
-                raise error
-
-    def write(self, batch: Any) -> None:
-        """Sort the rows of one STREAM batch into the files."""
-        is_kept = pc.equal(batch.column("reason"), "")
-        gone = batch.filter(pc.invert(is_kept))
-        self.dropped_file.write(gone.select(DROPPED.names))
-        self.dropped.update(gone.column("reason").to_pylist())
-        kept = batch.filter(is_kept).select(DOCUMENT.names)
-        self.read += batch.num_rows
-        self.kept += kept.num_rows
-        self.bytes_in += pc.sum(batch.column("size_bytes")).as_py()
-        if not kept.num_rows:
-            return
-        if self._shard is None:
-            self._shard = ParquetOut(self.url, f"docs-{len(self.shards):05d}.parquet", DOCUMENT).__enter__()
-            self._room_bytes = self.shard_text_bytes
-        self._shard.write(kept)
-        text_bytes = pc.sum(pc.binary_length(kept.column("text"))).as_py()
-        self.bytes_out += text_bytes
-        self._room_bytes -= text_bytes
-        self.languages.update(kept.column("language").to_pylist())
-        self.licences.update(kept.column("licence").to_pylist())
-        pairs = zip(kept.column("id").to_pylist(), kept.column("sha256").to_pylist(), strict=True)
-        self.content = content_sum(pairs, self.content)
-        if self._room_bytes <= 0:
-            self._close_shard(None, None, None)
-
-    def _close_shard(self, kind: Any, error: Any, trace: Any) -> None:
-        shard, self._shard = self._shard, None
-        if shard is not None:
-            shard.__exit__(kind, error, trace)
-            if error is None:
-                self.shards.append(shard.entry())
+def _versions() -> dict[str, str]:
+    found = {"lakh": __version__}
+    for package in VERSIONED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

@@ -24,13 +24,16 @@ from lakh.errors import CorruptShard, DataError
 __all__ = [
     "FORMAT",
     "MADE_BY",
+    "READABLE",
     "ParquetOut",
     "check_shard",
     "read_documents",
+    "read_group",
     "read_rows",
 ]
 
-FORMAT = "lakh-corpus/1"
+FORMAT = "lakh-corpus/2"
+READABLE = (FORMAT, "lakh-corpus/1")
 MADE_BY = "lakh corpus build SRC... --out DIR"
 REBUILD = "build the corpus again with: lakh corpus build SRC... --out DIR --force"
 REPEATED = ("repo", "language", "licence", "source", "reason")  # few values: stored as a dictionary
@@ -98,7 +101,7 @@ def check_shard(folder: str, entry: Mapping[str, Any], remedy: str = REBUILD) ->
 def read_documents(url: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """The kept documents of a finished corpus as record batches, in the order of the shards."""
     manifest = storage.read_manifest(url, made_by=MADE_BY)
-    if manifest.get("format") != FORMAT:
+    if manifest.get("format") not in READABLE:
         raise DataError(
             str(url), f"is no corpus: its format is {manifest.get('format')!r}", f"make one with: {MADE_BY}"
         )
@@ -119,8 +122,20 @@ def read_rows(url: str, columns: Sequence[str] | None = None, remedy: str = REBU
         try:
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
             wanted = list(columns) if columns else None
+            missing = set(wanted or ()) - set(parquet.schema_arrow.names)
+            if missing:
+                raise CorruptShard(url, f"lacks the column {min(missing)}", remedy)
             for number in range(parquet.num_row_groups):  # one at a time: writers keep them to a few MB
                 yield from parquet.read_row_group(number, columns=wanted).to_batches()
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptShard(url, f"cannot be read ({_first_line(error)})", remedy) from None
+
+
+def read_group(url: str, number: int, remedy: str = REBUILD) -> Iterator[Any]:
+    """The rows of one row group."""
+    with storage.open_read(url) as file:
+        try:
+            yield from pq.ParquetFile(file, page_checksum_verification=True).read_row_group(number).to_batches()
         except (pa.ArrowException, OSError) as error:
             raise CorruptShard(url, f"cannot be read ({_first_line(error)})", remedy) from None
 

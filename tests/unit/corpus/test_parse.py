@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.corpus.document import REASONS
-from lakh.corpus.parse import Filters, admit, language_of, parse
+from lakh.corpus.parse import Filters, admit, parse
 from lakh.errors import ConfigError
 
 CODE = "def add(a, b):\n    return a + b\n"
@@ -59,14 +59,12 @@ def test_thresholds_are_settings() -> None:
 
 def test_a_file_that_cannot_be_wanted_is_not_opened() -> None:
     assert admit("logo.png", 10, Filters()) == ("not-code", ".png")
-    assert admit("Makefile", 10, Filters())[0] == "not-code"
+    assert admit("README.md", 10, Filters())[0] == "not-code"
+    assert admit("README.md", 10, Filters(), documentation=True)[0] == ""
+    assert admit("a.py", 10, Filters(), documentation=True)[0] == "not-code"
+    assert admit("configure", 10, Filters()) == ("", "")  # its first line may make it a script
     assert admit("big.py", 1_000_001, Filters())[0] == "too-large"
     assert admit("ok.py", 1_000_000, Filters()) == ("", "")
-
-
-def test_languages_follow_the_extension_in_any_case() -> None:
-    paths = ["a.py", "b.RS", "c/d.tsx", "e.h", "f.cc", "g.unknown", "py"]
-    assert [language_of(path) for path in paths] == ["python", "rust", "typescript", "c", "cpp", "", ""]
 
 
 @given(st.binary(max_size=300))

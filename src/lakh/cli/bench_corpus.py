@@ -1,0 +1,58 @@
+"""lakh bench corpus: speed of a corpus build beside datatrove's filters and MinHash deduplication."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from lakh.cli.bench_result import keep, machine
+from lakh.cli.face import Answer, answers, console, table
+
+__all__ = ["corpus"]
+
+
+@click.command("corpus")
+@click.argument("sources", nargs=-1, metavar="[SRC]...")
+@click.option(
+    "--sample-mb", type=click.FloatRange(min=1), default=24.0, show_default=True, help="What both systems get."
+)
+@click.option("--full-mb", type=click.FloatRange(min=1), default=300.0, show_default=True, help="What lakh alone gets.")
+@click.option(
+    "--tokens/--no-tokens", default=True, show_default=True, help="Also tokenise what was kept of the sample."
+)
+@click.option(
+    "--work", type=click.Path(file_okay=False), help="Folder for the records and results; a temporary one if not given."
+)
+@click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
+@answers
+def corpus(
+    sources: tuple[str, ...], sample_mb: float, full_mb: float, tokens: bool, work: str | None, out: str | None
+) -> Answer:
+    """Corpus speed beside datatrove's filters and MinHash.
+
+    SRC are sources as for `lakh corpus build`; without any, pinned packages in eight languages are fetched.
+    """
+    from lakh.corpus.bench import bench_corpus
+    from lakh.corpus.bench_sources import fetch_pinned
+
+    talk = console()
+    words = list(sources) or [str(path) for path in fetch_pinned(talk.print)]
+    with tempfile.TemporaryDirectory(prefix="lakh-bench-corpus-") as scratch:
+        folder = Path(work or scratch) / "bench"
+        rows = bench_corpus(words, folder, sample_mb=sample_mb, full_mb=full_mb, tokens=tokens, say=talk.print)
+    data = {
+        "machine": machine(),
+        "sources": [word.rpartition("/")[2] for word in words],
+        "rows": [asdict(row) for row in rows],
+    }
+    if out:
+        command = f"lakh bench corpus --sample-mb {sample_mb:g} --full-mb {full_mb:g}"
+        data["file"] = keep(Path(out), "corpus", command, data)
+    shown = [
+        (row.system, row.stage, row.input_mb, row.workers, row.mb_per_cpu_second, row.wall_s, row.peak_rss_bytes / 1e6)
+        for row in rows
+    ]
+    return Answer(data, table(["system", "stage", "MB", "workers", "MB/CPU-s", "wall s", "peak MB"], shown))

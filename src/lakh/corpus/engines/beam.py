@@ -1,0 +1,176 @@
+"""The build as Apache Beam pipelines: a step is a ParDo after a GroupByKey.
+
+Texts do not pass through Beam; its workers read and write them in the work folder, which therefore must be a place
+that all of them see (a shared disk, or a URL such as s3://). Steps chain lazily into one pipeline; where the build
+needs to know something before it can go on (how many near duplicates, has it settled), the pipeline runs, and what is
+needed later goes into files from which the next pipeline starts.
+
+Tested here: the in-memory and multi_processing modes of the DirectRunner. Other runners (Dataflow, Flink) by Beam's own
+options, untested: `--engine-option=--runner=DataflowRunner ...`.
+
+Fails with what a step fails with, where the runner hands it through; else PeerLost with the runner's words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions
+
+from lakh import storage
+from lakh.corpus.document import Progress
+from lakh.corpus.engines import Rows, Step
+from lakh.corpus.engines.payload import START, call_step
+from lakh.corpus.exchange import decode, encode
+from lakh.corpus.plan import Plan
+from lakh.errors import LakhError, PeerLost
+
+__all__ = ["BeamEngine"]
+
+IN_MEMORY = "apache_beam.runners.portability.fn_api_runner.fn_runner.FnApiRunner"
+ENDING = ".arrows"
+
+
+@dataclass
+class BeamRows:
+    """Payloads of one port: a collection of the open pipeline, or the files where an earlier pipeline left them."""
+
+    port: str
+    collection: Any = None
+    files: tuple[str, ...] | None = None
+
+
+class BeamEngine:
+    name = "beam"
+    leads = True
+
+    def __init__(
+        self, plan: Plan, *, options: Sequence[str] = (), workers: int = 0, progress: Progress | None = None
+    ) -> None:
+        self.plan, self.progress = plan, progress
+        self.options = list(options) or _direct_options(workers)
+        self.peak_rss_bytes, self.cpu_seconds = 0, 0.0
+        self.tasks_run = self.tasks_reused = 0
+        self._kept: list[BeamRows] = []
+        self._runs = 0
+        self._open()
+
+    def run(self, step: Step, inputs: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]:
+        label = f"{step.name}-{self._runs}"
+        buckets = range(step.num_buckets)
+        arriving = [self._pipeline | f"{label} buckets" >> beam.Create([(bucket, (START, b"")) for bucket in buckets])]
+        for port, sources in inputs.items():
+            for number, rows in enumerate(sources):
+                payloads = self._payloads(rows, f"{label} {port} {number}")
+                arriving.append(payloads | f"{label} as {port} {number}" >> beam.Map(_to_bucket, port))
+        made = (
+            tuple(arriving)
+            | f"{label} together" >> beam.Flatten()
+            | f"{label} by bucket" >> beam.GroupByKey()
+            | f"{label}" >> beam.ParDo(_CallStep(self.plan, step)).with_outputs(*step.ports)
+        )
+        self.tasks_run += step.num_buckets
+        if self.progress and step.total_bytes == 0:
+            self.progress(step.says, 0, step.num_buckets)
+        return {port: BeamRows(port, made[port]) for port in step.ports}
+
+    def collect(self, rows: Rows) -> Iterator[Any]:
+        self._settle([rows, *self._kept])
+        for file in rows.files or ():
+            for _, content in _read_bucket(file):
+                yield from decode(content)
+
+    def keep(self, *rows: Rows) -> None:
+        self._kept += [item for item in rows if item not in self._kept]
+
+    def close(self) -> None:
+        """Nothing is open between pipelines."""
+
+    def _open(self) -> None:
+        options = PipelineOptions(self.options)
+        options.view_as(SetupOptions).save_main_session = False
+        self._pipeline = beam.Pipeline(options=options)
+
+    def _payloads(self, rows: BeamRows, label: str) -> Any:
+        if rows.files is None:
+            return rows.collection
+        files = self._pipeline | f"{label} files" >> beam.Create(list(rows.files))
+        return files | f"{label} shuffled" >> beam.Reshuffle() | f"{label} read" >> beam.FlatMap(_read_bucket)
+
+    def _settle(self, wanted: Sequence[BeamRows]) -> None:
+        """Run the pipeline; the wanted ports end up in files."""
+        folder = storage.join(self.plan.work, f"beam-{self._runs:03d}")
+        for number, rows in enumerate(wanted):
+            if rows.files is None:
+                url = storage.join(folder, f"{number:02d}-{rows.port}")
+                grouped = rows.collection | f"keep {number} {rows.port} by bucket" >> beam.GroupByKey()
+                grouped | f"keep {number} {rows.port}" >> beam.Map(_write_bucket, url)
+        try:
+            state = self._pipeline.run().wait_until_finish()
+        except LakhError:
+            raise
+        except Exception as error:
+            raise _known(error) from error
+        if str(state) != "DONE":
+            raise PeerLost("beam", f"the pipeline ended in the state {state}", "look at the runner's own log")
+        for number, rows in enumerate(wanted):
+            if rows.files is None:
+                url = storage.join(folder, f"{number:02d}-{rows.port}")
+                rows.files = tuple(storage.join(url, name) for name in storage.list_dir(url) if name.endswith(ENDING))
+                rows.collection = None
+        self._runs += 1
+        self._open()
+
+
+class _CallStep(beam.DoFn):
+    def __init__(self, plan: Plan, step: Step) -> None:
+        self.plan, self.step = plan, step
+
+    def process(self, element: tuple[int, Iterable[tuple[str, bytes]]]) -> Iterator[Any]:
+        bucket, arrived = element
+        for port, target, content in call_step(self.plan, self.step, bucket, arrived):
+            yield beam.pvalue.TaggedOutput(port, (target, content))
+
+
+def _write_bucket(group: tuple[int, Iterable[bytes]], folder: str) -> None:
+    """One file per bucket, whole or not at all, the same bytes however often it is written."""
+    bucket, contents = group
+    rows = pa.record_batch({"payload": pa.array(sorted(contents), pa.binary())})
+    storage.write_bytes(storage.join(folder, f"bucket-{bucket:05d}{ENDING}"), encode([rows]))
+
+
+def _read_bucket(url: str) -> Iterator[tuple[int, bytes]]:
+    bucket = int(url.removesuffix(ENDING).rpartition("-")[2])
+    for rows in decode(storage.read_bytes(url)):
+        for content in rows.column("payload").to_pylist():
+            yield bucket, content
+
+
+def _to_bucket(payload: tuple[int, bytes], port: str) -> tuple[int, tuple[str, bytes]]:
+    bucket, content = payload
+    return bucket, (port, content)
+
+
+def _direct_options(workers: int) -> list[str]:
+    """This machine: one process, or several."""
+    if workers == 1:
+        return [f"--runner={IN_MEMORY}"]
+    processes = workers or len(os.sched_getaffinity(0))
+    return ["--runner=DirectRunner", "--direct_running_mode=multi_processing", f"--direct_num_workers={processes}"]
+
+
+def _known(error: BaseException) -> LakhError:
+    """The step's own error where the runner has handed it through, with the pipeline's words where it has not."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, LakhError):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else type(error).__name__)
+    return PeerLost("beam", said.strip()[:300], "look at the runner's own log, then run the command again")

@@ -1,0 +1,214 @@
+"""What a build is going to do, settled before it starts: settings, the listing, and the listing cut into splits.
+
+A *split* is the unit of work, of resume and of output: a stretch of the listing, cut where a repository ends if that is
+near. Splits depend on the sources and the settings alone, never on workers or engines, and so do the shards.
+
+    work/plan.json          what this is the plan of; written last: a work folder of another plan is cleared
+    work/listing.parquet    one row group per split
+
+Fails with UserError (two sources with repositories of one name). Memory: one split's listing, and the names of the
+repositories.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lakh import __version__, config, storage
+from lakh.corpus.decontaminate import Decontaminate
+from lakh.corpus.document import LISTING
+from lakh.corpus.near import Near
+from lakh.corpus.parse import Filters, admit
+from lakh.corpus.policy import Licences
+from lakh.corpus.quality import Quality
+from lakh.corpus.report import Report
+from lakh.corpus.secrets import Secrets
+from lakh.corpus.shards import ParquetOut, check_shard, read_group
+from lakh.corpus.sources import Fingerprint, Source, batches
+from lakh.errors import ConfigError, PeerTimeout, UserError
+
+__all__ = ["Plan", "Settings", "Survey", "make_plan", "survey"]
+
+MAX_SPLITS = 2000
+MAX_BUCKETS = 256
+SPLITS_PER_BUCKET = 2
+"""The keys of so many splits are compared in one task: some tens of MB."""
+MAX_SPLIT_ROWS = 20_000
+UNPACKED = 4
+"""A compressed container counts as so many times its size: code packs to about a quarter."""
+PLAN, LISTING_FILE = "plan.json", "listing.parquet"
+PLAN_TIMEOUT_S = 600.0
+"""How long a member of an array waits for the first one's plan."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Everything, besides the sources, that decides what a corpus holds."""
+
+    filters: Filters = field(default_factory=Filters)
+    licences: Licences = field(default_factory=Licences)
+    near: Near = field(default_factory=Near)
+    quality: Quality = field(default_factory=Quality)
+    secrets: Secrets = field(default_factory=Secrets)
+    decontaminate: Decontaminate = field(default_factory=Decontaminate)
+    per_repo_bytes: int = 0
+    """Bytes of text that one repository may give; 0 sets no limit."""
+    seed: int = 0
+    """Decides which files of a repository are taken when it has more than its share."""
+    dropped_texts: bool = False
+    """Also write the texts of dropped documents, as far as they were read, beside their reasons."""
+    split_bytes: int = 32_000_000
+    """Source bytes in one split: the unit of work and of resume; each split gives at most one shard."""
+
+    def __post_init__(self) -> None:
+        config.require_positive(self, "split_bytes")
+        if self.per_repo_bytes < 0:
+            raise ConfigError("per_repo_bytes", f"{self.per_repo_bytes} is negative", "use 0 for no limit")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError("seed", f"{self.seed} is out of range", "choose 0 up to 2**63 - 1")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the sources offer, by their names alone."""
+
+    sources: tuple[str, ...]
+    listing_sha256: str
+    code_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    settings: Settings
+    survey: Survey
+    out: str
+    work: str
+    num_splits: int
+    num_buckets: int
+    earlier: tuple[str, ...] = ()
+    """Shards of earlier corpora, whose documents are not to come again."""
+
+    def listing(self, split: int) -> Iterator[Any]:
+        """The LISTING rows of one split."""
+        yield from read_group(storage.join(self.work, LISTING_FILE), split)
+
+    def spool_name(self, split: int) -> str:
+        return f"spool/split-{split:05d}.parquet"
+
+
+def survey(opened: Sequence[Source], settings: Settings, work: str, member: int = 0) -> Survey:
+    """Walk the sources once without opening a file, and put the listing aside: are they there, did they change?"""
+    code_bytes = 0
+    owner: dict[str, str] = {}
+    fingerprint = Fingerprint()
+    with ParquetOut(work, _fresh(member), LISTING) as out:
+        for batch in fingerprint.watch(batches(opened)):
+            for row in batch.to_pylist():
+                other = owner.setdefault(row["repo"], row["source"])
+                if other != row["source"]:
+                    found = f"{other} has a repository of that name too"
+                    raise UserError(f"repository {row['repo']}", found, "name the folder: NEWNAME=PATH")
+                code_bytes += _weight(row, settings.filters)
+            out.write(batch)
+    return Survey(tuple(source.name for source in opened), fingerprint.hexdigest(), code_bytes)
+
+
+def make_plan(
+    found: Survey, settings: Settings, out: str, work: str, earlier: Sequence[Report] = (), member: int = 0
+) -> Plan:
+    """Cut the listing that `survey` put aside into splits; a work folder of the same plan is taken up again.
+
+    Of an array only the first member (0) writes the plan; the others wait for it.
+    """
+    identity = hashlib.sha256(
+        json.dumps(
+            [
+                __version__,
+                found.listing_sha256,
+                found.sources,
+                config.fingerprint(settings),
+                sorted(report.output_sha256 for report in earlier),
+            ]
+        ).encode()
+    ).hexdigest()
+    plan_url, fresh = storage.join(work, PLAN), storage.join(work, _fresh(member))
+    old = _read_plan(plan_url) if member == 0 else _await_plan(plan_url, identity)
+    if old.get("identity") != identity:
+        for name in storage.list_dir(work):
+            if name != "lock" and "fresh-" not in name:  # other members may be writing theirs
+                storage.remove_tree(storage.join(work, name))
+        num_splits = 0
+        with ParquetOut(work, LISTING_FILE, LISTING) as file:
+            for split in _cut(fresh, max(settings.split_bytes, found.code_bytes // MAX_SPLITS), settings.filters):
+                file.write(split)
+                num_splits += 1
+        old = {"identity": identity, "num_splits": num_splits}
+        storage.write_bytes(plan_url, json.dumps(old).encode())
+    storage.remove_tree(fresh)
+    num_splits = int(old["num_splits"])
+    shards = tuple(check_shard(report.out, entry) for report in earlier for entry in report.shards)
+    num_buckets = min(MAX_BUCKETS, -(-(num_splits + len(shards)) // SPLITS_PER_BUCKET))
+    return Plan(settings, found, out, work, num_splits, num_buckets, shards)
+
+
+def _fresh(member: int) -> str:
+    return f"fresh-{member:05d}.parquet"
+
+
+def _await_plan(url: str, identity: str) -> dict[str, Any]:
+    deadline_s = time.monotonic() + PLAN_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        plan = _read_plan(url)
+        if plan.get("identity") == identity:
+            return plan
+        time.sleep(1)
+    found = f"part 0 made no plan of these sources and settings within PLAN_TIMEOUT_S = {PLAN_TIMEOUT_S:g} s"
+    raise PeerTimeout(url, found, "look at part 0; all parts need the same command and the same files")
+
+
+def _read_plan(url: str) -> dict[str, Any]:
+    if not storage.exists(url):
+        return {}
+    try:
+        plan = json.loads(storage.read_bytes(url))
+    except ValueError:
+        return {}
+    return plan if isinstance(plan, dict) else {}
+
+
+def _cut(fresh: str, split_bytes: int, filters: Filters) -> Iterator[Any]:
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for batch in _rows_of(fresh):
+        for row in batch.to_pylist():
+            starts_repo = bool(rows) and row["repo"] != rows[-1]["repo"]
+            full = size >= split_bytes or len(rows) >= MAX_SPLIT_ROWS
+            if full or (starts_repo and (size >= split_bytes // 2 or len(rows) >= MAX_SPLIT_ROWS // 2)):
+                yield pa.RecordBatch.from_pylist(rows, schema=LISTING)
+                rows, size = [], 0
+            rows.append(row)
+            size += _weight(row, filters)
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, schema=LISTING)
+
+
+def _rows_of(url: str) -> Iterator[Any]:
+    with storage.open_read(url) as file:
+        yield from pq.ParquetFile(file).iter_batches(batch_size=4096)
+
+
+def _weight(row: dict[str, Any], filters: Filters) -> int:
+    """Bytes of work that a listed row stands for."""
+    if row["reason"]:
+        return 0
+    if row["kind"] != "file":
+        return int(row["size_bytes"]) * UNPACKED
+    return 0 if admit(row["path"], row["size_bytes"], filters)[0] else int(row["size_bytes"])

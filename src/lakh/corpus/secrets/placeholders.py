@@ -1,0 +1,44 @@
+"""What stands in the text where a secret was: typed, of the same length, with the same punctuation.
+
+    ghp_4fJ...(36)              ghp_REDACTEDGITHUBTOKENREDACTEDGITHUBTOK
+    9f1c-...(a Heroku UUID)     REDACTED-HERO-KUCR-EDEN-TIALREDACTED
+    jane.doe@corp.com           redacted@example.com
+    83.12.4.7                   192.0.2.0             (an address kept for documentation, RFC 5737)
+
+The code around keeps its shape (a length check still holds, a JSON file still parses), a model sees that something was
+there and of which kind, and a second run finds nothing: judge.py refuses REDACTED, and pii.py the reserved names.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import cycle
+
+__all__ = ["placeholder"]
+
+PREFIX = re.compile(r"^(?:[A-Za-z]{2,16}[_\-.~]){1,4}|^(?:AKIA|ASIA|AIza|LTAI|SK|SG\.|EAA[A-Z]|dapi|xox[a-z]-)")
+MAX_PREFIX = 16
+FIXED = {"email": "redacted@example.com", "ipv4": "192.0.2.0", "ipv6": "2001:db8::", "host": "host.example.com"}
+
+
+def placeholder(kind: str, value: str) -> str:
+    """The text that replaces `value`; depends on nothing else."""
+    if kind in FIXED:
+        return FIXED[kind]
+    if kind == "phone":
+        digits = cycle("5550100")
+        return "".join(next(digits) if c.isdigit() else c for c in value)
+    if kind == "private-key":
+        begin, end = value.find("-----", 5) + 5, value.rfind("-----", 0, len(value) - 5)
+        inner = value[begin:end] if end > begin else ""
+        return value[:begin] + _fill("private-key", inner) + value[end:] if inner else _fill(kind, value)
+    if value.isdigit():
+        return "0" * len(value)
+    found = PREFIX.match(value)
+    kept = found.end() if found and found.end() <= MAX_PREFIX and found.end() < len(value) // 2 else 0
+    return value[:kept] + _fill(kind, value[kept:])
+
+
+def _fill(kind: str, value: str) -> str:
+    letters = cycle("REDACTED" + re.sub(r"[^A-Z0-9]", "", kind.upper()))
+    return "".join(next(letters) if c.isalnum() else c for c in value)

@@ -1,0 +1,148 @@
+"""Find secrets in a text: one pass of hyperscan picks the rules, RE2 finds the places, judge.py decides.
+
+hyperscan reads a text once for all rules (hundreds of MB/s) but knows no groups; RE2 then runs only the few rules that
+it named. Without hyperscan, literal hints pick the rules: slower, with the same findings, since RE2 and the judge have
+the last word either way. No pattern can take more than linear time, so no text can hang a build. Nothing is ever sent
+anywhere to see whether a secret works.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lakh.corpus.secrets.judge import refusal, refusal_of_generic, refusal_of_named, refusal_of_password
+from lakh.corpus.secrets.pii import PII_KINDS, refusal_of_pii
+from lakh.corpus.secrets.rules import NAMED_KIND, Rule, named_kind
+from lakh.errors import ConfigError, MissingExtra
+
+__all__ = ["Finding", "Scanner", "has_hyperscan"]
+
+CONTEXT_CHARS = 40
+MIN_GENERIC_DIGITS = 2
+RE2_MEMORY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    begin: int
+    """Byte offset in the UTF-8 text."""
+    end: int
+    kind: str
+    value: str
+
+
+def has_hyperscan() -> bool:
+    try:
+        import hyperscan  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+class Scanner:
+    """Compiled rules. Compiling takes about a second; one per process is enough."""
+
+    def __init__(self, rules: Sequence[Rule], *, use_hyperscan: bool | None = None) -> None:
+        self.rules = tuple(rules)
+        self._compiled = [_compile(rule) for rule in self.rules]
+        self._database = (
+            _database(self.rules) if (has_hyperscan() if use_hyperscan is None else use_hyperscan) else None
+        )
+        self._by_hint: dict[str, list[int]] = {}
+        for number, rule in enumerate(self.rules):
+            for hint in rule.hints:
+                self._by_hint.setdefault(hint, []).append(number)
+
+    def find(self, data: bytes) -> list[Finding]:
+        """Every finding, in order, none overlapping: the earlier rule wins a place that two claim."""
+        taken: list[Finding] = []
+        for number in self.candidates(data):
+            rule = self.rules[number]
+            for match in self._compiled[number].finditer(data):
+                finding = _finding(rule, match, data)
+                if finding and not any(f.begin < finding.end and finding.begin < f.end for f in taken):
+                    taken.append(finding)
+        return sorted(taken)
+
+    def candidates(self, data: bytes) -> list[int]:
+        """The rules that may have something to say, in their order."""
+        if self._database is None:
+            lowered = data.lower()
+            hinted = {n for hint, numbers in self._by_hint.items() if hint.encode() in lowered for n in numbers}
+            return sorted(hinted)
+        hit: set[int] = set()
+        self._database.scan(data, match_event_handler=lambda number, *_: hit.add(number))
+        return sorted(hit)
+
+
+def _finding(rule: Rule, match: Any, data: bytes) -> Finding | None:
+    group = 2 if rule.kind == NAMED_KIND else 1
+    begin, end = match.span(group)
+    if begin < 0:
+        return None
+    kind = rule.kind
+    if kind == "generic-credential" and sum(48 <= c <= 57 for c in data[begin:end]) < MIN_GENERIC_DIGITS:
+        return None  # most of what such names are given: decided before anything is decoded
+    value = data[begin:end].decode("utf-8", "replace")
+    if kind == "private-key":
+        return Finding(begin, end, kind, value) if "REDACTED" not in value[:200] else None
+    quoted = ""
+    if value[:1] in "\"'" and value[-1:] == value[:1] and len(value) > 2:
+        quoted, value, begin, end = value, value[1:-1], begin + 1, end - 1
+    before = data[max(0, begin - CONTEXT_CHARS) : begin].decode("utf-8", "replace")
+    if kind == NAMED_KIND:
+        name = match.group(1).decode("utf-8", "replace")
+        value = value.rstrip(".:|") if not named_kind(name, value) else value
+        kind = named_kind(name, value)
+        refused = refusal_of_named(value) if kind else "no shape of that service"
+        end = begin + len(value.encode())
+    elif kind in PII_KINDS:
+        refused = refusal_of_pii(kind, value, before)
+    elif kind == "generic-credential":
+        follows = data[end : end + 1]
+        assigned = re.search(r"[\x60'\"]\s*$", before) is not None or "." not in value
+        refused = "a call" if follows == b"(" else refusal_of_generic(value, before) if assigned else "an expression"
+    elif kind == "password":
+        refused = refusal_of_password(value, quoted)
+    elif kind == "curl-user":
+        refused = "a variable" if "$" in value or ":" not in value else refusal(value, rule.min_entropy)
+    else:
+        refused = refusal(value, rule.min_entropy) if rule.checked else ""
+        after = data[end : end + 1]
+        if not refused and rule.checked and after and (after.isalnum() or after == b"_") and value[-1].isalnum():
+            refused = "goes on"  # longer than the kind is
+    return None if refused else Finding(begin, end, kind, value)
+
+
+def _compile(rule: Rule) -> Any:
+    try:
+        import re2
+    except ImportError:  # a light install reads corpora and never makes one
+        raise MissingExtra("corpus secrets", "google-re2", "corpus") from None
+    options = re2.Options()
+    options.max_mem = RE2_MEMORY_BYTES
+    options.log_errors = False
+    try:
+        return re2.compile(rule.pattern.encode(), options)
+    except re2.error as error:
+        todo = "write it in RE2 syntax: no look-around, no back-references"
+        raise ConfigError(rule.kind, f"the pattern {rule.pattern!r} is wrong ({error})", todo) from None
+
+
+def _database(rules: Sequence[Rule]) -> Any:
+    import hyperscan
+
+    database = hyperscan.Database()
+    flags = hyperscan.HS_FLAG_SINGLEMATCH | hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_ALLOWEMPTY
+    quick = [(number, rule.quick) for number, rule in enumerate(rules)]
+    listed = [(n, text) for n, texts in quick for text in ((texts,) if isinstance(texts, str) else texts)]
+    database.compile(
+        expressions=[text.encode() for _, text in listed],
+        ids=[number for number, _ in listed],
+        elements=len(listed),
+        flags=[flags] * len(listed),
+    )
+    return database

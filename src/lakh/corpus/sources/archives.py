@@ -1,0 +1,236 @@
+"""Archives as sources: tar (gz, bz2, xz, zstd), zip, wheels, sdists, npm packages, Debian source tarballs.
+
+Read as a stream, member by member; nothing is ever unpacked to disk. A member that leads out of the archive (an
+absolute name, `..`), a link or a device is dropped with its reason; an archive that unpacks to more than MAX_RATIO
+times its size is read no further. Two passes: the first finds the licence (files of that name, or the package's
+metadata), the second reads the code; both cost decompression only.
+
+Memory: one member of at most max_file_bytes, and the names of a zip's directory. Fails never: a damaged archive gives a
+row that says so, after what could be read.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+import pyarrow as pa
+
+from lakh import storage
+from lakh.corpus.sources.evidence import Evidence, is_evidence
+
+__all__ = ["ENDINGS", "Member", "below", "evidence_of", "kind_of", "members", "stem_of"]
+
+MAX_RATIO = 200
+"""Code packs to a quarter, repeated code to a fiftieth; a bomb to a thousandth and less."""
+MIN_LIMIT_BYTES = 64 << 20
+"""Small archives may unpack to so much whatever their ratio."""
+XZ_MEMORY_BYTES = 256 << 20
+BLOCK_BYTES = 1 << 20
+
+ENDINGS = {
+    ".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".tar.bz2": "tar", ".tbz2": "tar", ".tar.xz": "tar", ".txz": "tar",
+    ".tar.zst": "tar", ".crate": "tar", ".zip": "zip", ".whl": "zip", ".jar": "zip",
+}  # fmt: skip
+DAMAGE = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError,
+    NotImplementedError,    RuntimeError, pa.ArrowException, KeyError, IndexError, OverflowError, UnicodeError,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Member:
+    """One entry of an archive: its content, or why there is none."""
+
+    path: str
+    size_bytes: int = 0
+    content: bytes | None = None
+    reason: str = ""
+    detail: str = ""
+
+
+class _Bomb(Exception):
+    """The archive unpacks to more than it may."""
+
+
+def kind_of(name: str) -> str:
+    """ "tar", "zip", or "" where the name is no archive's."""
+    lower = name.lower()
+    return next((kind for ending, kind in ENDINGS.items() if lower.endswith(ending)), "")
+
+
+def stem_of(name: str) -> str:
+    """The name without its ending: requests-2.32.tar.gz -> requests-2.32."""
+    lower = name.lower()
+    return next(
+        (name[: -len(ending)] for ending in sorted(ENDINGS, key=len, reverse=True) if lower.endswith(ending)), name
+    )
+
+
+def members(url: str, max_file_bytes: int, wanted: Any) -> Iterator[Member]:
+    """Every entry that is or should be a file; content for those that `wanted(path, size)` wants."""
+    walk = _zip if kind_of(url) == "zip" else _tar
+    try:
+        yield from walk(url, max_file_bytes, wanted)
+    except _Bomb as error:
+        yield Member("", reason="unsafe-archive", detail=f"the rest: {error}")
+    except DAMAGE as error:
+        yield Member("", reason="unreadable", detail=f"the rest of the archive: {_line(error)}")
+
+
+def evidence_of(url: str) -> Evidence:
+    """What the archive says of its licence."""
+    evidence, top = Evidence(), stem_of(url.rpartition("/")[2])
+
+    def wanted(path: str, size_bytes: int) -> bool:
+        return size_bytes <= Evidence.MAX_BYTES and is_evidence(below(path, top))
+
+    for member in members(url, Evidence.MAX_BYTES, wanted):
+        if member.content is not None:
+            evidence.add(below(member.path, top), member.content)
+    return evidence
+
+
+def below(path: str, top: str) -> str:
+    """The path inside the archive's own top folder: pkg-1.0/src/a.py -> src/a.py."""
+    first, _, rest = path.partition("/")
+    return (
+        rest if rest and (first == top or first == "package" or first.startswith(top.partition("_")[0] + "-")) else path
+    )
+
+
+def _tar(url: str, max_file_bytes: int, wanted: Any) -> Iterator[Member]:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(storage.open_read(url))
+        packed_bytes = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        plain: Any = _Limited(_unpacked(file, stack), max(MIN_LIMIT_BYTES, packed_bytes * MAX_RATIO))
+        archive = stack.enter_context(tarfile.open(fileobj=plain, mode="r|"))
+        for entry in archive:
+            archive.__dict__["members"] = []  # the module remembers every entry; we need none
+            path, reason = _safe(entry.name)
+            if entry.isdir():
+                continue
+            if entry.issym() or entry.islnk():
+                yield Member(path, reason=reason or "symlink", detail=f"a link to {entry.linkname[:100]}")
+            elif not entry.isfile():
+                yield Member(path, reason="unsafe-archive", detail="no plain file")
+            elif reason:
+                yield Member(path, entry.size, reason=reason, detail="its name leads out of the archive")
+            elif wanted(path, entry.size):
+                opened = archive.extractfile(entry)
+                assert opened is not None
+                yield Member(path, entry.size, opened.read(max_file_bytes + 1))
+            else:
+                yield Member(path, entry.size)
+
+
+def _zip(url: str, max_file_bytes: int, wanted: Any) -> Iterator[Member]:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(storage.open_read(url))
+        packed_bytes = file.seek(0, io.SEEK_END)
+        archive = stack.enter_context(zipfile.ZipFile(file))
+        left = max(MIN_LIMIT_BYTES, packed_bytes * MAX_RATIO)
+        for entry in archive.infolist():
+            path, reason = _safe(entry.filename)
+            mode = entry.external_attr >> 16
+            if entry.is_dir():
+                continue
+            if stat.S_ISLNK(mode):
+                yield Member(path, reason=reason or "symlink", detail="a link")
+            elif reason or (mode and stat.S_IFMT(mode) and not stat.S_ISREG(mode)):
+                yield Member(path, entry.file_size, reason="unsafe-archive", detail="leads out, or is no plain file")
+            elif entry.flag_bits & 1:
+                yield Member(path, entry.file_size, reason="unreadable", detail="encrypted")
+            elif not wanted(path, entry.file_size):
+                yield Member(path, entry.file_size)
+            else:
+                try:
+                    with archive.open(entry) as opened:
+                        content = opened.read(max_file_bytes + 1)
+                except DAMAGE as error:
+                    yield Member(path, entry.file_size, reason="unreadable", detail=_line(error))
+                    continue
+                left -= len(content)
+                if left < 0:
+                    raise _Bomb(f"it unpacks to more than {MAX_RATIO} times its size")
+                yield Member(path, entry.file_size, content)
+
+
+def _safe(name: str) -> tuple[str, str]:
+    """(the name with / between its parts, "" or the reason why it cannot be a path inside the archive)."""
+    name = name.encode("utf-8", "backslashreplace").decode()
+    path = name.replace("\\", "/")
+    bad = path.startswith("/") or ".." in path.split("/") or "\0" in path or (len(path) > 1 and path[1] == ":")
+    path = path.removeprefix("./").replace("//", "/")
+    return path, "unsafe-archive" if bad else ""
+
+
+def _unpacked(file: IO[bytes], stack: contextlib.ExitStack) -> Any:
+    """The plain stream of a file that may be compressed, by its first bytes."""
+    head = file.read(6)
+    file.seek(0)
+    if head.startswith(b"\x1f\x8b"):
+        return stack.enter_context(gzip.GzipFile(fileobj=file))
+    if head.startswith(b"BZh"):
+        return stack.enter_context(bz2.BZ2File(file))
+    if head.startswith(b"\xfd7zXZ\0"):
+        return io.BufferedReader(_Xz(file), BLOCK_BYTES)
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        return stack.enter_context(pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd"))
+    return file
+
+
+class _Xz(io.RawIOBase):
+    """An xz stream with a limit on the memory that its dictionary may take."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._decompressor = lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            if self._decompressor.eof:
+                rest = self._decompressor.unused_data or self._file.read(BLOCK_BYTES)
+                if not rest.strip(b"\0"):
+                    return 0
+                self._decompressor = lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES)
+            else:
+                rest = self._file.read(BLOCK_BYTES) if self._decompressor.needs_input else b""
+                if self._decompressor.needs_input and not rest:
+                    raise EOFError("the xz stream ends too early")
+            data = self._decompressor.decompress(rest, max_length=len(buffer))
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
+
+
+class _Limited:
+    """A stream that raises _Bomb after so many bytes; what tarfile asks of a file in stream mode is `read`."""
+
+    def __init__(self, file: Any, limit_bytes: int) -> None:
+        self._file, self._left = file, limit_bytes
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._file.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise _Bomb(f"it unpacks to more than {MAX_RATIO} times its size")
+        return data
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]

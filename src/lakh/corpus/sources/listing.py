@@ -1,0 +1,96 @@
+"""A listing: what sources offer, before a byte of it is read.
+
+The same tree always gives the same listing, and its fingerprint changes when a file was added, removed or touched.
+Knows names, sizes and times; opens nothing. Fails with UserError on a source that lists nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from lakh.corpus.document import LISTING
+from lakh.errors import UserError
+
+__all__ = ["Fingerprint", "Listed", "Source", "as_text", "batches"]
+
+BATCH_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One file that a source offers, or why it cannot; the fields of LISTING in their order."""
+
+    repo: str
+    path: str
+    licence: str
+    source: str
+    location: bytes
+    """The path on this machine; bytes, because a file name need not be text."""
+    size_bytes: int = 0
+    mtime_ns: int = 0
+    reason: str = ""
+    detail: str = ""
+    kind: str = "file"
+    """What the location is: a file of its own, or a container of many documents (containers.py)."""
+    part: int = 0
+    licence_evidence: str = ""
+
+
+class Source(Protocol):
+    @property
+    def name(self) -> str:
+        """How reports call this source; the same on every machine."""
+        ...
+
+    def files(self) -> Iterator[Listed]: ...
+
+
+def batches(sources: Iterable[Source]) -> Iterator[Any]:
+    """The listings of all sources as record batches. Fails with UserError on a source that lists nothing."""
+    for source in sources:
+        rows: list[Listed] = []
+        empty = True
+        for listed in source.files():
+            empty = False
+            rows.append(listed)
+            if len(rows) == BATCH_ROWS:
+                yield _batch(rows)
+                rows = []
+        if rows:
+            yield _batch(rows)
+        if empty:
+            raise UserError(source.name.removeprefix("folder:"), "holds no files", "choose a folder with source code")
+
+
+class Fingerprint:
+    """SHA-256 over names, sizes and times of a listing: changes when a file was added, removed or touched."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def watch(self, listing: Iterable[Any]) -> Iterator[Any]:
+        """Hand the batches on, and take them into account."""
+        for batch in listing:
+            names = ("repo", "path", "size_bytes", "mtime_ns", "reason", "detail", "kind", "part")
+            for row in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+                self._digest.update(repr(row).encode())
+            yield batch
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+def _batch(rows: Sequence[Listed]) -> Any:
+    columns = zip(*(astuple(row) for row in rows), strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, LISTING, strict=True)]
+    return pa.record_batch(arrays, schema=LISTING)
+
+
+def as_text(name: str) -> str:
+    """File names need not be text; what is not becomes an escape such as \\udcff."""
+    return name.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,152 @@
+"""Records as sources: JSON lines and Parquet with one document per record, such as The Stack's files.
+
+The text is the first of TEXT that a record has, and so on for the other fields; a record whose text is no string, or
+which cannot be read, is a row with its reason, and the reading goes on. Synthetic records (`synthetic:PATH`) must say
+where they come from: `provenance`, or a model and a prompt; one that does not is dropped.
+
+Memory: one line (at most MAX_LINE_BYTES of it), or one batch of a Parquet row group.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lakh import storage
+from lakh.corpus.sources.raw import Raw
+
+__all__ = ["read_jsonl", "read_parquet", "row_groups"]
+
+TEXT = ("content", "text", "code")
+REPO = ("repo_name", "max_stars_repo_name", "repository_name", "repo", "repository")
+PATH = ("file_path", "path", "max_stars_repo_path", "file_name", "filename")
+LICENCE = ("license", "licence", "licenses", "max_stars_repo_licenses", "detected_licenses")
+PROVENANCE = ("provenance", "model", "generator", "prompt", "seed_document", "created", "source")
+MAX_LINE_BYTES = 128 << 20
+BATCH_ROWS = 256
+
+
+def read_jsonl(url: str, repo: str, *, synthetic: bool) -> Iterator[Raw]:
+    """The documents of a JSON-lines file, plain or gzip."""
+    name = url.rpartition("/")[2]
+    try:
+        with storage.open_read(url) as file:
+            stream: Any = gzip.GzipFile(fileobj=file) if file.read(2) == b"\x1f\x8b" else file
+            file.seek(0)
+            for number, line in _lines(io.BufferedReader(stream) if stream is not file else file):
+                place = f"{name}:{number}"
+                if line is None:
+                    yield Raw(repo, place, reason="too-large", detail=f"a line of more than {MAX_LINE_BYTES} bytes")
+                elif line.strip():
+                    yield _from_json(line, repo, place, synthetic)
+    except (OSError, EOFError) as error:
+        yield Raw(repo, name, reason="unreadable", detail=f"the rest: {error}"[:200])
+
+
+def row_groups(url: str) -> int:
+    """How many parts a Parquet file has; 1 for one that cannot be read, which the reader will say."""
+    try:
+        with storage.open_read(url) as file:
+            return max(1, int(pq.ParquetFile(file).num_row_groups))
+    except (pa.ArrowException, OSError):
+        return 1
+
+
+def read_parquet(url: str, part: int, repo: str, *, synthetic: bool) -> Iterator[Raw]:
+    """The documents of one row group."""
+    name, number = url.rpartition("/")[2], 0
+    try:
+        with storage.open_read(url) as file:
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            known = {*TEXT, *REPO, *PATH, *LICENCE, *PROVENANCE}
+            columns = [column for column in parquet.schema_arrow.names if column in known]
+            for batch in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=[part], columns=columns):
+                for record in batch.to_pylist():
+                    yield _document(record, repo, f"{name}:{part}:{number}", synthetic)
+                    number += 1
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        detail = f"row group {part} after {number} rows: {error}".partition("\n")[0][:200]
+        yield Raw(repo, f"{name}:{part}", reason="bad-record", detail=detail)
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
+    """(number from 1, line); None for one that is too long, which is passed over without being held."""
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES):
+        number += 1
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            while rest := file.readline(MAX_LINE_BYTES):
+                if rest.endswith(b"\n"):
+                    break
+            yield number, None
+        else:
+            yield number, line
+
+
+def _from_json(line: bytes, repo: str, place: str, synthetic: bool) -> Raw:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Raw(repo, place, len(line), reason="bad-record", detail=f"not JSON: {error}"[:200])
+    if not isinstance(record, dict):
+        return Raw(repo, place, len(line), reason="bad-record", detail=f"not an object but {type(record).__name__}")
+    return _document(record, repo, place, synthetic)
+
+
+def _document(record: Mapping[str, Any], repo: str, place: str, synthetic: bool) -> Raw:
+    if isinstance(record.get("file"), Mapping):  # a GitHub archive's record: {"repo": {"name"}, "file": {"path", ...}}
+        record = {**record, **record["file"]}
+    if isinstance(record.get("repo"), Mapping):
+        record = {**record, "repo": record["repo"].get("name")}
+    text = _first(record, TEXT)
+    if not isinstance(text, str):
+        found = f"no text: none of {', '.join(TEXT)} is a string"
+        return Raw(repo, place, reason="bad-record", detail=found)
+    path = _first(record, PATH)
+    content = text.encode("utf-8", "surrogatepass")
+    raw = Raw(
+        _clean(_first(record, REPO)) or repo,
+        _clean(path) or f"{place.partition(':')[0]}/{hashlib.sha256(content).hexdigest()[:16]}.{_extension(record)}",
+        len(content),
+        content,
+    )
+    raw.licence = _licence(_first(record, LICENCE))
+    raw.licence_evidence = "record" if raw.licence else ""
+    said = {name: record[name] for name in PROVENANCE if record.get(name)}
+    if synthetic and not said:
+        raw.content, raw.reason = None, "bad-record"
+        raw.detail = f"synthetic, and does not say from where: none of {', '.join(PROVENANCE)}"
+    elif synthetic:
+        raw.provenance = json.dumps(said, sort_keys=True, default=str)
+    return raw
+
+
+def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((record[name] for name in names if record.get(name) is not None), None)
+
+
+def _clean(value: Any) -> str:
+    if not isinstance(value, str):
+        return ""
+    return value.strip().replace("\0", "").lstrip("/").encode("utf-8", "backslashreplace").decode()[:1000]
+
+
+def _licence(value: Any) -> str:
+    if isinstance(value, list | tuple):  # The Stack: what was detected, any of which may apply
+        value = " AND ".join(sorted({item for item in value if isinstance(item, str) and item}))
+    return value[:200] if isinstance(value, str) and value.lower() not in ("unknown", "none", "no_license") else ""
+
+
+def _extension(record: Mapping[str, Any]) -> str:
+    """A name for a text that has none: by the language that the record names."""
+    from lakh.corpus.languages import EXTENSIONS
+
+    language = str(record.get("language") or record.get("lang") or "").lower()
+    return EXTENSIONS.get(language, "txt").split()[0]

@@ -1,0 +1,242 @@
+"""Sources beyond plain folders: archives, records, questions and answers, documentation, git, packages."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import shutil
+import subprocess
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakh.corpus import Settings, build, read_documents
+from lakh.corpus.find import find
+from lakh.corpus.policy import Licences
+from lakh.corpus.sources import fetched
+from lakh.corpus.sources.markup import to_markdown
+from lakh.errors import DataError, UserError
+
+CODE = "def add(a, b):\n    return a + b\n"
+MIT = """MIT License
+
+Copyright (c) 2020 Jane
+
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+documentation files (the "Software"), to deal in the Software without restriction, including without
+limitation the rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the
+Software, and to permit persons to whom the Software is furnished to do so, subject to the following
+conditions:
+
+The above copyright notice and this permission notice shall be included in all copies or substantial portions
+of the Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED
+TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL
+THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF
+CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER
+DEALINGS IN THE SOFTWARE.
+"""
+
+
+def rows(out: Path) -> dict[str, dict[str, str]]:
+    found = [row for batch in read_documents(str(out)) for row in batch.to_pylist()]
+    return {f"{row['repo']}/{row['path']}": row for row in found}
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip"])
+def test_an_archive_is_a_repository_with_the_licence_that_it_carries(
+    tree: Callable[..., Path], tmp_path: Path, ending: str
+) -> None:
+    root = tree("pkg-1.0", {"LICENSE": MIT, "src/a.py": CODE})
+    target = tmp_path / f"pkg-1.0{ending}"
+    if ending == ".zip":
+        with zipfile.ZipFile(target, "w") as archive:
+            for path in [*sorted(root.rglob("*.*")), root / "LICENSE"]:
+                archive.write(path, path.relative_to(tmp_path))
+    else:
+        plain = tmp_path / "plain.tar"
+        with tarfile.open(plain, "w") as tar:
+            tar.add(root, "pkg-1.0")
+        if ending == ".tar.zst":
+            with pa.CompressedOutputStream(str(target), "zstd") as file:
+                file.write(plain.read_bytes())
+        else:
+            kind = ending.removeprefix(".tar").removeprefix(".")
+            with tarfile.open(target, f"w:{kind}") as tar:
+                tar.add(root, "pkg-1.0")
+    build([str(target)], tmp_path / "out", workers=1)
+    row = rows(tmp_path / "out")["pkg-1.0/src/a.py"]
+    assert (row["licence"], row["text"]) == ("MIT", CODE)
+    assert "LICENSE" in row["licence_evidence"]
+
+
+def test_a_wheel_speaks_through_its_metadata(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "pkg-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("pkg/a.py", CODE)
+        archive.writestr(
+            "pkg-1.0.dist-info/METADATA", "Metadata-Version: 2.4\nName: pkg\nLicense-Expression: Apache-2.0\n"
+        )
+    build([f"pkg={tmp_path / 'pkg-1.0-py3-none-any.whl'}"], tmp_path / "out", workers=1)
+    assert {row["licence"] for row in rows(tmp_path / "out").values()} == {"Apache-2.0"}
+
+
+def test_records_of_several_forms_are_understood(tmp_path: Path) -> None:
+    stack = {
+        "content": CODE,
+        "max_stars_repo_name": "a/b",
+        "max_stars_repo_path": "x.py",
+        "max_stars_repo_licenses": ["MIT"],
+    }
+    github = {"repo": {"name": "c/d"}, "file": {"path": "y.py", "size": 9, "content": CODE + "# y\ny = 1\n"}}
+    flat = {"repo_name": "e/f", "file_path": "z.py", "content": CODE + "z = 2\n", "license": "MIT", "content_hash": "0"}
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, [stack, github, flat])))
+    build([str(tmp_path / "r.jsonl")], tmp_path / "out", workers=1)
+    assert set(rows(tmp_path / "out")) == {"a/b/x.py", "c/d/y.py", "e/f/z.py"}
+
+
+def test_a_parquet_file_is_shared_out_by_row_group(tmp_path: Path) -> None:
+    texts = [f"value_{number} = {number}\n" for number in range(30)]
+    table = pa.table({"content": texts, "path": [f"f{number}.py" for number in range(30)]})
+    pq.write_table(table, tmp_path / "r.parquet", row_group_size=10)
+    report = build([str(tmp_path / "r.parquet")], tmp_path / "out", Settings(split_bytes=1), workers=1)
+    assert (report.kept, len(report.shards)) == (30, 3)
+
+
+POSTS = """<?xml version="1.0" encoding="utf-8"?>
+<posts>
+  <row Id="1" PostTypeId="1" Score="5" Title="How to add?"
+       Body="&lt;p&gt;How do I add &lt;code&gt;a&lt;/code&gt;?&lt;/p&gt;"
+       ContentLicense="CC BY-SA 4.0" />
+  <row Id="2" PostTypeId="1" Score="1" Title="Nobody knows"
+       Body="&lt;p&gt;Why?&lt;/p&gt;" ContentLicense="CC BY-SA 4.0" />
+  <row Id="3" PostTypeId="2" ParentId="1" Score="1" Body="&lt;p&gt;Slowly.&lt;/p&gt;" />
+  <row Id="4" PostTypeId="2" ParentId="1" Score="9"
+       Body="&lt;pre&gt;&lt;code&gt;a + b&#xA;  c&lt;/code&gt;&lt;/pre&gt;" />
+  <row Id="5" PostTypeId="2" Score="9" Body="lost" />
+  <row Id="6" PostTypeId="5" Body="a tag wiki" />
+</posts>
+"""
+
+
+def test_a_question_comes_with_its_answers_the_best_first(tmp_path: Path) -> None:
+    (tmp_path / "Posts.xml").write_text(POSTS)
+    settings = Settings(licences=Licences(also=("CC-BY-SA-4.0",)))
+    report = build([f"exchange={tmp_path / 'Posts.xml'}"], tmp_path / "out", settings, workers=1)
+    row = rows(tmp_path / "out")["exchange/questions/1.md"]
+    assert row["text"].index("a + b\n  c") < row["text"].index("Slowly")
+    assert row["text"].startswith("# How to add?\n\nHow do I add `a`?")
+    assert (row["licence"], row["language"]) == ("CC-BY-SA-4.0", "markdown")
+    assert (report.kept, report.dropped) == (1, {"bad-record": 2})
+    assert build([f"exchange={tmp_path / 'Posts.xml'}"], tmp_path / "strict", workers=1).dropped["licence"] == 1
+
+
+def test_documentation_is_a_source_of_its_own(tree: Callable[..., Path], tmp_path: Path) -> None:
+    page = "<head><title>t</title></head><body><nav>menu</nav><h1>Adding</h1><p>Use <code>add</code> often.</p></body>"
+    root = tree(
+        "manual",
+        {"a.md": "# Adding\n\nUse it.\n", "b.rst": "Adding\n======\n\nUse it well.\n", "c.html": page, "d.py": CODE},
+    )
+    report = build([f"docs:{root}"], tmp_path / "out", workers=1)
+    found = rows(tmp_path / "out")
+    assert set(found) == {"manual/a.md", "manual/b.rst", "manual/c.html"}
+    assert found["manual/c.html"]["text"] == "# Adding\n\nUse `add` often."
+    assert report.dropped == {"not-code": 1}
+
+
+def test_html_becomes_text_whatever_it_is() -> None:
+    assert to_markdown("<ul><li>a<li>b</ul>") == "- a\n- b"
+    assert to_markdown("<script>x</script><p>a &lt; b &amp; c") == "a < b & c"
+    assert to_markdown("<" * 1000) == "<" * 1000
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git: apt-get install git")
+def test_a_commit_is_a_source_whatever_the_working_tree_holds(
+    tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = tree("project", {"LICENSE": MIT, "a.py": CODE})
+    git = ["git", "-C", str(root), "-c", "user.name=t", "-c", "user.email=t@t.invalid"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"], ["tag", "v1"]):
+        subprocess.run([*git, *command], check=True)
+    (root / "a.py").write_text(CODE + "changed = True\n")
+    (root / "b.py").write_text("uncommitted = 1\n")
+    build([f"git:{root}"], tmp_path / "out", workers=1)
+    assert {place: row["text"] for place, row in rows(tmp_path / "out").items()} == {"project/a.py": CODE}
+    build([f"git:{root}@v1"], tmp_path / "tagged", workers=1)
+    assert set(rows(tmp_path / "tagged")) == {"project/a.py"}
+    with pytest.raises(UserError, match="git:"):
+        build([f"git:{root}@nowhere"], tmp_path / "other")
+
+
+@pytest.fixture
+def index(tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A simple index of one package, served over HTTP, in its HTML form."""
+    root = tree("pkg-2.0", {"PKG-INFO": "Metadata-Version: 2.4\nName: pkg\nLicense-Expression: MIT\n", "pkg.py": CODE})
+    folder = tmp_path / "index" / "pkg"
+    folder.mkdir(parents=True)
+    with tarfile.open(folder / "pkg-2.0.tar.gz", "w:gz") as tar:
+        tar.add(root, "pkg-2.0")
+    digest = hashlib.sha256((folder / "pkg-2.0.tar.gz").read_bytes()).hexdigest()
+    links = [f'<a href="pkg-2.0.tar.gz#sha256={digest}">x</a>', '<a href="pkg-1.9.tar.gz#sha256=00">x</a>']
+    links += ['<a href="pkg-3.0rc1.tar.gz#sha256=00">x</a>', '<a href="pkg-2.0-py3-none-any.whl#sha256=00">x</a>']
+    (folder / "index.html").write_text("\n".join(links))
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *words: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: Quiet(*a, directory=str(tmp_path / "index")))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def test_a_package_is_fetched_by_name_once_and_none_of_its_code_is_run(index: Path, tmp_path: Path) -> None:
+    build(["pypi:pkg"], tmp_path / "out", workers=1)
+    row = rows(tmp_path / "out")["pkg/pkg.py"]
+    assert (row["licence"], row["source"]) == ("MIT", "pypi:pkg")
+    (index / "pkg-2.0.tar.gz").unlink()
+    assert fetched.fetch("pypi:pkg")  # from the cache
+    with pytest.raises(UserError, match="no such version"):
+        fetched.fetch("pypi:pkg==7.0")
+    with pytest.raises(UserError, match="no such package"):
+        fetched.fetch("pypi:nothing")
+
+
+def test_a_package_with_other_bytes_than_its_index_says_is_refused(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakh.storage.RETRY_FIRST_WAIT_S", 0.001)
+    (index / "pkg-2.0.tar.gz").write_bytes(b"something else")
+    with pytest.raises(DataError, match="do not use it"):
+        fetched.fetch("pypi:pkg==2.0")
+
+
+@pytest.mark.parametrize("word", ["pypi:", "npm:../../etc", "debian:--help", "pypi:a b", "file.unknown"])
+def test_words_that_mean_nothing_are_the_users_to_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.unknown").write_text("x")
+    with pytest.raises(UserError):
+        build([word], tmp_path / "out")
+
+
+def test_the_life_of_a_document_names_whom_it_won_over(tree: Callable[..., Path], tmp_path: Path) -> None:
+    root = tree("proj", {"a.py": CODE, "b.py": "# a comment\n" + CODE, "LICENSE": MIT})
+    build([str(root)], tmp_path / "out", Settings(dropped_texts=True), workers=1)
+    life = find(str(tmp_path / "out"), "proj/a.py")
+    assert life.won_over == (("exact-duplicate", "proj/b.py"),)
+    assert life.document is not None
+    assert life.document.licence == "MIT"
+    lost = find(str(tmp_path / "out"), "proj/b.py")
+    assert (lost.reason, lost.detail, lost.dropped_text) == ("exact-duplicate", "of proj/a.py", "# a comment\n" + CODE)

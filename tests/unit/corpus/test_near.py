@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.corpus.components import components, directed, large_star, small_star
+from lakh.corpus.minhash import SKETCH
+from lakh.corpus.near import MAX_PAIRED, Near, band_rows, jaccard, pairs, verify
+from lakh.corpus.normalise import facts
+from lakh.errors import ConfigError
+
+WORDS = [f"name{i}" for i in range(4000)]
+
+
+def text_of(words: list[str]) -> str:
+    return " ".join(words)
+
+
+def shingles(words: list[str]) -> set[tuple[str, ...]]:
+    return {tuple(words[i : i + 5]) for i in range(len(words) - 4)}
+
+
+def true_jaccard(left: list[str], right: list[str]) -> float:
+    a, b = shingles(left), shingles(right)
+    return len(a & b) / len(a | b)
+
+
+def find(texts: dict[str, list[str]], threshold: float = 0.8) -> set[tuple[str, str]]:
+    known = {node: facts(text_of(words), "text") for node, words in texts.items()}
+    bands = pa.array([fact.bands for fact in known.values()], pa.binary())
+    made = pairs(band_rows(pa.table({"node": list(known), "bands": bands})))
+    a, b = made["a"].to_pylist(), made["b"].to_pylist()
+    sketches = {"sketch_a": [known[x].sketch for x in a], "sketch_b": [known[x].sketch for x in b]}
+    found = verify(pa.table({"a": a, "b": b, **sketches}), Near(threshold=threshold))
+    return set(zip(found["a"].to_pylist(), found["b"].to_pylist(), strict=True))
+
+
+@given(st.integers(0, 10**6), st.integers(20, 900))
+def test_the_similarity_of_short_texts_is_exact(seed: int, size: int) -> None:
+    rng = random.Random(seed)
+    left = rng.sample(WORDS, size)
+    right = list(left)
+    for _ in range(size // 20):
+        right[rng.randrange(size)] = rng.choice(WORDS)
+    a, b = facts(text_of(left), "text"), facts(text_of(right), "text")
+    # 32-bit shingle hashes: two of a thousand are equal once in ten thousand texts
+    assert jaccard(a.sketch, b.sketch) == pytest.approx(true_jaccard(left, right), abs=2e-3)
+
+
+def test_the_similarity_of_long_texts_is_an_estimate_within_its_error() -> None:
+    rng = random.Random(5)
+    for _ in range(20):
+        left = [rng.choice(WORDS) for _ in range(20_000)]
+        right = list(left)
+        for _ in range(700):
+            right[rng.randrange(len(right))] = rng.choice(WORDS)
+        a, b = facts(text_of(left), "text"), facts(text_of(right), "text")
+        assert len(a.sketch) == 4 * SKETCH
+        # five standard errors of sqrt(0.72 * 0.28 / 1024) = 0.014
+        assert jaccard(a.sketch, b.sketch) == pytest.approx(true_jaccard(left, right), abs=0.07)
+
+
+def test_almost_all_near_copies_are_found_and_nothing_else() -> None:
+    rng = random.Random(11)
+    texts, truth = {}, {}
+    for number in range(150):
+        left = [rng.choice(WORDS) for _ in range(rng.randint(60, 1500))]
+        right = list(left)
+        for _ in range(max(1, round(len(right) * rng.uniform(0, 0.03)))):
+            right[rng.randrange(len(right))] = rng.choice(WORDS)
+        texts[f"{number:04}a"], texts[f"{number:04}b"] = left, right
+        truth[f"{number:04}a", f"{number:04}b"] = true_jaccard(left, right)
+    found = find(texts)
+    alike = {pair for pair, value in truth.items() if value >= 0.85}
+    assert len(alike) > 50
+    assert len(found & alike) >= 0.95 * len(alike)
+    assert all(
+        truth[pair] >= 0.8 - 0.05 for pair in found
+    )  # KeyError: two texts that have nothing to do with each other
+
+
+def test_a_threshold_out_of_range_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"threshold: 1\.5"):
+        Near(threshold=1.5)
+
+
+def test_a_crowded_key_costs_linear_pairs_and_still_joins_all() -> None:
+    nodes = [f"{i:05}" for i in range(3000)]
+    made = pairs(pa.table({"key": pa.array(np.zeros(len(nodes), np.int64)), "node": nodes}))
+    assert made.num_rows < 10 * len(nodes)
+    assert set(components(made)["root"].to_pylist()) == {"00000"}
+
+
+def test_a_key_with_few_nodes_pairs_all_of_them_once() -> None:
+    nodes = [f"{i:02}" for i in range(MAX_PAIRED)] * 2  # two bands in common
+    keys = np.repeat(np.array([1, 2]), MAX_PAIRED)
+    assert pairs(pa.table({"key": keys, "node": nodes})).num_rows == MAX_PAIRED * (MAX_PAIRED - 1) // 2
+
+
+def test_no_rows_give_no_pairs_and_no_components() -> None:
+    empty = pa.table({"node": pa.array([], pa.string()), "bands": pa.array([], pa.binary())})
+    assert components(pairs(band_rows(empty))).num_rows == 0
+
+
+EDGES = st.lists(st.tuples(st.integers(0, 25), st.integers(0, 25)).filter(lambda edge: edge[0] != edge[1]), max_size=40)
+
+
+def stars(edges: pa.Table, split) -> pa.Table:
+    """Rounds of large and small star, each over rows split by key as an engine would."""
+    for _ in range(30):
+        large = split(directed(edges, both=True), large_star)
+        small = split(directed(large, both=False), small_star)
+        if small.equals(edges):
+            return small
+        edges = small
+    raise AssertionError("does not settle")
+
+
+@given(EDGES, st.integers(1, 4))
+def test_rounds_over_split_rows_give_the_components_of_one_machine(edges: list[tuple[int, int]], buckets: int) -> None:
+    table = pa.table(
+        {
+            "a": pa.array([f"{min(e):02}" for e in edges], pa.string()),
+            "b": pa.array([f"{max(e):02}" for e in edges], pa.string()),
+        }
+    )
+
+    def split(rows: pa.Table, step) -> pa.Table:
+        owner = np.array([int(key) % buckets for key in rows["key"].to_pylist()], np.int64)
+        made = pa.concat_tables([step(rows.filter(pa.array(owner == bucket))) for bucket in range(buckets)])
+        return pa.Table.from_pylist(
+            [dict(t) for t in sorted({tuple(sorted(row.items())) for row in made.to_pylist()})], schema=made.schema
+        )
+
+    settled = stars(table, split)
+    distributed = dict(zip(settled["a"].to_pylist(), settled["b"].to_pylist(), strict=True))
+    alone = components(table)
+    expected = dict(zip(alone["node"].to_pylist(), alone["root"].to_pylist(), strict=True))
+    assert distributed == {node: root for node, root in expected.items() if node != root}
