@@ -1,7 +1,9 @@
 """The HTTP face: OpenAI-style completions over one engine.
 
-    POST /v1/completions    prompt, suffix, max_tokens, temperature, top_p, top_k, n, stop, seed, stream
-    GET  /v1/models  /health  /metrics
+    POST /v1/completions    prompt, suffix, max_tokens, temperature, top_p, top_k, n, stop, seed, logprobs, stream;
+                            lakh's own: stop_rule, order, timeout_ms, supersede
+    POST /v1/fim/completions, /infill    the same in the words of other clients (dialects.py)
+    GET  /v1/models  /health  /ready  /metrics
 
 The engine works in one thread (worker.py); the event loop reads requests and writes answers. A full queue
 is a 429, a client that goes away cancels its generation. Whatever a client sends, it gets a short JSON
@@ -9,7 +11,7 @@ error and never a traceback; a 500 is a bug of ours and is logged. With `suffix`
 in-the-middle prompt and cuts it to the context around the cursor; a plain prompt that does not fit together
 with max_tokens is refused.
 
-There is no authentication: beyond 127.0.0.1, put a proxy in front.
+Without keys (keys.py) anyone who reaches the port is served: beyond 127.0.0.1, give keys, and TLS by a proxy.
 """
 
 from __future__ import annotations
@@ -24,24 +26,31 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from lakh.errors import UserError
-from lakh.server.engine import Chunk, Completion, Engine
+from lakh.server.dialects import DIALECTS, Answered, Dialect
+from lakh.server.engine import Chunk, Engine
+from lakh.server.keys import Keys
 from lakh.server.metrics import CONTENT_TYPE, Metrics
 from lakh.server.requests import BadRequest, CompletionRequest, parse
-from lakh.server.worker import Job, QueueFull, Stopped, Worker
+from lakh.server.row import Row
+from lakh.server.sampling import Logprobs
+from lakh.server.text import StopRule, columns
+from lakh.server.worker import Job, QueueFull, Stopped, Superseded, Worker
 
-__all__ = ["Server", "running", "serve"]
+__all__ = ["Server", "as_bad_request", "rows_of", "running", "serve"]
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 << 20
+CLIENT_GONE = 499
 MAX_WAITING = 64
 READ_TIMEOUT_S = 30.0  # for a request's body
 RESULT_TIMEOUT_S = 600.0  # for the next piece of an answer, the time in the queue included
@@ -49,22 +58,21 @@ DRAIN_S = 10.0  # for running requests, once we were asked to stop
 CLOSE_S = 5.0  # for connections and the thread, after that
 
 
-@dataclass(frozen=True)
-class Started:
-    """A job's first result: the prompts were accepted."""
-
-    prompt_tokens: int
-
-
-Result = Started | tuple[int, Completion] | tuple[int, Chunk]
-
-
 class Server:
     """The application and its state. `app` is what aiohttp serves."""
 
-    def __init__(self, engine: Engine, *, max_waiting: int = MAX_WAITING, max_body_bytes: int = MAX_BODY_BYTES) -> None:
-        self.engine = engine
-        self.worker = Worker(max_waiting)
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_waiting: int = MAX_WAITING,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        keys: Keys | None = None,
+    ) -> None:
+        self.engine, self.keys = engine, keys
+        self.worker = Worker(engine, max_waiting)
+        # Long prompts are tokenized here, so that neither other requests nor the engine wait for it.
+        self.encoders = ThreadPoolExecutor(2, "lakh-encode")
         self.metrics = Metrics()
         self.draining = False
         self.url = ""
@@ -72,9 +80,10 @@ class Server:
         self.app = web.Application(client_max_size=max_body_bytes, middlewares=[_errors])
         self.app.add_routes(
             [
-                web.post("/v1/completions", self.completions),
+                *[web.post(dialect.path, partial(self.completions, dialect)) for dialect in DIALECTS],
                 web.get("/v1/models", self.models),
                 web.get("/health", self.health),
+                web.get("/ready", self.health),
                 web.get("/metrics", self.metrics_page),
             ]
         )
@@ -89,32 +98,55 @@ class Server:
         return web.json_response({"status": "ok", "model": self.engine.name})
 
     async def metrics_page(self, _: web.Request) -> web.Response:
-        text = self.metrics.text(running=self.worker.num_running, waiting=self.worker.num_waiting)
+        text = self.metrics.text(self.engine, running=self.worker.num_running, waiting=self.worker.num_waiting)
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def completions(self, http: web.Request) -> web.StreamResponse:
+    async def completions(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         began_s = time.monotonic()
         try:
-            request = parse(await _read_json(http))
-            response = await self._complete(http, request, began_s)
+            tenant = self.tenant(http.headers.get("Authorization", ""))
+            body = await _read_json(http)
+            request = parse(dialect.to_openai(body) if isinstance(body, Mapping) else body, tenant)
+            response = await self._complete(http, dialect, request, began_s)
         except asyncio.CancelledError:
             self.metrics.cancelled += 1
             raise
+        except ConnectionError:  # the client went away while we wrote: nobody reads this answer, and nothing is wrong
+            self.metrics.cancelled += 1
+            return web.Response(status=CLIENT_GONE)
         except Exception as error:
-            self.metrics.answered[_as_bad_request(error).status] += 1
+            self.metrics.answered[as_bad_request(error).status] += 1
             raise
         self.metrics.answered[response.status] += 1
         self.metrics.latency_s += time.monotonic() - began_s
         self.metrics.latencies += 1
         return response
 
-    async def _complete(self, http: web.Request, request: CompletionRequest, began_s: float) -> web.StreamResponse:
+    def tenant(self, authorization: str) -> str:
+        """Whose request this is; where keys are set, one of them must come with it."""
+        if self.keys is None:
+            return ""
+        kind, _, key = authorization.partition(" ")
+        tenant = self.keys.tenant(key.strip()) if kind.lower() == "bearer" else None
+        if tenant is None:
+            raise BadRequest(None, "no valid key: send Authorization: Bearer KEY", status=401, code="invalid_api_key")
+        return tenant
+
+    def check(self, request: CompletionRequest) -> None:
+        """Refuse what this server does not serve, or not now."""
         if request.model is not None and request.model != self.engine.name:
             message = f"model {request.model[:80]!r} is not served here; this is {self.engine.name!r}"
             raise BadRequest("model", message, status=404, code="model_not_found")
         if self.draining:
             raise BadRequest(None, "the server is shutting down", status=503)
-        job: Job[Result] = Job(lambda cancelled: _work(self.engine, request, cancelled))
+
+    async def _complete(
+        self, http: web.Request, dialect: Dialect, request: CompletionRequest, began_s: float
+    ) -> web.StreamResponse:
+        self.check(request)
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self.encoders, rows_of, self.engine, request)
+        job = Job(rows, request.supersede)
         try:
             self.worker.submit(job)
         except QueueFull:
@@ -127,108 +159,143 @@ class Server:
             "created": int(time.time()),
             "model": self.engine.name,
         }
+        prompt_tokens = sum(len(row.prompt) for row in rows[:: request.n])
+        self.metrics.prompt_tokens += prompt_tokens
         try:
-            started = await anext(results)
-            assert isinstance(started, Started)
-            self.metrics.prompt_tokens += started.prompt_tokens
             if request.stream:
-                return await self._stream(http, request, frame, started, results, began_s)
-            completions = [item async for item in results]
+                return await self._stream(http, dialect, request, frame, prompt_tokens, results, began_s)
+            pieces = [item async for item in results]
         finally:
             self.worker.cancel(job)
         choices = []
-        tokens = 0
-        for item in completions:
-            assert isinstance(item, tuple)
-            index, completion = item
-            assert completion.finish_reason is not None
-            choices.append(_choice(index, completion.text, completion.finish_reason))
-            self.metrics.finished[completion.finish_reason] += 1
-            tokens += len(completion.tokens)
+        for index, row in enumerate(rows):
+            mine = [piece for at, piece in pieces if at == index]
+            reason = mine[-1].finish_reason
+            assert reason is not None
+            logprobs = [item for piece in mine for item in piece.logprobs or ()]
+            text = "".join(piece.text for piece in mine)
+            shown = None if row.sampling.logprobs is None else _logprobs(self.engine, logprobs, 0)
+            choices.append(_choice(index, text, reason, shown))
+            self.metrics.finished[reason] += 1
+        tokens = sum(len(piece.tokens) for _, piece in pieces)
         self.metrics.generation_tokens += tokens
-        return web.json_response({**frame, "choices": choices, "usage": _usage(started.prompt_tokens, tokens)})
+        usage = _usage(prompt_tokens, tokens, sum(row.num_cached for row in rows))
+        return web.json_response(dialect.render(Answered(frame, choices, usage, is_piece=False)))
 
     async def _stream(
         self,
         http: web.Request,
+        dialect: Dialect,
         request: CompletionRequest,
         frame: dict[str, Any],
-        started: Started,
-        results: AsyncIterator[Result],
+        prompt_tokens: int,
+        results: AsyncIterator[tuple[int, Chunk]],
         began_s: float,
     ) -> web.StreamResponse:
         """Server-sent events: `data: {...}` and an empty line for each piece, `data: [DONE]` at the end."""
+        first = await anext(results)  # an error before the first piece is still a plain answer
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(http)
 
         async def send(data: dict[str, Any]) -> None:
             await response.write(f"data: {json.dumps(data)}\n\n".encode())
 
-        more = {"usage": None} if request.include_usage else {}
         tokens = 0
+        offsets: Counter[int] = Counter()
+        self.metrics.first_token_s += time.monotonic() - began_s
+        self.metrics.first_tokens += 1
         try:
-            async for item in results:
-                assert isinstance(item, tuple)
-                index, piece = item
-                if tokens == 0:
-                    self.metrics.first_token_s += time.monotonic() - began_s
-                    self.metrics.first_tokens += 1
+            async for index, piece in _after(first, results):
                 tokens += len(piece.tokens)
                 self.metrics.generation_tokens += len(piece.tokens)
                 if piece.finish_reason is not None:
                     self.metrics.finished[piece.finish_reason] += 1
-                await send({**frame, "choices": [_choice(index, piece.text, piece.finish_reason)], **more})
+                shown = None
+                if piece.logprobs is not None:
+                    shown = _logprobs(self.engine, piece.logprobs, offsets[index])
+                    offsets[index] += len(piece.text)
+                choice = _choice(index, piece.text, piece.finish_reason, shown)
+                await send(dialect.render(Answered(frame, [choice], None, is_piece=True)))
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - the status line has gone out: say it in the stream
-            await send(_as_bad_request(error).as_dict())
+            await send(as_bad_request(error).as_dict())
             await response.write_eof()
             return response
         if request.include_usage:
-            await send({**frame, "choices": [], "usage": _usage(started.prompt_tokens, tokens)})
-        await response.write(b"data: [DONE]\n\n")
+            await send(dialect.render(Answered(frame, [], _usage(prompt_tokens, tokens, 0), is_piece=True)))
+        if dialect.last_line is not None:
+            await response.write(f"data: {dialect.last_line}\n\n".encode())
         await response.write_eof()
         return response
 
 
-def _work(engine: Engine, request: CompletionRequest, cancelled: Callable[[], bool]) -> Iterator[Result]:
-    """In the worker's thread: tokenize, check the length, generate."""
+async def _after(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    yield first
+    async for item in rest:
+        yield item
+
+
+def rows_of(engine: Engine, request: CompletionRequest) -> list[Row]:
+    """In a thread: tokenize, check the length; one row for every choice."""
     sampling = request.sampling
     if sampling.max_tokens >= engine.spec.context:
         found = f"max_tokens: {sampling.max_tokens} leaves no room in a context of {engine.spec.context} tokens"
         raise BadRequest("max_tokens", found)
-    prompts = []
+    deadline_s = None if request.timeout_s is None else engine.clock() + request.timeout_s
+    rows = []
+    copies: Counter[tuple[int, ...]] = Counter()
     for prompt in request.prompts:
         if request.suffix is not None and isinstance(prompt, str):
-            prompts.append(engine.infill(prompt, request.suffix, sampling.max_tokens))
-            continue
-        ids = engine.encode(prompt)
-        if len(ids) + sampling.max_tokens > engine.spec.context:
-            found = f"prompt: {len(ids)} tokens and max_tokens {sampling.max_tokens} are more than the context"
-            found += f" of {engine.spec.context}"
-            raise BadRequest("prompt", found, code="context_length_exceeded")
-        prompts.append(ids)
-    yield Started(sum(len(ids) for ids in prompts))
-    choices = [ids for ids in prompts for _ in range(request.n)]
-    if not request.stream:
-        yield from enumerate(engine.generate(choices, sampling, cancelled=cancelled))
-        return
-    copies: Counter[tuple[int, ...]] = Counter()
-    for index, ids in enumerate(choices):
-        for chunk in engine.stream(ids, sampling, cancelled=cancelled, copy=copies[ids]):
-            yield index, chunk
-        copies[ids] += 1
+            ids = engine.infill(prompt, request.suffix, sampling.max_tokens, request.order)
+        else:
+            ids = engine.encode(prompt)
+            if len(ids) + sampling.max_tokens > engine.spec.context:
+                found = f"prompt: {len(ids)} tokens and max_tokens {sampling.max_tokens} are more than the context"
+                found += f" of {engine.spec.context}"
+                raise BadRequest("prompt", found, code="context_length_exceeded")
+            ids = engine.cut(ids, sampling)
+        for _ in range(request.n):
+            rule = _stop_rule(request.stop_rule, prompt)
+            row = engine.row(ids, sampling, copy=copies[ids], tenant=request.tenant, deadline_s=deadline_s, rule=rule)
+            rows.append(row)
+            copies[ids] += 1
+    return rows
 
 
-def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+def _stop_rule(kind: str | None, prompt: object) -> StopRule | None:
+    if kind is None:
+        return None
+    line = prompt.rpartition("\n")[2] if isinstance(prompt, str) else ""
+    return StopRule(kind, columns(line[: len(line) - len(line.lstrip(" \t"))]))
 
 
-def _usage(prompt_tokens: int, tokens: int) -> dict[str, int]:
+def _choice(index: int, text: str, finish_reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _logprobs(engine: Engine, items: Sequence[Logprobs], offset: int) -> dict[str, Any]:
+    """OpenAI's form: parallel lists. Half a character is spelt as U+FFFD."""
+
+    def spell(token: int) -> str:
+        return engine.tokenizer.decode([token], show_special=True)
+
+    tokens = [spell(item.token) for item in items]
+    offsets = [offset + sum(len(token) for token in tokens[:index]) for index in range(len(tokens))]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [item.logprob for item in items],
+        "top_logprobs": [{spell(token): logprob for token, logprob in item.top} for item in items],
+        "text_offset": offsets,
+    }
+
+
+def _usage(prompt_tokens: int, tokens: int, cached_tokens: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": tokens,
         "total_tokens": prompt_tokens + tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 
@@ -253,18 +320,20 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ConnectionError:
         raise  # the client has gone
     except Exception as error:  # noqa: BLE001 - the one place where errors become answers
-        answer = _as_bad_request(error)
+        answer = as_bad_request(error)
         headers = {"Retry-After": "1"} if answer.status in (429, 503) else {}
         if isinstance(error, web.HTTPMethodNotAllowed):
             headers["Allow"] = ", ".join(sorted(error.allowed_methods))
         return web.json_response(answer.as_dict(), status=answer.status, headers=headers)
 
 
-def _as_bad_request(error: Exception) -> BadRequest:
+def as_bad_request(error: Exception) -> BadRequest:
     if isinstance(error, BadRequest):
         return error
     if isinstance(error, UserError):
         return BadRequest(error.where, str(error))
+    if isinstance(error, Superseded):
+        return BadRequest(None, "a newer request took this one's place", status=409, code="superseded")
     if isinstance(error, Stopped):
         return BadRequest(None, "the server is shutting down", status=503)
     if isinstance(error, TimeoutError):
@@ -289,13 +358,14 @@ async def running(
     drain_s: float = DRAIN_S,
     max_waiting: int = MAX_WAITING,
     max_body_bytes: int = MAX_BODY_BYTES,
+    keys: Keys | None = None,
 ) -> AsyncIterator[Server]:
     """A server that answers inside the block; `url` has the real port where 0 was asked for.
 
     At the end it takes no new requests and gives those at work `drain_s` to finish; the rest end with
     "abort".
     """
-    server = Server(engine, max_waiting=max_waiting, max_body_bytes=max_body_bytes)
+    server = Server(engine, max_waiting=max_waiting, max_body_bytes=max_body_bytes, keys=keys)
     runner = web.AppRunner(server.app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_S)
     await runner.setup()
     try:
@@ -314,6 +384,7 @@ async def running(
             await server.worker.drain(drain_s)
     finally:
         await runner.cleanup()
+        server.encoders.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(server.worker.close, CLOSE_S)
 
 
@@ -322,20 +393,36 @@ def serve(
     host: str,
     port: int,
     *,
-    ready: Callable[[str], None] = lambda url: None,
+    ready: Callable[[str, str | None], None] = lambda url, grpc_address: None,
     drain_s: float = DRAIN_S,
+    keys: Keys | None = None,
+    grpc_address: tuple[str, int] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `ready` hears the address once requests are answered."""
-    asyncio.run(_serve(engine, host, port, ready, drain_s))
+    """Serve until SIGTERM or SIGINT. `ready` hears the addresses (HTTP, gRPC) once requests are answered."""
+    asyncio.run(_serve(engine, host, port, ready, drain_s, keys, grpc_address))
 
 
-async def _serve(engine: Engine, host: str, port: int, ready: Callable[[str], None], drain_s: float) -> None:
+async def _serve(
+    engine: Engine,
+    host: str,
+    port: int,
+    ready: Callable[[str, str | None], None],
+    drain_s: float,
+    keys: Keys | None,
+    grpc_address: tuple[str, int] | None,
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with running(engine, host, port, drain_s=drain_s) as server:
-        ready(server.url)
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(running(engine, host, port, drain_s=drain_s, keys=keys))
+        also = None
+        if grpc_address is not None:
+            from lakh.server import grpc
+
+            also = await stack.enter_async_context(grpc.running(server, *grpc_address))
+        ready(server.url, also)
         await stop.wait()
         log.info("stopping: requests at work have %g s", drain_s)
 

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lakh.server.engine import Engine
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -31,7 +35,8 @@ class Metrics:
     first_token_s: float = 0.0
     first_tokens: int = 0
 
-    def text(self, *, running: int, waiting: int) -> str:
+    def text(self, engine: Engine, *, running: int, waiting: int) -> str:
+        counts, pool = engine.counts, engine.pool
         answered = [(f'{{code="{status}"}}', count) for status, count in sorted(self.answered.items())]
         finished = [(f'{{finished_reason="{reason}"}}', count) for reason, count in sorted(self.finished.items())]
         return "".join(
@@ -41,6 +46,20 @@ class Metrics:
                 _family("requests_total", "counter", "Completion requests by status.", answered),
                 _family("request_success_total", "counter", "Completions by the reason they ended.", finished),
                 _family("requests_cancelled_total", "counter", "Clients that went away.", [("", self.cancelled)]),
+                _family(
+                    "kv_cache_usage_perc", "gauge", "Share of blocks in use.", [("", pool.num_held / pool.num_blocks)]
+                ),
+                _family("kv_cache_blocks_held", "gauge", "Blocks that rows at work hold.", [("", pool.num_held)]),
+                _family(
+                    "prefix_cache_queries_total", "counter", "Prompt tokens looked up.", [("", counts.prompt_tokens)]
+                ),
+                _family("prefix_cache_hits_total", "counter", "Prompt tokens found.", [("", counts.cached_tokens)]),
+                _family("num_preemptions_total", "counter", "Rows that gave way.", [("", counts.preempted_rows)]),
+                _family("spec_decode_num_draft_tokens_total", "counter", "Guesses.", [("", counts.drafted_tokens)]),
+                _family(
+                    "spec_decode_num_accepted_tokens_total", "counter", "Guesses kept.", [("", counts.kept_tokens)]
+                ),
+                _family("weights_version", "gauge", "How often weights were swapped.", [("", engine.weights_version)]),
                 _family("prompt_tokens_total", "counter", "Prompt tokens read.", [("", self.prompt_tokens)]),
                 _family("generation_tokens_total", "counter", "Tokens drawn.", [("", self.generation_tokens)]),
                 _family(

@@ -2,7 +2,7 @@
 
 Defaults are OpenAI's (max_tokens 16, temperature 1), not those of Sampling, because clients count on them.
 A field of a wrong type or range is refused by name; a field that would change the answer and is not
-supported (logprobs, echo, penalties) is refused rather than ignored; all other unknown fields are ignored,
+supported (echo, penalties) is refused rather than ignored; all other unknown fields are ignored,
 since clients send many.
 
 Knows JSON values; knows nothing of HTTP connections or models.
@@ -11,20 +11,21 @@ Knows JSON values; knows nothing of HTTP connections or models.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lakh.errors import ConfigError
+from lakh.server.fim import Order
 from lakh.server.sampling import Sampling
 
 __all__ = ["BadRequest", "CompletionRequest", "parse"]
 
 MAX_CHOICES = 64
+MAX_TIMEOUT_MS = 3_600_000
 # Field -> the values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
-    "logprobs": (),
     "best_of": (1,),
     "presence_penalty": (0, 0.0),
     "frequency_penalty": (0, 0.0),
@@ -53,9 +54,18 @@ class CompletionRequest:
     stream: bool
     include_usage: bool
     model: str | None
+    stop_rule: str | None = None
+    """"line" or "block": end where the code's structure says so."""
+    order: Order = "psm"
+    """How prefix and suffix are put together."""
+    timeout_s: float | None = None
+    """The answer ends with what it has after so long."""
+    supersede: Hashable = None
+    """A newer request with the same key takes this one's place."""
+    tenant: str = ""
 
 
-def parse(data: object) -> CompletionRequest:
+def parse(data: object, tenant: str = "") -> CompletionRequest:
     if not isinstance(data, Mapping):
         raise BadRequest(None, "the body is not a JSON object")
     for field, unused in UNSUPPORTED.items():
@@ -81,6 +91,7 @@ def parse(data: object) -> CompletionRequest:
             top_k=_take(data, "top_k", int, 0),
             seed=_take(data, "seed", int, None),
             stop=_stops(data.get("stop")),
+            logprobs=_take(data, "logprobs", int, None),
         )
     except ConfigError as error:
         raise BadRequest(error.where, str(error)) from None
@@ -92,7 +103,32 @@ def parse(data: object) -> CompletionRequest:
         stream=stream,
         include_usage=_take(options, "include_usage", bool, False),
         model=_take(data, "model", str, None),
+        stop_rule=_one_of(data, "stop_rule", ("line", "block"), None),
+        order=_one_of(data, "order", ("psm", "spm"), "psm"),
+        timeout_s=_timeout_s(data),
+        supersede=_supersede(data, tenant),
+        tenant=tenant,
     )
+
+
+def _one_of(data: Mapping[str, Any], field: str, known: Sequence[str], default: Any) -> Any:
+    value = _take(data, field, str, None)
+    if value is not None and value not in known:
+        raise BadRequest(field, f"{field}: {_show(value)} is none of {', '.join(known)}")
+    return default if value is None else value
+
+
+def _timeout_s(data: Mapping[str, Any]) -> float | None:
+    value = _take(data, "timeout_ms", float, None)
+    if value is not None and not 0 < value <= MAX_TIMEOUT_MS:  # NaN compares false and is refused too
+        raise BadRequest("timeout_ms", f"timeout_ms: {_show(value)} is not from 0 to {MAX_TIMEOUT_MS}")
+    return None if value is None else value / 1000
+
+
+def _supersede(data: Mapping[str, Any], tenant: str) -> Hashable:
+    """Within a tenant, by the user that the request names and its own key (an open file, say)."""
+    key = _take(data, "supersede", str, None)
+    return None if key is None else (tenant, _take(data, "user", str, ""), key)
 
 
 def _take(data: Mapping[str, Any], field: str, kind: type, default: Any) -> Any:

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from lakh.errors import ConfigError
 
-__all__ = ["Sampling", "choose", "random_stream"]
+__all__ = ["Draws", "Logprobs", "Sampling", "choose", "log_probabilities"]
 
+MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_SEED = 2**63 - 1
 
@@ -40,6 +41,8 @@ class Sampling:
     """The same seed, prompt and weights give the same completion; None draws afresh each time."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these."""
+    logprobs: int | None = None
+    """Report the log-probability of every token drawn, and of so many of the likeliest beside it."""
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1, 2**31)
@@ -50,6 +53,8 @@ class Sampling:
         _whole("top_k", self.top_k, 0, 2**31)
         if self.seed is not None:
             _whole("seed", self.seed, 0, MAX_SEED)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
             raise ConfigError(
                 "stop",
@@ -60,20 +65,29 @@ class Sampling:
             raise ConfigError("stop", f"{len(self.stop)} texts are too many", f"give at most {MAX_STOPS}")
 
 
-def random_stream(sampling: Sampling, copy: int) -> torch.Generator:
-    """The random numbers of one request. `copy` tells apart requests that ask for the same prompt several
-    times.
+class Draws:
+    """The random numbers of one request, each from 0 up to 1: number i is always the same, whoever asks first.
+
+    `copy` tells apart requests that ask for the same prompt several times.
     """
-    generator = torch.Generator()
-    if sampling.seed is None:
-        generator.seed()
-        return generator
-    key = hashlib.sha256(f"{sampling.seed}:{copy}".encode()).digest()
-    return generator.manual_seed(int.from_bytes(key[:8], "little") >> 1)
+
+    def __init__(self, sampling: Sampling, copy: int = 0) -> None:
+        self._generator = torch.Generator()
+        self._numbers: list[float] = []
+        if sampling.seed is None:
+            self._generator.seed()
+            return
+        key = hashlib.sha256(f"{sampling.seed}:{copy}".encode()).digest()
+        self._generator.manual_seed(int.from_bytes(key[:8], "little") >> 1)
+
+    def __getitem__(self, index: int) -> float:
+        while len(self._numbers) <= index:
+            self._numbers.append(torch.rand((), generator=self._generator).item())
+        return self._numbers[index]
 
 
-def choose(logits_BV: Tensor, samplings: Sequence[Sampling], streams: Sequence[torch.Generator]) -> list[int]:
-    """The next token of every row. Greedy rows leave their stream alone; others take one number from it."""
+def choose(logits_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
+    """The next token of every row, decided by its scores and one random number; greedy rows do without."""
     if all(sampling.temperature == 0 for sampling in samplings):
         return logits_BV.argmax(dim=-1).tolist()
 
@@ -84,12 +98,7 @@ def choose(logits_BV: Tensor, samplings: Sequence[Sampling], streams: Sequence[t
     temperature_B1 = column([s.temperature or 1.0 for s in samplings])
     top_p_B1 = column([s.top_p for s in samplings])
     top_k_B1 = column([s.top_k or logits_BV.shape[-1] for s in samplings])
-    draws_B1 = column(
-        [
-            0.0 if s.temperature == 0 else torch.rand((), generator=stream).item()
-            for s, stream in zip(samplings, streams, strict=True)
-        ]
-    )
+    draws_B1 = column(draws)
     scores_BV, ids_BV = logits_BV.float().sort(dim=-1, descending=True, stable=True)
     # Subtract the largest first: a tiny temperature then gives 0 and -inf, not inf - inf.
     scores_BV = (scores_BV - scores_BV[:, :1]) / temperature_B1
@@ -97,13 +106,30 @@ def choose(logits_BV: Tensor, samplings: Sequence[Sampling], streams: Sequence[t
     probabilities_BV = scores_BV.masked_fill(ranks_V >= top_k_B1, -math.inf).softmax(dim=-1)
     before_BV = probabilities_BV.cumsum(dim=-1) - probabilities_BV
     probabilities_BV = probabilities_BV.masked_fill(before_BV >= top_p_B1, 0.0)
-    reached_BV = probabilities_BV.cumsum(dim=-1)
+    # Back to the order of ids: two scores that differ by rounding alone may swap their ranks, never their ids.
+    by_id_BV = torch.zeros_like(probabilities_BV).scatter(1, ids_BV, probabilities_BV)
+    reached_BV = by_id_BV.cumsum(dim=-1)
     # The first place whose cumulated probability exceeds the draw; rounding may push it past the end, never
     # past a kept token: a masked one adds nothing, so it is never the first to exceed.
-    picks_B1 = (reached_BV <= draws_B1 * reached_BV[:, -1:]).sum(dim=-1, keepdim=True)
-    last_kept_B1 = (probabilities_BV > 0).sum(dim=-1, keepdim=True) - 1
-    sampled_B = ids_BV.gather(1, torch.minimum(picks_B1, last_kept_B1)).squeeze(1)
+    picks_B = (reached_BV <= draws_B1 * reached_BV[:, -1:]).sum(dim=-1)
+    last_kept_B = ((by_id_BV > 0) * ranks_V).amax(dim=-1)
+    sampled_B = torch.minimum(picks_B, last_kept_B)
     return torch.where(greedy_B, ids_BV[:, 0], sampled_B).tolist()
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Of one token that was drawn: its log-probability before temperature, and the likeliest ids with theirs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def log_probabilities(logits_V: Tensor, token: int, num_top: int) -> Logprobs:
+    scores_V = logits_V.float().log_softmax(dim=-1)
+    values, ids = scores_V.topk(min(num_top, len(scores_V)))
+    return Logprobs(token, float(scores_V[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:

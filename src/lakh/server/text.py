@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["StopText", "TextStream"]
+__all__ = ["StopRule", "StopText", "TextStream", "columns"]
 
 UNFINISHED = "\ufffd"  # what decoders write for bytes that are no character (yet)
 
@@ -19,8 +19,10 @@ UNFINISHED = "\ufffd"  # what decoders write for bytes that are no character (ye
 class TextStream:
     """Incremental decoding: `push` a token, get the text that is now certain."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], skip: str = "") -> None:
+        """`skip` is left out where the text begins with it: what a prompt said already."""
         self._decode = decode
+        self._skip = skip
         # Decoders may treat the first token specially (a leading space), so the last settled tokens stay as
         # context.
         self._settled: list[int] = []
@@ -42,7 +44,12 @@ class TextStream:
 
     def _settle(self, before: str, text: str) -> str:
         self._settled, self._pending = self._pending, []
-        return text[len(before) :]
+        new = text[len(before) :]
+        if self._skip:
+            size = min(len(self._skip), len(new))
+            skipped, self._skip = self._skip[:size] == new[:size], self._skip[size:]
+            new = new[size:] if skipped else new
+        return new
 
 
 class StopText:
@@ -78,3 +85,48 @@ def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+
+
+class StopRule:
+    """Ends a completion where the structure of code says so.
+
+    - "line": before the first line break.
+    - "block": before the first blank line, or the first line that is indented less than the line of the cursor.
+
+    `indent` is the indentation of the cursor's line, in columns (a tab counts 4).
+    """
+
+    def __init__(self, kind: str, indent: int = 0) -> None:
+        self._kind, self._indent = kind, indent
+        self._held = ""  # a line break, and the beginning of the line after it, until it is clear what that line is
+        self.found = False
+
+    def push(self, text: str) -> str:
+        shown = []
+        for character in text:
+            if self.found:
+                break
+            if self._held:
+                shown.append(self._after_break(character))
+            elif character == "\n" and self._kind == "line":
+                self.found = True
+            elif character == "\n":
+                self._held = "\n"
+            else:
+                shown.append(character)
+        return "".join(shown)
+
+    def _after_break(self, character: str) -> str:
+        if character in " \t":
+            self._held += character
+            return ""
+        if character == "\n" or columns(self._held[1:]) < self._indent:
+            self.found = True
+            return ""
+        shown, self._held = self._held + character, ""
+        return shown
+
+
+def columns(space: str) -> int:
+    """The width of an indentation."""
+    return sum(4 if character == "\t" else 1 for character in space)

@@ -1,11 +1,12 @@
-"""One thread that runs jobs in order of arrival, behind a queue with a limit.
+"""One thread that steps the engine, and a door for the event loop: a bounded queue, results as they come.
 
-The event loop submits a job and reads its results as they come; the thread runs it. A job that is cancelled
-while it waits leaves the queue at once, so that clients who went away do not keep others out; one that runs
-is told through `cancelled` and stops at its next step. An error inside a job belongs to that job: the
+The event loop makes a `Job` of one or more rows and submits it; the thread adds its rows to the engine between two
+steps, and after every step posts what became certain. A job that is cancelled leaves at the next step, its blocks
+with it, whether it waited or ran. A job with a `key` supersedes the older job with that key: someone who types on no
+longer waits for the answer to what was typed before. An error inside a step ends the jobs that were at work; the
 thread goes on.
 
-Knows iterators and an event loop; knows nothing of models or HTTP. Every wait has a limit.
+Knows an engine and an event loop; knows nothing of HTTP or gRPC. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -14,38 +15,44 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncIterator, Hashable, Sequence
+from typing import Any
 
-__all__ = ["Job", "QueueFull", "Stopped", "Worker"]
+from lakh.server.engine import Engine
+from lakh.server.row import Chunk, Row
 
-T = TypeVar("T")
+__all__ = ["Job", "QueueFull", "Stopped", "Superseded", "Worker"]
+
 _END = object()
 POLL_S = 0.05
+IDLE_S = 60.0  # how long the thread sleeps before it looks again on its own
 
 
 class QueueFull(Exception):
-    """As many jobs wait as may; try again later."""
+    """As many rows wait as may; try again later."""
 
 
 class Stopped(Exception):
-    """The worker ended before it came to this job."""
+    """The worker ended before this job did."""
 
 
-class Job(Generic[T]):
-    """Work that yields results. Made and read in the event loop, run in the worker's thread."""
+class Superseded(Exception):
+    """A newer job with the same key took this one's place."""
 
-    def __init__(self, work: Callable[[Callable[[], bool]], Iterator[T]]) -> None:
-        self._work = work
+
+class Job:
+    """Rows of one request. Made and read in the event loop, fed by the worker's thread."""
+
+    def __init__(self, rows: Sequence[Row], key: Hashable = None) -> None:
+        self.rows, self.key = list(rows), key
         self._loop = asyncio.get_running_loop()
         self._results: asyncio.Queue[Any] = asyncio.Queue()
-        self._cancelled = threading.Event()
+        self._ended: set[int] = set()
 
-    def cancelled(self) -> bool:
-        return self._cancelled.is_set()
-
-    async def results(self, timeout_s: float) -> AsyncIterator[T]:
-        """What the work yields, then its error if it had one. TimeoutError if nothing comes for so long."""
+    async def results(self, timeout_s: float) -> AsyncIterator[tuple[int, Chunk]]:
+        """(row's number, piece) as they become certain, then the job's error if it had one. TimeoutError if nothing
+        comes for so long.
+        """
         while True:
             item = await asyncio.wait_for(self._results.get(), timeout_s)
             if item is _END:
@@ -54,74 +61,85 @@ class Job(Generic[T]):
                 raise item
             yield item
 
-    def run(self) -> Exception | None:
-        """In the worker's thread; returns the work's error. `end` follows."""
-        try:
-            for item in self._work(self.cancelled):
-                self._post(item)
-        except Exception as error:  # noqa: BLE001 - it is the reader's to handle
-            return error
-        return None
+    # --- in the worker's thread ---
 
-    def cancel(self) -> None:
-        self._cancelled.set()
+    def post(self) -> bool:
+        """Hand over what is new; True once every row has ended."""
+        for index, row in enumerate(self.rows):
+            chunk = None if index in self._ended else row.take_chunk()
+            if chunk is not None:
+                if chunk.finish_reason is not None:
+                    self._ended.add(index)
+                self._put((index, chunk))
+        return len(self._ended) == len(self.rows)
 
-    def end(self, error: Exception | None) -> None:
+    def end(self, error: Exception | None = None) -> None:
         """Nothing more comes."""
-        self._post(_END if error is None else error)
+        self._put(_END if error is None else error)
 
-    def _post(self, item: Any) -> None:
+    def _put(self, item: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody reads any more
             self._loop.call_soon_threadsafe(self._results.put_nowait, item)
 
 
 class Worker:
-    def __init__(self, max_waiting: int) -> None:
-        self.max_waiting = max_waiting
-        self._waiting: deque[Job[Any]] = deque()
-        self._running: Job[Any] | None = None
+    def __init__(self, engine: Engine, max_waiting: int) -> None:
+        self.engine, self.max_waiting = engine, max_waiting
+        self.num_superseded = 0
+        self._new: deque[Job] = deque()
+        self._gone: deque[tuple[Job, Exception | None]] = deque()
+        self._jobs: dict[Job, None] = {}  # with the engine, in the order of arrival
+        self._by_key: dict[Hashable, Job] = {}
         self._closed = False
         self._changed = threading.Condition()
-        # A daemon: a job that will not end cannot keep the process from ending.
+        # A daemon: a step that will not end cannot keep the process from ending.
         self._thread = threading.Thread(target=self._loop, name="lakh-engine", daemon=True)
         self._thread.start()
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return self.engine.num_waiting + sum(len(job.rows) for job in list(self._new))
 
     @property
     def num_running(self) -> int:
-        return int(self._running is not None)
+        return self.engine.num_running
 
-    def submit(self, job: Job[Any]) -> None:
+    def submit(self, job: Job) -> None:
         with self._changed:
-            if self._closed or len(self._waiting) >= self.max_waiting:
+            if self._closed:
+                raise Stopped
+            older = self._by_key.get(job.key) if job.key is not None else None
+            if older is not None:
+                self._gone.append((older, Superseded()))
+                self.num_superseded += 1
+            elif self.num_waiting >= self.max_waiting:
                 raise QueueFull
-            self._waiting.append(job)
+            if job.key is not None:
+                self._by_key[job.key] = job
+            self._new.append(job)
             self._changed.notify()
 
-    def cancel(self, job: Job[Any]) -> None:
+    def cancel(self, job: Job) -> None:
         """The job's reader has gone. Of a finished job, this says nothing."""
-        job.cancel()
-        with self._changed, contextlib.suppress(ValueError):
-            self._waiting.remove(job)
+        with self._changed:
+            if job in self._new:  # the thread has not seen it: it leaves the queue at once
+                self._new.remove(job)
+                self._forget_key(job)
+                return
+            self._gone.append((job, None))
+            self._changed.notify()
 
     async def drain(self, deadline_s: float) -> bool:
-        """Wait until no job is left, at most so long; cancel the rest. True where all came to their end."""
+        """Wait until no job is left, at most so long; end the rest. True where all came to their end."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
-                while self._running is not None or self._waiting:
+                while self._new or self._jobs:
                     await asyncio.sleep(POLL_S)
                 return True
         with self._changed:
-            waiting, running = list(self._waiting), self._running
-            self._waiting.clear()
-        for job in waiting:
-            job.end(Stopped())
-        if running is not None:
-            running.cancel()
-        return False
+            self._gone.extend((job, Stopped()) for job in [*self._jobs, *self._new])
+            self._changed.notify()
+        return False  # those that drew something answer with it
 
     def close(self, timeout_s: float) -> None:
         with self._changed:
@@ -129,14 +147,46 @@ class Worker:
             self._changed.notify()
         self._thread.join(timeout_s)
 
+    # --- in the thread ---
+
     def _loop(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._closed:
-                    self._changed.wait(timeout=60)
+                while not (self._new or self._gone or self._jobs or self._closed):
+                    self._changed.wait(timeout=IDLE_S)
                 if self._closed:
                     return
-                job = self._running = self._waiting.popleft()
-            error = job.run()
-            self._running = None  # first: whoever reads the end finds the worker free
+                new, self._new = self._new, deque()
+                gone, self._gone = self._gone, deque()
+                for job in new:
+                    self._jobs[job] = None
+            for job, error in gone:
+                self._leave(job, error)
+            try:
+                for job in new:
+                    if job in self._jobs:
+                        self.engine.submit(*job.rows)
+                if self._jobs:
+                    self.engine.step()
+            except Exception as error:  # noqa: BLE001 - it is the readers' to handle
+                for job in list(self._jobs):
+                    self._leave(job, error)
+            for job in list(self._jobs):
+                if job.post():
+                    self._leave(job, None)
+
+    def _leave(self, job: Job, error: Exception | None) -> None:
+        self.engine.abort(*job.rows)
+        if isinstance(error, Stopped) and any(row.tokens for row in job.rows):
+            error = None
+        with self._changed:
+            self._forget_key(job)
+            known = self._jobs.pop(job, job) is None  # first: whoever reads the end finds the worker free
+        if known:
+            if error is None:
+                job.post()
             job.end(error)
+
+    def _forget_key(self, job: Job) -> None:
+        if job.key is not None and self._by_key.get(job.key) is job:
+            del self._by_key[job.key]

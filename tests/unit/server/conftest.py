@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -57,9 +58,10 @@ def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_engine(tokenizer_json: Path) -> Callable[..., Engine]:
-    def make(seed: int = 1, **changes: object) -> Engine:
+    def make(seed: int = 1, options: dict[str, Any] | None = None, **changes: object) -> Engine:
         spec = tiny_spec(**changes)
-        return Engine("tiny", spec, random_weights(spec, seed), Tokenizer.load(tokenizer_json), device="cpu")
+        tokenizer = Tokenizer.load(tokenizer_json)
+        return Engine("tiny", spec, random_weights(spec, seed), tokenizer, device="cpu", **(options or {}))
 
     return make
 
@@ -67,6 +69,14 @@ def make_engine(tokenizer_json: Path) -> Callable[..., Engine]:
 @pytest.fixture(scope="session")
 def engine(make_engine: Callable[..., Engine]) -> Engine:
     return make_engine()
+
+
+@pytest.fixture(scope="session")
+def reference(engine: Engine) -> CodeModel:
+    """The model of `engine` as it is trained: no cache, no batch, no fused weights."""
+    model = CodeModel(engine.spec)
+    model.load_state_dict(random_weights(engine.spec))
+    return model.requires_grad_(False)
 
 
 @pytest.fixture

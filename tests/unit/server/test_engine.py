@@ -14,9 +14,11 @@ from lakh import checkpoint, config
 from lakh.errors import UserError
 from lakh.server import engine as engine_module
 from lakh.server.engine import Chunk, Completion, Engine, Sampling
+from lakh.server.speculate import Decision
 from lakh.spec import Data, Run
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code import hf
+from lakh.workloads.code.model import CodeModel
 
 MakeEngine = Callable[..., Engine]
 EOT = 0
@@ -24,12 +26,11 @@ ids = st.lists(st.integers(7, 299), min_size=1, max_size=60)
 few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def greedy_from_scratch(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[int, ...]:
-    """No cache, no batch: the whole sequence again for every token."""
+def greedy_from_scratch(model: CodeModel, num_ids: int, prompt: list[int], num_tokens: int) -> tuple[int, ...]:
+    """The whole sequence again for every token."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + num_tokens:
-        with torch.no_grad():
-            logits = engine._model(torch.tensor([tokens]))[0, -1, : engine.tokenizer.vocab_size]
+        logits = model(torch.tensor([tokens]))[0, -1, :num_ids]
         tokens.append(int(logits.argmax()))
         if tokens[-1] == EOT:
             break
@@ -38,12 +39,16 @@ def greedy_from_scratch(engine: Engine, prompt: list[int], num_tokens: int) -> t
 
 @few
 @given(prompts=st.lists(ids, min_size=1, max_size=6))
-def test_batched_equals_single_equals_recomputed(engine: Engine, prompts: list[list[int]]) -> None:
+def test_batched_equals_single_equals_recomputed(
+    engine: Engine, reference: CodeModel, prompts: list[list[int]]
+) -> None:
     sampling = Sampling(max_tokens=12)
     together = engine.generate(prompts, sampling)
     alone = [engine.generate([prompt], sampling)[0] for prompt in prompts]
     assert together == alone
-    assert [done.tokens for done in together] == [greedy_from_scratch(engine, prompt, 12) for prompt in prompts]
+    num_ids = engine.tokenizer.vocab_size
+    scratch = [greedy_from_scratch(reference, num_ids, prompt, 12) for prompt in prompts]
+    assert [done.tokens for done in together] == scratch
     assert [done.prompt_tokens for done in together] == [len(prompt) for prompt in prompts]
 
 
@@ -59,20 +64,19 @@ def test_a_sampled_answer_does_not_depend_on_its_neighbours(
             assert engine.generate([prompt], sampling) == [done]
 
 
-def test_many_prompts_pass_through_several_batches_in_their_order(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_prompts_than_rows_at_work_keep_their_order(make_engine: MakeEngine) -> None:
+    engine = make_engine()
     prompts = [[7 + i, *range(20, 20 + (i * 7) % 23)] for i in range(11)]
     sampling = Sampling(max_tokens=6)
     expected = engine.generate(prompts, sampling)
-    monkeypatch.setattr(engine_module, "BATCH_ROWS", 3)
+    engine.max_rows = 3
     heard: list[int] = []
     assert engine.generate(prompts, sampling, progress=heard.append) == expected
     assert heard == sorted(set(heard))
     assert heard[-1] == len(prompts)
-    monkeypatch.setattr(engine_module, "BATCH_TOKENS", 1)  # a single row still fits
-    assert engine.generate(prompts, sampling) == expected
     assert engine.generate([], sampling) == []
+    each = [Sampling(max_tokens=1 + i % 3) for i in range(11)]
+    assert [len(done.tokens) for done in engine.generate(prompts, each)] == [1 + i % 3 for i in range(11)]
 
 
 def test_copies_of_a_prompt_differ_and_repeat_with_the_seed(engine: Engine) -> None:
@@ -88,6 +92,206 @@ def test_copies_of_a_prompt_differ_and_repeat_with_the_seed(engine: Engine) -> N
 def test_without_a_seed_answers_vary(engine: Engine) -> None:
     sampling = Sampling(max_tokens=16, temperature=1.0)
     assert len({engine.generate(["def "], sampling)[0].tokens for _ in range(4)}) > 1
+
+
+# --- cache, chunks, guesses ---------------------------------------------------------------------------------
+
+SAMPLINGS = [Sampling(max_tokens=14), Sampling(max_tokens=14, temperature=1.0, top_k=40, seed=9)]
+
+
+@few
+@given(prompts=st.lists(ids, min_size=1, max_size=4), sampling=st.sampled_from(SAMPLINGS))
+def test_a_cached_prefix_changes_no_answer(
+    engine: Engine, make_engine: MakeEngine, prompts: list[list[int]], sampling: Sampling
+) -> None:
+    fresh = [make_engine().generate([prompt], sampling)[0] for prompt in prompts]
+    for _ in range(2):
+        assert [engine.generate([prompt], sampling)[0] for prompt in prompts] == fresh
+    longer = [[*prompt, *done.tokens[:5]] for prompt, done in zip(prompts, fresh, strict=True)]
+    before = engine.counts.cached_tokens
+    again = engine.generate(longer, sampling)
+    assert engine.counts.cached_tokens > before
+    assert again == make_engine().generate(longer, sampling)
+
+
+@few
+@given(prompts=st.lists(ids, min_size=1, max_size=4), step_tokens=st.integers(1, 20))
+def test_a_prompt_in_chunks_gives_the_same_answer(
+    engine: Engine, make_engine: MakeEngine, prompts: list[list[int]], step_tokens: int
+) -> None:
+    chunked = make_engine()
+    chunked.step_tokens = step_tokens
+    sampling = Sampling(max_tokens=8)
+    assert chunked.generate(prompts, sampling) == engine.generate(prompts, sampling)
+
+
+@few
+@given(
+    prompts=st.lists(ids, min_size=1, max_size=3),
+    repeats=st.integers(1, 3),
+    sampling=st.sampled_from(SAMPLINGS),
+    most=st.integers(1, 7),
+)
+def test_guesses_change_no_answer(
+    engine: Engine, make_engine: MakeEngine, prompts: list[list[int]], repeats: int, sampling: Sampling, most: int
+) -> None:
+    prompts = [(prompt * repeats)[-60:] for prompt in prompts]
+    guessing = make_engine(options={"speculation": "lookup"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "decide", lambda **_: Decision(most, "the test says so"))
+        assert guessing.generate(prompts, sampling) == engine.generate(prompts, sampling)
+    counts = guessing.counts
+    assert counts.kept_tokens <= counts.drafted_tokens
+    drawn = sum(len(done.tokens) for done in engine.generate(prompts, sampling))
+    assert counts.drawn_tokens == drawn
+
+
+def test_a_loop_is_guessed_and_saves_steps(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(options={"speculation": "lookup"})
+    monkeypatch.setattr(engine_module, "decide", lambda **_: Decision(5, "the test says so"))
+    loop = iter([20, 21, 22] * 50)
+    asked: list[int] = []
+
+    def looping(logits: torch.Tensor, *_: object) -> list[int]:
+        asked.append(len(logits))
+        start = engine._running[0].tokens[-1:] or [22]
+        return [20 + (start[0] - 20 + 1 + i) % 3 for i in range(len(logits))]
+
+    monkeypatch.setattr(engine_module, "choose", looping)
+    done = engine.generate([[30, 31]], Sampling(max_tokens=40))[0]
+    assert list(done.tokens) == [next(loop) for _ in range(40)]
+    assert engine.counts.steps < 15
+    assert engine.counts.kept_tokens == engine.counts.drafted_tokens > 25
+
+
+@few
+@given(prompts=st.lists(ids, min_size=2, max_size=8))
+def test_rows_that_gave_way_get_the_same_answer(
+    engine: Engine, make_engine: MakeEngine, prompts: list[list[int]]
+) -> None:
+    small = make_engine(options={"cache_tokens": 1})  # room for one full context
+    sampling = Sampling(max_tokens=30)
+    assert small.generate(prompts, sampling) == engine.generate(prompts, sampling)
+    assert small.pool.num_held == 0
+
+
+def test_room_for_one_makes_rows_give_way(make_engine: MakeEngine) -> None:
+    small = make_engine(options={"cache_tokens": 1})
+    prompts = [[7 + i, *range(20, 50)] for i in range(6)]
+    done = small.generate(prompts, Sampling(max_tokens=60))
+    assert small.counts.preempted_rows > 0
+    assert done == make_engine().generate(prompts, Sampling(max_tokens=60))
+
+
+def test_new_weights_answer_from_the_next_step_and_from_no_old_cache(make_engine: MakeEngine) -> None:
+    engine, other = make_engine(seed=1), make_engine(seed=2)
+    prompt, sampling = list(range(20, 60)), Sampling(max_tokens=10)
+    first = engine.generate([prompt], sampling)
+    row = engine.row(tuple(prompt), Sampling(max_tokens=20))
+    engine.submit(row)
+    for _ in range(4):
+        engine.step()
+    drawn = list(row.tokens)
+    assert engine.swap(random_state(other)) == 1
+    after = engine.generate([prompt], sampling)
+    assert after == other.generate([prompt], sampling) != first
+    while row.finish_reason is None:
+        engine.step()
+    assert engine.pool.num_held == 0
+    assert row.tokens[: len(drawn)] == drawn  # what was drawn stays; what follows is the new model's
+    rest = other.generate([[*prompt, *drawn]], Sampling(max_tokens=20 - len(drawn)))[0].tokens
+    assert tuple(row.tokens[len(drawn) :]) == rest
+
+
+def random_state(engine: Engine) -> dict[str, torch.Tensor]:
+    """The weights of an engine under the model's own names."""
+    network, spec = engine.network, engine.spec
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    state = {"embed.weight": network.embed, "norm.weight": network.norms[-1]}
+    for layer in range(spec.layers):
+        q, k, v = network.matrix("qkv", layer).split([queries, keys, keys])
+        gate, up = network.matrix("gate_up", layer).split([spec.ffn, spec.ffn])
+        parts = {"attention.q": q, "attention.k": k, "attention.v": v, "attention.o": network.matrix("o", layer)}
+        parts |= {"ffn.gate": gate, "ffn.up": up, "ffn.down": network.matrix("down", layer)}
+        parts |= {"attention_norm": network.norms[2 * layer], "ffn_norm": network.norms[2 * layer + 1]}
+        state |= {f"blocks.{layer}.{name}.weight": tensor for name, tensor in parts.items()}
+    return state
+
+
+def test_an_aborted_row_frees_its_blocks_at_once(engine: Engine) -> None:
+    rows = [engine.row(tuple(range(20 + i, 60 + i)), Sampling(max_tokens=40)) for i in range(3)]
+    engine.submit(*rows)
+    engine.step()
+    held = engine.pool.num_held
+    engine.abort(rows[1])
+    assert engine.pool.num_held < held
+    assert rows[1].finish_reason == "abort"
+    engine.abort(*rows)
+    assert (engine.pool.num_held, engine.num_running, engine.num_waiting) == (0, 0, 0)
+
+
+def test_a_row_past_its_deadline_ends_wherever_it_is(make_engine: MakeEngine) -> None:
+    now = [0.0]
+    engine = make_engine(options={"clock": lambda: now[0]})
+    engine.max_rows = 1
+    at_work = engine.row((20, 21), Sampling(max_tokens=50), deadline_s=5.0)
+    waits = engine.row((22, 23), Sampling(max_tokens=50), deadline_s=5.0)
+    engine.submit(at_work, waits)
+    engine.step()
+    assert at_work.finish_reason is None
+    now[0] = 6.0
+    assert engine.step() == [waits, at_work]
+    assert [row.finish_reason for row in (at_work, waits)] == ["abort", "abort"]
+    assert engine.pool.num_held == 0
+
+
+def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    prompt = tuple(range(20, 70))
+
+    def cached(tenant: str) -> int:
+        row = engine.row(prompt, Sampling(max_tokens=1), tenant=tenant)
+        engine.submit(row)
+        while row.finish_reason is None:
+            engine.step()
+        return row.num_cached
+
+    assert [cached(tenant) for tenant in ("a", "a", "b", "b", "")] == [0, 49, 0, 49, 0]
+
+
+def test_copies_of_a_prompt_are_computed_once(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    prompt = list(range(20, 70))
+    engine.generate([prompt] * 8, Sampling(max_tokens=1, temperature=1.0, seed=1))
+    assert engine.counts.cached_tokens == 7 * 49
+
+
+def test_logprobs_come_with_every_token(engine: Engine, reference: CodeModel) -> None:
+    sampling = Sampling(max_tokens=6, logprobs=3)
+    done = engine.generate([[20, 21, 22]], sampling)[0]
+    assert done.logprobs is not None
+    assert [item.token for item in done.logprobs] == list(done.tokens)
+    scores = reference(torch.tensor([[20, 21, 22]]))[0, -1, : engine.tokenizer.vocab_size].log_softmax(-1)
+    assert done.logprobs[0].logprob == pytest.approx(scores.max().item(), abs=1e-3)  # sums in another order
+    assert done.logprobs[0].top[0][0] == done.tokens[0]
+    assert len(done.logprobs[0].top) == 3
+    streamed = [item for chunk in engine.stream([20, 21, 22], sampling) for item in chunk.logprobs or ()]
+    assert tuple(streamed) == done.logprobs
+
+
+def test_int8_weights_give_nearly_the_same_scores(make_engine: MakeEngine) -> None:
+    shape = {"width": 64, "ffn": 128}
+    exact, rounded = make_engine(**shape), make_engine(options={"precision": "int8"}, **shape)
+    prompt = [[20 + i % 50 for i in range(30)]]
+    sampling = Sampling(max_tokens=1, logprobs=20)
+    ours, theirs = (engine.generate(prompt, sampling)[0].logprobs[0] for engine in (rounded, exact))
+    likeliest = dict(theirs.top)
+    shared = [(likeliest[token], logprob) for token, logprob in ours.top if token in likeliest]
+    assert len(shared) >= 15
+    # 8 bits of weights and activations; the scores of this random model spread over tens.
+    assert max(abs(left - right) for left, right in shared) < 1.0
+    with pytest.raises(UserError, match="divisible by 64"):
+        make_engine(options={"precision": "int8"})
 
 
 # --- streaming ----------------------------------------------------------------------------------------------
@@ -240,12 +444,15 @@ def test_an_infilling_prompt_is_cut_far_from_the_cursor(
     assert list(kept_before) == before[len(before) - len(kept_before) :]
     assert list(kept_after) == after[: len(kept_after)]
     room = max(96 - max_tokens, 48)
-    assert len(prompt) == min(len(before) + len(after) + 3, room)  # nothing goes without need
+    whole = len(before) + len(after) + 3
+    assert len(prompt) <= room
+    assert len(prompt) >= min(whole, room - 15)  # the cut moves in steps of a block: less than one goes without need
+    assert len(prompt) == whole or whole > room - 16
 
 
-def test_a_tokenizer_without_such_tokens_says_so(engine: Engine, tokenizer_json: Path) -> None:
+def test_a_tokenizer_without_such_tokens_says_so(engine: Engine, reference: CodeModel, tokenizer_json: Path) -> None:
     raw = tokenizer_json.read_bytes().replace(b"fim_prefix", b"another_01")
-    bare = Engine("bare", engine.spec, engine._model.state_dict(), Tokenizer(raw))
+    bare = Engine("bare", engine.spec, reference.state_dict(), Tokenizer(raw), device="cpu")
     with pytest.raises(UserError, match="suffix: the tokenizer has no tokens"):
         bare.infill("a", "b", 4)
 
@@ -264,7 +471,7 @@ def test_greedy_tokens_equal_those_of_transformers(make_engine: MakeEngine, mode
 
     # Not Engine.load: where there is a GPU it rounds the weights to bfloat16.
     spec, weights = hf.load(model_dir)
-    engine = Engine("m", spec, weights, Tokenizer.load(model_dir), device="cpu", dtype=torch.float32)
+    engine = Engine("m", spec, weights, Tokenizer.load(model_dir), device="cpu", precision="f32")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     read = transformers.AutoTokenizer.from_pretrained(model_dir)
     prompts = ["def add(", "class Größe:\n", "return left + right", "日"]
@@ -280,13 +487,13 @@ def test_greedy_tokens_equal_those_of_transformers(make_engine: MakeEngine, mode
 
 
 def test_a_lakh_checkpoint_and_its_run_give_the_same_engine(
-    engine: Engine, tmp_path: Path, tokenizer_json: Path
+    engine: Engine, reference: CodeModel, tmp_path: Path, tokenizer_json: Path
 ) -> None:
     run = Run(name="mine", model=engine.spec, data=Data(sequence=32))
     folder = str(tmp_path / "run" / "checkpoints" / checkpoint.folder_name(7))
     checkpoint.save(
         folder,
-        {f"model.{name}": tensor.clone() for name, tensor in engine._model.state_dict().items()},
+        {f"model.{name}": tensor for name, tensor in reference.state_dict().items()},
         step=7,
         sequence_index=7 * 32,
         run_sha256=config.fingerprint(run),

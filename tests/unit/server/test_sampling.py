@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lakh.errors import ConfigError
-from lakh.server.sampling import Sampling, choose, random_stream
+from lakh.server.sampling import Draws, Sampling, choose, log_probabilities
 
 REFUSED = [
     ({"max_tokens": 0}, "max_tokens"),
@@ -27,6 +27,7 @@ REFUSED = [
     ({"stop": ("",)}, "stop"),
     ({"stop": "end"}, "stop"),
     ({"stop": ("x",) * 17}, "stop"),
+    ({"logprobs": 21}, "logprobs"),
 ]
 
 
@@ -44,9 +45,9 @@ def test_a_sampling_is_frozen() -> None:
 
 def draw(logits: torch.Tensor, sampling: Sampling, times: int = 2000) -> torch.Tensor:
     """How often each token came, as fractions."""
-    stream = random_stream(sampling, 0)
+    draws = Draws(sampling)
     rows = logits[None].expand(times, -1)
-    picks = choose(rows, [sampling] * times, [stream] * times)
+    picks = choose(rows, [sampling] * times, [draws[i] for i in range(times)])
     return torch.bincount(torch.tensor(picks), minlength=len(logits)) / times
 
 
@@ -72,19 +73,29 @@ def test_top_k_and_top_p_keep_the_likeliest() -> None:
 def test_rows_with_different_settings_share_a_batch() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0]] * 3)
     samplings = [Sampling(), Sampling(temperature=1.0, top_k=1, seed=1), Sampling(temperature=5.0, seed=3)]
-    streams = [random_stream(sampling, 0) for sampling in samplings]
-    alone = choose(logits[2:], samplings[2:], [random_stream(samplings[2], 0)])
-    assert choose(logits, samplings, streams) == [1, 1, alone[0]]
+    draws = [0.0, 0.3, 0.9]
+    alone = choose(logits[2:], samplings[2:], draws[2:])
+    assert choose(logits, samplings, draws) == [1, 1, alone[0]]
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3])
 def test_a_tiny_temperature_is_greedy_and_finite(temperature: float) -> None:
     logits = torch.tensor([[1.0, 2.0, -math.inf, 1.9]])
-    assert choose(logits, [Sampling(temperature=temperature, seed=1)], [torch.Generator()]) == [1]
+    assert choose(logits, [Sampling(temperature=temperature, seed=1)], [0.999]) == [1]
 
 
-def test_a_greedy_row_takes_no_random_number() -> None:
-    stream = torch.Generator().manual_seed(1)
-    before = stream.get_state()
-    choose(torch.zeros(2, 3), [Sampling(), Sampling(temperature=1.0)], [stream, torch.Generator()])
-    assert torch.equal(stream.get_state(), before)
+def test_random_numbers_are_a_function_of_seed_copy_and_place() -> None:
+    sampling = Sampling(temperature=1.0, seed=3)
+    late, early = Draws(sampling), Draws(sampling)
+    assert [late[i] for i in (5, 0, 3)] == [[early[i] for i in range(6)][i] for i in (5, 0, 3)]
+    assert Draws(sampling, copy=1)[0] != early[0] != Draws(Sampling(temperature=1.0, seed=4))[0]
+    assert all(0 <= early[i] < 1 for i in range(100))
+
+
+def test_log_probabilities_are_those_of_the_scores_before_temperature() -> None:
+    logits = torch.tensor([0.5, 2.0, -1.0, 1.0])
+    found = log_probabilities(logits, 2, 2)
+    expected = logits.log_softmax(dim=-1)
+    assert found.logprob == pytest.approx(expected[2].item())
+    assert [token for token, _ in found.top] == [1, 3]
+    assert found.top[0][1] == pytest.approx(expected[1].item())

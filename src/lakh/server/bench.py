@@ -1,0 +1,259 @@
+"""Decoding speed beside its peers: the same weights, the same prompt, the same number of new tokens, in one run.
+
+Each system is asked twice, for 1 and for `new` tokens, and the difference gives the cost of a token; the first figure
+is the time to the first token. `cpu_ms_per_token` is the process's CPU time, which other work on the machine disturbs
+least; `tok_per_s` is the clock's, over all rows of the batch. Of `repeats` alternating rounds the best is reported,
+for all systems alike. `bandwidth_fraction` is weight bytes read per second over what a plain sum (CPU) or copy (GPU)
+of a large tensor reads per second in the same run.
+
+Knows the engine and how to start its peers; prints nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lakh.errors import UserError
+from lakh.server import weights as model_weights
+from lakh.server.engine import Engine, Sampling
+from lakh.spec.model import Model
+from lakh.tokens.tokenizer import Tokenizer
+from lakh.workloads.code import hf
+
+__all__ = ["SHAPES", "SYSTEMS", "Row", "bench_decode", "random_model"]
+
+SHAPES = {
+    "135m": Model(
+        layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49152, context=8192, rope_base=100_000.0, tied=True
+    ),
+    # hidden 2048, 24 layers: the shape of which public and own figures on an H200 are known
+    "1.2b": Model(layers=24, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=32064, context=4096, tied=False),
+}
+SYSTEMS = ("lakh", "lakh-int8", "transformers", "transformers-static", "llama.cpp")
+
+
+@dataclass(frozen=True)
+class Row:
+    system: str
+    device: str
+    params: int
+    dtype: str
+    batch: int
+    prompt: int
+    new: int
+    tok_per_s: float
+    cpu_ms_per_token: float
+    ttft_ms: float
+    bandwidth_fraction: float
+
+
+Ask = Callable[[int], None]
+"""Complete the prompts with so many new tokens each."""
+
+
+def bench_decode(
+    folder: Path,
+    *,
+    systems: Sequence[str],
+    batches: Sequence[int] = (1,),
+    prompt: int = 64,
+    new: int = 48,
+    repeats: int = 3,
+    progress: Callable[[str], None] = lambda what: None,
+) -> list[dict[str, Any]]:
+    """Rows for every system and batch. `folder` is a Hugging Face directory."""
+    loaded = model_weights.read(folder)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    read_Bps = _read_Bps(device)
+    tokenizer = Tokenizer.load(loaded.tokenizer_json)
+    rows = []
+    for batch in batches:
+        generator = torch.Generator().manual_seed(batch)
+        prompts = torch.randint(20, tokenizer.vocab_size, (batch, prompt), generator=generator).tolist()
+        asks: dict[str, tuple[Ask, str, int]] = {}
+        for name in systems:
+            progress(f"{name}, batch {batch}: loading")
+            made = _START[name](folder, loaded, tokenizer, prompts, device)
+            if made is not None:
+                asks[name] = made
+                made[0](new)  # compiles, captures, allocates
+        best: dict[str, list[float]] = {}
+        for number in range(repeats):
+            for name, (ask, _, _) in asks.items():
+                progress(f"{name}, batch {batch}: round {number + 1} of {repeats}")
+                figures = _measure(ask, new)
+                best[name] = [min(pair) for pair in zip(best.get(name, figures), figures, strict=True)]
+        for name, (_, dtype, weight_bytes) in asks.items():
+            wall_s, cpu_s, first_s = best[name]
+            rows.append(
+                Row(
+                    system=name,
+                    device=device,
+                    params=loaded.spec.parameters,
+                    dtype=dtype,
+                    batch=batch,
+                    prompt=prompt,
+                    new=new,
+                    tok_per_s=batch / wall_s,
+                    cpu_ms_per_token=cpu_s / batch * 1e3,
+                    ttft_ms=first_s * 1e3,
+                    bandwidth_fraction=weight_bytes / (wall_s if device == "cuda" else cpu_s) / read_Bps,
+                )
+            )
+        asks.clear()
+        gc.collect()
+    return [asdict(row) for row in rows]
+
+
+def _measure(ask: Ask, new: int) -> tuple[float, float, float]:
+    """Seconds by the clock and of CPU for one more step, and by the clock to the first token."""
+    wall, cpu = [], []
+    for count in (1, new):
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        ask(count)
+        wall.append(time.perf_counter() - began_s)
+        cpu.append(time.process_time() - began_cpu_s)
+    return (wall[1] - wall[0]) / (new - 1), (cpu[1] - cpu[0]) / (new - 1), wall[0]
+
+
+def _read_Bps(device: str) -> float:
+    """Bytes per second of CPU time in a large matrix-vector product; on a GPU by its clock in a copy, both ways."""
+    if device == "cuda":
+        source = torch.empty(1 << 30, dtype=torch.int32, device="cuda")
+        target = torch.empty_like(source)
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        for _ in range(2):
+            target.copy_(source)
+        events[0].record()
+        for _ in range(5):
+            target.copy_(source)
+        events[1].record()
+        torch.cuda.synchronize()
+        return 5 * 2 * source.nbytes / (events[0].elapsed_time(events[1]) / 1e3)
+    matrix, vector = torch.ones(1 << 15, 1 << 12), torch.ones(1 << 12)
+    seconds = []
+    for _ in range(4):
+        began_s = time.process_time()
+        torch.mv(matrix, vector)
+        seconds.append(time.process_time() - began_s)
+    return matrix.nbytes / min(seconds)
+
+
+# --- systems ------------------------------------------------------------------------------------------------
+
+Made = tuple[Ask, str, int] | None
+
+
+def _lakh(precision: Any) -> Callable[..., Made]:
+    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Made:
+        if precision == "int8" and device == "cuda":
+            return None
+        engine = Engine(loaded.name, loaded.spec, loaded.weights, tokenizer, precision=precision)
+
+        def ask(count: int) -> None:
+            rows = [engine.row(tuple(prompt), Sampling(max_tokens=count)) for prompt in prompts]
+            for row in rows:
+                row.eot = -1  # random weights may draw it; every system makes `count` tokens
+            engine.pool.forget()  # every prompt is new
+            engine.submit(*rows)
+            while any(row.finish_reason is None for row in rows):
+                engine.step()
+
+        return ask, engine.network.precision, engine.network.weight_bytes
+
+    return start
+
+
+def _transformers(static: bool) -> Callable[..., Made]:
+    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Made:
+        if static and device == "cpu":
+            return None
+        try:
+            import transformers
+        except ModuleNotFoundError:
+            raise UserError("transformers", "is not installed", "pip install transformers, or leave it out") from None
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        model = model.to(device).eval()
+        ids = torch.tensor(prompts, device=device)
+        options = {"cache_implementation": "static"} if static else {}
+
+        def ask(count: int) -> None:
+            with torch.inference_mode():
+                made = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=count,
+                    min_new_tokens=count,
+                    do_sample=False,
+                    pad_token_id=0,
+                    **options,
+                )
+            assert made.shape[1] == ids.shape[1] + count
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        size = sum(p.nbytes for p in model.parameters()) - (0 if loaded.spec.tied else model.lm_head.weight.nbytes)
+        return ask, "bf16" if device == "cuda" else "f32", size
+
+    return start
+
+
+def _llama_cpp(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Made:
+    if device == "cuda" or len(prompts) > 1:
+        return None
+    from lakh.server import bench_llama_cpp
+
+    ask = bench_llama_cpp.start(loaded.spec, loaded.weights, loaded.tokenizer_json, prompts[0], torch.get_num_threads())
+    return ask, "f32", 4 * loaded.spec.parameters
+
+
+_START: dict[str, Callable[..., Made]] = {
+    "lakh": _lakh(None),
+    "lakh-int8": _lakh("int8"),
+    "transformers": _transformers(static=False),
+    "transformers-static": _transformers(static=True),
+    "llama.cpp": _llama_cpp,
+}
+
+
+# --- a model to measure -------------------------------------------------------------------------------------
+
+
+def random_model(shape: str, folder: Path) -> Path:
+    """Random weights in this shape, as a Hugging Face directory with a tokenizer that knows every id."""
+    spec = SHAPES[shape]
+    generator = torch.Generator().manual_seed(0)
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    weights: dict[str, Tensor] = {}
+    for name, size in hf.shapes(spec).items():
+        noise = torch.empty(size).normal_(0.0, 0.02, generator=generator) if len(size) > 1 else torch.ones(size)
+        weights[name] = noise.to(dtype)
+    path = folder / "tokenizer.json"
+    path.write_bytes(_tokenizer_json(spec.vocab))
+    hf.save(folder / "model", spec, weights, path)
+    return folder / "model"
+
+
+def _tokenizer_json(num_ids: int) -> bytes:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    from lakh.tokens.tokenizer import SPECIAL_TOKENS
+
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    words = [*SPECIAL_TOKENS, *sorted(letters)]
+    words += [f"w{number}" for number in range(num_ids - len(words))]
+    made = tokenizers.Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(list(SPECIAL_TOKENS))
+    return made.to_str().encode()

@@ -1,0 +1,253 @@
+"""Decoding on the GPU: one new token for each row, as a captured graph, several steps without looking.
+
+A graph exists for each bucket of rows (1, 2, 4, ... MAX_ROWS); a batch runs in the smallest that holds it, its empty
+places pointing at a scratch block. The graph draws greedily by itself and feeds its tokens to its next run, so a
+burst of greedy steps needs one transfer in and one out. Scores stay in place for rows that sample.
+
+Batch 1 runs kernels that do nothing but read weights at full speed (kernels_gpu.py); larger batches use the vendor's
+matrix products for the weights. Knows a Network and its cache; knows nothing of rows and requests. Memory: graphs
+share one pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lakh.server import kernels_gpu as kernels
+from lakh.server.blocks import BLOCK_TOKENS
+from lakh.server.kv import PagedCache
+from lakh.server.network import Network
+
+__all__ = ["BURST", "Decoder", "can_decode"]
+
+BURST = 8  # steps that may run before their tokens are read
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+SPLIT_PROGRAMS = 132  # attention is cut into parts until about so many programs run: the SMs of an H100 or H200
+
+
+def can_decode(network: Network) -> bool:
+    """Head sizes that the kernels are written for."""
+    return network.spec.head_dim in (32, 64, 128, 256)
+
+
+class _Bucket:
+    """Static inputs, outputs and the graph of one number of rows."""
+
+    def __init__(self, rows: int, table_width: int, device: torch.device) -> None:
+        # One transfer in: position, token, table of each row.
+        self.control = torch.zeros(rows, 2 + table_width, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.tables = torch.zeros(rows, table_width, dtype=torch.int32, device=device)
+        self.history = torch.zeros(BURST, rows, dtype=torch.int64, device=device)
+        self.step = torch.zeros(1, dtype=torch.int32, device=device)
+        self.logits = torch.empty(0)
+        self.replay: Callable[[], None] = lambda: None
+
+
+class Decoder:
+    def __init__(self, network: Network, cache: PagedCache, *, use_graphs: bool = True, pdl: bool = True) -> None:
+        """`cache` has a last block that no row owns: empty places of a bucket write there."""
+        self.network, self.cache, self.pdl = network, cache, pdl and use_graphs
+        self._scratch = cache.num_blocks - 1
+        self._table_width = -(-network.spec.context // BLOCK_TOKENS)
+        self._use_graphs = use_graphs
+        self._buckets: dict[int, _Bucket] = {}
+        self._configs: dict[tuple[str, int, int], tuple[int, int, int]] = {}
+        self._pool: Any = None
+        self._stream = torch.cuda.Stream(network.device) if use_graphs else None
+
+    @property
+    def max_rows(self) -> int:
+        return BUCKETS[-1]
+
+    @torch.inference_mode()
+    def run(
+        self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]], steps: int
+    ) -> tuple[list[list[int]], Tensor]:
+        """`steps` greedy steps from these tokens; returns the tokens of each step, and the scores of the last one.
+
+        The blocks hold room for positions .. positions + steps - 1.
+        """
+        rows = len(tokens)
+        bucket = self._bucket(next(size for size in BUCKETS if size >= rows))
+        size = len(bucket.tokens)
+        control = np.full((size, 2 + self._table_width), self._scratch, np.int32)
+        control[:, :2] = 0
+        control[:rows, 0], control[:rows, 1] = positions, tokens
+        for row in range(rows):
+            control[row, 2 : 2 + len(blocks[row])] = blocks[row]
+        bucket.control.copy_(torch.from_numpy(control))
+        self._begin(bucket)
+        for _ in range(steps):
+            bucket.replay()
+        return bucket.history[:steps, :rows].tolist(), bucket.logits[:rows]
+
+    def _begin(self, bucket: _Bucket) -> None:
+        bucket.positions.copy_(bucket.control[:, 0])
+        bucket.tokens.copy_(bucket.control[:, 1])
+        bucket.tables.copy_(bucket.control[:, 2:])
+        bucket.step.zero_()
+
+    def _bucket(self, size: int) -> _Bucket:
+        if size not in self._buckets:
+            bucket = _Bucket(size, self._table_width, self.network.device)
+            bucket.tables.fill_(self._scratch)
+            self._capture(bucket)
+            self._buckets[size] = bucket
+        return self._buckets[size]
+
+    def _capture(self, bucket: _Bucket) -> None:
+        def step() -> None:
+            bucket.logits = self._step(bucket)
+
+        if not self._use_graphs:
+            bucket.replay = step
+            return
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream):
+            for _ in range(2):  # compiles kernels, and lets libraries allocate their workspaces
+                bucket.step.zero_()
+                step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            step()
+        self._pool = self._pool or graph.pool()
+        bucket.replay = graph.replay
+
+    def _step(self, bucket: _Bucket) -> Tensor:
+        x = self.network.embed[bucket.tokens]
+        x = self._one(x, bucket) if len(bucket.tokens) == 1 else self._many(x, bucket)
+        drawn = x.argmax(dim=-1)
+        size = len(bucket.tokens)
+        kernels.advance[(1,)](
+            drawn, bucket.tokens, bucket.positions, bucket.history, bucket.step, size, BLOCK=max(size, 2)
+        )
+        return x
+
+    # --- batch 1: matrix-vector products ---
+
+    def _one(self, x: Tensor, bucket: _Bucket) -> Tensor:
+        network, spec = self.network, self.network.spec
+        x = x.flatten()
+        for layer in range(spec.layers):
+            qkv = self._matvec(x, network.matrix("qkv", layer), norm=network.norms[2 * layer])
+            attention = self._attend(qkv[None], layer, bucket)[0]
+            x = self._matvec(attention, network.matrix("o", layer), residual=x)
+            inner = self._gate_up(x, network.matrix("gate_up", layer), network.norms[2 * layer + 1])
+            x = self._matvec(inner, network.matrix("down", layer), residual=x)
+        return self._matvec(x, network.head, norm=network.norms[-1], dtype=torch.float32)[None]
+
+    def _matvec(
+        self,
+        x: Tensor,
+        w: Tensor,
+        *,
+        norm: Tensor | None = None,
+        residual: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        num, width = w.shape
+        y = torch.empty(num, dtype=dtype or x.dtype, device=x.device)
+        has_norm, has_residual = norm is not None, residual is not None
+
+        def launch(block_n: int, block_k: int, warps: int) -> None:
+            kernels.matvec[(-(-num // block_n),)](
+                x, norm if has_norm else x, w, residual if has_residual else x, y, num, width,
+                self.network.spec.norm_eps,
+                NORM=has_norm, RESIDUAL=has_residual, PDL=self.pdl, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
+                **self._launch_options(),
+            )  # fmt: skip
+
+        launch(*self._config(f"matvec{has_norm:d}{has_residual:d}", num, width, launch))
+        return y
+
+    def _gate_up(self, x: Tensor, w: Tensor, norm: Tensor) -> Tensor:
+        num, width = w.shape[0] // 2, w.shape[1]
+        y = torch.empty(num, dtype=x.dtype, device=x.device)
+
+        def launch(block_n: int, block_k: int, warps: int) -> None:
+            kernels.gate_up[(-(-num // block_n),)](
+                x, norm, w, y, num, width, self.network.spec.norm_eps,
+                PDL=self.pdl, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **self._launch_options(),
+            )  # fmt: skip
+
+        launch(*self._config("gate_up", num, width, launch))
+        return y
+
+    def _config(self, kind: str, num: int, width: int, launch: Callable[[int, int, int], None]) -> tuple[int, int, int]:
+        """The fastest tile for this product, timed once, cold: the weights of a step never fit the caches."""
+        key = (kind, num, width)
+        if key not in self._configs:
+            fits = [config for config in kernels.MATVEC_CONFIGS if config[1] <= max(2 * width, 256)]
+            best = fits[0]
+            if self._use_graphs:
+                from triton.testing import do_bench
+
+                times = {config: do_bench(lambda c=config: launch(*c), warmup=3, rep=12) for config in fits}
+                best = min(times, key=lambda config: times[config])
+            self._configs[key] = best
+        return self._configs[key]
+
+    # --- more rows: matrix products ---
+
+    def _many(self, x: Tensor, bucket: _Bucket) -> Tensor:
+        network, spec = self.network, self.network.spec
+        rows = len(x)
+        delta: Tensor | None = None
+        for layer in range(spec.layers):
+            h = self._add_norm(x, delta, network.norms[2 * layer])
+            attention = self._attend(h @ network.matrix("qkv", layer).T, layer, bucket)
+            delta = attention @ network.matrix("o", layer).T
+            h = self._add_norm(x, delta, network.norms[2 * layer + 1])
+            both = h @ network.matrix("gate_up", layer).T
+            inner = torch.empty(rows, spec.ffn, dtype=x.dtype, device=x.device)
+            kernels.gate[(rows, -(-spec.ffn // 1024))](both, inner, spec.ffn, BLOCK=1024)
+            delta = inner @ network.matrix("down", layer).T
+        return self._add_norm(x, delta, network.norms[-1]) @ network.head.T
+
+    def _add_norm(self, x: Tensor, delta: Tensor | None, norm: Tensor) -> Tensor:
+        """x += delta, in place; returns its norm."""
+        rows, width = x.shape
+        y = torch.empty_like(x)
+        add = delta is not None
+        kernels.add_norm[(rows,)](
+            x, delta if add else x, norm, y, width, self.network.spec.norm_eps,
+            ADD=add, BLOCK=1 << (width - 1).bit_length(), num_warps=8,
+        )  # fmt: skip
+        return y
+
+    # --- both ---
+
+    def _attend(self, qkv: Tensor, layer: int, bucket: _Bucket) -> Tensor:
+        spec, rows = self.network.spec, len(qkv)
+        keys, values = self.cache.keys_LKCD[layer], self.cache.values_LKCD[layer]
+        splits = 1
+        while splits < 16 and rows * spec.kv_heads * splits * 2 <= SPLIT_PROGRAMS:
+            splits *= 2
+        out = torch.empty(rows, spec.heads * spec.head_dim, dtype=qkv.dtype, device=qkv.device)
+        shape = (rows, spec.heads, splits)
+        part_o = torch.empty(*shape, spec.head_dim, device=qkv.device) if splits > 1 else out
+        part_ml = torch.empty(*shape, 2, device=qkv.device) if splits > 1 else out
+        pdl = self.pdl and rows == 1
+        options = self._launch_options() if pdl else {}
+        kernels.attend[(rows, spec.kv_heads, splits)](
+            qkv, self.network.cos, self.network.sin, keys, values, bucket.tables, bucket.positions, out, part_o,
+            part_ml, keys.shape[1], self._table_width, spec.head_dim**-0.5,
+            H=spec.heads, K=spec.kv_heads, D=spec.head_dim, BLOCK=64, SPLITS=splits, PAGE=BLOCK_TOKENS, PDL=pdl,
+            num_warps=4, **options,
+        )  # fmt: skip
+        if splits > 1:
+            kernels.combine[(rows * spec.heads,)](
+                part_o, part_ml, out, D=spec.head_dim, SPLITS=splits, PDL=pdl, num_warps=1, **options
+            )
+        return out
+
+    def _launch_options(self) -> dict[str, bool]:
+        return {"launch_pdl": True} if self.pdl else {}

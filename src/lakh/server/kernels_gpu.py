@@ -1,0 +1,229 @@
+"""Triton kernels of one decoding step: one new token for each of B rows.
+
+Shapes: B rows, W width, F ffn, H query heads, K key/value heads, D head size, C slots of the cache, S splits of a
+row's tokens.
+
+At batch 1 a step is as fast as its weights can be read, so every kernel is a matrix-vector product with its
+neighbours folded in: the norm before it, the gate or the residual after it. Attention reads keys and values in place
+through the table of blocks, in S parts at once, and stores the new token's own key and value on the way. With PDL a
+kernel is launched while the one before it still runs, fetches its first weights, and waits for the other's results
+only then.
+
+Compiled on first use for each shape. Knows pointers and sizes; decode_gpu.py knows the order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["MATVEC_CONFIGS", "add_norm", "advance", "attend", "combine", "gate", "gate_up", "matvec"]
+
+# rows of a program, columns of a tile, warps: a few shapes that keep 2 to 8 loads of 16 bytes in flight per thread
+MATVEC_CONFIGS = [(1, 1024, 4), (2, 512, 4), (2, 1024, 4), (4, 512, 4), (4, 1024, 8), (8, 256, 4), (8, 512, 8)]
+
+
+@triton.jit
+def _let_next_begin(PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def _wait(PDL: tl.constexpr):
+    """Until the kernels before this one are done and their results can be read."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def matvec(
+    x, norm, w, residual, y, N, K, eps,
+    NORM: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """y = w @ (rms_norm(x) if NORM else x) (+ residual); w is N K."""
+    _let_next_begin(PDL)
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    cols = tl.arange(0, BLOCK_K)
+    inside = rows[:, None] < N
+    tile = w + rows[:, None].to(tl.int64) * K + cols[None, :]
+    weights = tl.load(tile, mask=inside & (cols[None, :] < K), other=0.0)
+    _wait(PDL)
+    total = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for k in range(0, K, BLOCK_K):
+        here = k + cols
+        value = tl.load(x + here, mask=here < K, other=0.0).to(tl.float32)
+        if NORM:
+            squares += value * value
+            value *= tl.load(norm + here, mask=here < K, other=0.0).to(tl.float32)
+        total += weights.to(tl.float32) * value[None, :]
+        tile += BLOCK_K
+        weights = tl.load(tile, mask=inside & (here[None, :] + BLOCK_K < K), other=0.0)
+    result = tl.sum(total, 1)
+    if NORM:
+        result *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
+    if RESIDUAL:
+        result += tl.load(residual + rows, mask=rows < N, other=0.0).to(tl.float32)
+    tl.store(y + rows, result.to(y.dtype.element_ty), mask=rows < N)
+
+
+@triton.jit
+def gate_up(
+    x, norm, w, y, N, K, eps, PDL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """y = silu(gate) * up, where gate and up are the first and the last N rows of w @ rms_norm(x)."""
+    _let_next_begin(PDL)
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    cols = tl.arange(0, BLOCK_K)
+    inside = rows[:, None] < N
+    tile = w + rows[:, None].to(tl.int64) * K + cols[None, :]
+    mask = inside & (cols[None, :] < K)
+    left = tl.load(tile, mask=mask, other=0.0)
+    right = tl.load(tile + N * K, mask=mask, other=0.0)
+    _wait(PDL)
+    gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for k in range(0, K, BLOCK_K):
+        here = k + cols
+        value = tl.load(x + here, mask=here < K, other=0.0).to(tl.float32)
+        squares += value * value
+        value *= tl.load(norm + here, mask=here < K, other=0.0).to(tl.float32)
+        gates += left.to(tl.float32) * value[None, :]
+        ups += right.to(tl.float32) * value[None, :]
+        tile += BLOCK_K
+        mask = inside & (here[None, :] + BLOCK_K < K)
+        left = tl.load(tile, mask=mask, other=0.0)
+        right = tl.load(tile + N * K, mask=mask, other=0.0)
+    scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+    g = tl.sum(gates, 1) * scale
+    u = tl.sum(ups, 1) * scale
+    tl.store(y + rows, (g / (1.0 + tl.exp(-g)) * u).to(y.dtype.element_ty), mask=rows < N)
+
+
+@triton.jit
+def attend(
+    qkv, cos, sin, keys, values, tables, positions, out, part_o, part_ml, C, table_width, scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    PAGE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One row, one key/value head, one part of the row's tokens; part 0 also brings the new token.
+
+    Writes out (B, H*D) where there is one part; else the parts' sums, largest scores and weights for `combine`.
+    """
+    GROUP: tl.constexpr = H // K
+    M: tl.constexpr = 16  # the smallest side of a tensor-core product; rows beyond GROUP are padding
+    _let_next_begin(PDL)
+    b, kh, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = tl.load(positions + b)  # nothing in this step writes it
+    d = tl.arange(0, D)
+    m = tl.arange(0, M)
+    half = D // 2
+    turn_cos = tl.load(cos + at * half + d % half)
+    turn_sin = tl.load(sin + at * half + d % half) * tl.where(d < half, -1.0, 1.0)
+    partner = (d + half) % D
+    _wait(PDL)
+    row = qkv + b * (H + 2 * K) * D
+    q_at = row + (kh * GROUP + m[:, None]) * D
+    real = m[:, None] < GROUP
+    q = tl.load(q_at + d[None, :], mask=real, other=0.0).to(tl.float32) * turn_cos[None, :]
+    q += tl.load(q_at + partner[None, :], mask=real, other=0.0).to(tl.float32) * turn_sin[None, :]
+    q *= scale
+    largest = tl.full([M], -1.0e30, tl.float32)
+    weight = tl.zeros([M], tl.float32)
+    total = tl.zeros([M, D], tl.float32)
+    head = kh * C * D
+    if part == 0:
+        k_at = row + (H + kh) * D
+        k_new = tl.load(k_at + d).to(tl.float32) * turn_cos + tl.load(k_at + partner).to(tl.float32) * turn_sin
+        v_new = tl.load(row + (H + K + kh) * D + d)
+        slot = tl.load(tables + b * table_width + at // PAGE) * PAGE + at % PAGE
+        k_new = k_new.to(keys.dtype.element_ty)
+        tl.store(keys + head + slot * D + d, k_new)
+        tl.store(values + head + slot * D + d, v_new.to(values.dtype.element_ty))
+        largest = tl.sum(q * k_new.to(tl.float32)[None, :], 1)
+        weight += 1.0
+        total += v_new.to(tl.float32)[None, :]
+    q = q.to(keys.dtype.element_ty)
+    size = tl.cdiv(tl.cdiv(at, SPLITS), BLOCK) * BLOCK
+    start = part * size
+    end = tl.minimum(start + size, at)
+    for t in range(start, end, BLOCK):
+        place = t + tl.arange(0, BLOCK)
+        seen = place < end
+        slots = tl.load(tables + b * table_width + place // PAGE, mask=seen, other=0) * PAGE + place % PAGE
+        at_BD = head + slots[:, None] * D + d[None, :]
+        k = tl.load(keys + at_BD, mask=seen[:, None], other=0.0)
+        v = tl.load(values + at_BD, mask=seen[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(k), out_dtype=tl.float32)
+        scores = tl.where(seen[None, :], scores, -1.0e30)
+        now = tl.maximum(largest, tl.max(scores, 1))
+        shrink = tl.exp(largest - now)
+        p = tl.exp(scores - now[:, None])
+        weight = weight * shrink + tl.sum(p, 1)
+        total = total * shrink[:, None] + tl.dot(p.to(v.dtype), v, out_dtype=tl.float32)
+        largest = now
+    h = kh * GROUP + m
+    mine = m < GROUP
+    if SPLITS == 1:
+        result = (total / weight[:, None]).to(out.dtype.element_ty)
+        tl.store(out + (b * H + h[:, None]) * D + d[None, :], result, mask=mine[:, None])
+    else:
+        place = (b * H + h) * SPLITS + part
+        tl.store(part_o + place[:, None] * D + d[None, :], total, mask=mine[:, None])
+        tl.store(part_ml + place * 2, largest, mask=mine)
+        tl.store(part_ml + place * 2 + 1, weight, mask=mine)
+
+
+@triton.jit
+def combine(part_o, part_ml, out, D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr):
+    """The parts of one row and one query head, weighed by their largest scores."""
+    _let_next_begin(PDL)
+    _wait(PDL)
+    here = tl.program_id(0)
+    d, s = tl.arange(0, D), tl.arange(0, SPLITS)
+    largest = tl.load(part_ml + (here * SPLITS + s) * 2)
+    share = tl.exp(largest - tl.max(largest, 0))
+    weight = tl.sum(share * tl.load(part_ml + (here * SPLITS + s) * 2 + 1), 0)
+    parts = tl.load(part_o + (here * SPLITS + s[:, None]) * D + d[None, :])
+    tl.store(out + here * D + d, (tl.sum(parts * share[:, None], 0) / weight).to(out.dtype.element_ty))
+
+
+@triton.jit
+def add_norm(x, delta, norm, y, W, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """x += delta (if ADD); y = rms_norm(x) * norm: one row."""
+    cols = tl.arange(0, BLOCK)
+    inside = cols < W
+    here = tl.program_id(0) * W + cols
+    value = tl.load(x + here, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(delta + here, mask=inside, other=0.0).to(tl.float32)
+        tl.store(x + here, value.to(x.dtype.element_ty), mask=inside)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / W + eps)
+    value *= scale * tl.load(norm + cols, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + here, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gate(both, y, F, BLOCK: tl.constexpr):
+    """y = silu(left half) * right half of a row, a piece at a time."""
+    row = tl.program_id(0)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = cols < F
+    g = tl.load(both + row * 2 * F + cols, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(both + row * 2 * F + F + cols, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + row * F + cols, (g / (1.0 + tl.exp(-g)) * u).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def advance(drawn, tokens, positions, history, step, B, BLOCK: tl.constexpr):
+    """The drawn tokens are the next step's: note them, and move every row one place on."""
+    rows = tl.arange(0, BLOCK)
+    inside = rows < B
+    token = tl.load(drawn + rows, mask=inside, other=0)
+    number = tl.load(step)
+    tl.store(history + number * B + rows, token, mask=inside)
+    tl.store(tokens + rows, token, mask=inside)
+    tl.store(positions + rows, tl.load(positions + rows, mask=inside, other=0) + 1, mask=inside)
+    tl.store(step, number + 1)

@@ -1,0 +1,47 @@
+"""Keys and values of all tokens that are remembered, in two tensors that are allocated once.
+
+Shapes: L layers, K key/value heads, C slots (blocks x tokens of a block), D head size, S tokens of a row.
+
+Slot = block * BLOCK_TOKENS + place in the block; the tokens of one head and one block lie together. Which block
+belongs to whom is blocks.py's; here are only the bytes. Costs 2 * L * K * C * D numbers for the life of the engine;
+on Linux the operating system backs them with memory when they are first written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lakh.server.blocks import BLOCK_TOKENS
+from lakh.spec.model import Model
+
+__all__ = ["PagedCache", "slots_of"]
+
+
+class PagedCache:
+    def __init__(self, spec: Model, num_blocks: int, *, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (spec.layers, spec.kv_heads, num_blocks * BLOCK_TOKENS, spec.head_dim)
+        # Zeros, not empty: a masked slot is multiplied by 0, and 0 times a stray NaN is NaN.
+        self.keys_LKCD = torch.zeros(shape, device=device, dtype=dtype)
+        self.values_LKCD = torch.zeros(shape, device=device, dtype=dtype)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.keys_LKCD.shape[2] // BLOCK_TOKENS
+
+    @property
+    def size_bytes(self) -> int:
+        return self.keys_LKCD.nbytes + self.values_LKCD.nbytes
+
+    def copy_block(self, source: int, target: int) -> None:
+        """All of a block: what lies beyond its common tokens is overwritten before it is seen."""
+        take, put = source * BLOCK_TOKENS, target * BLOCK_TOKENS
+        for tensor in (self.keys_LKCD, self.values_LKCD):
+            tensor[:, :, put : put + BLOCK_TOKENS] = tensor[:, :, take : take + BLOCK_TOKENS]
+
+
+def slots_of(blocks: Sequence[int], num_tokens: int) -> torch.Tensor:
+    """Where the first `num_tokens` tokens of a row lie."""
+    starts = torch.tensor(blocks[: -(-num_tokens // BLOCK_TOKENS)], dtype=torch.int64) * BLOCK_TOKENS
+    return (starts[:, None] + torch.arange(BLOCK_TOKENS)).flatten()[:num_tokens]

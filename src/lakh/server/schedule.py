@@ -1,0 +1,38 @@
+"""What a step does: how its tokens are shared among rows, and which row gives way when blocks run out.
+
+Pure functions over numbers. Rows that draw go first, one token and their guesses each, so that a long prompt never
+stops them; what is left of the budget goes to prompts in the order of their arrival, in chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["Share", "share_budget"]
+
+
+class Share(NamedTuple):
+    counts: list[int]
+    """Tokens of each row in this step; 0 waits for the next one."""
+    reason: str
+
+
+def share_budget(pending: Sequence[int], budget: int, trickle: int = 1) -> Share:
+    """`pending`: tokens that each running row has still to compute, in the order of arrival. At least one gets work.
+
+    A row with at most `trickle` of them brings one at a time, as if it drew: on a GPU that rides along with the rows
+    that draw, where a prompt of its own would stop them.
+    """
+    counts = [int(count <= trickle) for count in pending]
+    left = max(budget - sum(counts), 0 if any(counts) else 1)
+    num_prompts = 0
+    for index, count in enumerate(pending):
+        if count > trickle and left > 0:
+            counts[index] = min(count, left)
+            left -= counts[index]
+            num_prompts += 1
+    cut = sum(count > given > 0 for count, given in zip(pending, counts, strict=True))
+    waits = sum(given == 0 for given in counts)
+    draws = sum(count == 1 for count in pending)
+    return Share(counts, f"{draws} rows draw, {num_prompts} prompts advance ({cut} in part), {waits} wait")

@@ -1,0 +1,133 @@
+"""Speculation: guess the next tokens cheaply, let the model score them all in one step, keep what it would have drawn.
+
+The model always draws its own token at every place, from its own scores and the row's own random number; a guess is
+kept while it equals what was drawn. So the answer is the same, token for token, with speculation and without, greedy
+or sampled: exactness needs no argument about distributions. (Rejection sampling accepts a little more often when
+sampling, and gives up that equality.)
+
+    Lookup      guesses that the text goes on as it did after the last place where its end stood before; costs nothing
+    Draft       a small model guesses (engine.py runs it), with the same random numbers
+    decide      how many guesses pay, from the measured cost of steps and the measured share of kept guesses
+
+Draft-token acceptance (guesses kept by the model) is counted here; whether users accept a suggestion is another figure
+under another name (metrics.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["MAX_GUESSES", "Costs", "Decision", "Lookup", "Record", "decide", "expected_tokens"]
+
+MAX_GUESSES = 7
+SMOOTHING = 0.1  # weight of the newest figure
+FIRST_ACCEPTANCE = 0.5
+RETRY_EVERY = 64  # steps after which a row that gave up on guessing tries once more
+
+
+class Lookup:
+    """Prompt lookup: what followed the last occurrence of the last `longest` .. `shortest` tokens."""
+
+    def __init__(self, shortest: int = 2, longest: int = 4) -> None:
+        self._sizes = range(longest, shortest - 1, -1)
+        # For every size: the tokens of an n-gram -> the place after its last occurrence but the newest one.
+        self._after: dict[tuple[int, ...], int] = {}
+        self._seen = 0
+
+    def guess(self, ids: Sequence[int], most: int) -> list[int]:
+        """Up to `most` tokens. `ids` only ever grows between calls."""
+        end = len(ids)
+        for place in range(self._seen, end):  # n-grams that end before `place` are followed by ids[place]
+            for size in self._sizes:
+                if place >= size:
+                    self._after[tuple(ids[place - size : place])] = place
+        self._seen = end
+        for size in self._sizes:
+            if end >= size:
+                after = self._after.get(tuple(ids[end - size : end]))
+                if after is not None:
+                    return _continued(ids, after, most)
+        return []
+
+
+def _continued(ids: Sequence[int], place: int, most: int) -> list[int]:
+    """ids[place:], which goes on with its own guesses where it reaches the end: a loop is guessed as a loop."""
+    guesses: list[int] = []
+    for offset in range(most):
+        at = place + offset
+        guesses.append(ids[at] if at < len(ids) else guesses[at - len(ids)])
+    return guesses
+
+
+class Decision(NamedTuple):
+    num_guesses: int
+    reason: str
+
+
+@dataclass
+class Costs:
+    """Seconds of a step by the number of tokens in it, smoothed; what was not measured lies between its neighbours."""
+
+    by_tokens: dict[int, float] = field(default_factory=dict)
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        known = self.by_tokens.get(num_tokens)
+        self.by_tokens[num_tokens] = seconds if known is None else known + SMOOTHING * (seconds - known)
+
+    def of(self, num_tokens: int) -> float | None:
+        """None while it must be tried: larger than everything measured."""
+        if num_tokens in self.by_tokens:
+            return self.by_tokens[num_tokens]
+        below = [n for n in self.by_tokens if n < num_tokens]
+        above = [n for n in self.by_tokens if n > num_tokens]
+        if not above:
+            return None
+        if not below:
+            return self.by_tokens[min(above)]
+        low, high = max(below), min(above)
+        share = (num_tokens - low) / (high - low)
+        return self.by_tokens[low] + share * (self.by_tokens[high] - self.by_tokens[low])
+
+
+@dataclass
+class Record:
+    """How a row's guesses fared."""
+
+    acceptance: float = FIRST_ACCEPTANCE
+    """Probability that a guess is kept, given that those before it were."""
+    drafted: int = 0
+    kept: int = 0
+    steps_since_guess: int = 0
+
+    def add(self, drafted: int, kept: int) -> None:
+        self.drafted += drafted
+        self.kept += kept
+        tried = min(kept + 1, drafted)  # guesses after the first wrong one say nothing
+        for index in range(tried):
+            self.acceptance += SMOOTHING * ((index < kept) - self.acceptance)
+
+
+def expected_tokens(acceptance: float, num_guesses: int) -> float:
+    """Tokens of one step: 1 + a + a^2 + ... + a^k."""
+    return sum(acceptance**i for i in range(num_guesses + 1))
+
+
+def decide(*, acceptance: float, num_rows: int, costs: Costs, most: int = MAX_GUESSES) -> Decision:
+    """How many guesses for each of `num_rows` rows give most tokens per second; 0 where none pay."""
+    alone = costs.of(num_rows)
+    if alone is None:
+        return Decision(0, "the cost of a plain step is not known yet")
+    best, best_rate = 0, 1 / alone
+    for num_guesses in range(1, most + 1):
+        cost = costs.of(num_rows * (num_guesses + 1))
+        if cost is None:
+            return Decision(num_guesses, f"a step of {num_rows * (num_guesses + 1)} tokens was never measured")
+        rate = expected_tokens(acceptance, num_guesses) / cost
+        if rate > best_rate:
+            best, best_rate = num_guesses, rate
+    gain = best_rate * alone
+    if best == 0:
+        return Decision(0, f"at acceptance {acceptance:.2f} no number of guesses pays for {num_rows} rows")
+    return Decision(best, f"{gain:.2f}x at acceptance {acceptance:.2f} for {num_rows} rows")

@@ -1,0 +1,144 @@
+"""The gRPC face: the same answers in pieces; deadlines and cancellation reach the engine; statuses mean something."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from lakh.server import grpc as grpc_face
+from lakh.server import http, proto
+from lakh.server.engine import Engine, Sampling
+from lakh.server.http import Server
+from lakh.server.keys import Keys
+
+PATIENCE_S = 30.0
+
+
+def run(engine: Engine, story: Callable[[Any, grpc.aio.Channel, Server], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(2 * PATIENCE_S),
+            http.running(engine, "127.0.0.1", 0, **options) as server,
+            grpc_face.running(server, "127.0.0.1", 0) as address,
+            grpc.aio.insecure_channel(address) as channel,
+        ):
+            complete = channel.unary_stream(
+                f"/{proto.SERVICE}/Complete",
+                request_serializer=proto.CompleteRequest.SerializeToString,
+                response_deserializer=proto.CompleteChunk.FromString,
+            )
+            await story(complete, channel, server)
+
+    asyncio.run(main())
+
+
+def test_a_stream_carries_the_engines_answer(engine: Engine) -> None:
+    expected = engine.generate(["def add("], Sampling(max_tokens=30))[0]
+
+    async def story(complete: Any, channel: grpc.aio.Channel, server: Server) -> None:
+        request = proto.CompleteRequest(prompt="def add(", max_tokens=30, temperature=0, logprobs=2)
+        chunks = [chunk async for chunk in complete(request)]
+        assert "".join(chunk.text for chunk in chunks) == expected.text
+        assert [token for chunk in chunks for token in chunk.tokens] == list(expected.tokens)
+        assert len([item for chunk in chunks for item in chunk.logprobs]) == len(expected.tokens)
+        assert [chunk.finish_reason for chunk in chunks][-1] == expected.finish_reason
+        assert len(chunks) > 3
+        infill = proto.CompleteRequest(prompt="def add(", suffix="\n", max_tokens=4, temperature=0, order="spm")
+        assert [chunk async for chunk in complete(infill)]
+
+    run(engine, story)
+
+
+REFUSED = [
+    ({"prompt": "x", "max_tokens": 0}, grpc.StatusCode.INVALID_ARGUMENT),
+    ({"prompt": "x", "max_tokens": 5000}, grpc.StatusCode.INVALID_ARGUMENT),
+    ({"prompt": "x", "temperature": -1.0}, grpc.StatusCode.INVALID_ARGUMENT),
+    ({"prompt": "x" * 3000}, grpc.StatusCode.INVALID_ARGUMENT),
+    ({"prompt": "x", "prompt_ids": [8]}, grpc.StatusCode.INVALID_ARGUMENT),
+    ({"prompt_ids": [100000]}, grpc.StatusCode.INVALID_ARGUMENT),
+    ({"prompt": "x", "model": "gpt-9"}, grpc.StatusCode.NOT_FOUND),
+    ({"prompt": "x" * (5 << 20)}, grpc.StatusCode.RESOURCE_EXHAUSTED),
+]
+
+
+def test_refusals_have_the_status_that_means_them(engine: Engine) -> None:
+    async def story(complete: Any, channel: grpc.aio.Channel, server: Server) -> None:
+        for fields, status in REFUSED:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                _ = [chunk async for chunk in complete(proto.CompleteRequest(**fields), timeout=PATIENCE_S)]
+            assert caught.value.code() == status, fields
+            assert "Traceback" not in (caught.value.details() or "")
+        raw = channel.unary_unary(f"/{proto.SERVICE}/Complete")  # bytes that are no message
+        with pytest.raises(grpc.aio.AioRpcError):
+            await raw(b"\xff\xfe\x00garbage", timeout=PATIENCE_S)
+        assert [chunk async for chunk in complete(proto.CompleteRequest(prompt="x", max_tokens=2))]  # and it goes on
+
+    run(engine, story)
+
+
+def test_a_deadline_and_a_cancelled_call_free_their_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    forward = engine._forward
+    monkeypatch.setattr(engine, "_forward", lambda segments: time.sleep(0.02) or forward(segments))
+
+    async def story(complete: Any, channel: grpc.aio.Channel, server: Server) -> None:
+        request = proto.CompleteRequest(prompt="def add(", max_tokens=80, temperature=0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            _ = [chunk async for chunk in complete(request, timeout=0.2)]
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        call = complete(request)
+        await call.read()
+        call.cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            while engine.num_running or engine.num_waiting or engine.pool.num_held:
+                await asyncio.sleep(0.01)
+
+    run(engine, story)
+
+
+def test_keys_are_asked_for_and_name_the_tenant(engine: Engine) -> None:
+    async def story(complete: Any, channel: grpc.aio.Channel, server: Server) -> None:
+        request = proto.CompleteRequest(prompt="def add(", max_tokens=2)
+        for metadata in ((), (("authorization", "Bearer wrong-key"),), (("authorization", "secret-1"),)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                _ = [chunk async for chunk in complete(request, metadata=metadata)]
+            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        good = (("authorization", "Bearer secret-1"),)
+        assert [chunk async for chunk in complete(request, metadata=good)]
+
+    run(engine, story, keys=Keys({"secret-1": "a"}))
+
+
+def test_health_answers_and_reflection_names_the_service(engine: Engine) -> None:
+    async def story(complete: Any, channel: grpc.aio.Channel, server: Server) -> None:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("", "ready", proto.SERVICE):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE_S)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        models = channel.unary_unary(
+            f"/{proto.SERVICE}/Models",
+            request_serializer=proto.ModelsRequest.SerializeToString,
+            response_deserializer=proto.ModelsReply.FromString,
+        )
+        reply = await models(proto.ModelsRequest(), timeout=PATIENCE_S)
+        assert [model.id for model in reply.models] == ["tiny"]
+
+    run(engine, story)
+
+
+def test_the_descriptor_is_that_of_the_proto_file(tmp_path: Path) -> None:
+    pytest.importorskip("grpc_tools", reason="pip install grpcio-tools")
+    folder = Path(proto.__file__).parent
+    made = tmp_path / "made.binpb"
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(folder), f"--descriptor_set_out={made}"]
+    subprocess.run([*command, "completion.proto"], check=True, timeout=120)
+    assert made.read_bytes() == (folder / "completion.binpb").read_bytes()

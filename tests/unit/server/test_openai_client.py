@@ -1,0 +1,36 @@
+"""OpenAI's own Python client against the HTTP face: whole and streamed, with its types and its errors."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lakh.server.engine import Engine, Sampling
+from lakh.server.http import running
+
+openai = pytest.importorskip("openai", reason="pip install openai")
+
+
+def test_openais_client_gets_whole_and_streamed_answers(engine: Engine) -> None:
+    expected = engine.generate(["def add("], Sampling(max_tokens=12))[0]
+
+    async def main() -> None:
+        async with asyncio.timeout(60), running(engine, "127.0.0.1", 0) as server:
+            client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+            async with client:
+                ask = {"model": "tiny", "prompt": "def add(", "max_tokens": 12, "temperature": 0}
+                whole = await client.completions.create(**ask, logprobs=1)
+                assert whole.choices[0].text == expected.text
+                assert len(whole.choices[0].logprobs.token_logprobs) == len(expected.tokens)
+                stream = await client.completions.create(**ask, stream=True)
+                assert "".join([piece.choices[0].text async for piece in stream]) == expected.text
+                infill = await client.completions.create(**ask, suffix="\n", extra_body={"order": "spm"})
+                assert infill.usage.prompt_tokens > len(engine.tokenizer.encode("def add("))
+                assert [model.id async for model in await client.models.list()] == ["tiny"]
+                with pytest.raises(openai.BadRequestError, match="max_tokens"):
+                    await client.completions.create(**{**ask, "max_tokens": 0})
+                with pytest.raises(openai.NotFoundError):
+                    await client.completions.create(**{**ask, "model": "other"})
+
+    asyncio.run(main())
