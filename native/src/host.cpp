@@ -44,10 +44,10 @@ std::string host_identity() {
   std::fclose(file);
   if (line == nullptr) return "";
   boot[std::strcspn(boot, "\n")] = '\0';
-  // Two containers of one kernel share a boot id but not necessarily /dev/shm: its device number tells them apart.
-  struct stat shm {};
-  const bool has_shm = ::stat("/dev/shm", &shm) == 0;
-  return std::string(boot) + "/" + (has_shm ? std::to_string(static_cast<unsigned long long>(shm.st_dev)) : "no-shm");
+  // Two containers of one kernel share a boot id but cannot open each other's memory: their process ids tell.
+  struct stat pids {};
+  const bool known = ::stat("/proc/self/ns/pid", &pids) == 0;
+  return std::string(boot) + "/" + (known ? std::to_string(static_cast<unsigned long long>(pids.st_ino)) : "no-proc");
 }
 
 }  // namespace

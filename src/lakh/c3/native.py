@@ -1,4 +1,4 @@
-"""Finds and opens the native core (native/, a C ABI) with ctypes.
+"""Finds and opens the native core (native/, a C ABI) with ctypes, and turns its statuses into errors.
 
 `open_library` returns None where the library was not built (no compiler at install time); everything that needs it
 says so. LAKH_C3_LIBRARY names another file, for development builds.
@@ -12,12 +12,134 @@ import importlib.metadata
 import os
 from pathlib import Path
 
-from lakh.errors import UserError
+from lakh.errors import LakhError, PeerLost, PeerTimeout, UserError
 
-__all__ = ["ABI", "cpu_features", "host_identity", "open_library"]
+__all__ = [
+    "ABI",
+    "CODECS",
+    "COUNTERS",
+    "DTYPES",
+    "OPERATIONS",
+    "OPS",
+    "Call",
+    "Counters",
+    "NativeStep",
+    "cpu_features",
+    "error_of",
+    "host_identity",
+    "open_library",
+    "require_library",
+]
 
-ABI = 1
+ABI = 2
 FILE = "liblakh_c3.so"
+
+# The numbers of native/include/lakh_c3.h.
+DTYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 3, "i32": 4, "i64": 5, "u8": 6, "i8": 7}
+OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
+OPERATIONS = {
+    name: number
+    for number, name in enumerate(
+        [
+            "all_reduce",
+            "all_gather",
+            "reduce_scatter",
+            "broadcast",
+            "reduce",
+            "gather",
+            "scatter",
+            "all_to_all",
+            "barrier",
+            "schedule",
+        ]
+    )
+}
+CODECS = {"none": 0, "bf16": 1, "int8": 2, "int4": 3}
+_INVALID, _LOST, _TIMEOUT, _ABORTED, _SYSTEM = 1, 2, 3, 4, 5
+
+_i32, _i64, _u64, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+
+
+class NativeStep(ctypes.Structure):
+    """lakh_c3_step."""
+
+    _fields_ = [(name, _i32) for name in ("stage", "kind", "peer", "src", "dst", "fan")] + [
+        (name, _i64) for name in ("src_offset", "dst_offset", "count")
+    ]
+
+
+class Call(ctypes.Structure):
+    """lakh_c3_call."""
+
+    _fields_ = [
+        ("operation", _i32),
+        ("dtype", _i32),
+        ("op", _i32),
+        ("root", _i32),
+        ("input", _pointer),
+        ("output", _pointer),
+        ("count", _i64),
+        ("splits", ctypes.POINTER(_i64)),
+        ("steps", ctypes.POINTER(NativeStep)),
+        ("num_steps", _i64),
+        ("scratch_count", _i64),
+        ("wire_bytes", _i64),
+        ("codec", _i32),
+        ("residual", _pointer),
+        ("seed", _u64),
+    ]
+
+
+COUNTERS = (
+    "operations",
+    "bytes_in",
+    "bytes_sent",
+    "bytes_received",
+    "wait_us",
+    "futex_waits",
+    "connections",
+    "single_copy_bytes",
+)
+
+
+class Counters(ctypes.Structure):
+    """lakh_c3_counters."""
+
+    _fields_ = [(name, _u64) for name in COUNTERS]
+
+
+_text_out = [ctypes.c_char_p, ctypes.c_size_t]
+# name -> (result, arguments)
+_FUNCTIONS = {
+    "lakh_c3_cpu_features": (ctypes.c_size_t, _text_out),
+    "lakh_c3_host_identity": (ctypes.c_size_t, _text_out),
+    "lakh_c3_listen": (_i32, [ctypes.c_char_p]),
+    "lakh_c3_open": (_pointer, [ctypes.c_char_p, _i32, _i32, ctypes.POINTER(_i32)]),
+    "lakh_c3_join": (
+        _i32,
+        [_pointer, *[ctypes.POINTER(_i32)] * 3, ctypes.POINTER(ctypes.c_char_p), _i64, _i32, _i64],
+    ),
+    "lakh_c3_set_timeout": (None, [_pointer, _i64]),
+    "lakh_c3_shape": (_i32, [_pointer, _i32, ctypes.c_char_p, _i32, ctypes.c_double, _i64]),
+    "lakh_c3_run": (_i32, [_pointer, ctypes.POINTER(Call), ctypes.POINTER(_i64)]),
+    "lakh_c3_collective": (_i32, [_pointer, _i32, _i32, _i32, _i32, _pointer, _pointer, _i64]),
+    "lakh_c3_wait": (_i32, [_pointer, _i64, _i64]),
+    "lakh_c3_done": (_i32, [_pointer, _i64]),
+    "lakh_c3_send": (_i32, [_pointer, _i32, _i32, _pointer, _i64, ctypes.POINTER(_i64)]),
+    "lakh_c3_recv": (_i32, [_pointer, _i32, _i32, _pointer, _i64, ctypes.POINTER(_i32), ctypes.POINTER(_i64)]),
+    "lakh_c3_wait_message": (_i32, [_pointer, _i64, _i64]),
+    "lakh_c3_allocate": (_pointer, [ctypes.c_size_t]),
+    "lakh_c3_free": (None, [_pointer]),
+    "lakh_c3_error": (ctypes.c_size_t, _text_out),
+    "lakh_c3_failure": (_i32, [_pointer, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(_i32), _i32]),
+    "lakh_c3_abort": (None, [_pointer, ctypes.c_char_p]),
+    "lakh_c3_close": (None, [_pointer]),
+    "lakh_c3_read_counters": (None, [_pointer, ctypes.POINTER(Counters)]),
+    "lakh_c3_waited_us": (None, [_pointer, ctypes.POINTER(_u64)]),
+    "lakh_c3_codec_bytes": (_i64, [_i32, _i64]),
+    "lakh_c3_encode": (_i32, [_i32, _pointer, _i64, _u64, _pointer, _pointer]),
+    "lakh_c3_decode": (_i32, [_i32, _pointer, _i64, _pointer, _i32]),
+}
 
 
 @functools.cache
@@ -29,11 +151,37 @@ def open_library() -> ctypes.CDLL | None:
     found = library.lakh_c3_abi()
     if found != ABI:
         raise UserError(str(path), f"has ABI {found} and lakh needs {ABI}", "install lakh again: pip install .")
-    for name in ("lakh_c3_cpu_features", "lakh_c3_host_identity"):
+    for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
-        function.restype = ctypes.c_size_t
-        function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        function.restype = result
+        function.argtypes = arguments
     return library
+
+
+def require_library() -> ctypes.CDLL:
+    """The native core, or an error that says how to get it."""
+    library = open_library()
+    if library is None:
+        found = "the native core was not built: there was no C++ compiler when lakh was installed"
+        raise UserError("c3", found, "install g++ and install lakh again, or use another backend, e.g. gloo")
+    return library
+
+
+def error_of(status: int, where: str) -> LakhError:
+    """What a failing call of this thread means, in the three parts of every error."""
+    buffer = ctypes.create_string_buffer(1024)
+    require_library().lakh_c3_error(buffer, len(buffer))
+    return error_from(status, where, buffer.value.decode(errors="replace"))
+
+
+def error_from(status: int, where: str, text: str) -> LakhError:
+    if status == _INVALID:
+        return UserError(where, text, "call the same operation with the same sizes on every rank")
+    if status == _TIMEOUT:
+        return PeerTimeout(where, text, "look at that rank, or allow more time; the group must be made anew")
+    if status in (_LOST, _ABORTED):
+        return PeerLost(where, text, "go on without it (reconfigure), or start again from the last checkpoint")
+    return UserError(where, text, "see the c3 guide for what the operating system must allow")
 
 
 def cpu_features() -> list[str]:

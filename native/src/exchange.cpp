@@ -1,0 +1,233 @@
+#include "exchange.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "clock.h"
+#include "host_ranks.h"
+
+namespace lakh {
+namespace {
+
+constexpr uint32_t kMagic = 0x6c633378;
+constexpr int64_t kUnitBytes = 64;  // messages are cut at multiples of this, which every element type divides
+constexpr int64_t kStreamFromBytes = 256 << 10;  // smaller messages are not worth a second stream
+constexpr int64_t kLandBytes = 64 << 10;         // reduce what has arrived in pieces of this size
+constexpr int64_t kShapedBytes = 16 << 10;       // grain of a virtual link
+constexpr int64_t kBurstNs = 2000000;            // a virtual link forgives us waking up so much too late
+constexpr int kPollMs = 50;
+
+}  // namespace
+
+Exchange::Flow &Exchange::flow(int32_t peer, int stream, bool out) {
+  Flow &flow = flows_[{peer, stream, out}];
+  flow.peer = peer;
+  flow.out = out;
+  return flow;
+}
+
+void Exchange::cut(int32_t peer, char *data, int64_t bytes, bool out, std::function<void(char *, int64_t)> landed) {
+  headers_.push_back(like_);
+  Header &header = headers_.back();
+  header.magic = kMagic;
+  header.bytes = bytes;
+  Piece first;
+  first.data = reinterpret_cast<char *>(&header);
+  first.bytes = sizeof header;
+  first.is_header = true;
+  flow(peer, 0, out).pieces.push_back(first);
+  const int64_t streams = std::clamp<int64_t>(bytes / kStreamFromBytes, 1, links_->streams());
+  const int64_t units = bytes / kUnitBytes;
+  for (int64_t s = 0; s < streams; ++s) {
+    const int64_t begin = units * s / streams * kUnitBytes;
+    const int64_t end = s + 1 == streams ? bytes : units * (s + 1) / streams * kUnitBytes;
+    if (begin == end) continue;
+    Piece piece;
+    piece.data = data + begin;
+    piece.bytes = end - begin;
+    piece.landed = landed;
+    flow(peer, static_cast<int>(s), out).pieces.push_back(std::move(piece));
+  }
+}
+
+void Exchange::send(int32_t peer, const char *data, int64_t bytes) {
+  cut(peer, const_cast<char *>(data), bytes, true, nullptr);
+}
+
+void Exchange::receive(int32_t peer, char *data, int64_t bytes, std::function<void(char *, int64_t)> landed) {
+  cut(peer, data, bytes, false, std::move(landed));
+}
+
+Status Exchange::check(const Header &theirs, int32_t peer) {
+  Header mine = like_;
+  mine.magic = kMagic;
+  mine.bytes = theirs.bytes;
+  if (std::memcmp(&mine, &theirs, sizeof mine) == 0) return {};
+  const auto said = [](const Header &h) {
+    static const char *const types[] = {"f32", "f64", "f16", "bf16", "i32", "i64", "u8", "i8"};
+    std::string text = std::string(operation_name(h.operation)) + " number " + std::to_string(h.number);
+    if (h.dtype >= 0 && h.dtype < 8) text += " of " + std::to_string(h.count) + " " + types[h.dtype];
+    return text;
+  };
+  if (theirs.magic != kMagic) return fail(LAKH_C3_INVALID, "rank " + std::to_string(peer) + " sends something that is not c3");
+  return fail(LAKH_C3_INVALID, "the ranks do not agree: rank(s) " + std::to_string(links_->rank()) + " call " + said(mine) +
+                                   "; rank(s) " + std::to_string(peer) + " call " + said(theirs));
+}
+
+Status Exchange::push(Flow *flow, bool *progress, int64_t *wake_ns) {
+  while (!flow->pieces.empty()) {
+    Piece &piece = flow->pieces.front();
+    int64_t want = piece.bytes - piece.done;
+    if (flow->shaper != nullptr) {
+      const int64_t now = now_ns();
+      // Take our turn on every virtual link of the path, one grain after the other, as wire time passes.
+      while (flow->reserved < 0 || (flow->departs_ns <= now && flow->reserved < (64 << 20))) {
+        int64_t at = now;
+        for (const Shaper::Hop &hop : flow->shaper->hops) {
+          const int64_t takes = static_cast<int64_t>(static_cast<double>(kShapedBytes) / hop.bytes_per_s * 1e9);
+          int64_t free_at = hop.free_at_ns->load();
+          int64_t start;
+          do {
+            start = std::max(free_at, now - kBurstNs);
+          } while (!hop.free_at_ns->compare_exchange_weak(free_at, start + takes));
+          at = std::max(at, start + takes);
+        }
+        flow->departs_ns = at;
+        flow->reserved += kShapedBytes;
+        flow->allowed.emplace_back(kShapedBytes, at + flow->shaper->delay_ns);
+      }
+      while (!flow->allowed.empty() && flow->allowed.front().second <= now) {
+        flow->credit += flow->allowed.front().first;
+        flow->reserved -= flow->allowed.front().first;
+        flow->allowed.pop_front();
+      }
+      if (flow->credit <= 0) {
+        if (!flow->allowed.empty()) *wake_ns = std::min(*wake_ns, flow->allowed.front().second);
+        *wake_ns = std::min(*wake_ns, flow->departs_ns);
+        return {};
+      }
+      want = std::min(want, flow->credit);
+    }
+    const ssize_t n = ::send(flow->fd, piece.data + piece.done, static_cast<size_t>(want), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
+    if (n < 0) {
+      const std::string how = errno == ETIMEDOUT || errno == EHOSTUNREACH ? "acknowledges nothing: its link is cut" : std::string("lost its connection: ") + std::strerror(errno);
+      return fate_->end(fail(LAKH_C3_LOST, "rank " + std::to_string(flow->peer) + " " + how), flow->peer);
+    }
+    *progress = true;
+    sent_->fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
+    flow->credit -= flow->shaper != nullptr ? n : 0;
+    piece.done += n;
+    if (piece.done == piece.bytes) flow->pieces.pop_front();
+  }
+  return {};
+}
+
+Status Exchange::pull(Flow *flow, bool *progress) {
+  while (!flow->pieces.empty()) {
+    Piece &piece = flow->pieces.front();
+    Header theirs;
+    char *to = piece.is_header ? nullptr : piece.data + piece.done;
+    if (piece.is_header) {  // peek until it is whole, so that a wrong one is never half-consumed
+      const ssize_t n = ::recv(flow->fd, &theirs, sizeof theirs, MSG_PEEK | MSG_DONTWAIT);
+      if (n == static_cast<ssize_t>(sizeof theirs)) {
+        Status status = check(theirs, flow->peer);
+        if (status.ok() && theirs.bytes != reinterpret_cast<Header *>(piece.data)->bytes) {
+          status = fail(LAKH_C3_INVALID, std::string(operation_name(like_.operation)) + ": rank " + std::to_string(flow->peer) + " sends " +
+                                             std::to_string(theirs.bytes) + " bytes to rank " + std::to_string(links_->rank()) +
+                                             ", which expects " + std::to_string(reinterpret_cast<Header *>(piece.data)->bytes));
+        }
+        if (!status.ok()) return fate_->end(status, -1);
+        to = piece.data;
+      } else if (n > 0) {
+        return {};
+      } else if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return {};
+      } else {
+        to = piece.data;  // closed or broken: the read below says how
+      }
+    }
+    const ssize_t n = ::recv(flow->fd, to, static_cast<size_t>(piece.bytes - piece.done), MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
+    if (n <= 0) {
+      const std::string how = n == 0 ? "closed its connection" : errno == ETIMEDOUT || errno == EHOSTUNREACH ? "acknowledges nothing: its link is cut" : std::string("lost its connection: ") + std::strerror(errno);
+      return fate_->end(fail(LAKH_C3_LOST, "rank " + std::to_string(flow->peer) + " " + how), flow->peer);
+    }
+    *progress = true;
+    received_->fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
+    piece.done += n;
+    if (piece.landed && (piece.done == piece.bytes || piece.done - piece.handed >= kLandBytes)) {
+      const int64_t whole = piece.done == piece.bytes ? piece.done : piece.done / kUnitBytes * kUnitBytes;
+      piece.landed(piece.data + piece.handed, whole - piece.handed);
+      piece.handed = whole;
+    }
+    if (piece.done == piece.bytes) flow->pieces.pop_front();
+  }
+  return {};
+}
+
+Status Exchange::finish(int64_t deadline_ns, const char *what) {
+  Status status;
+  for (auto &[key, flow] : flows_) {
+    if (flow.pieces.empty()) continue;
+    status = links_->lane(flow.peer, kFirstStream + std::get<1>(key), deadline_ns, &flow.fd);
+    if (!status.ok()) {
+      flows_.clear();
+      headers_.clear();
+      return fate_->end(status, status.code == LAKH_C3_LOST ? flow.peer : -1);
+    }
+    flow.shaper = flow.out ? links_->shaper(flow.peer) : nullptr;
+    flow.departs_ns = 0;
+  }
+  std::vector<pollfd> fds;
+  std::vector<int32_t> waiting_for;
+  while (status.ok()) {
+    bool progress = false;
+    int64_t wake_ns = INT64_MAX;
+    fds.clear();
+    waiting_for.clear();
+    for (auto &[key, flow] : flows_) {
+      if (flow.pieces.empty()) continue;
+      status = flow.out ? push(&flow, &progress, &wake_ns) : pull(&flow, &progress);
+      if (!status.ok()) break;
+      if (flow.pieces.empty()) continue;
+      const bool held = flow.out && flow.shaper != nullptr && flow.credit <= 0;
+      if (!held) fds.push_back({flow.fd, static_cast<short>(flow.out ? POLLOUT : POLLIN), 0});
+      if (!flow.out) waiting_for.push_back(flow.peer);
+      if (held && fds.empty() && wake_ns == INT64_MAX) wake_ns = now_ns() + 1000000;
+    }
+    if (!status.ok()) break;
+    if (fds.empty() && wake_ns == INT64_MAX) break;  // all done
+    if (progress) continue;
+    if (fate_->over()) {
+      status = fate_->status();
+      break;
+    }
+    const int64_t start = now_ns();
+    if (start > deadline_ns) {
+      std::string who;
+      std::sort(waiting_for.begin(), waiting_for.end());
+      waiting_for.erase(std::unique(waiting_for.begin(), waiting_for.end()), waiting_for.end());
+      for (const int32_t peer : waiting_for) who += (who.empty() ? "" : ", ") + std::to_string(peer);
+      status = fate_->end(fail(LAKH_C3_TIMEOUT, std::string(what) + ": timed out waiting for rank(s) " + (who.empty() ? "to take what we send" : who)), -1);
+      break;
+    }
+    int64_t sleep_ns = std::min<int64_t>(kPollMs * 1000000LL, wake_ns == INT64_MAX ? INT64_MAX : std::max<int64_t>(0, wake_ns - start));
+    sleep_ns = std::min(sleep_ns, deadline_ns - start + 1000000);
+    const timespec t = {static_cast<time_t>(sleep_ns / 1000000000), static_cast<long>(sleep_ns % 1000000000)};
+    ::ppoll(fds.data(), fds.size(), &t, nullptr);
+    if (!waiting_for.empty()) {
+      const uint64_t us = static_cast<uint64_t>((now_ns() - start) / 1000);
+      for (const int32_t peer : waiting_for) (*waited_us_)[static_cast<size_t>(peer)].fetch_add(us / waiting_for.size());
+    }
+  }
+  for (auto &[key, flow] : flows_) flow.pieces.clear();
+  headers_.clear();
+  return status;
+}
+
+}  // namespace lakh

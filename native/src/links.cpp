@@ -1,0 +1,491 @@
+#include "links.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "clock.h"
+
+namespace lakh {
+namespace {
+
+constexpr uint32_t kHelloMagic = 0x6c633302;
+constexpr int64_t kBeatNs = 250000000;
+constexpr unsigned kUnacknowledgedMs = 1500;   // a link without acknowledgements for so long is cut
+constexpr int64_t kHelloTimeoutNs = 5000000000;
+constexpr int64_t kProbeEveryNs = 500000000;
+constexpr int kProbeMs = 1500;
+constexpr int kSocketBufferBytes = 4 << 20;
+
+struct Hello {
+  uint32_t magic;
+  int32_t lane, from, to;
+  uint8_t uuid[16];
+};
+
+struct Word {  // on the control lane
+  uint32_t kind;  // 0 beat, 1 goodbye, 2 the group is over
+  int32_t code, dead;
+  char text[308];
+};
+
+void set_options(int fd, int lane) {
+  const int one = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  const unsigned limit = kUnacknowledgedMs;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
+  if (lane >= kFirstStream) {
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
+    ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
+  }
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
+bool parse(const std::string &address, sockaddr_storage *out, socklen_t *length) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos) return false;
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (::getaddrinfo(address.substr(0, colon).c_str(), address.substr(colon + 1).c_str(), &hints, &found) != 0) return false;
+  std::memcpy(out, found->ai_addr, found->ai_addrlen);
+  *length = found->ai_addrlen;
+  ::freeaddrinfo(found);
+  return true;
+}
+
+// One per process: the listening socket and the thread that accepts and beats.
+class Endpoint {
+ public:
+  static Endpoint &get() {
+    static Endpoint *instance = new Endpoint;
+    return *instance;
+  }
+
+  int32_t listen(const char *address) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (owner_ == ::getpid()) return port_;
+    owner_ = ::getpid();  // also after a fork: the child has no thread and must not share the socket
+    port_ = 0;
+    groups_.clear();
+    parked_.clear();
+    const bool any = address == nullptr || *address == '\0';
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_PASSIVE;
+    hints.ai_family = any ? AF_INET : AF_UNSPEC;
+    if (::getaddrinfo(any ? nullptr : address, "0", &hints, &found) != 0) return 0;
+    listener_ = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const bool bound = listener_ >= 0 && ::bind(listener_, found->ai_addr, found->ai_addrlen) == 0 && ::listen(listener_, 4096) == 0;
+    ::freeaddrinfo(found);
+    sockaddr_storage name{};
+    socklen_t length = sizeof name;
+    if (!bound || ::getsockname(listener_, reinterpret_cast<sockaddr *>(&name), &length) != 0) {
+      if (listener_ >= 0) ::close(listener_);
+      owner_ = 0;
+      return 0;
+    }
+    port_ = ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6 *>(&name)->sin6_port
+                                              : reinterpret_cast<sockaddr_in *>(&name)->sin_port);
+    wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    std::thread([this] { serve(); }).detach();
+    return port_;
+  }
+
+  void add(Links *links) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    groups_.push_back(links);
+    for (auto it = parked_.begin(); it != parked_.end();) {
+      if (addressed_to(it->hello, links)) {
+        links->arrived(it->hello.from, it->hello.lane, it->fd);
+        it = parked_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+
+  void remove(Links *links) {
+    const std::lock_guard<std::mutex> lock(mutex_);  // the thread holds it while it touches a group
+    groups_.erase(std::remove(groups_.begin(), groups_.end(), links), groups_.end());
+  }
+
+  void wake() {
+    const uint64_t one = 1;
+    if (wake_ >= 0 && ::write(wake_, &one, sizeof one) < 0) return;
+  }
+
+ private:
+  struct Guest {
+    int fd;
+    int64_t since_ns;
+    size_t got = 0;
+    Hello hello{};
+  };
+
+  static bool addressed_to(const Hello &hello, const Links *links) {
+    return hello.to == links->rank() && std::memcmp(hello.uuid, links->uuid(), 16) == 0;
+  }
+
+  void serve() {
+    std::vector<Guest> guests;
+    int64_t next_beat = now_ns() + kBeatNs;
+    while (true) {
+      std::vector<pollfd> fds = {{listener_, POLLIN, 0}, {wake_, POLLIN, 0}};
+      for (const Guest &guest : guests) fds.push_back({guest.fd, POLLIN, 0});
+      const size_t first_control = fds.size();
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (Links *links : groups_) {
+          for (const auto &[peer, fd] : links->controls()) fds.push_back({fd, POLLIN, 0});
+        }
+      }
+      ::poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(0, (next_beat - now_ns()) / 1000000)));
+      uint64_t ignored;
+      if ((fds[1].revents & POLLIN) != 0 && ::read(wake_, &ignored, sizeof ignored) < 0) continue;
+      if ((fds[0].revents & POLLIN) != 0) {
+        int fd;
+        while ((fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
+          guests.push_back(Guest{fd, now_ns()});
+        }
+      }
+      welcome(&guests);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (Links *links : groups_) {
+        for (const auto &[peer, fd] : links->controls()) {
+          for (size_t i = first_control; i < fds.size(); ++i) {
+            if (fds[i].fd == fd && fds[i].revents != 0) {
+              links->control_readable(peer, fd);
+              break;
+            }
+          }
+        }
+      }
+      if (now_ns() >= next_beat) {
+        for (Links *links : groups_) links->beat();
+        next_beat = now_ns() + kBeatNs;
+        const int64_t old = now_ns() - 60000000000;
+        parked_.erase(std::remove_if(parked_.begin(), parked_.end(), [&](const Guest &g) {
+          if (g.since_ns < old) ::close(g.fd);
+          return g.since_ns < old;
+        }), parked_.end());
+      }
+    }
+  }
+
+  void welcome(std::vector<Guest> *guests) {
+    for (auto it = guests->begin(); it != guests->end();) {
+      const ssize_t n = ::read(it->fd, reinterpret_cast<char *>(&it->hello) + it->got, sizeof(Hello) - it->got);
+      if (n > 0) it->got += static_cast<size_t>(n);
+      const bool gone = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR) || now_ns() - it->since_ns > kHelloTimeoutNs;
+      if (it->got == sizeof(Hello)) {
+        if (it->hello.magic != kHelloMagic) {
+          ::close(it->fd);
+        } else {
+          set_options(it->fd, it->hello.lane);
+          const std::lock_guard<std::mutex> lock(mutex_);
+          const auto group = std::find_if(groups_.begin(), groups_.end(), [&](Links *l) { return addressed_to(it->hello, l); });
+          if (group != groups_.end()) {
+            (*group)->arrived(it->hello.from, it->hello.lane, it->fd);
+          } else {
+            parked_.push_back(*it);  // its group is not open here yet
+          }
+        }
+        it = guests->erase(it);
+      } else if (gone) {
+        ::close(it->fd);
+        it = guests->erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+
+  std::mutex mutex_;
+  pid_t owner_ = 0;
+  int32_t port_ = 0;
+  int listener_ = -1, wake_ = -1;
+  std::vector<Links *> groups_;
+  std::vector<Guest> parked_;
+};
+
+}  // namespace
+
+int32_t listen_on(const char *address) { return Endpoint::get().listen(address); }
+
+Links::Links(Fate *fate, const uint8_t uuid[16], int32_t rank, int32_t size) : fate_(fate), rank_(rank), size_(size) {
+  std::memcpy(uuid_, uuid, 16);
+}
+
+Links::~Links() {
+  Endpoint::get().remove(this);
+  for (auto &[peer, state] : peers_) {
+    for (const auto &[lane, fd] : state.fds) ::close(fd);
+  }
+  for (const auto &[name, memory] : shaper_files_) ::munmap(memory, 4096);
+}
+
+void Links::join(std::vector<std::string> addresses, int32_t streams) {
+  addresses_ = std::move(addresses);
+  streams_ = std::max(1, streams);
+  Endpoint::get().add(this);
+}
+
+Status Links::lane(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = peers_[peer].fds.find(lane);
+    if (found != peers_[peer].fds.end()) {
+      *fd = found->second;
+      return {};
+    }
+    if (peers_[peer].left) return fail(LAKH_C3_LOST, "rank " + std::to_string(peer) + " has left the group");
+  }
+  if (rank_ < peer) {
+    const std::lock_guard<std::recursive_mutex> one_at_a_time(dialling_);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = peers_[peer].fds.find(lane);
+      if (found != peers_[peer].fds.end()) {  // another thread of ours was faster
+        *fd = found->second;
+        return {};
+      }
+    }
+    int control;
+    if (lane != kControl) {
+      const Status status = this->lane(peer, kControl, deadline_ns, &control);
+      if (!status.ok()) return status;
+    }
+    const Status status = dial(peer, lane, deadline_ns, fd);
+    if (!status.ok()) return status;
+    arrived(peer, lane, *fd);
+    return {};
+  }
+  int64_t next_probe = now_ns() + kProbeEveryNs;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    const auto found = peers_[peer].fds.find(lane);
+    if (found != peers_[peer].fds.end()) {
+      *fd = found->second;
+      return {};
+    }
+    if (fate_->over()) return fate_->status();
+    changed_.wait_for(lock, std::chrono::milliseconds(20));
+    const int64_t now = now_ns();
+    if (now > deadline_ns) {
+      lock.unlock();
+      return fail(LAKH_C3_TIMEOUT, "timed out waiting for rank " + std::to_string(peer) + " to connect");
+    }
+    if (now > next_probe && peers_[peer].fds.count(kControl) == 0) {
+      lock.unlock();
+      const Status status = probe(peer);
+      if (!status.ok()) return status;
+      next_probe = now_ns() + kProbeEveryNs;
+      lock.lock();
+    }
+  }
+}
+
+Status Links::dial(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
+  const std::string who = "rank " + std::to_string(peer) + " at " + addresses_[static_cast<size_t>(peer)];
+  sockaddr_storage address{};
+  socklen_t length = 0;
+  if (!parse(addresses_[static_cast<size_t>(peer)], &address, &length)) {
+    return fail(LAKH_C3_SYSTEM, who + ": not an address");
+  }
+  int refusals = 0;
+  while (true) {
+    if (fate_->over()) return fate_->status();
+    const int s = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (s < 0) return fail(LAKH_C3_SYSTEM, std::string("socket: ") + std::strerror(errno));
+    set_options(s, lane);
+    int error = ::connect(s, reinterpret_cast<sockaddr *>(&address), length) == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+      pollfd ready = {s, POLLOUT, 0};
+      const int64_t left_ms = std::min<int64_t>(kProbeMs, (deadline_ns - now_ns()) / 1000000);
+      error = ETIMEDOUT;
+      if (::poll(&ready, 1, static_cast<int>(std::max<int64_t>(1, left_ms))) == 1) {
+        socklen_t size = sizeof error;
+        ::getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &size);
+      }
+    }
+    if (error == 0) {
+      Hello hello{kHelloMagic, lane, rank_, peer, {}};
+      std::memcpy(hello.uuid, uuid_, 16);
+      if (::send(s, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello) {
+        *fd = s;
+        return {};
+      }
+      error = errno;
+    }
+    ::close(s);
+    // Its listener was open before it published its address: a refusal is a death, silence a cut link.
+    if (error == ECONNREFUSED && ++refusals >= 3) return fail(LAKH_C3_LOST, who + " refuses connections: its process died");
+    if (error != ECONNREFUSED && error != EAGAIN && error != EINTR) {
+      return fail(LAKH_C3_LOST, who + " cannot be reached: " + std::strerror(error));
+    }
+    if (now_ns() > deadline_ns) return fail(LAKH_C3_TIMEOUT, "timed out dialling " + who);
+    ::usleep(50000);
+  }
+}
+
+// We wait for a lower rank to dial us. Is it there at all?
+Status Links::probe(int32_t peer) {
+  sockaddr_storage address{};
+  socklen_t length = 0;
+  if (!parse(addresses_[static_cast<size_t>(peer)], &address, &length)) return {};
+  const int s = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (s < 0) return {};
+  int error = ::connect(s, reinterpret_cast<sockaddr *>(&address), length) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd ready = {s, POLLOUT, 0};
+    error = ETIMEDOUT;
+    if (::poll(&ready, 1, kProbeMs) == 1) {
+      socklen_t size = sizeof error;
+      ::getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &size);
+    }
+  }
+  ::close(s);
+  if (error == 0) return {};
+  const std::string who = "rank " + std::to_string(peer) + " at " + addresses_[static_cast<size_t>(peer)];
+  return fate_->end(fail(LAKH_C3_LOST, who + (error == ECONNREFUSED ? " refuses connections: its process died"
+                                                                     : std::string(" cannot be reached: ") + std::strerror(error))), peer);
+}
+
+void Links::arrived(int32_t peer, int lane, int fd) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto &fds = peers_[peer].fds;
+    if (fds.count(lane) != 0) {  // a second one: somebody is confused, keep the first
+      ::close(fd);
+      return;
+    }
+    fds[lane] = fd;
+    connections_.fetch_add(1);
+  }
+  changed_.notify_all();
+  if (lane == kControl) Endpoint::get().wake();
+}
+
+std::vector<std::pair<int32_t, int>> Links::controls() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::pair<int32_t, int>> found;
+  for (const auto &[peer, state] : peers_) {
+    const auto control = state.fds.find(kControl);
+    if (control != state.fds.end() && !state.left) found.emplace_back(peer, control->second);
+  }
+  return found;
+}
+
+void Links::control_readable(int32_t peer, int fd) {
+  char buffer[4096];
+  const ssize_t n = ::recv(fd, buffer, sizeof buffer, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (n <= 0) {
+    lost(peer, n == 0 ? "closed its connection: its process died" : errno == ETIMEDOUT || errno == EHOSTUNREACH || errno == ENETUNREACH
+                            ? "acknowledges nothing: its link is cut" : std::string("lost its connection: ") + std::strerror(errno));
+    return;
+  }
+  std::vector<Word> words;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::string &inbox = peers_[peer].inbox;
+    inbox.append(buffer, static_cast<size_t>(n));
+    while (inbox.size() >= sizeof(Word)) {
+      Word word;
+      std::memcpy(&word, inbox.data(), sizeof word);
+      inbox.erase(0, sizeof word);
+      words.push_back(word);
+      if (word.kind == 1) peers_[peer].left = true;
+    }
+  }
+  for (Word &word : words) {
+    word.text[sizeof word.text - 1] = '\0';
+    if (word.kind == 2) fate_->end(fail(word.code, word.text), word.dead);
+  }
+  changed_.notify_all();
+}
+
+void Links::lost(int32_t peer, const std::string &how) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (peers_[peer].left || closing_.load()) return;
+    peers_[peer].left = true;
+  }
+  const std::string at = static_cast<size_t>(peer) < addresses_.size() ? " at " + addresses_[static_cast<size_t>(peer)] : "";
+  fate_->end(fail(LAKH_C3_LOST, "rank " + std::to_string(peer) + at + " " + how), peer);
+}
+
+void Links::beat() {
+  Word word{};
+  for (const auto &[peer, fd] : controls()) {
+    if (::send(fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN && errno != EINTR) {
+      const int error = errno;
+      lost(peer, error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH
+                     ? "acknowledges nothing: its link is cut"
+                     : std::string("lost its connection: ") + std::strerror(error));
+    }
+  }
+}
+
+void Links::say_goodbye() {
+  closing_.store(true);
+  Word word{};
+  word.kind = 1;
+  for (const auto &[peer, fd] : controls()) {
+    if (::send(fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) continue;
+  }
+}
+
+void Links::tell(const Status &why, int32_t dead) {
+  Word word{};
+  word.kind = 2;
+  word.code = why.code;
+  word.dead = dead;
+  std::strncpy(word.text, why.text.c_str(), sizeof word.text - 1);
+  for (const auto &[peer, fd] : controls()) {
+    if (::send(fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) continue;
+  }
+  changed_.notify_all();
+}
+
+Status Links::shape(int32_t peer, const char *file, int32_t link, double bytes_per_s, int64_t delay_us) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  void *&memory = shaper_files_[file];
+  if (memory == nullptr) {
+    const int fd = ::open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0 || ::ftruncate(fd, 4096) != 0) {
+      if (fd >= 0) ::close(fd);
+      shaper_files_.erase(file);
+      return fail(LAKH_C3_SYSTEM, std::string(file) + ": " + std::strerror(errno));
+    }
+    memory = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ::close(fd);
+    if (memory == MAP_FAILED) {
+      shaper_files_.erase(file);
+      return fail(LAKH_C3_SYSTEM, std::string(file) + ": mmap: " + std::strerror(errno));
+    }
+  }
+  if (link < 0 || link >= 512 || bytes_per_s <= 0 || delay_us < 0) return fail(LAKH_C3_INVALID, "a virtual link is out of range");
+  shapers_[peer].hops.push_back({static_cast<std::atomic<int64_t> *>(memory) + link, bytes_per_s});
+  shapers_[peer].delay_ns += delay_us * 1000;
+  return {};
+}
+
+const Shaper *Links::shaper(int32_t peer) const {
+  const auto found = shapers_.find(peer);
+  return found == shapers_.end() ? nullptr : &found->second;
+}
+
+}  // namespace lakh

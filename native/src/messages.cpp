@@ -1,0 +1,200 @@
+#include "messages.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "clock.h"
+
+namespace lakh {
+namespace {
+
+struct Envelope {
+  uint32_t magic;
+  int32_t tag;
+  int64_t bytes;
+};
+constexpr uint32_t kMagic = 0x6c63336d;
+constexpr int kTickMs = 50;
+
+}  // namespace
+
+Messages::~Messages() { stop(); }
+
+void Messages::stop() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  for (auto &[key, worker] : workers_) {
+    if (worker.thread.joinable()) worker.thread.join();
+  }
+}
+
+int64_t Messages::send(int32_t peer, int32_t tag, const void *data, int64_t bytes) {
+  return post(2 * peer + 1, Job{0, peer, tag, static_cast<char *>(const_cast<void *>(data)), bytes, nullptr, true});
+}
+
+int64_t Messages::receive(int32_t peer, int32_t tag, void *data, int64_t bytes, int32_t *source) {
+  // Receives from anyone share a worker; it and the workers of single peers must not be mixed in one program phase.
+  return post(2 * peer, Job{0, peer, tag, static_cast<char *>(data), bytes, source, false});
+}
+
+int64_t Messages::post(int key, Job job) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  job.ticket = next_++;
+  Worker &worker = workers_[key];
+  worker.jobs.push_back(job);
+  if (!worker.thread.joinable()) worker.thread = std::thread([this, key] { work(key); });
+  changed_.notify_all();
+  return job.ticket;
+}
+
+void Messages::work(int key) {
+  while (true) {
+    Job job;
+    Worker *worker;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      worker = &workers_[key];
+      changed_.wait(lock, [&] { return stopping_ || !worker->jobs.empty(); });
+      if (worker->jobs.empty()) return;
+      job = worker->jobs.front();
+      worker->jobs.pop_front();
+    }
+    const Status status = fate_->over() ? fate_->status() : carry(worker, job);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      done_[job.ticket] = status;
+    }
+    changed_.notify_all();
+  }
+}
+
+Status Messages::carry(Worker *worker, const Job &job) {
+  const int64_t deadline = now_ns() + timeout_ms_->load() * 1000000;
+  Status status;
+  if (job.peer < 0) {
+    status = take_any(job, deadline);
+  } else {
+    int fd;
+    status = links_->lane(job.peer, kMessages, deadline, &fd);
+    if (status.ok() && job.out) {
+      Envelope envelope{kMagic, job.tag, job.bytes};
+      status = move(fd, reinterpret_cast<char *>(&envelope), sizeof envelope, true, job.peer, deadline);
+      if (status.ok()) status = move(fd, job.data, job.bytes, true, job.peer, deadline);
+    } else if (status.ok()) {
+      status = take(&worker->stash, job, fd, deadline);
+    }
+  }
+  if (!status.ok() && status.code != LAKH_C3_INVALID) return fate_->end(status, status.code == LAKH_C3_LOST ? job.peer : -1);
+  return status;
+}
+
+Status Messages::take(std::deque<Stash> *stash, const Job &job, int fd, int64_t deadline_ns) {
+  const auto wrong = [&](int64_t sent) {
+    return fail(LAKH_C3_INVALID, "recv: rank " + std::to_string(job.peer) + " sent " + std::to_string(sent) + " bytes and " +
+                                     std::to_string(job.bytes) + " are expected");
+  };
+  for (auto it = stash->begin(); it != stash->end(); ++it) {
+    if (it->tag != job.tag) continue;
+    const int64_t sent = static_cast<int64_t>(it->data.size());
+    if (sent == job.bytes && sent > 0) std::memcpy(job.data, it->data.data(), it->data.size());
+    stash->erase(it);
+    if (sent == job.bytes && job.source != nullptr) *job.source = job.peer;
+    return sent == job.bytes ? Status{} : wrong(sent);
+  }
+  while (true) {
+    Envelope envelope{};
+    Status status = move(fd, reinterpret_cast<char *>(&envelope), sizeof envelope, false, job.peer, deadline_ns);
+    if (!status.ok()) return status;
+    if (envelope.magic != kMagic || envelope.bytes < 0) return fail(LAKH_C3_SYSTEM, "rank " + std::to_string(job.peer) + " sends something that is not c3");
+    if (envelope.tag == job.tag && envelope.bytes == job.bytes) {
+      status = move(fd, job.data, job.bytes, false, job.peer, deadline_ns);
+      if (status.ok() && job.source != nullptr) *job.source = job.peer;
+      return status;
+    }
+    stash->push_back(Stash{envelope.tag, std::vector<char>(static_cast<size_t>(envelope.bytes))});
+    status = move(fd, stash->back().data.data(), envelope.bytes, false, job.peer, deadline_ns);
+    if (!status.ok()) return status;
+    if (envelope.tag == job.tag) {
+      stash->pop_back();
+      return wrong(envelope.bytes);
+    }
+  }
+}
+
+Status Messages::take_any(const Job &job, int64_t deadline_ns) {
+  std::map<int32_t, int> fds;
+  while (true) {
+    for (int32_t peer = 0; peer < links_->size(); ++peer) {
+      if (peer == links_->rank() || fds.count(peer) != 0) continue;
+      int fd;
+      // Higher ranks wait for us to dial; lower ones will dial us when they have something to say.
+      const int64_t patience = links_->rank() < peer ? deadline_ns : 0;
+      const Status status = links_->lane(peer, kMessages, patience, &fd);
+      if (status.ok()) fds[peer] = fd;
+      else if (status.code == LAKH_C3_LOST) return status;
+    }
+    if (fate_->over()) return fate_->status();
+    for (auto &[peer, fd] : fds) {
+      Worker *worker;
+      bool stashed = false;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        worker = &workers_[2 * peer];
+        for (const Stash &stash : worker->stash) stashed = stashed || stash.tag == job.tag;
+      }
+      pollfd ready = {fd, POLLIN, 0};
+      if (!stashed && ::poll(&ready, 1, 0) != 1) continue;
+      Job one = job;
+      one.peer = peer;
+      return take(&worker->stash, one, fd, deadline_ns);
+    }
+    if (now_ns() > deadline_ns) return fail(LAKH_C3_TIMEOUT, "recv from anyone: timed out");
+    ::usleep(200);
+  }
+}
+
+Status Messages::move(int fd, char *data, int64_t bytes, bool out, int32_t peer, int64_t deadline_ns) {
+  int64_t done = 0;
+  while (done < bytes) {
+    const size_t want = static_cast<size_t>(bytes - done);
+    const ssize_t n = out ? ::send(fd, data + done, want, MSG_NOSIGNAL | MSG_DONTWAIT) : ::recv(fd, data + done, want, MSG_DONTWAIT);
+    if (n > 0) {
+      done += n;
+      continue;
+    }
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+      if (fate_->over()) return fate_->status();
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (stopping_) return fail(LAKH_C3_ABORTED, "the group was closed");
+      }
+      if (now_ns() > deadline_ns) {
+        return fail(LAKH_C3_TIMEOUT, std::string(out ? "send to" : "recv from") + " rank " + std::to_string(peer) + ": timed out");
+      }
+      pollfd ready = {fd, static_cast<short>(out ? POLLOUT : POLLIN), 0};
+      ::poll(&ready, 1, kTickMs);
+      continue;
+    }
+    return fail(LAKH_C3_LOST, "rank " + std::to_string(peer) + (n == 0 ? " closed its connection" : std::string(" lost its connection: ") + std::strerror(errno)));
+  }
+  return {};
+}
+
+Status Messages::wait(int64_t ticket, int64_t timeout_ms) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const bool finished = changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return done_.count(ticket) != 0; });
+  if (!finished) return fail(LAKH_C3_TIMEOUT, "a message: timed out");
+  const Status status = done_[ticket];
+  done_.erase(ticket);
+  return status;
+}
+
+}  // namespace lakh

@@ -1,0 +1,66 @@
+// Messages between two ranks: in order per direction, matched by tag, each direction with its own thread.
+//
+// A send and a receive never wait behind one another, so two ranks may send to each other first and receive after.
+#ifndef LAKH_MESSAGES_H
+#define LAKH_MESSAGES_H
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "links.h"
+
+namespace lakh {
+
+class Messages {
+ public:
+  Messages(Fate *fate, Links *links, std::atomic<int64_t> *timeout_ms) : fate_(fate), links_(links), timeout_ms_(timeout_ms) {}
+  ~Messages();
+
+  int64_t send(int32_t peer, int32_t tag, const void *data, int64_t bytes);
+  int64_t receive(int32_t peer, int32_t tag, void *data, int64_t bytes, int32_t *source);
+  Status wait(int64_t ticket, int64_t timeout_ms);
+  void stop();
+
+ private:
+  struct Job {
+    int64_t ticket;
+    int32_t peer, tag;
+    char *data;
+    int64_t bytes;
+    int32_t *source;
+    bool out;
+  };
+  struct Stash {
+    int32_t tag;
+    std::vector<char> data;
+  };
+  struct Worker {
+    std::deque<Job> jobs;
+    std::deque<Stash> stash;
+    std::thread thread;
+  };
+  int64_t post(int key, Job job);
+  void work(int key);
+  Status carry(Worker *worker, const Job &job);
+  Status take(std::deque<Stash> *stash, const Job &job, int fd, int64_t deadline_ns);
+  Status take_any(const Job &job, int64_t deadline_ns);
+  Status move(int fd, char *data, int64_t bytes, bool out, int32_t peer, int64_t deadline_ns);
+
+  Fate *fate_;
+  Links *links_;
+  std::atomic<int64_t> *timeout_ms_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int, Worker> workers_;  // 2 * peer + out
+  std::map<int64_t, Status> done_;
+  int64_t next_ = 1;
+  bool stopping_ = false;
+};
+
+}  // namespace lakh
+#endif

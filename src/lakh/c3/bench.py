@@ -1,0 +1,257 @@
+"""`lakh bench comm`: c3 beside its peers, on the same buffers in the same run.
+
+Starts the ranks (`bench_rank.py`), each in its own process, here or in emulated hosts; turns their times into rows.
+Knows no torch itself. A rank that dies or hangs ends the run with what it said, never a wait without end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lakh.c3.emulate import Namespaces, why_not
+from lakh.c3.topology import Topology, read_topology
+from lakh.errors import MissingExtra, PeerLost, PeerTimeout, UserError
+from lakh.spec.collectives import codec_bytes
+
+__all__ = ["BACKENDS", "DTYPES", "OPS", "Sweep", "name_slow", "parse_size", "run_bench"]
+
+BACKENDS = ("c3", "gloo", "mpi")
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
+DTYPES = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "i64": "int64"}
+SLOW_SHARE = 0.5
+"""A pair below this share of the median is slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What to measure."""
+
+    backends: tuple[str, ...] = ("c3", "gloo")
+    ops: tuple[str, ...] = ("all_reduce",)
+    sizes: tuple[int, ...] = (1 << 10, 1 << 20, 8 << 20)
+    dtypes: tuple[str, ...] = ("f32",)
+    ranks: int = 2
+    registered: bool = False
+    codec: str = "none"
+    algorithm: str = ""
+    emulate: str = ""
+    repeats: int = 25
+    find_slow: bool = False
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        for what, given, known in (
+            ("--backends", self.backends, BACKENDS),
+            ("--ops", self.ops, OPS),
+            ("--dtypes", self.dtypes, tuple(DTYPES)),
+            ("--codec", (self.codec,), ("none", "bf16", "int8", "int4")),
+        ):
+            for name in given:
+                if name not in known:
+                    raise UserError(f"{what} {name}", "is not known", f"choose from: {', '.join(known)}")
+        if self.ranks < 2:
+            raise UserError(f"--ranks {self.ranks}", "a collective needs two", "give 2 or more")
+        if self.find_slow and "c3" not in self.backends:
+            raise UserError("--find-slow", "sends messages over c3", "add c3 to --backends")
+
+
+def parse_size(text: str) -> int:
+    """ "64MB" -> bytes; units are powers of two, as is usual for buffers."""
+    units = {"GB": 1 << 30, "MB": 1 << 20, "KB": 1 << 10, "B": 1}
+    for unit, factor in units.items():
+        number = text.upper().removesuffix(unit)
+        if text.upper().endswith(unit) and number.strip().isdigit():
+            return int(number) * factor
+    raise UserError(f"--sizes {text}", "is not a size", "write 1KB, 8MB, ...")
+
+
+def run_bench(sweep: Sweep, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Measure everything in the sweep: {"rows": [...], ...} as `lakh bench comm --json` prints."""
+    topology = read_topology(sweep.emulate, sweep.ranks) if sweep.emulate else None
+    reports: list[dict[str, Any]] = []
+    notes: list[str] = []
+    torch_backends = [name for name in sweep.backends if name != "mpi"]
+    if torch_backends:
+        say(f"{sweep.ranks} ranks: {', '.join(torch_backends)}")
+        reports.append(_run(sweep, torch_backends, topology, notes))
+    if "mpi" in sweep.backends:
+        if topology is not None:
+            raise UserError("--backends mpi", "is not run in emulated hosts", "leave mpi out")
+        say(f"{sweep.ranks} ranks: mpi")
+        reports.append(_run(sweep, ["mpi"], None, notes))
+    data: dict[str, Any] = {"rows": _rows(sweep, reports, topology), "notes": notes}
+    data["memcpy_GBps"] = reports[0].get("memcpy_GBps")
+    data["reasons"] = {str(row["size_bytes"]): row["reason"] for row in reports[0]["rows"] if "reason" in row}
+    if sweep.find_slow:
+        data["pairs"] = reports[0]["pairs"]
+        data["slow"] = name_slow({tuple(p["ranks"]): p["GBps"] for p in reports[0]["pairs"]}, sweep.ranks)
+    return data
+
+
+def _run(sweep: Sweep, backends: list[str], topology: Topology | None, notes: list[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="lakh-bench-") as folder, ExitStack() as stack:
+        report = Path(folder) / "report.json"
+        job = {
+            "backends": backends,
+            "ops": list(sweep.ops),
+            "sizes": list(sweep.sizes),
+            "dtypes": [DTYPES[name] for name in sweep.dtypes],
+            "registered": sweep.registered,
+            "codec": sweep.codec,
+            "algorithm": sweep.algorithm,
+            "emulate": sweep.emulate,
+            "shaper": "",
+            "repeats": sweep.repeats,
+            "find_slow": sweep.find_slow,
+            "timeout_s": sweep.timeout_s,
+            "rendezvous": str(Path(folder) / "meet"),
+            "report": str(report),
+        }
+        net = None
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(sweep.ranks)}
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if topology is not None:
+            environment["LAKH_C3_TOPOLOGY"] = str(Path(sweep.emulate).resolve())
+            reason = why_not(topology)
+            if reason:
+                if "gloo" in backends:
+                    notes.append(f"gloo left out: {reason}, and the in-library shaper slows c3 alone")
+                    job["backends"] = [name for name in backends if name != "gloo"]
+                job["shaper"] = str(Path(folder) / "links")
+            else:
+                net = stack.enter_context(Namespaces(topology))
+                environment["GLOO_SOCKET_IFNAME"] = "eth0"
+        program = [sys.executable, "-m", "lakh.c3.bench_rank", json.dumps(job)]
+        ranks = []
+        if backends == ["mpi"]:
+            launcher = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{environment.get('PATH', '')}")
+            if launcher is None:
+                raise MissingExtra("--backends mpi", "mpi4py and mpich", "bench")
+            command = [launcher, "-n", str(sweep.ranks), *program]
+            ranks.append(_start(command, {**environment, "RANK": "0"}))
+        else:
+            for rank in range(sweep.ranks):
+                own = {**environment, "RANK": str(rank)}
+                if net is not None:
+                    own["LAKH_C3_ADDRESS"] = net.address(rank)
+                ranks.append(_start([*(net.command(rank) if net else []), *program], own))
+        _wait(ranks, sweep.timeout_s)
+        return dict(json.loads(report.read_text(encoding="utf-8")))
+
+
+def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[str]], timeout_s: float) -> None:
+    """Until all ranks have ended well; kills the rest when one has not."""
+    end_s = time.monotonic() + timeout_s
+    try:
+        while any(process.poll() is None for process in ranks):
+            for rank, process in enumerate(ranks):
+                if process.poll():
+                    said = (process.stderr.read() if process.stderr else "").strip().splitlines()
+                    last = said[-1][:300] if said else f"exit code {process.returncode}"
+                    raise PeerLost(f"bench, rank {rank}", last, "see what it says and run again")
+            if time.monotonic() > end_s:
+                raise PeerTimeout("bench", f"the ranks did not finish in {timeout_s:g} s", "measure less at once")
+            time.sleep(0.02)
+        if any(process.returncode for process in ranks):
+            raise PeerLost("bench", "a rank failed at its end", "run again")
+    finally:
+        for process in ranks:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            if process.stderr:
+                process.stderr.close()
+
+
+def _rows(sweep: Sweep, reports: list[dict[str, Any]], topology: Topology | None) -> list[dict[str, Any]]:
+    rows = []
+    short = {long: name for name, long in DTYPES.items()}
+    copies: dict[str, float] = next((r["memcpy_GBps"] for r in reports if "memcpy_GBps" in r), {})
+    for number, first in enumerate(reports[0]["rows"]):
+        times: dict[str, list[float]] = {}
+        for report in reports:
+            times.update({name: value for name, value in report["rows"][number]["times_us"].items() if value})
+        medians = {name: statistics.median(value) for name, value in times.items()}
+        for backend, values in times.items():
+            size_bytes = first["size_bytes"]
+            seconds = medians[backend] * 1e-6
+            algbw = size_bytes / seconds / 1e9
+            on_wire = codec_bytes(sweep.codec, size_bytes // 4) if backend == "c3" and topology else size_bytes
+            bound_s = _bound_s(on_wire, copies, topology)
+            rows.append(
+                {
+                    "backend": backend,
+                    "op": first["op"],
+                    "dtype": short[first["dtype"]],
+                    "ranks": sweep.ranks,
+                    "size_bytes": size_bytes,
+                    "registered": sweep.registered,
+                    "codec": sweep.codec if backend == "c3" else "none",
+                    "min_us": min(values),
+                    "median_us": medians[backend],
+                    "p99_us": sorted(values)[min(len(values) - 1, int(0.99 * len(values)))],
+                    "algbw_GBps": algbw,
+                    "busbw_GBps": algbw * _bus_factor(first["op"], sweep.ranks),
+                    "bound_fraction": bound_s / seconds if bound_s else None,
+                    "ratio_to_gloo": medians["gloo"] / medians[backend] if "gloo" in medians else None,
+                }
+            )
+    return rows
+
+
+def _bus_factor(op: str, ranks: int) -> float:
+    """Bytes that each rank's link must carry over bytes of the buffer, as nccl-tests define it."""
+    if op == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def _bound_s(size_bytes: int, copies: dict[str, float], topology: Topology | None) -> float | None:
+    """The least time possible: one copy of the buffer by all ranks at once, or the buffer over the slowest link."""
+    if topology is not None:
+        rates = [link.bytes_per_s for link in topology.links.values()]
+        return size_bytes / min(rates) if rates else None
+    if not copies:
+        return None
+    rate = copies[str(64 << 20)] if size_bytes > 4 << 20 else copies[str(1 << 20)]
+    return size_bytes / (rate * 1e9)
+
+
+def name_slow(pairs: dict[tuple[int, ...], float], ranks: int) -> dict[str, Any]:
+    """Which rank or link is slow, from GB/s between every two ranks; the culprit and the reason.
+
+    A rank whose links are nearly all slow is slow itself; a slow link between two ranks that are fine elsewhere is a
+    link.
+    """
+    typical = statistics.median(pairs.values())
+    slow = {pair: rate for pair, rate in pairs.items() if rate < SLOW_SHARE * typical}
+    counts = {rank: sum(rank in pair for pair in slow) for rank in range(ranks)}
+    bad_ranks = [rank for rank in range(ranks) if ranks > 2 and counts[rank] > (ranks - 1) / 2]
+    bad_links = [list(pair) for pair in slow if not any(rank in bad_ranks for rank in pair)]
+    if not slow:
+        reason = f"all {len(pairs)} pairs reach at least {SLOW_SHARE:g} of the median {typical:.2f} GB/s"
+    else:
+        parts = [
+            f"rank {rank}: {counts[rank]} of its {ranks - 1} links are below half the median" for rank in bad_ranks
+        ]
+        parts += [f"link {a}-{b}: {pairs[(a, b)]:.2f} GB/s, median {typical:.2f}" for a, b in bad_links]
+        reason = "; ".join(parts)
+    return {"ranks": bad_ranks, "links": bad_links, "reason": reason}

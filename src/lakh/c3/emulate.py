@@ -1,0 +1,133 @@
+"""Hosts and racks on one machine: network namespaces with shaped links, made from a topology file. Needs root.
+
+Each host of the file becomes a namespace with one interface, each rack a bridge in a namespace of switches; token
+buckets
+hold every host's cable and every rack's trunk to what [links.*] says. Delays need the kernel's netem; where it is
+missing (or without root) the native core's own shaper plays the links instead (`Group.shape`), for c3 alone.
+
+Everything is removed at the end, also after an error; names carry our process id.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from types import TracebackType
+
+from lakh.c3.topology import Topology
+from lakh.errors import UserError
+
+__all__ = ["Namespaces", "why_not"]
+
+COMMAND_TIMEOUT_S = 20
+QUEUE_BYTES = 16 << 20
+BURST_BYTES = 64 << 10
+
+
+def why_not(topology: Topology) -> str:
+    """Why this machine cannot make the namespaces; "" where it can."""
+    if os.geteuid() != 0:
+        return "making network namespaces needs root"
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            return f"the program {program} is missing (apt-get install iproute2)"
+    if any(link.delay_us for link in topology.links.values()):
+        return "delays are played by the in-library shaper"
+    return ""
+
+
+class Namespaces:
+    """`with Namespaces(topology) as net:`; `net.command(rank)` is what a rank's command starts with."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.tag = f"lakh{os.getpid()}"
+        hosts = list(dict.fromkeys(topology.hosts))
+        self.namespaces = {host: f"{self.tag}h{number}" for number, host in enumerate(hosts)}
+        self.addresses = {host: f"10.213.0.{number + 1}" for number, host in enumerate(hosts)}
+        self.switch = f"{self.tag}sw"
+
+    def command(self, rank: int) -> list[str]:
+        return ["ip", "netns", "exec", self.namespaces[self.topology.hosts[rank]]]
+
+    def address(self, rank: int) -> str:
+        return self.addresses[self.topology.hosts[rank]]
+
+    def __enter__(self) -> Namespaces:
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def cut(self, rank: int) -> None:
+        """Take the link of a rank's host down."""
+        _run("ip", "-n", self.namespaces[self.topology.hosts[rank]], "link", "set", "eth0", "down")
+
+    def _make(self) -> None:
+        _run("ip", "netns", "add", self.switch)
+        _run("ip", "-n", self.switch, "link", "add", "core", "type", "bridge")
+        _run("ip", "-n", self.switch, "link", "set", "core", "up")
+        racks: dict[str, str] = {}
+        for host, place in zip(self.topology.hosts, self.topology.places, strict=True):
+            rack = "/".join(reversed(place[1:]))
+            if rack not in racks:
+                racks[rack] = f"rack{len(racks)}"
+                self._rack(racks[rack])
+            if self.namespaces[host] not in _list():
+                self._host(host, racks[rack])
+
+    def _rack(self, bridge: str) -> None:
+        _run("ip", "-n", self.switch, "link", "add", bridge, "type", "bridge")
+        _run("ip", "-n", self.switch, "link", "set", bridge, "up")
+        up, down = f"{bridge}u", f"{bridge}d"
+        _run("ip", "-n", self.switch, "link", "add", up, "type", "veth", "peer", "name", down)
+        for port, master in ((up, bridge), (down, "core")):
+            _run("ip", "-n", self.switch, "link", "set", port, "master", master)
+            _run("ip", "-n", self.switch, "link", "set", port, "up")
+            self._limit(self.switch, port, "rack")
+
+    def _host(self, host: str, bridge: str) -> None:
+        name = self.namespaces[host]
+        port = f"p{name[len(self.tag) :]}"
+        _run("ip", "netns", "add", name)
+        _run("ip", "-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _run("ip", "-n", self.switch, "link", "set", port, "master", bridge)
+        _run("ip", "-n", self.switch, "link", "set", port, "up")
+        _run("ip", "-n", name, "addr", "add", f"{self.addresses[host]}/24", "dev", "eth0")
+        for interface in ("lo", "eth0"):
+            _run("ip", "-n", name, "link", "set", interface, "up")
+        self._limit(name, "eth0", "host")
+        self._limit(self.switch, port, "host")
+
+    def _limit(self, namespace: str, interface: str, tier: str) -> None:
+        link = self.topology.links.get(tier)
+        if link is not None:
+            rate = ["rate", f"{int(link.bytes_per_s * 8)}bit", "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
+            _run("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *rate)
+
+    def _remove(self) -> None:
+        for name in [*self.namespaces.values(), self.switch]:
+            if name in _list():
+                _run("ip", "netns", "delete", name)
+
+
+def _list() -> list[str]:
+    return [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line.strip()]
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise UserError(" ".join(command), f"did not end in {COMMAND_TIMEOUT_S} s", "try again") from None
+    if done.returncode:
+        raise UserError(" ".join(command), done.stderr.strip()[:200], "check that namespaces are allowed here")
+    return done.stdout

@@ -1,0 +1,132 @@
+"""Who goes on when a rank is lost: a pure decision, and the agreement on it through a store.
+
+Members have ids that never change; an *epoch* is a numbered set of them. After a loss every survivor signs up for
+the next
+epoch; the lowest of them decides when all that are not known dead have signed, or when the time to sign is over. The
+decision is written with compare-and-set, so there is one, whoever writes it; a rank that is not in it stops. Fewer than
+half of the last epoch never go on: the others may be training already. With exactly half, the one store decides.
+
+Fails with PeerLost (not in the decision, or a minority) and PeerTimeout (nobody decided in time).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lakh.errors import PeerLost, PeerTimeout
+
+__all__ = ["Decision", "Epoch", "PollingStore", "agree", "decide_membership", "reachable"]
+
+SETTLE_S = 3.0
+"""How long survivors wait for others to sign up; noticing a loss takes up to 2 s."""
+POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class Epoch:
+    number: int
+    members: tuple[int, ...]
+    dead: tuple[int, ...] = ()
+    reason: str = "start"
+
+
+@dataclass(frozen=True)
+class Decision:
+    action: str  # "go on" or "stop"
+    members: tuple[int, ...]
+    dead: tuple[int, ...]
+    reason: str
+
+
+def decide_membership(
+    previous: Iterable[int], signed: Iterable[int], joining: Iterable[int] = (), *, min_ranks: int = 1
+) -> Decision:
+    """Who makes up the next epoch."""
+    before, alive = set(previous), set(signed)
+    stay = tuple(sorted(before & alive))
+    gone = tuple(sorted(before - alive))
+    new = tuple(sorted(set(joining) - before))
+    members = tuple(sorted(set(stay) | set(new)))
+    what = f"{len(stay)} of {len(before)} ranks are there" + (f", {list(gone)} are not" if gone else "")
+    if new:
+        what += f", {list(new)} join"
+    if 2 * len(stay) < len(before):
+        return Decision("stop", stay, gone, f"{what}: a minority does not go on")
+    if len(members) < min_ranks:
+        return Decision("stop", stay, gone, f"{what}: fewer than the {min_ranks} that are asked for")
+    return Decision("go on", members, gone, what)
+
+
+def reachable(signed: Iterable[int], accuses: Mapping[int, Iterable[int]]) -> list[int]:
+    """Who of those that signed can be reached: a rank with a cut link signs too, but most of the others accuse it."""
+    there = sorted(signed)
+    heard = [m for m in there if 2 * sum(m in set(accuses[o]) for o in there if o != m) <= len(there) - 1]
+    return heard or there[:1]  # two that accuse each other: the lower goes on
+
+
+class PollingStore:
+    """A store whose `get` gives up after `timeout_s`, whatever the patience of the store below."""
+
+    def __init__(self, store: Any, timeout_s: float) -> None:
+        self.store, self.timeout_s = store, timeout_s
+
+    def set(self, key: str, value: Any) -> None:
+        self.store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        end_s = time.monotonic() + self.timeout_s
+        while not self.store.check([key]):
+            if time.monotonic() > end_s:
+                raise PeerTimeout(f"store key {key}", f"was not set in {self.timeout_s:g} s", "reconfigure again")
+            time.sleep(POLL_S)
+        return bytes(self.store.get(key))
+
+
+def agree(
+    store: Any,
+    name: str,
+    epoch: Epoch,
+    me: int,
+    record: Mapping[str, int],
+    known_dead: Iterable[int],
+    *,
+    joining: Iterable[int] = (),
+    min_ranks: int = 1,
+    settle_s: float = SETTLE_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Epoch, dict[int, dict[str, int]]]:
+    """Sign up for the epoch after `epoch` and learn who is in it, with what each of them said of itself in `record`."""
+    base = f"{name}/epoch/{epoch.number + 1}"
+    dead = set(known_dead)
+    store.set(f"{base}/signed/{me}", json.dumps({**record, "accuses": sorted(dead)}))
+    start_s = clock()
+    while not store.check([f"{base}/decision"]):
+        signed = [member for member in epoch.members if store.check([f"{base}/signed/{member}"])]
+        waited_s = clock() - start_s
+        everyone = set(signed) | dead >= set(epoch.members)
+        # The lowest decides; were it to die in doing so, the others do it a little later.
+        patience_s = settle_s * (1 + 0.5 * signed.index(me))
+        if (everyone and me == signed[0]) or waited_s > patience_s:
+            records = {member: json.loads(store.get(f"{base}/signed/{member}")) for member in signed}
+            heard = reachable(signed, {member: record["accuses"] for member, record in records.items()})
+            decision = decide_membership(epoch.members, heard, joining, min_ranks=min_ranks)
+            document = json.dumps({"decision": asdict(decision), "records": records})
+            store.compare_set(f"{base}/decision", "", document)
+        elif waited_s > 3 * settle_s + 10:
+            raise PeerTimeout(f"c3, epoch {epoch.number + 1}", "nobody decided who goes on", "start again")
+        else:
+            time.sleep(POLL_S)
+    made = json.loads(store.get(f"{base}/decision"))
+    said = made["decision"]
+    decision = Decision(said["action"], tuple(said["members"]), tuple(said["dead"]), said["reason"])
+    where = f"c3, epoch {epoch.number + 1}, member {me}"
+    if decision.action != "go on":
+        raise PeerLost(where, decision.reason, "start again from the last checkpoint")
+    if me not in decision.members:
+        raise PeerLost(where, f"the others went on without us ({decision.reason})", "rejoin, or end this process")
+    records = {int(member): record for member, record in made["records"].items()}
+    return Epoch(epoch.number + 1, decision.members, decision.dead, decision.reason), records

@@ -1,0 +1,94 @@
+"""Which algorithm: a pure function of the size, the topology and what each tier's links cost.
+
+The cost of a schedule is its latency (for each stage of a rank, the one-way time to the farthest peer of that stage)
+plus
+the time of the busiest link: bytes through it over what it carries. Links come measured, from the topology file, or as
+the stated defaults. Where nothing is known of the network and all ranks are alike, halving-doubling below 10 MB and
+ring above is the documented rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lakh.c3.topology import Link, Topology
+from lakh.spec import collectives
+from lakh.spec.collectives import Kind, Schedule
+
+__all__ = ["DEFAULT_LINKS", "FALLBACK_CROSSOVER_BYTES", "Choice", "choose_all_reduce", "price"]
+
+FALLBACK_CROSSOVER_BYTES = 10 * 1000 * 1000
+MAX_PRICED_RANKS = 64
+"""Above, pricing every rank's steps costs more than it can save; the tiers decide."""
+
+# Order-of-magnitude figures of kernel TCP (one way tens of microseconds) and 10, 40 and 40 Gbit/s per group; only their
+# order matters before anything is measured.
+DEFAULT_LINKS: Mapping[str, Link] = {
+    "memory": Link(8e9, 2),
+    "host": Link(1.25e9, 30),
+    "rack": Link(5e9, 60),
+    "zone": Link(5e9, 500),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    algorithm: str
+    seconds: float
+    reason: str
+
+
+def price(schedules: Sequence[Schedule], topology: Topology, links: Mapping[str, Link], width: int) -> float:
+    """Seconds that the ranks need for these schedules, one of each rank."""
+    latency = 0.0
+    loads: dict[tuple[str, str, str], float] = {}
+    for rank, schedule in enumerate(schedules):
+        stages: dict[int, float] = {}
+        for step in schedule.steps:
+            if step.kind in (Kind.HOST_REDUCE_SCATTER, Kind.HOST_ALL_GATHER, Kind.HOST_BROADCAST):
+                key = ("memory", topology.hosts[rank], "")
+                loads[key] = loads.get(key, 0.0) + step.count * width
+                stages[step.stage] = max(stages.get(step.stage, 0.0), links["memory"].delay_us)
+            if step.kind not in (Kind.SEND, Kind.RECV, Kind.RECV_REDUCE):
+                continue
+            path = topology.path(rank, step.peer)
+            delay_us = sum(links[tier].delay_us for tier, _, way in path if way == "out") or links["memory"].delay_us
+            stages[step.stage] = max(stages.get(step.stage, 0.0), delay_us)
+            if step.kind == Kind.SEND:
+                size = step.count * (1 if step.src == collectives.Buffer.WIRE else width)
+                for link in path or [("memory", topology.hosts[rank], "")]:
+                    loads[link] = loads.get(link, 0.0) + size
+        latency = max(latency, sum(stages.values()))
+    busiest = max((size / links[tier].bytes_per_s for (tier, _, _), size in loads.items()), default=0.0)
+    return latency * 1e-6 + busiest
+
+
+def choose_all_reduce(
+    topology: Topology, count: int, width: int, *, links: Mapping[str, Link] | None = None, codec: str = "none"
+) -> Choice:
+    """The cheapest all_reduce of `count` elements of `width` bytes, and why it is."""
+    size, tiers = topology.size, topology.tiers()
+    known = {**DEFAULT_LINKS, **topology.links, **(links or {})}
+    layered = len(tiers[0]) > 1 or topology.num_hosts < size
+    if size > MAX_PRICED_RANKS:
+        if layered:
+            return Choice(
+                "hierarchical", float("nan"), f"{size} ranks in {topology.num_hosts} hosts: tiers keep bytes in"
+            )
+        ring = count * width > FALLBACK_CROSSOVER_BYTES
+        rule = f"{count * width} bytes are {'above' if ring else 'below'} {FALLBACK_CROSSOVER_BYTES}, the fallback rule"
+        return Choice("ring" if ring else "halving_doubling", float("nan"), rule)
+    names = ["flat", "halving_doubling", "ring"] + (["hierarchical"] if layered else [])
+    if codec != "none":  # encoded data is exchanged once between the outermost groups, or flat where there are none
+        names = ["hierarchical"] if layered and topology.num_hosts > 1 else ["flat"]
+    if width == 2:  # a ring rounds 16-bit sums at every hop; flat and hierarchical round once per tier
+        names = [name for name in names if name in ("flat", "hierarchical")]
+    priced = {}
+    for name in names:
+        schedules = [collectives.all_reduce(name, rank, size, count, places=tiers, codec=codec) for rank in range(size)]
+        priced[name] = price(schedules, topology, known, width)
+    best = min(priced, key=lambda name: (priced[name], name))
+    others = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in priced.items() if name != best)
+    beside = f" beside {others}" if others else ": the only one that fits"
+    return Choice(best, priced[best], f"{best} {priced[best] * 1e3:.3g} ms{beside}, by latency and busiest link")

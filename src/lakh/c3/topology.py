@@ -1,0 +1,150 @@
+"""Where ranks are: which host, rack and zone hold each of them, and what the links between them carry.
+
+Found out by itself (host identity; LAKH_C3_RACK and LAKH_C3_ZONE as labels from the scheduler) or read from a file:
+
+    [[hosts]]
+    name = "a"
+    ranks = [0, 2]
+    rack = "r0"                 # optional, as is zone
+    [links.host]                # what one host's cable carries; links.rack: one rack's trunk; links.zone
+    Mbit_per_s = 800
+    delay_us = 50
+
+A file that contradicts what the ranks see (two hosts of the file that are one are fine: an emulation; one host of the
+file that is two is a lie) is refused on all ranks. No torch, no network here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lakh.errors import UserError
+
+__all__ = ["TIERS", "Link", "Topology", "labels_from_environment", "read_topology"]
+
+TIERS = ("host", "rack", "zone")
+
+
+@dataclass(frozen=True)
+class Link:
+    bytes_per_s: float
+    delay_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Topology:
+    places: tuple[tuple[str, ...], ...]
+    """For each rank the names of its host, rack and zone."""
+    links: Mapping[str, Link] = field(default_factory=dict)
+    """What the link of one group of a tier to the outside carries, where known: "host", "rack", "zone"."""
+    digest: str = ""
+    """Of the file it came from; all ranks must have read the same one."""
+
+    @property
+    def size(self) -> int:
+        return len(self.places)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each rank, with the names of what holds it: two racks may use one name."""
+        return ["/".join(reversed(place)) for place in self.places]
+
+    @property
+    def host_numbers(self) -> list[int]:
+        numbers: dict[str, int] = {}
+        return [numbers.setdefault(host, len(numbers)) for host in self.hosts]
+
+    @property
+    def num_hosts(self) -> int:
+        return len(set(self.hosts))
+
+    def tiers(self) -> tuple[tuple[str, ...], ...]:
+        """Places without the tiers that distinguish nothing: all ranks in one group, or one group per inner group."""
+        keep: list[int] = []
+        for tier in range(len(TIERS)):
+            groups = {place[tier:] for place in self.places}
+            inner = {place[keep[-1] :] for place in self.places} if keep else set(self.places) | {()}
+            if len(groups) > 1 and (not keep or len(groups) < len(inner)):
+                keep.append(tier)
+        if not keep or keep[0] != 0:
+            keep.insert(0, 0)
+        return tuple(tuple("/".join(reversed(place[tier:])) for tier in keep) for place in self.places)
+
+    def distance(self, a: int, b: int) -> str:
+        """The tier whose links a message from a to b must use: "memory" inside a host."""
+        one, other = self.places[a], self.places[b]
+        for tier in range(len(TIERS)):
+            if one[tier:] == other[tier:]:
+                return "memory" if tier == 0 else TIERS[tier - 1]
+        return TIERS[-1]
+
+    def path(self, a: int, b: int) -> list[tuple[str, str, str]]:
+        """(tier, group, direction) of every link that a message from a to b goes through."""
+        links: list[tuple[str, str, str]] = []
+        one, other = self.places[a], self.places[b]
+        for tier, name in enumerate(TIERS):
+            if one[tier:] == other[tier:]:
+                break
+            links.append((name, "/".join(reversed(one[tier:])), "out"))
+            links.append((name, "/".join(reversed(other[tier:])), "in"))
+        return links
+
+
+def labels_from_environment(host_identity: str) -> tuple[str, str, str]:
+    """This rank's host, rack and zone, as far as anybody says."""
+    environment = os.environ
+    host = environment.get("LAKH_C3_HOST") or host_identity
+    return host, environment.get("LAKH_C3_RACK", ""), environment.get("LAKH_C3_ZONE", "")
+
+
+def read_topology(path: str | Path, size: int | None = None) -> Topology:
+    """Read a topology file; `size` is the number of ranks that it must describe."""
+    where = str(path)
+    try:
+        raw = Path(path).read_bytes()
+        document = tomllib.loads(raw.decode())
+    except OSError as error:
+        raise UserError(where, error.strerror or "cannot be read", "check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(where, f"is not TOML ({error})", "mend the file") from None
+    unknown = set(document) - {"hosts", "links"}
+    if unknown:
+        raise UserError(where, f"has unknown keys {sorted(unknown)}", "use [[hosts]] and [links.TIER]")
+    places: dict[int, tuple[str, ...]] = {}
+    names: set[tuple[str, ...]] = set()
+    for entry in _list(document.get("hosts"), where):
+        unknown = set(entry) - {"name", "ranks", "rack", "zone"}
+        if unknown or not isinstance(entry.get("name"), str) or not isinstance(entry.get("ranks"), list):
+            raise UserError(where, f"[[hosts]] {entry}", "give name, ranks, and if you like rack and zone")
+        place = (entry["name"], str(entry.get("rack", "")), str(entry.get("zone", "")))
+        if place in names:
+            raise UserError(where, f"names host {entry['name']} twice", "give each host another name")
+        names.add(place)
+        for rank in entry["ranks"]:
+            if not isinstance(rank, int) or rank < 0 or rank in places:
+                raise UserError(where, f"rank {rank!r} is not a number or is in two hosts", "name each rank once")
+            places[rank] = place
+    expected = len(places) if size is None else size
+    if sorted(places) != list(range(expected)) or not places:
+        raise UserError(where, f"describes ranks {sorted(places)}", f"describe ranks 0 to {expected - 1}, each once")
+    links = {}
+    for tier, entry in document.get("links", {}).items():
+        if tier not in TIERS or not isinstance(entry, dict) or set(entry) - {"Mbit_per_s", "delay_us"}:
+            raise UserError(where, f"[links.{tier}] {entry}", "use links.host, rack or zone with Mbit_per_s, delay_us")
+        rate, delay = entry.get("Mbit_per_s", 0), entry.get("delay_us", 0)
+        if not (isinstance(rate, int | float) and rate > 0 and isinstance(delay, int | float) and delay >= 0):
+            raise UserError(where, f"[links.{tier}] {entry}", "Mbit_per_s must be above 0 and delay_us not below it")
+        links[tier] = Link(rate * 1e6 / 8, delay)
+    return Topology(tuple(places[r] for r in range(expected)), links, hashlib.sha256(raw).hexdigest())
+
+
+def _list(value: Any, where: str) -> Sequence[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise UserError(where, "has no [[hosts]]", "list the hosts and their ranks")
+    return value

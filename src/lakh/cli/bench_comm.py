@@ -1,0 +1,100 @@
+"""lakh bench comm: collectives over c3 beside Gloo and MPI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lakh.cli.bench_result import keep, machine
+from lakh.cli.face import Answer, answers, console, table
+
+__all__ = ["comm"]
+
+
+@click.command("comm")
+@click.option("--backends", default="c3,gloo", show_default=True, help="Of c3, gloo, mpi.")
+@click.option("--ops", default="all_reduce", show_default=True, help="Of all_reduce, all_gather, reduce_scatter, ...")
+@click.option("--sizes", default="1KB,1MB,8MB", show_default=True, help="Buffer sizes; KB is 1024 bytes.")
+@click.option("--dtypes", default="f32", show_default=True, help="Of f32, f64, f16, bf16, i32, i64.")
+@click.option("--ranks", type=int, default=2, show_default=True, help="Processes on this machine.")
+@click.option("--percent", default="100", show_default=True, help="Also with a part of the ranks: 10,50,100.")
+@click.option("--registered", is_flag=True, help="Buffers in registered memory, which ranks of a host share.")
+@click.option("--emulate", type=click.Path(dir_okay=False), help="Topology file: play its hosts, racks and links.")
+@click.option("--codec", default="none", show_default=True, help="Of none, bf16, int8, int4: between outer groups.")
+@click.option("--algorithm", default="", help="Overrule c3's choice: flat, halving_doubling, ring, hierarchical.")
+@click.option("--repeats", type=click.IntRange(min=5), default=25, show_default=True, help="Timed calls of each.")
+@click.option("--find-slow", is_flag=True, help="Also measure every pair of ranks and name the slow one.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw time over size into this file (needs matplotlib).")
+@click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
+@answers
+def comm(sizes: str, ranks: int, percent: str, plot: str | None, out: str | None, **options: Any) -> Answer:
+    """Collectives over c3 beside Gloo and MPI, in the same run."""
+    from lakh.c3.bench import Sweep, parse_size, run_bench
+
+    for name in ("backends", "ops", "dtypes"):
+        options[name] = tuple(word.strip() for word in options[name].split(",") if word.strip())
+    options["emulate"] = options["emulate"] or ""
+    counts = _counts(ranks, percent)
+    data: dict[str, Any] = {"machine": machine(), "rows": []}
+    for count in counts:
+        sweep = Sweep(sizes=tuple(parse_size(word.strip()) for word in sizes.split(",")), ranks=count, **options)
+        found = run_bench(sweep, say=console().print)
+        data["rows"] += found.pop("rows")
+        data |= found
+    if plot:
+        data["plot"] = _draw(plot, data["rows"])
+    if out:
+        words = {name: ",".join(options[name]) for name in ("backends", "ops", "dtypes")}
+        words |= {"sizes": sizes, "ranks": str(ranks), "repeats": str(options["repeats"]), "codec": options["codec"]}
+        words |= {"emulate": options["emulate"]} if options["emulate"] else {}
+        command = "lakh bench comm " + " ".join(f"--{name} {value}" for name, value in words.items())
+        command += " --registered" if options["registered"] else ""
+        data["file"] = keep(Path(out), "comm", command, data)
+    columns = ["backend", "what", "bytes", "min us", "median", "p99", "GB/s", "bound", "x gloo"]
+    figures = ("min_us", "median_us", "p99_us", "algbw_GBps", "bound_fraction", "ratio_to_gloo")
+    cells = [
+        [row["backend"], f"{row['op']} {row['dtype']} x{row['ranks']}", row["size_bytes"], *(row[f] for f in figures)]
+        for row in data["rows"]
+    ]
+    shown = table(columns, cells)
+    if "slow" in data:
+        console().print(data["slow"]["reason"])
+    for note in data.get("notes", []):
+        console().print(note)
+    return Answer(data, shown)
+
+
+def _counts(ranks: int, percent: str) -> list[int]:
+    from lakh.errors import UserError
+
+    if ranks < 2:
+        raise UserError(f"--ranks {ranks}", "a collective needs two", "give 2 or more")
+    try:
+        parts = [float(word) for word in percent.split(",")]
+    except ValueError:
+        raise UserError(f"--percent {percent}", "is not a list of numbers", "write 10,50,100") from None
+    return sorted({max(2, round(ranks * part / 100)) for part in parts})
+
+
+def _draw(path: str, rows: list[dict[str, Any]]) -> str:
+    from lakh.errors import MissingExtra
+
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtra("--plot", "matplotlib", "bench") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots()
+    for key in sorted({(row["op"], row["dtype"], row["ranks"], row["backend"]) for row in rows}):
+        mine = [row for row in rows if (row["op"], row["dtype"], row["ranks"], row["backend"]) == key]
+        label = f"{key[3]} {key[0]} {key[1]} x{key[2]}"
+        axes.plot([row["size_bytes"] for row in mine], [row["median_us"] for row in mine], marker="o", label=label)
+    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="median, microseconds")
+    axes.legend()
+    figure.savefig(path)
+    pyplot.close(figure)
+    return path

@@ -1,0 +1,243 @@
+"""Groups without torch: ranks are threads here, on one host or on pretended ones, over the native core."""
+
+import threading
+import urllib.request
+
+import numpy as np
+import pytest
+
+from lakh.c3 import native
+from lakh.c3.bootstrap import MemoryStore
+from lakh.c3.group import Group
+from lakh.c3.metrics import name_slowest, serve_metrics
+from lakh.c3.topology import Link, Topology
+from lakh.errors import LakhError, PeerError, PeerTimeout, UserError
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(native.open_library() is None, reason="the native core is not built: apt-get install g++"),
+]
+F32, SUM, AVG = native.DTYPES["f32"], native.OPS["sum"], native.OPS["avg"]
+ONE_HOST = [("h", "", "")] * 4
+FOUR_HOSTS = [(f"h{rank}", "", "") for rank in range(4)]
+RACKS = [(f"h{rank // 2}", f"r{rank // 4}", "") for rank in range(8)]
+UNEQUAL = [("a", "", ""), ("a", "", ""), ("b", "", "")]
+
+
+def with_ranks(places, body, timeout_s: float = 20.0, topology=None):
+    """Run `body(group)` in one thread per rank; what each returned, or raised."""
+    store = MemoryStore(timeout_s)
+    found = [None] * len(places)
+
+    def one(rank: int) -> None:
+        group = None
+        try:
+            group = Group.meet(store, rank, len(places), timeout_s=timeout_s, place=places[rank], topology=topology)
+            found[rank] = body(group)
+        except LakhError as error:
+            found[rank] = error
+        finally:
+            if group is not None:
+                group.close()
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(places))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_s + 30)
+        assert not thread.is_alive(), "a rank hangs"
+    return found
+
+
+def reduce_all(group, values, op=SUM, **extra):
+    address = values.ctypes.data
+    group.run("all_reduce", F32, op, -1, address, address, values.size, **extra)
+    return values
+
+
+@pytest.mark.parametrize("algorithm", ["flat", "halving_doubling", "ring", "hierarchical", None])
+@pytest.mark.parametrize("places", [ONE_HOST, FOUR_HOSTS, RACKS, UNEQUAL], ids=["host", "hosts", "racks", "unequal"])
+def test_all_reduce_gives_the_same_bits_everywhere(places, algorithm) -> None:
+    size = len(places)
+    inputs = [
+        [np.random.default_rng(10 * r + n).normal(size=n).astype(np.float32) for n in (1, 999, 70_001)]
+        for r in range(size)
+    ]
+
+    def body(group):
+        group.algorithm = algorithm
+        return [reduce_all(group, values.copy(), AVG) for values in inputs[group.rank]]
+
+    found = with_ranks(places, body)
+    for index in range(3):
+        expected = np.mean([row[index].astype(np.float64) for row in inputs], axis=0)
+        for result in found:
+            assert not isinstance(result, LakhError), result
+            np.testing.assert_allclose(result[index], expected, rtol=1e-5, atol=1e-6)  # a few roundings of float32
+            assert np.array_equal(result[index], found[0][index])
+
+
+@pytest.mark.parametrize("places", [FOUR_HOSTS, ONE_HOST], ids=["hosts", "host"])
+def test_every_operation_between_hosts(places) -> None:
+    size = len(places)
+
+    def body(group):
+        rank = group.rank
+        mine = np.arange(1000, dtype=np.float32) + rank
+        everyone = np.empty(1000 * size, np.float32)
+        group.run("all_gather", F32, -1, -1, mine.ctypes.data, everyone.ctypes.data, 1000)
+        assert np.array_equal(everyone.reshape(size, 1000)[:, 0], np.arange(size))
+        part = np.empty(1000, np.float32)
+        group.run("reduce_scatter", F32, SUM, -1, everyone.ctypes.data, part.ctypes.data, 1000)
+        assert np.array_equal(part, size * (np.arange(1000) + rank))
+        data = mine.copy()
+        group.run("broadcast", F32, -1, 2, 0, data.ctypes.data, 1000)
+        assert data[0] == 2
+        total = mine.copy()
+        group.run("reduce", F32, SUM, 1, mine.ctypes.data, total.ctypes.data, 1000)
+        assert rank != 1 or total[0] == sum(range(size))
+        group.run("gather", F32, -1, 0, mine.ctypes.data, everyone.ctypes.data, 1000)
+        group.run("scatter", F32, -1, 0, everyone.ctypes.data, part.ctypes.data, 1000)
+        assert np.array_equal(part, mine)
+        sends = [10 * (rank + 1)] * size
+        receives = [10 * (r + 1) for r in range(size)]
+        splits = [sum(sends[:i]) for i in range(size + 1)] + [sum(receives[:i]) for i in range(size + 1)]
+        given, got = np.full(sum(sends), rank, np.float32), np.empty(sum(receives), np.float32)
+        group.run("all_to_all", F32, -1, -1, given.ctypes.data, got.ctypes.data, 0, splits=splits)
+        assert np.array_equal(np.unique(got), np.arange(size))
+        group.run("barrier", 6, -1, -1, 0, 0, 0)
+        return "ok"
+
+    assert with_ranks(places, body) == ["ok"] * size
+
+
+@pytest.mark.parametrize(("codec", "error"), [("bf16", 2**-7), ("int8", 0.02), ("int4", 0.3)])
+def test_codecs_lose_little_and_feed_it_back(codec, error) -> None:
+    steps, count = 30, 5000
+    truth = np.random.default_rng(1).normal(size=count).astype(np.float32)
+
+    def body(group):
+        residual = np.zeros(count, np.float32)
+        total = np.zeros(count, np.float64)
+        first = None
+        for step in range(steps):
+            values = truth.copy()
+            reduce_all(group, values, AVG, codec=codec, residual=residual.ctypes.data, seed=step)
+            first = values if first is None else first
+            total += values
+        return first, total / steps
+
+    found = with_ranks(FOUR_HOSTS[:2], body)
+    for first, average in found:
+        assert np.abs(first - truth).max() < error * np.abs(truth).max()
+        assert np.array_equal(first, found[0][0])
+        # what one step loses comes back in the next: the average over steps converges
+        assert np.abs(average - truth).max() < 0.1 * error * np.abs(truth).max() + 1e-3
+
+
+def test_slow_links_are_played_by_the_core(tmp_path) -> None:
+    topology = Topology(tuple(FOUR_HOSTS[:2]), {"host": Link(20e6, 1000)})
+
+    def body(group):
+        group.shape(topology, str(tmp_path / "links"))
+        reduce_all(group, np.ones(100_000, np.float32))
+        return group.counters()["bytes_sent"]
+
+    assert all(sent >= 400_000 for sent in with_ranks(FOUR_HOSTS[:2], body))
+
+
+def test_ranks_that_disagree_over_the_network_are_all_told() -> None:
+    def body(group):
+        reduce_all(group, np.ones(10 + (group.rank == 0), np.float32))
+
+    found = with_ranks(FOUR_HOSTS, body)
+    assert all(isinstance(error, LakhError) for error in found)
+    assert any("do not agree" in str(error) for error in found)
+
+
+def test_a_rank_that_does_not_come_is_a_timeout_and_not_a_hang() -> None:
+    def body(group):
+        if group.rank:
+            reduce_all(group, np.ones(10, np.float32))
+
+    for places in (ONE_HOST[:2], FOUR_HOSTS[:2]):
+        found = with_ranks(places, body, timeout_s=1.0)
+        assert isinstance(found[1], PeerError)
+
+
+def test_an_aborted_group_tells_everybody_why() -> None:
+    def body(group):
+        if group.rank == 0:
+            group.abort("no longer needed")
+        reduce_all(group, np.ones(10, np.float32))
+
+    for places in (ONE_HOST, FOUR_HOSTS):
+        for error in with_ranks(places, body):
+            assert isinstance(error, PeerError)
+
+
+def test_a_topology_that_lies_is_refused_on_all_ranks(monkeypatch) -> None:
+    lie = Topology(tuple([("one", "", "")] * 2))
+    identities = iter(["this", "that"])
+    monkeypatch.setattr(native, "host_identity", lambda: next(identities))
+    for error in with_ranks(ONE_HOST[:2], lambda group: None, topology=lie):
+        assert isinstance(error, UserError)
+        assert "on one host" in str(error)
+
+
+def test_a_missing_rank_is_a_timeout_at_the_meeting() -> None:
+    with pytest.raises(PeerTimeout):
+        Group.meet(MemoryStore(0.2), 0, 2, name="alone")
+
+
+def test_counters_are_served_for_prometheus() -> None:
+    def body(group):
+        reduce_all(group, np.ones(10, np.float32))
+        server = serve_metrics(group)
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        server.shutdown()
+        server.server_close()
+        return text
+
+    for rank, text in enumerate(with_ranks(ONE_HOST[:2], body)):
+        assert f'lakh_c3_operations_total{{rank="{rank}"}} 1' in text
+        assert f'lakh_c3_up{{rank="{rank}"}} 1' in text
+
+
+def test_the_culprit_is_who_is_waited_for_and_does_not_wait() -> None:
+    worst, reason = name_slowest([[0, 0, 9_000_000], [10_000, 0, 9_000_000], [0, 0, 0]])
+    assert worst == 2
+    assert "rank 2" in reason
+    assert name_slowest([[0, 10], [10, 0]])[0] is None
+
+
+def test_start_up_costs_each_rank_a_constant_number_of_requests() -> None:
+    """No rank asks N times: the tree bounds what one rank does, and connections are made only when used."""
+
+    class Counting(MemoryStore):
+        def __init__(self) -> None:
+            super().__init__(60)
+            self.requests: dict[str, int] = {}
+
+        def get(self, key: str) -> bytes:
+            name = threading.current_thread().name
+            self.requests[name] = self.requests.get(name, 0) + 1
+            return super().get(key)
+
+    store, size = Counting(), 64
+    groups: list[Group | None] = [None] * size
+
+    def one(rank: int) -> None:
+        groups[rank] = Group.meet(store, rank, size, place=(f"h{rank}", "", ""))
+
+    threads = [threading.Thread(target=one, args=(rank,), name=str(rank)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(group is not None and group.counters()["connections"] == 0 for group in groups)
+    assert max(store.requests.values()) <= 1 + 2 * 16 + 2
+    for group in groups:
+        assert group is not None
+        group.close()

@@ -1,0 +1,111 @@
+"""Topologies are read strictly, and the choice of algorithm follows from them, with a reason."""
+
+import pytest
+
+from lakh.c3.bench import name_slow, parse_size
+from lakh.c3.membership import decide_membership, reachable
+from lakh.c3.selection import choose_all_reduce
+from lakh.c3.topology import Link, Topology, read_topology
+from lakh.errors import UserError
+
+RACKS = Topology(
+    tuple((f"h{rank}", f"r{rank // 2}", "") for rank in range(4)), {"host": Link(1e8), "rack": Link(1.25e7)}
+)
+
+
+def test_racks_call_for_tiers() -> None:
+    choice = choose_all_reduce(RACKS, 2_000_000, 4)
+    assert choice.algorithm == "hierarchical"
+    assert "ring" in choice.reason
+    assert choice.seconds == pytest.approx(8e6 / 1.25e7, rel=0.01)  # the buffer once over the trunk
+
+
+def test_small_data_takes_few_stages_and_large_data_few_bytes() -> None:
+    far = Topology(tuple((f"h{rank}", "", "") for rank in range(8)), {"host": Link(1e9, 500)})
+    assert choose_all_reduce(far, 10, 4).algorithm == "flat"
+    assert choose_all_reduce(far, 10, 4).seconds == pytest.approx(1e-3, rel=0.01)
+
+
+def test_16_bit_sums_are_never_rounded_at_every_hop() -> None:
+    far = Topology(tuple((f"h{rank}", "", "") for rank in range(8)))
+    assert choose_all_reduce(far, 50_000_000, 2).algorithm == "flat"
+
+
+def test_beyond_64_ranks_the_rule_of_10_mb_is_stated() -> None:
+    many = Topology(tuple((f"h{rank}", "", "") for rank in range(100)))
+    assert choose_all_reduce(many, 10, 4).algorithm == "halving_doubling"
+    large = choose_all_reduce(many, 10_000_000, 4)
+    assert large.algorithm == "ring"
+    assert "fallback" in large.reason
+
+
+def test_a_path_names_every_link_on_it() -> None:
+    assert RACKS.path(0, 0) == []
+    assert [tier for tier, _, _ in RACKS.path(0, 1)] == ["host", "host"]
+    assert [tier for tier, _, _ in RACKS.path(0, 2)] == ["host", "host", "rack", "rack"]
+    assert RACKS.distance(0, 2) == "rack"
+
+
+BAD = {
+    "no hosts": "x = 1",
+    "not TOML": "[[hosts",
+    "a rank twice": '[[hosts]]\nname="a"\nranks=[0,1]\n[[hosts]]\nname="b"\nranks=[1]',
+    "a rank missing": '[[hosts]]\nname="a"\nranks=[0]\n[[hosts]]\nname="b"\nranks=[2]',
+    "a host twice": '[[hosts]]\nname="a"\nranks=[0]\n[[hosts]]\nname="a"\nranks=[1]',
+    "an unknown word": '[[hosts]]\nname="a"\nranks=[0,1]\ncolour="red"',
+    "a link of no speed": '[[hosts]]\nname="a"\nranks=[0,1]\n[links.host]\nMbit_per_s=0',
+    "a link of no tier": '[[hosts]]\nname="a"\nranks=[0,1]\n[links.moon]\nMbit_per_s=1',
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_topology_file_is_refused_with(bad, tmp_path) -> None:
+    path = tmp_path / "topology.toml"
+    path.write_text(BAD[bad])
+    with pytest.raises(UserError, match="topology"):
+        read_topology(path, 2)
+
+
+def test_sizes_are_read() -> None:
+    assert [parse_size(text) for text in ("1KB", "8MB", "2gb", "17B")] == [1024, 8 << 20, 2 << 30, 17]
+    with pytest.raises(UserError):
+        parse_size("large")
+
+
+def test_a_slow_rank_is_told_from_a_slow_link() -> None:
+    pairs = {(a, b): 1.0 for a in range(4) for b in range(a + 1, 4)}
+    assert name_slow(pairs, 4)["ranks"] == name_slow(pairs, 4)["links"] == []
+    node = {pair: 0.1 if 2 in pair else rate for pair, rate in pairs.items()}
+    node |= {(0, 1): 1.0, (0, 3): 1.0, (1, 3): 1.1}
+    assert name_slow({**node, (0, 1): 2.0, (1, 3): 2.0, (0, 3): 2.0}, 4)["ranks"] == [2]
+    link = pairs | {(1, 3): 0.1}
+    found = name_slow(link, 4)
+    assert (found["ranks"], found["links"]) == ([], [[1, 3]])
+    assert "1-3" in found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("signed", "action", "members"),
+    [
+        ((0, 1, 2, 3), "go on", (0, 1, 2, 3)),
+        ((0, 2, 3), "go on", (0, 2, 3)),
+        ((2, 3), "go on", (2, 3)),  # half: the one store has decided
+        ((3,), "stop", (3,)),
+    ],
+)
+def test_who_goes_on_after_a_loss(signed, action, members) -> None:
+    decision = decide_membership(range(4), signed)
+    assert (decision.action, decision.members) == (action, members)
+    assert all(str(rank) in decision.reason for rank in set(range(4)) - set(signed))
+
+
+def test_a_returning_rank_joins() -> None:
+    decision = decide_membership((0, 2), (0, 2), (1,))
+    assert (decision.action, decision.members, decision.dead) == ("go on", (0, 1, 2), ())
+    assert decide_membership((0, 2), (0,), min_ranks=2).action == "stop"
+
+
+def test_a_rank_with_a_cut_link_is_left_out_by_those_that_cannot_reach_it() -> None:
+    assert reachable([0, 1, 2], {0: [2], 1: [2], 2: [0, 1]}) == [0, 1]
+    assert reachable([0, 1, 2], {0: [], 1: [], 2: []}) == [0, 1, 2]
+    assert reachable([0, 1], {0: [1], 1: [0]}) == [0]
