@@ -20,6 +20,10 @@ CASES = [
     (["--set", "train.device=tpu"], 2, "is not one of 'auto', 'cpu', 'cuda'"),
     (["--fault", "burn(rank=1)"], 2, "is not a fault"),
     (["--nproc", "3"], 2, "cannot be split"),
+    (["--set", "model.width=32768"], 2, "memory of one GPU"),
+    (["--set", "model.width=32768", "--dry-run"], 2, "GiB can be used"),
+    (["--set", "data.skip=[[5, 2]]"], 2, "is no range"),
+    (["--set", 'train.hooks=["nowhere:f"]'], 2, "cannot be loaded"),
 ]
 
 

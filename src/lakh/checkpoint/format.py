@@ -25,12 +25,13 @@ _FOLDER = re.compile(r"^step-(\d{8,})$")
 
 @dataclass(frozen=True)
 class Slice:
-    """The part of a global tensor that this rank holds. `writes` is false where another rank holds the same part."""
+    """The part of a global tensor that this rank holds. `writes` is false where another rank writes the same part, and
+    None for a plain tensor, which does not know who else holds it."""
 
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     local: Tensor
-    writes: bool = True
+    writes: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,6 @@ def slice_of(tensor: Tensor) -> Slice:
     from torch.distributed.tensor import DTensor, Replicate
 
     if not isinstance(tensor, DTensor):
-        # The same value on every rank: the first one writes it, which save() decides.
         return Slice(tuple(tensor.shape), (0,) * tensor.dim(), tensor)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

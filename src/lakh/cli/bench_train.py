@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from lakh.cli.bench_result import keep, machine
-from lakh.cli.face import Answer, answers, table
+from lakh.cli.face import Answer, answers, console, table
 
 __all__ = ["train"]
 
 
 @click.command("train")
 @click.option("--shapes", default="demo", show_default=True, help="Comma-separated names of model shapes.")
+@click.option("--peers", default="transformers", show_default=True, help="Comma-separated peers; empty for none.")
+@click.option("--ablations", is_flag=True, help="On a GPU: also a row for each feature switched on after the other.")
+@click.option("--micro-batch", type=click.IntRange(min=1), help="Sequences of a step, instead of each shape's own.")
 @click.option("--repeats", type=click.IntRange(min=3), default=7, show_default=True, help="Timed steps of each system.")
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
 @answers
-def train(shapes: str, repeats: int, out: str | None) -> Answer:
+def train(shapes: str, peers: str, ablations: bool, micro_batch: int | None, repeats: int, out: str | None) -> Answer:
     """Training speed beside transformers' Llama of the same shape."""
-    from lakh.errors import UserError
-    from lakh.trainer.bench import SHAPES, bench_train
+    from lakh.trainer.bench import PEERS, SHAPES, bench_train
 
-    names = [name.strip() for name in shapes.split(",")]
-    for name in names:
-        if name not in SHAPES:
-            raise UserError(f"--shapes {name}", "no such shape", f"choose from: {', '.join(SHAPES)}")
-    rows = [asdict(row) for name in names for row in bench_train(name, repeats=repeats)]
+    names = _chosen("--shapes", shapes, SHAPES)
+    rivals = _chosen("--peers", peers, PEERS) if peers.strip() else []
+    with console().status("measuring") as status:
+        found = bench_train(
+            names,
+            peers=rivals,
+            ablations=ablations,
+            repeats=repeats,
+            micro_batch=micro_batch,
+            progress=lambda text: status.update(text),
+        )
+    rows = [asdict(row) for row in found]
     data = {"machine": machine(), "rows": rows}
     if out:
-        command = f"lakh bench train --shapes {shapes} --repeats {repeats}"
+        options = [f"--micro-batch {micro_batch}"] if micro_batch else []
+        options += ["--ablations"] if ablations else []
+        command = " ".join(["lakh bench train", f"--shapes {shapes} --peers {peers} --repeats {repeats}", *options])
         data["file"] = keep(Path(out), "train", command, data)
-    return Answer(data, table(list(rows[0]), [list(row.values()) for row in rows]))
+    shown = ["system", "shape", "micro_batch", "tok_per_s", "mfu", "mfu_palm", "peak_bytes", "ratio", "failed"]
+    return Answer(data, table(shown, [[row[name] for name in shown] for row in rows]))
+
+
+def _chosen(option: str, text: str, known: Mapping[str, object]) -> list[str]:
+    from lakh.errors import UserError
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise UserError(f"{option} {name}", "no such name", f"choose from: {', '.join(known)}")
+    return names

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import click
 
 from lakh import storage
@@ -27,17 +30,23 @@ __all__ = ["export"]
 def export(ckpt: str, form: str, out: str, force: bool) -> Answer:
     """Write a checkpoint in a format that other tools load.
 
-    CKPT is a checkpoint's folder, a run's (its newest complete checkpoint) or a Hugging Face directory. The
-    result of --format hf is what transformers, vLLM and SGLang load: config.json, safetensors and tokenizer
+    CKPT is a checkpoint's folder, a run's (its newest complete checkpoint), a Hugging Face directory or a GGUF
+    file. The result of --format hf is what transformers, vLLM and SGLang load: config.json, safetensors and tokenizer
     files.
     """
     from lakh.server import weights
-    from lakh.workloads.code import hf
+    from lakh.workloads.code import gguf, hf
 
     if storage.list_dir(out) and not force:
         raise UserError(out, "is not empty", "choose another folder, or --force to write into it")
-    with console().status(f"exporting {ckpt}"):
-        model = weights.read(ckpt)
+    with console().status(f"exporting {ckpt}"), tempfile.TemporaryDirectory(prefix="lakh-export-") as scratch:
+        if storage.is_local(ckpt) and gguf.is_gguf(storage.local_path(ckpt)):
+            found = gguf.load(storage.local_path(ckpt))
+            tokenizer_json = Path(scratch) / "tokenizer.json"
+            tokenizer_json.write_bytes(found.tokenizer_json)
+            model = weights.Loaded(found.name, ckpt, found.spec, found.weights, tokenizer_json)
+        else:
+            model = weights.read(ckpt)
         sources = [storage.local_path(path).resolve() for path in (ckpt, model.source)]
         if storage.local_path(out).resolve() in sources:
             raise UserError(out, "is the folder that is exported", "choose another folder")

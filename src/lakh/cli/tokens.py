@@ -6,9 +6,13 @@ from dataclasses import asdict
 
 import click
 
-from lakh.cli.face import Answer, answers, table
+from lakh.cli.face import Answer, answers, set_option, table
 from lakh.cli.progress import progress_bar
+from lakh.spec import load_run
 from lakh.tokens import learn, packing
+from lakh.tokens.digest import StreamDigest, digest_rows
+from lakh.tokens.loader import Stream
+from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["tokens"]
 
@@ -41,15 +45,56 @@ def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> 
 @click.option("--tokenizer", "tokenizer_path", required=True, metavar="DIR", help="Made by `lakh tokens train`.")
 @click.option("--out", required=True, metavar="DIR", help="Folder for the token shards.")
 @click.option("--heldout", default=0.02, show_default=True, help="Share of the documents that training never sees.")
+@click.option(
+    "--order",
+    type=click.Choice(["document", "repository"]),
+    default="document",
+    show_default=True,
+    help="Shuffle files, or keep those of a repository together in the order of their imports.",
+)
 @click.option("--force", is_flag=True, help="Replace tokens of another corpus, tokenizer or share.")
 @answers
-def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, force: bool) -> Answer:
-    """Encode a corpus into token shards for training and evaluation."""
+def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, order: packing.Ordering, force: bool) -> Answer:
+    """Encode a corpus into token shards for training and evaluation.
+
+    DIR may be a URL such as s3://bucket/tokens: training reads it in pieces and keeps them in a local cache.
+    """
     with progress_bar() as progress:
-        made = packing.pack(corpus, tokenizer_path, out, heldout_fraction=heldout, force=force, progress=progress)
+        made = packing.pack(
+            corpus, tokenizer_path, out, heldout_fraction=heldout, order=order, force=force, progress=progress
+        )
     data = made.as_dict()
     rows = [(name, split["documents"], split["tokens"], split["shards"]) for name, split in data["splits"].items()]
     head = (
         f"{out}: {'already packed, reused' if made.reused else 'packed'}, {data['bytes_per_token']:.2f} bytes a token"
     )
     return Answer(data, table(["split", "documents", "tokens", "shards"], rows, title=head))
+
+
+@tokens.command()
+@click.argument("run")
+@set_option
+@click.option("--steps", type=click.IntRange(min=0), help="Steps to hash; those of the whole run by default.")
+@click.option("--show", type=click.IntRange(min=0), help="Print the sequence at this position.")
+@answers
+def stream(run: str, sets: tuple[str, ...], steps: int | None, show: int | None) -> Answer:
+    """Print the hash of what a run reads, or one sequence of it, without training.
+
+    The hash is the stream_sha256 that `lakh train --json` ends with after as many steps.
+    """
+    loaded = load_run(run, sets)
+    opened = Stream.open(loaded.data, loaded.seed)
+    if show is not None:
+        rows = opened.rows(show, 1)
+        ids = rows.tokens[0, : rows.lengths[0]].tolist()
+        text = Tokenizer.load(opened.sources[0].tokenizer_path).decode(ids, show_special=True)
+        return Answer({"position": show, "tokens": ids, "document_starts": list(rows.starts[0]), "text": text}, text)
+    batch, count = loaded.data.batch, loaded.train.steps if steps is None else steps
+    digest = StreamDigest()
+    with progress_bar() as progress:
+        for step in range(count):
+            rows = opened.rows(step * batch, batch)
+            digest += digest_rows(step * batch, rows.tokens, rows.lengths)
+            progress("reading", (step + 1) * rows.tokens.nbytes, count * rows.tokens.nbytes)
+    data = {"steps": count, "sequences": digest.rows, "stream_sha256": digest.sha256, "fingerprint": opened.fingerprint}
+    return Answer(data, table(["what", "value"], list(data.items())))

@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lakh import config, storage
 from lakh.cli.config import amounts
 from lakh.cli.face import Answer, answers, console, set_option, table
-from lakh.errors import UserError
+from lakh.errors import InfeasiblePlan, LakhError, UserError
 from lakh.spec import Fault, Run, load_run
+
+if TYPE_CHECKING:
+    from lakh.planner.estimate import Estimate
 
 __all__ = ["resume", "run_ranks", "train"]
 
@@ -37,7 +40,7 @@ fault_option = click.option("--fault", "faults", multiple=True, metavar="FAULT",
 @nproc_option
 @restarts_option
 @fault_option
-@click.option("--dry-run", is_flag=True, help="Print what would be trained, and stop.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, its memory per GPU and its step time, and stop.")
 @answers
 def train(
     run: str,
@@ -56,10 +59,10 @@ def train(
     run_dir = out or f"runs/{loaded.name}"
     if "RANK" in os.environ:
         return _be_a_rank(loaded, run_dir, faults)
-    loaded.accumulation(nproc)
     if dry_run:
-        plan = amounts(loaded, nproc)
-        return Answer(plan, table(["what", "value"], list(plan.items()), title="would train (nothing was started)"))
+        return _plan(loaded, nproc if nproc > 1 else loaded.mesh.ranks)
+    loaded.accumulation(nproc)
+    _refuse_what_cannot_fit(loaded, nproc)
     if storage.list_dir(storage.join(run_dir, "checkpoints")):
         raise UserError(run_dir, "holds a run already", f"go on with: lakh resume {run_dir}, or choose another --out")
     _prepare(loaded, run_dir)
@@ -82,9 +85,64 @@ def resume(run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, f
     if "RANK" in os.environ:
         return _be_a_rank(loaded, run_dir, faults)
     loaded.accumulation(nproc)
+    _refuse_what_cannot_fit(loaded, nproc)
     if sets:
         _prepare(loaded, run_dir)
     return run_ranks(loaded, run_dir, nproc=nproc, max_restarts=max_restarts, faults=faults)
+
+
+def _plan(run: Run, ranks: int) -> Answer:
+    """What would be trained: counted, and estimated by the planner. A run that does not fit is refused."""
+    from lakh.planner.estimate import estimate
+
+    found = estimate(run, ranks)
+    if not found.fits:
+        raise _unfit(run, ranks, found)
+    data = {
+        **amounts(run, ranks),
+        "memory_bytes_per_gpu": round(found.memory_bytes["total"]),
+        "memory_limit_bytes": round(found.memory_bytes["limit"]),
+        "step_s": found.step_s,
+        "step_s_low": found.error_bar["low_s"],
+        "step_s_high": found.error_bar["high_s"],
+        "tok_per_s": found.tok_per_s,
+        "mfu": found.mfu,
+        "binds": found.binds,
+        "notes": found.notes,
+    }
+    shown = [(name, "; ".join(value) if isinstance(value, list) else value) for name, value in data.items()]
+    return Answer(data, table(["what", "value"], shown, title="would train (simulated; nothing was started)"))
+
+
+def _refuse_what_cannot_fit(run: Run, ranks: int) -> None:
+    """Before anything starts: weights, gradients and optimizer state are counted, not guessed, and must fit."""
+    limit_GiB = run.cluster.gpu.memory_GiB
+    states_GiB = run.memory_bytes(ranks)["states"] / 2**30
+    if states_GiB <= limit_GiB:
+        return
+    from lakh.planner.estimate import estimate
+
+    try:
+        raise _unfit(run, ranks, estimate(run, ranks))
+    except InfeasiblePlan:
+        raise
+    except LakhError:  # the planner knows no such cluster, but memory is memory
+        found = f"weights, gradients and optimizer state take {states_GiB:.1f} GiB of {limit_GiB:g} GiB on each rank"
+        raise InfeasiblePlan("memory of one GPU", found, "use more GPUs, or a smaller model") from None
+
+
+def _unfit(run: Run, ranks: int, found: Estimate) -> InfeasiblePlan:
+    names = {"micro_batch": "data.micro_batch", "shard": "mesh.dp_shard", "recompute": "train.recompute"}
+    names |= {axis: f"mesh.{axis}" for axis in ("tp", "pp", "cp")}
+    change = dict(found.nearest["change"]) if found.nearest else {}
+    sets = [f"--set {names[key]}={value}" for key, value in change.items() if key in names]
+    if "shard" in change:
+        sets.append(f"--set mesh.dp_replicate={run.mesh.resolve(ranks).data_ranks // int(change['shard'])}")
+    todo = "use more GPUs, or a smaller model"
+    if found.nearest and sets:
+        todo = f"the nearest that fits ({found.nearest['memory_bytes'] / 2**30:.1f} GiB): {' '.join(sets)}"
+    limit_GiB = found.memory_bytes["limit"] / 2**30
+    return InfeasiblePlan("memory of one GPU", f"{found.binds}; {limit_GiB:.1f} GiB can be used", todo)
 
 
 def run_ranks(run: Run, run_dir: str, *, nproc: int, max_restarts: int, faults: tuple[str, ...] = ()) -> Answer:
@@ -131,6 +189,8 @@ def _be_a_rank(run: Run, run_dir: str, faults: tuple[str, ...]) -> Answer:
         "tokens": outcome.tokens,
         "loss": outcome.loss,
         "val_loss": outcome.heldout_loss,
+        "stream_sha256": outcome.stream_sha256,
+        "goodput": outcome.goodput,
         "checkpoint": outcome.checkpoint,
     }
     return Answer(data, table(["what", "value"], list(data.items())))

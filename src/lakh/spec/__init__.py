@@ -8,7 +8,7 @@ from lakh.spec.cluster import Cluster, Gpu, Tier
 from lakh.spec.faults import Fault
 from lakh.spec.mesh import Mesh
 from lakh.spec.model import Model
-from lakh.spec.run import Checkpoints, Data, Optimizer, Run, Training, load_run
+from lakh.spec.run import Checkpoints, Data, Optimizer, Run, Source, Training, load_run
 
 __all__ = [
     "Checkpoints",
@@ -20,6 +20,7 @@ __all__ = [
     "Model",
     "Optimizer",
     "Run",
+    "Source",
     "Tier",
     "Training",
     "load_run",

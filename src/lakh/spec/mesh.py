@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from lakh.errors import ConfigError, InfeasiblePlan
 from lakh.spec.model import Model
@@ -37,6 +38,8 @@ class Mesh:
     """Ranks that share each sequence."""
     ep: int = 1
     """Ranks that share the experts of a layer."""
+    pp_schedule: Literal["1f1b", "gpipe", "interleaved", "zero_bubble"] = "1f1b"
+    """The order in which pipeline stages take micro-batches."""
 
     def __post_init__(self) -> None:
         for name in (*AXES, "ep"):
@@ -57,6 +60,18 @@ class Mesh:
     def data_ranks(self) -> int:
         """Ranks that read different sequences."""
         return self.dp_replicate * self.dp_shard
+
+    def data_rank(self, rank: int) -> int:
+        """Which of the data_ranks different parts of a batch rank `rank` of a resolved mesh reads."""
+        inner = self.cp * self.tp
+        shard = rank // inner % self.dp_shard
+        replica = rank // (inner * self.dp_shard * self.pp)
+        return replica * self.dp_shard + shard
+
+    def leads_stage(self, rank: int) -> bool:
+        """Whether this is the first rank of its pipeline stage, the one that speaks for what all of them hold."""
+        inner = self.dp_shard * self.cp * self.tp
+        return rank % inner == 0 and rank // (inner * self.pp) == 0
 
     def resolve(self, world: int) -> Mesh:
         """The mesh for exactly `world` ranks, with dp_shard = -1 filled in."""

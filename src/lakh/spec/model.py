@@ -39,6 +39,8 @@ class Model:
     """Longest sequence that the model is made for."""
     norm_eps: float = 1e-5
     """Added inside RMSNorm's square root."""
+    qk_norm: bool = False
+    """Norm each query and key head before the rotary positions: steadier at high learning rates."""
 
     def __post_init__(self) -> None:
         require_positive(self, "layers", "width", "heads", "kv_heads", "ffn", "vocab", "context")
@@ -80,7 +82,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        norms = (2 * self.layers + 1) * self.width
+        norms = (2 * self.layers + 1) * self.width + (2 * self.layers * self.head_dim if self.qk_norm else 0)
         tables = (1 if self.tied else 2) * self.vocab * self.width
         return self.body_weights + norms + tables
 

@@ -20,38 +20,78 @@ from lakh.spec.cluster import Cluster, load_cluster, shared_file
 from lakh.spec.mesh import Mesh
 from lakh.spec.model import Model
 
-__all__ = ["Checkpoints", "Data", "Optimizer", "Run", "Training", "load_run"]
+__all__ = ["Checkpoints", "Data", "Optimizer", "Run", "Source", "Training", "load_run"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    tokens: str
+    """Folder or URL of token shards."""
+    weight: float = 1.0
+    """Its share of the sequences, relative to the other sources."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ConfigError("weight", f"{self.weight} is no share", "choose a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
     tokens: str = "tokens"
-    """Folder or URL of token shards, made by `lakh tokens pack`."""
+    """Folder or URL of token shards, made by `lakh tokens pack`; its held-out documents are the ones evaluated on."""
+    mixture: tuple[Source, ...] = ()
+    """Sources to train on instead of `tokens` alone, each with its weight; all with the same tokenizer."""
     sequence: int = 256
     """Tokens in one training sequence."""
     batch: int = 32
     """Sequences in one optimizer step, over all ranks."""
     micro_batch: int = 8
     """Sequences that one rank pushes through the model at a time."""
-    prefetch: int = 8
-    """Steps that the loader reads ahead."""
+    prefetch: int = 100
+    """Batches that a process of its own reads ahead."""
+    packing: Literal["concat", "best-fit"] = "concat"
+    """How documents become rows: laid end to end and cut, or whole documents fitted into rows that are padded."""
+    document_mask: bool = False
+    """A token sees only its own document, and positions begin anew with each."""
+    fim_rate: float = 0.0
+    """Share of documents that are turned into fill-in-the-middle form as they are read."""
+    fim_spm: float = 0.5
+    """Of these, the share with the suffix first (SPM); the others have the prefix first (PSM)."""
+    skip: tuple[tuple[int, int], ...] = ()
+    """Sequences that training passes over, as [first, end) ranges of the global sequence index."""
+    cache: str = "~/.cache/lakh"
+    """Where pieces of token shards that lie on another machine are kept; empty keeps none."""
 
     def __post_init__(self) -> None:
         config.require_positive(self, "sequence", "batch", "micro_batch", "prefetch")
+        for name in ("fim_rate", "fim_spm"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(name, f"{getattr(self, name)} is no share", "choose 0 to 1")
+        for first, end in self.skip:
+            if not 0 <= first < end:
+                raise ConfigError("skip", f"[{first}, {end}] is no range", "give the first sequence and the one after")
+        if len(self.mixture) != len({source.tokens for source in self.mixture}):
+            raise ConfigError("mixture", "names a source twice", "give each source once, with the sum of its weights")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
-    kind: Literal["adamw"] = "adamw"
-    """The update rule."""
+    kind: Literal["adamw", "muon"] = "adamw"
+    """The update rule; "muon" orthogonalises the updates of the blocks' matrices and leaves the rest to AdamW."""
     lr: float = 1e-3
     """Peak learning rate, reached at the end of warm-up."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """After warm-up: down along a cosine or a line, level, or level and then down (warm-up, stable, decay)."""
+    decay_share: float = 0.2
+    """Share of the steps that "wsd" spends on its way down."""
     min_lr_ratio: float = 0.1
-    """The cosine ends at this fraction of lr."""
+    """The way down ends at this fraction of lr."""
     warmup_steps: int = 20
     """Steps of linear warm-up from 0."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the first and second moment."""
+    momentum: float = 0.95
+    """Decay of Muon's momentum."""
     eps: float = 1e-8
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
@@ -66,6 +106,10 @@ class Optimizer:
             raise ConfigError("min_lr_ratio", f"{self.min_lr_ratio} is out of range", "choose 0 to 1")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError("betas", f"{self.betas} are out of range", "choose values from 0 up to 1")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError("momentum", f"{self.momentum} is out of range", "choose a value from 0 up to 1")
+        if not 0 < self.decay_share <= 1:
+            raise ConfigError("decay_share", f"{self.decay_share} is no share", "choose a value above 0, up to 1")
         if self.warmup_steps < 0 or self.weight_decay < 0 or self.clip_norm < 0 or self.eps <= 0:
             raise ConfigError(
                 "warmup_steps", "warmup_steps, weight_decay, clip_norm or eps is negative", "use 0 or more"
@@ -80,14 +124,38 @@ class Training:
     """Of matrix products; weights and optimizer stay f32. "auto" is bf16 on a GPU and f32 on a CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model is trained; "auto" is a GPU where there is one, one for each rank of a machine."""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """torch.distributed backend; "auto" is nccl on GPUs and gloo on CPUs."""
+    backend: Literal["auto", "gloo", "nccl", "c3"] = "auto"
+    """torch.distributed backend; "auto" is nccl on GPUs and gloo on CPUs, "c3" is lakh's own, for CPUs."""
+    compile: Literal["auto", "none", "block", "model"] = "auto"
+    """What torch.compile gets: nothing, each block, or all of them as one; "auto" is blocks on a GPU, none on a CPU."""
+    attention: Literal["auto", "torch", "flash", "cudnn"] = "auto"
+    """The attention kernel; "auto" is the fastest one measured for the device."""
+    recompute: Literal["none", "selective", "full", "budget"] = "none"
+    """What the backward pass computes again instead of keeping it: nothing, what is cheap, whole blocks, or what the
+    compiler chooses."""
+    fp8: bool = False
+    """Matrix products of the blocks in 8-bit floats: faster from a billion parameters on, at some cost in loss."""
     threads: int = 0
     """CPU threads of each rank; 0 shares the cores among the ranks of a machine."""
     eval_every: int = 50
     """Steps between evaluations on held-out documents; 0 evaluates only at the end."""
     eval_sequences: int = 32
     """Held-out sequences in one evaluation."""
+    hooks: tuple[str, ...] = ()
+    """Functions ("package.module:name") called after each evaluation with (run, step, model); what they return is
+    written as events."""
+    z_loss: float = 0.0
+    """Weight of the squared log of the softmax's denominator in the loss: keeps logits small. 1e-4 is usual."""
+    on_spike: Literal["apply", "skip", "rewind"] = "apply"
+    """When a step stands out from those before it: apply it all the same; leave out an update whose gradient is too
+    large; or go back to the last checkpoint when the loss jumps, and pass the step's sequences over. An update that is
+    not finite is always left out."""
+    spike_factor: float = 4.0
+    """What stands out: a gradient norm, or a rise of the loss, of this many times the usual."""
+    sinks: tuple[Literal["tensorboard", "prometheus"], ...] = ()
+    """Where the events of the run are shown besides: RUN/tensorboard, and a page for Prometheus."""
+    prometheus_port: int = 9108
+    """Port of that page; 0 takes a free one, which RUN/prometheus.json names."""
     peer_timeout_s: float = 120.0
     """How long a rank waits for another one inside a collective before it gives up (exit 75)."""
 
@@ -95,6 +163,15 @@ class Training:
         config.require_positive(self, "steps", "eval_sequences")
         if self.eval_every < 0 or self.threads < 0:
             raise ConfigError("eval_every", "eval_every or threads is negative", "use 0 or more")
+        if self.z_loss < 0:
+            raise ConfigError("z_loss", f"{self.z_loss} is negative", "use 0 or more, e.g. 1e-4")
+        if self.spike_factor <= 1:
+            raise ConfigError("spike_factor", f"{self.spike_factor} is not above 1", "choose e.g. 4")
+        if not 0 <= self.prometheus_port < 65536:
+            raise ConfigError("prometheus_port", f"{self.prometheus_port} is no port", "choose 0 to 65535")
+        for hook in self.hooks:
+            if hook.count(":") != 1 or not all(hook.split(":")):
+                raise ConfigError("hooks", f"{hook!r} names no function", 'write "package.module:function"')
         if self.peer_timeout_s <= 0:
             raise ConfigError("peer_timeout_s", f"{self.peer_timeout_s} is not positive", "choose e.g. 120")
 
@@ -120,6 +197,8 @@ class Run:
     """Decides the initial weights and the order of the data."""
     workload: Literal["code"] = "code"
     """What is trained."""
+    init_from: str = ""
+    """Weights to begin with: a Hugging Face directory, a GGUF file or a run; empty draws them by the seed."""
     model: Model = field(default_factory=Model)
     mesh: Mesh = field(default_factory=Mesh)
     cluster: Cluster = field(default_factory=lambda: load_cluster("laptop"))

@@ -1,129 +1,76 @@
 """Token shards to rows of training data.
 
-A *window* of sequence length T is T + 1 consecutive tokens of one shard; consecutive windows share one
-token, so each token (but a shard's first, and fewer than T at its end) is predicted exactly once. Windows
-never cross shards.
+The stream is a function of one integer: position k of the training stream is the same tokens, whoever asks, on however
+many ranks, after however many restarts. State to save: the position, the seed, and the fingerprint of the data.
 
-The stream is a function of one integer: row i of the training stream is window `Order(i)`, whoever asks, on
-however many ranks, after however many restarts. State to save: the index, the seed, and the token set's
-fingerprint.
+    position -> index       skips.py: what is passed over
+    index    -> source      mixture.py: which token set, and the number of the sequence there
+    number   -> row         order.py: a keyed bijection for each epoch
+    row      -> pieces      layout.py: which tokens of which documents
+    pieces   -> tokens      here, through fim.py
 
-Files are mapped into memory, not read: opening costs nothing and many ranks share one copy. Opening
-compares sizes with the manifest; `verify` reads every byte. Damage is a CorruptShard.
+`Loader` is one source, `Stream` all of them. They hold no position and may be shared between threads. Fails with
+UserError where a split is shorter than a row, and with what reading the shards fails with.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from lakh import storage
-from lakh.errors import CorruptShard, UserError
+from lakh.errors import UserError
+from lakh.spec import Data, Source
+from lakh.tokens.fim import Fim, room_for
+from lakh.tokens.layout import BestFit, Concat, Layout
+from lakh.tokens.mixture import Mixture
 from lakh.tokens.order import Order
-from lakh.tokens.prefetch import Prefetcher
-from lakh.tokens.shards import DTYPES, REBUILD, SPLITS, STARTS_DTYPE, read_token_manifest
+from lakh.tokens.skips import Skips
+from lakh.tokens.token_set import TokenSet
+from lakh.tokens.tokenizer import Tokenizer
 
-__all__ = ["Loader", "Order", "Prefetcher", "TokenSet"]
+__all__ = ["Loader", "Rows", "Stream", "TokenSet", "data_fingerprint", "document_numbers"]
+
+LAYOUTS: dict[str, Callable[[TokenSet, int], Layout]] = {"concat": Concat, "best-fit": BestFit}
 
 
 @dataclass(frozen=True)
-class TokenSet:
-    """One split of a finished token set, mapped into memory."""
+class Rows:
+    """Rows of sequence + 1 tokens; what lies behind `lengths` is padding."""
 
-    url: str
-    split: str
-    fingerprint: str
-    """Of the whole set: what a checkpoint stores to know its data again."""
-    vocab: int
-    num_tokens: int
-    num_documents: int
-    tokenizer_path: str
-    shards: tuple[dict[str, Any], ...] = field(repr=False)
-    _tokens: tuple[np.ndarray, ...] = field(repr=False, compare=False)
-    _starts: tuple[np.ndarray, ...] = field(repr=False, compare=False)
-    _ends: dict[int, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
-    """Sequence length -> for each shard, how many windows it and the shards before it hold."""
+    tokens: np.ndarray
+    """rows x (sequence + 1), int32."""
+    lengths: np.ndarray
+    """rows, int32: tokens that are real."""
+    starts: tuple[tuple[int, ...], ...]
+    """For each row the positions at which another document begins (never 0; padding is one more)."""
 
-    @staticmethod
-    def open(url: str | Path, split: str) -> TokenSet:
-        """Map a split; checks that its files are there and have the sizes that the manifest gives."""
-        if split not in SPLITS:
-            raise UserError(f"split {split!r}", "no such split", f"choose one of: {', '.join(SPLITS)}")
-        text = str(url)
-        folder = str(storage.local_path(text))
-        manifest = read_token_manifest(folder)
-        entry, dtype = manifest["splits"][split], DTYPES[manifest["dtype"]]
-        tokens = [_map(folder, shard["file"], shard["tokens"], dtype) for shard in entry["shards"]]
-        starts = [_map(folder, shard["starts"], shard["documents"], STARTS_DTYPE) for shard in entry["shards"]]
-        return TokenSet(
-            url=text,
-            split=split,
-            fingerprint=manifest["fingerprint"],
-            vocab=manifest["vocab"],
-            num_tokens=entry["tokens"],
-            num_documents=entry["documents"],
-            tokenizer_path=storage.join(folder, manifest["tokenizer"]),
-            shards=tuple(entry["shards"]),
-            _tokens=tuple(tokens),
-            _starts=tuple(starts),
-        )
-
-    def windows(self, sequence: int) -> int:
-        """How many windows of sequence + 1 tokens there are."""
-        ends = self._window_ends(sequence)
-        return int(ends[-1]) if len(ends) else 0
-
-    def window(self, sequence: int, index: int) -> np.ndarray:
-        """sequence + 1 tokens, in the type of the shards; a view, not a copy."""
-        number, start = self._locate(sequence, index)
-        return self._tokens[number][start : start + sequence + 1]
-
-    def document_starts(self, sequence: int, index: int) -> np.ndarray:
-        """Positions inside a window at which a document starts, ascending."""
-        number, start = self._locate(sequence, index)
-        starts = self._starts[number]
-        low, high = np.searchsorted(starts, [start, start + sequence + 1])
-        return starts[low:high].astype(np.int64) - start
-
-    def verify(self) -> int:
-        """Read every byte of the split and compare hashes; returns the number of files checked."""
-        folder = str(storage.local_path(self.url))
-        pairs = [(shard["file"], shard["sha256"]) for shard in self.shards]
-        pairs += [(shard["starts"], shard["starts_sha256"]) for shard in self.shards]
-        for name, expected in pairs:
-            if storage.sha256(storage.join(folder, name)) != expected:
-                raise CorruptShard(storage.join(folder, name), "its bytes do not match its manifest", REBUILD)
-        return len(pairs)
-
-    def _locate(self, sequence: int, index: int) -> tuple[int, int]:
-        """(shard, first token) of a window."""
-        ends = self._window_ends(sequence)
-        if not 0 <= index < self.windows(sequence):
-            raise IndexError(f"window {index} of {self.windows(sequence)}")
-        number = int(np.searchsorted(ends, index, side="right"))
-        before = int(ends[number - 1]) if number else 0
-        return number, (index - before) * sequence
-
-    def _window_ends(self, sequence: int) -> np.ndarray:
-        if sequence < 1:
-            raise ValueError(f"sequence {sequence} is below 1")
-        if sequence not in self._ends:
-            counts = [max(0, len(shard) - 1) // sequence for shard in self._tokens]
-            self._ends[sequence] = np.cumsum(counts, dtype=np.int64)
-        return self._ends[sequence]
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 class Loader:
-    """The training stream: rows by their global sequence index. Holds no position; safe to share between
-    threads.
-    """
+    """One token set as an endless sequence of rows."""
 
-    def __init__(self, tokens: TokenSet, *, sequence: int, seed: int) -> None:
+    def __init__(
+        self,
+        tokens: TokenSet,
+        *,
+        sequence: int,
+        seed: int,
+        packing: str = "concat",
+        fim_rate: float = 0.0,
+        fim_spm: float = 0.5,
+    ) -> None:
         self.tokens, self.sequence, self.seed = tokens, sequence, seed
-        self.num_windows = tokens.windows(sequence)
+        tokenizer = Tokenizer.load(tokens.tokenizer_path) if fim_rate > 0 or packing == "best-fit" else None
+        self._pad = tokenizer.eot if tokenizer else 0
+        self._fim = Fim(tokenizer, fim_rate, fim_spm, seed) if tokenizer and fim_rate > 0 else None
+        self._layout: Layout = LAYOUTS[packing](tokens, sequence + 1 - room_for(sequence, fim_rate))
+        self.num_windows = self._layout.num_rows
         """Rows in one epoch."""
         if not self.num_windows:
             raise UserError(
@@ -133,26 +80,123 @@ class Loader:
             )
         self._order = Order(self.num_windows, seed)
 
-    def rows(self, first_index: int, count: int) -> np.ndarray:
-        """Rows first_index .. first_index + count - 1 of the stream: (count, sequence + 1), int64."""
-        indexes = np.arange(first_index, first_index + count, dtype=np.int64)
-        result = np.empty((count, self.sequence + 1), np.int64)
-        for row, window in zip(result, self._order.windows(indexes), strict=True):
-            row[:] = self.tokens.window(self.sequence, int(window))
-        return result
+    def rows(self, first_index: int, count: int) -> Rows:
+        """Rows first_index .. first_index + count - 1 of this source."""
+        return self.read(range(first_index, first_index + count))
+
+    def read(self, indexes: Sequence[int]) -> Rows:
+        windows = self._order.windows(np.asarray(indexes, np.int64))
+        rows = [self._row(int(window), index) for window, index in zip(windows, indexes, strict=True)]
+        return _stack(rows, self.sequence + 1, self._pad)
 
     def window_of(self, index: int) -> int:
-        """The window that row `index` of the stream shows, for `TokenSet.document_starts`."""
+        """The row of the layout that row `index` of the stream shows."""
         return int(self._order.windows(np.array([index]))[0])
 
+    def _row(self, window: int, index: int) -> list[np.ndarray]:
+        """The documents of a row."""
+        pieces = self._layout.row(window)
+        raw = [self.tokens.tokens[piece.shard][piece.start : piece.stop] for piece in pieces]
+        if self._fim is None:
+            return raw
+        free = self.sequence + 1 - sum(len(ids) for ids in raw)
+        epoch = index // self.num_windows
+        result = []
+        for piece, ids in zip(pieces, raw, strict=True):
+            parts, done = [], 0
+            for start, stop, is_file in self._fim.segments(ids):
+                key = f"{epoch}:{piece.shard}:{piece.start + start}"
+                turned = self._fim.turn(ids[start:stop], key, is_file=is_file)
+                if turned is None or len(turned) - (stop - start) > free:
+                    continue  # the row keeps its length and loses no token: such a text stays as it is
+                free -= len(turned) - (stop - start)
+                parts += [ids[done:start], turned]
+                done = stop
+            result.append(np.concatenate([*parts, ids[done:]]) if parts else ids)
+        return result
 
-def _map(folder: str, name: str, length: int, dtype: str) -> np.ndarray:
-    path = Path(folder) / name
-    expected = length * np.dtype(dtype).itemsize
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise CorruptShard(str(path), "is missing", REBUILD) from None
-    if size != expected:
-        raise CorruptShard(str(path), f"has {size} bytes, its manifest says {expected}", REBUILD)
-    return np.memmap(path, dtype, mode="r") if length else np.empty(0, dtype)
+
+class Stream:
+    """All sources of a run, mixed, with what is to be skipped left out: rows by their position."""
+
+    def __init__(self, sources: Sequence[tuple[TokenSet, float]], data: Data, seed: int) -> None:
+        self.sources = [tokens for tokens, _ in sources]
+        self.sequence, self.fingerprint = data.sequence, data_fingerprint(sources)
+        self.skips = Skips(data.skip)
+        self._mixture = Mixture([weight for _, weight in sources], seed)
+        self._loaders = [
+            Loader(
+                tokens,
+                sequence=data.sequence,
+                seed=seed + number,
+                packing=data.packing,
+                fim_rate=data.fim_rate,
+                fim_spm=data.fim_spm,
+            )
+            for number, tokens in enumerate(self.sources)
+        ]
+
+    @staticmethod
+    def open(data: Data, seed: int, split: str = "train") -> Stream:
+        sources = data.mixture or (Source(tokens=data.tokens),)
+        opened = [(TokenSet.open(source.tokens, split, cache=data.cache), source.weight) for source in sources]
+        _require_one_tokenizer([tokens for tokens, _ in opened])
+        return Stream(opened, data, seed)
+
+    @property
+    def num_rows(self) -> int:
+        """Different rows that there are, over all sources."""
+        return sum(loader.num_windows for loader in self._loaders)
+
+    def rows(self, first_position: int, count: int) -> Rows:
+        """Rows at positions first_position .. first_position + count - 1."""
+        places = [self._mixture.locate(self.skips.index_of(first_position + i)) for i in range(count)]
+        if len(self._loaders) == 1:
+            return self._loaders[0].read([number for _, number in places])
+        rows = [self._loaders[source].read([number]) for source, number in places]
+        return Rows(
+            np.concatenate([row.tokens for row in rows]),
+            np.concatenate([row.lengths for row in rows]),
+            tuple(row.starts[0] for row in rows),
+        )
+
+
+def data_fingerprint(sources: Sequence[tuple[TokenSet, float]]) -> str:
+    """What a checkpoint stores to know its data again: the token set's own, or one of all sources and weights."""
+    if len(sources) == 1:
+        return sources[0][0].fingerprint
+    total = sum(weight for _, weight in sources)
+    facts = [[tokens.fingerprint, round(weight / total, 9)] for tokens, weight in sources]
+    return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()
+
+
+def document_numbers(rows: Rows) -> np.ndarray:
+    """rows x sequence, int32: for each input token the number of its document in the row."""
+    result = np.zeros((len(rows), rows.tokens.shape[1] - 1), np.int32)
+    for number, starts in enumerate(rows.starts):
+        for start in starts:
+            result[number, start:] += 1
+    return result
+
+
+def _stack(rows: Sequence[Sequence[np.ndarray]], width: int, pad: int) -> Rows:
+    tokens = np.full((len(rows), width), pad, np.int32)
+    lengths = np.empty(len(rows), np.int32)
+    starts = []
+    for number, documents in enumerate(rows):
+        ends = np.cumsum([len(ids) for ids in documents])
+        lengths[number] = ends[-1]
+        np.concatenate(documents, out=tokens[number, : ends[-1]], casting="unsafe")
+        starts.append(tuple(end for end in ends.tolist() if end < width))
+    return Rows(tokens, lengths, tuple(starts))
+
+
+def _require_one_tokenizer(sources: Sequence[TokenSet]) -> None:
+    first = sources[0]
+    for other in sources[1:]:
+        if other.tokenizer_sha256 != first.tokenizer_sha256:
+            raise UserError(
+                "data.mixture",
+                f"{other.url} was packed with another tokenizer than {first.url}",
+                "pack them all with the same one",
+            )

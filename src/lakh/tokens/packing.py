@@ -1,43 +1,53 @@
 """A corpus to token shards.
 
-Two passes, because documents leave in another order than they come. The first encodes the corpus in batches
-and puts each document's ids into one of a few bucket files, by the leading bits of its sort key; the second
-loads one bucket at a time, sorts it and appends it to the shards. The sort key is a hash of the document's
-id, so that neighbours in the stream are unrelated and the packed bytes are the same on every run, whatever
-the order of the corpus' shards.
+Two passes, because documents leave in another order than they come. The first puts every text into one of a few bucket
+files, by the leading bits of its sort key; the second loads one bucket at a time, sorts it, encodes it on all cores and
+appends it to the shards. The packed bytes are the same on every run, whatever the order of the corpus' shards.
 
-A document is held out when the hash of its *text* says so: the choice needs no list, no seed and no luck,
-and two copies of one text are never on both sides.
+    order "document"     by a hash of the document's id: neighbours in the stream are unrelated
+    order "repository"   one document per repository: <|repo_name|> name, and for each file <|file_sep|> path, a line
+                         end and the text; files in the order of their imports, repositories by a hash of their name
 
-Memory: one encoding batch (8 MB of text) and one bucket: the ids of 256 MB of text, or of 1/256 of the corpus
-where that is more. Disk: the ids twice, for a while.
+What is held out is decided by the hash of its *text* (of its name, for a repository): the choice needs no list, no seed
+and no luck, and two copies of one text are never on both sides.
+
+Memory: one bucket (32 MB of text; more only above 16 GB, or for a larger repository) and a few encoding batches of 2
+MB. Disk: the texts once more, for a while.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import itertools
+import struct
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from lakh import storage
 from lakh.corpus import read_documents, read_report
 from lakh.corpus.document import Progress
+from lakh.corpus.order import File, order_files
 from lakh.errors import UserError
-from lakh.tokens.loader import TokenSet
-from lakh.tokens.shards import DTYPES, FORMAT, MADE_BY, SHARD_TOKENS, SPLITS, Writer, dtype_for, read_token_manifest
+from lakh.tokens.encode import encode_all
+from lakh.tokens.shards import FORMAT, MADE_BY, SHARD_TOKENS, SPLITS, Writer, read_token_manifest
+from lakh.tokens.token_set import TokenSet
 from lakh.tokens.tokenizer import Tokenizer, threads
 
 __all__ = ["Packed", "is_heldout", "pack", "sort_key"]
 
-BUCKET_BYTES = 256_000_000  # of text: some 70 M tokens
-MAX_BUCKETS = 256  # open files
-BATCH_TEXT_BYTES = 8 << 20
+Ordering = Literal["document", "repository"]
+BUCKET_BYTES = 32_000_000  # of text
+MAX_BUCKETS = 512  # open files
+BATCH_TEXT_BYTES = 2 << 20
 KEY_BYTES = 16
+HEADER = struct.Struct("<16s?HHI")  # key, held out, bytes of path, of language, of text
 BUCKETS = ".buckets"
 
 
@@ -84,16 +94,17 @@ def pack(
     out: str | Path,
     *,
     heldout_fraction: float = 0.02,
+    order: Ordering = "document",
     shard_tokens: int = SHARD_TOKENS,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Packed:
-    """Encode a corpus and write the token set `out`, or return the one that is already there for the same
-    input.
+    """Encode a corpus and write the token set `out` (a folder or a URL), or return the one that is already there for
+    the same input.
     """
     if not 0 <= heldout_fraction < 1:
         raise UserError(f"heldout = {heldout_fraction}", "is no fraction", "choose 0 up to, not including, 1")
-    url = str(storage.local_path(str(out)))  # readers map the files into memory, so they live on this machine
+    url = str(storage.local_path(str(out))) if storage.is_local(str(out)) else str(out)
     tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     report = read_report(str(corpus))
     if not report.kept:
@@ -103,81 +114,168 @@ def pack(
         "tokenizer_sha256": tokenizer.sha256,
         "heldout_fraction": heldout_fraction,
         "shard_tokens": shard_tokens,
+        "order": order,
     }
     done = _finished(url, asked, force)
     if done is not None:
         return done
-    storage.require_space(url, report.bytes_out)  # at 3-4 bytes a token, 2 bytes twice
-    buckets = storage.join(url, BUCKETS)
-    try:
-        storage.remove_tree(buckets)
-        num_buckets = min(MAX_BUCKETS, -(-report.bytes_out // BUCKET_BYTES))
-        with Writer(url, tokenizer, shard_tokens=shard_tokens) as writer:
-            _scatter(str(corpus), tokenizer, buckets, num_buckets, heldout_fraction, report.bytes_out, progress)
+    with ExitStack() as stack:
+        buckets = storage.join(url, BUCKETS)
+        if storage.is_local(url):
+            stack.callback(storage.remove_tree, buckets)
+            storage.remove_tree(buckets)
+        else:
+            buckets = stack.enter_context(tempfile.TemporaryDirectory(prefix="lakh-pack-"))
+        storage.require_space(buckets, 2 * report.bytes_out)  # the texts, and at 3-4 bytes a token half of that
+        num_buckets = max(1, min(MAX_BUCKETS, -(-report.bytes_out // BUCKET_BYTES)))
+        with Writer(url, tokenizer, shard_tokens=shard_tokens) as writer, threads():
+            _scatter(str(corpus), buckets, num_buckets, heldout_fraction, order, report.bytes_out, progress)
+            done_bytes = told_bytes = 0
             for number in range(num_buckets):
-                for split, ids in _gather(_bucket(buckets, number), DTYPES[writer.dtype]):
-                    writer.add(split, ids)
-                if progress:
-                    progress("packing", (number + 1) * report.bytes_out // num_buckets, report.bytes_out)
+                rows = _sorted_rows(_bucket(buckets, number))
+                documents = _in_repositories(rows) if order == "repository" else ([row] for row in rows)
+                for rows_of_one, ids in _encoded(tokenizer, documents, order, report.bytes_out):
+                    writer.add("heldout" if rows_of_one[0].heldout else "train", ids)
+                    done_bytes += sum(len(row.text) for row in rows_of_one)
+                    if progress and done_bytes - told_bytes >= BATCH_TEXT_BYTES:
+                        told_bytes = done_bytes
+                        progress("encoding", done_bytes, report.bytes_out)
+                storage.remove_tree(_bucket(buckets, number))
+            if progress:
+                progress("encoding", done_bytes, report.bytes_out)
             _require_documents(writer, heldout_fraction)
             manifest = writer.commit({**asked, "bytes": report.bytes_out})
-    finally:
-        storage.remove_tree(buckets)
     return Packed(url, manifest)
+
+
+class _Row(NamedTuple):
+    """A text on its way; the parts are views of its bucket."""
+
+    key: bytes
+    heldout: bool
+    path: bytes
+    language: bytes
+    text: Any
 
 
 def _scatter(
     corpus: str,
-    tokenizer: Tokenizer,
     buckets: str,
     num_buckets: int,
     heldout_fraction: float,
+    order: Ordering,
     total_bytes: int,
     progress: Progress | None,
 ) -> None:
-    """Encode every document and append (key, split, length, ids) to the bucket of its key."""
-    dtype = DTYPES[dtype_for(tokenizer.vocab_size)]
+    """Append every text to the bucket of its key."""
     done = 0
-    with threads(), ExitStack() as stack:
+    with ExitStack() as stack:
         files = [stack.enter_context(storage.create(_bucket(buckets, i))) for i in range(num_buckets)]
-        for batch in _text_batches(corpus):
-            for (identity, sha256, _), ids in zip(batch, tokenizer.encode_batch([t for *_, t in batch]), strict=True):
-                key = sort_key(identity)
+        for batch in read_documents(corpus, ["id", "repo", "path", "language", "sha256", "text"]):
+            ids, repos, paths, languages, hashes = (batch.column(i).to_pylist() for i in range(5))
+            for number, text in enumerate(_utf8(batch.column(5))):
+                if order == "repository":
+                    key = _repo_key(repos[number])
+                    heldout = is_heldout(hashlib.sha256(repos[number].encode()).hexdigest(), heldout_fraction)
+                    path, language = f"{repos[number]}\0{paths[number]}".encode(), languages[number].encode()
+                else:
+                    key, path, language = sort_key(ids[number]), b"", b""
+                    heldout = is_heldout(hashes[number], heldout_fraction)
                 file = files[int.from_bytes(key[:4], "big") * num_buckets >> 32]
-                header = np.array([is_heldout(sha256, heldout_fraction), len(ids)], "<u8").tobytes()
-                file.write(key + header + np.asarray(ids, dtype).tobytes())
-            done += sum(len(text.encode()) for *_, text in batch)
+                file.write(HEADER.pack(key, heldout, len(path), len(language), len(text)))
+                for part in (path, language, text):
+                    file.write(part)
+                done += len(text)
             if progress:
-                progress("encoding", done, total_bytes)
+                progress("sorting", done, total_bytes)
 
 
-def _text_batches(corpus: str) -> Iterator[list[tuple[str, str, str]]]:
-    """(id, sha256, text) in lists of about BATCH_TEXT_BYTES."""
-    rows: list[tuple[str, str, str]] = []
-    size = 0
-    for batch in read_documents(corpus, ["id", "sha256", "text"]):
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            rows.append(row)
-            size += len(row[2])
+def _utf8(column: Any) -> Iterator[memoryview]:
+    """The texts of an Arrow string column as UTF-8, without making Python strings of them."""
+    wide = str(column.type).startswith("large")
+    _, offsets, data = column.buffers()
+    places = np.frombuffer(offsets, np.int64 if wide else np.int32)[column.offset : column.offset + len(column) + 1]
+    view = memoryview(data) if data is not None else memoryview(b"")
+    for start, stop in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
+        yield view[start:stop]
+
+
+def _sorted_rows(bucket: str) -> list[_Row]:
+    """All of one bucket in the order of the keys; rows of one key in the order of their paths."""
+    raw = memoryview(storage.read_bytes(bucket))
+    rows, at = [], 0
+    while at < len(raw):
+        key, heldout, path, language, text = HEADER.unpack_from(raw, at)
+        edges = np.cumsum([at + HEADER.size, path, language, text]).tolist()
+        parts = [raw[a:b] for a, b in itertools.pairwise(edges)]
+        rows.append(_Row(key, heldout, bytes(parts[0]), bytes(parts[1]), parts[2]))
+        at = edges[-1]
+    rows.sort(key=lambda row: (row.key, row.path))
+    return rows
+
+
+def _in_repositories(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
+    """The files of each repository, those that are imported before those that import them."""
+    at = 0
+    while at < len(rows):
+        repo = rows[at].path.partition(b"\0")[0]
+        stop = at
+        while stop < len(rows) and rows[stop].path.partition(b"\0")[0] == repo:
+            stop += 1
+        files = rows[at:stop]
+        yield [files[place] for place in _import_order(files)]
+        at = stop
+
+
+def _import_order(files: Sequence[_Row]) -> list[int]:
+    decoded = ((row.path.partition(b"\0")[2], row.language, bytes(row.text)) for row in files)
+    return order_files([File(*(part.decode() for part in parts)) for parts in decoded])
+
+
+def _encoded(
+    tokenizer: Tokenizer, documents: Iterator[list[_Row]], order: Ordering, total_bytes: int
+) -> Iterator[tuple[list[_Row], np.ndarray]]:
+    """(texts of one document, its ids)."""
+    waiting: deque[list[_Row]] = deque()
+
+    def batches() -> Iterator[list[bytes]]:
+        texts: list[bytes] = []
+        size = 0
+        for document in documents:
+            waiting.append(document)
+            parts = _texts(document, order)
+            texts += parts
+            size += sum(map(len, parts))
             if size >= BATCH_TEXT_BYTES:
-                yield rows
-                rows, size = [], 0
-    if rows:
-        yield rows
+                yield texts
+                texts, size = [], 0
+        if texts:
+            yield texts
+
+    marks = [tokenizer.special(f"<|{word}|>") for word in ("repo_name", "file_sep")]
+    for found in encode_all(tokenizer, batches(), total_bytes=total_bytes):
+        at = 0
+        while at < len(found):
+            document = waiting.popleft()
+            count = len(_texts(document, order))
+            parts = found[at : at + count]
+            at += count
+            if order == "repository":
+                special = [marks[0], *[marks[1]] * (count - 1)]
+                parts = [np.concatenate([np.array([m], np.int32), ids]) for m, ids in zip(special, parts, strict=True)]
+            yield document, np.concatenate(parts)
 
 
-def _gather(bucket: str, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
-    """(split, ids) of a bucket in the order of the keys."""
-    with storage.open_read(bucket) as file:
-        rows = sorted(_records(file, np.dtype(dtype)), key=lambda row: row[0])
-    for _, heldout, ids in rows:
-        yield "heldout" if heldout else "train", ids
+def _texts(document: Sequence[_Row], order: Ordering) -> list[bytes]:
+    """What is encoded of a document: its text; or the name of a repository, then path and text of each file."""
+    if order == "document":
+        return [bytes(row.text) for row in document]
+    name = document[0].path.partition(b"\0")[0]
+    return [name, *(row.path.partition(b"\0")[2] + b"\n" + bytes(row.text) for row in document)]
 
 
-def _records(file: IO[bytes], dtype: np.dtype[Any]) -> Iterator[tuple[bytes, bool, np.ndarray]]:
-    while key := file.read(KEY_BYTES):
-        heldout, length = (int(value) for value in np.frombuffer(file.read(16), "<u8"))
-        yield key, bool(heldout), np.frombuffer(file.read(length * dtype.itemsize), dtype)
+def _repo_key(repo: str) -> bytes:
+    return hashlib.blake2b(repo.encode(), digest_size=KEY_BYTES, person=b"lakh-repo").digest()
 
 
 def _bucket(buckets: str, number: int) -> str:
@@ -199,7 +297,13 @@ def _finished(url: str, asked: dict[str, Any], force: bool) -> Packed | None:
     if storage.manifest_to_reuse(url, kind=FORMAT, made_by=MADE_BY, force=force) is None:
         return None
     manifest = read_token_manifest(url)
-    names = {"corpus_sha256": "corpus", "tokenizer_sha256": "tokenizer", "heldout_fraction": "--heldout fraction"}
+    names = {
+        "corpus_sha256": "corpus",
+        "tokenizer_sha256": "tokenizer",
+        "heldout_fraction": "--heldout fraction",
+        "order": "--order",
+    }
+    manifest.setdefault("order", "document")
     differs = [names.get(name, name) for name, value in asked.items() if manifest.get(name) != value]
     if differs:
         found = f"already holds tokens with another {' and '.join(differs)}"

@@ -46,7 +46,9 @@ class Tokenizer:
         self._inner.encode_special_tokens = True  # text that spells a special token stays text
         self._inner.no_truncation()
         self._inner.no_padding()
-        self._raw, self._where = raw, where
+        self.raw = raw
+        """The bytes of tokenizer.json."""
+        self._where = where
         self.sha256 = hashlib.sha256(raw).hexdigest()
         self.vocab_size = max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.eot = self.special("<|endoftext|>")
@@ -66,7 +68,7 @@ class Tokenizer:
     def save(self, folder: str | Path) -> str:
         """Write tokenizer.json into a folder, byte for byte as it was read; returns its URL."""
         url = storage.join(folder, FILE)
-        storage.write_bytes(url, self._raw)
+        storage.write_bytes(url, self.raw)
         return url
 
     def encode(self, text: str) -> list[int]:
@@ -92,6 +94,8 @@ class Tokenizer:
     def special(self, token: str) -> int:
         """The id of a special token, e.g. "<|fim_prefix|>"."""
         number = self._inner.token_to_id(token)
+        if number is None:  # as others spell it: <fim_prefix>
+            number = self._inner.token_to_id(token.replace("<|", "<").replace("|>", ">"))
         if number is None:
             raise UserError(self._where, f"has no token {token}", f"use one made with: {MADE_BY}")
         return int(number)

@@ -1,5 +1,6 @@
 """The trainer: owns the loop, the process group and the clock of a training run.
 
-Read in this order: loop.py (the run), step.py (one update), optim.py, world.py (the ranks), recovery.py (signals and
-faults), launch.py (starting and restarting ranks on one machine).
+Read in this order: loop.py (the run), step.py (one update), state.py (what is saved and restored), readings.py (what a
+step measured), optim.py, spikes.py (does a step stand out), world.py (the ranks), recovery.py (signals and faults),
+launch.py (starting and restarting ranks on one machine), sinks.py (TensorBoard and Prometheus), goodput.py.
 """

@@ -4,45 +4,53 @@
     RUN/events/           what happened, one file per rank
     RUN/checkpoints/      step-00000050, ...
 
-The state of a run is its tensors, the step, and the global sequence index; `train` restores it from the newest
-whole checkpoint when there is one, so starting, resuming and restarting after a crash are the same call.
+The state of a run is its tensors, the step, and the position in the data (state.py); `train` restores it from the
+newest whole checkpoint when there is one, so starting, resuming and restarting after a crash are the same call.
+
+On a GPU nothing waits for a step to end before the next one is on its way: losses are read one step late
+(readings.py). What must not be late (evaluation, checkpoints, a rewind) reads everything first.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from lakh import checkpoint, config, storage
-from lakh.errors import CorruptCheckpoint, InfeasiblePlan, Interrupted, UserError
-from lakh.events import (
-    CheckpointSaved,
-    CheckpointSkipped,
-    Evaluated,
-    Log,
-    Restarted,
-    RunEnded,
-    RunStarted,
-    SettingChanged,
-    StepDone,
-    StepSkipped,
-)
+from lakh import config, events, storage
+from lakh.errors import InfeasiblePlan, Interrupted, UserError
+from lakh.events import Evaluated, Log, Restarted, RunEnded, RunStarted, StepDone, StepSkipped
 from lakh.spec import Fault, Run
-from lakh.trainer.optim import build_optimizer, named_state
+from lakh.trainer.facts import RESOURCES_EVERY, fact, memory_bytes
+from lakh.trainer.goodput import goodput
+from lakh.trainer.initial import builder
+from lakh.trainer.optim import build_optimizer
+from lakh.trainer.readings import Measured, Reading
 from lakh.trainer.recovery import StopRequest, strike
-from lakh.trainer.step import mean_loss, update, uses_bf16
+from lakh.trainer.sinks import showing
+from lakh.trainer.spikes import HISTORY, judge_loss, norm_limit
+from lakh.trainer.state import State
+from lakh.trainer.step import loss_sum, update, uses_bf16
+from lakh.trainer.traffic import count_traffic
 from lakh.trainer.world import World
-from lakh.workloads.code.data import Batches, heldout_rows, open_tokens
-from lakh.workloads.code.model import CodeModel, init_weights
-from lakh.workloads.code.parallel import check_supported, shard
+from lakh.workloads.code.batch import IGNORED
+from lakh.workloads.code.compiling import choose_compile
+from lakh.workloads.code.data import Batches, heldout_batches, open_data
+from lakh.workloads.code.parallel import check, parallelise
 
-__all__ = ["Outcome", "train"]
+__all__ = ["Hook", "Outcome", "train"]
+
+Hook = Callable[[Run, int, nn.Module], Mapping[str, float]]
+"""Called on every rank after an evaluation: the model may be cut up over ranks, so all of them take part."""
+
+MAX_REWINDS = 3  # from one checkpoint; then the data is not to blame
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,17 +62,21 @@ class Outcome:
     loss: float
     heldout_loss: float
     checkpoint: str
+    stream_sha256: str | None = None
+    """Of every sequence consumed from the first step on; None where an old checkpoint does not know."""
+    goodput: dict[str, Any] = dataclasses.field(default_factory=dict)
     stopped_by: str = ""
 
 
 def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restart_reason: str = "") -> Outcome:
     """Train to the last step. Raises Interrupted after a checkpoint when SIGTERM or SIGINT asked for it."""
+    started = time.monotonic()
     with StopRequest().listen() as stop, World.join(run.train) as world, Log(run_dir, world.rank) as log:
         if restart_reason and world.rank == 0:
             log.write(Restarted(attempt=world.attempt, reason=restart_reason))
-        started = time.monotonic()
         try:
-            outcome = _Training(run, str(run_dir), world, log).to_the_end(stop, faults)
+            with showing(run.train, run_dir, rank=world.rank):
+                outcome = _Training(run, str(run_dir), world, log, started).to_the_end(stop, faults)
         except torch.OutOfMemoryError as error:
             found = f"does not fit into the memory of {world.device} ({str(error).partition('.')[0]})"
             raise InfeasiblePlan(
@@ -78,78 +90,143 @@ def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restar
             f"stopped by {outcome.stopped_by} after the checkpoint {outcome.checkpoint}",
             f"go on with: lakh resume {run_dir}",
         )
-    return outcome
+    return dataclasses.replace(outcome, goodput=goodput(events.read(run_dir, rank=0)) if world.rank == 0 else {})
 
 
 class _Training:
     """The moving parts of one run on this rank."""
 
-    def __init__(self, run: Run, run_dir: str, world: World, log: Log) -> None:
-        self.run, self.run_dir, self.world, self.log = run, run_dir, world, log
-        self.mesh = run.mesh.resolve(world.size)
-        check_supported(self.mesh)
+    def __init__(self, run: Run, run_dir: str, world: World, log: Log, started: float) -> None:
+        self.run, self.run_dir, self.world, self.log, self.started = run, run_dir, world, log, started
+        self.mesh = check(run, world.size)
         run.accumulation(world.size)  # refuses a batch that cannot be split before anything is built
-        self.train_tokens = open_tokens(run, "train")
-        self.heldout_tokens = open_tokens(run, "heldout")
-        self.model = self._build_model()
-        self.optimizer = build_optimizer(self.model, run.optim)
-        self.last_saved = ""
-        self.step = self._restore()
+        self.hooks = [_load_hook(name) for name in run.train.hooks]
+        self.data = open_data(run)
+        model = self._build_model()
+        self.state = State(run_dir, model, build_optimizer(model, run.optim), world, log)
+        self.state.restore(run, self.data)
+        self.traffic_told = False
+        self.pending: list[tuple[int, float, Reading, float]] = []  # step, lr, numbers on their way, wait for data
+        self.losses: dict[int, float] = {}
+        self.norms: list[float] = []
+        self.rewinds: dict[int, int] = {}
+        self.stopped_by = ""
+        self.read_until = 0.0
+        self.spoilt: tuple[int, str] | None = None
 
     def to_the_end(self, stop: StopRequest, faults: Sequence[Fault]) -> Outcome:
-        run, world = self.run, self.world
+        run, state = self.run, self.state
         self._say_started()
-        batches = Batches(
-            run, self.train_tokens, data_rank=world.rank, data_ranks=self.mesh.data_ranks, first_step=self.step
-        )
-        loss = heldout = float("nan")
-        if self.step == 0:
-            heldout = self._evaluate()
-        stopped_by = ""
+        heldout, evaluated = (self._evaluate(), 0) if state.step == 0 else (float("nan"), -1)
+        self.batches = self._open_batches()
         try:
-            while self.step < run.train.steps and not stopped_by:
-                strike(faults, rank=world.rank, step=self.step, log=self.log)
-                loss, stopped_by = self._one_step(batches, stop)
-                if run.train.eval_every and self.step % run.train.eval_every == 0:
-                    heldout = self._evaluate()
-                due = run.checkpoint.every and self.step % run.checkpoint.every == 0
-                if due or stopped_by or self.step == run.train.steps:
-                    self._save()
+            while state.step < run.train.steps and not self.stopped_by:
+                strike(faults, rank=self.world.rank, step=state.step, log=self.log)
+                self._take_step(stop)
+                due_eval = bool(run.train.eval_every) and state.step % run.train.eval_every == 0
+                due_save = bool(run.checkpoint.every) and state.step % run.checkpoint.every == 0
+                if due_eval or due_save or state.step == run.train.steps:
+                    self._read_all(stop)
+                if self.spoilt is not None and self._rewind(*self.spoilt):
+                    continue
+                if due_eval or state.step == run.train.steps:
+                    heldout, evaluated = self._evaluate(), state.step
+                if due_save or self.stopped_by or state.step == run.train.steps:
+                    self._read_all(stop)
+                    state.save(self.run, self.data, self._digest())
+                    self.read_until = time.monotonic()
+            total = state.total_digest(self._digest())
         finally:
-            batches.close()
-        ended = self.step == run.train.steps
-        if ended and not (run.train.eval_every and self.step % run.train.eval_every == 0):
+            self.batches.close()
+        ended = state.step == run.train.steps
+        if ended and evaluated != state.step:
             heldout = self._evaluate()
-        tokens = self.step * run.tokens_per_step
-        return Outcome(self.step, tokens, loss, heldout, self.last_saved, "" if ended else stopped_by)
+        return Outcome(
+            step=state.step,
+            tokens=state.position * run.data.sequence,
+            loss=self.losses.get(state.step, float("nan")),
+            heldout_loss=heldout,
+            checkpoint=state.last_saved,
+            stream_sha256=total.sha256 if total is not None else None,
+            stopped_by="" if ended else self.stopped_by,
+        )
 
-    def _one_step(self, batches: Batches, stop: StopRequest) -> tuple[float, str]:
-        """Returns the mean loss over all ranks, and why to stop ("" to go on): all ranks get the same answer."""
-        began, waited = time.monotonic(), batches.wait_s
-        micro_batches = batches.micro_batches(self.step, self.world.device)
-        done = update(self.run, self.model, self.optimizer, micro_batches, self.step)
-        loss, stops = self.world.sum(float(done.loss), float(stop.is_made))
-        loss /= self.world.size
-        self.step += 1
-        seconds = time.monotonic() - began
-        if not done.applied:
-            reason = f"gradient norm is {float(done.grad_norm)}"
-            self.log.write(StepSkipped(step=self.step, reason=reason))
-        if self.world.rank == 0:
-            self.log.write(
-                StepDone(
-                    step=self.step,
-                    loss=loss,
-                    lr=done.lr,
-                    grad_norm=float(done.grad_norm),
-                    tokens=self.step * self.run.tokens_per_step,
-                    tokens_per_s=self.run.tokens_per_step / seconds,
-                    step_s=seconds,
-                    data_wait_s=batches.wait_s - waited,
-                    mfu=self._mfu(seconds),
-                )
+    # --- steps ---
+
+    def _take_step(self, stop: StopRequest) -> None:
+        """Put one step on its way, and read those before it (on a CPU, this one too)."""
+        state, waited = self.state, self.batches.wait_s
+        self.read_until = self.read_until or time.monotonic()
+        batches = self.batches.micro_batches(state.step, self.world.device)
+        limit = float("inf")
+        if self.run.train.on_spike == "skip":
+            limit = norm_limit(self.norms, self.run.train.spike_factor)
+        due = self.world.size > 1 and not self.traffic_told
+        compiled = choose_compile(self.run.train.compile, device=self.world.device.type)[0] != "none"
+        with count_traffic(self.run.cluster, due=due, compiled=compiled) as traffic:
+            done = update(self.run, state.model, state.optimizer, batches, state.step, max_norm=limit)
+        if traffic is not None:
+            self.traffic_told = True
+            if self.world.rank == 0:
+                self.log.write(fact("traffic", state.step + 1, sent_bytes=traffic.by_tier()))
+        reading = Reading(
+            done,
+            fill=self.batches.fill,
+            stop=stop.is_made,
+            world=self.world,
+            loss_ranks=self.world.size // self.mesh.pp,
+        )
+        state.step += 1
+        state.position += self.run.data.batch
+        self.pending.append((state.step, done.lr, reading, self.batches.wait_s - waited))
+        late = 1 if self.world.device.type == "cuda" else 0
+        while len(self.pending) > late and self.spoilt is None:
+            self._read_one(stop)
+
+    def _read_all(self, stop: StopRequest) -> None:
+        while self.pending and self.spoilt is None:
+            self._read_one(stop)
+
+    def _read_one(self, stop: StopRequest) -> None:
+        step, lr, reading, wait_s = self.pending.pop(0)
+        measured = reading.read()
+        now = time.monotonic()
+        seconds, self.read_until = now - self.read_until, now
+        if measured.stops:
+            self.stopped_by = stop.signal or "another rank"
+        if self.run.train.on_spike == "rewind":
+            before = [self.losses[known] for known in sorted(self.losses) if known < step]
+            verdict = judge_loss(measured.loss, before, self.run.train.spike_factor)
+            self.spoilt = (step, verdict.reason) if verdict.is_spike else None
+        self._tell(step, lr, measured, seconds, wait_s)
+        self.losses[step] = measured.loss
+        self.losses.pop(step - 2 * HISTORY, None)
+        if measured.applied:
+            self.norms = [*self.norms[1 - HISTORY :], measured.grad_norm]
+
+    def _tell(self, step: int, lr: float, measured: Measured, seconds: float, wait_s: float) -> None:
+        if not measured.applied:
+            limit = "is too large" if measured.grad_norm < float("inf") else "is not finite"
+            self.log.write(StepSkipped(step=step, reason=f"gradient norm {measured.grad_norm:.4g} {limit}"))
+        if self.world.rank != 0:
+            return
+        self.log.write(
+            StepDone(
+                step=step,
+                loss=measured.loss,
+                lr=lr,
+                grad_norm=measured.grad_norm,
+                tokens=step * self.run.tokens_per_step,
+                tokens_per_s=self.run.tokens_per_step / seconds,
+                step_s=seconds,
+                data_wait_s=wait_s,
+                mfu=self._mfu(seconds),
             )
-        return loss, (stop.signal or "another rank") if stops else ""
+        )
+        if step % RESOURCES_EVERY == 1:
+            memory = memory_bytes(self.world.device)
+            ready, starved = self.batches.ready, self.batches.starved
+            self.log.write(fact("resources", step, memory_bytes=memory, data_ready=ready, data_starved=starved))
 
     def _mfu(self, seconds: float) -> float | None:
         """Causal-exact model FLOPs over the dense peak of the cluster's GPU; None on a CPU, which states no peak."""
@@ -158,97 +235,119 @@ class _Training:
         peak = self.run.cluster.gpu.dense_bf16_TFLOPs * 1e12 * self.world.size
         return self.run.tokens_per_step * self.run.model.flops_per_token(self.run.data.sequence) / seconds / peak
 
+    def _rewind(self, step: int, reason: str) -> bool:
+        """Go back to the last checkpoint, and never read the sequences of the step that spoilt the run again.
+
+        False where there is no way back: the run goes on as it is.
+        """
+        self.spoilt = None
+        state, batch = self.state, self.run.data.batch
+        here = state.last_saved
+        base = int(here.rpartition("-")[2]) if here else -1
+        self.rewinds[base] = self.rewinds.get(base, 0) + 1
+        if not here or self.rewinds[base] > MAX_REWINDS:
+            why = "there is no checkpoint to go back to" if not here else f"{MAX_REWINDS} rewinds did not help"
+            if self.world.rank == 0:
+                self.log.write(fact("rewind_refused", step, reason=reason, why=why))
+            return False
+        first = state.position - (state.step - step + 1) * batch
+        skips = self.batches.skips.with_positions(first, first + batch)
+        self.run = dataclasses.replace(self.run, data=dataclasses.replace(self.run.data, skip=skips.ranges))
+        self.batches.close()
+        self.pending.clear()
+        state.restore(self.run, self.data)
+        self.losses = {known: loss for known, loss in self.losses.items() if known <= state.step}
+        if self.world.rank == 0:
+            self.log.write(fact("rewound", step, to_step=state.step, reason=reason, skipped=skips.ranges))
+            storage.write_bytes(storage.join(self.run_dir, "run.toml"), config.to_toml(self.run).encode())
+        self.batches = self._open_batches()
+        return True
+
+    # --- evaluation ---
+
     @torch.no_grad()
     def _evaluate(self) -> float:
         began = time.monotonic()
-        self.model.eval()
-        total = count = 0.0
-        rows_of_rank = heldout_rows(
-            self.run, self.heldout_tokens, data_rank=self.world.rank, data_ranks=self.mesh.data_ranks
-        )
-        for rows, counted in rows_of_rank:
-            rows = rows.to(self.world.device)
-            losses = mean_loss(self.run, self.model, rows[:, :-1], rows[:, 1:], reduction="none")
-            total += float(losses.view(len(rows), -1)[:counted].sum(dtype=torch.float64))
+        model = self.state.model
+        model.eval()
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        count = 0
+        for batch, counted in heldout_batches(
+            self.run,
+            self.data.heldout,
+            data_rank=self.mesh.data_rank(self.world.rank),
+            data_ranks=self.mesh.data_ranks,
+            device=self.world.device,
+        ):
+            targets = batch.targets.clone()  # inputs and targets are views of the same rows
+            targets[counted:] = IGNORED  # repeats that only keep the ranks in step
+            total += loss_sum(model, dataclasses.replace(batch, targets=targets))
             count += counted * self.run.data.sequence
-        total, count = self.world.sum(total, count)
-        self.model.train()
-        if isinstance(self.model, FSDPModule):
-            self.model.reshard()  # a forward without backward leaves the root whole, and its shards out of sight
-        sequences = int(count) // self.run.data.sequence
+        loss_total, places = self.world.sum(float(total), float(count))
+        loss = loss_total * self.mesh.pp / places
+        model.train()
+        if isinstance(model, FSDPModule):
+            model.reshard()  # a forward without backward leaves the root whole, and its shards out of sight
+        for name, hook in self.hooks:
+            measured = dict(hook(self.run, self.state.step, model))
+            if self.world.rank == 0:
+                self.log.write(fact("measured", self.state.step, hook=name, values=measured))
         if self.world.rank == 0:
+            sequences = round(places / self.run.data.sequence * self.mesh.data_ranks / self.world.size)
             seconds = time.monotonic() - began
-            self.log.write(Evaluated(step=self.step, loss=total / count, sequences=sequences, seconds=seconds))
-        return total / count
+            self.log.write(Evaluated(step=self.state.step, loss=loss, sequences=sequences, seconds=seconds))
+        self.read_until = time.monotonic()
+        return loss
 
-    # --- state ---
+    # --- parts ---
 
     def _build_model(self) -> nn.Module:
-        model = CodeModel(self.run.model)
-        init_weights(model, self.run.seed)
-        model.to(self.world.device)
-        if self.world.size > 1:
-            device_mesh = self.world.device_mesh(self.mesh, self.run.train.peer_timeout_s)
-            shard(model, device_mesh, bf16=uses_bf16(self.run, self.world.device))
-        return model
-
-    def _restore(self) -> int:
-        """Fill model and optimizer from the newest whole checkpoint; returns the step to begin with."""
-        folder, passed = self.world.broadcast(checkpoint.newest_usable(self.run_dir) if self.world.rank == 0 else None)
-        for error in passed if self.world.rank == 0 else ():
-            self.log.write(CheckpointSkipped(path=error.where, reason=error.found))
-        if folder is None:
-            if passed:
-                raise CorruptCheckpoint(self.run_dir, f"no whole checkpoint is left; {passed[0]}", "train anew")
-            return 0
-        manifest = checkpoint.load(folder, named_state(self.model, self.optimizer))
-        if manifest.data_sha256 != self.train_tokens.fingerprint:
-            raise UserError(
-                self.run.data.tokens,
-                "holds other data than the run was started with (fingerprint differs)",
-                "point data.tokens to the shards it was started with, or start a new run",
-            )
-        if self.world.rank == 0:
-            for path, before, after in config.diff(checkpoint.read_run(folder), self.run):
-                self.log.write(SettingChanged(step=manifest.step, path=path, before=before, after=after))
-        self.last_saved = folder
-        return manifest.step
-
-    def _save(self) -> None:
-        began = time.monotonic()
-        folder = storage.join(self.run_dir, "checkpoints", checkpoint.folder_name(self.step))
-        manifest = checkpoint.save(
-            folder,
-            named_state(self.model, self.optimizer),
-            step=self.step,
-            sequence_index=self.step * self.run.data.batch,
-            run_sha256=config.fingerprint(self.run),
-            data_sha256=self.train_tokens.fingerprint,
-            attachments={
-                "run.toml": config.to_toml(self.run).encode(),
-                "tokenizer.json": storage.read_bytes(self.train_tokens.tokenizer_path),
-            },
-            rank=self.world.rank,
-            world=self.world.size,
-            gather=self.world.gather,
+        return parallelise(
+            self.run,
+            self.mesh,
+            self.world.groups(self.mesh, self.run.train.peer_timeout_s),
+            builder(self.run),
+            bf16=uses_bf16(self.run, self.world.device),
+            device=self.world.device,
         )
-        self.last_saved = folder
-        if manifest is not None:
-            seconds = time.monotonic() - began
-            self.log.write(CheckpointSaved(step=self.step, path=folder, bytes=manifest.bytes, seconds=seconds))
-            checkpoint.thin_out(self.run_dir, keep=self.run.checkpoint.keep)
+
+    def _open_batches(self) -> Batches:
+        return Batches(
+            self.run,
+            data_rank=self.mesh.data_rank(self.world.rank),
+            data_ranks=self.mesh.data_ranks,
+            first_step=self.state.step,
+            first_position=self.state.position,
+        )
+
+    def _digest(self) -> Any:
+        """Of what this rank read, where it is the first of those that read the same."""
+        own = self.mesh.data_rank(self.world.rank)
+        first = next(rank for rank in range(self.world.size) if self.mesh.data_rank(rank) == own)
+        return self.batches.digest if first == self.world.rank else type(self.batches.digest)()
 
     def _say_started(self) -> None:
+        self.log.write(fact("initialised", self.state.step, seconds=time.monotonic() - self.started))
         self.log.write(
             RunStarted(
-                step=self.step,
+                step=self.state.step,
                 world=self.world.size,
                 attempt=self.world.attempt,
                 backend=self.world.backend if self.world.size > 1 else "none",
                 device=str(self.world.device),
                 parameters=self.run.model.parameters,
-                sequence_index=self.step * self.run.data.batch,
+                sequence_index=self.state.position,
                 run_sha256=config.fingerprint(self.run),
-                data_sha256=self.train_tokens.fingerprint,
+                data_sha256=self.data.fingerprint,
             )
         )
+
+
+def _load_hook(name: str) -> tuple[str, Hook]:
+    module, _, function = name.partition(":")
+    try:
+        return name, getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"train.hooks: {name}", f"cannot be loaded ({error})", "check its name and PYTHONPATH"
+        ) from None

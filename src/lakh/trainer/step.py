@@ -1,66 +1,95 @@
 """One optimizer update: forward and backward over the micro-batches, clip, step.
 
-Every micro-batch has the same number of tokens, so the mean of their means is the mean over all tokens, on any
-number of ranks; FSDP averages over ranks, and we over micro-batches.
+A micro-batch's `weight` turns the sum of its losses into its part of the mean over all counted targets of the step;
+without one every micro-batch counts equally many. FSDP averages over ranks, a pipeline runs its own schedule.
+
+Nothing here waits for the GPU: loss, gradient norm and whether the update was applied are tensors, to be read when it
+suits the reader. An update that is not applied leaves weights and moments untouched.
 """
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lakh.spec import Run
 from lakh.trainer.optim import learning_rate, set_learning_rate
-from lakh.workloads.code.loss import next_token_loss
+from lakh.workloads.code.attention import Documents
+from lakh.workloads.code.batch import Batch
+from lakh.workloads.code.pipeline import Pipeline
 
-__all__ = ["Updated", "autocast", "mean_loss", "update"]
+__all__ = ["Updated", "loss_sum", "update", "uses_bf16"]
 
 
 @dataclass(frozen=True)
 class Updated:
-    loss: Tensor  # mean over this rank's tokens
+    loss: Tensor
+    """Mean over this rank's tokens; over the ranks of a pipeline, known to the last stage alone and 0 elsewhere."""
     grad_norm: Tensor
     lr: float
-    applied: bool
+    applied: Tensor
+    """True where the weights were changed."""
 
 
 def update(
-    run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, micro_batches: list[tuple[Tensor, Tensor]], step: int
+    run: Run,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[Batch],
+    step: int,
+    max_norm: float = float("inf"),
 ) -> Updated:
-    """Apply step number `step` (from 0). A gradient that is not finite leaves the weights untouched."""
+    """Apply step number `step` (from 0), unless the gradient norm is not finite or above `max_norm`."""
     lr = learning_rate(step, run.optim, run.train.steps)
     set_learning_rate(optimizer, lr)
     optimizer.zero_grad(set_to_none=True)
-    loss = torch.zeros((), device=micro_batches[0][0].device)
-    for index, (inputs, targets) in enumerate(micro_batches):
-        if isinstance(model, FSDPModule):  # reduce once, after the last micro-batch
-            model.set_requires_gradient_sync(index == len(micro_batches) - 1)
-        part = mean_loss(run, model, inputs, targets) / len(micro_batches)
-        part.backward()
-        loss += part.detach()
-    grad_norm = _clip(model, run.optim.clip_norm)
-    applied = bool(torch.isfinite(grad_norm))
-    if applied:
-        optimizer.step()
+    scales = [_scale(batch, len(batches)) for batch in batches]
+    if isinstance(model, Pipeline):
+        loss = model.run(batches, scales, z_loss=run.train.z_loss)
+    else:
+        loss = torch.zeros((), device=batches[0].inputs.device)
+        for index, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
+            if isinstance(model, FSDPModule):  # reduce once, after the last micro-batch
+                model.set_requires_gradient_sync(index == len(batches) - 1)
+            part = _loss(model, batch, scale, run.train.z_loss)
+            part.backward()
+            loss += part.detach()
+    parts = _held_gradients(model)
+    grad_norm = _norm(parts, batches[0].inputs.device)
+    applied = torch.isfinite(grad_norm) & (grad_norm <= max_norm)
+    clip_norm = run.optim.clip_norm
+    factor = (clip_norm / (grad_norm + 1e-6)).clamp(max=1.0) if clip_norm > 0 else torch.ones_like(grad_norm)
+    _apply(optimizer, parts, factor, applied)
     return Updated(loss, grad_norm, lr, applied)
 
 
-def mean_loss(run: Run, model: nn.Module, inputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
-    with autocast(run, model, inputs.device):
-        logits = model(inputs)
-    return next_token_loss(logits, targets, reduction=reduction)
+@torch.no_grad()
+def loss_sum(model: nn.Module, batch: Batch) -> Tensor:
+    """The sum of the losses of a batch's counted targets: for evaluation."""
+    if isinstance(model, Pipeline):
+        return model.run([batch], [1.0], train=False)
+    return _loss(model, batch, 1.0, 0.0)
 
 
-def autocast(run: Run, model: nn.Module, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """bf16 for a model on one rank; FSDP casts by its own policy."""
-    if uses_bf16(run, device) and not isinstance(model, FSDPModule):
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
+def _loss(model: nn.Module, batch: Batch, scale: float, z_loss: float) -> Tensor:
+    return model(
+        batch.inputs,
+        batch.positions,
+        targets_BT=batch.targets,
+        documents=Documents.of(batch),
+        scale=scale,
+        z_loss=z_loss,
+    )
+
+
+def _scale(batch: Batch, micro_batches: int) -> float:
+    return 1 / (batch.targets.numel() * micro_batches) if batch.weight is None else batch.weight
 
 
 def uses_bf16(run: Run, device: torch.device) -> bool:
@@ -69,7 +98,50 @@ def uses_bf16(run: Run, device: torch.device) -> bool:
     return run.train.precision == "bf16"
 
 
-def _clip(model: nn.Module, max_norm: float) -> Tensor:
-    limit = max_norm if max_norm > 0 else float("inf")
-    norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+def _held_gradients(model: nn.Module) -> dict[int, list[Tensor]]:
+    """What this rank holds of the gradients, by how many ranks hold the same."""
+    parts: dict[int, list[Tensor]] = {}
+    for parameter in model.parameters():
+        grad = parameter.grad
+        if isinstance(grad, DTensor):
+            copies = 1
+            for placement, size in zip(grad.placements, grad.device_mesh.shape, strict=True):
+                assert not placement.is_partial(), "a gradient that was not summed over its ranks"
+                copies *= size if placement.is_replicate() else 1
+            parts.setdefault(copies, []).append(grad.to_local())
+        elif grad is not None:
+            parts.setdefault(1, []).append(grad)
+    return parts
+
+
+def _norm(parts: dict[int, list[Tensor]], device: torch.device) -> Tensor:
+    """The global norm of the gradients.
+
+    Each rank adds the squares of what it holds, divided by how many ranks hold the same; one sum over all ranks then
+    serves every cut: shards, copies, parts of matrices and pipeline stages.
+    """
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    for copies, tensors in parts.items():
+        norms = torch.stack(torch._foreach_norm(tensors, dtype=torch.float32))
+        square += norms.double().square().sum() / copies
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(square)
+    return square.sqrt().float()
+
+
+def _apply(optimizer: torch.optim.Optimizer, parts: dict[int, list[Tensor]], factor: Tensor, applied: Tensor) -> None:
+    """Step where `applied`, with gradients scaled by `factor`.
+
+    torch's fused AdamW reads both on the device and scales on the way. Others get scaled gradients; parameters that are
+    cut up must be asked about `applied` here, which waits for the device.
+    """
+    cut_up = any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
+    if isinstance(optimizer, torch.optim.AdamW) and not cut_up:
+        optimizer.grad_scale = 1 / factor  # type: ignore[attr-defined]
+    else:
+        for tensors in parts.values():
+            torch._foreach_mul_(tensors, factor.to(tensors[0].dtype))
+    if cut_up and not bool(applied):
+        return
+    optimizer.found_inf = None if cut_up else (~applied).float()  # type: ignore[attr-defined]
+    optimizer.step()

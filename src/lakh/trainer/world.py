@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from lakh.errors import PeerLost, PeerTimeout, UserError
 from lakh.spec import Mesh, Training
+from lakh.workloads.code.parallel import Groups
 
 __all__ = ["World"]
 
@@ -47,6 +48,8 @@ class World:
         backend = settings.backend
         if backend == "auto":
             backend = "nccl" if device.type == "cuda" else "gloo"
+        if backend == "c3":
+            import lakh.c3.torch_backend  # noqa: F401 - registers the name
         world = World(rank, size, device, backend, attempt=int(os.environ.get("LAKH_ATTEMPT", "0")))
         if size == 1:
             yield world
@@ -79,14 +82,37 @@ class World:
                 raise _peer_error(self.rank, doing, timeout_s, error) from error
             raise
 
-    def device_mesh(self, mesh: Mesh, timeout_s: float) -> DeviceMesh:
-        """The data-parallel ranks as torch sees them: dp_shard, under dp_replicate where there are copies."""
-        sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard}
-        named = {name: size for name, size in sizes.items() if name == "dp_shard" or size > 1}
-        result = init_device_mesh(self.device.type, tuple(named.values()), mesh_dim_names=tuple(named))
-        for group in result.get_all_groups():  # torch makes some of them anew, with a timeout of half an hour
+    def groups(self, mesh: Mesh, timeout_s: float) -> Groups:
+        """The ranks that this one works with along each axis of a resolved mesh. A collective."""
+        sizes = {
+            "dp_replicate": mesh.dp_replicate,
+            "pp": mesh.pp,
+            "fsdp": mesh.dp_shard * mesh.cp,
+            "tp": mesh.tp,
+        }
+        # FSDP over one rank still serves copies; over one rank and without copies there is nothing for it to do.
+        wanted = {name: size for name, size in sizes.items() if size > 1 or (name == "fsdp" and mesh.dp_replicate > 1)}
+        if not wanted:
+            return Groups()
+        root = init_device_mesh(self.device.type, tuple(wanted.values()), mesh_dim_names=tuple(wanted))
+        cp = None
+        if mesh.cp > 1:
+            inner = init_device_mesh(
+                self.device.type,
+                (self.size // (mesh.cp * mesh.tp), mesh.cp, mesh.tp),
+                mesh_dim_names=("outer", "cp", "inner"),
+            )
+            cp = inner.get_group("cp")
+        axes = tuple(name for name in ("dp_replicate", "fsdp") if name in wanted)
+        groups = Groups(
+            fsdp=root[axes] if axes else None,
+            tp=root["tp"] if mesh.tp > 1 else None,
+            cp=cp,
+            pp=root.get_group("pp") if mesh.pp > 1 else None,
+        )
+        for group in (*root.get_all_groups(), *([cp] if cp else [])):  # torch gives some of them half an hour
             _set_pg_timeout(timedelta(seconds=timeout_s), group)
-        return result
+        return groups
 
     def sum(self, *values: float) -> list[float]:
         """Element-wise sum over all ranks, in float64."""
@@ -140,7 +166,7 @@ def _choose_device(wanted: str, local_rank: int) -> torch.device:
 
 def _is_about_peers(text: str) -> bool:
     """torch reports a dead gloo peer as a plain RuntimeError; these words tell it from our own mistakes."""
-    return any(sign in text for sign in ("gloo", "Gloo", "NCCL"))
+    return any(sign in text for sign in ("gloo", "Gloo", "NCCL", "c3 "))
 
 
 def _peer_error(rank: int, doing: str, timeout_s: float, error: Exception) -> PeerLost | PeerTimeout:

@@ -8,6 +8,21 @@ from lakh.corpus import build
 from lakh.tokens.learn import train
 from lakh.tokens.tokenizer import Tokenizer
 
+TRAP = '''
+def cut_documents(stream, limit):
+    """Split a stream of text where a document ends."""
+    documents = []
+    for part in stream.split("<|endoftext|>"):
+        if len(part) > limit:
+            documents.append(part[:limit])
+        else:
+            documents.append(part)
+    return documents
+
+
+def is_hole(token):
+    return token in ("<|fim_prefix|>", "<|reserved_3|>")
+'''
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
 
@@ -19,7 +34,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i in range(120):
         lines = [f"def {WORDS[(i + k) % 8]}_{i}(x):\n    return x + {i * k}\n" for k in range(1 + i % 5)]
         (home / "proj" / f"f{i}.py").write_text("\n".join(lines))
-    (home / "proj" / "trap.py").write_text('END = "<|endoftext|>"\nHOLE = "<|fim_prefix|><|reserved_3|>"\n')
+    (home / "proj" / "trap.py").write_text(TRAP)
     build([str(home / "proj")], home / "corpus")
     return home / "corpus"
 

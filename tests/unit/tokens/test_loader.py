@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
-from lakh.tokens.loader import Loader, TokenSet
+from lakh.tokens.layout import Concat
+from lakh.tokens.loader import Loader, TokenSet, document_numbers
 from lakh.tokens.order import Order
 from lakh.tokens.shards import Writer, dtype_for
 from lakh.tokens.tokenizer import Tokenizer
@@ -72,34 +73,34 @@ def flat(token_set: TokenSet) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("sequence", [1, 7, 16, 149])
-def test_each_token_is_predicted_once_and_windows_never_cross_shards(token_set: TokenSet, sequence: int) -> None:
+def test_each_token_is_predicted_once_and_rows_never_cross_shards(token_set: TokenSet, sequence: int) -> None:
     assert len(token_set.shards) > 3
-    windows = [token_set.window(sequence, i) for i in range(token_set.windows(sequence))]
+    layout = Concat(token_set, sequence + 1)
+    assert layout.num_rows == token_set.windows(sequence)
+    rows = [
+        np.concatenate([token_set.tokens[piece.shard][piece.start : piece.stop] for piece in layout.row(i)]).tolist()
+        for i in range(layout.num_rows)
+    ]
     expected = []
     for shard in flat(token_set):
         count = (len(shard) - 1) // sequence
-        expected += [shard[i * sequence : (i + 1) * sequence + 1] for i in range(count)]
-    assert [window.tolist() for window in windows] == [window.tolist() for window in expected]
-    with pytest.raises(IndexError):
-        token_set.window(sequence, len(windows))
-    with pytest.raises(IndexError):
-        token_set.window(sequence, -1)
+        expected += [shard[i * sequence : (i + 1) * sequence + 1].tolist() for i in range(count)]
+    assert rows == expected
+    for index in (len(rows), -1):
+        with pytest.raises(IndexError):
+            layout.row(index)
 
 
 @pytest.mark.parametrize("sequence", [5, 16])
-def test_document_starts_follow_the_end_marks(token_set: TokenSet, tokenizer: Tokenizer, sequence: int) -> None:
-    first_of_shard = {0}
-    for shard in flat(token_set):
-        first_of_shard.add(max(first_of_shard) + (len(shard) - 1) // sequence)
-    for index in range(token_set.windows(sequence)):
-        window = token_set.window(sequence, index)
-        expected = (np.flatnonzero(window[:-1] == tokenizer.eot) + 1).tolist()
-        found = token_set.document_starts(sequence, index).tolist()
-        if found and found[0] == 0:  # the window before this one ends with the mark, or a shard begins
-            before = token_set.window(sequence, index - 1) if index not in first_of_shard else None
-            assert before is None or before[-2] == tokenizer.eot
-            found = found[1:]
-        assert found == expected
+def test_documents_of_a_row_begin_after_the_end_marks(token_set: TokenSet, tokenizer: Tokenizer, sequence: int) -> None:
+    loader = Loader(token_set, sequence=sequence, seed=1)
+    rows = loader.rows(0, loader.num_windows)
+    for row, starts in zip(rows.tokens, rows.starts, strict=True):
+        assert list(starts) == (np.flatnonzero(row[:-1] == tokenizer.eot) + 1).tolist()
+    numbers = document_numbers(rows)
+    assert numbers.shape == (len(rows), sequence)
+    ends = rows.tokens[:, :-1] == tokenizer.eot
+    assert np.array_equal(numbers[:, 1:] - numbers[:, :-1], ends[:, :-1].astype(np.int32))
 
 
 def test_a_set_knows_itself(token_set: TokenSet, tokenizer: Tokenizer) -> None:
@@ -127,7 +128,7 @@ def test_the_stream_does_not_depend_on_ranks_micro_batches_or_restarts(
     token_set: TokenSet, seed: int, ranks: int, micro: int, resume: int
 ) -> None:
     batch, steps = 12, 8
-    whole = Loader(token_set, sequence=16, seed=seed).rows(0, batch * steps)
+    whole = Loader(token_set, sequence=16, seed=seed).rows(0, batch * steps).tokens
     got: list[np.ndarray] = []
     for first, last in ((0, resume), (resume, steps)):
         loader = Loader(token_set, sequence=16, seed=seed)  # a restart: nothing is remembered
@@ -135,17 +136,19 @@ def test_the_stream_does_not_depend_on_ranks_micro_batches_or_restarts(
             share = batch // ranks
             for rank in range(ranks):
                 begin = step * batch + rank * share
-                got += [loader.rows(begin + at, min(micro, share - at)) for at in range(0, share, micro)]
+                got += [loader.rows(begin + at, min(micro, share - at)).tokens for at in range(0, share, micro)]
     assert np.array_equal(np.concatenate(got), whole)
-    assert whole.dtype == np.int64
 
 
 def test_rows_are_windows_and_an_epoch_shows_each_once(token_set: TokenSet) -> None:
     loader = Loader(token_set, sequence=16, seed=5)
     rows = loader.rows(0, 2 * loader.num_windows)
+    layout = Concat(token_set, 17)
     shown = [loader.window_of(i) for i in range(2 * loader.num_windows)]
-    for row, window in zip(rows, shown, strict=True):
-        assert row.tolist() == token_set.window(16, window).tolist()
+    for row, window in zip(rows.tokens, shown, strict=True):
+        pieces = layout.row(window)
+        whole = token_set.tokens[pieces[0].shard][pieces[0].start : pieces[-1].stop]
+        assert row.tolist() == whole.tolist()
     assert sorted(shown[: loader.num_windows]) == sorted(shown[loader.num_windows :]) == list(range(loader.num_windows))
 
 

@@ -36,5 +36,20 @@ def test_errors_have_an_exit_code_and_a_remedy(lakh: Callable[..., Any], corpus:
     assert "lakh tokens train" in stderr
 
 
+def test_the_stream_of_a_run_can_be_looked_at(lakh: Callable[..., Any], last_line: Callable[..., Any]) -> None:
+    golden = str(Path(__file__).resolve().parents[2] / "golden" / "tokens-1")
+    command = ("tokens", "stream", "laptop", "--set", f"data.tokens={golden}", "--set", "data.sequence=16")
+    first, again, other = (last_line(lakh(*command, "--steps", steps, "--json")[1]) for steps in ("2", "2", "3"))
+    assert first == again
+    assert first["stream_sha256"] != other["stream_sha256"]
+    assert first["sequences"] == 16
+    code, text, _ = lakh(*command, "--show", "5")
+    assert code == 0
+    assert len(text) > 16
+    code, _, stderr = lakh(*command, "--set", "data.tokens=/nowhere")
+    assert code == 2
+    assert "lakh tokens pack" in stderr
+
+
 def test_the_help_is_the_one_in_the_table() -> None:
     assert (tokens.help or "").splitlines()[0] == COMMANDS["tokens"][1]

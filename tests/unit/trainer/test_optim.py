@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.spec import Model, Optimizer
-from lakh.trainer.optim import build_optimizer, learning_rate, named_state
+from lakh.trainer.optim import build_optimizer, learning_rate, named_state, orthogonalise
 from lakh.workloads.code.model import CodeModel, init_weights
 
 
@@ -39,3 +39,63 @@ def test_state_is_complete_before_the_first_step_and_norms_do_not_decay() -> Non
     assert before.keys() == after.keys()
     assert torch.equal(model.norm.weight, torch.ones(8))
     assert all(float(value) == 1.0 for name, value in after.items() if name.endswith(".step"))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [1.0] * 10),
+        ("linear", [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]),
+        ("wsd", [1.0] * 8 + [0.55, 0.1]),
+    ],
+)
+def test_schedules_by_hand(schedule: str, rates: list[float]) -> None:
+    settings = Optimizer(lr=0.1, warmup_steps=0, min_lr_ratio=0.1, schedule=schedule, decay_share=0.3)  # type: ignore[arg-type]
+    found = [learning_rate(step, settings, 10) / 0.1 for step in range(10)]
+    assert found == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 16), (24, 6)])
+def test_orthogonalising_brings_every_singular_value_near_one(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    values = torch.linalg.svdvals(orthogonalise(matrix))
+    # Five rounds bring what is above 0.1 of the norm to 0.7..1.2; a random matrix of this size has none below.
+    assert values.min() > 0.5
+    assert values.max() < 1.3
+
+
+def small_model() -> CodeModel:
+    model = CodeModel(Model(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=32, context=16))
+    init_weights(model, 1)
+    return model
+
+
+def test_muon_turns_the_matrices_of_blocks_and_learns() -> None:
+    model = small_model()
+    optimizer = build_optimizer(model, Optimizer(kind="muon", lr=0.02))
+    state = named_state(model, optimizer)
+    assert "optim.embed.weight.exp_avg" in state
+    assert any(name.startswith("optim.blocks.0.") and name.endswith(".momentum") for name in state)
+    assert len({id(p) for group in optimizer.param_groups for p in group["params"]}) == len(list(model.parameters()))
+    tokens = torch.randint(0, 32, (4, 17), generator=torch.Generator().manual_seed(2))
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 3
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_an_update_that_is_left_out_changes_nothing(kind: str) -> None:
+    model = small_model()
+    optimizer = build_optimizer(model, Optimizer(kind=kind))  # type: ignore[arg-type]
+    before = {name: tensor.clone() for name, tensor in named_state(model, optimizer).items()}
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
+    optimizer.step()
+    for name, tensor in named_state(model, optimizer).items():
+        assert torch.equal(tensor, before[name]), name

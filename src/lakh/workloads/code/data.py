@@ -1,84 +1,186 @@
-"""Batches for the code model: rows of token windows, as tensors.
+"""Batches for the code model: rows of the training stream, as tensors.
 
-The batch of a step is the sequences [step * batch, (step + 1) * batch) of the global order, cut into equal parts by
-data-parallel rank and then into micro-batches. Which rank reads a sequence changes with the number of ranks; which
-sequences a step holds does not.
+The batch of a step is `data.batch` consecutive positions of the stream, cut into equal parts by data-parallel rank and
+then into micro-batches. Which rank reads a sequence changes with the number of ranks; which sequences a step holds
+does not. Rows come from a process of their own (tokens/ahead.py) and go to a GPU through pinned memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.spec import Run
-from lakh.tokens.loader import Loader, Prefetcher, TokenSet
+from lakh.spec import Run, Source
+from lakh.tokens.ahead import Question, ReadAhead
+from lakh.tokens.digest import StreamDigest
+from lakh.tokens.loader import Loader, Rows, TokenSet, data_fingerprint, document_numbers
+from lakh.tokens.skips import Skips
+from lakh.workloads.code.batch import IGNORED, Batch
 
-__all__ = ["Batches", "heldout_rows", "open_tokens"]
+__all__ = ["Batches", "TrainingData", "heldout_batches", "open_data", "to_batch"]
 
 
-def open_tokens(run: Run, split: str) -> TokenSet:
-    """The token shards of a run, checked against its model."""
-    tokens = TokenSet.open(run.data.tokens, split)
-    if tokens.vocab > run.model.vocab:
-        raise UserError(
-            f"model.vocab = {run.model.vocab}",
-            f"is smaller than the tokenizer of {run.data.tokens} ({tokens.vocab})",
-            f"set model.vocab = {tokens.vocab} or more, or pack with a smaller tokenizer",
-        )
-    needed = run.data.batch if split == "train" else 1
-    if tokens.windows(run.data.sequence) < needed:
-        raise UserError(
-            f"{run.data.tokens}, {split}",
-            f"holds {tokens.windows(run.data.sequence)} sequences of {run.data.sequence} tokens; {needed} are needed",
-            "pack a larger corpus, or make data.batch or data.sequence smaller",
-        )
-    return tokens
+@dataclass(frozen=True)
+class TrainingData:
+    """What a run is trained and evaluated on, opened and checked against its model."""
+
+    fingerprint: str
+    tokenizer_path: str
+    heldout: TokenSet
+
+
+def open_data(run: Run) -> TrainingData:
+    """Open every source of a run; what does not fit the model is refused here, before anything is built."""
+    sources = run.data.mixture or (Source(tokens=run.data.tokens),)
+    opened = [(TokenSet.open(source.tokens, "train", cache=run.data.cache), source.weight) for source in sources]
+    heldout = TokenSet.open(run.data.tokens, "heldout", cache=run.data.cache)
+    for tokens in (*(tokens for tokens, _ in opened), heldout):
+        if tokens.vocab > run.model.vocab:
+            raise UserError(
+                f"model.vocab = {run.model.vocab}",
+                f"is smaller than the tokenizer of {tokens.url} ({tokens.vocab})",
+                f"set model.vocab = {tokens.vocab} or more, or pack with a smaller tokenizer",
+            )
+    for name, sets, needed in (("train", [t for t, _ in opened], run.data.batch), ("heldout", [heldout], 1)):
+        there = sum(tokens.windows(run.data.sequence) for tokens in sets)
+        if there < needed:
+            raise UserError(
+                f"{run.data.tokens}, {name}",
+                f"holds {there} sequences of {run.data.sequence} tokens; {needed} are needed",
+                "pack a larger corpus, or make data.batch or data.sequence smaller",
+            )
+    return TrainingData(data_fingerprint(opened), opened[0][0].tokenizer_path, heldout)
 
 
 class Batches:
-    """The training stream of one rank, read ahead by a thread."""
+    """The training stream of one data-parallel rank, from a step and a position on."""
 
-    def __init__(self, run: Run, tokens: TokenSet, *, data_rank: int, data_ranks: int, first_step: int) -> None:
+    def __init__(self, run: Run, *, data_rank: int, data_ranks: int, first_step: int, first_position: int) -> None:
         self.run = run
-        self.rows = run.data.batch // data_ranks
-        self.data_rank = data_rank
-        self._loader = Loader(tokens, sequence=run.data.sequence, seed=run.seed)
-        self._ahead: Prefetcher[np.ndarray] = Prefetcher(
-            self._fetch, first=first_step, last=run.train.steps, depth=run.data.prefetch
+        rows = run.data.batch // data_ranks
+        self.skips = Skips(run.data.skip)
+        self.digest = StreamDigest()
+        """Of all rows that were taken so far."""
+        self.fill = 1.0
+        """Share of the last step's places on this rank that hold a target."""
+        self._ahead = ReadAhead(
+            Question(
+                data=run.data,
+                seed=run.seed,
+                first_step=first_step,
+                last_step=run.train.steps,
+                first_position=first_position,
+                offset=data_rank * rows,
+                rows=rows,
+            )
         )
 
-    def _fetch(self, step: int) -> np.ndarray:
-        return self._loader.rows(step * self.run.data.batch + self.data_rank * self.rows, self.rows)
-
-    def micro_batches(self, step: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """(inputs, targets) of this rank for one step, each B T."""
-        rows = torch.from_numpy(self._ahead.get(step)).to(device)
-        return [(part[:, :-1], part[:, 1:]) for part in rows.split(self.run.data.micro_batch)]
+    def micro_batches(self, step: int, device: torch.device) -> list[Batch]:
+        """This rank's part of one step."""
+        taken = self._ahead.take(step)
+        self.digest += taken.digest
+        rows, width = taken.tokens.shape
+        self.fill = float((taken.lengths.astype(np.int64) - 1).sum()) / (rows * (width - 1))
+        size = self.run.data.micro_batch
+        parts = [slice(first, first + size) for first in range(0, rows, size)]
+        documents = taken.documents
+        return [
+            to_batch(
+                taken.tokens[part],
+                taken.lengths[part],
+                documents[part] if documents is not None else None,
+                device,
+                share=1 / len(parts),
+            )
+            for part in parts
+        ]
 
     @property
     def wait_s(self) -> float:
         """Seconds that the trainer has waited for data so far."""
         return self._ahead.wait_s
 
+    @property
+    def starved(self) -> int:
+        """Steps whose data was not there when it was asked for."""
+        return self._ahead.starved
+
+    @property
+    def ready(self) -> int:
+        """Batches that wait to be taken."""
+        return self._ahead.ready
+
     def close(self) -> None:
         self._ahead.close()
 
 
-def heldout_rows(run: Run, tokens: TokenSet, *, data_rank: int, data_ranks: int) -> Iterator[tuple[Tensor, int]]:
-    """(rows, how many of them count) for this rank: the same held-out windows at every evaluation.
+def to_batch(
+    tokens: np.ndarray, lengths: np.ndarray, documents: np.ndarray | None, device: torch.device, *, share: float = 1.0
+) -> Batch:
+    """Rows of T + 1 tokens as a micro-batch that counts for `share` of a rank's step."""
+    rows, width = tokens.shape
+    whole = _send(tokens, device).long()
+    targets = whole[:, 1:]
+    weight = None
+    if (lengths < width).any():
+        counted = np.arange(1, width)[None] < lengths[:, None]
+        targets = targets.masked_fill(~_send(counted, device), IGNORED)
+        weight = share / (rows * (width - 1))
+    if documents is None:
+        return Batch(whole[:, :-1], targets, weight=weight)
+    edges, positions = _edges_and_positions(documents)
+    return Batch(
+        whole[:, :-1],
+        targets,
+        documents=_send(documents, device),
+        positions=_send(positions, device),
+        cu_seqlens=_send(edges, device),
+        longest=int(np.diff(edges).max()),
+        weight=weight,
+    )
 
-    Every rank gets equally many micro-batches, because with FSDP all ranks must call the model equally often; where the
-    windows do not divide evenly, the last rows of some ranks are repeats that do not count.
+
+def heldout_batches(
+    run: Run, tokens: TokenSet, *, data_rank: int, data_ranks: int, device: torch.device
+) -> Iterator[tuple[Batch, int]]:
+    """(micro-batch, how many of its rows count) for this rank: the same held-out rows at every evaluation.
+
+    Rows are cut end to end whatever the packing of training, so that losses compare. Every rank gets equally many
+    micro-batches, because with FSDP all ranks must call the model equally often; where the rows do not divide evenly,
+    the last ones of some ranks are repeats that do not count.
     """
-    count = min(run.train.eval_sequences, tokens.windows(run.data.sequence))
-    per_rank = -(-count // data_ranks)
     loader = Loader(tokens, sequence=run.data.sequence, seed=0)
+    count = min(run.train.eval_sequences, loader.num_windows)
+    per_rank = -(-count // data_ranks)
     first = data_rank * per_rank
     for start in range(first, first + per_rank, run.data.micro_batch):
         indexes = range(start, min(start + run.data.micro_batch, first + per_rank))
-        rows = [loader.rows(min(index, count - 1), 1)[0] for index in indexes]
-        yield torch.from_numpy(np.stack(rows)), max(0, min(len(indexes), count - start))
+        rows = loader.read([min(index, count - 1) for index in indexes])
+        yield _whole(run, rows, device), max(0, min(len(indexes), count - start))
+
+
+def _whole(run: Run, rows: Rows, device: torch.device) -> Batch:
+    documents = document_numbers(rows) if run.data.document_mask else None
+    return to_batch(rows.tokens, rows.lengths, documents, device)
+
+
+def _edges_and_positions(documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where documents begin in the rows laid end to end (and their end), and each token's place in its document."""
+    begins = np.ones(documents.shape, bool)
+    begins[:, 1:] = np.diff(documents, axis=1) != 0
+    edges = np.append(np.flatnonzero(begins), documents.size)
+    positions = np.arange(documents.size) - np.repeat(edges[:-1], np.diff(edges))
+    return edges.astype(np.int32), positions.reshape(documents.shape)
+
+
+def _send(array: np.ndarray, device: torch.device) -> Tensor:
+    """A copy of the array on the device; does not wait for the copy to arrive on a GPU."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cpu":
+        return tensor.clone()  # the ring's slot is filled anew
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -102,6 +102,8 @@ def shapes(spec: Model) -> dict[str, tuple[int, ...]]:
         "ffn.up": (spec.ffn, spec.width),
         "ffn.down": (spec.width, spec.ffn),
     }
+    if spec.qk_norm:
+        block |= {"attention.q_norm": (spec.head_dim,), "attention.k_norm": (spec.head_dim,)}
     result: dict[str, tuple[int, ...]] = {
         "embed.weight": (spec.vocab, spec.width),
         "norm.weight": (spec.width,),

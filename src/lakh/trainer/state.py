@@ -1,0 +1,116 @@
+"""The state of a run: its tensors, the step, the position in the data, and the hash of the data so far.
+
+`restore` fills it from the newest whole checkpoint, `save` writes one. A checkpoint carries stream.json beside the
+weights: the hash of the stream up to its position, so that a resumed run prints the hash of all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from lakh import checkpoint, config, storage
+from lakh.errors import CorruptCheckpoint, UserError
+from lakh.events import CheckpointSaved, CheckpointSkipped, Log, SettingChanged
+from lakh.spec import Run
+from lakh.tokens.digest import StreamDigest
+from lakh.trainer.optim import named_state
+from lakh.trainer.world import World
+from lakh.workloads.code.data import TrainingData
+
+__all__ = ["State"]
+
+STREAM = "stream.json"
+# Another value of these makes another stream: a position in the one means nothing in the other.
+DECIDES_THE_STREAM = ("seed", "data.sequence", "data.packing", "data.fim_rate", "data.fim_spm")
+
+
+class State:
+    def __init__(self, run_dir: str, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, log: Log):
+        self.run_dir, self.model, self.optimizer, self.world, self.log = run_dir, model, optimizer, world, log
+        self.step = 0
+        self.position = 0
+        """Sequences consumed so far."""
+        self.digest: StreamDigest | None = StreamDigest()
+        """Of the stream up to the last checkpoint, over all ranks; None where an old checkpoint does not say."""
+        self.last_saved = ""
+
+    def restore(self, run: Run, data: TrainingData) -> None:
+        """Fill model and optimizer from the newest whole checkpoint; without one, stay at the beginning."""
+        newest = checkpoint.newest_usable(self.run_dir) if self.world.rank == 0 else None
+        folder, passed = self.world.broadcast(newest)
+        for error in passed if self.world.rank == 0 else ():
+            self.log.write(CheckpointSkipped(path=error.where, reason=error.found))
+        if folder is None:
+            if passed:
+                raise CorruptCheckpoint(self.run_dir, f"no whole checkpoint is left; {passed[0]}", "train anew")
+            return
+        changes = config.diff(checkpoint.read_run(folder), run)
+        for path, before, after in changes:
+            if path in DECIDES_THE_STREAM:
+                raise UserError(
+                    f"{path} = {after}",
+                    f"the run was started with {before}, and its place in the data would mean something else",
+                    "leave it, or start a new run",
+                )
+        manifest = checkpoint.load(folder, named_state(self.model, self.optimizer))
+        if manifest.data_sha256 != data.fingerprint:
+            raise UserError(
+                run.data.tokens,
+                "holds other data than the run was started with (fingerprint differs)",
+                "point data.tokens to the shards it was started with, or start a new run",
+            )
+        for path, before, after in changes if self.world.rank == 0 else ():
+            self.log.write(SettingChanged(step=manifest.step, path=path, before=before, after=after))
+        self.last_saved, self.step, self.position = folder, manifest.step, manifest.sequence_index
+        self.digest = _read_digest(folder) if STREAM in manifest.files else None
+
+    def save(self, run: Run, data: TrainingData, read_here: StreamDigest) -> None:
+        """Write a checkpoint. `read_here` is the hash of what this rank alone has read since the last `restore`."""
+        began = time.monotonic()
+        folder = storage.join(self.run_dir, "checkpoints", checkpoint.folder_name(self.step))
+        total = self.total_digest(read_here)
+        attachments = {
+            "run.toml": config.to_toml(run).encode(),
+            "tokenizer.json": storage.read_bytes(data.tokenizer_path),
+        }
+        if total is not None:
+            attachments[STREAM] = json.dumps({"rows": total.rows, "total": f"{total.total:064x}"}).encode()
+        manifest = checkpoint.save(
+            folder,
+            named_state(self.model, self.optimizer),
+            step=self.step,
+            sequence_index=self.position,
+            run_sha256=config.fingerprint(run),
+            data_sha256=data.fingerprint,
+            attachments=attachments,
+            rank=self.world.rank,
+            world=self.world.size,
+            writes_whole=run.mesh.resolve(self.world.size).leads_stage(self.world.rank),
+            gather=self.world.gather,
+        )
+        self.last_saved = folder
+        if manifest is not None:
+            seconds = time.monotonic() - began
+            self.log.write(CheckpointSaved(step=self.step, path=folder, bytes=manifest.bytes, seconds=seconds))
+            checkpoint.thin_out(self.run_dir, keep=run.checkpoint.keep)
+
+    def total_digest(self, read_here: StreamDigest) -> StreamDigest | None:
+        """Of the whole stream so far, on every rank. A collective."""
+        parts: Sequence[bytes] | None = self.world.gather(read_here.to_bytes())
+        parts = self.world.broadcast(parts)
+        if self.digest is None:
+            return None
+        return sum((StreamDigest.from_bytes(part) for part in parts or ()), self.digest)
+
+
+def _read_digest(folder: str) -> StreamDigest | None:
+    try:
+        stored = json.loads(storage.read_bytes(storage.join(folder, STREAM)))
+        return StreamDigest(int(stored["rows"]), int(stored["total"], 16))
+    except (ValueError, KeyError, TypeError):
+        raise CorruptCheckpoint(storage.join(folder, STREAM), "is damaged", "resume from an earlier one") from None

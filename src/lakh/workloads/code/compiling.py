@@ -1,0 +1,82 @@
+"""Making one rank's model fast on its device: attention kernel, recomputation and compilation, put on in this order.
+
+    block   each block compiled by itself: seconds, works with every cut over ranks; the default on a GPU
+    model   all blocks as one graph: fuses across blocks, takes about a minute, one rank only
+
+Names of parameters do not change. Choices come back with their reasons, for the log.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lakh.errors import UserError
+from lakh.workloads.code.attention import choose_kernel
+from lakh.workloads.code.fp8 import fp8_linear
+from lakh.workloads.code.model import CodeModel
+from lakh.workloads.code.recompute import recompute
+
+__all__ = ["choose_compile", "speed_up"]
+
+
+def choose_compile(wanted: str, *, device: str) -> tuple[str, str]:
+    """("none", "block" or "model", why)."""
+    if wanted != "auto":
+        return wanted, "asked for"
+    if device == "cuda":
+        return "block", "compiles in seconds and is within measurement of the whole model's speed"
+    return "none", "on a CPU compiling takes longer than a short run"
+
+
+def speed_up(
+    model: CodeModel,
+    *,
+    attention: str = "auto",
+    recomputation: str = "none",
+    compilation: str = "auto",
+    kernels: bool = True,
+    fp8: bool = False,
+    device: str,
+) -> list[str]:
+    """Change the model in place; returns what was chosen and why."""
+    weight_dtype = next(model.parameters()).dtype
+    bf16 = (model.dtype or weight_dtype) == torch.bfloat16
+    kernel, kernel_reason = choose_kernel(attention, device=device, bf16=bf16, head_dim=model.spec.head_dim)
+    for block in model.each_block():
+        block.attention.attend = kernel
+    if device == "cuda" and kernels:
+        _use_kernels(model)
+    if fp8:
+        _use_fp8(model, device)
+    mode, mode_reason = choose_compile(compilation, device=device)
+    recompute(model.each_block(), recomputation, compiled=mode != "none")
+    if mode == "block":
+        for block in model.each_block():
+            block.compile(dynamic=False)
+    elif mode == "model":
+        model.stack = torch.compile(model.stack, dynamic=False)  # type: ignore[method-assign]
+    elif mode != "none":
+        raise UserError("train.compile", f"{mode!r} is no way to compile", "choose auto, none, block or model")
+    return [f"attention {kernel_reason}", f"compile {mode}: {mode_reason}", f"recompute {recomputation}"]
+
+
+def _use_kernels(model: CodeModel) -> None:
+    from lakh.workloads.code import kernels
+
+    head_dim = model.spec.head_dim
+    can_turn = not model.spec.qk_norm and head_dim & (head_dim - 1) == 0  # a head is a power of two of lanes
+    for block in model.each_block():
+        block.ffn.activate = kernels.swiglu
+        if can_turn:
+            block.attention.turn = kernels.turn
+
+
+def _use_fp8(model: CodeModel, device: str) -> None:
+    sizes = (model.spec.width, model.spec.ffn, model.spec.kv_heads * model.spec.head_dim)
+    if device != "cuda" or torch.cuda.get_device_capability() < (8, 9):
+        raise UserError("train.fp8", "this device has no products of 8-bit floats", "set train.fp8 = false")
+    if any(size % 16 for size in sizes):
+        found = f"needs width, ffn and key heads in multiples of 16, and they are {sizes}"
+        raise UserError("train.fp8", found, "set train.fp8 = false")
+    for block in model.each_block():
+        block.attention.product = block.ffn.product = fp8_linear

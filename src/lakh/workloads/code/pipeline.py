@@ -1,0 +1,163 @@
+"""Pipeline parallelism: consecutive blocks on consecutive ranks, micro-batches flowing through, by torch's schedules.
+
+    gpipe        all forward, then all backward
+    1f1b         one forward, one backward: the same bubble, memory for only pp micro-batches
+    interleaved  each rank holds two runs of blocks: half the bubble, twice the messages
+    zero_bubble  interleaved, and weight gradients fill the bubble; not with data parallelism, see `check_pipeline`
+
+With pp ranks and m micro-batches, the share of time lost to the bubble is (pp - 1) / (m + pp - 1), over two where
+interleaved. A rank's parameters keep the names they have in the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from lakh.workloads.code.attention import Documents
+from lakh.workloads.code.batch import Batch
+from lakh.workloads.code.model import CodeModel
+
+__all__ = ["Pipeline", "layers_of_stage", "split"]
+
+CHUNKS = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 2}
+"""Runs of blocks that each rank holds."""
+
+
+def layers_of_stage(layers: int, stages: int, stage: int) -> range:
+    size = layers // stages
+    return range(stage * size, (stage + 1) * size)
+
+
+def split(build: Any, *, layers: int, schedule: str, rank: int, ranks: int) -> list[CodeModel]:
+    """The stages of one rank, each a model of which only its own blocks are left; `build()` makes the whole."""
+    stages = ranks * CHUNKS[schedule]
+    chunks = []
+    for stage in range(rank, stages, ranks):
+        model: CodeModel = build()
+        kept = {str(layer) for layer in layers_of_stage(layers, stages, stage)}
+        for name in list(model.blocks):
+            if name not in kept:
+                del model.blocks[name]
+        if stage > 0:
+            model.embed = None
+        if stage < stages - 1:
+            model.norm = model.head = None
+        chunks.append(model)
+    return chunks
+
+
+class Pipeline(nn.Module):
+    """The stages that this rank holds, and the schedule that runs them together with the other ranks."""
+
+    def __init__(
+        self,
+        chunks: Sequence[CodeModel],
+        *,
+        schedule: str,
+        group: dist.ProcessGroup,
+        micro_batches: int,
+        hidden_shape: tuple[int, int, int],
+        token_shape: tuple[int, int],
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.chunks = nn.ModuleList(chunks)
+        self.group, self.micro_batches, self.device = group, micro_batches, device
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.stages = self.ranks * len(chunks)
+        self.hidden_shape, self.dtype = hidden_shape, chunks[0].dtype or torch.float32
+        hidden = torch.empty(hidden_shape, dtype=self.dtype, device="meta")
+        tokens = torch.empty(token_shape, dtype=torch.int64, device="meta")
+        loss = torch.empty((), device="meta")
+        parts = [
+            PipelineStage(
+                chunk,
+                stage,
+                self.stages,
+                device,
+                input_args=tokens if stage == 0 else hidden.clone().requires_grad_(),
+                output_args=loss if stage == self.stages - 1 else hidden.clone().requires_grad_(),
+                group=group,
+            )
+            for stage, chunk in zip(range(self.rank, self.stages, self.ranks), chunks, strict=True)
+        ]
+        self._schedule = self._make(schedule, parts)
+        self._parts = parts
+
+    def _make(self, schedule: str, parts: list[PipelineStage]) -> PipelineScheduleSingle | PipelineScheduleMulti:
+        options: dict[str, Any] = {
+            "n_microbatches": self.micro_batches,
+            "loss_fn": lambda loss, targets: loss,
+            "scale_grads": False,
+        }
+        if schedule in ("gpipe", "1f1b"):
+            return {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[schedule](parts[0], **options)
+        kind = {"interleaved": ScheduleInterleaved1F1B, "zero_bubble": ScheduleInterleavedZeroBubble}[schedule]
+        return kind(parts, **options)  # type: ignore[arg-type]
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """By the names of the whole model."""
+        for chunk in self.chunks:
+            yield from chunk.named_parameters(*args, **kwargs)
+
+    def run(
+        self, batches: Sequence[Batch], scales: Sequence[float], *, z_loss: float = 0.0, train: bool = True
+    ) -> Tensor:
+        """Forward, and backward for `train`; the summed loss on the rank of the last stage, 0 elsewhere."""
+        kwargs = [
+            {
+                "positions_BT": batch.positions,
+                "targets_BT": batch.targets,
+                "documents": Documents.of(batch),
+                "scale": scale,
+                "z_loss": z_loss,
+            }
+            for batch, scale in zip(batches, scales, strict=True)
+        ]
+        losses: list[Tensor | None] = []
+        if not train:
+            losses = [self._forward(batch, options) for batch, options in zip(batches, kwargs, strict=True)]
+        else:
+            for part in self._parts:
+                part.has_backward = True
+                part.clear_runtime_states()
+            self._schedule._step_microbatches(
+                arg_mbs=[(batch.inputs,) if self.rank == 0 else () for batch in batches],
+                kwarg_mbs=kwargs,
+                target_mbs=[batch.targets for batch in batches],
+                losses=losses,
+                return_outputs=False,
+            )
+        known = [loss.detach() for loss in losses if loss is not None]
+        return torch.stack(known).sum() if known else torch.zeros((), device=self.device)
+
+    def _forward(self, batch: Batch, options: dict[str, Any]) -> Tensor | None:
+        """One micro-batch through all stages, without gradients; the loss where the last stage is."""
+        for stage in range(self.rank, self.stages, self.ranks):
+            chunk = self.chunks[stage // self.ranks]
+            x = batch.inputs
+            if stage > 0:
+                x = torch.empty(self._shape_for(batch), dtype=self.dtype, device=self.device)
+                dist.recv(x, group=self.group, group_src=(stage - 1) % self.ranks)
+            y = chunk(x, **options)
+            if stage == self.stages - 1:
+                return y
+            dist.send(y.contiguous(), group=self.group, group_dst=(stage + 1) % self.ranks)
+        return None
+
+    def _shape_for(self, batch: Batch) -> tuple[int, int, int]:
+        return (len(batch.inputs), *self.hidden_shape[1:])

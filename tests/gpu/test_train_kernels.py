@@ -1,0 +1,118 @@
+"""On a GPU: the kernels of lakh compute what the plain forms do. Skipped where there is none."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lakh.spec import Model
+from lakh.workloads.code.attention import KERNELS, Documents
+from lakh.workloads.code.compiling import speed_up
+from lakh.workloads.code.loss import _score, linear_cross_entropy
+from lakh.workloads.code.model import CodeModel, init_weights, rotary, rotate, swiglu
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    pytest.mark.timeout(300),
+]
+
+# bf16 keeps 8 bits of mantissa: results that are rounded once differ by up to 2^-8 of their size.
+BF16 = 2**-8
+SPEC = Model(layers=2, width=256, heads=4, kv_heads=2, ffn=344, vocab=515, context=256, tied=False)
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.detach().float() - b.detach().float()).norm() / b.detach().float().norm())
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape))).to(dtype)
+
+
+def test_swiglu_is_silu_of_the_gate_times_up() -> None:
+    from lakh.workloads.code import kernels
+
+    x, grad = normal(3, 70, 2 * 344).requires_grad_(), normal(3, 70, 344)
+    fast, plain = kernels.swiglu(x), swiglu(x.float())
+    assert distance(fast, plain) < BF16
+    assert distance(*(torch.autograd.grad(y, x, g)[0] for y, g in ((fast, grad), (plain, grad.float())))) < BF16
+
+
+@pytest.mark.parametrize("rows_of_positions", [1, 3])
+def test_turn_rotates_queries_and_keys_and_leaves_values(rows_of_positions: int) -> None:
+    from lakh.workloads.code import kernels
+
+    positions = torch.randint(0, 200, (rows_of_positions, 70), device="cuda")
+    rope = rotary(SPEC, positions)
+    x = normal(3, 70, 8 * 64).requires_grad_()
+    fast = kernels.turn(x, *rope, 4, 2)
+    q, k, v = (part.view(3, 70, -1, 64) for part in x.float().split([256, 128, 128], -1))
+    plain = (rotate(q.transpose(1, 2), rope).transpose(1, 2), rotate(k.transpose(1, 2), rope).transpose(1, 2), v)
+    for a, b in zip(fast, plain, strict=True):
+        assert distance(a, b) < BF16
+    grads = [normal(*part.shape) for part in fast]
+    (a,) = torch.autograd.grad(fast, x, grads)
+    (b,) = torch.autograd.grad(plain, x, [grad.float() for grad in grads])
+    assert distance(a, b) < BF16
+
+
+@pytest.mark.parametrize("vocab", [515, 32064, 65536])
+def test_scores_and_their_gradient_are_those_of_the_plain_form(vocab: int) -> None:
+    from lakh.workloads.code import kernels
+
+    logits = normal(40, vocab)
+    targets = torch.randint(0, vocab, (40,), device="cuda")
+    targets[7] = -100
+    scale = torch.full((), 0.25, device="cuda")
+    loss, grad = _score(logits.float(), targets, scale, 1e-3)
+    fast_loss, fast_grad = kernels.score_rows_(logits.clone(), targets, scale, 1e-3)
+    assert float(fast_loss) == pytest.approx(float(loss), rel=1e-5)
+    assert distance(fast_grad, grad) < BF16
+    assert not fast_grad[7].any()
+
+
+def test_the_chunked_loss_is_that_of_whole_logits() -> None:
+    x, weight = normal(1000, 256).requires_grad_(), normal(515, 256, dtype=torch.float32).requires_grad_()
+    targets = torch.randint(0, 515, (1000,), device="cuda")
+    fast = linear_cross_entropy(x, weight, targets, scale=1e-3, logit_bytes=1 << 17)
+    plain = torch.nn.functional.cross_entropy((x @ weight.bfloat16().T).float(), targets)
+    assert float(fast) == pytest.approx(float(plain), rel=1e-3)
+    for a, b in zip(*(torch.autograd.grad(loss, (x, weight)) for loss in (fast, plain)), strict=True):
+        assert a.dtype == b.dtype
+        assert distance(a, b) < 3 * BF16  # the plain form rounds logits, gradient and product
+
+
+@pytest.mark.parametrize("name", ["flash", "cudnn"])
+def test_packed_documents_do_not_see_each_other(name: str) -> None:
+    q, k, v = (normal(2, heads, 256, 64) for heads in (4, 2, 2))
+    starts = torch.tensor([0, 100, 256, 300, 512, 512, 512], dtype=torch.int32, device="cuda")
+    packed = Documents(starts, 256)
+    for documents in (None, packed):
+        inputs = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v)]
+        exact = [x.float().detach().requires_grad_() for x in (q, k, v)]
+        fast, plain = KERNELS[name](*inputs, documents), KERNELS["torch"](*exact, documents)
+        assert distance(fast, plain) < 3 * BF16
+        grad = normal(2, 4, 256, 64)
+        for a, b in zip(
+            torch.autograd.grad(fast, inputs, grad), torch.autograd.grad(plain, exact, grad.float()), strict=True
+        ):
+            assert distance(a, b) < 5 * BF16
+
+
+@pytest.mark.parametrize("recomputation", ["none", "selective", "full"])
+def test_the_fast_model_has_the_loss_and_gradient_of_the_plain_one(recomputation: str) -> None:
+    tokens = torch.randint(0, 515, (4, 257), generator=torch.Generator().manual_seed(0)).cuda()
+    results = []
+    for fast in (False, True):
+        model = CodeModel(replace(SPEC))
+        init_weights(model, 1)
+        model.cuda()
+        if fast:
+            model.dtype = torch.bfloat16
+            speed_up(model, recomputation=recomputation, device="cuda")
+        loss = model(tokens[:, :-1], targets_BT=tokens[:, 1:])
+        loss.backward()
+        results.append((float(loss.detach()), torch.cat([p.grad.flatten() for p in model.parameters()])))
+    (plain, plain_grad), (fast_loss, fast_grad) = results
+    assert fast_loss == pytest.approx(plain, rel=1e-3)
+    assert distance(fast_grad, plain_grad) < 0.03  # a few roundings to bf16 through two blocks

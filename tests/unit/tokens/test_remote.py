@@ -1,0 +1,116 @@
+"""Token shards on an object store: the same stream as from disk, by range reads, with a local cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lakh.errors import CorruptShard, PeerLost
+from lakh.spec import Data
+from lakh.tokens import remote
+from lakh.tokens.loader import Stream, TokenSet
+from lakh.tokens.packing import pack
+from lakh.tokens.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """A real S3 server (moto) on a port of its own."""
+    moto = pytest.importorskip("moto.server", reason="S3 tests need moto and s3fs: pip install 'moto[server]' s3fs")
+    pytest.importorskip("s3fs", reason="S3 tests need s3fs: pip install s3fs")
+    import fsspec
+
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    patch = pytest.MonkeyPatch()
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "x"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
+        patch.setenv(name, value)
+    patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    fs = fsspec.filesystem("s3", skip_instance_cache=True)
+    fs.mkdir("bucket")
+    yield fs
+    server.stop()
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def local(corpus: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("local")
+    pack(corpus, tokenizer, folder, heldout_fraction=0.1, shard_tokens=2000)
+    return folder
+
+
+def data_of(tokens: str, cache: Path | str) -> Data:
+    return Data(tokens=tokens, sequence=32, batch=4, micro_batch=1, cache=str(cache))
+
+
+def test_packing_to_and_reading_from_s3_gives_the_stream_of_the_disk(
+    s3, corpus: Path, tokenizer: Tokenizer, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pack(corpus, tokenizer, "s3://bucket/tokens", heldout_fraction=0.1, shard_tokens=2000)
+    assert made.manifest["fingerprint"] == TokenSet.open(local, "train").fingerprint
+    assert pack(corpus, tokenizer, "s3://bucket/tokens", heldout_fraction=0.1, shard_tokens=2000).reused
+    monkeypatch.setattr(remote, "PIECE_BYTES", 1024)  # several pieces in each shard, and rows across their edges
+    want = Stream.open(data_of(str(local), ""), 3)
+    count = want.num_rows
+    first = Stream.open(data_of("s3://bucket/tokens", tmp_path), 3)
+    assert np.array_equal(first.rows(0, count).tokens, want.rows(0, count).tokens)
+    assert sum(array.fetched_bytes for array in first.sources[0].tokens) > 0
+    # Another process finds the pieces on the disk and asks the store for nothing but the manifest.
+    again = Stream.open(data_of("s3://bucket/tokens", tmp_path), 3)
+    assert np.array_equal(again.rows(0, count).tokens, want.rows(0, count).tokens)
+    assert sum(array.fetched_bytes for array in again.sources[0].tokens) == 0
+    assert TokenSet.open("s3://bucket/tokens", "train").verify() == 2 * len(first.sources[0].shards)
+
+
+def test_a_missing_or_short_object_is_damage(s3, local: Path, tmp_path: Path) -> None:
+    s3.put(str(local), "bucket/hurt", recursive=True)
+    s3.pipe_file("bucket/hurt/train/tokens-00001.bin", b"short")
+    s3.rm("bucket/hurt/train/tokens-00002.bin")
+    stream = Stream.open(data_of("s3://bucket/hurt", tmp_path), 3)
+    for shard, words in ((1, "its manifest says"), (2, "is missing")):
+        with pytest.raises(CorruptShard, match=words):
+            stream.sources[0].tokens[shard][0:5]
+
+
+def test_a_store_that_fails_is_asked_again_and_then_given_up(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    from lakh import storage
+
+    fsspec.filesystem("memory").put(str(local), "/flaky", recursive=True)
+    array = TokenSet.open("memory://flaky", "train").tokens[0]
+    real, failures = storage.open_read, [2]
+
+    def failing(url: str):
+        if failures[0] > 0:
+            failures[0] -= 1
+            raise ConnectionResetError("cut")
+        return real(url)
+
+    monkeypatch.setattr("lakh.storage.RETRY_FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("lakh.tokens.remote.storage.open_read", failing)
+    whole = np.fromfile(local / "train" / "tokens-00000.bin", "<u2")
+    assert np.array_equal(array[:], whole)
+    failures[0] = 10**6
+    with pytest.raises(PeerLost, match="try again later"):
+        TokenSet.open("memory://flaky", "train").tokens[0][0:3]
+
+
+def test_a_cache_that_cannot_be_written_only_costs_the_cache(local: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    fsspec.filesystem("memory").put(str(local), "/plain", recursive=True)
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    tokens = TokenSet.open("memory://plain", "train", cache=str(blocked))
+    assert np.array_equal(tokens.tokens[0][:], np.fromfile(local / "train" / "tokens-00000.bin", "<u2"))

@@ -1,0 +1,167 @@
+"""One rank, in this process: bad batches, spikes and rewinds, hooks, and settings that may not change under a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lakh import events
+from lakh.errors import InfeasiblePlan, UserError
+from lakh.spec import Checkpoints, Data, Model, Optimizer, Run, Training, load_run
+from lakh.tokens.digest import StreamDigest, digest_rows
+from lakh.tokens.loader import Stream
+from lakh.trainer import loop
+from lakh.trainer.facts import facts
+from lakh.trainer.loop import train
+from lakh.workloads.code.data import Batches
+
+TOKENS = Path(__file__).resolve().parents[2] / "golden" / "tokens-1"
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run(
+        name="tiny",
+        model=Model(layers=1, width=16, heads=2, kv_heads=1, ffn=24, vocab=320, context=32),
+        data=Data(tokens=str(TOKENS), sequence=16, batch=4, micro_batch=2),
+        optim=Optimizer(lr=1e-2, warmup_steps=2, schedule="constant"),
+        train=Training(steps=30, eval_every=0, eval_sequences=4, precision="f32", device="cpu", threads=1),
+        checkpoint=Checkpoints(every=10),
+    )
+
+
+def changed(run: Run, **settings: object) -> Run:
+    return dataclasses.replace(run, train=dataclasses.replace(run.train, **settings))  # type: ignore[arg-type]
+
+
+class Spoilt(Batches):
+    """Data whose sequence number BAD has a broken form: what a bad shard, or a bit flipped on the way, can do."""
+
+    BAD = 88  # in step 22, counted from 0
+    weight: float | None = None
+
+    def micro_batches(self, step, device):
+        batches = super().micro_batches(step, device)
+        indexes = [self.skips.index_of(step * self.run.data.batch + i) for i in range(self.run.data.batch)]
+        if self.BAD in indexes:
+            noise = torch.Generator().manual_seed(1)
+            targets = torch.randint(300, 320, batches[0].targets.shape, generator=noise)
+            batches = [dataclasses.replace(batch, targets=targets, weight=self.weight) for batch in batches]
+        return batches
+
+
+def test_a_batch_that_gives_nan_is_left_out_with_an_event(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "Batches", Spoilt)
+    monkeypatch.setattr(Spoilt, "weight", float("nan"))
+    outcome = train(run, tmp_path / "run")
+    told = events.read(tmp_path / "run")
+    skipped = [(e.step, e.reason) for e in told if isinstance(e, events.StepSkipped)]
+    assert skipped == [(23, "gradient norm nan is not finite")]
+    assert outcome.loss == outcome.loss  # the run is whole: a NaN in the weights would be in every later loss
+    assert outcome.step == 30
+
+
+def test_a_gradient_that_is_too_large_is_left_out_when_asked(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "Batches", Spoilt)
+    monkeypatch.setattr(Spoilt, "weight", 1.0)  # a sum instead of a mean: 32 times as large
+    train(changed(run, on_spike="skip"), tmp_path / "run")
+    skipped = [e for e in events.read(tmp_path / "run") if isinstance(e, events.StepSkipped)]
+    assert [e.step for e in skipped] == [23]
+    assert "is too large" in skipped[0].reason
+    train(run, tmp_path / "other")
+    assert not [e for e in events.read(tmp_path / "other") if isinstance(e, events.StepSkipped)]
+
+
+def test_a_spike_rewinds_to_the_checkpoint_and_never_reads_that_batch_again(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "Batches", Spoilt)
+    run_dir = tmp_path / "run"
+    outcome = train(changed(run, on_spike="rewind"), run_dir)
+    told = events.read(run_dir)
+    ((event, fields),) = facts(told, "rewound")
+    assert event.step == 23
+    assert fields["to_step"] == 20
+    assert fields["skipped"] == [[88, 92]]
+    assert "is above" in fields["reason"]
+    steps = [e.step for e in told if isinstance(e, events.StepDone)]
+    assert steps == [*range(1, 24), *range(21, 31)]
+    assert load_run(run_dir).data.skip == ((88, 92),)  # a restart knows it too
+    assert outcome.goodput["classes_s"]["lost"] > 0
+    # The hash is that of the stream without the skipped sequences, as if they had never been there.
+    expected = StreamDigest()
+    stream = Stream.open(load_run(run_dir).data, run.seed)
+    for step in range(30):
+        rows = stream.rows(4 * step, 4)
+        expected += digest_rows(4 * step, rows.tokens, rows.lengths)
+    assert outcome.stream_sha256 == expected.sha256
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_back_to(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "Batches", Spoilt)
+    run = dataclasses.replace(changed(run, on_spike="rewind"), checkpoint=Checkpoints(every=0))
+    assert train(run, tmp_path / "run").step == 30
+    ((_, fields),) = facts(events.read(tmp_path / "run"), "rewind_refused")
+    assert "no checkpoint" in fields["why"]
+
+
+def test_hooks_are_called_after_each_evaluation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_hooks.py").write_text(
+        "def weights(run, step, model):\n    return {'count': sum(p.numel() for p in model.parameters())}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = changed(run, steps=6, eval_every=3, hooks=("my_hooks:weights",))
+    train(run, tmp_path / "run")
+    told = facts(events.read(tmp_path / "run"), "measured")
+    assert [event.step for event, _ in told] == [0, 3, 6]
+    assert told[0][1]["values"] == {"count": run.model.parameters}
+    with pytest.raises(UserError, match="my_hooks:nothing"):
+        train(changed(run, hooks=("my_hooks:nothing",)), tmp_path / "other")
+    sys.modules.pop("my_hooks", None)
+
+
+@pytest.mark.parametrize("setting", ["data.sequence=8", "seed=2", "data.packing=best-fit", "data.fim_rate=0.5"])
+def test_what_decides_the_stream_may_not_change_under_a_run(setting: str, run: Run, tmp_path: Path) -> None:
+    from lakh import config
+
+    train(changed(run, steps=2), tmp_path / "run")
+    other = config.with_sets(changed(run, steps=4), [setting])
+    with pytest.raises(UserError, match="start a new run"):
+        train(other, tmp_path / "run")
+
+
+def test_a_larger_batch_goes_on_where_the_smaller_one_stopped(run: Run, tmp_path: Path) -> None:
+    train(changed(run, steps=3), tmp_path / "run")
+    larger = dataclasses.replace(changed(run, steps=5), data=dataclasses.replace(run.data, batch=8))
+    outcome = train(larger, tmp_path / "run")
+    assert outcome.tokens == (3 * 4 + 2 * 8) * 16
+    started = [e.sequence_index for e in events.read(tmp_path / "run") if isinstance(e, events.RunStarted)]
+    assert started == [0, 12]
+    stored = json.loads((Path(outcome.checkpoint) / "stream.json").read_text())
+    assert stored["rows"] == 28
+
+
+def test_z_loss_best_fit_masks_and_fim_train_together(run: Run, tmp_path: Path) -> None:
+    data = dataclasses.replace(run.data, packing="best-fit", document_mask=True, fim_rate=0.5)
+    run = dataclasses.replace(changed(run, steps=12, z_loss=1e-4), data=data)
+    outcome = train(run, tmp_path / "run")
+    losses = [e.loss for e in events.read(tmp_path / "run") if isinstance(e, events.StepDone)]
+    assert losses[-1] < losses[0] - 0.3
+    assert outcome.stream_sha256
+
+
+def test_a_batch_that_cannot_be_split_is_refused_before_anything_is_built(run: Run, tmp_path: Path) -> None:
+    wide = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, dp_shard=3))
+    with pytest.raises(InfeasiblePlan, match="needs 3 ranks"):
+        train(wide, tmp_path / "run")

@@ -1,0 +1,102 @@
+"""Readers of a run's events: TensorBoard's files and the Prometheus page."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from lakh.errors import UserError
+from lakh.events import Evaluated, Log, StepDone, StepSkipped
+from lakh.spec import Training
+from lakh.trainer.facts import fact
+from lakh.trainer.sinks import showing
+from lakh.trainer.tensorboard import ScalarFile, masked_crc
+
+
+def write_some(run_dir: Path, steps: int = 3) -> None:
+    with Log(run_dir) as log:
+        for step in range(1, steps + 1):
+            log.write(
+                StepDone(
+                    step=step,
+                    loss=5.0 - step,
+                    lr=0.1,
+                    grad_norm=2.0,
+                    tokens=100 * step,
+                    tokens_per_s=50.0,
+                    step_s=2.0,
+                    data_wait_s=0.5,
+                )
+            )
+        log.write(fact("resources", steps, memory_bytes=12345, data_ready=7, data_starved=1))
+        log.write(StepSkipped(step=steps, reason="gradient norm nan is not finite"))
+        log.write(Evaluated(step=steps, loss=2.5, sequences=4, seconds=1.0))
+
+
+def test_tensorboard_reads_what_we_write(tmp_path: Path) -> None:
+    board = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="pip install tensorboard to run this"
+    )
+    with showing(Training(sinks=("tensorboard",)), tmp_path, rank=0):
+        write_some(tmp_path)
+    read = board.EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert [(s.step, s.value) for s in read.Scalars("train/loss")] == [(1, 4.0), (2, 3.0), (3, 2.0)]
+    assert read.Scalars("heldout/loss")[0].value == 2.5
+    assert read.Scalars("memory/bytes")[0].value == 12345
+
+
+def test_a_record_is_framed_and_checked(tmp_path: Path) -> None:
+    assert masked_crc(b"") == 0xA282EAD8
+    # RFC 3720, B.4: the CRC-32C of 32 zero bytes is 0x8A9136AA; the mask rotates it right by 15 and adds a constant.
+    crc = 0x8A9136AA
+    assert masked_crc(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    file = ScalarFile(tmp_path)
+    file.add("a/b", 1.5, step=300, time_s=1.0)
+    file.close()
+    raw = next(tmp_path.iterdir()).read_bytes()
+    records = 0
+    while raw:
+        (length,) = struct.unpack_from("<Q", raw)
+        assert struct.unpack_from("<I", raw, 8)[0] == masked_crc(raw[:8])
+        body = raw[12 : 12 + length]
+        assert struct.unpack_from("<I", raw, 12 + length)[0] == masked_crc(body)
+        raw = raw[16 + length :]
+        records += 1
+    assert records == 2
+
+
+def test_prometheus_scrapes_the_run(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="pip install prometheus_client to run this")
+    with showing(Training(sinks=("prometheus",), prometheus_port=0), tmp_path, rank=0):
+        port = json.loads((tmp_path / "prometheus.json").read_text())["port"]
+        write_some(tmp_path)
+        page, deadline = "", time.monotonic() + 20
+        while "lakh_heldout_loss 2.5" not in page and time.monotonic() < deadline:
+            time.sleep(0.1)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                page = answer.read().decode()
+        for line in (
+            "lakh_loss 2.0",
+            "lakh_step 3.0",
+            "lakh_step_seconds_count 3.0",
+            "lakh_data_wait_seconds_total 1.5",
+            "lakh_steps_skipped_total 1.0",
+            "lakh_memory_bytes 12345.0",
+            "lakh_tokens_total 200.0",
+        ):
+            assert line in page
+        taken = Training(sinks=("prometheus",), prometheus_port=port)
+        with pytest.raises(UserError, match="choose another"), showing(taken, tmp_path, rank=0):
+            pass
+
+
+def test_other_ranks_and_runs_without_sinks_show_nothing(tmp_path: Path) -> None:
+    with showing(Training(sinks=("tensorboard",)), tmp_path, rank=1), showing(Training(), tmp_path, rank=0):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,91 @@
+"""What makes the model fast or small does not change what it computes, and says why it was chosen."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lakh.errors import UserError
+from lakh.spec import Model
+from lakh.workloads.code.attention import Documents, choose_kernel, document_ids, torch_choice
+from lakh.workloads.code.batch import Batch
+from lakh.workloads.code.compiling import choose_compile, speed_up
+from lakh.workloads.code.context import piece_of
+from lakh.workloads.code.model import CodeModel, init_weights
+
+SPEC = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
+
+
+def loss_and_gradient(**options: str) -> tuple[float, torch.Tensor]:
+    model = CodeModel(SPEC)
+    init_weights(model, 1)
+    names = [name for name, _ in model.named_parameters()]
+    speed_up(model, device="cpu", **options)
+    assert [name for name, _ in model.named_parameters()] == names  # checkpoints keep fitting
+    tokens = torch.randint(0, 64, (2, 33), generator=torch.Generator().manual_seed(0))
+    loss = model(tokens[:, :-1], targets_BT=tokens[:, 1:])
+    loss.backward()
+    return float(loss.detach()), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("recomputation", ["selective", "full"])
+def test_recomputation_changes_nothing_but_memory(recomputation: str) -> None:
+    loss, grad = loss_and_gradient()
+    again, grad_again = loss_and_gradient(recomputation=recomputation)
+    assert again == loss
+    assert torch.equal(grad_again, grad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recomputation", ["none", "budget"])
+def test_compiled_blocks_are_equal_to_plain_ones(recomputation: str) -> None:
+    loss, grad = loss_and_gradient()
+    fast, fast_grad = loss_and_gradient(compilation="block", recomputation=recomputation)
+    torch._functorch.config.activation_memory_budget = 1.0
+    assert fast == pytest.approx(loss, abs=1e-6)
+    assert torch.allclose(fast_grad, grad, atol=1e-6)
+
+
+def test_a_budget_needs_a_compiler() -> None:
+    with pytest.raises(UserError, match=r"set train\.compile=block"):
+        speed_up(CodeModel(SPEC), device="cpu", recomputation="budget")
+
+
+def test_choices_come_with_reasons_and_impossible_ones_are_refused() -> None:
+    assert "cudnn" in choose_kernel("auto", device="cuda", bf16=True, head_dim=128)[1]
+    assert choose_kernel("auto", device="cpu", bf16=False, head_dim=64) == (
+        torch_choice,
+        "torch's own: the only one on cpu",
+    )
+    with pytest.raises(UserError, match="cudnn does not run on cpu; choose auto or torch"):
+        choose_kernel("cudnn", device="cpu", bf16=True, head_dim=64)
+    with pytest.raises(UserError, match="8-bit floats"):
+        speed_up(CodeModel(SPEC), device="cpu", fp8=True)
+    assert choose_compile("auto", device="cuda")[0] == "block"
+    assert choose_compile("auto", device="cpu")[0] == "none"
+
+
+@settings(max_examples=25)
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8))
+def test_packed_documents_are_as_if_alone(lengths: list[int]) -> None:
+    model = CodeModel(SPEC)
+    init_weights(model, 1)
+    total = sum(lengths)
+    tokens = torch.randint(0, 64, (1, total), generator=torch.Generator().manual_seed(total))
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    batch = Batch(tokens, tokens, positions=positions, cu_seqlens=starts, longest=max(lengths))
+    documents = Documents.of(batch)
+    assert documents is not None
+    assert document_ids(documents, 1, total).flatten().unique(return_counts=True)[1].tolist() == lengths
+    packed = model(tokens, positions, documents=documents)
+    alone = torch.cat([model(part) for part in tokens.split(lengths, dim=1)], dim=1)
+    assert torch.allclose(packed, alone, atol=1e-5)
+
+
+@given(ranks=st.integers(1, 6), size=st.integers(1, 5))
+def test_zigzag_pieces_are_a_whole_and_equally_dear(ranks: int, size: int) -> None:
+    row = torch.arange(2 * ranks * size)[None]
+    pieces = [piece_of(row, rank, ranks) for rank in range(ranks)]
+    assert sorted(torch.cat(pieces, dim=1).flatten().tolist()) == row.flatten().tolist()
+    assert len({int((piece + 1).sum()) for piece in pieces}) == 1  # keys that each rank looks at
