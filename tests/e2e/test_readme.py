@@ -43,7 +43,7 @@ def test_the_two_commands_are_words_of_the_makefile() -> None:
 
 @pytest.mark.slow
 def test_your_own_code_from_top_to_bottom(tmp_path: Path) -> None:
-    _, own, ask = blocks()
+    _, own, ask, _ = blocks()
     shutil.copytree(ROOT / "src", tmp_path / "src")
     *commands, serve = own
     assert commands[0] == ". .venv/bin/activate"  # `run` puts the environment's programs on the path instead
@@ -67,3 +67,9 @@ def test_your_own_code_from_top_to_bottom(tmp_path: Path) -> None:
     finally:
         server.kill()
         server.wait()
+
+
+def test_plans_are_made_before_money_is_spent(tmp_path: Path) -> None:
+    for command in blocks()[3]:
+        done = run(command, tmp_path)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
