@@ -19,7 +19,7 @@ from lakh.evals.verdict import Limits, Verdict
 
 __all__ = ["NONCE", "Commands", "Problem", "Program", "Task", "cut_at_stops", "names_under_test"]
 
-NONCE = "LAKH_NONCE_GOES_HERE"
+NONCE = "THE_NONCE_GOES_HERE"
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ KINDS = {
             "gemm_knee",
             "memory",
             "attention",
+            "host_us",
             "collective_us",
             "node",
             "nic",

@@ -39,6 +39,7 @@ class Architecture:
     expert_ffn: int = 0
     shared_experts: int = 0
     dense_layers: int = 0
+    routed_nodes: int = 0
     q_rank: int = 0
     kv_rank: int = 0
     rope_dim: int = 0

@@ -3,7 +3,8 @@
 A group of n ranks, `stride` apart, has m members in each node and spans N = n/m nodes. A ring moves 2(n-1)/n of the
 buffer through each rank; inside the node that goes over NVLink, between nodes over the NICs of the m members, which
 no other group uses. A ring is a pipeline, so the slower of the two parts sets the pace. Latency is one launch plus a
-tree of hops between nodes.
+tree of hops between nodes. An exchange of all with all keeps every pair of NICs busy for a moment only, and gets less
+of them than a ring does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import numpy as np
 from lakh.planner.hardware import Hardware
 from lakh.planner.shape import Array
 
-__all__ = ["Group", "Network", "all_reduce_s", "all_to_all_s", "gather_s", "group", "point_to_point_s"]
+__all__ = ["Group", "Network", "all_reduce_s", "all_to_all_s", "dispatch_s", "gather_s", "group", "point_to_point_s"]
+
+EXCHANGE_SHARE = 0.65  # of the NIC rate of a ring: many short flows that meet at receivers
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,20 @@ def all_reduce_s(net: Network, g: Group, size_bytes: Array) -> Array:
 def all_to_all_s(net: Network, g: Group, size_bytes: Array) -> Array:
     """Every member sends `size_bytes` in all, spread evenly over the group."""
     inside = (g.in_node - 1) / g.size * size_bytes / g.node_Bps
-    outside = (g.size - g.in_node) / g.size * size_bytes / (g.nic_Bps / g.in_node)
+    outside = (g.size - g.in_node) / g.size * size_bytes / (g.nic_Bps / g.in_node * EXCHANGE_SHARE)
+    return np.where(g.size > 1, np.maximum(inside, outside) + net.launch_s + g.hop_s, 0.0)
+
+
+def dispatch_s(net: Network, g: Group, token_bytes: Array, copies: Array, most_nodes: Array = 0.0) -> Array:
+    """Every member sends each of its tokens to `copies` random members: once to a node, and from there to its members.
+
+    `most_nodes` limits the nodes of one token, as some routers do; 0 is no limit.
+    """
+    nodes_reached = g.nodes * (1 - (1 - 1 / g.nodes) ** copies)
+    nodes_reached = np.where(np.asarray(most_nodes) > 0, np.minimum(nodes_reached, most_nodes), nodes_reached)
+    members_reached = g.size * (1 - (1 - 1 / g.size) ** copies)
+    outside = token_bytes * nodes_reached * (g.nodes - 1) / g.nodes / (g.nic_Bps / g.in_node * EXCHANGE_SHARE)
+    inside = token_bytes * members_reached * (g.in_node - 1) / g.in_node / g.node_Bps
     return np.where(g.size > 1, np.maximum(inside, outside) + net.launch_s + g.hop_s, 0.0)
 
 

@@ -31,6 +31,7 @@ class Hardware:
     kind: str
     """Which calibration applies: "A100", "H100", "B200", ..."""
     peak_FLOPs: Array
+    """Dense bf16, as the data sheet has it."""
     memory_bytes: Array
     memory_Bps: Array
     processors: Array
@@ -39,8 +40,14 @@ class Hardware:
     node_Bps: Array
     node_latency_s: Array
     levels: tuple[Level, ...] = ()
+    sustained: Array = 1.0
+    """Speed of arithmetic beyond that of an older part with the same peak: see SUSTAINED."""
     host_Bps: Array = 25e9
     """Between GPU and host memory, per GPU and direction: PCIe 4.0 x16 with its usual losses."""
+
+    @property
+    def arithmetic_FLOPs(self) -> Array:
+        return self.peak_FLOPs * self.sustained
 
     def outside_Bps(self, span: Array) -> Array:
         """Rate per GPU and direction of a group that spans so many neighbouring GPUs, beyond one node."""
@@ -63,6 +70,11 @@ class Hardware:
 # Streaming multiprocessors: NVIDIA's architecture white papers (V100, A100, H100, Blackwell).
 PROCESSORS = {"V100": 80, "A100": 108, "H100": 132, "H200": 132, "B200": 148, "GB200": 148, "B300": 148, "GB300": 148}
 
+# What a part sustains beyond an older one of the same data-sheet peak, because it may draw more power (NVIDIA's data
+# sheets: B300 1,100 W after B200's 1,000, GB300 1,400 W after GB200's 1,200). Clocks at a power limit follow about its
+# square root: voltage rises with the clock.
+SUSTAINED = {"B300": (1100 / 1000) ** 0.5, "GB300": (1400 / 1200) ** 0.5}
+
 
 def kind_of(name: str) -> str:
     """The family of a part's name: "H100-SXM" is an H100."""
@@ -78,6 +90,7 @@ def hardware_of(cluster: Cluster) -> Hardware:
     return Hardware(
         kind=kind,
         peak_FLOPs=cluster.gpu.dense_bf16_TFLOPs * 1e12,
+        sustained=SUSTAINED.get(kind, 1.0),
         memory_bytes=cluster.gpu.memory_GiB * 2**30,
         memory_Bps=cluster.gpu.memory_bandwidth_GBps * 1e9,
         processors=float(PROCESSORS.get(kind, 100)),

@@ -50,7 +50,8 @@ def stage_parameters(shape: Shape, layout: Layout) -> Array:
     blocks = shape.parameters - shape.table_weights - experts
     share = layout.tp * shape.layers / np.ceil(shape.layers / layout.pp)  # of the fullest stage
     tables = np.where(np.asarray(layout.pp) > 1, 1.0, 2 - np.asarray(shape.tied)) * shape.vocab * shape.width
-    return blocks / share + experts / (share * layout.ep) + tables / layout.tp
+    expert_share = share / np.where(layout.experts_whole, layout.tp, 1.0) * layout.ep
+    return blocks / share + experts / expert_share + tables / layout.tp
 
 
 def memory(shape: Shape, layout: Layout) -> Memory:

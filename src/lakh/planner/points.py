@@ -23,7 +23,7 @@ import numpy as np
 
 from lakh import storage
 from lakh.errors import DataError, UserError
-from lakh.planner.hardware import PROCESSORS, Hardware, Level, kind_of
+from lakh.planner.hardware import PROCESSORS, SUSTAINED, Hardware, Level, kind_of
 from lakh.planner.layout import RECOMPUTE, Layout
 from lakh.planner.shape import Shape
 
@@ -254,6 +254,7 @@ def _shape(row: dict[str, str], code: CodeBase) -> dict[str, float]:
         shape["shared_experts"] = 1.0
     if "MLA" in note and "deepseek-v3" in note:  # DeepSeek-V3 report (arXiv 2412.19437), section 4.2
         shape |= {"q_rank": 1536.0, "kv_rank": 512.0, "rope_dim": 64.0, "head_dim": 128.0, "dense_layers": 3.0}
+        shape["routed_nodes"] = 4.0  # same report: a token goes to at most four nodes
     return shape
 
 
@@ -299,8 +300,27 @@ def _layout(row: dict[str, str], code: CodeBase) -> dict[str, float]:
         "gradient_bytes": code.gradient_bytes,
         "weight_bytes": code.weight_bytes,
         "optimizer_bytes": 4.0 if "pure bf16 states" in note else code.optimizer_bytes,
+        "experts_whole": float(code.name == "nemo"),
+        "node_dispatch": float(_sends_once_per_node(row)),
+        "expert_overlap": float(_overlaps_experts(row)),
         "pp_inside": 0.0,
     }
+
+
+# What NVIDIA's published recipes (Megatron-Bridge, scripts/performance/configs) say and its tables do not: experts are
+# never cut up; dropless runs use a dispatcher that sends a token once per node; from container 26.06 on, mxfp8 runs
+# exchange tokens behind the computation (stated for DeepSeek-V3 and GPT-OSS, assumed for the others).
+OVERLAP_MONTHS = 9.0
+
+
+def _sends_once_per_node(row: dict[str, str]) -> bool:
+    drops = "tokendrop" in row["note"]  # a capacity per expert needs the plain exchange
+    return row["source"].startswith("Megatron-Bridge") and not drops and "alltoall" not in row["note"]
+
+
+def _overlaps_experts(row: dict[str, str]) -> bool:
+    late = _months(row["id"], row["note"]) >= OVERLAP_MONTHS and row["precision"] == "mxfp8"
+    return "EP overlap on" in row["note"] or (row["source"].startswith("Megatron-Bridge") and late)
 
 
 def _months(name: str, note: str) -> float:
@@ -340,6 +360,7 @@ def _hardware(row: dict[str, str]) -> dict[str, float]:
         node_GBps = 200.0
     return {
         "peak_FLOPs": peak * 1e12,
+        "sustained": SUSTAINED.get(kind_of(row["gpu"]), 1.0),
         "memory_bytes": memory_GB * 1e9,
         "memory_Bps": memory_GBps * 1e9,
         "processors": float(PROCESSORS[kind_of(row["gpu"])]),

@@ -41,6 +41,8 @@ class Shape:
     shared_experts: Array = 0.0
     dense_layers: Array = 0.0
     """Leading layers of a mixture model that keep the dense feed-forward."""
+    routed_nodes: Array = 0.0
+    """Most nodes that the router sends a token to; 0 is no limit."""
     q_rank: Array = 0.0
     """MLA: rank of the compressed queries; 0 means ordinary attention."""
     kv_rank: Array = 0.0

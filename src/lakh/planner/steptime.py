@@ -16,7 +16,15 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from lakh.planner.collectives import Network, all_reduce_s, all_to_all_s, gather_s, group, point_to_point_s
+from lakh.planner.collectives import (
+    Network,
+    all_reduce_s,
+    all_to_all_s,
+    dispatch_s,
+    gather_s,
+    group,
+    point_to_point_s,
+)
 from lakh.planner.hardware import Hardware
 from lakh.planner.layout import Layout
 from lakh.planner.memory import stage_parameters
@@ -87,7 +95,7 @@ def gemm_s(m: Array, k: Array, n: Array, hw: Hardware, fr: Fractions, speed: Arr
     waves = np.maximum(tiles, 1.0) / hw.processors
     filled = waves / (waves + fr.wave * (np.ceil(waves) - waves))
     efficiency = fr.gemm * filled * k / (k + fr.gemm_knee)
-    arithmetic = 2 * m * k * n / (hw.peak_FLOPs * speed * efficiency)
+    arithmetic = 2 * m * k * n / (hw.arithmetic_FLOPs * speed * efficiency)
     traffic = 2 * (m * k + k * n + m * n) / (hw.memory_Bps * fr.memory)
     return np.maximum(arithmetic, traffic)
 
@@ -112,11 +120,12 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     up = 1 + np.asarray(sh.gated)
     dense = gemm_s(tokens, h, up * sh.ffn / tp, hw, fr, speed) + gemm_s(tokens, sh.ffn / tp, h, hw, fr, speed)
     if np.any(moe_share):
-        routed = tokens * sh.top_k  # tokens that this rank's experts see, with even routing
+        cut = np.where(lo.experts_whole, 1.0, tp)  # ranks that share one expert
+        routed = tokens * sh.top_k * cut / tp  # tokens that this rank's experts see, with even routing
         local = np.maximum(sh.experts / lo.ep, 1.0)
         rows = routed / local  # per expert, after the exchange
         expert_f = np.maximum(sh.expert_ffn, 1.0)
-        one = gemm_s(rows, h, up * expert_f / tp, hw, fr, speed) + gemm_s(rows, expert_f / tp, h, hw, fr, speed)
+        one = gemm_s(rows, h, up * expert_f / cut, hw, fr, speed) + gemm_s(rows, expert_f / cut, h, hw, fr, speed)
         shared = np.where(
             np.asarray(sh.shared_experts) > 0,
             gemm_s(tokens, h, up * expert_f * np.maximum(sh.shared_experts, 1) / tp, hw, fr, speed) * 1.5,
@@ -129,9 +138,9 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
 
     # --- attention, forward: half of the score matrix when causal and fused, all of it otherwise ---
     score_flops = 4 * tokens * lo.sequence * sh.attention_dim / tp
-    fused = score_flops / 2 / (hw.peak_FLOPs * fr.attention)
+    fused = score_flops / 2 / (hw.arithmetic_FLOPs * fr.attention)
     scores = tokens * lo.sequence * sh.heads / tp
-    unfused = score_flops / (hw.peak_FLOPs * fr.gemm * sh.head_dim / (sh.head_dim + fr.gemm_knee))
+    unfused = score_flops / (hw.arithmetic_FLOPs * fr.gemm * sh.head_dim / (sh.head_dim + fr.gemm_knee))
     unfused = unfused + scores * UNFUSED_SCORE_BYTES / (hw.memory_Bps * fr.memory)
     piece = lo.sequence / (2 * cp)  # a ring of cp ranks works on two pieces each, and short pieces fill a GPU badly
     fused = fused * np.where(cp > 1, 1 + ATTENTION_KNEE / piece, 1.0)
@@ -177,16 +186,23 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     context_layer = np.where(cp > 1, _exposed(context_comm, attention * attention_passes * (cp - 1) / cp, fr), 0.0)
 
     # --- expert parallelism: two exchanges per pass of a mixture layer ---
-    ep_group = group(net, lo.ep, tp * cp)
-    sent = tokens * sh.top_k * h * width_bytes / split
-    expert_layer = moe_share * all_to_all_s(net, ep_group, sent) * 2 * (2 + full)
+    expert_layer: Array = 0.0 * tokens
+    if np.any(moe_share):
+        ep_group = group(net, lo.ep, np.where(lo.experts_whole, 1.0, tp * cp))
+        token_bytes = stream / split
+        by_expert = all_to_all_s(net, ep_group, token_bytes * sh.top_k)
+        by_node = dispatch_s(net, ep_group, token_bytes, sh.top_k, sh.routed_nodes)
+        expert_comm = moe_share * np.where(lo.node_dispatch, by_node, by_expert) * 2 * (2 + full)
+        behind = gemms * gemm_passes + attention * attention_passes
+        expert_layer = np.where(lo.expert_overlap, _exposed(expert_comm, behind, fr), expert_comm)
 
     # --- one micro-batch on one stage ---
     stage_layers = np.ceil(sh.layers / lo.pp)  # of the fullest stage
     compute_layer = gemms * gemm_passes + attention * attention_passes
     elementwise_layer = elementwise * elementwise_passes
     local_experts = np.maximum(sh.experts / lo.ep, 1.0)
-    kernels = 1 + moe_share * (ROUTING_KERNELS + EXPERT_KERNELS * local_experts)
+    casts = np.where(np.asarray(lo.low_precision) > 0, 2.0, 1.0)  # narrow types double an expert's kernels
+    kernels = 1 + moe_share * (ROUTING_KERNELS + EXPERT_KERNELS * casts * local_experts)
     working = compute_layer + elementwise_layer + tensor_layer + context_layer + expert_layer
     host_layer = _waited_for(fr.host_us * 1e-6 * host_passes * kernels, working)
     layer_s = working + host_layer  # what data traffic may hide behind, whoever is busy meanwhile
@@ -256,7 +272,7 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
 
 ATTENTION_KNEE = 256.0  # tokens of a piece at which fused attention reaches half of its speed
 ROUTING_KERNELS = 2.0  # host work of routing, permuting and exchanging, in units of a dense layer
-EXPERT_KERNELS = 0.25  # and of each expert that a rank holds: its products and casts
+EXPERT_KERNELS = 0.5  # and of each expert that a rank holds: its products
 REPEATED = (0.0, 0.0, 1.0, 0.5)  # share of the forward pass that is run again: none, selective, full, half
 
 # Bytes that element-wise kernels read and write, counted from the operations of a block (bf16 activations):
