@@ -18,7 +18,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,15 +33,21 @@ __all__ = [
     "Event",
     "EventsDropped",
     "FaultStruck",
+    "Initialised",
     "Log",
+    "Measured",
     "Other",
+    "Resources",
     "Restarted",
+    "RewindRefused",
+    "Rewound",
     "RunEnded",
     "RunStarted",
     "Scored",
     "SettingChanged",
     "StepDone",
     "StepSkipped",
+    "Traffic",
     "follow",
     "read",
 ]
@@ -112,6 +118,54 @@ class Evaluated(Event, kind="evaluated"):
     loss: float
     sequences: int
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Initialised(Event, kind="initialised"):
+    """A rank is about to take its first step, so many seconds after it started."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources(Event, kind="resources"):
+    """Now and then: the most memory that this rank has used, batches that wait for it, steps that waited for data."""
+
+    memory_bytes: int
+    data_ready: int
+    data_starved: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic(Event, kind="traffic"):
+    """What this rank sent in one step, by tier of the cluster."""
+
+    sent_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Event, kind="measured"):
+    """What an evaluation hook returned."""
+
+    hook: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewound(Event, kind="rewound"):
+    """Training went back to an earlier step; `skipped` are [first, end) ranges of sequences left out for good."""
+
+    to_step: int
+    reason: str
+    skipped: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewindRefused(Event, kind="rewind_refused"):
+    """A rewind was due and could not be made."""
+
+    reason: str
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)

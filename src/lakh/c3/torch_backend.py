@@ -8,8 +8,7 @@ Two things that torch needs and does not say:
 - A C++ backend must be registered inside the Python group, or DeviceMesh, DTensor and FSDP2 find no group name. Gloo
   is registered, unconnected until somebody calls it; nothing of c3's own goes through it.
 - A future that Python ended with `set_exception` counts as a success in C++, where DDP then reads an exception as a
-tensor.
-  Failing futures are therefore made by raising inside `then`.
+  tensor. Failing futures are therefore made by raising inside `then`.
 """
 
 # torch's stubs type every method by several signatures, which differ between the versions that this file serves.

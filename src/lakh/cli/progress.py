@@ -33,8 +33,6 @@ def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[]
         TimeRemainingColumn(compact=True),
         TextColumn("left"),
     )
-    from lakh.trainer.facts import facts
-
     heldout, began_s = "", time.time()
     with Progress(*columns, console=console, transient=False) as bar:
         task = bar.add_task("starting", total=steps)
@@ -52,9 +50,8 @@ def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[]
                     console.print(f"restarted (attempt {event.attempt}) because {event.reason}")
                 case events.StepSkipped():
                     console.print(f"step {event.step} skipped: {event.reason}")
-                case events.Other():
-                    for _, fields in facts([event], "rewound"):
-                        console.print(f"step {event.step}: back to step {fields['to_step']}: {fields['reason']}")
+                case events.Rewound():
+                    console.print(f"step {event.step}: back to step {event.to_step}: {event.reason}")
                 case events.RunStarted() if event.step:
                     console.print(f"going on at step {event.step}, sequence {event.sequence_index:,}")
 

@@ -107,7 +107,6 @@ KINDS = {
             "gemm_knee",
             "memory",
             "attention",
-            "host_us",
             "collective_us",
             "node",
             "nic",

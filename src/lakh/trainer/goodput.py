@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lakh.events import CheckpointSaved, Evaluated, Event, Restarted, StepDone, StepSkipped
-from lakh.trainer.facts import facts
+from lakh.events import CheckpointSaved, Evaluated, Event, Initialised, Restarted, StepDone, StepSkipped
 
 __all__ = ["goodput"]
 
@@ -25,7 +24,7 @@ CLASSES = ("productive", "data_wait", "lost", "evaluation", "checkpoint", "init"
 
 def goodput(events: Sequence[Event]) -> dict[str, Any]:
     """Seconds by class, their total, and the productive share of it. Takes one rank's events in order of time."""
-    begins = {id(event): float(fields["seconds"]) for event, fields in facts(events, "initialised")}
+    begins = {id(event): event.seconds for event in events if isinstance(event, Initialised)}
     skipped = {event.step for event in events if isinstance(event, StepSkipped)}
     kept = {event.step: id(event) for event in events if isinstance(event, StepDone) and event.step not in skipped}
     classes = dict.fromkeys(CLASSES, 0.0)

@@ -28,9 +28,9 @@ from lakh import config, events, storage
 from lakh.errors import InfeasiblePlan, Interrupted, UserError
 from lakh.events import Evaluated, Log, Restarted, RunEnded, RunStarted, StepDone, StepSkipped
 from lakh.spec import Fault, Run
-from lakh.trainer.facts import RESOURCES_EVERY, fact, memory_bytes
 from lakh.trainer.goodput import goodput
 from lakh.trainer.initial import builder
+from lakh.trainer.memory import memory_bytes
 from lakh.trainer.optim import build_optimizer
 from lakh.trainer.readings import Measured, Reading
 from lakh.trainer.recovery import StopRequest, strike
@@ -50,6 +50,7 @@ __all__ = ["Hook", "Outcome", "train"]
 Hook = Callable[[Run, int, nn.Module], Mapping[str, float]]
 """Called on every rank after an evaluation: the model may be cut up over ranks, so all of them take part."""
 
+RESOURCES_EVERY_STEPS = 10
 MAX_REWINDS = 3  # from one checkpoint; then the data is not to blame
 
 
@@ -168,7 +169,7 @@ class _Training:
         if traffic is not None:
             self.traffic_told = True
             if self.world.rank == 0:
-                self.log.write(fact("traffic", state.step + 1, sent_bytes=traffic.by_tier()))
+                self.log.write(events.Traffic(step=state.step + 1, sent_bytes=traffic.by_tier()))
         reading = Reading(
             done,
             fill=self.batches.fill,
@@ -223,10 +224,10 @@ class _Training:
                 mfu=self._mfu(seconds),
             )
         )
-        if step % RESOURCES_EVERY == 1:
+        if step % RESOURCES_EVERY_STEPS == 1:
             memory = memory_bytes(self.world.device)
             ready, starved = self.batches.ready, self.batches.starved
-            self.log.write(fact("resources", step, memory_bytes=memory, data_ready=ready, data_starved=starved))
+            self.log.write(events.Resources(step=step, memory_bytes=memory, data_ready=ready, data_starved=starved))
 
     def _mfu(self, seconds: float) -> float | None:
         """Causal-exact model FLOPs over the dense peak of the cluster's GPU; None on a CPU, which states no peak."""
@@ -248,7 +249,7 @@ class _Training:
         if not here or self.rewinds[base] > MAX_REWINDS:
             why = "there is no checkpoint to go back to" if not here else f"{MAX_REWINDS} rewinds did not help"
             if self.world.rank == 0:
-                self.log.write(fact("rewind_refused", step, reason=reason, why=why))
+                self.log.write(events.RewindRefused(step=step, reason=reason, why=why))
             return False
         first = state.position - (state.step - step + 1) * batch
         skips = self.batches.skips.with_positions(first, first + batch)
@@ -258,7 +259,7 @@ class _Training:
         state.restore(self.run, self.data)
         self.losses = {known: loss for known, loss in self.losses.items() if known <= state.step}
         if self.world.rank == 0:
-            self.log.write(fact("rewound", step, to_step=state.step, reason=reason, skipped=skips.ranges))
+            self.log.write(events.Rewound(step=step, to_step=state.step, reason=reason, skipped=skips.ranges))
             storage.write_bytes(storage.join(self.run_dir, "run.toml"), config.to_toml(self.run).encode())
         self.batches = self._open_batches()
         return True
@@ -291,7 +292,7 @@ class _Training:
         for name, hook in self.hooks:
             measured = dict(hook(self.run, self.state.step, model))
             if self.world.rank == 0:
-                self.log.write(fact("measured", self.state.step, hook=name, values=measured))
+                self.log.write(events.Measured(step=self.state.step, hook=name, values=measured))
         if self.world.rank == 0:
             sequences = round(places / self.run.data.sequence * self.mesh.data_ranks / self.world.size)
             seconds = time.monotonic() - began
@@ -327,7 +328,7 @@ class _Training:
         return self.batches.digest if first == self.world.rank else type(self.batches.digest)()
 
     def _say_started(self) -> None:
-        self.log.write(fact("initialised", self.state.step, seconds=time.monotonic() - self.started))
+        self.log.write(events.Initialised(step=self.state.step, seconds=time.monotonic() - self.started))
         self.log.write(
             RunStarted(
                 step=self.state.step,

@@ -18,9 +18,8 @@ from typing import Any, Protocol
 
 from lakh import events, storage
 from lakh.errors import LakhError, MissingExtra, UserError
-from lakh.events import CheckpointSaved, Evaluated, Event, Restarted, StepDone, StepSkipped
+from lakh.events import CheckpointSaved, Evaluated, Event, Measured, Resources, Restarted, StepDone, StepSkipped
 from lakh.spec import Training
-from lakh.trainer.facts import facts
 from lakh.trainer.tensorboard import ScalarFile
 
 __all__ = ["PrometheusPage", "Sink", "TensorBoardFiles", "showing"]
@@ -87,11 +86,14 @@ def scalars(event: Event) -> dict[str, float]:
         return {"heldout/loss": event.loss}
     if isinstance(event, CheckpointSaved):
         return {"checkpoint/seconds": event.seconds, "checkpoint/bytes": float(event.bytes)}
-    for _, fields in facts([event], "resources"):
-        names = {"memory_bytes": "memory/bytes", "data_ready": "data/ready", "data_starved": "data/starved"}
-        return {names[key]: float(value) for key, value in fields.items() if key in names}
-    for _, fields in facts([event], "measured"):
-        return {f"hooks/{key}": float(value) for key, value in fields["values"].items()}
+    if isinstance(event, Resources):
+        return {
+            "memory/bytes": float(event.memory_bytes),
+            "data/ready": float(event.data_ready),
+            "data/starved": float(event.data_starved),
+        }
+    if isinstance(event, Measured):
+        return {f"hooks/{key}": float(value) for key, value in event.values.items()}
     return {}
 
 
@@ -174,9 +176,9 @@ class PrometheusPage:
                 metrics["restarts_total"].inc()
             case CheckpointSaved():
                 metrics["checkpoint_seconds_total"].inc(event.seconds)
-        for _, fields in facts([event], "resources"):
-            metrics["memory_bytes"].set(fields["memory_bytes"])
-            metrics["data_ready_batches"].set(fields["data_ready"])
+            case Resources():
+                metrics["memory_bytes"].set(event.memory_bytes)
+                metrics["data_ready_batches"].set(event.data_ready)
 
     def close(self) -> None:
         self._server.shutdown()

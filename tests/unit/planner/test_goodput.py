@@ -62,8 +62,7 @@ def test_goodput_and_badput_add_up_to_all_of_the_time(policy: Policy, lemons: in
     found = simulate(replace(SCENE, days=5.0, lemon_nodes=lemons), policy, runs=50)
     assert found.goodput + sum(found.badput.values()) == pytest.approx(1.0)
     assert min(found.badput.values()) >= 0
-    assert 0 <= found.low <= found.goodput + 1e-9
-    assert found.high <= 1
+    assert 0 <= found.low <= found.high <= 1  # of single runs; their mean may lie outside where one run is a disaster
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:

@@ -69,3 +69,12 @@ def test_recomputation_and_smaller_micro_batches_keep_less() -> None:
 
 def test_offload_takes_the_optimizer_out_of_the_gpu() -> None:
     assert float(memory(MODEL, replace(BASE, offload=1.0)).optimizer_bytes) == 0.0
+
+
+def test_whole_experts_over_more_ranks_weigh_what_cut_ones_do() -> None:
+    mixture = architecture("deepseek-v3").shape
+    cut = replace(BASE, tp=4.0, ep=8.0)
+    whole = replace(cut, experts_whole=1.0, ep=32.0)
+    assert float(memory(mixture, whole).weights_bytes) == pytest.approx(float(memory(mixture, cut).weights_bytes))
+    fewer = replace(whole, ep=8.0)
+    assert float(memory(mixture, fewer).weights_bytes) > float(memory(mixture, cut).weights_bytes)

@@ -109,3 +109,25 @@ def test_a_damaged_row_is_named_by_its_line(read: Callable[..., Points], tmp_pat
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="UTF-8"):
         read_points(binary)
+
+
+def test_what_a_recipe_says_about_experts_is_read_from_the_note(read: Callable[..., Points]) -> None:
+    mixture = {"source": "Megatron-Bridge", "gpu": "H100-80", "precision": "bf16"}
+    facts = "model=m; MoE 128 experts top-8 (ffn is the expert ffn)"
+
+    def layout(note: str, **row: str) -> dict[str, float]:
+        return one(read({**mixture, **row, "note": f"{facts}; {note}"})).layout
+
+    assert layout("dropless")["node_dispatch"] == 1
+    assert layout("tokendrop")["node_dispatch"] == layout("alltoall dispatcher")["node_dispatch"] == 0
+    assert layout("EP overlap on")["expert_overlap"] == 1
+    assert layout("EP overlap off")["expert_overlap"] == 0
+    assert layout("NeMo container 26.06", precision="mxfp8")["expert_overlap"] == 1
+    assert layout("NeMo container 26.04", precision="mxfp8")["expert_overlap"] == 0
+    assert layout("dropless", source="vTrain multi-node")["experts_whole"] == 0
+
+
+def test_a_part_with_more_power_is_faster_than_its_data_sheet_says(read: Callable[..., Points]) -> None:
+    old, new = (one(read({"gpu": gpu})).hardware for gpu in ("GB200", "GB300"))
+    assert old["peak_FLOPs"] == new["peak_FLOPs"]
+    assert old["sustained"] == 1 < new["sustained"] < 1.1

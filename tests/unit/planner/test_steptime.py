@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lakh.planner.calibration import calibrated
 from lakh.planner.catalogue import architecture
-from lakh.planner.collectives import Network, all_reduce_s, gather_s, group
+from lakh.planner.collectives import Network, all_reduce_s, all_to_all_s, dispatch_s, gather_s, group
 from lakh.planner.hardware import Hardware, hardware_of
 from lakh.planner.layout import FULL, NONE, Layout
 from lakh.planner.steptime import Fractions, step_time
@@ -38,6 +38,9 @@ layouts = st.builds(
     flash=st.sampled_from([0.0, 1.0]),
     zero1=st.sampled_from([0.0, 1.0]),
     sequence_parallel=st.sampled_from([0.0, 1.0]),
+    experts_whole=st.sampled_from([0.0, 1.0]),
+    node_dispatch=st.sampled_from([0.0, 1.0]),
+    expert_overlap=st.sampled_from([0.0, 1.0]),
 )
 
 
@@ -104,6 +107,41 @@ def test_groups_that_share_a_node_share_its_nics() -> None:
     assert float(gather_s(net, alone, size)) == pytest.approx(0.5 * size / 50e9, rel=0.01)
 
 
+def test_a_token_that_goes_once_to_a_node_spares_the_nics() -> None:
+    fast_inside = replace(HW, node_Bps=1e15)  # only the NICs count
+    net = Network(fast_inside, 1.0, 1.0, 0.0)
+    two_nodes = group(net, 16.0, 1.0)
+    token = 1e9
+    latency = float(two_nodes.hop_s)
+    plain = float(all_to_all_s(net, two_nodes, 8 * token)) - latency
+    once = float(dispatch_s(net, two_nodes, token, 8.0)) - latency
+    # Of eight copies four leave the node; one is enough unless all eight experts are at home (1 in 256).
+    assert plain / once == pytest.approx(4 / (1 - 1 / 256), rel=1e-3)
+
+
+def test_a_router_with_a_limit_of_nodes_sends_less() -> None:
+    net = Network(replace(HW, node_Bps=1e15), 1.0, 1.0, 0.0)
+    eight_nodes = group(net, 64.0, 1.0)
+    free, limited = (float(dispatch_s(net, eight_nodes, 1e9, 8.0, most)) for most in (0.0, 4.0))
+    assert limited < free
+    assert float(dispatch_s(net, eight_nodes, 1e9, 8.0, 8.0)) == pytest.approx(free)
+
+
+def test_whole_experts_keep_to_a_node_where_cut_ones_leave_it() -> None:
+    layout = Layout(gpus=64.0, sequence=4096.0, batch=64.0, tp=2.0, ep=8.0, sequence_parallel=1.0)
+    cut, whole = (float(step_time(MODELS[1], replace(layout, experts_whole=w), HW, FR).expert_s) for w in (0.0, 1.0))
+    assert whole < cut  # eight ranks in a row against eight that lie two apart, in two nodes
+
+
+def test_exchanges_behind_computation_cost_less() -> None:
+    layout = Layout(gpus=64.0, sequence=4096.0, batch=64.0, ep=64.0)
+    open_, hidden = (
+        float(step_time(MODELS[1], replace(layout, expert_overlap=o), HW, FR).expert_s) for o in (0.0, 1.0)
+    )
+    assert 0 < hidden < open_
+
+
 def test_a_group_of_one_says_nothing() -> None:
     net = Network(HW, 1.0, 1.0, 1e-5)
     assert float(all_reduce_s(net, group(net, 1.0, 1.0), 1e9)) == 0.0
+    assert float(dispatch_s(net, group(net, 1.0, 1.0), 1e9, 8.0)) == 0.0

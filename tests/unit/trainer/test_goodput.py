@@ -2,8 +2,7 @@
 
 import pytest
 
-from lakh.events import CheckpointSaved, Evaluated, Restarted, RunEnded, RunStarted, StepDone, StepSkipped
-from lakh.trainer.facts import fact
+from lakh.events import CheckpointSaved, Evaluated, Initialised, Restarted, RunEnded, RunStarted, StepDone, StepSkipped
 from lakh.trainer.goodput import goodput
 
 
@@ -24,7 +23,7 @@ def step(number: int, time_s: float, seconds: float = 1.0, wait_s: float = 0.0) 
 def started(time_s: float, init_s: float, attempt: int = 0) -> list:
     from dataclasses import replace
 
-    told = replace(fact("initialised", 0, seconds=init_s), time_s=time_s)
+    told = replace(Initialised(seconds=init_s), time_s=time_s)
     names = {"backend": "gloo", "device": "cpu", "run_sha256": "", "data_sha256": ""}
     return [told, RunStarted(time_s=time_s, world=1, attempt=attempt, parameters=1, sequence_index=0, **names)]
 

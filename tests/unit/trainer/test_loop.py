@@ -16,7 +16,6 @@ from lakh.spec import Checkpoints, Data, Model, Optimizer, Run, Training, load_r
 from lakh.tokens.digest import StreamDigest, digest_rows
 from lakh.tokens.loader import Stream
 from lakh.trainer import loop
-from lakh.trainer.facts import facts
 from lakh.trainer.loop import train
 from lakh.workloads.code.data import Batches
 
@@ -88,11 +87,11 @@ def test_a_spike_rewinds_to_the_checkpoint_and_never_reads_that_batch_again(
     run_dir = tmp_path / "run"
     outcome = train(changed(run, on_spike="rewind"), run_dir)
     told = events.read(run_dir)
-    ((event, fields),) = facts(told, "rewound")
+    (event,) = [e for e in told if isinstance(e, events.Rewound)]
     assert event.step == 23
-    assert fields["to_step"] == 20
-    assert fields["skipped"] == [[88, 92]]
-    assert "is above" in fields["reason"]
+    assert event.to_step == 20
+    assert event.skipped == [[88, 92]]
+    assert "is above" in event.reason
     steps = [e.step for e in told if isinstance(e, events.StepDone)]
     assert steps == [*range(1, 24), *range(21, 31)]
     assert load_run(run_dir).data.skip == ((88, 92),)  # a restart knows it too
@@ -112,8 +111,8 @@ def test_without_a_checkpoint_there_is_nothing_to_go_back_to(
     monkeypatch.setattr(loop, "Batches", Spoilt)
     run = dataclasses.replace(changed(run, on_spike="rewind"), checkpoint=Checkpoints(every=0))
     assert train(run, tmp_path / "run").step == 30
-    ((_, fields),) = facts(events.read(tmp_path / "run"), "rewind_refused")
-    assert "no checkpoint" in fields["why"]
+    (event,) = [e for e in events.read(tmp_path / "run") if isinstance(e, events.RewindRefused)]
+    assert "no checkpoint" in event.why
 
 
 def test_hooks_are_called_after_each_evaluation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +122,9 @@ def test_hooks_are_called_after_each_evaluation(run: Run, tmp_path: Path, monkey
     monkeypatch.syspath_prepend(str(tmp_path))
     run = changed(run, steps=6, eval_every=3, hooks=("my_hooks:weights",))
     train(run, tmp_path / "run")
-    told = facts(events.read(tmp_path / "run"), "measured")
-    assert [event.step for event, _ in told] == [0, 3, 6]
-    assert told[0][1]["values"] == {"count": run.model.parameters}
+    told = [e for e in events.read(tmp_path / "run") if isinstance(e, events.Measured)]
+    assert [event.step for event in told] == [0, 3, 6]
+    assert told[0].values == {"count": run.model.parameters}
     with pytest.raises(UserError, match="my_hooks:nothing"):
         train(changed(run, hooks=("my_hooks:nothing",)), tmp_path / "other")
     sys.modules.pop("my_hooks", None)

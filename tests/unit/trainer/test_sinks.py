@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from lakh.errors import UserError
-from lakh.events import Evaluated, Log, StepDone, StepSkipped
+from lakh.events import Evaluated, Log, Resources, StepDone, StepSkipped
 from lakh.spec import Training
-from lakh.trainer.facts import fact
 from lakh.trainer.sinks import showing
 from lakh.trainer.tensorboard import ScalarFile, masked_crc
 
@@ -33,7 +32,7 @@ def write_some(run_dir: Path, steps: int = 3) -> None:
                     data_wait_s=0.5,
                 )
             )
-        log.write(fact("resources", steps, memory_bytes=12345, data_ready=7, data_starved=1))
+        log.write(Resources(step=steps, memory_bytes=12345, data_ready=7, data_starved=1))
         log.write(StepSkipped(step=steps, reason="gradient norm nan is not finite"))
         log.write(Evaluated(step=steps, loss=2.5, sequences=4, seconds=1.0))
 
