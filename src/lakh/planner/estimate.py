@@ -177,6 +177,10 @@ def check_layout(shape: Shape, layout: Layout, cluster: Cluster) -> None:
         if int(size) % int(getattr(lo, axis)):
             found = f"{int(getattr(lo, axis))} does not divide {int(size)} {what}"
             raise InfeasiblePlan(f"--{axis}", found, "choose another")
+    holders = ranks * int(lo.cp) * int(lo.tp)
+    if holders % int(lo.ep):
+        found = f"{int(lo.ep)} does not divide the {holders} ranks of a stage"
+        raise InfeasiblePlan("--ep", found, "choose a divisor")
     if int(lo.pp) > int(shape.layers):
         raise InfeasiblePlan("--pp", f"{int(lo.pp)} stages for {int(shape.layers)} layers", "choose fewer stages")
     if (ranks * int(lo.cp)) % int(lo.shard):

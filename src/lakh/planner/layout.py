@@ -53,7 +53,7 @@ class Layout:
     """1 keeps the optimizer states in host memory."""
     zero_bubble: Array = 0.0
     """1 splits the backward pass so that weight gradients fill the pipeline's bubble (ZB-H1)."""
-    experts_whole: Array = 0.0
+    experts_whole: Array = 1.0
     """1 gives each rank whole experts and spreads them over tensor ranks too; 0 cuts every expert up by tp."""
     node_dispatch: Array = 1.0
     """1 sends a token once to each node that wants it and copies it on inside; 0 sends it once per expert."""

@@ -46,12 +46,20 @@ class Memory:
 
 def stage_parameters(shape: Shape, layout: Layout) -> Array:
     """Parameters of one pipeline stage on one tensor rank, before any sharding over data ranks."""
-    experts = shape.moe_layers * shape.experts * shape.expert_weights
-    blocks = shape.parameters - shape.table_weights - experts
+    blocks = shape.parameters - shape.table_weights - _all_experts(shape)
     share = layout.tp * shape.layers / np.ceil(shape.layers / layout.pp)  # of the fullest stage
     tables = np.where(np.asarray(layout.pp) > 1, 1.0, 2 - np.asarray(shape.tied)) * shape.vocab * shape.width
-    expert_share = share / np.where(layout.experts_whole, layout.tp, 1.0) * layout.ep
-    return blocks / share + experts / expert_share + tables / layout.tp
+    return blocks / share + stage_experts(shape, layout) + tables / layout.tp
+
+
+def stage_experts(shape: Shape, layout: Layout) -> Array:
+    """Of these, the parameters of routed experts."""
+    share = shape.layers / np.ceil(shape.layers / layout.pp)
+    return _all_experts(shape) / (share * layout.ep * np.where(layout.experts_whole, 1.0, layout.tp))
+
+
+def _all_experts(shape: Shape) -> Array:
+    return shape.moe_layers * shape.experts * shape.expert_weights
 
 
 def memory(shape: Shape, layout: Layout) -> Memory:
@@ -64,11 +72,17 @@ def memory(shape: Shape, layout: Layout) -> Memory:
     stage_layers = np.ceil(sh.layers / lo.pp)
 
     # A pipeline with sharded data ranks keeps the gathered weights and whole gradients of its stage through the step.
-    weights = params * lo.weight_bytes / shard
+    # Experts are cut up only over the ranks that hold the same ones: what is spread by ep has few copies left to share.
+    experts = stage_experts(sh, lo)
+    dense = params - experts
+    copies = np.maximum(lo.gpus / (lo.pp * lo.ep * np.where(lo.experts_whole, 1.0, lo.tp)), 1.0)
+    expert_shard, expert_owners = np.minimum(shard, copies), np.minimum(owners, copies)
+    held_parameters = dense / shard + experts / expert_shard
+    weights = held_parameters * lo.weight_bytes
     layer = params / stage_layers * 2.0
     gathered = np.where(is_sharded, np.where(is_pipelined, params * 2.0, 2 * layer), 0.0)
-    gradients = params * lo.gradient_bytes / np.where(is_pipelined, 1.0, shard)
-    optimizer = np.where(lo.offload, 0.0, params * lo.optimizer_bytes / owners)
+    gradients = np.where(is_pipelined, params, held_parameters) * lo.gradient_bytes
+    optimizer = np.where(lo.offload, 0.0, (dense / owners + experts / expert_owners) * lo.optimizer_bytes)
 
     per_layer, kept = _activation_bytes(sh, lo)
     held = stage_layers * kept

@@ -124,8 +124,9 @@ def _inner(limits: Limits, layers: int, experts: int, gpus: int, tp: int, pp: in
     shardings |= {(0.0, float(n)) for n in divisors(data, data) if n > 1 and (n & (n - 1) == 0 or n == data)}
     if limits.trainable:
         shardings = {(0.0, float(n)) for n in divisors(data, data) if n % cp == 0 or n == 1}
-    experts_over = [float(n) for n in divisors(experts, data)] if experts else [1.0]
-    experts_over = [n for n in experts_over if data % int(n) == 0] or [1.0]
+    holders = data * tp  # whole experts are spread over tensor ranks too
+    experts_over = [float(n) for n in divisors(experts, holders)] if experts else [1.0]
+    experts_over = [n for n in experts_over if holders % int(n) == 0] or [1.0]
     pairs_schedule, pairs_sharding = np.array(schedules).T, np.array(sorted(shardings)).T
     axes = [
         np.array(experts_over),

@@ -73,8 +73,19 @@ def test_offload_takes_the_optimizer_out_of_the_gpu() -> None:
 
 def test_whole_experts_over_more_ranks_weigh_what_cut_ones_do() -> None:
     mixture = architecture("deepseek-v3").shape
-    cut = replace(BASE, tp=4.0, ep=8.0)
+    cut = replace(BASE, tp=4.0, ep=8.0, experts_whole=0.0)
     whole = replace(cut, experts_whole=1.0, ep=32.0)
     assert float(memory(mixture, whole).weights_bytes) == pytest.approx(float(memory(mixture, cut).weights_bytes))
     fewer = replace(whole, ep=8.0)
     assert float(memory(mixture, fewer).weights_bytes) > float(memory(mixture, cut).weights_bytes)
+
+
+def test_experts_that_exist_once_are_shared_by_nobody() -> None:
+    """DeepSeek-V3 over 64 of 64 ranks: ZeRO-1 has no second copy of an expert to cut its optimizer states up over."""
+    mixture = architecture("deepseek-v3").shape
+    layout = replace(BASE, gpus=64.0, ep=64.0)
+    once = float(memory(mixture, layout).optimizer_bytes)
+    assert once == pytest.approx(float(mixture.parameters) / 64 * 12)
+    half = float(memory(mixture, replace(layout, ep=32.0)).optimizer_bytes)
+    assert half == pytest.approx(once)  # twice the experts, each shared by two
+    assert float(memory(mixture, replace(layout, gpus=512.0)).optimizer_bytes) == pytest.approx(once / 8)

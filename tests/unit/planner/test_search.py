@@ -131,6 +131,8 @@ def test_questions_without_sense_are_refused() -> None:
         check_layout(shape, Layout(gpus=8.0, sequence=64.0, batch=9.0), POD)
     with pytest.raises(InfeasiblePlan, match="stages for 32 layers"):
         check_layout(shape, Layout(gpus=64.0, sequence=64.0, batch=16.0, pp=64.0), POD)
+    with pytest.raises(InfeasiblePlan, match="256 does not divide the 64 ranks of a stage"):
+        check_layout(architecture("deepseek-v3").shape, Layout(gpus=64.0, sequence=64.0, batch=64.0, ep=256.0), POD)
 
 
 def test_a_run_of_the_trainer_is_laid_out_as_it_trains() -> None:
