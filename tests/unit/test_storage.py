@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from pathlib import Path
 
 import fsspec
@@ -117,7 +118,9 @@ def test_missing_files_and_unknown_protocols_are_the_users_input(tmp_path: Path)
         storage.local_path("memory://x")
 
 
-def test_a_protocol_without_its_package_names_the_extra() -> None:
+def test_a_protocol_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # as where it is not installed
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # fsspec remembers its imports
     with pytest.raises(MissingExtra, match=r"lakh\[s3\]"):
         storage.read_bytes("s3://bucket/key")
 
