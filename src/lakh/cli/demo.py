@@ -48,7 +48,7 @@ class Stage:
 
 @click.command()
 @click.option("--dir", "folder", default="demo", show_default=True, help="Where everything is put.")
-@click.option("--steps", type=click.IntRange(min=20), default=400, show_default=True, help="Training steps.")
+@click.option("--steps", type=click.IntRange(min=20), default=220, show_default=True, help="Training steps.")
 @click.option("--nproc", type=click.IntRange(min=1), default=2, show_default=True, help="Training processes.")
 @click.option(
     "--source",
