@@ -128,7 +128,7 @@ def test_a_spark_cluster_of_two_workers_gives_the_bytes_of_the_local_engine(
 ) -> None:
     pytest.importorskip("pyspark", reason="pip install 'lakh[spark]'")
     if shutil.which("java") is None:
-        pytest.skip("no java: apt-get install openjdk-17-jre-headless")
+        pytest.skip("no java: apt-get install default-jre-headless")
     with spark_cluster(tmp_path) as master:
         options = [
             f"master={master}",

@@ -187,11 +187,8 @@ def test_a_request_that_cannot_be_understood_is_never_forgotten(tmp_path: Path) 
         read_opt_out(str(tmp_path / "missing.txt"))
 
 
-def test_labelled_repositories_get_the_licence_of_their_label() -> None:
-    shared = Path("shared", "data", "labels", "licensee")
-    folder = next((base / shared for base in (ROOT, ROOT.parent) if (base / shared / "fixtures.yml").exists()), None)
-    if folder is None:
-        pytest.skip("no labelled repositories: put licensee's spec/fixtures under shared/data/labels/licensee")
+def test_labelled_repositories_get_the_licence_of_their_label(shared_data) -> None:
+    folder = shared_data("labels/licensee", "repositories with labelled licences (licensee's spec/fixtures)")
     labels, name = {}, ""
     for line in (folder / "fixtures.yml").read_text().splitlines():
         if not line.startswith(" ") and line.endswith(":"):

@@ -17,7 +17,7 @@ from lakh.tokens.encode import encode_all
 from lakh.tokens.fast import MAX_WORD, FastEncoder
 from lakh.tokens.tokenizer import Tokenizer
 
-pytest.importorskip("numba", reason="the compiled encoder needs numba: pip install 'lakh[plan]'")
+pytest.importorskip("numba", reason="the compiled encoder needs numba: pip install 'lakh[corpus]'")
 
 SIGNS = "ab'sletrvdm 19\n\t\r .,(_\"é漢\u00a0\u3000²½\u200b𝔸"
 
