@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 
 import click
 
 from lakh import config, storage
-from lakh.cli.face import Answer, answers, set_option, table
+from lakh.cli.face import Answer, answers, console, set_option, table
 from lakh.cli.progress import progress_bar
 from lakh.corpus import REASONS, Report, Settings, build, read_report
+from lakh.corpus.document import Progress
 from lakh.corpus.engines import ENGINES
 from lakh.corpus.find import Life, examples, find
 from lakh.corpus.report_html import report_html
+from lakh.corpus.sources import fetch_all, open_sources
+from lakh.corpus.sources.fetched import Fetched
 from lakh.errors import UserError
 
 __all__ = ["corpus"]
 
+TOLD_S = 20.0
 BUILD_FACTS = ("reused", "seconds", "cpu_seconds", "mb_per_cpu_second", "engine", "tasks", "peak_rss_bytes")
 
 
@@ -38,6 +43,7 @@ def corpus() -> None:
 @click.option("--part", default="0/1", metavar="I/N", help="Do part I of N, of a job array that shares --out.")
 @click.option("--max-bytes-per-repo", type=click.IntRange(min=0), help="Text that one repository may give; 0: all.")
 @click.option("--force", is_flag=True, help="Replace a corpus of other settings or sources.")
+@click.option("--skip-missing", is_flag=True, help="Count packages that their index does not have, and go on.")
 @set_option
 @answers
 def build_command(
@@ -51,14 +57,15 @@ def build_command(
     part: str,
     max_bytes_per_repo: int | None,
     force: bool,
+    skip_missing: bool,
     sets: tuple[str, ...],
 ) -> Answer:
     """Build a corpus from folders, archives, records and packages.
 
     SRC is a folder (or NAME=FOLDER), an archive, a .jsonl or .parquet file, Posts.xml, docs:FOLDER, synthetic:FILE,
-    git:REPO, pypi:NAME, npm:NAME, debian:NAME, installed:stdlib, or installed:packages. Interrupted or killed, the same
-    command goes on where it stood. Settings for --set are, for example, filters.max_file_bytes, near.threshold,
-    licences.take, secrets.action and seed.
+    git:REPO, pypi:NAME, npm:NAME, debian:NAME, installed:stdlib, installed:packages, or @FILE with such words, one a
+    line. Interrupted or killed, the same command goes on where it stood. Settings for --set are, for example,
+    filters.max_file_bytes, near.threshold, licences.take, secrets.action and seed.
     """
     if max_bytes_per_repo is not None:
         sets = (*sets, f"per_repo_bytes={max_bytes_per_repo}")
@@ -75,10 +82,30 @@ def build_command(
             against=against,
             options=options,
             force=force,
-            progress=progress,
+            skip_missing=skip_missing,
+            progress=told_now_and_then(progress),
         )
     head = f"{out}: already built from the same files, reused" if made.reused else f"{out}: built"
     return Answer(made.as_dict(), _summary(made, head))
+
+
+@corpus.command("fetch")
+@click.argument("sources", nargs=-1, required=True, metavar="SRC...")
+@click.option("--skip-missing", is_flag=True, help="Name what its index does not have, and end well.")
+@answers
+def fetch_command(sources: tuple[str, ...], skip_missing: bool) -> Answer:
+    """Fetch packages and repositories into the cache, ahead of a build.
+
+    SRC are pypi:NAME, npm:NAME, debian:NAME, git:REPO, or @FILE with such words.
+    """
+    with progress_bar() as progress:
+        opened = fetch_all(open_sources(sources), skip_missing=skip_missing, progress=told_now_and_then(progress))
+    fetched = [source for source in opened if isinstance(source, Fetched)]
+    missing = {source.word: source.missing for source in fetched if source.missing}
+    size = sum(listed.size_bytes for source in fetched for listed in source.files())
+    data = {"fetched": len(fetched) - len(missing), "missing": missing, "bytes": size}
+    lines = [f"{len(fetched) - len(missing):,} packages in the cache, {size / 1e6:,.1f} MB"]
+    return Answer(data, "\n".join(lines + [f"missing: {word} ({why})" for word, why in missing.items()]))
 
 
 @corpus.command("report")
@@ -127,6 +154,22 @@ def show_command(folder: str, wanted: str, life: bool) -> Answer:
         return Answer(data, _dropped(found))
     data |= asdict(found.document) | {"won_over": [{"reason": a, "place": b} for a, b in found.won_over]}
     return Answer(data, _life(found) if life else found.document.text)
+
+
+def told_now_and_then(progress: Progress) -> Progress:
+    """The bar; where stderr is no terminal, and there is none, a line on it every TOLD_S."""
+    talk, last_s = console(), time.monotonic()
+    if talk.is_terminal:
+        return progress
+
+    def told(what: str, done: int, total: int) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if now_s - last_s >= TOLD_S:
+            last_s = now_s
+            talk.print(f"{what}: {done / max(total, 1):.0%} of {total:,}")
+
+    return told
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -48,6 +48,7 @@ ID_HEX_DIGITS = 32  # 128 bits: even among 10**12 documents two equal ids are a 
 
 # Every reason for which a document can be missing from a corpus, in the order in which they are looked for.
 REASONS = {
+    "missing": "a package or repository that is not where it should be",
     "licence": "its licence is not one of those that are taken (one row for all files of a distribution)",
     "opt-out": "its author asked to leave it out",
     "symlink": "a link that leads out of its folder, or a linked folder",

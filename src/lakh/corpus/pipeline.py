@@ -51,6 +51,7 @@ def build(
     against: Sequence[str] = (),
     options: Sequence[str] = (),
     force: bool = False,
+    skip_missing: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Build a corpus from the sources that these words name (sources/) in folder or URL `out`.
@@ -58,13 +59,13 @@ def build(
     A finished corpus of the same settings and sources is returned as it is, with `reused` set; another one is
     replaced only with `force`. `workers` = 0 takes one per core; `member` = (number, of how many) is one part of an
     array of builds that share the work folder. Documents of the corpora `against`, and what is like them, are left
-    out.
+    out. With `skip_missing`, packages that their index does not have are counted and left out.
     """
     started_s, cpu_started_s = time.monotonic(), time.process_time()
     settings, url = settings or Settings(), str(out)
     work = work or storage.join(url, WORK)
     exclude = storage.local_path(url).resolve() if storage.is_local(url) else None
-    opened = listing.open_sources(sources, exclude)
+    opened = listing.fetch_all(listing.open_sources(sources, exclude), skip_missing=skip_missing, progress=progress)
     if member[1] > 1 and force:
         raise UserError(
             "--force", "the parts of an array cannot replace a corpus", "remove it first, then start the array"

@@ -20,9 +20,9 @@ import pytest
 from lakh.corpus import Settings, build, read_documents
 from lakh.corpus.find import find
 from lakh.corpus.policy import Licences
-from lakh.corpus.sources import fetched
+from lakh.corpus.sources import fetch_all, fetched, open_sources
 from lakh.corpus.sources.markup import to_markdown
-from lakh.errors import DataError, UserError
+from lakh.errors import DataError, PeerLost, UserError
 
 CODE = "def add(a, b):\n    return a + b\n"
 MIT = """MIT License
@@ -210,6 +210,40 @@ def test_a_package_is_fetched_by_name_once_and_none_of_its_code_is_run(index: Pa
         fetched.fetch("pypi:pkg==7.0")
     with pytest.raises(UserError, match="no such package"):
         fetched.fetch("pypi:nothing")
+
+
+def test_missing_packages_are_told_together_or_counted(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("pypi:pkg  # the one that is there\n\npypi:nothing\npypi:nobody\n")
+    words = [f"@{tmp_path / 'words.txt'}"]
+    with pytest.raises(UserError, match=r"2 of 3 packages.*pypi:nobody.*pypi:nothing.*--skip-missing"):
+        build(words, tmp_path / "out", workers=1)
+    seen = []
+    report = build(words, tmp_path / "out", workers=1, skip_missing=True, progress=lambda *told: seen.append(told))
+    assert (report.kept, report.dropped) == (1, {"missing": 2, "not-code": 1})
+    assert ("fetching", 3, 3) in seen
+
+
+def test_the_network_is_worth_another_try_and_keeps_what_came(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakh.storage.RETRY_FIRST_WAIT_S", 0.001)
+    real = fetched.fetch_url
+
+    def cut(url: str, target: Path, sha256: str = "") -> None:
+        if "1.9" in url:
+            raise PeerLost(f"fetch {url}", "failed 5 times", "try again later")
+        real(url, target, sha256)
+
+    monkeypatch.setattr(fetched, "fetch_url", cut)
+    with pytest.raises(PeerLost, match=r"pkg-1\.9"):
+        fetch_all(open_sources(["pypi:pkg==1.9", "pypi:pkg", "pypi:nothing"]), skip_missing=True)
+    (index / "pkg-2.0.tar.gz").unlink()
+    assert fetched.fetch("pypi:pkg")
+
+
+def test_packages_of_one_name_are_told_apart(index: Path) -> None:
+    repos = [source.repo for source in open_sources(["pypi:pkg==2.0", "pypi:pkg", "npm:pkg@1", "npm:other"])]  # type: ignore[attr-defined]
+    assert sorted(repos) == ["npm-pkg-1", "other", "pypi-pkg", "pypi-pkg-2.0"]
 
 
 def test_a_package_with_other_bytes_than_its_index_says_is_refused(

@@ -10,27 +10,32 @@
     pypi:NAME[==VERSION]  npm:NAME[@VERSION]  debian:NAME[=VERSION]      a package by its name
     installed:stdlib          the standard library of the running Python
     installed:packages        installed distributions with a permissive licence
+    @FILE                     the words in a file, one a line; # begins a comment
 
 A listing opens no file (but licence files at a folder's root). To read the package: listing.py (the vocabulary),
-folder.py, installed.py, files.py and fetched.py (who lists), containers.py and what it imports (who reads). Fails
-with UserError where a source is missing or empty.
+folder.py, installed.py, files.py, fetched.py and fetching.py (who lists), containers.py and what it imports (who
+reads). Fails with UserError where a source is missing or empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lakh import storage
 from lakh.corpus.sources import archives
 from lakh.corpus.sources.fetched import KINDS, Fetched
+from lakh.corpus.sources.fetching import fetch_all
 from lakh.corpus.sources.files import ContainerFile, kind_of
 from lakh.corpus.sources.folder import Folder
 from lakh.corpus.sources.installed import INSTALLED, Packages, Stdlib
 from lakh.corpus.sources.listing import Fingerprint, Listed, Source, as_text, batches
 from lakh.errors import UserError
 
-__all__ = ["Fingerprint", "Folder", "Listed", "Packages", "Source", "Stdlib", "batches", "open_sources"]
+__all__ = ["Fingerprint", "Folder", "Listed", "Packages", "Source", "Stdlib", "batches", "fetch_all", "open_sources"]
 
 DOCS, SYNTHETIC = "docs:", "synthetic:"
 
@@ -40,13 +45,37 @@ def open_sources(words: Sequence[str], exclude: Path | None = None) -> list[Sour
     if not words:
         raise UserError("sources", "none given", "name a folder, installed:stdlib or installed:packages")
     sources: dict[str, Source] = {}
-    for word in dict.fromkeys(words):
+    for word in dict.fromkeys(_expanded(words)):
         source = _open(word, exclude)
         other = sources.setdefault(source.name, source)
         if other != source:
             found = f"another source is also called {source.name.partition(':')[2]!r}"
             raise UserError(word, found, "name it: NEWNAME=PATH")
-    return [sources[name] for name in sorted(sources)]
+    return _told_apart([sources[name] for name in sorted(sources)])
+
+
+def _expanded(words: Sequence[str]) -> Iterator[str]:
+    """The words, and for @FILE those in the file."""
+    for word in words:
+        if not word.startswith("@"):
+            yield word
+            continue
+        text = storage.read_bytes(word[1:]).decode("utf-8", "replace")
+        listed = [line.partition("#")[0].strip() for line in text.splitlines()]
+        if not any(listed):
+            raise UserError(word, "names no source", "write one a line")
+        yield from filter(None, listed)
+
+
+def _told_apart(sources: Sequence[Source]) -> list[Source]:
+    """Packages of one name, from two indexes or in two versions, get the kind and the version into their names."""
+    number = Counter(source.repo for source in sources if isinstance(source, Fetched))
+    return [
+        replace(source, repo=re.sub(r"[:=@]+", "-", source.word))
+        if isinstance(source, Fetched) and number[source.repo] > 1
+        else source
+        for source in sources
+    ]
 
 
 def _open(word: str, exclude: Path | None) -> Source:

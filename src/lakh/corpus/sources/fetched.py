@@ -14,6 +14,7 @@ Fails with UserError (no such package, a missing tool) and PeerLost (the network
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import html
 import json
@@ -22,12 +23,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,7 @@ from lakh.corpus.sources.files import ContainerFile
 from lakh.corpus.sources.listing import Listed
 from lakh.errors import DataError, PeerTimeout, UserError
 
-__all__ = ["KINDS", "Fetched", "fetch_url"]
+__all__ = ["KINDS", "Fetched", "fetch", "fetch_url"]
 
 KINDS = ("pypi:", "npm:", "debian:", "git:")
 COMMAND_TIMEOUT_S = 1800.0
@@ -45,6 +49,7 @@ REQUEST_TIMEOUT_S = 60.0
 LISTS_MAX_AGE_S = 7 * 86400.0
 NAME = re.compile(r"@?[A-Za-z0-9][A-Za-z0-9._+/~-]*")
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"
+_one_asks_pip = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class Fetched:
     word: str
     repo: str
     name: str
+    missing: str = ""
+    """Why it could not be had; listed as a row with that reason (fetching.py)."""
 
     @staticmethod
     def open(word: str) -> Fetched:
@@ -65,6 +72,9 @@ class Fetched:
         return Fetched(word, repo, word)
 
     def files(self) -> Iterator[Listed]:
+        if self.missing:
+            yield Listed(self.repo, "", "", self.name, b"", reason="missing", detail=self.missing)
+            return
         for path in fetch(self.word):
             yield from ContainerFile(str(path), self.repo, "archive", self.name).files()
 
@@ -74,13 +84,15 @@ def fetch(word: str) -> list[Path]:
     kind, _, rest = word.partition(":")
     folder = _cache() / kind / hashlib.sha256(rest.encode()).hexdigest()[:16]
     if not (folder / "complete").exists() or kind == "git":  # a commit is looked up again: HEAD moves
-        partial = folder.with_name(f"{folder.name}.part")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        {"pypi": _pypi, "npm": _npm, "debian": _debian, "git": _git}[kind](rest, partial)
-        (partial / "complete").touch()
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.replace(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # A name of its own: another build may be fetching the same package.
+        with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", suffix=".part", dir=folder.parent) as partial:
+            {"pypi": _pypi, "npm": _npm, "debian": _debian, "git": _git}[kind](rest, Path(partial))
+            (Path(partial) / "complete").touch()
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # somebody else was faster, with the same files
+                Path(partial).rename(folder)
+            Path(partial).mkdir(exist_ok=True)
     found = sorted(path for path in folder.iterdir() if archives.kind_of(path.name))
     if not found:
         raise UserError(word, "has no source archive", "choose another version")
@@ -124,6 +136,13 @@ def _index_url() -> str:
     """The index that pip itself would ask: its variable, its configuration, or its built-in default."""
     if os.environ.get("PIP_INDEX_URL"):
         return os.environ["PIP_INDEX_URL"].rstrip("/")
+    with _one_asks_pip:
+        return _pip_index_url()
+
+
+@lru_cache(maxsize=1)
+def _pip_index_url() -> str:
+    """What pip says; asked once, since pip takes a second to answer."""
     pip = [sys.executable, "-m", "pip"]
     told = subprocess.run([*pip, "config", "get", "global.index-url"], capture_output=True, text=True, check=False)
     if told.returncode == 0 and told.stdout.strip():
