@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
 from lakh.cli.face import console
-from lakh.errors import UserError
+from lakh.cli.serve_options import LOOPBACK, face_options, listen_address
 
 __all__ = ["serve"]
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @click.command()
@@ -37,7 +34,14 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
     "--speculate", is_flag=True, help="Guess tokens from the text so far, where measurement says that it pays."
 )
 @click.option("--cache-tokens", type=click.IntRange(1), help="Tokens whose keys and values are remembered.")
-@click.option("--keys", "keys_file", type=click.Path(), help="File of API keys: lines of KEY TENANT.")
+@face_options
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Requests in the queue; then it is a 429.",
+)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON line: url, model, pid.")
 def serve(
@@ -47,7 +51,14 @@ def serve(
     precision: Any,
     speculate: bool,
     cache_tokens: int | None,
+    cache: str,
     keys_file: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+    max_body_mb: float,
+    drain_s: float,
+    max_waiting: int,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -57,13 +68,20 @@ def serve(
     in OpenAI's form, /v1/fim/completions and /infill in those of Mistral and llama.cpp, and GET /v1/models,
     /health, /ready and /metrics. SIGTERM or Ctrl-C ends it once the requests at work are answered.
     """
-    host, port = _parse("--http", address)
-    also = None if grpc_address is None else _parse("--grpc", grpc_address)
+    host, port = listen_address("--http", address)
+    also = None if grpc_address is None else listen_address("--grpc", grpc_address)
     from lakh.server import http
+    from lakh.server.backend import Backend
     from lakh.server.engine import Engine
     from lakh.server.keys import Keys
+    from lakh.server.local import LocalBackend
+    from lakh.server.store import open_store
+    from lakh.server.textcache import TextCache
+    from lakh.server.tls import tls_of
 
     keys = Keys.load(keys_file) if keys_file else None
+    tls = tls_of(tls_cert, tls_key, tls_client_ca)
+    store = open_store(cache)
     talk = console()
     if threads:
         import torch
@@ -85,16 +103,9 @@ def serve(
         if as_json:
             click.echo(json.dumps({"url": url, "grpc": grpc_at, "model": engine.name, "pid": os.getpid()}))
 
-    http.serve(engine, host, port, ready=ready, keys=keys, grpc_address=also)
+    backend: Backend = LocalBackend(engine, max_waiting=max_waiting)
+    if store is not None:
+        backend = TextCache(backend, store)
+    options = {"keys": keys, "store": store, "drain_s": drain_s, "max_body_bytes": int(max_body_mb * 2**20)}
+    http.serve(backend, host, port, ready=ready, grpc_address=also, tls=tls, **options)
     talk.print("stopped")
-
-
-def _parse(option: str, address: str) -> tuple[str, int]:
-    try:
-        parts = urlsplit(f"//{address}")
-        host, port = parts.hostname or LOOPBACK[0], parts.port
-    except ValueError:
-        port = None
-    if port is None or parts.path or parts.username:
-        raise UserError(f"{option} {address}", "is not of the form HOST:PORT", f"write e.g. {option} 127.0.0.1:8000")
-    return host, port

@@ -1,11 +1,12 @@
 """The gRPC face: lakh.v1.Completion over the same engine, queue, keys and rules as HTTP.
 
     lakh.v1.Completion/Complete    server streaming; the client's deadline and its cancellation reach the engine
+    lakh.v1.Completion/Feedback    what became of a suggestion
     grpc.health.v1.Health          "" is alive, "ready" serves requests; not serving while draining
     reflection                     for grpcurl and its like, where grpcio-reflection is installed
 
 A request is read by requests.py in OpenAI's field names, so both faces refuse the same things; a refusal becomes the
-gRPC status that means it. Knows grpc.aio and http.Server's parts; knows nothing of models.
+gRPC status that means it. Knows grpc.aio and the desk; knows nothing of models.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -21,32 +23,36 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from lakh.errors import UserError
 from lakh.server import proto
-from lakh.server.http import RESULT_TIMEOUT_S, Server, as_bad_request, rows_of
+from lakh.server.backend import Piece, Usage
+from lakh.server.desk import Desk, refusal
 from lakh.server.requests import BadRequest, parse
-from lakh.server.worker import Job, QueueFull
+from lakh.server.tls import Tls
 
 __all__ = ["running"]
 
 MAX_MESSAGE_BYTES = 4 << 20
 STOP_GRACE_S = 5.0
+WATCH_S = 0.2
+MIN_TIMEOUT_S = 0.001
 STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     409: grpc.StatusCode.ABORTED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-_PLAIN = ("suffix", "max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs", "n")
-_WORDS = ("stop_rule", "order", "supersede", "user", "model")
+_PLAIN = ("suffix", "max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs", "n", "reuse")
+_WORDS = ("stop_rule", "order", "supersede", "user", "model", "cache_salt")
 
 
 @contextlib.asynccontextmanager
-async def running(server: Server, host: str, port: int) -> AsyncIterator[str]:
+async def running(desk: Desk, host: str, port: int, *, tls: Tls | None = None) -> AsyncIterator[str]:
     """Answers inside the block; gives the address with the real port where 0 was asked for."""
     grpc_server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
-    face = _Face(server)
+    face = _Face(desk)
     handlers = {
         "Complete": grpc.unary_stream_rpc_method_handler(
             face.complete,
@@ -57,6 +63,11 @@ async def running(server: Server, host: str, port: int) -> AsyncIterator[str]:
             face.models,
             request_deserializer=proto.ModelsRequest.FromString,
             response_serializer=proto.ModelsReply.SerializeToString,
+        ),
+        "Feedback": grpc.unary_unary_rpc_method_handler(
+            face.feedback,
+            request_deserializer=proto.FeedbackRequest.FromString,
+            response_serializer=proto.FeedbackReply.SerializeToString,
         ),
     }
     grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(proto.SERVICE, handlers),))
@@ -69,71 +80,93 @@ async def running(server: Server, host: str, port: int) -> AsyncIterator[str]:
         reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], grpc_server)
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        real_port = grpc_server.add_insecure_port(where)
+        if tls is None:
+            real_port = grpc_server.add_insecure_port(where)
+        else:
+            real_port = grpc_server.add_secure_port(where, tls.grpc_credentials())
     except RuntimeError:
         raise UserError(where, "cannot be listened on", "choose another, or port 0: --grpc HOST:PORT") from None
     await grpc_server.start()
-    for name in ("", "ready", proto.SERVICE):
-        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    watching = asyncio.create_task(_watch(desk, checks))
     try:
         yield f"{host}:{real_port}"
     finally:
+        watching.cancel()
         await checks.enter_graceful_shutdown()
         await grpc_server.stop(STOP_GRACE_S)
 
 
+async def _watch(desk: Desk, checks: Any) -> None:
+    """ "ready" says whether requests are taken: a gateway without engines, or a server that drains, takes none."""
+    known = None
+    while True:
+        is_ready = not desk.draining and bool(desk.backend.models())
+        if is_ready != known:
+            status = health_pb2.HealthCheckResponse
+            for name in ("ready", proto.SERVICE):
+                await checks.set(name, status.SERVING if is_ready else status.NOT_SERVING)
+            known = is_ready
+        await asyncio.sleep(WATCH_S)
+
+
 class _Face:
-    def __init__(self, server: Server) -> None:
-        self.server = server
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
 
     async def models(self, _: Any, context: grpc.aio.ServicerContext) -> Any:
-        engine = self.server.engine
-        return proto.ModelsReply(models=[{"id": engine.name, "context": engine.spec.context}])
+        return proto.ModelsReply(
+            models=[{"id": card.id, "context": card.context} for card in self.desk.backend.models()]
+        )
+
+    async def feedback(self, message: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            tenant = self.desk.tenant(_authorization(context))
+            await self.desk.feedback(tenant, {"event": message.event})
+        except BadRequest as answer:
+            await context.abort(STATUS.get(answer.status, grpc.StatusCode.INTERNAL), answer.message)
+        return proto.FeedbackReply(**await self.desk.accepted_by_tenant(tenant))
 
     async def complete(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        server = self.server
-        job: Job | None = None
         try:
-            metadata = dict(context.invocation_metadata() or ())
-            tenant = server.tenant(str(metadata.get("authorization", "")))
-            request = parse(_as_openai(message), tenant)
-            server.check(request)
-            rows = await asyncio.get_running_loop().run_in_executor(server.encoders, rows_of, server.engine, request)
-            left_s = context.time_remaining()
-            for row in rows:
+            with self.desk.counted():
+                request = parse(_as_openai(message), self.desk.tenant(_authorization(context)))
+                left_s = context.time_remaining()
                 if left_s is not None:
-                    row.deadline_s = min(row.deadline_s or float("inf"), server.engine.clock() + left_s)
-            job = Job(rows, request.supersede)
-            server.worker.submit(job)
-            server.metrics.prompt_tokens += sum(len(row.prompt) for row in rows[:: request.n])
-            async for index, chunk in job.results(RESULT_TIMEOUT_S):
-                server.metrics.generation_tokens += len(chunk.tokens)
-                if chunk.finish_reason is not None:
-                    server.metrics.finished[chunk.finish_reason] += 1
-                yield proto.CompleteChunk(
-                    index=index,
-                    text=chunk.text,
-                    tokens=chunk.tokens,
-                    finish_reason=chunk.finish_reason or "",
-                    logprobs=[{"token": item.token, "logprob": item.logprob} for item in chunk.logprobs or ()],
-                    prompt_tokens=len(rows[index].prompt),
-                    cached_tokens=rows[index].num_cached,
-                )
-        except asyncio.CancelledError:
-            server.metrics.cancelled += 1
-            raise
-        except QueueFull:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full; try again later")
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time")
-        except (grpc.aio.AbortError, grpc.aio.UsageError):
+                    request = replace(request, timeout_s=max(left_s, MIN_TIMEOUT_S))
+                async with contextlib.aclosing(self.desk.answer(request)) as items:
+                    async for item in items:
+                        yield _chunk(item)
+        except (asyncio.CancelledError, grpc.aio.AbortError, grpc.aio.UsageError):
             raise
         except Exception as error:  # noqa: BLE001 - the one place where errors become statuses
-            answer = as_bad_request(error)
+            answer = refusal(error)
             await context.abort(STATUS.get(answer.status, grpc.StatusCode.INTERNAL), answer.message)
-        finally:
-            if job is not None:
-                server.worker.cancel(job)
+
+
+def _chunk(item: Piece | Usage) -> Any:
+    if isinstance(item, Usage):
+        return proto.CompleteChunk(
+            usage={
+                "prompt_tokens": item.prompt_tokens,
+                "completion_tokens": item.completion_tokens,
+                "cached_tokens": item.cached_tokens,
+            }
+        )
+    scores = [] if item.logprobs is None else item.logprobs["token_logprobs"]
+    return proto.CompleteChunk(
+        index=item.index,
+        text=item.text,
+        tokens=item.tokens,
+        finish_reason=item.finish_reason or "",
+        logprobs=[
+            {"token": token, "logprob": score} for token, score in zip(item.tokens, scores, strict=False) if scores
+        ],
+    )
+
+
+def _authorization(context: grpc.aio.ServicerContext) -> str:
+    return str(dict(context.invocation_metadata() or ()).get("authorization", ""))
 
 
 def _as_openai(message: Any) -> dict[str, Any]:

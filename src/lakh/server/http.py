@@ -1,17 +1,16 @@
-"""The HTTP face: OpenAI-style completions over one engine.
+"""The HTTP face: completions in three dialects over one backend.
 
     POST /v1/completions    prompt, suffix, max_tokens, temperature, top_p, top_k, n, stop, seed, logprobs, stream;
-                            lakh's own: stop_rule, order, timeout_ms, supersede
+                            lakh's own: stop_rule, order, timeout_ms, supersede, reuse; vLLM's cache_salt
     POST /v1/fim/completions, /infill    the same in the words of other clients (dialects.py)
-    GET  /v1/models  /health  /ready  /metrics
+    POST /v1/feedback       {"event": "shown" | "accepted"}: what became of a suggestion
+    GET  /v1/models  /health  /ready  /metrics  /openapi.json
 
-The engine works in one thread (worker.py); the event loop reads requests and writes answers. A full queue
-is a 429, a client that goes away cancels its generation. Whatever a client sends, it gets a short JSON
-error and never a traceback; a 500 is a bug of ours and is logged. With `suffix` the server builds the fill-
-in-the-middle prompt and cuts it to the context around the cursor; a plain prompt that does not fit together
-with max_tokens is refused.
+The event loop reads requests and writes answers; whose they are and what they may is the desk's (desk.py), the answers
+come from its backend. A full queue or a spent quota is a 429, a client that goes away cancels its generation. Whatever
+a client sends, it gets a short JSON error and never a traceback; a 500 is a bug of ours and is logged.
 
-Without keys (keys.py) anyone who reaches the port is served: beyond 127.0.0.1, give keys, and TLS by a proxy.
+Without keys (keys.py) anyone who reaches the port is served: beyond 127.0.0.1, give keys and TLS (tls.py).
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import signal
 import socket
 import time
 import uuid
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,152 +33,104 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from lakh.errors import UserError
+from lakh.server import openapi
+from lakh.server.backend import Backend, Piece, Usage
+from lakh.server.desk import Desk, refusal
 from lakh.server.dialects import DIALECTS, Answered, Dialect
-from lakh.server.engine import Chunk, Engine
 from lakh.server.keys import Keys
-from lakh.server.metrics import CONTENT_TYPE, Metrics
+from lakh.server.metrics import CONTENT_TYPE
 from lakh.server.requests import BadRequest, CompletionRequest, parse
-from lakh.server.row import Row
-from lakh.server.sampling import Logprobs
-from lakh.server.text import StopRule, columns
-from lakh.server.worker import Job, QueueFull, Stopped, Superseded, Worker
+from lakh.server.store import Store
+from lakh.server.tls import Tls
 
-__all__ = ["Server", "as_bad_request", "rows_of", "running", "serve"]
+__all__ = ["Server", "running", "serve"]
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 << 20
 CLIENT_GONE = 499
-MAX_WAITING = 64
 READ_TIMEOUT_S = 30.0  # for a request's body
-RESULT_TIMEOUT_S = 600.0  # for the next piece of an answer, the time in the queue included
 DRAIN_S = 10.0  # for running requests, once we were asked to stop
-CLOSE_S = 5.0  # for connections and the thread, after that
+CLOSE_S = 5.0  # for connections, after that
 
 
 class Server:
     """The application and its state. `app` is what aiohttp serves."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        max_waiting: int = MAX_WAITING,
-        max_body_bytes: int = MAX_BODY_BYTES,
-        keys: Keys | None = None,
-    ) -> None:
-        self.engine, self.keys = engine, keys
-        self.worker = Worker(engine, max_waiting)
-        # Long prompts are tokenized here, so that neither other requests nor the engine wait for it.
-        self.encoders = ThreadPoolExecutor(2, "lakh-encode")
-        self.metrics = Metrics()
-        self.draining = False
+    def __init__(self, desk: Desk, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self.desk = desk
         self.url = ""
         self._created = int(time.time())
         self.app = web.Application(client_max_size=max_body_bytes, middlewares=[_errors])
         self.app.add_routes(
             [
                 *[web.post(dialect.path, partial(self.completions, dialect)) for dialect in DIALECTS],
+                web.post("/v1/feedback", self.feedback),
                 web.get("/v1/models", self.models),
                 web.get("/health", self.health),
-                web.get("/ready", self.health),
+                web.get("/ready", self.ready),
                 web.get("/metrics", self.metrics_page),
+                web.get("/openapi.json", self.openapi),
             ]
         )
 
     async def models(self, _: web.Request) -> web.Response:
-        model = {"id": self.engine.name, "object": "model", "created": self._created, "owned_by": "lakh"}
-        return web.json_response({"object": "list", "data": [{**model, "context": self.engine.spec.context}]})
+        frame = {"object": "model", "created": self._created, "owned_by": "lakh"}
+        cards = self.desk.backend.models()
+        data = [{"id": card.id, **frame, "context": card.context, "weights": card.weights} for card in cards]
+        return web.json_response({"object": "list", "data": data})
 
     async def health(self, _: web.Request) -> web.Response:
-        if self.draining:
-            return web.json_response({"status": "draining"}, status=503)
-        return web.json_response({"status": "ok", "model": self.engine.name})
+        """Alive: whoever restarts us looks here."""
+        return web.json_response({"status": "draining" if self.desk.draining else "ok"})
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """Takes requests: whoever sends us some looks here."""
+        models = [card.id for card in self.desk.backend.models()]
+        if self.desk.draining or not models:
+            return web.json_response({"status": "draining" if self.desk.draining else "no engine"}, status=503)
+        return web.json_response({"status": "ok", "model": models[0]})
 
     async def metrics_page(self, _: web.Request) -> web.Response:
-        text = self.metrics.text(self.engine, running=self.worker.num_running, waiting=self.worker.num_waiting)
-        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self.desk.page().encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def openapi(self, _: web.Request) -> web.Response:
+        return web.json_response(openapi.document())
+
+    async def feedback(self, http: web.Request) -> web.Response:
+        tenant = self.desk.tenant(http.headers.get("Authorization", ""))
+        await self.desk.feedback(tenant, await _read_json(http))
+        return web.json_response(await self.desk.accepted_by_tenant(tenant))
 
     async def completions(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
-        began_s = time.monotonic()
         try:
-            tenant = self.tenant(http.headers.get("Authorization", ""))
-            body = await _read_json(http)
-            request = parse(dialect.to_openai(body) if isinstance(body, Mapping) else body, tenant)
-            response = await self._complete(http, dialect, request, began_s)
-        except asyncio.CancelledError:
-            self.metrics.cancelled += 1
-            raise
+            with self.desk.counted():
+                tenant = self.desk.tenant(http.headers.get("Authorization", ""))
+                body = await _read_json(http)
+                request = parse(dialect.to_openai(body) if isinstance(body, Mapping) else body, tenant)
+                return await self._complete(http, dialect, request)
         except ConnectionError:  # the client went away while we wrote: nobody reads this answer, and nothing is wrong
-            self.metrics.cancelled += 1
             return web.Response(status=CLIENT_GONE)
-        except Exception as error:
-            self.metrics.answered[as_bad_request(error).status] += 1
-            raise
-        self.metrics.answered[response.status] += 1
-        self.metrics.latency_s += time.monotonic() - began_s
-        self.metrics.latencies += 1
-        return response
 
-    def tenant(self, authorization: str) -> str:
-        """Whose request this is; where keys are set, one of them must come with it."""
-        if self.keys is None:
-            return ""
-        kind, _, key = authorization.partition(" ")
-        tenant = self.keys.tenant(key.strip()) if kind.lower() == "bearer" else None
-        if tenant is None:
-            raise BadRequest(None, "no valid key: send Authorization: Bearer KEY", status=401, code="invalid_api_key")
-        return tenant
-
-    def check(self, request: CompletionRequest) -> None:
-        """Refuse what this server does not serve, or not now."""
-        if request.model is not None and request.model != self.engine.name:
-            message = f"model {request.model[:80]!r} is not served here; this is {self.engine.name!r}"
-            raise BadRequest("model", message, status=404, code="model_not_found")
-        if self.draining:
-            raise BadRequest(None, "the server is shutting down", status=503)
-
-    async def _complete(
-        self, http: web.Request, dialect: Dialect, request: CompletionRequest, began_s: float
-    ) -> web.StreamResponse:
-        self.check(request)
-        loop = asyncio.get_running_loop()
-        rows = await loop.run_in_executor(self.encoders, rows_of, self.engine, request)
-        job = Job(rows, request.supersede)
-        try:
-            self.worker.submit(job)
-        except QueueFull:
-            message = f"{self.worker.max_waiting} requests are waiting already; try again later"
-            raise BadRequest(None, message, status=429, code="queue_full") from None
-        results = job.results(RESULT_TIMEOUT_S)
+    async def _complete(self, http: web.Request, dialect: Dialect, request: CompletionRequest) -> web.StreamResponse:
         frame = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": self.engine.name,
+            "model": self.desk.model(request),
         }
-        prompt_tokens = sum(len(row.prompt) for row in rows[:: request.n])
-        self.metrics.prompt_tokens += prompt_tokens
-        try:
+        async with contextlib.aclosing(self.desk.answer(request)) as items:
             if request.stream:
-                return await self._stream(http, dialect, request, frame, prompt_tokens, results, began_s)
-            pieces = [item async for item in results]
-        finally:
-            self.worker.cancel(job)
-        choices = []
-        for index, row in enumerate(rows):
-            mine = [piece for at, piece in pieces if at == index]
-            reason = mine[-1].finish_reason
-            assert reason is not None
-            logprobs = [item for piece in mine for item in piece.logprobs or ()]
-            text = "".join(piece.text for piece in mine)
-            shown = None if row.sampling.logprobs is None else _logprobs(self.engine, logprobs, 0)
-            choices.append(_choice(index, text, reason, shown))
-            self.metrics.finished[reason] += 1
-        tokens = sum(len(piece.tokens) for _, piece in pieces)
-        self.metrics.generation_tokens += tokens
-        usage = _usage(prompt_tokens, tokens, sum(row.num_cached for row in rows))
-        return web.json_response(dialect.render(Answered(frame, choices, usage, is_piece=False)))
+                return await self._stream(http, dialect, request, frame, items)
+            pieces: list[list[Piece]] = [[] for _ in range(request.num_choices)]
+            usage = None
+            async for item in items:
+                if isinstance(item, Usage):
+                    usage = item
+                else:
+                    pieces[item.index].append(item)
+        choices = [_choice(_joined(mine), request) for mine in pieces]
+        return web.json_response(dialect.render(Answered(frame, choices, _usage(usage), is_piece=False)))
 
     async def _stream(
         self,
@@ -188,42 +138,28 @@ class Server:
         dialect: Dialect,
         request: CompletionRequest,
         frame: dict[str, Any],
-        prompt_tokens: int,
-        results: AsyncIterator[tuple[int, Chunk]],
-        began_s: float,
+        items: AsyncIterator[Piece | Usage],
     ) -> web.StreamResponse:
         """Server-sent events: `data: {...}` and an empty line for each piece, `data: [DONE]` at the end."""
-        first = await anext(results)  # an error before the first piece is still a plain answer
+        first = await anext(items)  # an error before the first piece is still a plain answer
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(http)
 
         async def send(data: dict[str, Any]) -> None:
             await response.write(f"data: {json.dumps(data)}\n\n".encode())
 
-        tokens = 0
-        offsets: Counter[int] = Counter()
-        self.metrics.first_token_s += time.monotonic() - began_s
-        self.metrics.first_tokens += 1
         try:
-            async for index, piece in _after(first, results):
-                tokens += len(piece.tokens)
-                self.metrics.generation_tokens += len(piece.tokens)
-                if piece.finish_reason is not None:
-                    self.metrics.finished[piece.finish_reason] += 1
-                shown = None
-                if piece.logprobs is not None:
-                    shown = _logprobs(self.engine, piece.logprobs, offsets[index])
-                    offsets[index] += len(piece.text)
-                choice = _choice(index, piece.text, piece.finish_reason, shown)
-                await send(dialect.render(Answered(frame, [choice], None, is_piece=True)))
+            async for item in _after(first, items):
+                if isinstance(item, Piece):
+                    await send(dialect.render(Answered(frame, [_choice(item, request)], None, is_piece=True)))
+                elif request.include_usage:
+                    await send(dialect.render(Answered(frame, [], _usage(item), is_piece=True)))
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - the status line has gone out: say it in the stream
-            await send(as_bad_request(error).as_dict())
+            await send(refusal(error).as_dict())
             await response.write_eof()
             return response
-        if request.include_usage:
-            await send(dialect.render(Answered(frame, [], _usage(prompt_tokens, tokens, 0), is_piece=True)))
         if dialect.last_line is not None:
             await response.write(f"data: {dialect.last_line}\n\n".encode())
         await response.write_eof()
@@ -236,66 +172,33 @@ async def _after(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield item
 
 
-def rows_of(engine: Engine, request: CompletionRequest) -> list[Row]:
-    """In a thread: tokenize, check the length; one row for every choice."""
-    sampling = request.sampling
-    if sampling.max_tokens >= engine.spec.context:
-        found = f"max_tokens: {sampling.max_tokens} leaves no room in a context of {engine.spec.context} tokens"
-        raise BadRequest("max_tokens", found)
-    deadline_s = None if request.timeout_s is None else engine.clock() + request.timeout_s
-    rows = []
-    copies: Counter[tuple[int, ...]] = Counter()
-    for prompt in request.prompts:
-        if request.suffix is not None and isinstance(prompt, str):
-            ids = engine.infill(prompt, request.suffix, sampling.max_tokens, request.order)
-        else:
-            ids = engine.encode(prompt)
-            if len(ids) + sampling.max_tokens > engine.spec.context:
-                found = f"prompt: {len(ids)} tokens and max_tokens {sampling.max_tokens} are more than the context"
-                found += f" of {engine.spec.context}"
-                raise BadRequest("prompt", found, code="context_length_exceeded")
-            ids = engine.cut(ids, sampling)
-        for _ in range(request.n):
-            rule = _stop_rule(request.stop_rule, prompt)
-            row = engine.row(ids, sampling, copy=copies[ids], tenant=request.tenant, deadline_s=deadline_s, rule=rule)
-            rows.append(row)
-            copies[ids] += 1
-    return rows
+def _joined(pieces: list[Piece]) -> Piece:
+    """The pieces of one choice as one."""
+    logprobs: dict[str, Any] | None = None
+    for shown in (piece.logprobs for piece in pieces if piece.logprobs is not None):
+        logprobs = {name: [*(logprobs or {}).get(name, ()), *values] for name, values in shown.items()}
+    last = pieces[-1]
+    tokens = tuple(token for piece in pieces for token in piece.tokens)
+    return Piece(last.index, "".join(piece.text for piece in pieces), last.finish_reason, tokens, logprobs)
 
 
-def _stop_rule(kind: str | None, prompt: object) -> StopRule | None:
-    if kind is None:
-        return None
-    line = prompt.rpartition("\n")[2] if isinstance(prompt, str) else ""
-    return StopRule(kind, columns(line[: len(line) - len(line.lstrip(" \t"))]))
-
-
-def _choice(index: int, text: str, finish_reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-
-
-def _logprobs(engine: Engine, items: Sequence[Logprobs], offset: int) -> dict[str, Any]:
-    """OpenAI's form: parallel lists. Half a character is spelt as U+FFFD."""
-
-    def spell(token: int) -> str:
-        return engine.tokenizer.decode([token], show_special=True)
-
-    tokens = [spell(item.token) for item in items]
-    offsets = [offset + sum(len(token) for token in tokens[:index]) for index in range(len(tokens))]
-    return {
-        "tokens": tokens,
-        "token_logprobs": [item.logprob for item in items],
-        "top_logprobs": [{spell(token): logprob for token, logprob in item.top} for item in items],
-        "text_offset": offsets,
+def _choice(piece: Piece, request: CompletionRequest) -> dict[str, Any]:
+    choice = {
+        "index": piece.index,
+        "text": piece.text,
+        "logprobs": piece.logprobs,
+        "finish_reason": piece.finish_reason,
     }
+    return choice | ({"token_ids": list(piece.tokens)} if request.return_token_ids else {})
 
 
-def _usage(prompt_tokens: int, tokens: int, cached_tokens: int) -> dict[str, Any]:
+def _usage(usage: Usage | None) -> dict[str, Any]:
+    usage = usage or Usage(0, 0)
     return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": tokens,
-        "total_tokens": prompt_tokens + tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
 
 
@@ -310,7 +213,7 @@ async def _read_json(http: web.Request) -> object:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise BadRequest(None, "the body is not JSON") from None
+        raise BadRequest(None, "the body is not JSON in UTF-8") from None
 
 
 @web.middleware
@@ -320,30 +223,11 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ConnectionError:
         raise  # the client has gone
     except Exception as error:  # noqa: BLE001 - the one place where errors become answers
-        answer = as_bad_request(error)
-        headers = {"Retry-After": "1"} if answer.status in (429, 503) else {}
+        answer = refusal(error)
+        headers = {"Retry-After": str(math.ceil(answer.retry_after_s))} if answer.status in (429, 503) else {}
         if isinstance(error, web.HTTPMethodNotAllowed):
             headers["Allow"] = ", ".join(sorted(error.allowed_methods))
         return web.json_response(answer.as_dict(), status=answer.status, headers=headers)
-
-
-def as_bad_request(error: Exception) -> BadRequest:
-    if isinstance(error, BadRequest):
-        return error
-    if isinstance(error, UserError):
-        return BadRequest(error.where, str(error))
-    if isinstance(error, Superseded):
-        return BadRequest(None, "a newer request took this one's place", status=409, code="superseded")
-    if isinstance(error, Stopped):
-        return BadRequest(None, "the server is shutting down", status=503)
-    if isinstance(error, TimeoutError):
-        return BadRequest(None, f"no answer within {RESULT_TIMEOUT_S:g} s", status=503, code="timeout")
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return BadRequest(None, "the body is too large", status=413)
-    if isinstance(error, web.HTTPException):
-        return BadRequest(None, error.reason, status=error.status)
-    log.error("a request failed", exc_info=error)
-    return BadRequest(None, "internal error", status=500)
 
 
 # --- life ---------------------------------------------------------------------------------------------------
@@ -351,80 +235,85 @@ def as_bad_request(error: Exception) -> BadRequest:
 
 @contextlib.asynccontextmanager
 async def running(
-    engine: Engine,
+    backend: Backend,
     host: str,
     port: int,
     *,
     drain_s: float = DRAIN_S,
-    max_waiting: int = MAX_WAITING,
     max_body_bytes: int = MAX_BODY_BYTES,
     keys: Keys | None = None,
+    store: Store | None = None,
+    tls: Tls | None = None,
 ) -> AsyncIterator[Server]:
     """A server that answers inside the block; `url` has the real port where 0 was asked for.
 
     At the end it takes no new requests and gives those at work `drain_s` to finish; the rest end with
-    "abort".
+    "abort". The backend and the store are closed with it.
     """
-    server = Server(engine, max_waiting=max_waiting, max_body_bytes=max_body_bytes, keys=keys)
+    server = Server(Desk(backend, keys=keys, store=store), max_body_bytes=max_body_bytes)
     runner = web.AppRunner(server.app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_S)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port)
+        await backend.start()
+        site = web.TCPSite(runner, host, port, ssl_context=None if tls is None else tls.context())
         try:
             await site.start()
         except OSError as error:
             raise _cannot_listen(host, port, error) from None
-        real_port = runner.addresses[0][1]
-        server.url = f"http://{f'[{host}]' if ':' in host else host}:{real_port}"
+        scheme = "http" if tls is None else "https"
+        server.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}"
         try:
             yield server
         finally:
-            server.draining = True
+            server.desk.draining = True
             await site.stop()
-            await server.worker.drain(drain_s)
+            await backend.drain(drain_s)
     finally:
         await runner.cleanup()
-        server.encoders.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(server.worker.close, CLOSE_S)
+        await backend.close()
+        if store is not None:
+            await store.close()
 
 
 def serve(
-    engine: Engine,
+    backend: Backend,
     host: str,
     port: int,
     *,
     ready: Callable[[str, str | None], None] = lambda url, grpc_address: None,
-    drain_s: float = DRAIN_S,
-    keys: Keys | None = None,
     grpc_address: tuple[str, int] | None = None,
+    tls: Tls | None = None,
+    **options: Any,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `ready` hears the addresses (HTTP, gRPC) once requests are answered."""
-    asyncio.run(_serve(engine, host, port, ready, drain_s, keys, grpc_address))
+    """Serve until SIGTERM or SIGINT. `ready` hears the addresses (HTTP, gRPC) once requests are answered; `options`
+    are those of `running`.
+    """
+    asyncio.run(_serve(backend, host, port, ready, grpc_address, tls, options))
 
 
 async def _serve(
-    engine: Engine,
+    backend: Backend,
     host: str,
     port: int,
     ready: Callable[[str, str | None], None],
-    drain_s: float,
-    keys: Keys | None,
     grpc_address: tuple[str, int] | None,
+    tls: Tls | None,
+    options: dict[str, Any],
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        server = await stack.enter_async_context(running(engine, host, port, drain_s=drain_s, keys=keys))
+        server = await stack.enter_async_context(running(backend, host, port, tls=tls, **options))
         also = None
         if grpc_address is not None:
             from lakh.server import grpc
 
-            also = await stack.enter_async_context(grpc.running(server, *grpc_address))
+            also = await stack.enter_async_context(grpc.running(server.desk, *grpc_address, tls=tls))
         ready(server.url, also)
         await stop.wait()
-        log.info("stopping: requests at work have %g s", drain_s)
+        log.info("stopping: requests at work may finish")
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> UserError:

@@ -1,23 +1,47 @@
-"""What the server counts, as Prometheus text. Names follow vLLM's under the prefix lakh:, so that
-dashboards carry over.
+"""What the faces count, as Prometheus text. Names follow vLLM's under the prefix lakh:, so that
+dashboards carry over. What a backend counts comes from it as families.
 
-Touched by the event loop only, so there are no locks. Gauges are read where they live, when the page is
-asked for.
+Two acceptances, never mixed: `spec_decode_num_accepted_tokens` are guesses that the model kept, `suggestions_accepted`
+are suggestions that a person kept. Touched by the event loop only, so there are no locks. Gauges are read where they
+live, when the page is asked for.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from lakh.server.engine import Engine
+from lakh.server.backend import Backend, Family
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "Histogram", "Metrics", "labelled", "page"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
+LATENCY_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
+BETWEEN_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+
+
+class Histogram:
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect.bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self, name: str, words: str) -> Family:
+        reached = list(itertools.accumulate(self._counts))
+        buckets = [
+            (f'_bucket{{le="{bound:g}"}}', float(n)) for bound, n in zip(self._bounds, reached[:-1], strict=True)
+        ]
+        ends = [('_bucket{le="+Inf"}', reached[-1]), ("_sum", round(self._sum, 6)), ("_count", reached[-1])]
+        return Family(name, "histogram", words, [*buckets, *ends])
 
 
 @dataclass
@@ -25,60 +49,67 @@ class Metrics:
     finished: Counter[str] = field(default_factory=Counter)
     """Completions by finish reason."""
     answered: Counter[int] = field(default_factory=Counter)
-    """Completion requests by HTTP status."""
+    """Completion requests by HTTP status; a gRPC status counts as the HTTP status it stands for."""
     cancelled: int = 0
     """Requests whose client went away before the end."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    latency_s: float = 0.0
-    latencies: int = 0
-    first_token_s: float = 0.0
-    first_tokens: int = 0
+    feedback: Counter[str] = field(default_factory=Counter)
+    """shown, accepted: what editors said about suggestions."""
+    latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_S))
+    first_token: Histogram = field(default_factory=lambda: Histogram(LATENCY_S))
+    between_pieces: Histogram = field(default_factory=lambda: Histogram(BETWEEN_S))
 
-    def text(self, engine: Engine, *, running: int, waiting: int) -> str:
-        counts, pool = engine.counts, engine.pool
-        answered = [(f'{{code="{status}"}}', count) for status, count in sorted(self.answered.items())]
-        finished = [(f'{{finished_reason="{reason}"}}', count) for reason, count in sorted(self.finished.items())]
-        return "".join(
-            [
-                _family("num_requests_running", "gauge", "Requests at work.", [("", running)]),
-                _family("num_requests_waiting", "gauge", "Requests in the queue.", [("", waiting)]),
-                _family("requests_total", "counter", "Completion requests by status.", answered),
-                _family("request_success_total", "counter", "Completions by the reason they ended.", finished),
-                _family("requests_cancelled_total", "counter", "Clients that went away.", [("", self.cancelled)]),
-                _family(
-                    "kv_cache_usage_perc", "gauge", "Share of blocks in use.", [("", pool.num_held / pool.num_blocks)]
-                ),
-                _family("kv_cache_blocks_held", "gauge", "Blocks that rows at work hold.", [("", pool.num_held)]),
-                _family(
-                    "prefix_cache_queries_total", "counter", "Prompt tokens looked up.", [("", counts.prompt_tokens)]
-                ),
-                _family("prefix_cache_hits_total", "counter", "Prompt tokens found.", [("", counts.cached_tokens)]),
-                _family("num_preemptions_total", "counter", "Rows that gave way.", [("", counts.preempted_rows)]),
-                _family("spec_decode_num_draft_tokens_total", "counter", "Guesses.", [("", counts.drafted_tokens)]),
-                _family(
-                    "spec_decode_num_accepted_tokens_total", "counter", "Guesses kept.", [("", counts.kept_tokens)]
-                ),
-                _family("weights_version", "gauge", "How often weights were swapped.", [("", engine.weights_version)]),
-                _family("prompt_tokens_total", "counter", "Prompt tokens read.", [("", self.prompt_tokens)]),
-                _family("generation_tokens_total", "counter", "Tokens drawn.", [("", self.generation_tokens)]),
-                _family(
-                    "e2e_request_latency_seconds",
-                    "summary",
-                    "From a request's arrival to its last byte.",
-                    [("_sum", round(self.latency_s, 6)), ("_count", self.latencies)],
-                ),
-                _family(
-                    "time_to_first_token_seconds",
-                    "summary",
-                    "From a streamed request's arrival to its first text.",
-                    [("_sum", round(self.first_token_s, 6)), ("_count", self.first_tokens)],
-                ),
-            ]
-        )
+    def families(self) -> list[Family]:
+        shown, accepted = self.feedback["shown"], self.feedback["accepted"]
+        return [
+            Family("requests_total", "counter", "Completion requests by status.", labelled("code", self.answered)),
+            Family(
+                "request_success_total",
+                "counter",
+                "Completions by the reason they ended.",
+                labelled("finished_reason", self.finished),
+            ),
+            Family("requests_cancelled_total", "counter", "Clients that went away.", [("", self.cancelled)]),
+            Family("prompt_tokens_total", "counter", "Prompt tokens read.", [("", self.prompt_tokens)]),
+            Family("generation_tokens_total", "counter", "Tokens drawn.", [("", self.generation_tokens)]),
+            Family("suggestions_shown_total", "counter", "Suggestions that a person saw.", [("", shown)]),
+            Family("suggestions_accepted_total", "counter", "Suggestions that a person took.", [("", accepted)]),
+            self.latency.family("e2e_request_latency_seconds", "From a request's arrival to its last byte."),
+            self.first_token.family("time_to_first_token_seconds", "From a request's arrival to its first text."),
+            self.between_pieces.family("inter_token_latency_seconds", "Between two pieces of one request."),
+        ]
 
 
-def _family(name: str, kind: str, words: str, samples: Sequence[tuple[str, float]]) -> str:
-    lines = [f"# HELP lakh:{name} {words}", f"# TYPE lakh:{name} {kind}"]
-    lines += [f"lakh:{name}{suffix} {value}" for suffix, value in samples]
+def labelled(label: str, counts: Counter[str] | Counter[int]) -> list[tuple[str, float]]:
+    return [(f'{{{label}="{key}"}}', count) for key, count in sorted(counts.items())]
+
+
+def page(metrics: Metrics, backend: Backend, more: Iterable[Family] = ()) -> str:
+    """The whole page. Memory has Prometheus' own name, without a prefix."""
+    families = [
+        Family("num_requests_running", "gauge", "Requests at work.", [("", backend.num_running)]),
+        Family("num_requests_waiting", "gauge", "Requests in the queue.", [("", backend.num_waiting)]),
+        *metrics.families(),
+        *backend.families(),
+        *more,
+    ]
+    text = "".join(_text(family, "lakh:") for family in families)
+    memory = Family("process_resident_memory_bytes", "gauge", "Of this process.", [("", _resident_bytes())])
+    return text + _text(memory, "")
+
+
+def _text(family: Family, prefix: str) -> str:
+    name = prefix + family.name
+    lines = [f"# HELP {name} {family.words}", f"# TYPE {name} {family.kind}"]
+    lines += [
+        f"{name}{suffix} {int(value) if float(value).is_integer() else value}" for suffix, value in family.samples
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -17,12 +17,13 @@ from typing import Any
 
 from lakh.errors import ConfigError
 from lakh.server.fim import Order
-from lakh.server.sampling import Sampling
+from lakh.server.params import Sampling
 
 __all__ = ["BadRequest", "CompletionRequest", "parse"]
 
 MAX_CHOICES = 64
 MAX_TIMEOUT_MS = 3_600_000
+MAX_SALT_CHARS = 256
 # Field -> the values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
@@ -36,9 +37,19 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 class BadRequest(Exception):
     """The client's mistake, as OpenAI's clients expect to read it."""
 
-    def __init__(self, param: str | None, message: str, *, status: int = 400, code: str | None = None) -> None:
+    def __init__(
+        self,
+        param: str | None,
+        message: str,
+        *,
+        status: int = 400,
+        code: str | None = None,
+        retry_after_s: float = 1.0,
+    ) -> None:
         super().__init__(message)
         self.param, self.message, self.status, self.code = param, message, status, code
+        self.retry_after_s = retry_after_s
+        """For statuses that mean: later."""
 
     def as_dict(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
@@ -63,6 +74,22 @@ class CompletionRequest:
     supersede: Hashable = None
     """A newer request with the same key takes this one's place."""
     tenant: str = ""
+    user: str = ""
+    """Whom the request names, within the tenant."""
+    cache_salt: str = ""
+    """Only requests with the same salt share what is kept."""
+    reuse: bool = False
+    """The end of an earlier suggestion will do, where its beginning was typed since."""
+    return_token_ids: bool = False
+
+    @property
+    def cache_space(self) -> str:
+        """Whose cache this request may read and write. A tenant's name has no NUL in it: no salt makes it another's."""
+        return f"{self.tenant}\0{self.cache_salt}" if self.cache_salt else self.tenant
+
+    @property
+    def num_choices(self) -> int:
+        return self.n * len(self.prompts)
 
 
 def parse(data: object, tenant: str = "") -> CompletionRequest:
@@ -108,6 +135,10 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         timeout_s=_timeout_s(data),
         supersede=_supersede(data, tenant),
         tenant=tenant,
+        user=_take(data, "user", str, ""),
+        cache_salt=_salt(data),
+        reuse=_take(data, "reuse", bool, data.get("supersede") is not None),
+        return_token_ids=_take(data, "return_token_ids", bool, False),
     )
 
 
@@ -123,6 +154,13 @@ def _timeout_s(data: Mapping[str, Any]) -> float | None:
     if value is not None and not 0 < value <= MAX_TIMEOUT_MS:  # NaN compares false and is refused too
         raise BadRequest("timeout_ms", f"timeout_ms: {_show(value)} is not from 0 to {MAX_TIMEOUT_MS}")
     return None if value is None else value / 1000
+
+
+def _salt(data: Mapping[str, Any]) -> str:
+    salt: str = _take(data, "cache_salt", str, "")
+    if len(salt) > MAX_SALT_CHARS:
+        raise BadRequest("cache_salt", f"cache_salt: has {len(salt)} characters; at most {MAX_SALT_CHARS}")
+    return salt
 
 
 def _supersede(data: Mapping[str, Any], tenant: str) -> Hashable:

@@ -9,60 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lakh.errors import ConfigError
+from lakh.server.params import Sampling
 
 __all__ = ["Draws", "Logprobs", "Sampling", "choose", "log_probabilities"]
-
-MAX_LOGPROBS = 20
-MAX_STOPS = 16
-MAX_SEED = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a completion is drawn. Refuses what it cannot mean with a ConfigError that names the field."""
-
-    max_tokens: int = 64
-    """At most this many new tokens."""
-    temperature: float = 0.0
-    """0 is greedy; scores are divided by it."""
-    top_p: float = 1.0
-    """Keep the likeliest tokens that together reach this probability."""
-    top_k: int = 0
-    """Keep this many of the likeliest tokens; 0 keeps all."""
-    seed: int | None = None
-    """The same seed, prompt and weights give the same completion; None draws afresh each time."""
-    stop: tuple[str, ...] = ()
-    """The text ends before the first of these."""
-    logprobs: int | None = None
-    """Report the log-probability of every token drawn, and of so many of the likeliest beside it."""
-
-    def __post_init__(self) -> None:
-        _whole("max_tokens", self.max_tokens, 1, 2**31)
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _number("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0:
-            raise ConfigError("top_p", "0 keeps no token", "choose a value above 0, up to 1")
-        _whole("top_k", self.top_k, 0, 2**31)
-        if self.seed is not None:
-            _whole("seed", self.seed, 0, MAX_SEED)
-        if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
-            raise ConfigError(
-                "stop",
-                f"{reprlib.repr(self.stop)} is not a list of non-empty texts",
-                "give texts such as '\\n\\n'",
-            )
-        if len(self.stop) > MAX_STOPS:
-            raise ConfigError("stop", f"{len(self.stop)} texts are too many", f"give at most {MAX_STOPS}")
 
 
 class Draws:
@@ -130,14 +85,3 @@ def log_probabilities(logits_V: Tensor, token: int, num_top: int) -> Logprobs:
     scores_V = logits_V.float().log_softmax(dim=-1)
     values, ids = scores_V.topk(min(num_top, len(scores_V)))
     return Logprobs(token, float(scores_V[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
-
-
-def _whole(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(name, f"{reprlib.repr(value)} is not a whole number from {low} to {high}", "choose one")
-
-
-def _number(name: str, value: object, low: float, high: float) -> None:
-    # NaN compares false and is refused too.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ConfigError(name, f"{reprlib.repr(value)} is not a number from {low:g} to {high:g}", "choose one")

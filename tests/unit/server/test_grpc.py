@@ -18,6 +18,7 @@ from lakh.server import http, proto
 from lakh.server.engine import Engine, Sampling
 from lakh.server.http import Server
 from lakh.server.keys import Keys
+from lakh.server.local import LocalBackend
 
 PATIENCE_S = 30.0
 
@@ -26,8 +27,8 @@ def run(engine: Engine, story: Callable[[Any, grpc.aio.Channel, Server], Awaitab
     async def main() -> None:
         async with (
             asyncio.timeout(2 * PATIENCE_S),
-            http.running(engine, "127.0.0.1", 0, **options) as server,
-            grpc_face.running(server, "127.0.0.1", 0) as address,
+            http.running(LocalBackend(engine), "127.0.0.1", 0, **options) as server,
+            grpc_face.running(server.desk, "127.0.0.1", 0) as address,
             grpc.aio.insecure_channel(address) as channel,
         ):
             complete = channel.unary_stream(
@@ -49,6 +50,8 @@ def test_a_stream_carries_the_engines_answer(engine: Engine) -> None:
         assert "".join(chunk.text for chunk in chunks) == expected.text
         assert [token for chunk in chunks for token in chunk.tokens] == list(expected.tokens)
         assert len([item for chunk in chunks for item in chunk.logprobs]) == len(expected.tokens)
+        usage = chunks.pop().usage
+        assert (usage.prompt_tokens, usage.completion_tokens) == (expected.prompt_tokens, len(expected.tokens))
         assert [chunk.finish_reason for chunk in chunks][-1] == expected.finish_reason
         assert len(chunks) > 3
         infill = proto.CompleteRequest(prompt="def add(", suffix="\n", max_tokens=4, temperature=0, order="spm")

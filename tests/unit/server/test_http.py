@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,6 +20,8 @@ from lakh.errors import UserError
 from lakh.server import http
 from lakh.server.engine import Engine, Sampling
 from lakh.server.http import Server, running
+from lakh.server.local import MAX_WAITING, LocalBackend
+from lakh.server.worker import Worker
 from lakh.workloads.code.model import CodeModel
 
 PATIENCE_S = 20.0
@@ -41,9 +44,19 @@ def gated(engine: Engine, reference: CodeModel) -> GatedEngine:
     return made
 
 
+def worker_of(server: Server) -> Worker:
+    backend = server.desk.backend
+    assert isinstance(backend, LocalBackend)
+    return backend.worker
+
+
 class Client:
     def __init__(self, server: Server, session: aiohttp.ClientSession) -> None:
         self.server, self.session = server, session
+
+    @property
+    def worker(self) -> Worker:
+        return worker_of(self.server)
 
     async def post(self, body: Any, path: str = "/v1/completions") -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -68,9 +81,10 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(engine: Engine, **options: Any) -> AsyncIterator[Client]:
+async def serving(engine: Engine, max_waiting: int = MAX_WAITING, **options: Any) -> AsyncIterator[Client]:
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
-    async with running(engine, "127.0.0.1", 0, **options) as server, aiohttp.ClientSession(timeout=timeout) as session:
+    backend = LocalBackend(engine, max_waiting=max_waiting)
+    async with running(backend, "127.0.0.1", 0, **options) as server, aiohttp.ClientSession(timeout=timeout) as session:
         yield Client(server, session)
 
 
@@ -188,7 +202,7 @@ def test_pages_about_the_server(engine: Engine) -> None:
         assert latency_s > 0
         names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
         samples = [line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")]
-        assert {name.removesuffix("_sum").removesuffix("_count") for name in samples} <= names
+        assert {re.sub("_(sum|count|bucket)$", "", name) for name in samples} <= names
 
     run(engine, story)
 
@@ -351,7 +365,7 @@ def test_a_full_queue_is_a_429_and_a_gone_client_makes_room(gated: GatedEngine) 
     gated.max_rows = 1
 
     async def story(client: Client) -> None:
-        worker = client.server.worker
+        worker = client.worker
         first = asyncio.create_task(client.post({**LONG, "max_tokens": 2}))
         await until(lambda: worker.num_running == 1)
         second = asyncio.create_task(client.post({**LONG, "max_tokens": 2}))
@@ -381,9 +395,9 @@ def test_a_client_that_disconnects_cancels_its_generation(gated: GatedEngine, st
         gated.gate.release(3)
         await until(lambda: gated.steps == 3)
         task.cancel()
-        await until(lambda: client.server.metrics.cancelled == 1)
+        await until(lambda: client.server.desk.metrics.cancelled == 1)
         gated.gate.release(200)
-        await until(lambda: client.server.worker.num_running == 0)
+        await until(lambda: client.worker.num_running == 0)
         assert gated.steps <= 4  # of 60: the step at work, and no other
         assert (await client.post({**LONG, "max_tokens": 2}))[0] == 200
 
@@ -398,20 +412,20 @@ def test_a_port_in_use_is_the_users_to_change(engine: Engine) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(UserError, match="in use") as caught:
-            http.serve(engine, "127.0.0.1", taken.getsockname()[1])
+            http.serve(LocalBackend(engine), "127.0.0.1", taken.getsockname()[1])
     assert "--http" in caught.value.todo
     with pytest.raises(UserError, match="no address of this machine"):
-        http.serve(engine, "no.such.host.invalid", 0)
+        http.serve(LocalBackend(engine), "no.such.host.invalid", 0)
 
 
 def test_at_the_end_requests_at_work_are_finished(gated: GatedEngine) -> None:
     async def main() -> None:
         answers: list[asyncio.Task[tuple[int, Any]]] = []
         session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
-        async with session, running(gated, "127.0.0.1", 0, drain_s=PATIENCE_S) as server:
+        async with session, running(LocalBackend(gated), "127.0.0.1", 0, drain_s=PATIENCE_S) as server:
             client = Client(server, session)
             answers += [asyncio.create_task(client.post({**LONG, "max_tokens": 3})) for _ in range(2)]
-            await until(lambda: server.worker.num_running + server.worker.num_waiting == 2)
+            await until(lambda: worker_of(server).num_running + worker_of(server).num_waiting == 2)
             asyncio.get_running_loop().call_later(0.2, gated.gate.release, 6)
         for answer in answers:
             status, body = await answer
@@ -426,11 +440,11 @@ def test_after_the_deadline_they_are_told(gated: GatedEngine) -> None:
     async def main() -> None:
         answers: list[asyncio.Task[tuple[int, Any]]] = []
         session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
-        async with session, running(gated, "127.0.0.1", 0, drain_s=0.1) as server:
+        async with session, running(LocalBackend(gated), "127.0.0.1", 0, drain_s=0.1) as server:
             client = Client(server, session)
             for number in (1, 2):
                 answers.append(asyncio.create_task(client.post(LONG)))
-                await until(lambda: server.worker.num_running + server.worker.num_waiting == number)  # noqa: B023
+                await until(lambda: worker_of(server).num_running + worker_of(server).num_waiting == number)  # noqa: B023
             asyncio.get_running_loop().call_later(1.0, gated.gate.release, 1)
         (status, cut), (refused, _) = [await answer for answer in answers]
         assert (status, cut["choices"][0]["finish_reason"]) == (200, "abort")

@@ -8,6 +8,7 @@ import pytest
 
 from lakh.server.engine import Engine, Sampling
 from lakh.server.http import running
+from lakh.server.local import LocalBackend
 
 openai = pytest.importorskip("openai", reason="pip install openai")
 
@@ -16,7 +17,7 @@ def test_openais_client_gets_whole_and_streamed_answers(engine: Engine) -> None:
     expected = engine.generate(["def add("], Sampling(max_tokens=12))[0]
 
     async def main() -> None:
-        async with asyncio.timeout(60), running(engine, "127.0.0.1", 0) as server:
+        async with asyncio.timeout(60), running(LocalBackend(engine), "127.0.0.1", 0) as server:
             client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
             async with client:
                 ask = {"model": "tiny", "prompt": "def add(", "max_tokens": 12, "temperature": 0}

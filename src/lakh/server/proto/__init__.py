@@ -13,7 +13,15 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-__all__ = ["SERVICE", "CompleteChunk", "CompleteRequest", "ModelsReply", "ModelsRequest"]
+__all__ = [
+    "SERVICE",
+    "CompleteChunk",
+    "CompleteRequest",
+    "FeedbackReply",
+    "FeedbackRequest",
+    "ModelsReply",
+    "ModelsRequest",
+]
 
 SERVICE = "lakh.v1.Completion"
 
@@ -30,3 +38,5 @@ CompleteRequest = _message("CompleteRequest")
 CompleteChunk = _message("CompleteChunk")
 ModelsRequest = _message("ModelsRequest")
 ModelsReply = _message("ModelsReply")
+FeedbackRequest = _message("FeedbackRequest")
+FeedbackReply = _message("FeedbackReply")

@@ -1,0 +1,166 @@
+"""An engine in this process as a backend: requests become rows, one thread steps them (worker.py).
+
+Long prompts are tokenized in threads, so that neither other requests nor the engine wait for it. A full queue, a newer
+request with the same key and the end of the server are BadRequests with the status that means them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+from lakh.server.backend import Family, ModelCard, Piece, Usage
+from lakh.server.engine import Engine
+from lakh.server.requests import BadRequest, CompletionRequest
+from lakh.server.row import Row
+from lakh.server.sampling import Logprobs
+from lakh.server.text import StopRule, columns
+from lakh.server.worker import Job, QueueFull, Stopped, Superseded, Worker
+
+__all__ = ["MAX_WAITING", "LocalBackend", "rows_of"]
+
+MAX_WAITING = 64
+RESULT_TIMEOUT_S = 600.0  # for the next piece of an answer, the time in the queue included
+CLOSE_S = 5.0  # for the thread
+SAMPLED_ROWS = 256  # of the embedding, by which weights are told apart
+
+
+class LocalBackend:
+    def __init__(self, engine: Engine, *, max_waiting: int = MAX_WAITING) -> None:
+        self.engine = engine
+        self.worker = Worker(engine, max_waiting)
+        self.encoders = ThreadPoolExecutor(2, "lakh-encode")
+        self._fingerprint = lru_cache(1)(lambda version: f"{_fingerprint(engine)}-{version}")
+
+    @property
+    def num_running(self) -> int:
+        return self.worker.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self.worker.num_waiting
+
+    def models(self) -> list[ModelCard]:
+        engine = self.engine
+        return [ModelCard(engine.name, engine.spec.context, self._fingerprint(engine.weights_version))]
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Piece | Usage, None]:
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self.encoders, rows_of, self.engine, request)
+        job = Job(rows, request.supersede)
+        offsets: Counter[int] = Counter()
+        num_tokens = 0
+        try:
+            self.worker.submit(job)
+            async for index, chunk in job.results(RESULT_TIMEOUT_S):
+                num_tokens += len(chunk.tokens)
+                logprobs = None
+                if chunk.logprobs is not None:
+                    logprobs = _logprobs(self.engine, chunk.logprobs, offsets[index])
+                    offsets[index] += len(chunk.text)
+                yield Piece(index, chunk.text, chunk.finish_reason, chunk.tokens, logprobs)
+        except QueueFull:
+            message = f"{self.worker.max_waiting} requests are waiting already; try again later"
+            raise BadRequest(None, message, status=429, code="queue_full") from None
+        except Superseded:
+            message = "a newer request took this one's place"
+            raise BadRequest(None, message, status=409, code="superseded") from None
+        except Stopped:
+            raise BadRequest(None, "the server is shutting down", status=503) from None
+        except TimeoutError:
+            message = f"no answer within {RESULT_TIMEOUT_S:g} s"
+            raise BadRequest(None, message, status=503, code="timeout") from None
+        finally:
+            self.worker.cancel(job)
+        prompt_tokens = sum(len(row.prompt) for row in rows[:: request.n])
+        yield Usage(prompt_tokens, num_tokens, sum(row.num_cached for row in rows[:: request.n]))
+
+    def families(self) -> list[Family]:
+        counts, pool = self.engine.counts, self.engine.pool
+        return [
+            Family("kv_cache_usage_perc", "gauge", "Share of blocks in use.", [("", pool.num_held / pool.num_blocks)]),
+            Family("kv_cache_blocks_held", "gauge", "Blocks that rows at work hold.", [("", pool.num_held)]),
+            Family("prefix_cache_queries_total", "counter", "Prompt tokens looked up.", [("", counts.prompt_tokens)]),
+            Family("prefix_cache_hits_total", "counter", "Prompt tokens found.", [("", counts.cached_tokens)]),
+            Family("num_preemptions_total", "counter", "Rows that gave way.", [("", counts.preempted_rows)]),
+            Family("requests_superseded_total", "counter", "Overtaken.", [("", self.worker.num_superseded)]),
+            Family("spec_decode_num_draft_tokens_total", "counter", "Guesses.", [("", counts.drafted_tokens)]),
+            Family("spec_decode_num_accepted_tokens_total", "counter", "Guesses kept.", [("", counts.kept_tokens)]),
+            Family("weights_version", "gauge", "How often weights were swapped.", [("", self.engine.weights_version)]),
+        ]
+
+    async def start(self) -> None:
+        """The thread runs from the beginning."""
+
+    async def drain(self, deadline_s: float) -> None:
+        await self.worker.drain(deadline_s)
+
+    async def close(self) -> None:
+        self.encoders.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.worker.close, CLOSE_S)
+
+
+def rows_of(engine: Engine, request: CompletionRequest) -> list[Row]:
+    """In a thread: tokenize, check the length; one row for every choice."""
+    sampling = request.sampling
+    if sampling.max_tokens >= engine.spec.context:
+        found = f"max_tokens: {sampling.max_tokens} leaves no room in a context of {engine.spec.context} tokens"
+        raise BadRequest("max_tokens", found)
+    deadline_s = None if request.timeout_s is None else engine.clock() + request.timeout_s
+    rows = []
+    copies: Counter[tuple[int, ...]] = Counter()
+    for prompt in request.prompts:
+        if request.suffix is not None and isinstance(prompt, str):
+            ids = engine.infill(prompt, request.suffix, sampling.max_tokens, request.order)
+        else:
+            ids = engine.encode(prompt)
+            if len(ids) + sampling.max_tokens > engine.spec.context:
+                found = f"prompt: {len(ids)} tokens and max_tokens {sampling.max_tokens} are more than the context"
+                found += f" of {engine.spec.context}"
+                raise BadRequest("prompt", found, code="context_length_exceeded")
+            ids = engine.cut(ids, sampling)
+        for _ in range(request.n):
+            rule = _stop_rule(request.stop_rule, prompt)
+            space = request.cache_space
+            row = engine.row(ids, sampling, copy=copies[ids], tenant=space, deadline_s=deadline_s, rule=rule)
+            rows.append(row)
+            copies[ids] += 1
+    return rows
+
+
+def _stop_rule(kind: str | None, prompt: object) -> StopRule | None:
+    if kind is None:
+        return None
+    line = prompt.rpartition("\n")[2] if isinstance(prompt, str) else ""
+    return StopRule(kind, columns(line[: len(line) - len(line.lstrip(" \t"))]))
+
+
+def _logprobs(engine: Engine, items: Sequence[Logprobs], offset: int) -> dict[str, Any]:
+    """OpenAI's form: parallel lists. Half a character is spelt as U+FFFD."""
+
+    def spell(token: int) -> str:
+        return engine.tokenizer.decode([token], show_special=True)
+
+    tokens = [spell(item.token) for item in items]
+    offsets = [offset + sum(len(token) for token in tokens[:index]) for index in range(len(tokens))]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [item.logprob for item in items],
+        "top_logprobs": [{spell(token): logprob for token, logprob in item.top} for item in items],
+        "text_offset": offsets,
+    }
+
+
+def _fingerprint(engine: Engine) -> str:
+    """Of the weights, by their norms and a sample of the embedding: any training changes both."""
+    network = engine.network
+    step = max(network.embed.shape[0] // SAMPLED_ROWS, 1)
+    digest = hashlib.sha256(repr(engine.spec).encode())
+    for tensor in (network.norms, network.embed[::step]):
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,107 @@
+"""How much a tenant may ask: requests and tokens per minute, and requests at once.
+
+Counts are kept in a store by tenant and minute, so that all servers with the same Redis share them; where the store
+cannot say, this process counts alone until it can. Tokens are counted when they are known, after the answer: a tenant
+may go over by what is under way. A refusal is a 429 (RESOURCE_EXHAUSTED) that says when to come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from lakh.server.requests import BadRequest
+from lakh.server.store import MemoryStore, Store
+
+__all__ = ["Quota", "Quotas", "Verdict", "decide"]
+
+WINDOW_S = 60.0
+
+
+@dataclass(frozen=True)
+class Quota:
+    """None sets no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Of prompts and answers together."""
+    at_once: int | None = None
+    """Requests under way, in one server."""
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [field.name for field in fields(cls)]
+
+
+class Verdict(NamedTuple):
+    allowed: bool
+    retry_after_s: float
+    reason: str
+
+
+def decide(what: str, used: int, limit: int | None, now_s: float) -> Verdict:
+    """`used` in this minute, the request in question included."""
+    if limit is None or used <= limit:
+        return Verdict(True, 0.0, f"{used} {what} of {limit} this minute")
+    left_s = WINDOW_S - now_s % WINDOW_S
+    return Verdict(False, left_s, f"more than {limit} {what} a minute; come back in {left_s:.0f} s")
+
+
+class Quotas:
+    def __init__(
+        self, quotas: Mapping[str, Quota], store: Store | None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`clock` is the wall's: servers that share a store share the minute."""
+        self._quotas, self._store, self._clock = quotas, store, clock
+        self._alone = MemoryStore()
+        self._at_work: Counter[str] = Counter()
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, tenant: str) -> AsyncIterator[None]:
+        """A BadRequest where the tenant has had its share."""
+        quota = self._quotas.get(tenant)
+        if quota is None:
+            yield
+            return
+        if quota.at_once is not None and self._at_work[tenant] >= quota.at_once:
+            raise _refusal(Verdict(False, 1.0, f"more than {quota.at_once} requests at once; try again later"))
+        self._at_work[tenant] += 1
+        try:
+            await self._check(tenant, quota)
+            yield
+        finally:
+            self._at_work[tenant] -= 1
+
+    async def charge(self, tenant: str, tokens: int) -> None:
+        quota = self._quotas.get(tenant)
+        if quota is not None and quota.tokens_per_minute is not None and tokens:
+            await self._add(tenant, "tokens", tokens)
+
+    async def _check(self, tenant: str, quota: Quota) -> None:
+        now_s = self._clock()
+        if quota.tokens_per_minute is not None:
+            used = await self._add(tenant, "tokens", 0)
+            verdict = decide("tokens", used + 1, quota.tokens_per_minute, now_s)
+            if not verdict.allowed:
+                raise _refusal(verdict)
+        if quota.requests_per_minute is not None:
+            used = await self._add(tenant, "requests", 1)
+            verdict = decide("requests", used, quota.requests_per_minute, now_s)
+            if not verdict.allowed:
+                raise _refusal(verdict)
+
+    async def _add(self, tenant: str, what: str, amount: int) -> int:
+        key = f"quota:{what}:{int(self._clock() // WINDOW_S)}:{tenant}"
+        alone = await self._alone.add(key, amount, 2 * WINDOW_S)
+        shared = None if self._store is None else await self._store.add(key, amount, 2 * WINDOW_S)
+        return max(alone or 0, shared or 0)
+
+
+def _refusal(verdict: Verdict) -> BadRequest:
+    return BadRequest(
+        None, verdict.reason, status=429, code="quota_exceeded", retry_after_s=max(verdict.retry_after_s, 1.0)
+    )

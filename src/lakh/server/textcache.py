@@ -1,0 +1,159 @@
+"""Answers that are known already: the same question again, or the next characters of what was suggested.
+
+In front of any backend. An answer is kept only where the question alone decides it: greedy or with a seed, one choice,
+no log-probabilities, finished by itself. It is kept under a hash of tenant, salt, model, weights, and everything in
+the request that may change the answer, up to the last line break before the cursor; the current line and the text stand
+beside it:
+
+    asked at        "    return le"     suggested "ft + right"
+    asked again at  "    return le"     "ft + right", the same answer
+    typed on to     "    return left +" " right", where the request says `reuse` (editors do, by `supersede`)
+
+`reuse` shortens an answer by what was typed, so it is never done unasked. Another tenant's question has another hash:
+it neither reads these answers nor can tell by time that they are there. Costs one `get` of the store per request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lakh.server.backend import Backend, Family, ModelCard, Piece, Usage
+from lakh.server.requests import CompletionRequest
+from lakh.server.store import Store
+
+__all__ = ["Known", "TextCache", "continue_known", "question_of"]
+
+TTL_S = 300.0
+MAX_KNOWN = 8  # answers under one key: places in one line
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Known:
+    """An answer, and the current line up to the cursor for which it was given."""
+
+    line: str
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Question:
+    key: str
+    line: str
+
+
+class TextCache:
+    def __init__(self, backend: Backend, store: Store, ttl_s: float = TTL_S) -> None:
+        self.backend, self.store = backend, store
+        self._ttl_s = ttl_s
+        self.num_asked = self.num_repeated = self.num_typed = 0
+
+    @property
+    def num_running(self) -> int:
+        return self.backend.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self.backend.num_waiting
+
+    def models(self) -> list[ModelCard]:
+        return self.backend.models()
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Piece | Usage, None]:
+        question = question_of(request, self.models())
+        known: list[Known] = []
+        if question is not None:
+            self.num_asked += 1
+            known = _read(await self.store.get(question.key))
+            found = continue_known(known, question.line, may_be_typed=request.reuse)
+            if found is not None:
+                text, answer = found
+                self.num_repeated += text == answer.text
+                self.num_typed += text != answer.text
+                yield Piece(0, text, answer.finish_reason)
+                yield Usage(answer.prompt_tokens, 0, answer.prompt_tokens)
+                return
+        texts: list[str] = []
+        reason = None
+        async with contextlib.aclosing(self.backend.complete(request)) as items:
+            async for item in items:
+                if isinstance(item, Piece):
+                    texts.append(item.text)
+                    reason = item.finish_reason or reason
+                elif question is not None and reason in ("stop", "length"):
+                    answer = Known(question.line, "".join(texts), reason, item.prompt_tokens, item.completion_tokens)
+                    others = [one for one in known if one.line != question.line]
+                    value = [asdict(one) for one in [answer, *others][:MAX_KNOWN]]
+                    self.store.put(question.key, json.dumps(value).encode(), self._ttl_s)
+                yield item
+
+    def families(self) -> list[Family]:
+        return [
+            *self.backend.families(),
+            Family("text_cache_queries_total", "counter", "Questions that may be known.", [("", self.num_asked)]),
+            Family("text_cache_hits_total", "counter", "Questions asked before.", [("", self.num_repeated)]),
+            Family("text_reuse_hits_total", "counter", "Suggestions typed into.", [("", self.num_typed)]),
+        ]
+
+    async def start(self) -> None:
+        await self.backend.start()
+
+    async def drain(self, deadline_s: float) -> None:
+        await self.backend.drain(deadline_s)
+
+    async def close(self) -> None:
+        await self.backend.close()
+
+
+def question_of(request: CompletionRequest, models: Sequence[ModelCard]) -> Question | None:
+    """What a request asks, as a key and the current line; None where its answer must not be kept."""
+    sampling = request.sampling
+    if request.num_choices != 1 or sampling.logprobs is not None or request.return_token_ids:
+        return None
+    if sampling.temperature > 0 and sampling.seed is None:
+        return None
+    weights = [card.weights for card in models if request.model in (None, card.id)]
+    prompt = request.prompts[0]
+    head, line = "", ""
+    if isinstance(prompt, str):
+        before, newline, line = prompt.rpartition("\n")
+        head = before + newline
+    asked: list[Any] = [
+        FORMAT,
+        [request.tenant, request.cache_salt, request.model, weights],
+        [head, None if isinstance(prompt, str) else prompt, request.suffix, request.order if request.suffix else ""],
+        [sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed, sampling.stop],
+        request.stop_rule,
+    ]
+    # JSON spells every list in one way only: two questions with one spelling are the same question.
+    return Question(f"text:{hashlib.sha256(json.dumps(asked).encode()).hexdigest()}", line)
+
+
+def continue_known(known: Sequence[Known], line: str, *, may_be_typed: bool) -> tuple[str, Known] | None:
+    """What is left of a known answer at this place in the line, and which answer it is."""
+    for answer in known:
+        if answer.line == line:
+            return answer.text, answer
+    for answer in known if may_be_typed else ():
+        typed = line[len(answer.line) :]
+        if line.startswith(answer.line) and answer.text.startswith(typed) and len(typed) < len(answer.text):
+            return answer.text[len(typed) :], answer
+    return None
+
+
+def _read(value: bytes | None) -> list[Known]:
+    """What a store gave back; anything that is not ours is nothing."""
+    if value is None:
+        return []
+    try:
+        return [Known(**one) for one in json.loads(value)]
+    except (ValueError, TypeError):
+        return []
