@@ -11,7 +11,7 @@ import click
 from lakh.errors import UserError
 from lakh.planner.catalogue import Architecture, architecture
 from lakh.planner.estimate import layout_of
-from lakh.planner.layout import RECOMPUTE, Layout
+from lakh.planner.layout import RECOMPUTE, SCHEDULES, Layout
 from lakh.planner.memory import OPTIMIZER_BYTES
 from lakh.planner.shape import Shape, shape_of
 from lakh.spec import Cluster, Run, load_run
@@ -63,12 +63,19 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--shard", type=degree, help="Ranks that share weights and states (FSDP, ZeRO-3); 1 is ZeRO-1."
             ),
+            click.option(
+                "--zero", type=click.IntRange(0, 2), help="Without --shard: cut up nothing, states, gradients too."
+            ),
             click.option("--micro-batch", type=degree, help="Sequences at a time."),
             click.option("--chunks", type=degree, help="Interleaved chunks per pipeline stage."),
             click.option("--recompute", type=click.Choice(RECOMPUTE), help="What the backward pass computes again."),
             click.option("--precision", type=click.Choice(list(PRECISIONS)), help="Of the linear layers."),
             click.option("--optimizer", type=click.Choice(list(OPTIMIZER_BYTES)), help="Whose states are kept."),
-            click.option("--schedule", type=click.Choice(["1f1b", "zb-h1"]), help="Of the pipeline."),
+            click.option(
+                "--schedule",
+                type=click.Choice(SCHEDULES),
+                help="Of the pipeline; lean is interleaved with the least in flight.",
+            ),
             click.option("--offload", is_flag=True, default=None, help="Keep the optimizer states in host memory."),
         ]
     ):
@@ -126,11 +133,21 @@ def with_options(question: Question, changes: dict[str, Any]) -> Layout:
         given["low_precision"] = PRECISIONS[given.pop("precision")]
     if "optimizer" in given:
         given["optimizer_bytes"] = OPTIMIZER_BYTES[given.pop("optimizer")]
-    if "schedule" in given:
-        given["zero_bubble"] = given.pop("schedule") == "zb-h1"
+    schedule = given.pop("schedule", None)
+    if schedule:
+        chunks = given.get("chunks", 1)
+        if (chunks > 1) != (schedule in ("interleaved", "lean")):
+            todo = "give --chunks 2 or more" if chunks == 1 else "leave --chunks away, or take interleaved or lean"
+            raise UserError(f"--schedule {schedule}", f"has {chunks} chunks per stage", todo)
+        given |= {"zero_bubble": schedule == "zb-h1", "run_ahead": 1 if schedule == "lean" else 2}
+    zero = given.pop("zero", None)
+    if zero is not None:
+        if given.get("shard", 1) > 1:
+            raise UserError(f"--zero {zero}", "goes with whole weights", "leave --shard away, it is ZeRO-3")
+        given |= {"zero1": zero >= 1, "zero2": zero == 2, "shard": 1}
     layout = replace(base, **{name: float(value) for name, value in given.items()})
     if int(layout.shard) > 1:
-        layout = replace(layout, zero1=0.0)
+        layout = replace(layout, zero1=0.0, zero2=0.0)
     return replace(layout, sequence_parallel=float(int(layout.tp) > 1))
 
 

@@ -198,8 +198,11 @@ def nearest_that_fits(shape: Shape, layout: Layout, hw: Hardware) -> dict[str, A
         for size in sorted({float(layout.micro_batch), 1.0}, reverse=True):
             base = {"recompute": recompute, "micro_batch": size}
             changes.append(base)
-            changes.append({**base, "zero1": 1.0})
-            changes.append({**base, "shard": data, "zero1": 0.0})
+            if float(layout.weight_bytes) < 4:  # a program whose weights are their own master copy has FSDP only
+                changes.append({**base, "zero1": 1.0})
+                changes.append({**base, "zero1": 1.0, "zero2": 1.0, "shard": 1.0})
+                changes.append({**base, "zero1": 1.0, "zero2": 1.0, "shard": 1.0, "run_ahead": 1.0})
+            changes.append({**base, "shard": data, "zero1": 0.0, "zero2": 0.0})
     for grow in (2, 4, 8, 16, 32, 64):
         for axis in ("tp", "pp"):
             ranks = float(getattr(layout, axis)) * grow
@@ -213,7 +216,8 @@ def nearest_that_fits(shape: Shape, layout: Layout, hw: Hardware) -> dict[str, A
                 and not (axis == "tp" and ranks > 16)
             ):
                 changes.append(others)
-    changes.append({"micro_batch": 1.0, "recompute": float(FULL), "shard": data, "zero1": 0.0, "offload": 1.0})
+    changes.append({"micro_batch": 1.0, "recompute": float(FULL), "shard": data, "zero1": 0.0, "zero2": 0.0,
+                    "offload": 1.0})  # fmt: skip
     for change in changes:
         other = replace(layout, **change)
         total = float(memory(shape, other).total_bytes)
@@ -237,9 +241,9 @@ def describe(layout: Layout) -> dict[str, Any]:
         "micro_batches": int(lo.micro_batches),
         "chunks": int(lo.chunks),
         "recompute": RECOMPUTE[int(lo.recompute)],
-        "zero1": bool(lo.zero1),
+        "zero": 3 if int(lo.shard) > 1 else 2 if lo.zero2 else int(bool(lo.zero1)),
         "offload": bool(lo.offload),
-        "schedule": "zb-h1" if lo.zero_bubble else "interleaved" if int(lo.chunks) > 1 else "1f1b",
+        "schedule": lo.schedule,
     }
 
 

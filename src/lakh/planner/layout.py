@@ -18,7 +18,7 @@ __all__ = ["FULL", "HALF", "NONE", "RECOMPUTE", "SCHEDULES", "SELECTIVE", "Layou
 
 NONE, SELECTIVE, FULL, HALF = 0, 1, 2, 3
 RECOMPUTE = ("none", "selective", "full", "half")
-SCHEDULES = ("1f1b", "interleaved", "zb-h1")
+SCHEDULES = ("1f1b", "interleaved", "lean", "zb-h1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,15 @@ class Layout:
     """Ranks over which parameters, gradients and optimizer states are cut up (FSDP, ZeRO-3); 1 is none."""
     chunks: Array = 1.0
     """Interleaved model chunks of each pipeline stage."""
+    run_ahead: Array = 2.0
+    """Chunks by which a stage of an interleaved pipeline runs ahead of the next one. 2 hides the transfers between them
+    (Megatron, torch); 1 is the least that costs no bubble, and holds the fewest activations ("lean")."""
     recompute: Array = 0.0
     """0 none, 1 selective (attention scores only), 2 full, 3 half (every other layer or matrix product)."""
     zero1: Array = 0.0
     """1 cuts the optimizer states up over all data ranks (ZeRO-1, distributed optimizer)."""
+    zero2: Array = 0.0
+    """1 cuts the gradients up in the same way: only those of two chunks (or layers) are whole at a time (ZeRO-2)."""
     sequence_parallel: Array = 0.0
     flash: Array = 1.0
     """1 for fused attention that never writes the score matrix."""
@@ -77,6 +82,13 @@ class Layout:
     def micro_batches(self) -> Array:
         """Micro-batches that each pipeline works off in one step."""
         return self.batch / (self.data_ranks * self.micro_batch)
+
+    @property
+    def schedule(self) -> str:
+        """Of a single layout, in the words of SCHEDULES."""
+        if self.zero_bubble:
+            return "zb-h1"
+        return "1f1b" if int(self.chunks) == 1 else "lean" if float(self.run_ahead) < 2 else "interleaved"
 
     @property
     def data_stride(self) -> Array:

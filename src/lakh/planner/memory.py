@@ -1,9 +1,10 @@
 """Bytes on one GPU: states, gathered layers, activations in flight, logits, and what the allocator wastes.
 
 Counted per stage of the pipeline: the first holds the most micro-batches in flight, the last holds the logits; the
-fuller one counts. Activations follow the tensors that a block's backward pass needs (arXiv 2205.05198 for the plain
-block), generalised to grouped queries, gated feed-forward, experts and latent attention. Like everything here it
-takes one layout or a million. Knows no time.
+fullest one counts. Where the layers do not divide, the first and the last stage are the lighter ones, as they have the
+tables (Llama 3 does so, arXiv 2407.21783, section 3.3.2); the second may then be the fullest. Activations follow the
+tensors that a block's backward pass needs (arXiv 2205.05198 for the plain block), generalised to grouped queries,
+gated feed-forward, experts and latent attention. Like everything here it takes one layout or a million. Knows no time.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import numpy as np
 from lakh.planner.layout import FULL, HALF, NONE, Layout
 from lakh.planner.shape import Array, Shape
 
-__all__ = ["OPTIMIZER_BYTES", "Memory", "memory", "stage_parameters"]
+__all__ = ["OPTIMIZER_BYTES", "Memory", "in_flight", "memory", "stage_parameters"]
 
 # Bytes of optimizer state per parameter, master copy included where there is one.
 OPTIMIZER_BYTES = {"adamw": 12.0, "adamw-8bit": 6.0, "adamw-bf16": 4.0, "muon": 8.0, "sgd": 8.0}
 
 CONTEXT_BYTES = 2.0 * 2**30  # CUDA context, communicator buffers, workspaces of matrix products
-FRAGMENTATION = 0.08  # of activations and temporary buffers: what a caching allocator cannot hand out again
+# What a caching allocator cannot hand out again: a share of one micro-batch's activations and of temporary buffers. The
+# micro-batches of a pipeline all ask for the same sizes, so that each takes over the blocks of an earlier one.
+FRAGMENTATION = 0.08
 LOGIT_BYTES = 10.0  # bf16 logits, their float32 copy and its gradient
 
 
@@ -47,9 +50,29 @@ class Memory:
 def stage_parameters(shape: Shape, layout: Layout) -> Array:
     """Parameters of one pipeline stage on one tensor rank, before any sharding over data ranks."""
     blocks = shape.parameters - shape.table_weights - _all_experts(shape)
-    share = layout.tp * shape.layers / np.ceil(shape.layers / layout.pp)  # of the fullest stage
+    most = np.ceil(shape.layers / layout.pp)
+    fullest = blocks / (layout.tp * shape.layers / most) + stage_experts(shape, layout)
     tables = np.where(np.asarray(layout.pp) > 1, 1.0, 2 - np.asarray(shape.tied)) * shape.vocab * shape.width
-    return blocks / share + stage_experts(shape, layout) + tables / layout.tp
+    with_table = fullest * (1 - _is_uneven(shape, layout) / most) + tables / layout.tp
+    return np.maximum(fullest, with_table)
+
+
+def _is_uneven(shape: Shape, layout: Layout) -> Array:
+    """1 where the layers do not divide over the stages: the stages with a table then have a layer less."""
+    return (np.asarray(shape.layers) % layout.pp > 0) * 1.0
+
+
+def in_flight(layout: Layout, stage: Array) -> Array:
+    """Micro-batches whose activations a stage (0 is the first) holds at most: its warm-up and the one at work.
+
+    1F1B: the stages still to come. Interleaved: each chunk but the last of a whole round, and `run_ahead` chunks per
+    stage still to come (Megatron-LM's and torch's schedules: 2).
+    """
+    pp, count = np.asarray(layout.pp, dtype=float), np.maximum(layout.micro_batches, 1.0)
+    chunks = np.maximum(np.asarray(layout.chunks, dtype=float), 1.0)
+    ahead = np.where(chunks > 1, layout.run_ahead, 1.0)
+    held = (chunks - 1) * np.minimum(pp, count) + ahead * np.maximum(pp - 1 - stage, 0.0) + 1
+    return np.minimum(held / chunks, count)
 
 
 def stage_experts(shape: Shape, layout: Layout) -> Array:
@@ -81,20 +104,26 @@ def memory(shape: Shape, layout: Layout) -> Memory:
     weights = held_parameters * lo.weight_bytes
     layer = params / stage_layers * 2.0
     gathered = np.where(is_sharded, np.where(is_pipelined, params * 2.0, 2 * layer), 0.0)
-    gradients = np.where(is_pipelined, params, held_parameters) * lo.gradient_bytes
+    chunks = np.maximum(np.asarray(lo.chunks, dtype=float), 1.0)
+    whole = np.where(is_pipelined, params, held_parameters)
+    at_work = params * np.minimum(2 / np.where(is_pipelined, chunks, stage_layers), 1.0)
+    cut_up = np.minimum(dense / owners + experts / expert_owners + at_work, whole)
+    gradients = np.where(lo.zero2, cut_up, whole) * lo.gradient_bytes
     optimizer = np.where(lo.offload, 0.0, (dense / owners + experts / expert_owners) * lo.optimizer_bytes)
 
     per_layer, kept = _activation_bytes(sh, lo)
+    uneven = _is_uneven(sh, lo)
     held = stage_layers * kept
-    chunks = np.maximum(np.asarray(lo.chunks, dtype=float), 1.0)
-    in_flight = np.minimum(lo.pp * (1 + (np.asarray(lo.pp) - 1) / (lo.pp * chunks) * (chunks > 1)), lo.micro_batches)
+    held_by_ends = (stage_layers - uneven) * kept  # the first and the last stage
     working = np.where(np.asarray(lo.recompute) == NONE, 0.0, per_layer)
     tokens = lo.micro_batch * lo.sequence / lo.cp
     logits = tokens * sh.vocab / lo.tp * LOGIT_BYTES
-    first = held * np.maximum(in_flight, 1.0) + working
-    last = held + working
-    logits_here = np.where(is_pipelined & (first > last + logits), 0.0, logits)
-    activations = np.where(is_pipelined & (first > last + logits), first, last)
+    most_held = np.maximum(held_by_ends * in_flight(lo, 0.0), held * in_flight(lo, 1.0) * uneven)
+    early = most_held + working
+    last = held_by_ends * in_flight(lo, np.asarray(lo.pp) - 1) + working
+    is_early = is_pipelined & (early > last + logits)
+    logits_here = np.where(is_early, 0.0, logits)
+    activations = np.where(is_early, early, last)
     return Memory(
         weights_bytes=weights,
         gradients_bytes=gradients,
@@ -102,7 +131,7 @@ def memory(shape: Shape, layout: Layout) -> Memory:
         gathered_bytes=gathered,
         activations_bytes=activations,
         logits_bytes=logits_here,
-        fragmentation_bytes=FRAGMENTATION * (activations + logits_here + gathered),
+        fragmentation_bytes=FRAGMENTATION * (held + working + logits_here + gathered),
         context_bytes=CONTEXT_BYTES + np.zeros(np.shape(activations)),
     )
 

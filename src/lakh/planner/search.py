@@ -101,8 +101,8 @@ def candidates(shape: Shape, limits: Limits) -> tuple[Layout, Counter[str]]:
 
 
 FIELDS = (
-    "gpus", "tp", "pp", "cp", "ep", "micro_batch", "chunks", "recompute", "zero_bubble", "zero1", "shard", "offload",
-    "tensor_overlap", "pp_inside",
+    "gpus", "tp", "pp", "cp", "ep", "micro_batch", "chunks", "zero_bubble", "run_ahead", "recompute", "zero1", "zero2",
+    "shard", "offload", "tensor_overlap", "expert_overlap", "pp_inside",
 )  # fmt: skip
 
 
@@ -117,34 +117,35 @@ def _inner(limits: Limits, layers: int, experts: int, gpus: int, tp: int, pp: in
     data = ranks * cp
     sizes = divisors(limits.batch // ranks, limits.max_micro_batch)
     per_stage = layers // pp
-    schedules = [(1.0, 0.0)]
+    schedules = [(1.0, 0.0, 2.0)]  # chunks, zero bubble, chunks ahead
     if pp > 1 and not limits.trainable:
-        schedules = [(1.0, 0.0), (1.0, 1.0)] + [(float(n), 0.0) for n in divisors(per_stage, 16) if n > 1]
-    shardings = {(0.0, 1.0), (1.0, 1.0)}
-    shardings |= {(0.0, float(n)) for n in divisors(data, data) if n > 1 and (n & (n - 1) == 0 or n == data)}
+        several = [float(n) for n in divisors(per_stage, 16) if n > 1]
+        schedules += [(1.0, 1.0, 2.0), *((n, 0.0, 2.0) for n in several), *((n, 0.0, 1.0) for n in several)]
+    shardings = {(0.0, 0.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 1.0)}  # ZeRO-1, ZeRO-2, shards
+    shardings |= {(0.0, 0.0, float(n)) for n in divisors(data, data) if n > 1 and (n & (n - 1) == 0 or n == data)}
     if limits.trainable:
-        shardings = {(0.0, float(n)) for n in divisors(data, data) if n % cp == 0 or n == 1}
+        shardings = {(0.0, 0.0, float(n)) for n in divisors(data, data) if n % cp == 0 or n == 1}
     holders = data * tp  # whole experts are spread over tensor ranks too
     experts_over = [float(n) for n in divisors(experts, holders)] if experts else [1.0]
     experts_over = [n for n in experts_over if holders % int(n) == 0] or [1.0]
-    pairs_schedule, pairs_sharding = np.array(schedules).T, np.array(sorted(shardings)).T
+    how_scheduled, how_sharded = np.array(schedules).T, np.array(sorted(shardings)).T
     axes = [
         np.array(experts_over),
         np.array(sizes, dtype=float),
-        np.arange(pairs_schedule.shape[1]),
+        np.arange(how_scheduled.shape[1]),
         np.array([NONE, SELECTIVE, FULL], dtype=float),
-        np.arange(pairs_sharding.shape[1]),
+        np.arange(how_sharded.shape[1]),
         np.array([0.0, 1.0] if limits.offload and not limits.trainable else [0.0]),
         np.array([0.0, 1.0] if tp > 1 and not limits.trainable else [0.0]),
+        np.array([0.0, 1.0] if experts and not limits.trainable else [0.0]),
         np.array([0.0, 1.0] if pp > 1 and ranks > 1 and not limits.trainable else [0.0]),
     ]
-    ep, size, schedule, recompute, sharding, offload, overlap, inside = (
+    ep, size, schedule, recompute, sharding, offload, overlap, expert_overlap, inside = (
         column.ravel() for column in np.meshgrid(*axes, indexing="ij")
     )
-    chunks, zero_bubble = pairs_schedule[:, schedule.astype(int)]
-    zero1, shard = pairs_sharding[:, sharding.astype(int)]
+    of_schedule, of_sharding = how_scheduled[:, schedule.astype(int)], how_sharded[:, sharding.astype(int)]
     outer = (np.full(ep.size, float(value)) for value in (gpus, tp, pp, cp))
-    return np.array([*outer, ep, size, chunks, recompute, zero_bubble, zero1, shard, offload, overlap, inside])
+    return np.array([*outer, ep, size, *of_schedule, recompute, *of_sharding, offload, overlap, expert_overlap, inside])
 
 
 def _as_layout(table: Array, limits: Limits) -> Layout:
@@ -248,6 +249,7 @@ def _row(layouts: Layout, i: int, step_s: Array, usd: Array, size: Array, steps:
         "name": _name(one),
         **describe(one),
         "tensor_overlap": bool(one.tensor_overlap),
+        "expert_overlap": bool(one.expert_overlap),
         "stages_inside": bool(one.pp_inside),
         "step_s": float(step_s[i]),
         "usd_per_step": float(usd[i]),
@@ -306,8 +308,8 @@ def _name(layout: Layout) -> str:
     words = [f"micro-batch {extra['micro_batch']}", extra["schedule"], f"recompute {extra['recompute']}"]
     if extra["shard"] > 1:
         words.append(f"shard {extra['shard']}")
-    elif extra["zero1"]:
-        words.append("zero-1")
+    elif extra["zero"]:
+        words.append(f"zero-{extra['zero']}")
     if extra["offload"]:
         words.append("offload")
     return f"{' '.join(parts) or 'one GPU'} ({', '.join(words)})"

@@ -227,7 +227,9 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     pieces = tp  # every tensor rank sends its part, the neighbour gathers it inside the node
     hop = point_to_point_s(net, stream / pieces, lo.stage_stride)
     transfers = np.where(np.asarray(lo.pp) > 1, 2 * hop * lo.chunks, 0.0)
-    hidden = np.where(lo.overlap, fr.interference, 1.0)
+    # Only a stage that runs two chunks ahead has work while its results travel; others wait for them in lockstep.
+    is_ahead = (np.asarray(lo.chunks) > 1) & (np.asarray(lo.run_ahead) >= 2)
+    hidden = np.where(np.asarray(lo.overlap, dtype=bool) & is_ahead, fr.interference, 1.0)
     pipeline = count * transfers * hidden
     stage_s = stage_layers * layer_s + transfers
     idle = (np.asarray(lo.pp) - 1) / lo.chunks * np.where(lo.zero_bubble, 1 / 3, 1.0)
@@ -241,10 +243,16 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     plain = all_reduce_s(net, dp_group, dense_gradient)
     zero = gather_s(net, dp_group, dense_gradient) + gather_s(net, dp_group, params * 2)
     across = all_reduce_s(net, replicas, dense_gradient / lo.shard)
+    # ZeRO-2 scatters a chunk's gradients after each round of micro-batches (each micro-batch without a pipeline).
+    rounds = np.where(np.asarray(lo.pp) > 1, np.maximum(np.floor(count / lo.pp), 1.0), count)
+    rounds = np.where(lo.zero2, rounds, 1.0)
+    zero = zero + (rounds - 1) * gather_s(net, dp_group, dense_gradient)
     gradient = np.where(np.asarray(lo.shard) > 1, across, np.where(lo.zero1, zero, plain))
     # Behind the backward pass of the last micro-batch (and the forward pass of the first), less what shards took of it.
     taken = np.where(np.asarray(lo.shard) > 1, stage_layers * np.minimum(fsdp_comm, layer_s), 0.0)
-    window = np.maximum(stage_layers * layer_s * np.where(lo.zero1, 1.0, 0.6) - taken, 0.0)
+    window = stage_layers * layer_s * np.where(lo.zero1, 1.0, 0.6)
+    window = window + (rounds - 1) * 0.6 * stage_layers * layer_s * count / rounds  # each round has its own backward
+    window = np.maximum(window - taken, 0.0)
     data_s = np.where(lo.overlap, _exposed(gradient, window, fr), gradient)
     data_s = data_s + gathers * stage_layers * fsdp_layer
 

@@ -1,5 +1,6 @@
 """Memory: what is known from papers, and laws that hold for every layout."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from lakh.planner.catalogue import architecture
 from lakh.planner.layout import FULL, NONE, SELECTIVE, Layout
-from lakh.planner.memory import memory
+from lakh.planner.memory import in_flight, memory
 
 MODEL = architecture("llama3-70b").shape
 BASE = Layout(gpus=1024.0, sequence=8192.0, batch=1024.0, zero1=1.0, gradient_bytes=4.0)
@@ -89,3 +90,101 @@ def test_experts_that_exist_once_are_shared_by_nobody() -> None:
     half = float(memory(mixture, replace(layout, ep=32.0)).optimizer_bytes)
     assert half == pytest.approx(once)  # twice the experts, each shared by two
     assert float(memory(mixture, replace(layout, gpus=512.0)).optimizer_bytes) == pytest.approx(once / 8)
+
+
+# --- pipelines: what a schedule holds, played ---
+
+
+def played(pp: int, chunks: int, count: int, ahead: int, hop: float = 0.0) -> tuple[float, list[int]]:
+    """Length of a step, in forward passes of a chunk (a backward pass is two), and the most chunks each stage holds."""
+    orders = [list(_order(rank, pp, chunks, count, ahead if chunks > 1 else 1)) for rank in range(pp)]
+    clock, at, held, most = [0.0] * pp, [0] * pp, [0] * pp, [0] * pp
+    done: dict[tuple[str, int, int], float] = {}
+    while any(at[rank] < len(orders[rank]) for rank in range(pp)):
+        before = sum(at)
+        for rank in range(pp):
+            while at[rank] < len(orders[rank]):
+                kind, chunk, batch = orders[rank][at[rank]]
+                place = chunk * pp + rank
+                near = place + (-1 if kind == "F" else 1)
+                needs = (kind, near, batch) if 0 <= near < pp * chunks else ("F", place, batch) if kind == "B" else None
+                if needs and needs not in done:
+                    break
+                ready = done[needs] + (hop if needs[1] != place else 0.0) if needs else 0.0
+                clock[rank] = max(clock[rank], ready) + (1.0 if kind == "F" else 2.0)
+                done[kind, place, batch] = clock[rank]
+                held[rank] += 1 if kind == "F" else -1
+                most[rank] = max(most[rank], held[rank])
+                at[rank] += 1
+        assert sum(at) > before, "the schedule waits for itself"
+    return max(clock), most
+
+
+def _order(rank: int, pp: int, chunks: int, count: int, ahead: int) -> Iterator[tuple[str, int, int]]:
+    """Warm-up, then one forward and one backward in turn; micro-batches go through a chunk pp at a time."""
+
+    def op(kind: str, i: int) -> tuple[str, int, int]:
+        turn, rest = divmod(i, pp * chunks)
+        chunk, batch = divmod(rest, pp)
+        return kind, chunk if kind == "F" else chunks - 1 - chunk, turn * pp + batch
+
+    total = count * chunks
+    warm_up = min((chunks - 1) * pp + ahead * (pp - 1 - rank), total)
+    yield from (op("F", i) for i in range(warm_up))
+    for i in range(total - warm_up):
+        yield op("F", warm_up + i)
+        yield op("B", i)
+    yield from (op("B", i) for i in range(total - warm_up, total))
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_micro_batches_in_flight_are_those_of_the_played_schedule(
+    pp: int, chunks: int, rounds: int, ahead: int
+) -> None:
+    count = pp * rounds
+    layout = Layout(
+        gpus=float(pp), sequence=64.0, batch=float(count), pp=float(pp), chunks=float(chunks), run_ahead=float(ahead)
+    )
+    length, most = played(pp, chunks, count, ahead)
+    assert [float(in_flight(layout, float(stage))) * chunks for stage in range(pp)] == pytest.approx(most)
+    # Running ahead less costs no bubble: (pp - 1) / (chunks x micro-batches) of the work, whichever it is.
+    assert length == pytest.approx(3 * count * chunks * (1 + (pp - 1) / (chunks * count)))
+
+
+def test_a_stage_that_runs_ahead_less_waits_for_every_transfer() -> None:
+    calm = played(8, 4, 64, 2)[0]
+    lean, ahead = (played(8, 4, 64, n, hop=0.05)[0] - calm for n in (1, 2))
+    assert lean == pytest.approx(2 * 0.05 * 4 * 64, rel=0.1)  # two transfers per chunk and micro-batch
+    assert ahead < lean / 3
+
+
+def test_llama_3_405b_fits_where_it_was_trained() -> None:
+    """TP8, PP16, 8K tokens without recomputation on GPUs of 80 GB, gradients and optimizer states cut up, one layer
+    less on the first and the last stage (arXiv 2407.21783, section 3.3.2): 16,384 GPUs with 16 micro-batches each."""
+    shape = architecture("llama3-405b").shape
+    meta = Layout(gpus=16384.0, sequence=8192.0, batch=2048.0, tp=8.0, pp=16.0, chunks=8.0, zero1=1.0, zero2=1.0,
+                  sequence_parallel=1.0, gradient_bytes=4.0)  # fmt: skip
+    limit = 79.6 * 2**30 * 0.97
+    assert float(memory(shape, meta).total_bytes) <= limit
+    # On 8,192 GPUs there are 32 micro-batches, and the usual schedule would hold more than 16 of them.
+    fewer = replace(meta, gpus=8192.0)
+    assert float(memory(shape, fewer).total_bytes) > limit
+    assert float(memory(shape, replace(fewer, run_ahead=1.0)).total_bytes) <= limit
+    # Without ZeRO-2 float32 gradients of a whole stage, 12 GiB, would not fit beside the activations.
+    assert float(memory(shape, replace(meta, zero2=0.0)).total_bytes) > limit
+
+
+def test_cutting_gradients_up_leaves_two_chunks_of_them_whole() -> None:
+    base = replace(BASE, pp=8.0, chunks=5.0)
+    whole, cut = (float(memory(MODEL, replace(base, zero2=z)).gradients_bytes) for z in (0.0, 1.0))
+    assert cut == pytest.approx(whole * (2 / 5 + 1 / 128))
+
+
+@given(chunks=st.sampled_from([1.0, 2.0, 5.0]), pp=powers, recompute=st.sampled_from([NONE, SELECTIVE, FULL]))
+def test_leaner_choices_never_make_a_gpu_fuller(chunks: float, pp: float, recompute: int) -> None:
+    here = replace(BASE, pp=pp, chunks=chunks, recompute=float(recompute))
+    assert total(replace(here, zero2=1.0)) <= total(here)
+    assert total(replace(here, run_ahead=1.0)) <= total(here)

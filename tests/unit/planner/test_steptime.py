@@ -37,6 +37,8 @@ layouts = st.builds(
     eager=st.sampled_from([0.0, 1.0]),
     flash=st.sampled_from([0.0, 1.0]),
     zero1=st.sampled_from([0.0, 1.0]),
+    zero2=st.sampled_from([0.0, 1.0]),
+    run_ahead=st.sampled_from([1.0, 2.0]),
     sequence_parallel=st.sampled_from([0.0, 1.0]),
     experts_whole=st.sampled_from([0.0, 1.0]),
     node_dispatch=st.sampled_from([0.0, 1.0]),
@@ -93,6 +95,18 @@ def test_recomputation_costs_a_third_and_a_bubble_shrinks_with_chunks() -> None:
     )
     plain, interleaved = (float(step_time(MODELS[0], replace(layout, chunks=c), HW, FR).bubble_s) for c in (1.0, 5.0))
     assert interleaved == pytest.approx(plain / 5, rel=0.1)  # a little more traffic between stages
+
+
+def test_less_memory_is_paid_for_in_traffic() -> None:
+    layout = Layout(
+        gpus=1024.0, sequence=4096.0, batch=2048.0, tp=8.0, pp=8.0, chunks=5.0, zero1=1.0, gradient_bytes=4.0
+    )
+    usual, lean, cut = (
+        step_time(MODELS[0], replace(layout, **change), HW, FR) for change in ({}, {"run_ahead": 1.0}, {"zero2": 1.0})
+    )
+    assert float(lean.pipeline_s) > float(usual.pipeline_s)
+    assert float(lean.bubble_s) == pytest.approx(float(usual.bubble_s))
+    assert float(cut.data_s) > float(usual.data_s)  # scattered once per round of micro-batches
 
 
 def test_groups_that_share_a_node_share_its_nics() -> None:
