@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from lakh.tokens.spelling import byte_letters
+
 try:
     import numba
 
@@ -87,7 +89,7 @@ class FastEncoder:
             if document["pre_tokenizer"] != PRE_TOKENIZER or any(not t["special"] for t in document["added_tokens"]):
                 return None
             vocab = model["vocab"]
-            bytes_to_ids = np.array([vocab[letter] for letter in _byte_letters()], np.int32)
+            bytes_to_ids = np.array([vocab[letter] for letter in byte_letters()], np.int32)
             merges: dict[tuple[int, int], tuple[int, int]] = {}
             for rank, merge in enumerate(model["merges"]):
                 left, right = merge if isinstance(merge, list) else merge.split(" ")
@@ -142,13 +144,6 @@ def _classes() -> np.ndarray:
     blanks = [*range(0x09, 0x0E), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F]
     classes[[*blanks, 0x3000]] = BLANK
     return classes
-
-
-def _byte_letters() -> list[str]:
-    """The printable character that stands for each byte in a byte-level vocabulary: itself, or one from 256 on."""
-    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in own else chr(next(others)) for byte in range(256)]
 
 
 def _merge_table(merges: dict[tuple[int, int], tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:

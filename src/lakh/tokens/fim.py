@@ -10,25 +10,30 @@ as it is.
 
 A piece of a repository is turned file by file: `<|file_sep|>` parts them, and the path on a file's first line stays in
 the prefix.
+
+Texts are turned many at a time: a run decodes and encodes half of all its data again, which must keep up with GPUs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lakh.tokens.spelling import Spelling
 from lakh.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from lakh.tokens.fast import FastEncoder
 
-__all__ = ["Fim", "room_for"]
+__all__ = ["Fim", "Segment", "room_for"]
 
 MIN_CHARACTERS = 8  # below, there is nothing to fill in
-FAST_FROM_CHARACTERS = 2_000_000  # compiling the fast encoder pays from here on
+FAST_FROM_CHARACTERS = 500_000  # compiling the fast encoder pays from here on
 
 
 def room_for(sequence: int, rate: float) -> int:
@@ -39,16 +44,31 @@ def room_for(sequence: int, rate: float) -> int:
     return max(8, sequence // 64) if rate > 0 else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A text that may be turned."""
+
+    ids: np.ndarray
+    key: str
+    """Where it lies: decides, with the seed, what happens to it."""
+    is_file: bool
+    """Its first line is the path of a file."""
+
+
 class Fim:
     def __init__(self, tokenizer: Tokenizer, rate: float, spm: float, seed: int) -> None:
         self.tokenizer, self.rate, self.spm, self.seed = tokenizer, rate, spm, seed
-        self._marks = [tokenizer.special(f"<|{word}|>") for word in ("endoftext", "repo_name", "file_sep")]
+        self._edges = [tokenizer.special(f"<|{word}|>") for word in ("endoftext", "repo_name", "file_sep")]
+        self._prefix, self._suffix, self._middle = (
+            np.array([mark]) for mark in (tokenizer.fim_prefix, tokenizer.fim_suffix, tokenizer.fim_middle)
+        )
+        self._spelling = Spelling.of(tokenizer.raw)
         self._fast: FastEncoder | None = None
         self._encoded = 0
 
     def segments(self, ids: np.ndarray) -> list[tuple[int, int, bool]]:
         """(start, stop, is a file of a repository) of the parts of a piece that are turned by themselves."""
-        eot, name, file = self._marks
+        eot, name, file = self._edges
         stop = len(ids) - 1 if len(ids) and ids[-1] == eot else len(ids)
         edges = np.flatnonzero(ids[:stop] == file)
         first = int(edges[0]) if len(edges) else stop
@@ -56,26 +76,42 @@ class Fim:
         bounds = [*edges.tolist(), stop]
         return head + [(a + 1, b, True) for a, b in itertools.pairwise(bounds)]
 
-    def turn(self, ids: np.ndarray, key: str, *, is_file: bool) -> np.ndarray | None:
-        """The ids of a text in FIM form, or None where it stays as it is."""
-        words = hashlib.blake2b(f"{self.seed}:{key}".encode(), digest_size=32, person=b"lakh-fim").digest()
-        wanted, form, cut_1, cut_2 = (int.from_bytes(words[i : i + 8], "little") / 2**64 for i in (0, 8, 16, 24))
-        if wanted >= self.rate:
-            return None
-        text = self.tokenizer.decode(ids.tolist())
-        first = text.find("\n") + 1 if is_file else 0
-        if "\ufffd" in text or len(text) - first < MIN_CHARACTERS:
-            return None
-        low, high = sorted(first + int(cut * (len(text) + 1 - first)) for cut in (cut_1, cut_2))
-        prefix, middle, suffix = self._encode([text[:low], text[low:high], text[high:]])
-        t = self.tokenizer
-        if form < self.spm:
-            turned = [t.fim_prefix, t.fim_suffix, *suffix, t.fim_middle, *prefix, *middle]
-        else:
-            turned = [t.fim_prefix, *prefix, t.fim_suffix, *suffix, t.fim_middle, *middle]
-        return np.asarray(turned, ids.dtype)
+    def turn(self, segments: Sequence[Segment]) -> list[np.ndarray | None]:
+        """The ids of each text in FIM form, or None where it stays as it is."""
+        result: list[np.ndarray | None] = [None] * len(segments)
+        drawn = [(place, self._draw(segment.key)) for place, segment in enumerate(segments)]
+        drawn = [(place, numbers) for place, numbers in drawn if numbers[0] < self.rate]
+        texts = self._decode([segments[place].ids for place, _ in drawn])
+        turned: list[tuple[int, bool]] = []  # place, is SPM
+        parts: list[str] = []
+        for (place, (_, form, *cuts)), text in zip(drawn, texts, strict=True):
+            first = text.find("\n") + 1 if segments[place].is_file else 0
+            if "\ufffd" in text or len(text) - first < MIN_CHARACTERS:
+                continue
+            low, high = sorted(first + int(cut * (len(text) + 1 - first)) for cut in cuts)
+            parts += [text[:low], text[low:high], text[high:]]
+            turned.append((place, form < self.spm))
+        encoded = iter(self._encode(parts))
+        for place, is_spm in turned:
+            prefix, middle, suffix = next(encoded), next(encoded), next(encoded)
+            if is_spm:
+                order = (self._prefix, self._suffix, suffix, self._middle, prefix, middle)
+            else:
+                order = (self._prefix, prefix, self._suffix, suffix, self._middle, middle)
+            result[place] = np.concatenate(order).astype(segments[place].ids.dtype)
+        return result
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
+    def _draw(self, key: str) -> tuple[float, ...]:
+        """Four numbers from 0 to 1: whether, in which form, and where the cuts fall."""
+        words = hashlib.blake2b(f"{self.seed}:{key}".encode(), digest_size=32, person=b"lakh-fim").digest()
+        return tuple(int.from_bytes(words[i : i + 8], "little") / 2**64 for i in (0, 8, 16, 24))
+
+    def _decode(self, texts: Sequence[np.ndarray]) -> list[str]:
+        if self._spelling is None:
+            return [self.tokenizer.decode(ids.tolist()) for ids in texts]
+        return [raw.decode(errors="replace") for raw in self._spelling.decode(texts)]
+
+    def _encode(self, texts: list[str]) -> list[np.ndarray]:
         """The same ids from either encoder: which one is only a matter of speed."""
         before, self._encoded = self._encoded, self._encoded + sum(map(len, texts))
         if before < FAST_FROM_CHARACTERS <= self._encoded:
@@ -83,9 +119,9 @@ class Fim:
 
             self._fast = FastEncoder.of(self.tokenizer.raw)
         if self._fast is None:
-            return [self.tokenizer.encode(text) for text in texts]
+            return [np.array(self.tokenizer.encode(text), np.int32) for text in texts]
         found = self._fast.encode([text.encode() for text in texts])
         return [
-            ids.tolist() if ids is not None else self.tokenizer.encode(text)
+            ids if ids is not None else np.array(self.tokenizer.encode(text), np.int32)
             for ids, text in zip(found, texts, strict=True)
         ]

@@ -16,6 +16,7 @@ UserError where a split is shorter than a row, and with what reading the shards 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ import numpy as np
 
 from lakh.errors import UserError
 from lakh.spec import Data, Source
-from lakh.tokens.fim import Fim, room_for
-from lakh.tokens.layout import BestFit, Concat, Layout
+from lakh.tokens.fim import Fim, Segment, room_for
+from lakh.tokens.layout import BestFit, Concat, Layout, Piece
 from lakh.tokens.mixture import Mixture
 from lakh.tokens.order import Order
 from lakh.tokens.skips import Skips
@@ -85,35 +86,49 @@ class Loader:
         return self.read(range(first_index, first_index + count))
 
     def read(self, indexes: Sequence[int]) -> Rows:
-        windows = self._order.windows(np.asarray(indexes, np.int64))
-        rows = [self._row(int(window), index) for window, index in zip(windows, indexes, strict=True)]
+        windows = self._order.windows(np.asarray(indexes, np.int64)).tolist()
+        places = [self._layout.row(window) for window in windows]
+        rows = [[self.tokens.tokens[piece.shard][piece.start : piece.stop] for piece in row] for row in places]
+        if self._fim is not None:
+            rows = self._turned(self._fim, rows, places, indexes)
         return _stack(rows, self.sequence + 1, self._pad)
 
     def window_of(self, index: int) -> int:
         """The row of the layout that row `index` of the stream shows."""
         return int(self._order.windows(np.array([index]))[0])
 
-    def _row(self, window: int, index: int) -> list[np.ndarray]:
-        """The documents of a row."""
-        pieces = self._layout.row(window)
-        raw = [self.tokens.tokens[piece.shard][piece.start : piece.stop] for piece in pieces]
-        if self._fim is None:
-            return raw
-        free = self.sequence + 1 - sum(len(ids) for ids in raw)
-        epoch = index // self.num_windows
-        result = []
-        for piece, ids in zip(pieces, raw, strict=True):
-            parts, done = [], 0
-            for start, stop, is_file in self._fim.segments(ids):
-                key = f"{epoch}:{piece.shard}:{piece.start + start}"
-                turned = self._fim.turn(ids[start:stop], key, is_file=is_file)
-                if turned is None or len(turned) - (stop - start) > free:
-                    continue  # the row keeps its length and loses no token: such a text stays as it is
-                free -= len(turned) - (stop - start)
-                parts += [ids[done:start], turned]
-                done = stop
-            result.append(np.concatenate([*parts, ids[done:]]) if parts else ids)
-        return result
+    def _turned(
+        self, fim: Fim, rows: list[list[np.ndarray]], places: list[list[Piece]], indexes: Sequence[int]
+    ) -> list[list[np.ndarray]]:
+        """The documents of each row, some of them in FIM form."""
+        segments: list[Segment] = []
+        spans: list[tuple[int, int, int, int]] = []  # row, document, start, stop of each segment
+        for number, (row, pieces, index) in enumerate(zip(rows, places, indexes, strict=True)):
+            epoch = index // self.num_windows
+            for document, (ids, piece) in enumerate(zip(row, pieces, strict=True)):
+                for start, stop, is_file in fim.segments(ids):
+                    key = f"{epoch}:{piece.shard}:{piece.start + start}"
+                    segments.append(Segment(ids[start:stop], key, is_file))
+                    spans.append((number, document, start, stop))
+        free = [self.sequence + 1 - sum(map(len, row)) for row in rows]
+        changed: dict[tuple[int, int], list[tuple[int, int, np.ndarray]]] = {}
+        for (number, document, start, stop), turned in zip(spans, fim.turn(segments), strict=True):
+            if turned is None or len(turned) - (stop - start) > free[number]:
+                continue  # the row keeps its length and loses no token: such a text stays as it is
+            free[number] -= len(turned) - (stop - start)
+            changed.setdefault((number, document), []).append((start, stop, turned))
+        for (number, document), changes in changed.items():
+            rows[number][document] = _replaced(rows[number][document], changes)
+        return rows
+
+
+def _replaced(ids: np.ndarray, changes: Sequence[tuple[int, int, np.ndarray]]) -> np.ndarray:
+    """Other ids in the place of some, from the first place to the last."""
+    parts, done = [], 0
+    for start, stop, other in changes:
+        parts += [ids[done:start], other]
+        done = stop
+    return np.concatenate([*parts, ids[done:]])
 
 
 class Stream:
@@ -153,11 +168,16 @@ class Stream:
         places = [self._mixture.locate(self.skips.index_of(first_position + i)) for i in range(count)]
         if len(self._loaders) == 1:
             return self._loaders[0].read([number for _, number in places])
-        rows = [self._loaders[source].read([number]) for source, number in places]
+        of_source: dict[int, list[int]] = {}
+        for place, (source, _) in enumerate(places):
+            of_source.setdefault(source, []).append(place)
+        read = [self._loaders[source].read([places[at][1] for at in those]) for source, those in of_source.items()]
+        back = np.argsort([at for those in of_source.values() for at in those])
+        starts = [found for rows in read for found in rows.starts]
         return Rows(
-            np.concatenate([row.tokens for row in rows]),
-            np.concatenate([row.lengths for row in rows]),
-            tuple(row.starts[0] for row in rows),
+            np.concatenate([rows.tokens for rows in read])[back],
+            np.concatenate([rows.lengths for rows in read])[back],
+            tuple(starts[at] for at in back.tolist()),
         )
 
 
@@ -172,11 +192,10 @@ def data_fingerprint(sources: Sequence[tuple[TokenSet, float]]) -> str:
 
 def document_numbers(rows: Rows) -> np.ndarray:
     """rows x sequence, int32: for each input token the number of its document in the row."""
-    result = np.zeros((len(rows), rows.tokens.shape[1] - 1), np.int32)
-    for number, starts in enumerate(rows.starts):
-        for start in starts:
-            result[number, start:] += 1
-    return result
+    result = np.zeros(rows.tokens.shape, np.int32)
+    counts = [len(starts) for starts in rows.starts]
+    result[np.repeat(np.arange(len(rows)), counts), np.fromiter(itertools.chain(*rows.starts), np.int64)] = 1
+    return np.cumsum(result[:, :-1], axis=1, dtype=np.int32)
 
 
 def _stack(rows: Sequence[Sequence[np.ndarray]], width: int, pad: int) -> Rows:

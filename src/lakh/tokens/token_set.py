@@ -95,4 +95,4 @@ def _open(folder: str, name: str, length: int, dtype: str, sha256: str, cache: s
         raise CorruptShard(str(path), "is missing", REBUILD) from None
     if size != expected:
         raise CorruptShard(str(path), f"has {size} bytes, its manifest says {expected}", REBUILD)
-    return np.memmap(path, dtype, mode="r")
+    return np.asarray(np.memmap(path, dtype, mode="r"))  # a plain array: slicing a memmap costs more than a short read
