@@ -130,7 +130,7 @@ def _all_records(words: Sequence[str], folder: Path) -> int:
     if known:
         return known
     with _Records(folder) as out:
-        for repo, path, text in _texts(list(open_sources(words)), Filters()):
+        for repo, path, text in _texts(list(open_sources(words)), Filters(drop_vendored=False)):
             out.write(repo, path, text)
     if not out.size_bytes:
         raise UserError(", ".join(words), "hold no code", "choose other sources")
@@ -243,7 +243,7 @@ def _peer_rows(work: Path, size_bytes: int, say: Say) -> list[Row]:
 
 def _stage_rows(folder: Path, size_bytes: int) -> list[Row]:
     """Each stage alone, fed from memory; the first batch, which compiles and loads, is not timed."""
-    settings = Settings()
+    settings = Settings(filters=Filters(drop_vendored=False))
     listing = list(batches(open_sources([str(path) for path in sorted(folder.glob("*.parquet"))])))
     stages: list[tuple[str, Stage]] = [
         ("parse", read_files(settings.filters)),
@@ -276,6 +276,7 @@ def _build_rows(
         say(f"lakh corpus build, {size_bytes / 1e6:.0f} MB, {count} workers")
         out = work / f"{name}-{count}"
         build = ["-m", "lakh", "corpus", "build", *files, "--out", str(out), "--workers", str(count), "--json"]
+        build += ["--set", "filters.drop_vendored=false"]  # both systems get the same work
         usage = _measure(build, "lakh")
         rows.append(_row("lakh", f"end to end, {name}", size_bytes, count, usage, peer))
     if tokens:

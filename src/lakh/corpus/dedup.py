@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakh.corpus.document import document_id
-from lakh.corpus.languages import is_vendored
+from lakh.corpus.languages import may_be_vendored
 from lakh.corpus.licences import judge_expression
 
 __all__ = ["LOSERS", "Copy", "exact_losers", "over_share", "place_of", "preference"]
@@ -35,7 +35,8 @@ def preference(*, repo: str, path: str, licence: str = "", earlier: bool = False
     then repository and path.
     """
     permissive = bool(licence) and judge_expression(licence).permissive
-    return f"{'0' if earlier else '1'}{'0' if permissive else '1'}{'1' if is_vendored(path) else '0'}{repo}\0{path}"
+    marks = (not earlier, not permissive, may_be_vendored(path))
+    return f"{''.join('1' if mark else '0' for mark in marks)}{repo}\0{path}"
 
 
 def place_of(node: str) -> tuple[str, str]:

@@ -53,6 +53,8 @@ REASONS = {
     "opt-out": "its author asked to leave it out",
     "symlink": "a link that leads out of its folder, or a linked folder",
     "not-code": "the file name has no extension of a language that is collected",
+    "other-language": "in none of filters.languages",
+    "vendored": "in a folder for other people's code, and filters.drop_vendored is set",
     "too-large": "larger than filters.max_file_bytes",
     "unreadable": "could not be read",
     "duplicate-path": "another document has the same repository and path",

@@ -13,7 +13,18 @@ from dataclasses import dataclass
 
 from lakh.corpus import lex
 
-__all__ = ["LANGUAGES", "Identified", "Lexing", "identify", "is_test", "is_vendored", "language_of", "lexing_of"]
+__all__ = [
+    "EXTENSIONS",
+    "LANGUAGES",
+    "Identified",
+    "Lexing",
+    "identify",
+    "is_test",
+    "is_vendored",
+    "language_of",
+    "lexing_of",
+    "may_be_vendored",
+]
 
 EXTENSIONS = {
     "bash": "sh bash zsh",
@@ -86,8 +97,9 @@ TEST_NAME = re.compile(
 )
 VENDORED_FOLDERS = frozenset(
     {"vendor", "vendored", "_vendor", "third_party", "thirdparty", "third-party", "3rdparty", "node_modules"}
-    | {"bower_components", "external", "externals", "extern", "deps", "site-packages", "_vendored"}
+    | {"bower_components", "site-packages", "_vendored"}
 )
+PERHAPS_VENDORED_FOLDERS = VENDORED_FOLDERS | {"external", "externals", "extern", "deps"}
 
 
 @dataclass(frozen=True)
@@ -146,8 +158,13 @@ def is_test(path: str) -> bool:
 
 
 def is_vendored(path: str) -> bool:
-    """In a folder for other people's code."""
+    """In a folder for other people's code, whose licence is not the repository's."""
     return not VENDORED_FOLDERS.isdisjoint(path.lower().split("/")[:-1])
+
+
+def may_be_vendored(path: str) -> bool:
+    """In a folder that often holds other people's code, and sometimes one's own."""
+    return not PERHAPS_VENDORED_FOLDERS.isdisjoint(path.lower().split("/")[:-1])
 
 
 def _suffix(name: str) -> str:

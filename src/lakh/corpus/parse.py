@@ -9,6 +9,7 @@ Knows nothing of syntax: a file is judged by its name, its bytes and its lines.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import pyarrow as pa
 
 from lakh.config import require_positive
 from lakh.corpus.document import STREAM, Stage, complete, document_id
-from lakh.corpus.languages import identify, is_test, language_of
+from lakh.corpus.languages import EXTENSIONS, identify, is_test, is_vendored, language_of
 from lakh.corpus.sources.containers import DOCUMENTATION, open_listed
 from lakh.corpus.sources.raw import Raw
 from lakh.errors import ConfigError
@@ -55,8 +56,17 @@ class Filters:
     """A file with a smaller share of blanks and line ends counts as minified and is dropped as generated."""
     drop_generated: bool = True
     """Drop files whose first lines say that a program wrote them."""
+    drop_vendored: bool = True
+    """Drop what lies in folders for other people's code (vendor, third_party, ...): its licence is another one."""
+    languages: tuple[str, ...] = ()
+    """Take these languages alone; empty takes all."""
 
     def __post_init__(self) -> None:
+        for language in self.languages:
+            if language not in EXTENSIONS:
+                near = difflib.get_close_matches(language, EXTENSIONS, n=1)
+                todo = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(sorted(EXTENSIONS))}"
+                raise ConfigError("languages", f"{language!r} is not known", todo)
         require_positive(self, "max_file_bytes", "max_line_chars", "max_mean_line_chars")
         for name in ("min_alphanumeric_share", "min_blank_share"):
             if not 0 <= getattr(self, name) <= 1:
@@ -78,6 +88,12 @@ def admit(path: str, size_bytes: int, filters: Filters, *, documentation: bool =
         return "not-code", _suffix(path)
     if language and (language in DOCUMENTATION) is not documentation:
         return "not-code", _suffix(path)
+    if language and filters.languages:  # of a header only its content tells
+        possible = {"c", "cpp"} if language == "c" and _suffix(path).lower() == ".h" else {language}
+        if possible.isdisjoint(filters.languages):
+            return "other-language", language
+    if filters.drop_vendored and is_vendored(path):
+        return "vendored", ""
     if size_bytes > filters.max_file_bytes:
         return "too-large", f"{size_bytes} bytes"
     return "", ""
@@ -189,6 +205,8 @@ def _row(raw: Raw, source: str, filters: Filters) -> dict[str, Any]:
             language = found.language
             if not language:
                 reason, detail = "not-code", found.reason
+        if language and filters.languages and language not in filters.languages:
+            reason, detail = "other-language", language
         if not reason:
             text, reason, detail = parse(raw.content, raw.path, filters)
     encoded = text.encode()

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakh.corpus import Settings, build
 from lakh.corpus.document import REASONS
 from lakh.corpus.parse import Filters, admit, parse
 from lakh.errors import ConfigError
@@ -57,12 +61,29 @@ def test_thresholds_are_settings() -> None:
         Filters(min_blank_share=2)
 
 
+def test_languages_can_be_chosen() -> None:
+    filters = Filters(languages=("cpp", "python"))
+    assert admit("a.py", 10, filters) == admit("a.h", 10, filters) == admit("tool", 10, filters) == ("", "")
+    assert admit("a.c", 10, filters) == ("other-language", "c")
+    with pytest.raises(ConfigError, match="did you mean python"):
+        Filters(languages=("pyton",))
+
+
+def test_a_header_is_taken_by_what_it_holds(tree: Callable[..., Path], tmp_path: Path) -> None:
+    files = {"a.h": "int add(int a, int b);\n", "b.h": "namespace x { int add(int a, int b); }\n", "c.py": CODE}
+    settings = Settings(filters=Filters(languages=("cpp",)))
+    report = build([str(tree("proj", files))], tmp_path / "out", settings, workers=1)
+    assert (report.languages, report.dropped) == ({"cpp": 1}, {"other-language": 2})
+
+
 def test_a_file_that_cannot_be_wanted_is_not_opened() -> None:
     assert admit("logo.png", 10, Filters()) == ("not-code", ".png")
     assert admit("README.md", 10, Filters())[0] == "not-code"
     assert admit("README.md", 10, Filters(), documentation=True)[0] == ""
     assert admit("a.py", 10, Filters(), documentation=True)[0] == "not-code"
     assert admit("configure", 10, Filters()) == ("", "")  # its first line may make it a script
+    assert admit("vendor/a.py", 10, Filters())[0] == "vendored"
+    assert admit("vendor/a.py", 10, Filters(drop_vendored=False)) == admit("deps/a.py", 10, Filters()) == ("", "")
     assert admit("big.py", 1_000_001, Filters())[0] == "too-large"
     assert admit("ok.py", 1_000_000, Filters()) == ("", "")
 

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from lakh.corpus.coverage import read_coverage
 from lakh.corpus.document import complete
 from lakh.corpus.normalise import analyse
-from lakh.corpus.quality import GRAMMARS, PARSED_BYTES, Quality, error_share, has_grammar, judge_quality, quality
+from lakh.corpus.quality import (
+    GRAMMARS,
+    PARSED_BYTES,
+    Quality,
+    error_share,
+    has_assertions,
+    has_grammar,
+    judge_quality,
+    quality,
+)
 from lakh.errors import ConfigError, DataError
 
 GOOD = {
@@ -126,3 +135,27 @@ def test_a_report_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(DataError):
         read_coverage(str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("    assert x == 1", True),
+        ("self.assertEqual(a, b)", True),
+        ("assert_eq!(a, b);", True),
+        ("  expect (value).toBe(1)", True),
+        ("x.should.equal(1)", True),
+        ("REQUIRE( a )", True),
+        ("EXPECT_EQ(a, b);", True),
+        ('t.Fatalf("no")', True),
+        ('t.Error("no")', True),
+        ("reassert(x)", False),
+        ("we expect nothing; unexpected(1)", False),
+        ("x.shoulder", False),
+        ("PREREQUIRE(1)", False),
+        ('at.Error("x")', False),
+        ("assertions", False),
+    ],
+)
+def test_assertions_are_known_by_their_form(text: str, expected: bool) -> None:
+    assert has_assertions(f"line\n{text}\nline\n") is expected

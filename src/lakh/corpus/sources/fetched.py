@@ -161,6 +161,8 @@ def _choose(files: Sequence[dict[str, Any]], package: str, version: str) -> dict
         name = file["filename"]
         if file.get("yanked") or not archives.kind_of(name):
             continue
+        if name.endswith(".whl") and not name.endswith("-none-any.whl"):
+            continue  # built for one platform: machine code
         stem = archives.stem_of(name)
         parts = stem.split("-")
         found = parts[1] if name.endswith(".whl") else stem[len(package) + 1 :]
