@@ -139,7 +139,11 @@ def with_options(question: Question, changes: dict[str, Any]) -> Layout:
         if (chunks > 1) != (schedule in ("interleaved", "lean")):
             todo = "give --chunks 2 or more" if chunks == 1 else "leave --chunks away, or take interleaved or lean"
             raise UserError(f"--schedule {schedule}", f"has {chunks} chunks per stage", todo)
-        given |= {"zero_bubble": schedule == "zb-h1", "run_ahead": 1 if schedule == "lean" else 2}
+        given |= {
+            "zero_bubble": schedule == "zb-h1",
+            "gpipe": schedule == "gpipe",
+            "run_ahead": 1 if schedule == "lean" else 2,
+        }
     zero = given.pop("zero", None)
     if zero is not None:
         if given.get("shard", 1) > 1:

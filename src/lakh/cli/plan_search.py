@@ -57,7 +57,7 @@ def search(
     limits = Limits(
         batch=question.batch, sequence=question.sequence, gpus=counts, tokens=question.tokens, days=days,
         low_precision=PRECISIONS[precision], offload=not no_offload,
-        trainable=trainable or question.run is not None or bool(out),
+        trainable=trainable or bool(out) or (question.run is not None and question.run.model.is_plain),
     )  # fmt: skip
     rented = load_prices(prices).rented.get(kind_of(question.cluster.gpu.kind))
     found = find(question.shape, question.cluster, limits, rented.usd_per_gpu_hour if rented else 0.0)

@@ -74,12 +74,18 @@ def estimate(run: Run, gpus: int | None = None, cluster: Cluster | None = None) 
     )
 
 
+# Chunks per stage, and chunks ahead, of the trainer's pipeline schedules (torch.distributed.pipelining).
+TRAINER_CHUNKS = {"1f1b": (1.0, 2.0), "gpipe": (1.0, 2.0), "interleaved": (2.0, 2.0), "zero_bubble": (2.0, 1.0)}
+
+
 def layout_of(run: Run, world: int) -> Layout:
     """How the trainer lays a run out: FSDP2 over dp_shard (and cp), float32 master weights, bf16 products."""
     run.accumulation(world)  # refuses a batch that does not divide, with the reason
     mesh = run.mesh.resolve(world)
     shard = mesh.dp_shard * mesh.cp
     recompute = run.train.recompute
+    schedule = mesh.pp_schedule if mesh.pp > 1 else "1f1b"
+    chunks, run_ahead = TRAINER_CHUNKS[schedule]
     moments = 8.0 if run.optim.kind == "adamw" else 4.0  # beside float32 weights that are their own master copy
     return Layout(
         gpus=float(world),
@@ -91,6 +97,11 @@ def layout_of(run: Run, world: int) -> Layout:
         cp=float(mesh.cp),
         ep=float(mesh.ep),
         shard=float(shard),
+        chunks=chunks,
+        run_ahead=run_ahead,
+        gpipe=float(schedule == "gpipe"),
+        zero_bubble=float(schedule == "zero_bubble"),
+        low_precision=float(run.train.fp8),
         recompute=float(RECOMPUTE.index(recompute) if recompute in RECOMPUTE else FULL if recompute != "none" else 0),
         sequence_parallel=float(mesh.tp > 1),
         eager=float(run.train.compile == "none"),

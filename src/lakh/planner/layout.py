@@ -18,7 +18,7 @@ __all__ = ["FULL", "HALF", "NONE", "RECOMPUTE", "SCHEDULES", "SELECTIVE", "Layou
 
 NONE, SELECTIVE, FULL, HALF = 0, 1, 2, 3
 RECOMPUTE = ("none", "selective", "full", "half")
-SCHEDULES = ("1f1b", "interleaved", "lean", "zb-h1")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "lean", "zb-h1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,8 @@ class Layout:
     """1 hides tensor-parallel collectives behind matrix products (asynchronous TP, user buffers)."""
     offload: Array = 0.0
     """1 keeps the optimizer states in host memory."""
+    gpipe: Array = 0.0
+    """1 runs all forward passes before the first backward pass: every micro-batch is in flight."""
     zero_bubble: Array = 0.0
     """1 splits the backward pass so that weight gradients fill the pipeline's bubble (ZB-H1)."""
     experts_whole: Array = 1.0
@@ -86,8 +88,8 @@ class Layout:
     @property
     def schedule(self) -> str:
         """Of a single layout, in the words of SCHEDULES."""
-        if self.zero_bubble:
-            return "zb-h1"
+        if self.zero_bubble or self.gpipe:
+            return "zb-h1" if self.zero_bubble else "gpipe"
         return "1f1b" if int(self.chunks) == 1 else "lean" if float(self.run_ahead) < 2 else "interleaved"
 
     @property

@@ -65,14 +65,14 @@ def _is_uneven(shape: Shape, layout: Layout) -> Array:
 def in_flight(layout: Layout, stage: Array) -> Array:
     """Micro-batches whose activations a stage (0 is the first) holds at most: its warm-up and the one at work.
 
-    1F1B: the stages still to come. Interleaved: each chunk but the last of a whole round, and `run_ahead` chunks per
-    stage still to come (Megatron-LM's and torch's schedules: 2).
+    GPipe: all. 1F1B: the stages still to come. Interleaved: each chunk but the last of a whole round, and `run_ahead`
+    chunks per stage still to come (Megatron-LM's and torch's schedules: 2).
     """
     pp, count = np.asarray(layout.pp, dtype=float), np.maximum(layout.micro_batches, 1.0)
     chunks = np.maximum(np.asarray(layout.chunks, dtype=float), 1.0)
     ahead = np.where(chunks > 1, layout.run_ahead, 1.0)
     held = (chunks - 1) * np.minimum(pp, count) + ahead * np.maximum(pp - 1 - stage, 0.0) + 1
-    return np.minimum(held / chunks, count)
+    return np.where(layout.gpipe, count, np.minimum(held / chunks, count))
 
 
 def stage_experts(shape: Shape, layout: Layout) -> Array:

@@ -52,7 +52,7 @@ class Limits:
     low_precision: float = 0.0
     offload: bool = True
     trainable: bool = False
-    """Only what `lakh train` runs today: FSDP2 with float32 masters, plain 1F1B, degrees that divide the model."""
+    """Only what `lakh train` runs: FSDP2 with float32 masters, 1F1B or two chunks, degrees that divide the model."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def candidates(shape: Shape, limits: Limits) -> tuple[Layout, Counter[str]]:
         heads = math.gcd(int(shape.kv_heads), int(shape.ffn), int(shape.vocab))
     stages = [n for n in range(1, min(layers, limits.max_pp) + 1) if layers % n == 0 or _uneven(layers, n)]
     if limits.trainable:
-        stages = [n for n in stages if layers % n == 0]
+        stages = [n for n in stages if layers % n == 0 and (n == 1 or not shape.tied)]
     for gpus in limits.gpus:
         for tp in divisors(heads, limits.max_tp):
             for pp in stages:
@@ -97,7 +97,21 @@ def candidates(shape: Shape, limits: Limits) -> tuple[Layout, Counter[str]]:
                     columns.append(_inner(limits, layers, experts, gpus, tp, pp, cp))
     if not columns:
         return _as_layout(np.zeros((len(FIELDS), 0)), limits), refused
-    return _as_layout(np.concatenate(columns, axis=1), limits), refused
+    layouts = _as_layout(np.concatenate(columns, axis=1), limits)
+    if limits.trainable:
+        runs = _is_run_by_the_trainer(layouts)
+        refused["the trainer needs a micro-batch per stage, whole rounds of them, and tokens that tp divides"] += int(
+            (~runs).sum()
+        )
+        layouts = layouts.take(runs)
+    return layouts, refused
+
+
+def _is_run_by_the_trainer(layouts: Layout) -> Array:
+    """What the trainer's own check of a run asks of pipelines and tensor ranks."""
+    enough = layouts.micro_batches >= layouts.pp
+    whole_rounds = (layouts.chunks == 1) | (layouts.micro_batches % layouts.pp == 0)
+    return enough & whole_rounds & ((layouts.sequence / layouts.cp) % layouts.tp == 0)
 
 
 FIELDS = (
@@ -121,6 +135,8 @@ def _inner(limits: Limits, layers: int, experts: int, gpus: int, tp: int, pp: in
     if pp > 1 and not limits.trainable:
         several = [float(n) for n in divisors(per_stage, 16) if n > 1]
         schedules += [(1.0, 1.0, 2.0), *((n, 0.0, 2.0) for n in several), *((n, 0.0, 1.0) for n in several)]
+    elif pp > 1 and layers % (2 * pp) == 0:
+        schedules += [(2.0, 0.0, 2.0)]
     shardings = {(0.0, 0.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 1.0)}  # ZeRO-1, ZeRO-2, shards
     shardings |= {(0.0, 0.0, float(n)) for n in divisors(data, data) if n > 1 and (n & (n - 1) == 0 or n == data)}
     if limits.trainable:

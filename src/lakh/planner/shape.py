@@ -59,7 +59,8 @@ class Shape:
     def attention_weights(self) -> Array:
         a, d, h = self.heads, self.head_dim, self.width
         plain = 2 * h * a * d + 2 * h * self.kv_heads * d
-        query = h * self.q_rank + self.q_rank * a * (d + self.rope_dim)
+        heads = a * (d + self.rope_dim)
+        query = np.where(np.asarray(self.q_rank) > 0, (h + heads) * self.q_rank, h * heads)
         key_value = h * (self.kv_rank + self.rope_dim) + self.kv_rank * a * 2 * d
         return np.where(self.is_mla, query + key_value + a * d * h, plain)
 
@@ -84,7 +85,7 @@ class Shape:
     def parameters(self) -> Array:
         """All parameters: blocks, norms, embedding and head."""
         moe = self.moe_layers
-        block = self.layers * (self.attention_weights + 2 * self.width)
+        block = self.layers * (self.attention_weights + 2 * self.width + self.q_rank + self.kv_rank)
         dense = (self.layers - moe) * self.dense_ffn_weights
         sparse = moe * ((self.experts + self.shared_experts) * self.expert_weights + self.experts * self.width)
         return block + dense + sparse + self.width + self.table_weights
@@ -115,7 +116,20 @@ class Shape:
 
 
 def shape_of(model: Model) -> Shape:
-    """The planner's view of a model that lakh trains."""
+    """The planner's view of a run's model."""
+    experts, latent = model.experts, model.latent
+    extra: dict[str, float] = {}
+    if experts:
+        extra |= {
+            "experts": experts.count,
+            "top_k": experts.top_k,
+            "expert_ffn": experts.ffn,
+            "shared_experts": experts.shared,
+            "dense_layers": experts.dense_layers,
+            "routed_nodes": experts.most_nodes,
+        }
+    if latent:
+        extra |= {"q_rank": latent.q_rank, "kv_rank": latent.kv_rank, "rope_dim": latent.rope_dim}
     return Shape(
         layers=float(model.layers),
         width=float(model.width),
@@ -126,4 +140,5 @@ def shape_of(model: Model) -> Shape:
         vocab=float(model.vocab),
         gated=1.0,
         tied=float(model.tied),
+        **{name: float(value) for name, value in extra.items()},
     )

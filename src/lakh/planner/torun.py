@@ -6,6 +6,7 @@ Only for dense Llama-style models, and for layouts that the trainer knows; anyth
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from lakh import config
 from lakh.errors import InfeasiblePlan
@@ -24,11 +25,14 @@ def mesh_of(layout: Layout) -> Mesh:
     lo = layout
     shard = max(int(lo.shard) // int(lo.cp), 1) if int(lo.shard) > 1 else 1
     ranks = int(lo.data_ranks)
-    return Mesh(dp_replicate=ranks // shard, dp_shard=shard, tp=int(lo.tp), pp=int(lo.pp), cp=int(lo.cp), ep=int(lo.ep))
+    degrees = {axis: int(getattr(lo, axis)) for axis in ("tp", "pp", "cp", "ep")}
+    schedule: Literal["1f1b", "interleaved"] = "interleaved" if int(lo.chunks) > 1 else "1f1b"
+    return Mesh(dp_replicate=ranks // shard, dp_shard=shard, pp_schedule=schedule, **degrees)
 
 
 def with_layout(run: Run, layout: Layout, cluster: Cluster) -> Run:
     """The same run, laid out in this way on this cluster."""
+    run.model.require_plain()
     mesh = config.to_dict(mesh_of(layout))
     sets = [f"mesh.{axis}={size}" for axis, size in mesh.items()]
     sets += [f"data.micro_batch={int(layout.micro_batch)}", f"train.recompute={RECOMPUTE[int(layout.recompute)]}"]

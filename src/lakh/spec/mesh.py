@@ -106,7 +106,9 @@ class Mesh:
                 "choose a context that it divides",
             )
         if self.ep > 1:
-            raise InfeasiblePlan("mesh.ep", f"is {self.ep} and the model has no experts", "set it to 1")
+            if model.experts is None:
+                raise InfeasiblePlan("mesh.ep", f"is {self.ep} and the model has no experts", "set it to 1")
+            self._divides("ep", model.experts.count, "model.experts.count")
 
     def _divides(self, axis: str, size: int, what: str) -> None:
         ranks = getattr(self, axis)

@@ -2,10 +2,11 @@
 
 import pytest
 
-from lakh.errors import ConfigError, UserError
+from lakh.errors import ConfigError, InfeasiblePlan, UserError
 from lakh.planner.catalogue import architecture, names
 from lakh.planner.shape import shape_of
 from lakh.spec import Model
+from lakh.spec.model import Experts, Latent
 
 
 def test_a_dense_shape_counts_like_the_model_that_is_trained() -> None:
@@ -54,3 +55,65 @@ def test_a_model_nobody_knows_is_answered_with_the_nearest_name(tmp_path) -> Non
     file.write_text('layers=2\nwidth=64\nheads=5\nkv_heads=1\nffn=64\nvocab=100\nsource="me"\n')
     with pytest.raises(ConfigError, match="5 does not divide width 64"):
         architecture(str(file))
+
+
+MIXTURE = Model(
+    layers=61, width=7168, heads=128, kv_heads=128, head_size=128, ffn=18432, vocab=129280, tied=False, context=4096,
+    experts=Experts(count=256, top_k=8, ffn=2048, shared=1, dense_layers=3, most_nodes=4),
+    latent=Latent(q_rank=1536, kv_rank=512, rope_dim=64),
+)  # fmt: skip
+
+
+def test_a_run_may_have_the_model_of_the_catalogue() -> None:
+    """DeepSeek-V3 as a run's model and as a name: one count of parameters and FLOPs, whoever asks."""
+    known = architecture("deepseek-v3").shape
+    assert shape_of(MIXTURE) == known
+    assert float(known.parameters) == MIXTURE.parameters
+    assert MIXTURE.flops_per_token(4096) == pytest.approx(float(known.flops_per_token(4096)))
+    # All tensors of the released checkpoint without its block for multi-token prediction; its routers have a bias, too.
+    assert MIXTURE.parameters + 58 * 256 == 671_026_419_200
+
+
+def test_plain_queries_beside_latent_keys() -> None:
+    """DeepSeek-V2-Lite (arXiv 2405.04434, appendix B) compresses no queries: 15.7B parameters, 2.4B of them active."""
+    lite = Model(
+        layers=27, width=2048, heads=16, kv_heads=16, head_size=128, ffn=10944, vocab=102400, tied=False, context=4096,
+        experts=Experts(count=64, top_k=6, ffn=1408, shared=2, dense_layers=1),
+        latent=Latent(kv_rank=512, rope_dim=64),
+    )  # fmt: skip
+    assert lite.parameters / 1e9 == pytest.approx(15.7, abs=0.05)
+    assert float(shape_of(lite).parameters) == lite.parameters
+    assert (lite.active_weights + 2 * lite.vocab * lite.width) / 1e9 == pytest.approx(2.66, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"experts": Experts(count=8, top_k=2, ffn=64)}, "model.experts"),
+        ({"latent": Latent(kv_rank=32, rope_dim=16)}, "model.latent"),
+        ({"head_size": 32}, "model.head_size"),
+    ],
+)
+def test_what_lakh_plans_and_does_not_train_is_refused_by_the_trainer(change: dict, where: str) -> None:
+    pytest.importorskip("torch", reason="install the trainer's extra: pip install 'lakh[train]'")
+    from lakh.spec.run import Run
+    from lakh.workloads.code.parallel import check
+
+    assert Model().is_plain
+    model = Model(**change)
+    assert not model.is_plain
+    with pytest.raises(InfeasiblePlan, match=f"{where}.*planned"):
+        check(Run(name="mixed", model=model), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"top_k": 9}, "9 of 8 experts"),
+        ({"dense_layers": -1}, "-1 is negative"),
+        ({"ffn": 0}, "0 is not positive"),
+    ],
+)
+def test_impossible_mixtures_are_refused(change: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Experts(**{"count": 8, "top_k": 2, "ffn": 64, **change})

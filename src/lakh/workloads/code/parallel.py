@@ -42,6 +42,7 @@ class Groups:
 
 def check(run: Run, world: int) -> Mesh:
     """The mesh for this many ranks; an InfeasiblePlan where the trainer would fail or, worse, be silently wrong."""
+    run.model.require_plain()
     mesh = run.mesh.resolve(world)
     accumulation = run.accumulation(world)
     if mesh.tp > 1 and (run.data.sequence // mesh.cp) % mesh.tp:
