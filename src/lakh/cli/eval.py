@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -11,19 +12,34 @@ import click
 from lakh.cli.face import Answer, answers, console, table
 from lakh.cli.lazy import DefaultGroup
 from lakh.errors import UserError
-from lakh.evals.generate import check_request, generate, load_engine
+from lakh.evals.generate import Generator, check_request, generate, load_engine, origin_from, origin_of
 from lakh.evals.journal import Journal
 from lakh.evals.protocol import Origin
 from lakh.evals.reproduce import CANONICAL
 from lakh.evals.run import Result
 from lakh.evals.run import score as score_samples
-from lakh.evals.samples import canonical_samples, read_samples
+from lakh.evals.samples import Sample, canonical_samples, read_samples
 from lakh.evals.sandbox import RUNGS, Sandbox
+from lakh.evals.task import Task
 from lakh.evals.tasks import TASKS, load_task
 
-__all__ = ["bar", "common", "evaluate", "make_sandbox", "sampling_options", "show"]
+__all__ = [
+    "DATA_OPTION",
+    "LIMIT_OPTION",
+    "bar",
+    "common",
+    "evaluate",
+    "generated",
+    "make_sandbox",
+    "sampling_options",
+    "show",
+    "split_names",
+    "task_folder",
+]
 
 BITS_PER_BYTE = "bits-per-byte"
+DATA_OPTION = click.option("--data", metavar="PATH", help="The benchmark's file, or the folder it lies in.")
+LIMIT_OPTION = click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N problems only.")
 
 
 # Options of the default command may come first: `lakh eval --tasks humaneval MODEL`.
@@ -41,8 +57,8 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--sandbox", "rung", type=click.Choice(RUNGS), help="This rung only; default: the strongest."),
         click.option("--workers", type=click.IntRange(min=1), help="Programs at one time; default: one per CPU."),
         click.option("--out", metavar="DIR", help="Keep samples, verdicts and result.json there; go on if stopped."),
-        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N problems only."),
-        click.option("--data", metavar="PATH", help="The benchmark's file, or the folder it lies in."),
+        LIMIT_OPTION,
+        DATA_OPTION,
     ):
         function = option(function)
     return function
@@ -82,8 +98,15 @@ def model(
     This is the default: lakh eval MODEL --tasks humaneval
     """
     names = split_names(tasks)
-    form = None if "://" not in model else "chat" if chat else "completions"
-    origin = Origin(model, temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens, form=form)
+    origin = origin_from(
+        model,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        max_tokens=max_tokens,
+        chat=chat,
+        served_name=served_name,
+    )
     blocks: list[dict[str, Any]] = []
     if BITS_PER_BYTE in names:
         blocks.append(_bits_per_byte(model, data, limit))
@@ -94,16 +117,14 @@ def model(
         with make_sandbox(unsafe, rung) as sandbox:  # before the model: a missing sandbox should cost no minutes
             engine = load_engine(model, chat=chat, served_name=served_name)
             for task in loaded:
-                folder = out if out is None or len(loaded) == 1 else f"{out.rstrip('/')}/{task.name}"
-                key = {"task": task.name, "data": task.data_sha256, "problems": len(task.problems), **vars_of(origin)}
-                journal = Journal(f"{folder}/generated.journal.jsonl" if folder else None, key)
-                with contextlib.closing(journal), bar(f"{task.name}: generating", n * len(task.problems)) as progress:
-                    samples = generate(engine, task, origin, n=n, progress=progress, journal=journal)
-                with bar(f"{task.name}: running", len(samples)) as progress:
+                folder = None if out is None else task_folder(out, task, loaded)
+                with (
+                    generated(engine, task, origin, n, folder) as samples,
+                    bar(f"{task.name}: running", len(samples)) as progress,
+                ):
                     result = score_samples(
                         task, samples, sandbox, origin, workers=workers, progress=progress, out=folder
                     )
-                journal.finish()
                 blocks.append(result.as_dict())
     return show(blocks)
 
@@ -131,7 +152,8 @@ def score(
         if not given:
             raise UserError(f"task {name}", "has no reference solutions here", "score samples instead")
     else:
-        origin, given = Origin(samples), read_samples(samples, task, partial=partial, n=n)
+        given = read_samples(samples, task, partial=partial, n=n)
+        origin = origin_of(samples, given)
         kept = {problem.id for problem in task.first(limit).problems}
         given = [sample for sample in given if sample.task_id in kept]
         if not given:
@@ -158,10 +180,21 @@ def split_names(tasks: str) -> list[str]:
     return names
 
 
-def vars_of(origin: Origin) -> dict[str, Any]:
-    from dataclasses import asdict
+def task_folder(out: str, task: Task, tasks: Sequence[Task]) -> str:
+    """Where a task's files go: `out` itself for the only one."""
+    return out if len(tasks) == 1 else f"{out.rstrip('/')}/{task.name}"
 
-    return asdict(origin)
+
+@contextlib.contextmanager
+def generated(engine: Generator, task: Task, origin: Origin, n: int, folder: str | None) -> Iterator[list[Sample]]:
+    """n samples of every problem, with a bar; kept in a journal in `folder` until the block ends well."""
+    key = {"task": task.name, "data": task.data_sha256, "problems": len(task.problems), **asdict(origin)}
+    journal = Journal(f"{folder}/generated.journal.jsonl" if folder else None, key)
+    with contextlib.closing(journal):
+        with bar(f"{task.name}: generating", n * len(task.problems)) as progress:
+            samples = generate(engine, task, origin, n=n, progress=progress, journal=journal)
+        yield samples
+        journal.finish()
 
 
 def make_sandbox(unsafe: bool, rung: str | None = None) -> Sandbox:
@@ -225,4 +258,4 @@ def _score_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
     return [*rows, ("seconds", f"{data['seconds']:.1f}")]
 
 
-from lakh.cli import eval_results  # noqa: E402, F401 - its commands join this group
+from lakh.cli import eval_generate, eval_results  # noqa: E402, F401 - their commands join this group

@@ -66,7 +66,8 @@ def reproduce(
     given = request.samples
     with make_sandbox(unsafe, rung) as sandbox:
         if given is None:
-            engine = load_engine(request.origin.source, chat=request.origin.form == "chat")
+            origin = request.origin
+            engine = load_engine(origin.source, chat=origin.form == "chat", served_name=origin.served_name)
             with bar("generating", request.n * len(request.task.problems)) as progress:
                 given = generate(engine, request.task, request.origin, n=request.n, progress=progress)
         with bar("running", len(given)) as progress:

@@ -3,7 +3,8 @@
     task.py       what is asked: problems, stop strings, and how a completion becomes a test program
     tasks/        one small file per benchmark, and the table of their names; data.py fetches and checks their files
     samples.py    completions on disk, in the JSONL forms of openai/human-eval and EvalPlus
-    generate.py   completions from lakh's own engine, or from an endpoint (endpoint.py)
+    generate.py   completions from lakh's own engine, hundreds of rows at once (bulk.py, bulk_gpu.py), or from an
+                  endpoint (endpoint.py)
 
     sandbox.py    runs one program and says how it ended; goes down the ladder of walls
     walls.py bubblewrap.py landlock.py seccomp.py    what stands around it
@@ -17,5 +18,5 @@
     protocol.py   the line that says how it was made    reproduce.py   the same result again from that line
     perplexity.py bits per byte on held-out code        watch.py       checkpoints scored as they appear
 
-Scoring needs no torch: only generate.py, perplexity.py and watch.py reach a model, when they are called.
+Scoring needs no torch, and generating no sandbox: only generate.py, perplexity.py and watch.py reach a model, when they are called.
 """

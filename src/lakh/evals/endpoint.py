@@ -39,6 +39,8 @@ class Hole:
 
 
 class Endpoint:
+    max_rows = CONCURRENCY
+
     def __init__(self, url: str, *, chat: bool = False, served_name: str | None = None) -> None:
         self._base = url.rstrip("/")
         if not self._base.endswith("/v1"):
@@ -49,12 +51,18 @@ class Endpoint:
         return Hole(prefix, suffix)
 
     def generate(
-        self, prompts: Sequence[str | Hole], sampling: Sampling, *, progress: Callable[[int], None] | None = None
+        self,
+        prompts: Sequence[str | Hole],
+        samplings: Sequence[Sampling],
+        *,
+        ended: Callable[[str], bool] | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        return asyncio.run(self._generate(prompts, sampling, progress))
+        """`ended` cannot be told to a server: it writes on."""
+        return asyncio.run(self._generate(prompts, samplings, progress))
 
     async def _generate(
-        self, prompts: Sequence[str | Hole], sampling: Sampling, progress: Callable[[int], None] | None
+        self, prompts: Sequence[str | Hole], samplings: Sequence[Sampling], progress: Callable[[int], None] | None
     ) -> list[Completion]:
         import aiohttp
 
@@ -66,7 +74,7 @@ class Endpoint:
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             name = self._name or await self._first_model(session)
 
-            async def one(prompt: str | Hole) -> Completion:
+            async def one(prompt: str | Hole, sampling: Sampling) -> Completion:
                 nonlocal done
                 async with places:
                     completion = await self._ask(session, name, prompt, sampling)
@@ -75,7 +83,7 @@ class Endpoint:
                     progress(done)
                 return completion
 
-            tasks = [asyncio.ensure_future(one(prompt)) for prompt in prompts]
+            tasks = [asyncio.ensure_future(one(*each)) for each in zip(prompts, samplings, strict=True)]
             try:
                 return list(await asyncio.gather(*tasks))
             except BaseException:

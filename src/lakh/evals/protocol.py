@@ -35,6 +35,8 @@ class Origin:
     max_tokens: int | None = None
     form: str | None = None
     """How an endpoint was asked: "completions" or "chat"."""
+    served_name: str | None = None
+    """Of the model at an endpoint, where it was named."""
 
 
 @dataclass(frozen=True, slots=True)

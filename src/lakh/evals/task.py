@@ -81,6 +81,8 @@ class Task:
     take: Callable[[str], str] | None = None
     """What a model wrote -> the completion; by default what stands before the first stop string."""
 
+    ended: Callable[[str], bool] | None = None
+    """Whether a model has written all that `take` would look at, so that it may stop."""
     limits: Limits = field(default_factory=Limits)
     is_infilling: bool = False
     """A problem is a hole between prompt and suffix."""

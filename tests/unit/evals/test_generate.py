@@ -19,7 +19,7 @@ from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Problem, Task
 from lakh.evals.tasks import TASKS
 from lakh.evals.tasks.humaneval import program
-from lakh.evals.tasks.infilling import _first_line
+from lakh.evals.tasks.infilling import _first_line, _has_line
 
 
 @dataclass
@@ -29,19 +29,25 @@ class FakeEngine:
     answer: Callable[[str, int | None], str]
     asked: list[Any] = field(default_factory=list)
     holes: list[tuple[str, str, int]] = field(default_factory=list)
+    max_rows: int = 1
 
     def infill(self, prefix: str, suffix: str, max_tokens: int) -> str:
         self.holes.append((prefix, suffix, max_tokens))
         return prefix
 
     def generate(
-        self, prompts: Sequence[str], sampling: Any, *, progress: Callable[[int], None] | None = None
+        self,
+        prompts: Sequence[str],
+        samplings: Sequence[Any],
+        *,
+        ended: Callable[[str], bool] | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> list[Any]:
         from lakh.server.engine import Completion
 
-        self.asked.append(sampling)
+        self.asked += dict.fromkeys(samplings)
         completions = []
-        for prompt in prompts:
+        for prompt, sampling in zip(prompts, samplings, strict=True):
             completions.append(Completion(self.answer(prompt, sampling.seed), (), "stop", len(prompt)))
             if progress:
                 progress(len(completions))
@@ -105,6 +111,7 @@ def test_infilling_asks_for_the_hole_and_takes_one_line() -> None:
     task = Task("hole", (problem,), (), "", "", "0" * 64, program, take=_first_line, is_infilling=True)
     samples = generate(engine, task, Origin("fake", temperature=0.0))
     assert engine.holes == [("def f():\n", "\n# end\n", 256)]
+    assert [_has_line(text) for text in ("\n", "  x", "\n x\n")] == [False, False, True]
     assert samples[0].completion == "\n    return 1\n"
     with pytest.raises(UserError, match="cannot be asked in a chat"):
         check_request(task, Origin("http://x", form="chat"), 1)
@@ -137,7 +144,8 @@ def toys(toy_task: Task, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine(solve)
     monkeypatch.setitem(TASKS, "toy", lambda data: toy_task)
     monkeypatch.setitem(TASKS, "toy2", lambda data: toy_task)
-    monkeypatch.setattr("lakh.cli.eval.load_engine", lambda path, **_: engine)
+    for command in ("eval", "eval_generate"):
+        monkeypatch.setattr(f"lakh.cli.{command}.load_engine", lambda path, **_: engine)
     return engine
 
 
@@ -191,6 +199,42 @@ def test_wrong_words_end_with_exit_code_2(
     code, data, err = run(capsys, *arguments)
     assert code == 2
     assert words in err + json.dumps(data)
+
+
+def test_generated_samples_are_scored_elsewhere_and_the_result_tells_how_they_were_made(
+    sandbox: Sandbox,
+    toys: FakeEngine,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    asked = [
+        "--tasks",
+        "toy",
+        "--n",
+        "2",
+        "--temperature",
+        "0.4",
+        "--top-p",
+        "0.9",
+        "--seed",
+        "3",
+        "--max-tokens",
+        "33",
+    ]
+    with monkeypatch.context() as without:
+        without.setattr("lakh.cli.eval.Sandbox.choose", lambda **_: pytest.fail("generating needs no sandbox"))
+        code, data, _ = run(capsys, "generate", "some-model", *asked, "--out", str(tmp_path))
+    assert (code, data["generated"][0]["samples"]) == (0, 6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["generated.json", "samples.jsonl"]
+    samples = tmp_path / "samples.jsonl"
+    code, data, _ = run(capsys, "score", str(samples), "--task", "toy", "--n", "2")
+    assert (code, data["passed"], data["total"]) == (0, 4, 6)
+    made = {key: data["settings"][key] for key in ("source", "temperature", "top_p", "seed", "max_tokens")}
+    assert made == {"source": "some-model", "temperature": 0.4, "top_p": 0.9, "seed": 3, "max_tokens": 33}
+    samples.write_text(samples.read_text().replace("x + 0", "x + 0 "))  # now they are somebody else's
+    code, data, _ = run(capsys, "score", str(samples), "--task", "toy")
+    assert (code, data["settings"]["source"]) == (0, str(samples))
 
 
 def test_unsafe_warns(toys: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:

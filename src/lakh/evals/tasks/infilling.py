@@ -51,6 +51,7 @@ def load(data: str | None = None, *, name: str = "infilling", kind: str = "Singl
         data_sha256=file.sha256,
         build=program,
         take=_first_line if one_line else None,
+        ended=_has_line if one_line else None,
         is_infilling=True,
     )
 
@@ -67,3 +68,7 @@ def _first_line(text: str) -> str:
         if line.strip():
             return "".join(lines[: number + 1])
     return text
+
+
+def _has_line(text: str) -> bool:
+    return text.lstrip().find("\n") > 0

@@ -1,0 +1,115 @@
+"""Bulk generation gives every row what the engine gives it, in fewer looks."""
+
+from __future__ import annotations
+
+import pytest
+import tokenizers
+import torch
+
+from lakh.evals.bulk import Bulk, Draw, draw_numbers, pick
+from lakh.server.engine import Engine, Sampling
+from lakh.server.sampling import Draws, choose
+from lakh.spec.model import Model
+from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from lakh.workloads.code.model import CodeModel
+
+SPEC = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=64, vocab=288, context=96, tied=False)
+PROMPTS = ["def f(x):\n", "import os\n\n\nclass Reader:\n    def __init__(self", "x", "def f(x):\n    return 1"]
+
+
+def byte_tokenizer() -> Tokenizer:
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=len(SPECIAL_TOKENS) + 256,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator([], trainer)
+    return Tokenizer(inner.to_str().encode())
+
+
+def weights() -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    found = CodeModel(SPEC).state_dict()
+    return found | {"head.weight": 20 * found["head.weight"]}  # scores that differ, as those of a trained model do
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine("tiny", SPEC, weights(), byte_tokenizer(), device="cpu")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(("max_rows", "burst"), [(32, 1), (3, 4), (2, 7)])
+def test_rows_get_what_the_engine_gives_them(engine: Engine, temperature: float, max_rows: int, burst: int) -> None:
+    prompts = PROMPTS * 3
+    samplings = [
+        Sampling(max_tokens=20, temperature=temperature, top_p=0.9, seed=seed, stop=("q", "zz"))
+        for seed in (1, 2, 3)
+        for _ in PROMPTS
+    ]
+    heard: list[int] = []
+    found = Bulk(engine, max_rows=max_rows, burst=burst).generate(prompts, samplings, progress=heard.append)
+    expected = engine.generate(prompts, samplings)
+    assert [one.text for one in found] == [one.text for one in expected]
+    assert [one.finish_reason for one in found] == [one.finish_reason for one in expected]
+    assert heard == sorted(heard)
+    assert heard[-1] == len(prompts)
+    assert engine.pool.num_held == 0
+
+
+def test_the_same_prompt_and_seed_several_times_are_several_draws(engine: Engine) -> None:
+    samplings = [Sampling(max_tokens=12, temperature=1.0, seed=5)] * 4
+    found = Bulk(engine, burst=3).generate(PROMPTS[:1] * 4, samplings)
+    assert [one.text for one in found] == [one.text for one in engine.generate(PROMPTS[:1] * 4, samplings)]
+    assert len({one.text for one in found}) == 4
+
+
+def test_a_prompt_that_fills_the_context_ends_where_the_engine_ends_it(engine: Engine) -> None:
+    long = "x = [1, 2, 3]\n" * 20
+    sampling = [Sampling(max_tokens=90)]
+    found, expected = Bulk(engine, burst=16).generate([long], sampling), engine.generate([long], sampling)
+    assert (found[0].tokens, found[0].finish_reason) == (expected[0].tokens, expected[0].finish_reason)
+
+
+def test_more_rows_than_the_cache_holds_wait_for_their_turn(engine: Engine) -> None:
+    small = Engine("tiny", SPEC, weights(), engine.tokenizer, device="cpu", cache_tokens=SPEC.context)
+    samplings = [Sampling(max_tokens=40, temperature=0.5, seed=seed) for seed in range(6)]
+    found = Bulk(small, burst=5).generate(["def g():\n"] * 6, samplings)
+    assert [one.text for one in found] == [one.text for one in engine.generate(["def g():\n"] * 6, samplings)]
+
+
+def test_a_row_stops_once_it_has_all_that_is_wanted(engine: Engine) -> None:
+    sampling = [Sampling(max_tokens=60, temperature=1.0, seed=1)]
+    whole = Bulk(engine).generate(["ab"], sampling)[0]
+    found = Bulk(engine, burst=4).generate(["ab"], sampling, ended=lambda text: len(text) >= 10)[0]
+    assert whole.text.startswith(found.text)
+    assert 10 <= len(found.text) <= 14
+    assert found.finish_reason == "stop"
+
+
+def test_an_interrupt_gives_every_block_back(engine: Engine) -> None:
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Bulk(engine).generate(PROMPTS, [Sampling(max_tokens=9)] * 4, progress=stop)
+    assert engine.pool.num_held == 0
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.8, 0), (1.0, 5), (0.7, 9)])
+def test_picks_are_those_of_the_engine(top_p: float, top_k: int) -> None:
+    torch.manual_seed(0)
+    logits, numbers = torch.randn(200, 50) * 3, torch.rand(200)
+    sampling = Sampling(temperature=0.7, top_p=top_p, top_k=top_k, seed=1)
+    expected = choose(logits.clone(), [sampling] * 200, numbers.tolist())
+    assert pick(logits, Draw(0.7, top_p, top_k), numbers).tolist() == expected
+
+
+def test_random_numbers_are_those_of_the_engine() -> None:
+    sampling = Sampling(temperature=1.0, seed=11)
+    draws = Draws(sampling, 2)
+    assert draw_numbers(sampling, 2, 40).tolist() == pytest.approx([draws[i] for i in range(40)], abs=0)
