@@ -31,8 +31,12 @@ __all__ = ["serve"]
     help="Of the weights; by default f32 on a CPU, bf16 on a GPU. int8 is for CPUs.",
 )
 @click.option(
-    "--speculate", is_flag=True, help="Guess tokens from the text so far, where measurement says that it pays."
+    "--speculate/--no-speculate",
+    default=True,
+    show_default=True,
+    help="Guess tokens, by the draft or from the text so far, where measurement says that it pays.",
 )
+@click.option("--draft", metavar="MODEL", help="A smaller model of the same tokenizer that guesses.")
 @click.option("--cache-tokens", type=click.IntRange(1), help="Tokens whose keys and values are remembered.")
 @face_options
 @click.option(
@@ -50,6 +54,7 @@ def serve(
     grpc_address: str | None,
     precision: Any,
     speculate: bool,
+    draft: str | None,
     cache_tokens: int | None,
     cache: str,
     keys_file: str | None,
@@ -89,7 +94,13 @@ def serve(
         torch.set_num_threads(threads)
     with talk.status(f"loading {model}"):
         speculation: Any = "lookup" if speculate else "off"
-        engine = Engine.load(model, precision=precision, speculation=speculation, cache_tokens=cache_tokens)
+        engine = Engine.load(
+            model,
+            precision=precision,
+            speculation=speculation,
+            draft=draft if speculate else None,
+            cache_tokens=cache_tokens,
+        )
         engine.warm_up()
     if host not in LOOPBACK and keys is None:
         talk.print(f"{host} may be reached by others, and there are no keys: see --keys", style="yellow")

@@ -21,6 +21,7 @@ from torch import Tensor
 from lakh.server import kernels_gpu as kernels
 from lakh.server.blocks import BLOCK_TOKENS
 from lakh.server.kv import PagedCache
+from lakh.server.layers_gpu import run_layers
 from lakh.server.network import Network
 
 __all__ = ["BURST", "Decoder", "can_decode"]
@@ -123,7 +124,10 @@ class Decoder:
 
     def _step(self, bucket: _Bucket) -> Tensor:
         x = self.network.embed[bucket.tokens]
-        x = self._one(x, bucket) if len(bucket.tokens) == 1 else self._many(x, bucket)
+        if len(bucket.tokens) == 1:
+            x = self._one(x, bucket)
+        else:
+            x = run_layers(self.network, x, lambda qkv, layer: self._attend(qkv, layer, bucket))
         drawn = x.argmax(dim=-1)
         size = len(bucket.tokens)
         kernels.advance[(1,)](
@@ -195,35 +199,7 @@ class Decoder:
             self._configs[key] = best
         return self._configs[key]
 
-    # --- more rows: matrix products ---
-
-    def _many(self, x: Tensor, bucket: _Bucket) -> Tensor:
-        network, spec = self.network, self.network.spec
-        rows = len(x)
-        delta: Tensor | None = None
-        for layer in range(spec.layers):
-            h = self._add_norm(x, delta, network.norms[2 * layer])
-            attention = self._attend(h @ network.matrix("qkv", layer).T, layer, bucket)
-            delta = attention @ network.matrix("o", layer).T
-            h = self._add_norm(x, delta, network.norms[2 * layer + 1])
-            both = h @ network.matrix("gate_up", layer).T
-            inner = torch.empty(rows, spec.ffn, dtype=x.dtype, device=x.device)
-            kernels.gate[(rows, -(-spec.ffn // 1024))](both, inner, spec.ffn, BLOCK=1024)
-            delta = inner @ network.matrix("down", layer).T
-        return self._add_norm(x, delta, network.norms[-1]) @ network.head.T
-
-    def _add_norm(self, x: Tensor, delta: Tensor | None, norm: Tensor) -> Tensor:
-        """x += delta, in place; returns its norm."""
-        rows, width = x.shape
-        y = torch.empty_like(x)
-        add = delta is not None
-        kernels.add_norm[(rows,)](
-            x, delta if add else x, norm, y, width, self.network.spec.norm_eps,
-            ADD=add, BLOCK=1 << (width - 1).bit_length(), num_warps=8,
-        )  # fmt: skip
-        return y
-
-    # --- both ---
+    # --- any number of rows ---
 
     def _attend(self, qkv: Tensor, layer: int, bucket: _Bucket) -> Tensor:
         spec, rows = self.network.spec, len(qkv)

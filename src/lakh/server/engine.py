@@ -1,14 +1,14 @@
 """The engine: prompts in, completions out, for one model in one process.
 
 A request becomes a Row (row.py). `step` is the whole of it: let waiting rows in, share the step's tokens among rows
-(schedule.py), find room for them (blocks.py), compute (network.py), draw (sampling.py), and give back the blocks of
+(schedule.py), find room for them (blocks.py), compute (runner.py), draw (sampling.py), and give back the blocks of
 rows that ended. `generate` and `stream` step until their own rows are done; a server steps all the time (worker.py)
 and adds rows between steps.
 
 Whatever the batch, a row's own scores and random numbers decide its tokens: alone, among others, from a cached
 prefix, in chunks, or with guesses (speculate.py), a request gets the same answer (in float32; in bfloat16 sums of
-other shapes may round differently). Ids that the tokenizer does not know (a padded embedding table has some) are
-never chosen.
+other shapes may round differently; with a draft, one that samples without a seed gets another answer of the same
+distribution). Ids that the tokenizer does not know (a padded embedding table has some) are never chosen.
 
 When blocks run out the youngest row gives its blocks back and is computed again later. New weights (`swap`) do the
 same to all rows and forget every remembered prefix. Knows a model, a tokenizer and a clock; knows nothing of HTTP.
@@ -29,32 +29,32 @@ from torch import Tensor
 from lakh.errors import ConfigError, UserError
 from lakh.server import fim
 from lakh.server import weights as model_weights
-from lakh.server.blocks import BLOCK_TOKENS, BlockPool
-from lakh.server.kv import PagedCache
-from lakh.server.network import Network, Precision, Segment
+from lakh.server.blocks import BLOCK_TOKENS
+from lakh.server.draft import Drafter, Guess
+from lakh.server.network import Precision, Segment
+from lakh.server.rejection import keep_or_replace
 from lakh.server.row import Chunk, Completion, FinishReason, Row
-from lakh.server.sampling import Draws, Sampling, choose, log_probabilities
+from lakh.server.runner import Runner
+from lakh.server.sampling import Draws, Sampling, choose, log_probabilities, probabilities
 from lakh.server.schedule import share_budget
-from lakh.server.speculate import MAX_GUESSES, RETRY_EVERY, Costs, Lookup, Record, decide
+from lakh.server.speculate import MAX_GUESSES, RETRY_EVERY, SMOOTHING, Costs, Lookup, Record, decide
 from lakh.server.text import StopRule, TextStream
 from lakh.spec.model import Model
 
 if TYPE_CHECKING:
-    from lakh.server.decode_gpu import Decoder
     from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["Chunk", "Completion", "Counts", "Engine", "FinishReason", "Prompt", "Sampling"]
 
-STEP_TOKENS = {"cpu": 256, "cuda": 4096}  # of one step: bounds how long rows that draw wait for a long prompt
+STEP_TOKENS = {"cpu": 256, "cuda": 2048}  # of one step: bounds how long rows that draw wait for a long prompt
 MAX_ROWS = {"cpu": 32, "cuda": 128}
-CACHE_TOKENS = 64 * 1024
-CACHE_BYTES = {"cpu": 2 << 30, "cuda": 24 << 30}
-TRICKLE = 4  # prompt tokens that ride along with rows that draw, on the GPU
 BURST = 8  # greedy steps on the GPU before their tokens are read (decode_gpu.BURST)
+BURST_SHARED = 2  # the same beside other rows: who comes meanwhile waits for the end of it
 
 Prompt = str | Sequence[int]
 """Text, or ids for what text cannot say: special tokens stand in no text (see `Engine.infill`)."""
-Speculation = Literal["lookup", "off"]
+Speculation = Literal["lookup", "draft", "off"]
+NO_GUESS = Guess([], [])
 
 
 @dataclass
@@ -87,23 +87,26 @@ class Engine:
         precision: Precision | None = None,
         cache_tokens: int | None = None,
         speculation: Speculation = "off",
+        draft: model_weights.Loaded | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """By default on the GPU in bfloat16 where there is one, else on the CPU in float32."""
+        """By default on the GPU in bfloat16 where there is one, else on the CPU in float32. With a `draft`, a smaller
+        model of the same tokenizer, speculation is "draft".
+        """
         self.name, self.spec, self.tokenizer = name, spec, tokenizer
         if tokenizer.vocab_size > spec.vocab:
             found = f"has {tokenizer.vocab_size} tokens and the model {spec.vocab}"
             raise UserError("tokenizer", found, "use the tokenizer that the model was trained with")
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         precision = precision or ("bf16" if self.device.type == "cuda" else "f32")
-        self.network = Network(spec, weights, tokenizer.vocab_size, self.device, precision)
-        num_blocks = _num_blocks(spec, self.device, self.network.dtype, cache_tokens)
-        self.pool = BlockPool(num_blocks)
-        # One block more than the pool has: empty places of a GPU batch write there.
-        self.cache = PagedCache(spec, num_blocks + 1, device=self.device, dtype=self.network.dtype)
-        self._decoder = _decoder(self.network, self.cache)
-        self._trickle = 1 if self._decoder is None else TRICKLE
-        self.speculation = speculation
+        num_ids = tokenizer.vocab_size
+        self._runner = Runner(
+            spec, weights, num_ids, device=self.device, precision=precision, cache_tokens=cache_tokens
+        )
+        self.network, self.pool, self.cache = self._runner.network, self._runner.pool, self._runner.cache
+        self.speculation: Speculation = "draft" if draft is not None else speculation
+        self._drafter = None if draft is None else _drafter(draft, self._runner, tokenizer)
+        self._guess_s = 0.0
         self.weights_version = 0
         self.counts = Counts()
         self.clock = clock
@@ -120,10 +123,11 @@ class Engine:
         *,
         precision: Precision | None = None,
         speculation: Speculation = "off",
+        draft: str | None = None,
         cache_tokens: int | None = None,
     ) -> Engine:
         """The model behind a run's folder (its newest checkpoint), a checkpoint's folder or a Hugging Face
-        directory.
+        directory; `draft` names a smaller one of the same tokenizer that guesses for it.
         """
         from lakh.tokens.tokenizer import Tokenizer
 
@@ -136,6 +140,7 @@ class Engine:
             tokenizer,
             precision=precision,
             speculation=speculation,
+            draft=None if draft is None else model_weights.read(draft),
             cache_tokens=cache_tokens,
         )
 
@@ -289,15 +294,16 @@ class Engine:
         with self._lock:
             changed = self._expire()
             self._admit()
-            steps = self._burst_steps()
+            guesses = self._guess()
+            steps = 0 if guesses else self._burst_steps()
             if steps:
                 return changed + self._burst(steps)
-            segments, rows, guesses = self._plan()
+            segments, rows, kept_guesses = self._plan(guesses)
             if not segments:
                 return changed
             began_s = self.clock()
-            logits = self._forward(segments)
-            changed += self._draw(rows, segments, guesses, logits)
+            logits = self._runner.forward(segments)
+            changed += self._draw(rows, segments, kept_guesses, logits)
             num_tokens = sum(len(segment.tokens) for segment in segments)
             self.counts.steps += 1
             self.counts.computed_tokens += num_tokens
@@ -305,40 +311,17 @@ class Engine:
                 self._costs.record(num_tokens, self.clock() - began_s)
             return changed
 
-    def _forward(self, segments: Sequence[Segment]) -> Tensor:
-        """Scores of the scored tokens; on a GPU the rows that draw go through a captured graph, prompts beside it."""
-        if self._decoder is None:
-            return self.network.forward(segments, self.cache)
-        single = [len(segment.tokens) == 1 for segment in segments]
-        parts: dict[bool, Tensor] = {}
-        for is_single in set(single):
-            some = [segment for segment, one in zip(segments, single, strict=True) if one == is_single]
-            if is_single:
-                tokens, positions = [segment.tokens[0] for segment in some], [segment.start for segment in some]
-                scores = self._decoder.run(tokens, positions, [segment.blocks for segment in some], 1)[1]
-                parts[True] = scores[[bool(segment.scored) for segment in some]]
-            else:
-                parts[False] = self.network.forward(some, self.cache)
-        if len(parts) == 1:
-            return next(iter(parts.values()))
-        taken = {True: 0, False: 0}
-        pieces = []
-        for segment, one in zip(segments, single, strict=True):
-            pieces.append(parts[one][taken[one] : taken[one] + segment.scored].float())
-            taken[one] += segment.scored
-        return torch.cat(pieces)
-
     def _burst_steps(self) -> int:
         """Greedy steps that the GPU may take unwatched: none where a row waits, samples or still reads its prompt."""
         rows = self._running
-        if self._decoder is None or not rows or self._waiting or self.speculation != "off":
+        if self._runner.decoder is None or not rows or self._waiting or self.speculation == "draft":
             return 0
         if any(
             row.num_pending != 1 or row.sampling.temperature or row.sampling.logprobs is not None or row.first_ids
             for row in rows
         ):
             return 0
-        most = BURST if len(rows) == 1 else BURST // 2  # newcomers wait for the end of a burst
+        most = BURST if len(rows) == 1 else BURST_SHARED
         return min(most, *(row.limit - len(row.tokens) for row in rows))
 
     def _burst(self, steps: int) -> list[Row]:
@@ -347,9 +330,8 @@ class Engine:
             if row.lease is not None:
                 self._make_room(row, row.num_computed + steps)
         rows = [row for row in rows if row.lease is not None]
-        assert self._decoder is not None
         blocks = [row.lease.blocks for row in rows if row.lease is not None]
-        drawn, _ = self._decoder.run([row.ids[-1] for row in rows], [row.num_computed for row in rows], blocks, steps)
+        drawn = self._runner.greedy([row.ids[-1] for row in rows], [row.num_computed for row in rows], blocks, steps)
         for row, *tokens in zip(rows, *drawn, strict=True):
             before = len(row.tokens)
             for token in tokens:
@@ -363,13 +345,12 @@ class Engine:
 
     def warm_up(self) -> None:
         """Compile kernels and capture graphs now, so that the first requests do not wait for it."""
-        if self._decoder is not None:  # prompts too: whole, and after a cached beginning
-            for length in (self.spec.context // 4, self.spec.context // 2):
-                self.generate([(self.tokenizer.eot,) * length], Sampling(max_tokens=1))
+        self._runner.warm_up()
+        decoder = self._runner.decoder
         rows = 1
         while True:
             self.generate([(self.tokenizer.eot,)] * rows, Sampling(max_tokens=3))
-            if self._decoder is None or rows >= min(self.max_rows, self._decoder.max_rows):
+            if decoder is None or rows >= min(self.max_rows, decoder.max_rows):
                 return
             rows *= 2
 
@@ -406,49 +387,66 @@ class Engine:
             self._running.append(row)
         self._waiting.extendleft(reversed(held_back))
 
-    def _plan(self) -> tuple[list[Segment], list[Row], list[list[int]]]:
+    def _plan(self, guesses: Mapping[Row, Guess]) -> tuple[list[Segment], list[Row], list[Guess]]:
         """What every row brings to this step, with room for it; the youngest rows give way where there is none."""
-        counts = share_budget([row.num_pending for row in self._running], self.step_tokens, self._trickle).counts
+        counts = share_budget([row.num_pending for row in self._running], self.step_tokens).counts
         work = [(row, count) for row, count in zip(self._running, counts, strict=True) if count]
-        num_drawing = sum(row.num_pending == 1 for row, _ in work)
         segments, rows, all_guesses = [], [], []
         for row, count in work:
             if row.lease is None:  # gave way to an older row
                 continue
-            most = min(MAX_GUESSES, row.limit - len(row.tokens) - 1, self.spec.context - len(row.ids) - 1)
-            guesses = self._guess(row, num_drawing, most) if row.num_pending == 1 and row.tokens and most > 0 else []
+            guess = guesses.get(row, NO_GUESS)
             end = row.num_computed + count
-            if not self.pool.extend(row.lease, end + len(guesses)):
-                guesses = []
+            if not self.pool.extend(row.lease, end + len(guess.tokens)):
+                guess = NO_GUESS
                 self._make_room(row, end)
                 if row.lease is None:
                     continue
             is_last = end == len(row.ids)
-            new = [*row.ids[row.num_computed : end], *guesses]
-            segments.append(Segment(new, row.num_computed, row.lease.blocks, len(guesses) + 1 if is_last else 0))
+            new = [*row.ids[row.num_computed : end], *guess.tokens]
+            segments.append(Segment(new, row.num_computed, row.lease.blocks, len(guess.tokens) + 1 if is_last else 0))
             rows.append(row)
-            all_guesses.append(guesses)
+            all_guesses.append(guess)
         return segments, rows, all_guesses
 
     def _make_room(self, row: Row, num_tokens: int) -> None:
         while row.lease is not None and not self.pool.extend(row.lease, num_tokens):
             self._preempt(self._running[-1])
 
-    def _guess(self, row: Row, num_drawing: int, most: int) -> list[int]:
+    def _guess(self) -> dict[Row, Guess]:
+        """Guesses for the rows that draw, as many as pay."""
         if self.speculation == "off":
-            return []
-        lookup, record = self._lookups.setdefault(row, (Lookup(), Record()))
-        number = decide(acceptance=record.acceptance, num_rows=num_drawing, costs=self._costs, most=most).num_guesses
-        record.steps_since_guess += 1
-        if number == 0 and record.steps_since_guess >= RETRY_EVERY:
-            number = 1
-        guesses = lookup.guess(row.ids, number) if number else []
-        if guesses:
-            record.steps_since_guess = 0
+            return {}
+        drawing = [row for row in self._running if row.num_pending == 1 and row.tokens]
+        numbers = {row: number for row in drawing if (number := self._num_guesses(row, len(drawing)))}
+        if self._drafter is None:
+            looked_up = {row: self._lookups[row][0].guess(row.ids, number) for row, number in numbers.items()}
+            guesses = {row: Guess(tokens, []) for row, tokens in looked_up.items() if tokens}
+        elif numbers:
+            began_s, reads_prompts = self.clock(), not all(self._drafter.knows(row) for row in numbers)
+            guesses = self._drafter.guess(list(numbers.items()))
+            if guesses and not reads_prompts:
+                took_s = (self.clock() - began_s) / max(len(guess.tokens) for guess in guesses.values())
+                self._guess_s += (SMOOTHING if self._guess_s else 1.0) * (took_s - self._guess_s)
+        else:
+            guesses = {}
+        for row in guesses:
+            self._lookups[row][1].steps_since_guess = 0
         return guesses
 
+    def _num_guesses(self, row: Row, num_drawing: int) -> int:
+        _, record = self._lookups.setdefault(row, (Lookup(), Record()))
+        most = min(MAX_GUESSES, row.limit - len(row.tokens) - 1, self.spec.context - len(row.ids) - 1)
+        if most < 1:
+            return 0
+        number = decide(
+            acceptance=record.acceptance, num_rows=num_drawing, costs=self._costs, guess_s=self._guess_s, most=most
+        ).num_guesses
+        record.steps_since_guess += 1
+        return 1 if number == 0 and record.steps_since_guess >= RETRY_EVERY else number
+
     def _draw(
-        self, rows: Sequence[Row], segments: Sequence[Segment], all_guesses: Sequence[list[int]], logits: Tensor
+        self, rows: Sequence[Row], segments: Sequence[Segment], all_guesses: Sequence[Guess], logits: Tensor
     ) -> list[Row]:
         """Draw a token at every scored place, and keep guesses while they are what was drawn."""
         places = [(row, i) for row, segment in zip(rows, segments, strict=True) for i in range(segment.scored)]
@@ -457,32 +455,41 @@ class Engine:
         for at, (row, i) in enumerate(places):
             if row.first_ids is not None and not row.tokens and i == 0:
                 logits[at] = _only(logits[at], row.first_ids)
-        drawn = iter(enumerate(choose(logits, samplings, draws) if places else []))
+        drawn = choose(logits, samplings, draws) if places else []
         changed = []
-        for row, segment, guesses in zip(rows, segments, all_guesses, strict=True):
+        end = 0
+        for row, segment, guess in zip(rows, segments, all_guesses, strict=True):
             assert row.lease is not None
-            mine = [next(drawn) for _ in range(segment.scored)]
-            row.num_computed = segment.start + len(segment.tokens) - len(guesses)
-            kept = 0
-            for index, (at, token) in enumerate(mine):
-                if row.sampling.logprobs is not None:
-                    row.logprobs.append(log_probabilities(logits[at], token, row.sampling.logprobs))
-                row.push(token)
-                self.counts.drawn_tokens += 1
-                if index >= len(guesses) or guesses[index] != token:
-                    break
-                kept += 1
-                if row.finish_reason is not None:
-                    break
+            here = range(end, end + segment.scored)
+            end += segment.scored
+            tokens = [drawn[at] for at in here]
+            if guess.probabilities:
+                p = probabilities(logits[here.start : here.stop], samplings[here.start : here.stop])
+                tokens = keep_or_replace(guess.tokens, guess.probabilities, list(p), lambda: float(torch.rand(())))
+            row.num_computed = segment.start + len(segment.tokens) - len(guess.tokens)
+            kept = self._push(row, tokens, guess.tokens, logits[here.start : here.stop])
             row.num_computed += kept
-            if guesses:
-                self._lookups[row][1].add(len(guesses), kept)
-                self.counts.drafted_tokens += len(guesses)
+            if guess.tokens:
+                self._lookups[row][1].add(len(guess.tokens), kept)
+                self.counts.drafted_tokens += len(guess.tokens)
                 self.counts.kept_tokens += kept
-            if mine:
+            if tokens:
                 changed.append(row)
             self._settle(row)
         return changed
+
+    def _push(self, row: Row, tokens: Sequence[int], guesses: Sequence[int], logits: Tensor) -> int:
+        """The drawn tokens, up to the first that was not guessed; returns how many guesses were right."""
+        for index, token in enumerate(tokens):
+            if row.sampling.logprobs is not None:
+                row.logprobs.append(log_probabilities(logits[index], token, row.sampling.logprobs))
+            row.push(token)
+            self.counts.drawn_tokens += 1
+            if index >= len(guesses) or guesses[index] != token:
+                return index
+            if row.finish_reason is not None:
+                return index + 1
+        return 0
 
     def _settle(self, row: Row) -> None:
         """After a step: a row that ended leaves, another shares what it has computed."""
@@ -504,16 +511,38 @@ class Engine:
         if row.lease is not None:
             self.pool.close(row.lease, row.ids[: row.num_computed])
             row.lease, row.num_computed = None, 0
+        if self._drafter is not None:
+            self._drafter.release(row)
         if row.finish_reason is not None:
             self._lookups.pop(row, None)
 
 
-def _decoder(network: Network, cache: PagedCache) -> Decoder | None:
-    if network.device.type != "cuda":
-        return None
-    from lakh.server import decode_gpu
+def _drafter(draft: model_weights.Loaded, target: Runner, tokenizer: Tokenizer) -> Drafter:
+    """The draft beside its model: on the same device, in the same precision, for as many tokens."""
+    from lakh.tokens.tokenizer import Tokenizer as Other
 
-    return decode_gpu.Decoder(network, cache) if decode_gpu.can_decode(network) else None
+    theirs = Other.load(draft.tokenizer_json)
+    if theirs.vocab_size != tokenizer.vocab_size or any(
+        theirs.decode([token], show_special=True) != tokenizer.decode([token], show_special=True)
+        for token in range(0, tokenizer.vocab_size, max(tokenizer.vocab_size // 512, 1))
+    ):
+        todo = "give a draft that was trained with the model's tokenizer"
+        raise UserError(f"draft {draft.name}", "has another tokenizer than the model", todo)
+    if draft.spec.context < target.network.spec.context:
+        found = f"has a context of {draft.spec.context} tokens and the model {target.network.spec.context}"
+        raise UserError(f"draft {draft.name}", found, "give a draft with at least the model's context")
+    network = target.network
+    precision = network.precision if network.precision != "int8" else "f32"
+    room = target.pool.num_blocks * BLOCK_TOKENS
+    runner = Runner(
+        draft.spec,
+        draft.weights,
+        tokenizer.vocab_size,
+        device=network.device,
+        precision=precision,
+        cache_tokens=room,
+    )
+    return Drafter(runner)
 
 
 def _only(logits_V: Tensor, ids: frozenset[int]) -> Tensor:
@@ -526,11 +555,3 @@ def _room(context: int, max_tokens: int) -> int:
     if context < 2:
         raise ConfigError("model.context", f"{context} has no room for a prompt and a token", "train with more")
     return max(context - max_tokens, context // 2)
-
-
-def _num_blocks(spec: Model, device: torch.device, dtype: torch.dtype, cache_tokens: int | None) -> int:
-    """Blocks of the cache: as asked, else what a fixed number of bytes holds; always enough for one full context."""
-    if cache_tokens is None:
-        token_bytes = spec.kv_bytes_per_token(dtype.itemsize)
-        cache_tokens = min(CACHE_TOKENS if device.type == "cpu" else 1 << 30, CACHE_BYTES[device.type] // token_bytes)
-    return max(cache_tokens, spec.context + BLOCK_TOKENS) // BLOCK_TOKENS + 1

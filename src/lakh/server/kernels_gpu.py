@@ -1,4 +1,4 @@
-"""Triton kernels of one decoding step: one new token for each of B rows.
+"""Triton kernels of a step on the GPU: one new token for each of B rows, or N tokens of any rows in tiles.
 
 Shapes: B rows, W width, F ffn, H query heads, K key/value heads, D head size, C slots of the cache, S splits of a
 row's tokens.
@@ -9,7 +9,10 @@ through the table of blocks, in S parts at once, and stores the new token's own 
 kernel is launched while the one before it still runs, fetches its first weights, and waits for the other's results
 only then.
 
-Compiled on first use for each shape. Knows pointers and sizes; decode_gpu.py knows the order.
+For N tokens (a prompt's, or guesses) keys and values are stored by one kernel and read by the next; a tile is a few
+consecutive tokens of one row, which share what is read.
+
+Compiled on first use for each shape. Knows pointers and sizes; decode_gpu.py and chunks_gpu.py know the order.
 """
 
 from __future__ import annotations
@@ -17,7 +20,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["MATVEC_CONFIGS", "add_norm", "advance", "attend", "combine", "gate", "gate_up", "matvec"]
+__all__ = [
+    "MATVEC_CONFIGS",
+    "add_norm",
+    "advance",
+    "attend",
+    "attend_tiles",
+    "combine",
+    "gate",
+    "gate_up",
+    "matvec",
+    "rotate_store",
+]
 
 # rows of a program, columns of a tile, warps: a few shapes that keep 2 to 8 loads of 16 bytes in flight per thread
 MATVEC_CONFIGS = [(1, 1024, 4), (2, 512, 4), (2, 1024, 4), (4, 512, 4), (4, 1024, 8), (8, 256, 4), (8, 512, 8)]
@@ -188,6 +202,95 @@ def combine(part_o, part_ml, out, D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl
     weight = tl.sum(share * tl.load(part_ml + (here * SPLITS + s) * 2 + 1), 0)
     parts = tl.load(part_o + (here * SPLITS + s[:, None]) * D + d[None, :])
     tl.store(out + here * D + d, (tl.sum(parts * share[:, None], 0) / weight).to(out.dtype.element_ty))
+
+
+@triton.jit
+def rotate_store(
+    qkv, cos, sin, positions, slots, q, keys, values, C,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """One token: its queries, turned to its position, to q; its keys (turned) and values to their slot.
+
+    HEADS is the power of two that holds H + 2 K.
+    """
+    n = tl.program_id(0)
+    at = tl.load(positions + n)
+    slot = tl.load(slots + n).to(tl.int64)
+    d = tl.arange(0, D)
+    h = tl.arange(0, HEADS)
+    half = D // 2
+    turn_cos = tl.load(cos + at * half + d % half)
+    turn_sin = tl.load(sin + at * half + d % half) * tl.where(d < half, -1.0, 1.0)
+    row = qkv + n.to(tl.int64) * (H + 2 * K) * D + h[:, None] * D
+    real = h[:, None] < H + 2 * K
+    value = tl.load(row + d[None, :], mask=real, other=0.0).to(tl.float32)
+    partner = tl.load(row + ((d + half) % D)[None, :], mask=real, other=0.0).to(tl.float32)
+    turned = value * turn_cos[None, :] + partner * turn_sin[None, :]
+    is_query, is_key = h[:, None] < H, (h[:, None] >= H) & (h[:, None] < H + K)
+    is_value = (h[:, None] >= H + K) & real
+    tl.store(q + n.to(tl.int64) * H * D + h[:, None] * D + d[None, :], turned.to(q.dtype.element_ty), mask=is_query)
+    k_at = ((h[:, None] - H).to(tl.int64) * C + slot) * D + d[None, :]
+    tl.store(keys + k_at, turned.to(keys.dtype.element_ty), mask=is_key)
+    v_at = ((h[:, None] - H - K).to(tl.int64) * C + slot) * D + d[None, :]
+    tl.store(values + v_at, value.to(values.dtype.element_ty), mask=is_value)
+
+
+@triton.jit
+def attend_tiles(
+    q, keys, values, tables, positions, tile_row, tile_first, tile_count, out, part_o, part_ml, C, table_width, scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """One tile of consecutive tokens of one row, one key/value head, one part of the keys; causal.
+
+    ROWS = tokens of a tile x GROUP_ROWS; GROUP_ROWS is the power of two that holds the query heads of one key head.
+    A tile of no tokens does nothing.
+    """
+    GROUP: tl.constexpr = H // K
+    t, kh, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    count = tl.load(tile_count + t)
+    first = tl.load(tile_first + t)
+    table = tables + tl.load(tile_row + t) * table_width
+    start_at = tl.load(positions + first)
+    d = tl.arange(0, D)
+    m = tl.arange(0, ROWS)
+    i, g = m // GROUP_ROWS, m % GROUP_ROWS
+    real = (i < count) & (g < GROUP)
+    place = (first + i).to(tl.int64) * H + kh * GROUP + g
+    queries = tl.load(q + place[:, None] * D + d[None, :], mask=real[:, None], other=0.0)
+    queries = (queries.to(tl.float32) * scale).to(keys.dtype.element_ty)
+    largest = tl.full([ROWS], -1.0e30, tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([ROWS, D], tl.float32)
+    head = kh.to(tl.int64) * C * D
+    num_keys = tl.where(count > 0, start_at + count, 0)
+    size = tl.cdiv(tl.cdiv(num_keys, SPLITS), BLOCK) * BLOCK
+    begin = part * size
+    end = tl.minimum(begin + size, num_keys)
+    for k0 in range(begin, end, BLOCK):
+        at = k0 + tl.arange(0, BLOCK)
+        inside = at < end
+        slots = tl.load(table + at // PAGE, mask=inside, other=0).to(tl.int64) * PAGE + at % PAGE
+        at_BD = head + slots[:, None] * D + d[None, :]
+        k = tl.load(keys + at_BD, mask=inside[:, None], other=0.0)
+        v = tl.load(values + at_BD, mask=inside[:, None], other=0.0)
+        scores = tl.dot(queries, tl.trans(k), out_dtype=tl.float32)
+        seen = inside[None, :] & (at[None, :] <= start_at + i[:, None])
+        scores = tl.where(seen, scores, -1.0e30)
+        now = tl.maximum(largest, tl.max(scores, 1))
+        shrink = tl.exp(largest - now)
+        p = tl.where(seen, tl.exp(scores - now[:, None]), 0.0)  # a query that sees none of these keys adds nothing
+        weight = weight * shrink + tl.sum(p, 1)
+        total = total * shrink[:, None] + tl.dot(p.to(v.dtype), v, out_dtype=tl.float32)
+        largest = now
+    if SPLITS == 1:
+        result = (total / weight[:, None]).to(out.dtype.element_ty)
+        tl.store(out + place[:, None] * D + d[None, :], result, mask=real[:, None])
+    else:
+        where = place * SPLITS + part
+        tl.store(part_o + where[:, None] * D + d[None, :], total, mask=real[:, None])
+        tl.store(part_ml + where * 2, largest, mask=real)
+        tl.store(part_ml + where * 2 + 1, weight, mask=real)
 
 
 @triton.jit

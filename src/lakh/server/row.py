@@ -86,6 +86,11 @@ class Row:
         """Tokens to compute before the next one can be drawn."""
         return len(self._ids) - self.num_computed
 
+    @property
+    def is_free(self) -> bool:
+        """Samples without a seed: any draw from the right probabilities will do. With a seed the draws are given."""
+        return self.sampling.temperature > 0 and self.sampling.seed is None
+
     def push(self, token: int) -> None:
         if self.finish_reason is not None:
             return

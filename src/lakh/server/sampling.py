@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lakh.server.params import Sampling
 
-__all__ = ["Draws", "Logprobs", "Sampling", "choose", "log_probabilities"]
+__all__ = ["Draws", "Logprobs", "Sampling", "choose", "log_probabilities", "probabilities"]
 
 
 class Draws:
@@ -45,31 +45,38 @@ def choose(logits_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[flo
     """The next token of every row, decided by its scores and one random number; greedy rows do without."""
     if all(sampling.temperature == 0 for sampling in samplings):
         return logits_BV.argmax(dim=-1).tolist()
+    greedy_B = torch.tensor([s.temperature == 0 for s in samplings], device=logits_BV.device)
+    by_id_BV = probabilities(logits_BV, samplings)
+    reached_BV = by_id_BV.cumsum(dim=-1)
+    draws_B1 = torch.tensor(draws, device=logits_BV.device, dtype=torch.float32)[:, None]
+    # The first place whose cumulated probability exceeds the draw; rounding may push it past the end, never
+    # past a kept token: a masked one adds nothing, so it is never the first to exceed.
+    picks_B = (reached_BV <= draws_B1 * reached_BV[:, -1:]).sum(dim=-1)
+    ids_V = torch.arange(by_id_BV.shape[-1], device=by_id_BV.device)
+    last_kept_B = ((by_id_BV > 0) * ids_V).amax(dim=-1)
+    sampled_B = torch.minimum(picks_B, last_kept_B)
+    return torch.where(greedy_B, logits_BV.argmax(dim=-1), sampled_B).tolist()
+
+
+def probabilities(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Of every id, as temperature, top-k and top-p leave them: rows that add up to 1 (a greedy row's as at 1)."""
 
     def column(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, device=logits_BV.device, dtype=torch.float32)[:, None]
 
-    greedy_B = torch.tensor([s.temperature == 0 for s in samplings], device=logits_BV.device)
     temperature_B1 = column([s.temperature or 1.0 for s in samplings])
     top_p_B1 = column([s.top_p for s in samplings])
     top_k_B1 = column([s.top_k or logits_BV.shape[-1] for s in samplings])
-    draws_B1 = column(draws)
     scores_BV, ids_BV = logits_BV.float().sort(dim=-1, descending=True, stable=True)
     # Subtract the largest first: a tiny temperature then gives 0 and -inf, not inf - inf.
     scores_BV = (scores_BV - scores_BV[:, :1]) / temperature_B1
     ranks_V = torch.arange(scores_BV.shape[-1], device=scores_BV.device)
-    probabilities_BV = scores_BV.masked_fill(ranks_V >= top_k_B1, -math.inf).softmax(dim=-1)
-    before_BV = probabilities_BV.cumsum(dim=-1) - probabilities_BV
-    probabilities_BV = probabilities_BV.masked_fill(before_BV >= top_p_B1, 0.0)
+    ranked_BV = scores_BV.masked_fill(ranks_V >= top_k_B1, -math.inf).softmax(dim=-1)
+    before_BV = ranked_BV.cumsum(dim=-1) - ranked_BV
+    ranked_BV = ranked_BV.masked_fill(before_BV >= top_p_B1, 0.0)
+    ranked_BV = ranked_BV / ranked_BV.sum(dim=-1, keepdim=True)
     # Back to the order of ids: two scores that differ by rounding alone may swap their ranks, never their ids.
-    by_id_BV = torch.zeros_like(probabilities_BV).scatter(1, ids_BV, probabilities_BV)
-    reached_BV = by_id_BV.cumsum(dim=-1)
-    # The first place whose cumulated probability exceeds the draw; rounding may push it past the end, never
-    # past a kept token: a masked one adds nothing, so it is never the first to exceed.
-    picks_B = (reached_BV <= draws_B1 * reached_BV[:, -1:]).sum(dim=-1)
-    last_kept_B = ((by_id_BV > 0) * ranks_V).amax(dim=-1)
-    sampled_B = torch.minimum(picks_B, last_kept_B)
-    return torch.where(greedy_B, ids_BV[:, 0], sampled_B).tolist()
+    return torch.zeros_like(ranked_BV).scatter(1, ids_BV, ranked_BV)
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,13 @@ class Share(NamedTuple):
     reason: str
 
 
-def share_budget(pending: Sequence[int], budget: int, trickle: int = 1) -> Share:
-    """`pending`: tokens that each running row has still to compute, in the order of arrival. At least one gets work.
-
-    A row with at most `trickle` of them brings one at a time, as if it drew: on a GPU that rides along with the rows
-    that draw, where a prompt of its own would stop them.
-    """
-    counts = [int(count <= trickle) for count in pending]
+def share_budget(pending: Sequence[int], budget: int) -> Share:
+    """`pending`: tokens that each running row has still to compute, in the order of arrival. At least one gets work."""
+    counts = [int(count == 1) for count in pending]
     left = max(budget - sum(counts), 0 if any(counts) else 1)
     num_prompts = 0
     for index, count in enumerate(pending):
-        if count > trickle and left > 0:
+        if count > 1 and left > 0:
             counts[index] = min(count, left)
             left -= counts[index]
             num_prompts += 1

@@ -1,13 +1,14 @@
 """Speculation: guess the next tokens cheaply, let the model score them all in one step, keep what it would have drawn.
 
-The model always draws its own token at every place, from its own scores and the row's own random number; a guess is
-kept while it equals what was drawn. So the answer is the same, token for token, with speculation and without, greedy
-or sampled: exactness needs no argument about distributions. (Rejection sampling accepts a little more often when
-sampling, and gives up that equality.)
+The model draws its own token at every place, from its own scores and the row's own random number; a guess is kept
+while it equals what was drawn. So the answer is the same, token for token, with speculation and without, greedy or
+sampled. Only where a draft model guesses for a row that samples without a seed, to which no particular answer was
+promised, rejection sampling (rejection.py) takes its place: it keeps more guesses, and the answer's distribution is
+the same.
 
     Lookup      guesses that the text goes on as it did after the last place where its end stood before; costs nothing
-    Draft       a small model guesses (engine.py runs it), with the same random numbers
-    decide      how many guesses pay, from the measured cost of steps and the measured share of kept guesses
+    Drafter     a small model guesses (draft.py)
+    decide      how many guesses pay, from the measured cost of steps and of guessing, and the share of kept guesses
 
 Draft-token acceptance (guesses kept by the model) is counted here; whether users accept a suggestion is another figure
 under another name (metrics.py).
@@ -114,8 +115,13 @@ def expected_tokens(acceptance: float, num_guesses: int) -> float:
     return sum(acceptance**i for i in range(num_guesses + 1))
 
 
-def decide(*, acceptance: float, num_rows: int, costs: Costs, most: int = MAX_GUESSES) -> Decision:
-    """How many guesses for each of `num_rows` rows give most tokens per second; 0 where none pay."""
+def decide(
+    *, acceptance: float, num_rows: int, costs: Costs, guess_s: float = 0.0, most: int = MAX_GUESSES
+) -> Decision:
+    """How many guesses for each of `num_rows` rows give most tokens per second; 0 where none pay.
+
+    `guess_s`: what one more guess for all rows costs before the step; nothing where it is looked up.
+    """
     alone = costs.of(num_rows)
     if alone is None:
         return Decision(0, "the cost of a plain step is not known yet")
@@ -124,7 +130,7 @@ def decide(*, acceptance: float, num_rows: int, costs: Costs, most: int = MAX_GU
         cost = costs.of(num_rows * (num_guesses + 1))
         if cost is None:
             return Decision(num_guesses, f"a step of {num_rows * (num_guesses + 1)} tokens was never measured")
-        rate = expected_tokens(acceptance, num_guesses) / cost
+        rate = expected_tokens(acceptance, num_guesses) / (cost + num_guesses * guess_s)
         if rate > best_rate:
             best, best_rate = num_guesses, rate
     gain = best_rate * alone

@@ -1,0 +1,94 @@
+"""One model at work: its network, the blocks that remember its keys and values, and the fastest way to run a step.
+
+On the CPU every step goes through the network. On a GPU one token for each row goes through decode_gpu.py (several
+greedy steps at once where that is asked for), any other step that fits through chunks_gpu.py, and the rest through
+plain torch. The engine has one runner for its model and one for a draft (draft.py). Knows nothing of rows and requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lakh.server.blocks import BLOCK_TOKENS, BlockPool
+from lakh.server.kv import PagedCache
+from lakh.server.network import Network, Precision, Segment
+from lakh.spec.model import Model
+
+if TYPE_CHECKING:
+    from lakh.server.chunks_gpu import Chunks
+    from lakh.server.decode_gpu import Decoder
+
+__all__ = ["Runner"]
+
+CACHE_TOKENS = 64 * 1024
+CACHE_BYTES = {"cpu": 2 << 30, "cuda": 24 << 30}
+
+
+class Runner:
+    def __init__(
+        self,
+        spec: Model,
+        weights: Mapping[str, Tensor],
+        num_ids: int,
+        *,
+        device: torch.device,
+        precision: Precision,
+        cache_tokens: int | None = None,
+    ) -> None:
+        self.network = Network(spec, weights, num_ids, device, precision)
+        num_blocks = _num_blocks(spec, device, self.network.dtype, cache_tokens)
+        self.pool = BlockPool(num_blocks)
+        # One block more than the pool has: empty places of a GPU batch write there.
+        self.cache = PagedCache(spec, num_blocks + 1, device=device, dtype=self.network.dtype)
+        self.decoder: Decoder | None = None
+        self.chunks: Chunks | None = None
+        if device.type == "cuda":
+            from lakh.server import chunks_gpu, decode_gpu
+
+            if decode_gpu.can_decode(self.network):
+                self.decoder = decode_gpu.Decoder(self.network, self.cache)
+                self.chunks = chunks_gpu.Chunks(self.network, self.cache)
+
+    def forward(self, segments: Sequence[Segment]) -> Tensor:
+        """Scores of the scored tokens, segment after segment: valid until the next call."""
+        if self.decoder is None or self.chunks is None:
+            return self.network.forward(segments, self.cache)
+        if len(segments) <= self.decoder.max_rows and all(len(s.tokens) == s.scored == 1 for s in segments):
+            tokens, positions = [segment.tokens[0] for segment in segments], [segment.start for segment in segments]
+            return self.decoder.run(tokens, positions, [segment.blocks for segment in segments], 1)[1]
+        if self.chunks.fits(segments):
+            return self.chunks.forward(segments)
+        return self.network.forward(segments, self.cache)
+
+    def greedy(
+        self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]], steps: int
+    ) -> list[list[int]]:
+        """The likeliest tokens of so many steps, step by step; the blocks have room for them."""
+        if self.decoder is not None and len(tokens) <= self.decoder.max_rows:
+            return self.decoder.run(tokens, positions, blocks, steps)[0]
+        made: list[list[int]] = []
+        for step in range(steps):
+            segments = [
+                Segment([token], start + step, table)
+                for token, start, table in zip(tokens, positions, blocks, strict=True)
+            ]
+            tokens = self.forward(segments).argmax(dim=-1).tolist()
+            made.append(list(tokens))
+        return made
+
+    def warm_up(self) -> None:
+        """Capture the graphs of steps with several tokens of a row now."""
+        if self.chunks is not None:
+            self.chunks.warm_up()
+
+
+def _num_blocks(spec: Model, device: torch.device, dtype: torch.dtype, cache_tokens: int | None) -> int:
+    """Blocks of the cache: as asked, else what a fixed number of bytes holds; always enough for one full context."""
+    if cache_tokens is None:
+        token_bytes = spec.kv_bytes_per_token(dtype.itemsize)
+        cache_tokens = min(CACHE_TOKENS if device.type == "cpu" else 1 << 30, CACHE_BYTES[device.type] // token_bytes)
+    return max(cache_tokens, spec.context + BLOCK_TOKENS) // BLOCK_TOKENS + 1

@@ -1,0 +1,77 @@
+"""Steps on the GPU: the captured graphs score as the plain torch path does.
+
+Without a GPU the kernels can be played by Triton's interpreter: TRITON_INTERPRET=1, where Triton is installed.
+"""
+
+import os
+
+import pytest
+import torch
+
+from lakh.server.kv import PagedCache
+from lakh.server.network import Network, Segment
+from lakh.spec.model import Model
+from lakh.workloads.code.model import CodeModel, init_weights
+
+pytest.importorskip("triton", reason="needs Triton, which comes with torch for NVIDIA GPUs")
+PLAYED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.skipif(not (torch.cuda.is_available() or PLAYED), reason="needs an NVIDIA GPU"),
+    pytest.mark.timeout(300),
+]
+DEVICE = torch.device("cpu" if PLAYED else "cuda")
+SHAPES = [(4, 2), (6, 2), (4, 4)]  # heads and key/value heads: a group of 2, of 3 (padded), and none
+
+
+def make(heads: int, kv_heads: int) -> tuple[Network, PagedCache, PagedCache]:
+    spec = Model(
+        layers=1 if PLAYED else 2, width=32 * heads, heads=heads, kv_heads=kv_heads, ffn=64, vocab=320, context=1024
+    )
+    model = CodeModel(spec)
+    init_weights(model, 1)
+    weights = {name: tensor.detach() * (6 if tensor.dim() > 1 else 1) for name, tensor in model.state_dict().items()}
+    network = Network(spec, weights, spec.vocab, DEVICE, "f32")
+    caches = [PagedCache(spec, 101, device=DEVICE, dtype=torch.float32) for _ in range(2)]
+    return network, caches[0], caches[1]
+
+
+def ids(count: int, seed: int) -> list[int]:
+    return torch.randint(0, 320, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), SHAPES)
+def test_a_captured_step_scores_as_the_plain_path(heads: int, kv_heads: int) -> None:
+    from lakh.server.chunks_gpu import Chunks
+
+    network, plain, captured = make(heads, kv_heads)
+    chunks = Chunks(network, captured, use_graphs=not PLAYED)
+    long = 12 if PLAYED else 230  # the interpreter needs minutes for what the chip does in microseconds
+    tables = [list(range(row * 20, row * 20 + 20)) for row in range(4)]
+    steps = [
+        [Segment(ids(long, 1), 0, tables[0], 0), Segment(ids(3, 2), 0, tables[1], 1)],  # a prompt begins, one is whole
+        [Segment(ids(9, 3), long, tables[0], 1), Segment([5], 3, tables[1], 1), Segment(ids(3, 4), 0, tables[2], 2)],
+        [Segment([9], long + 9, tables[0], 1), Segment(ids(5, 5), 4, tables[1], 5), Segment([3], 3, tables[2], 1)],
+        [Segment(ids(9, 6), 0, tables[3], 0)],  # nothing to score
+    ]
+    for segments in steps:
+        assert chunks.fits(segments)
+        found, expected = chunks.forward(segments).float(), network.forward(segments, plain).float()
+        assert found.shape == expected.shape
+        # float32 sums in another order; tensor cores may round products to tf32
+        assert torch.allclose(
+            found, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max() if len(expected) else 1)
+        )
+        if len(found):
+            assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.7
+    for ours, theirs in ((captured.keys_LKCD, plain.keys_LKCD), (captured.values_LKCD, plain.values_LKCD)):
+        assert torch.allclose(ours[:, :, :1600], theirs[:, :, :1600], atol=2e-2 * float(theirs.abs().max()))
+
+
+def test_what_does_not_fit_a_graph_is_said_so() -> None:
+    from lakh.server.chunks_gpu import BUCKETS, MAX_ROWS, Chunks
+
+    network, cache, _ = make(4, 2)
+    chunks = Chunks(network, cache, use_graphs=not PLAYED)
+    assert not chunks.fits([Segment([1] * (BUCKETS[-1] + 1), 0, [0], 1)])
+    assert not chunks.fits([Segment([1], 0, [0], 1)] * (MAX_ROWS + 1))
+    assert chunks.fits([Segment([1] * BUCKETS[-1], 0, [0], 1)])

@@ -1,0 +1,167 @@
+"""A draft guesses for the model: greedy and seeded answers stay the same, others keep their distribution."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lakh.errors import UserError
+from lakh.server import engine as engine_module
+from lakh.server import weights as model_weights
+from lakh.server.engine import Engine, Sampling
+from lakh.server.rejection import draw, keep_or_replace
+from lakh.server.speculate import Costs, Decision, decide
+from lakh.spec.model import Model
+from lakh.tokens.tokenizer import Tokenizer
+from lakh.workloads.code.model import CodeModel, init_weights
+
+Make = Callable[..., Engine]
+ids = st.lists(st.integers(7, 299), min_size=1, max_size=60)
+few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SPEC = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=64, vocab=320, context=96)
+
+
+def weights_of(spec: Model, seed: int, noise: float = 0.0) -> dict[str, torch.Tensor]:
+    model = CodeModel(spec)
+    init_weights(model, seed)
+    made = {name: tensor.detach() * (10 if tensor.dim() > 1 else 1) for name, tensor in model.state_dict().items()}
+    generator = torch.Generator().manual_seed(3)
+    return {name: t + noise * t.std() * torch.randn(t.shape, generator=generator) for name, t in made.items()}
+
+
+@pytest.fixture(scope="module")
+def make(tokenizer_json: Path) -> Make:
+    tokenizer = Tokenizer.load(tokenizer_json)
+
+    def make(*, noise: float | None, cache_tokens: int | None = None) -> Engine:
+        """With `noise`, a draft that is the model with so much noise on its weights."""
+        draft = None
+        if noise is not None:
+            draft = model_weights.Loaded("draft", "", SPEC, weights_of(SPEC, 1, noise), tokenizer_json)
+        weights = weights_of(SPEC, 1)
+        return Engine("m", SPEC, weights, tokenizer, device="cpu", draft=draft, cache_tokens=cache_tokens)
+
+    return make
+
+
+@few
+@given(
+    prompts=st.lists(ids, min_size=1, max_size=4),
+    noise=st.sampled_from([0.0, 0.2, 2.0]),
+    most=st.integers(1, 7),
+    sampling=st.sampled_from([Sampling(max_tokens=14), Sampling(max_tokens=14, temperature=1.0, top_k=40, seed=9)]),
+)
+def test_a_draft_changes_no_greedy_and_no_seeded_answer(
+    make: Make, prompts: list[list[int]], noise: float, most: int, sampling: Sampling
+) -> None:
+    plain, drafted = make(noise=None), make(noise=noise)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "decide", lambda **given: Decision(min(most, given["most"]), "the test says so"))
+        for _ in range(2):  # the second time from cached prefixes, of model and draft
+            assert drafted.generate(prompts, sampling) == plain.generate(prompts, sampling)
+    assert drafted._drafter is not None
+    assert (drafted.pool.num_held, drafted._drafter.num_held) == (0, 0)
+    if noise == 0.0:
+        assert drafted.counts.kept_tokens == drafted.counts.drafted_tokens  # the model itself guesses right
+
+
+def test_a_good_draft_saves_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "decide", lambda **given: Decision(min(4, given["most"]), "the test says so"))
+    drafted = make(noise=0.0)
+    done = drafted.generate([[30, 31, 32]], Sampling(max_tokens=40))[0]
+    assert drafted.counts.steps <= 1 + -(-len(done.tokens) // 5)
+
+
+def test_rows_that_give_way_and_a_draft_without_room_change_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "decide", lambda **given: Decision(min(3, given["most"]), "the test says so"))
+    small, plain = make(noise=0.2, cache_tokens=1), make(noise=None)  # room for one full context each
+    prompts = [[7 + i, *range(20, 50)] for i in range(6)]
+    assert small.generate(prompts, Sampling(max_tokens=60)) == plain.generate(prompts, Sampling(max_tokens=60))
+    assert small.counts.preempted_rows > 0
+    assert small._drafter is not None
+    assert (small.pool.num_held, small._drafter.num_held) == (0, 0)
+
+
+def test_tokens_that_survive_rejection_are_distributed_as_the_models() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p = [torch.rand(4, generator=generator) ** 2 for _ in range(3)]
+    q = [torch.rand(4, generator=generator) ** 2 for _ in range(2)]
+    p, q = [[v / v.sum() for v in vectors] for vectors in (p, q)]
+    numbers, times = random.Random(1), 20_000
+    firsts: Counter[int] = Counter()
+    seconds: Counter[int] = Counter()
+    kept = 0
+    for _ in range(times):
+        guesses = [draw(vector, numbers.random()) for vector in q]
+        tokens = keep_or_replace(guesses, q, p, numbers.random)
+        firsts[tokens[0]] += 1
+        kept += tokens[0] == guesses[0] and len(tokens) > 1
+        if len(tokens) > 1:
+            seconds[tokens[1]] += 1
+    # A fraction of n draws has a standard deviation of at most 0.5 / sqrt(n); five of them.
+    for counts, expected in ((firsts, p[0]), (seconds, p[1])):
+        total = sum(counts.values())
+        for token in range(4):
+            assert abs(counts[token] / total - float(expected[token])) < 2.5 / total**0.5
+    distance = 0.5 * float((p[0] - q[0]).abs().sum())
+    assert abs(kept / times - (1 - distance)) < 2.5 / times**0.5
+
+
+def test_equal_distributions_keep_every_guess_and_certainty_is_respected() -> None:
+    p = torch.tensor([0.25, 0.75, 0.0])
+    assert keep_or_replace([1, 0], [p, p], [p, p, torch.tensor([0.0, 0.0, 1.0])], lambda: 0.999) == [1, 0, 2]
+    sure = torch.tensor([0.0, 0.0, 1.0])
+    assert keep_or_replace([0], [p], [sure, p], lambda: 0.0) == [2]
+    assert draw(torch.tensor([0.0, 0.5, 0.0]), 0.9999999) == 1
+
+
+def test_an_unseeded_answer_with_a_draft_has_the_models_distribution(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "decide", lambda **given: Decision(min(2, given["most"]), "the test says so"))
+    torch.manual_seed(5)
+    drafted, plain = make(noise=0.3), make(noise=None)
+    sampling = Sampling(max_tokens=3, temperature=1.0, top_k=3)
+    prompt, times = [20, 21, 22], 400
+
+    def third(engine: Engine) -> Counter[tuple[int, ...]]:
+        done = engine.generate([prompt] * times, sampling)
+        return Counter(item.tokens[1:2] for item in done if len(item.tokens) > 1)
+
+    left, right = third(drafted), third(plain)
+    assert drafted.counts.drafted_tokens > drafted.counts.kept_tokens > 0
+    n, m = sum(left.values()), sum(right.values())
+    for token in left | right:  # the difference of two fractions: five standard deviations of the worst case
+        assert abs(left[token] / n - right[token] / m) < 5 * 0.5 * (1 / n + 1 / m) ** 0.5
+
+
+def test_a_draft_that_costs_as_much_as_the_model_is_not_asked() -> None:
+    flat = Costs({n: 1.0 + 0.01 * n for n in range(1, 9)})
+    assert decide(acceptance=0.7, num_rows=1, costs=flat, guess_s=0.05).num_guesses > 1
+    assert decide(acceptance=0.7, num_rows=1, costs=flat, guess_s=1.0).num_guesses == 0
+
+
+def test_a_draft_of_another_tokenizer_or_a_shorter_context_is_refused(make: Make, tokenizer_json: Path) -> None:
+    tokenizer = Tokenizer.load(tokenizer_json)
+    short = dataclasses.replace(SPEC, context=48)
+    draft = model_weights.Loaded("short", "", short, weights_of(short, 1), tokenizer_json)
+    with pytest.raises(UserError, match="context of 48"):
+        Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu", draft=draft)
+
+
+def test_a_draft_with_other_tokens_is_refused(tmp_path: Path, tokenizer_json: Path) -> None:
+    other = tmp_path / "tokenizer.json"
+    other.write_bytes(tokenizer_json.read_bytes().replace(b"endoftext", b"endoffile"))
+    draft = model_weights.Loaded("other", "", SPEC, weights_of(SPEC, 1), other)
+    with pytest.raises(UserError):
+        Engine("m", SPEC, weights_of(SPEC, 1), Tokenizer.load(tokenizer_json), device="cpu", draft=draft)
