@@ -13,16 +13,18 @@ from lakh.errors import UserError
 
 __all__ = ["export"]
 
+GGUF_FILE = "model-q8_0.gguf"
+
 
 @click.command()
 @click.argument("ckpt")
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["hf"]),
+    type=click.Choice(["hf", "gguf"]),
     default="hf",
     show_default=True,
-    help="hf: Llama directory.",
+    help="hf: Llama directory; gguf: one file for llama.cpp, 8 bits a weight.",
 )
 @click.option("--out", required=True, metavar="DIR", help="Where to write.")
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
@@ -32,10 +34,10 @@ def export(ckpt: str, form: str, out: str, force: bool) -> Answer:
 
     CKPT is a checkpoint's folder, a run's (its newest complete checkpoint), a Hugging Face directory or a GGUF
     file. The result of --format hf is what transformers, vLLM and SGLang load: config.json, safetensors and tokenizer
-    files.
+    files. That of --format gguf is one file, DIR/model-q8_0.gguf, with the tokenizer inside.
     """
     from lakh.server import weights
-    from lakh.workloads.code import gguf, hf
+    from lakh.workloads.code import gguf, gguf_save, hf
 
     if storage.list_dir(out) and not force:
         raise UserError(out, "is not empty", "choose another folder, or --force to write into it")
@@ -50,7 +52,11 @@ def export(ckpt: str, form: str, out: str, force: bool) -> Answer:
         sources = [storage.local_path(path).resolve() for path in (ckpt, model.source)]
         if storage.local_path(out).resolve() in sources:
             raise UserError(out, "is the folder that is exported", "choose another folder")
-        files = hf.save(out, model.spec, model.weights, model.tokenizer_json)
+        if form == "gguf":
+            files = [GGUF_FILE]
+            gguf_save.save(storage.join(out, GGUF_FILE), model.name, model.spec, model.weights, model.tokenizer_json)
+        else:
+            files = hf.save(out, model.spec, model.weights, model.tokenizer_json)
     size_bytes = sum(storage.local_path(storage.join(out, name)).stat().st_size for name in files)
     data = {
         "format": form,

@@ -1,0 +1,100 @@
+"""GGUF files that lakh writes: read back as the same model and tokenizer, and understood by other readers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from lakh.errors import UserError
+from lakh.spec import Model
+from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from lakh.workloads.code import gguf, gguf_save
+from lakh.workloads.code.model import CodeModel, init_weights
+
+SPEC = Model(layers=2, width=64, heads=4, kv_heads=2, ffn=96, vocab=512, context=64, rope_base=5000.0)
+TEXT = "def add(first, second):\n    return first + second  # 1234\n" * 50
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    inner = tokenizers.Tokenizer(models.BPE())
+    parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    inner.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+    )
+    inner.train_from_iterator([TEXT], trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    inner.save(str(path))
+    return path
+
+
+def model_of(spec: Model) -> CodeModel:
+    model = CodeModel(spec)
+    init_weights(model, seed=3)
+    return model
+
+
+def weights_of(model: CodeModel) -> dict[str, torch.Tensor]:
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_written_is_read_back_as_the_same_model(tmp_path: Path, tokenizer_json: Path, tied: bool) -> None:
+    spec = Model(layers=2, width=64, heads=4, kv_heads=2, ffn=96, vocab=512, context=64, rope_base=5000.0, tied=tied)
+    model = model_of(spec)
+    size = gguf_save.save(tmp_path / "m.gguf", "tiny", spec, weights_of(model), tokenizer_json)
+    assert (tmp_path / "m.gguf").stat().st_size == size
+    back = gguf.load(tmp_path / "m.gguf")
+    assert back.spec == spec
+    assert back.name == "tiny"
+    again = CodeModel(spec)
+    again.load_state_dict(back.weights, strict=True)
+    tokens = torch.arange(40).view(1, -1)
+    exact, rounded = (m(tokens).log_softmax(-1) for m in (model, again))
+    assert (exact - rounded).abs().max() < 0.02  # 8 bits of weights of size 0.02, over two blocks
+
+
+def test_the_tokenizer_comes_back_with_its_marks(tmp_path: Path, tokenizer_json: Path) -> None:
+    gguf_save.save(tmp_path / "m.gguf", "tiny", SPEC, weights_of(model_of(SPEC)), tokenizer_json)
+    ours, theirs = Tokenizer.load(tokenizer_json), Tokenizer(gguf.load(tmp_path / "m.gguf").tokenizer_json)
+    assert theirs.encode(TEXT) == ours.encode(TEXT)
+    assert [theirs.special(mark) for mark in SPECIAL_TOKENS] == [ours.special(mark) for mark in SPECIAL_TOKENS]
+
+
+def test_eight_bits_are_off_by_at_most_half_a_unit() -> None:
+    values = np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32)
+    values[3] = 0.0  # a block without a scale
+    raw = np.frombuffer(gguf_save.quantize_q8_0(values), np.uint8).reshape(-1, 34)
+    unit = raw[:, :2].copy().view("<f2").astype(np.float32)
+    back = (unit * raw[:, 2:].view(np.int8)).reshape(values.shape)
+    assert np.all(np.abs(back - values).reshape(-1, 32) <= unit * 0.55)  # the unit itself has 11 bits
+
+
+def test_the_gguf_package_reads_every_tensor_alike(tmp_path: Path, tokenizer_json: Path) -> None:
+    theirs = pytest.importorskip("gguf", reason="pip install gguf")
+    gguf_save.save(tmp_path / "m.gguf", "tiny", SPEC, weights_of(model_of(SPEC)), tokenizer_json)
+    reader = theirs.GGUFReader(tmp_path / "m.gguf")
+    ours = gguf.load(tmp_path / "m.gguf").weights
+    found = {tensor.name: theirs.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+    assert len(found) == len(ours)
+    assert np.array_equal(found["token_embd.weight"], ours["embed.weight"].numpy())
+    assert np.array_equal(found["blk.1.ffn_down.weight"], ours["blocks.1.ffn.down.weight"].numpy())
+
+
+def test_a_norm_on_queries_is_refused(tmp_path: Path, tokenizer_json: Path) -> None:
+    spec = Model(layers=1, width=64, heads=4, kv_heads=2, ffn=96, vocab=512, context=64, qk_norm=True)
+    with pytest.raises(UserError, match="qk_norm"):
+        gguf_save.save(tmp_path / "m.gguf", "tiny", spec, {}, tokenizer_json)
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {"a": 0}}}')
+    with pytest.raises(UserError, match="not the kind"):
+        gguf_save.save(tmp_path / "m.gguf", "tiny", SPEC, weights_of(model_of(SPEC)), tmp_path / "tokenizer.json")
