@@ -1,10 +1,14 @@
 """Things that several kinds of test share: a small corpus, its tokens, and the command itself."""
 
+import contextlib
 import json
 import os
 import random
+import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import hypothesis
@@ -104,3 +108,42 @@ def shared_data():
         pytest.skip(f"no {what}: put them at shared/data/{name} beside the checkout")
 
     return find
+
+
+class Redis:
+    """A real redis-server on a socket in a test's own folder. May be killed and started again; keeps nothing."""
+
+    START_S = 20.0
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "redis.sock"
+        self.url = f"unix://{self.socket}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        program = shutil.which("redis-server") or shutil.which("valkey-server")
+        if program is None:
+            pytest.skip("no redis-server: apt-get install redis-server")
+        command = [program, "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=self.socket.parent)
+        until_s = time.monotonic() + self.START_S
+        while time.monotonic() < until_s:
+            with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+                probe.connect(str(self.socket))
+                return
+            time.sleep(0.02)
+        raise AssertionError("redis-server did not start")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(self.START_S)
+            self.process = None
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path):
+    redis = Redis(tmp_path)
+    redis.start()
+    yield redis
+    redis.kill()

@@ -25,7 +25,8 @@ __all__ = ["MemoryStore", "RedisStore", "Store", "open_store"]
 
 log = logging.getLogger(__name__)
 
-LIMIT_S = 0.020
+LIMIT_S = 0.020  # somebody waits
+WRITE_LIMIT_S = 1.0  # nobody does
 RETRY_S = 1.0
 SLOW_TIMES = 3  # late answers in a row that count as a failure; a refused connection is one at once
 MAX_AT_ONCE = 64
@@ -100,12 +101,14 @@ class MemoryStore:
 
 
 class RedisStore:
-    def __init__(self, url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, url: str, *, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.monotonic) -> None:
         from redis import asyncio as redis
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
+        from redis.exceptions import RedisError
 
-        self._clock = clock
+        self._limit_s, self._clock = limit_s, clock
+        self._errors = (RedisError, OSError, ValueError)
         try:
             self._redis: Any = redis.Redis.from_url(
                 url,
@@ -131,7 +134,7 @@ class RedisStore:
     def put(self, key: str, value: bytes, ttl_s: float) -> None:
         if len(self._writes) < MAX_WRITES and self._may_ask():
             task = asyncio.create_task(
-                self._ask(lambda: self._redis.set(PREFIX + key, value, px=max(int(ttl_s * 1000), 1)))
+                self._ask(lambda: self._redis.set(PREFIX + key, value, px=max(int(ttl_s * 1000), 1)), WRITE_LIMIT_S)
             )
             self._writes.add(task)
             task.add_done_callback(self._writes.discard)
@@ -160,21 +163,19 @@ class RedisStore:
     def _may_ask(self) -> bool:
         return self._clock() >= self._rest_until_s
 
-    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T | None:
-        from redis.exceptions import RedisError
-
+    async def _ask(self, call: Callable[[], Awaitable[T]], limit_s: float | None = None) -> T | None:
         if not self._may_ask():
             return None
         if not self.is_up:
             self._rest_until_s = self._clock() + RETRY_S  # one tries, the others do without
         try:
-            async with asyncio.timeout(LIMIT_S), self._at_once:
+            async with asyncio.timeout(limit_s or self._limit_s), self._at_once:
                 result = await call()
         except TimeoutError:
             self._late += 1
             self._failed("is slow", is_down=self._late >= SLOW_TIMES)
             return None
-        except (RedisError, OSError, ValueError) as error:
+        except self._errors as error:
             self._failed(f"fails ({type(error).__name__}: {error})", is_down=True)
             return None
         if not self.is_up:

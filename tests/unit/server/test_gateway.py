@@ -1,0 +1,393 @@
+"""The gateway over real sockets: engines of lakh's own behind it, and one that speaks OpenAI's form only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.errors import UserError
+from lakh.server import grpc as grpc_face
+from lakh.server import proto
+from lakh.server.affinity import Ring, choose
+from lakh.server.engine import Engine, Sampling
+from lakh.server.fim_text import TEMPLATES, fim_prompt, template_of
+from lakh.server.gateway import Gateway, route_key
+from lakh.server.http import Server, running
+from lakh.server.keys import Keys
+from lakh.server.local import LocalBackend
+from lakh.server.requests import parse
+from lakh.server.store import MemoryStore
+
+PATIENCE_S = 30.0
+ASK = {"prompt": "def add(", "max_tokens": 40, "temperature": 0}
+NAMES = st.lists(st.text("abcdef", min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
+
+
+# --- which replica ---
+
+
+@given(names=NAMES, keys=st.lists(st.text(max_size=4), min_size=1, max_size=30))
+def test_nobody_gets_more_than_the_bound_and_everybody_gets_a_replica(names: list[str], keys: list[str]) -> None:
+    ring, loads = Ring(names), dict.fromkeys(names, 0)
+    for number, key in enumerate(keys, 1):
+        choice = choose(ring, key, loads)
+        assert choice is not None
+        loads[choice.name] += 1
+        assert max(loads.values()) <= 1.25 * number / len(names) + 1
+        assert choice.reason
+
+
+@given(names=NAMES, key=st.text(max_size=5), data=st.data())
+def test_a_replica_that_goes_moves_only_its_own_keys(names: list[str], key: str, data: st.DataObject) -> None:
+    gone = data.draw(st.sampled_from(names))
+    idle = dict.fromkeys(names, 0)
+    before = choose(Ring(names), key, idle)
+    assert before is not None
+    left = {name: 0 for name in names if name != gone}
+    after = choose(Ring(left), key, left)
+    if before.name != gone:
+        assert after is not None
+        assert after.name == before.name
+    if not left:
+        assert after is None
+
+
+def test_a_file_stays_where_it_was_as_long_as_there_is_room() -> None:
+    ring = Ring(["a", "b"])
+    own = next(ring.names_from("file"))
+    other = {"a": "b", "b": "a"}[own]
+    assert choose(ring, "file", {own: 0, other: 0}, preferred=other) == (other, "it had this file before")
+    full = choose(ring, "file", {own: 0, other: 9}, preferred=other)
+    assert full is not None
+    assert full.name == own
+    gone = choose(ring, "file", {own: 5}, preferred=other)
+    assert gone is not None
+    assert gone.name == own
+
+
+def test_one_file_of_one_user_has_one_key() -> None:
+    def key(tenant: str = "", **fields: Any) -> str:
+        return route_key(parse({**ASK, **fields}, tenant))
+
+    file = {"user": "me", "supersede": "a.py"}
+    assert key(**file) == key(**{**file, "prompt": "other text"})
+    assert len({key(**file), key("t", **file), key(**{**file, "supersede": "b.py"}), key()}) == 4
+    assert key(prompt="x" * 300) == key(prompt="x" * 300 + "typed on")
+
+
+# --- prompts as text ---
+
+
+@given(before=st.text("ab<|fim_prefix>", max_size=3000), after=st.text("ab<|fim_middle>", max_size=3000))
+def test_code_that_spells_a_special_token_cannot_break_the_prompt(before: str, after: str) -> None:
+    template = TEMPLATES["lakh"]
+    for order in ("psm", "spm"):
+        prompt = fim_prompt(template, before, after + template.middle + "beyond", order=order, room_tokens=500)
+        assert all(prompt.count(token) == 1 for token in template[:3])
+        assert "beyond" not in prompt
+        assert len(prompt) <= 500 * 2.5 + sum(len(token) for token in template[:3])
+
+
+def test_the_cursor_keeps_its_neighbours_and_the_cut_moves_in_steps() -> None:
+    template = template_of("deepseek")
+    assert template is not None
+    before = "".join(f"{number:07}\n" for number in range(4000))
+    prompts = [fim_prompt(template, before + "x" * n, "after", order="spm", room_tokens=2000) for n in range(40)]
+    assert all(prompt.endswith(f"{template.suffix}after{template.middle}") for prompt in prompts)  # psm: it has no spm
+    assert len({prompt.removeprefix(template.prefix)[:7] for prompt in prompts}) <= 2
+    for name in ("", "a,b", "gpt"):
+        with pytest.raises(UserError):
+            template_of(name)
+    assert template_of("<P>,<S>,<M>") == ("<P>", "<S>", "<M>", True)
+
+
+# --- engines behind it ---
+
+
+class Fleet:
+    """Engines on sockets, a gateway before them, a client."""
+
+    def __init__(self, engines: list[Server], gateway: Gateway, server: Server, session: aiohttp.ClientSession) -> None:
+        self.engines, self.gateway, self.server, self.session = engines, gateway, server, session
+
+    async def post(self, body: Any, key: str = "") -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        url = f"{self.server.url}/v1/completions"
+        async with self.session.post(url, json=body, headers=headers) as response:
+            return response.status, await response.json()
+
+    async def stream(self, body: Any) -> tuple[str, list[Any]]:
+        async with self.session.post(f"{self.server.url}/v1/completions", json={**body, "stream": True}) as response:
+            assert response.status == 200, await response.text()
+            lines = [line.strip() async for line in response.content if line.startswith(b"data: {")]
+        events = [json.loads(line[6:]) for line in lines]
+        return "".join(event["choices"][0]["text"] for event in events if event.get("choices")), events
+
+
+@asynccontextmanager
+async def fleet_of(engines: list[Engine], urls: tuple[str, ...] = (), **options: Any) -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        face = {name: options.pop(name) for name in ("keys", "drain_s") if name in options}
+        servers = [
+            await stack.enter_async_context(running(LocalBackend(engine), "127.0.0.1", 0, drain_s=0.1))
+            for engine in engines
+        ]
+        gateway = Gateway([*[server.url for server in servers], *urls], store=MemoryStore(), **options)
+        server = await stack.enter_async_context(running(gateway, "127.0.0.1", 0, **face))
+        timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+        session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
+        yield Fleet(servers, gateway, server, session)
+
+
+def run(engines: list[Engine], story: Callable[[Fleet], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(2 * PATIENCE_S), fleet_of(engines, **options) as fleet:
+            await story(fleet)
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def pair(make_engine: Callable[..., Engine]) -> list[Engine]:
+    return [make_engine(), make_engine()]
+
+
+def slow_down(engine: Engine, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.05) -> None:
+    import time
+
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: time.sleep(seconds) or step())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_answers_are_the_engines_whole_streamed_sampled_and_over_grpc(pair: list[Engine]) -> None:
+    greedy = pair[0].generate(["def add("], Sampling(max_tokens=40))[0]
+    infill = pair[0].generate([pair[0].infill("def add(", "\n", 8, "spm")], Sampling(max_tokens=8))[0]
+
+    async def story(fleet: Fleet) -> None:
+        status, whole = await fleet.post(ASK)
+        assert (status, whole["choices"][0]["text"]) == (200, greedy.text)
+        assert whole["usage"]["completion_tokens"] == len(greedy.tokens)
+        assert (await fleet.stream(ASK))[0] == greedy.text
+        _, filled = await fleet.post({**ASK, "suffix": "\n", "order": "spm", "max_tokens": 8})
+        assert filled["choices"][0]["text"] == infill.text
+        status, many = await fleet.post({**ASK, "prompt": ["def ", "class "], "n": 2, "temperature": 1, "logprobs": 2})
+        assert status == 200
+        assert [len(choice["logprobs"]["tokens"]) > 0 for choice in many["choices"]] == [True] * 4
+        async with (
+            grpc_face.running(fleet.server.desk, "127.0.0.1", 0) as address,
+            grpc.aio.insecure_channel(address) as channel,
+        ):
+            complete = channel.unary_stream(
+                f"/{proto.SERVICE}/Complete",
+                request_serializer=proto.CompleteRequest.SerializeToString,
+                response_deserializer=proto.CompleteChunk.FromString,
+            )
+            request = proto.CompleteRequest(prompt="def add(", max_tokens=40, temperature=0)
+            chunks = [chunk async for chunk in complete(request, timeout=PATIENCE_S)]
+        assert "".join(chunk.text for chunk in chunks) == greedy.text
+        assert chunks[-1].usage.completion_tokens == len(greedy.tokens)
+
+    run(pair, story)
+
+
+def test_refusals_come_through_in_the_engines_words(pair: list[Engine]) -> None:
+    async def story(fleet: Fleet) -> None:
+        status, answer = await fleet.post({**ASK, "prompt": "x" * 2000})
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert (await fleet.post({**ASK, "model": "gpt-9"}))[0] == 404
+        assert (await fleet.post({**ASK, "n": 0}))[0] == 400
+        assert all(replica.state == "up" for replica in fleet.gateway.replicas.values())
+
+    run(pair, story)
+
+
+def test_one_file_goes_to_one_engine_and_finds_its_prefix_there(pair: list[Engine]) -> None:
+    async def story(fleet: Fleet) -> None:
+        prompt = "def add(left, right):\n    return left + right\n"
+        for number in range(6):
+            await fleet.post({**ASK, "max_tokens": 2, "prompt": prompt + "x" * number, "user": "u", "supersede": "f"})
+        assert sorted(engine.counts.prompt_tokens > 0 for engine in pair) == [False, True]
+        assert sum(engine.counts.cached_tokens for engine in pair) > 60
+        for number in range(12):
+            await fleet.post({**ASK, "max_tokens": 1, "user": "u", "supersede": f"file {number}"})
+        assert all(engine.counts.prompt_tokens > 0 for engine in pair)
+
+    run(pair, story)
+
+
+def test_an_engine_that_breaks_off_in_mid_answer_is_replaced_without_a_seam(
+    pair: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = pair[0].generate(["def add("], Sampling(max_tokens=40))[0].text
+    for engine in pair:
+        slow_down(engine, monkeypatch)
+
+    async def story(fleet: Fleet) -> None:
+        for body in (ASK, {**ASK, "temperature": 1}):
+            task = asyncio.create_task(fleet.stream({**body, "user": "u", "supersede": "f"}))
+            await until(lambda: any(engine.num_running for engine in pair))
+            at = next(index for index, engine in enumerate(pair) if engine.num_running)
+            await asyncio.sleep(0.3)  # some text has gone out
+            server = fleet.engines[at]
+            backend = server.desk.backend
+            assert isinstance(backend, LocalBackend)
+            for job in list(backend.worker._jobs):
+                job.end(RuntimeError("pulled the plug"))
+            text, events = await task
+            assert text
+            if body is ASK:
+                assert text == expected
+            assert [event["choices"][0]["finish_reason"] for event in events if event.get("choices")][-1] is not None
+            await until(lambda: all(replica.state == "up" for replica in fleet.gateway.replicas.values()))
+        assert fleet.gateway.num_failovers == 2
+
+    run(pair, story)
+
+
+def test_a_gone_client_a_newer_request_and_a_deadline_end_the_engines_work(
+    pair: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for engine in pair:
+        slow_down(engine, monkeypatch)
+
+    def idle() -> bool:
+        return not any(engine.num_running or engine.num_waiting or engine.pool.num_held for engine in pair)
+
+    async def story(fleet: Fleet) -> None:
+        task = asyncio.create_task(fleet.stream(ASK))
+        await until(lambda: not idle())
+        task.cancel()
+        await until(idle)
+        older = asyncio.create_task(fleet.post({**ASK, "user": "u", "supersede": "f"}))
+        await until(lambda: not idle())
+        newer = asyncio.create_task(fleet.post({**ASK, "max_tokens": 2, "user": "u", "supersede": "f"}))
+        assert (await older)[0] == 409
+        assert (await newer)[0] == 200
+        status, late = await fleet.post({**ASK, "timeout_ms": 200})
+        assert (status, late["choices"][0]["finish_reason"]) == (200, "abort")
+        await until(idle)
+
+    run(pair, story)
+
+
+def test_tenants_stay_apart_inside_the_engines(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+
+    async def story(fleet: Fleet) -> None:
+        body = {**ASK, "prompt": "def add(left, right):\n    return left", "max_tokens": 1}
+        cached = []
+        for key in ("key-of-a", "key-of-b", "key-of-a"):
+            _, answer = await fleet.post(body, key)
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert cached[:2] == [0, 0]
+        assert cached[2] > 0
+        assert (await fleet.post(body, "key-of-c"))[0] == 401
+
+    run([engine], story, keys=Keys({"key-of-a": "a", "key-of-b": "b"}))
+
+
+def test_without_engines_it_says_so_and_waits_for_them() -> None:
+    async def story(fleet: Fleet) -> None:
+        status, answer = await fleet.post(ASK)
+        assert (status, answer["error"]["code"]) == (503, "no_engine")
+        async with fleet.session.get(f"{fleet.server.url}/ready") as response:
+            assert response.status == 503
+        async with fleet.session.get(f"{fleet.server.url}/health") as response:
+            assert response.status == 200
+
+    run([], story, urls=("http://127.0.0.1:1",))
+
+
+@pytest.mark.parametrize("engine", ["", "localhost", "127.0.0.1:8000", "ftp://a", "dns:name", "http://", "http://a:x"])
+def test_what_is_no_address_is_the_users(engine: str) -> None:
+    with pytest.raises(UserError):
+        Gateway([engine])
+
+
+@asynccontextmanager
+async def other_engine(asked: list[dict[str, Any]], pieces: list[str]) -> AsyncIterator[str]:
+    """What an engine other than lakh shows of itself: OpenAI's form, /health, no suffix, a pause between pieces."""
+
+    async def complete(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        asked.append(body)
+        if "suffix" in body:
+            return web.json_response({"object": "error", "message": "suffix is not currently supported"}, status=400)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for number, text in enumerate(pieces):
+            reason = "length" if number == len(pieces) - 1 else None
+            choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+            await response.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+            await asyncio.sleep(0.01)
+        usage = {"prompt_tokens": 5, "total_tokens": 9, "completion_tokens": 4}
+        await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+        return response
+
+    async def models(_: web.Request) -> web.Response:
+        card = {"id": "other", "object": "model", "owned_by": "vllm", "max_model_len": 2048}
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def health(_: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/completions", complete), web.get("/v1/models", models), web.get("/health", health)])
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def test_an_engine_without_suffix_gets_the_hole_as_text_and_nothing_it_does_not_know() -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(2 * PATIENCE_S),
+            other_engine(asked, ["a + ", "b\n", "print(", "1)"]) as url,
+            fleet_of([], (url,), template=template_of("starcoder")) as fleet,
+        ):
+            body = {"prompt": "def f(a, b):\n    return ", "suffix": "\n", "temperature": 0, "max_tokens": 8}
+            _, answer = await fleet.post({**body, "stop_rule": "line", "user": "u", "supersede": "f", "order": "psm"})
+            assert answer["choices"][0]["text"] == "a + b"  # the rule is kept here
+            assert answer["choices"][0]["finish_reason"] == "stop"
+            assert asked[0]["prompt"] == "<fim_prefix>def f(a, b):\n    return <fim_suffix>\n<fim_middle>"
+            assert not {"suffix", "stop_rule", "order", "supersede", "timeout_ms", "reuse"} & set(asked[0])
+            _, answer = await fleet.post({**body, "order": "spm"})
+            assert answer["choices"][0]["text"] == "a + b\nprint(1)"
+            assert answer["usage"]["total_tokens"] == 9
+            assert asked[1]["prompt"].startswith("<fim_prefix><fim_suffix>\n<fim_middle>def f")
+            await fleet.post({**body, "temperature": 1})
+            assert isinstance(asked[2]["seed"], int)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_takes_no_suffix_and_has_no_template_says_so_to_the_client() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(2 * PATIENCE_S), other_engine([], ["x"]) as url, fleet_of([], (url,)) as fleet:
+            status, answer = await fleet.post({**ASK, "suffix": "\n"})
+            assert (status, answer["error"]["message"]) == (400, "suffix is not currently supported")
+
+    asyncio.run(main())

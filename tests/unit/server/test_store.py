@@ -1,0 +1,144 @@
+"""Stores: bytes and counts with a time to live; a Redis that fails is a miss, soon, and is found again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.errors import UserError
+from lakh.server import store as stores
+from lakh.server.store import MemoryStore, RedisStore, open_store
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def patient(url: str, **options: Any) -> RedisStore:
+    """On a machine with other things to do, 20 ms may pass without Redis being at fault."""
+    return RedisStore(url, limit_s=10.0, **options)
+
+
+async def written(store: RedisStore) -> None:
+    """Until nothing is on its way to Redis."""
+    await asyncio.gather(*store._writes)
+
+
+def test_memory_forgets_after_a_time_and_counts() -> None:
+    async def main() -> None:
+        clock = Clock()
+        store = MemoryStore(clock=clock)
+        store.put("a", b"1", ttl_s=10)
+        assert await store.get("a") == b"1"
+        assert [await store.add("n", amount, ttl_s=10) for amount in (1, 5, 0)] == [1, 6, 6]
+        clock.now_s += 10
+        assert await store.get("a") is None
+        assert await store.add("n", 2, ttl_s=10) == 2
+
+    asyncio.run(main())
+
+
+@given(sizes=st.lists(st.integers(0, 4000), max_size=40))
+def test_memory_keeps_the_newest_within_its_bytes(sizes: list[int]) -> None:
+    async def main() -> None:
+        store = MemoryStore(max_bytes=10_000)
+        for number, size in enumerate(sizes):
+            store.put(str(number), b"x" * size, ttl_s=60)
+            assert store._bytes <= 10_000
+            assert await store.get(str(number)) == b"x" * size
+
+    asyncio.run(main())
+
+
+def test_redis_keeps_and_counts_for_all_who_share_it(redis_server: Any) -> None:
+    async def main() -> None:
+        one, other = patient(redis_server.url), patient(redis_server.url)
+        one.put("a", b"\xff\x00", ttl_s=60)
+        await written(one)
+        assert await other.get("a") == b"\xff\x00"
+        assert await other.get("b") is None
+        assert await one.add("n", 2, ttl_s=60) == 2
+        assert await other.add("n", 3, ttl_s=60) == 5
+        one.put("gone", b"1", ttl_s=0.001)
+        await written(one)
+        await asyncio.sleep(0.05)
+        assert await other.get("gone") is None
+        await one.close()
+        await other.close()
+
+    asyncio.run(main())
+
+
+def test_a_killed_redis_is_a_miss_left_alone_and_found_again(redis_server: Any) -> None:
+    async def main() -> None:
+        clock = Clock()
+        store = patient(redis_server.url, clock=clock)
+        store.put("a", b"1", ttl_s=60)
+        await written(store)
+        redis_server.kill()
+        assert await store.get("a") is None
+        assert await store.add("n", 1, ttl_s=60) is None
+        assert not store.is_up
+        failures = store.num_failures
+        for _ in range(50):  # it rests: nobody asks, nobody waits
+            assert await store.get("a") is None
+        assert store.num_failures == failures
+        redis_server.start()
+        clock.now_s += stores.RETRY_S
+        assert await store.add("n", 7, ttl_s=60) == 7
+        assert store.is_up
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_redis_that_hangs_costs_no_more_than_its_limit(redis_server: Any) -> None:
+    async def main() -> None:
+        store = RedisStore(redis_server.url)
+        os.kill(redis_server.process.pid, signal.SIGSTOP)
+        try:
+            began_s = time.monotonic()
+            for _ in range(stores.SLOW_TIMES):
+                assert await store.get("a") is None
+            took_s = time.monotonic() - began_s
+            assert not store.is_up
+            # The limit is 20 ms each, the rest a machine with other things to do. Redis stays silent for ever.
+            assert took_s < stores.SLOW_TIMES * stores.LIMIT_S + 2.0
+        finally:
+            os.kill(redis_server.process.pid, signal.SIGCONT)
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_redis_that_was_never_there_is_no_error(tmp_path: Any) -> None:
+    async def main() -> None:
+        store = RedisStore(f"unix://{tmp_path}/none.sock")
+        assert await store.get("a") is None
+        store.put("a", b"1", ttl_s=1)
+        await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("address", ["", "disk", "http://a:1", "redis://u:secret@h:port", "redis://h:1/x?db=y"])
+def test_an_address_that_means_nothing_is_the_users_and_tells_no_password(address: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_store(address)
+    assert "secret" not in str(caught.value)
+
+
+def test_off_keeps_nothing() -> None:
+    assert open_store("off") is None
+    assert isinstance(open_store("memory"), MemoryStore)
