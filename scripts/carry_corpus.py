@@ -1,6 +1,6 @@
 """Take a corpus to a machine behind a narrow door: pieces of xz there, the same corpus again on the other side.
 
-    python scripts/carry_corpus.py pack CORPUS PIECES [--heldout 0.015] [--piece-mb 96] [--jobs 2]
+    python scripts/carry_corpus.py pack CORPUS PIECES [--heldout 0.015] [--per-repo-mb 1] [--piece-mb 96]
     python scripts/carry_corpus.py unpack PIECES CORPUS [--part train|heldout]
 
 Code compresses to a fifth or better, token shards hardly at all: tokenise on the other side. Documents go in the order
@@ -40,14 +40,16 @@ INDEX = "pieces.json"
 ROW_GROUP_BYTES = 8_000_000
 
 
-def pack(corpus: str, out: Path, *, heldout: float, piece_bytes: int, jobs: int) -> dict[str, Any]:
-    """Write OUT/train-00.xz ..., OUT/heldout-00.xz and OUT/pieces.json, last."""
+def pack(
+    corpus: str, out: Path, *, heldout: float, piece_bytes: int, per_repo_bytes: int = 0, jobs: int = 2
+) -> dict[str, Any]:
+    """Write OUT/train-00.xz ..., OUT/heldout-00.xz and OUT/pieces.json, last; holds the texts in memory."""
     began_s = time.monotonic()
     report = read_report(corpus)
     out.mkdir(parents=True, exist_ok=True)
     names = [name for name in DOCUMENT.names if name not in ("id", "sha256")]
     rows = [row for batch in read_documents(corpus, names) for row in batch.to_pylist()]
-    rows.sort(key=lambda row: (row["repo"], row["path"]))
+    rows = sorted(_share(rows, per_repo_bytes), key=lambda row: (row["repo"], row["path"]))
     parts: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
     for row in rows:
         held = is_heldout(hashlib.sha256(row["repo"].encode()).hexdigest(), heldout)
@@ -94,6 +96,16 @@ def unpack(pieces: Path, out: str, part: str) -> dict[str, Any]:
     }  # fmt: skip
     storage.commit(out, manifest)
     return {"out": out, "documents": documents, "bytes": size, "content": entry["content"]}
+
+
+def _share(rows: list[dict[str, Any]], per_repo_bytes: int) -> Iterator[dict[str, Any]]:
+    """At most so many bytes of each repository (0: all), its files in the order of a hash: many rather than much."""
+    taken: dict[str, int] = {}
+    for row in sorted(rows, key=lambda row: _sha256(document_id(row["repo"], row["path"]))):
+        size = len(row["text"].encode())
+        if not per_repo_bytes or taken.get(row["repo"], 0) + size <= per_repo_bytes:
+            taken[row["repo"]] = taken.get(row["repo"], 0) + size
+            yield row
 
 
 def _streams(documents: Sequence[dict[str, Any]], piece_bytes: int) -> Iterator[bytes]:
@@ -157,6 +169,7 @@ def main() -> None:
     packing.add_argument("corpus")
     packing.add_argument("out", type=Path)
     packing.add_argument("--heldout", type=float, default=0.015)
+    packing.add_argument("--per-repo-mb", type=float, default=0.0, help="of each repository; 0: all")
     packing.add_argument("--piece-mb", type=float, default=96.0)
     packing.add_argument("--jobs", type=int, default=2)
     expanding = commands.add_parser("unpack")
@@ -166,8 +179,14 @@ def main() -> None:
     asked = parser.parse_args()
     try:
         if asked.command == "pack":
-            size = int(asked.piece_mb * 1e6)
-            made = pack(asked.corpus, asked.out, heldout=asked.heldout, piece_bytes=size, jobs=asked.jobs)
+            made = pack(
+                asked.corpus,
+                asked.out,
+                heldout=asked.heldout,
+                piece_bytes=int(asked.piece_mb * 1e6),
+                per_repo_bytes=int(asked.per_repo_mb * 1e6),
+                jobs=asked.jobs,
+            )
         else:
             made = unpack(asked.pieces, asked.out, asked.part)
     except LakhError as error:
