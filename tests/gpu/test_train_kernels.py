@@ -38,6 +38,25 @@ def test_swiglu_is_silu_of_the_gate_times_up() -> None:
     assert distance(*(torch.autograd.grad(y, x, g)[0] for y, g in ((fast, grad), (plain, grad.float())))) < BF16
 
 
+@pytest.mark.parametrize("width", [256, 768, 1000, 2048])
+def test_add_norm_is_the_sum_and_its_norm(width: int) -> None:
+    from lakh.workloads.code import kernels
+
+    x, delta, weight = normal(5, 700, width), normal(5, 700, width), normal(width, dtype=torch.float32)
+    weight, inputs = weight.requires_grad_(), [x.requires_grad_(), (0.5 * delta).requires_grad_()]
+    fast = kernels.add_norm(*inputs, weight, 1e-5)
+    total = inputs[0].float() + inputs[1].float()
+    plain = (total, torch.nn.functional.rms_norm(total, (width,), weight, 1e-5))
+    grads = [normal(5, 700, width) for _ in range(2)]
+    for a, b in zip(fast, plain, strict=True):
+        assert distance(a, b) < 2 * BF16  # the sum is rounded before it is normed
+    found = torch.autograd.grad(fast, [*inputs, weight], grads)
+    exact = torch.autograd.grad(plain, [*inputs, weight], [grad.float() for grad in grads])
+    for a, b in zip(found, exact, strict=True):
+        assert a.dtype == b.dtype
+        assert distance(a, b) < 2 * BF16
+
+
 @pytest.mark.parametrize("rows_of_positions", [1, 3])
 def test_turn_rotates_queries_and_keys_and_leaves_values(rows_of_positions: int) -> None:
     from lakh.workloads.code import kernels

@@ -55,7 +55,7 @@ def play(world: World, case: dict) -> dict:
         model=Model(layers=4, width=64, heads=8, kv_heads=4, ffn=96, vocab=VOCAB, context=SEQUENCE, **case["model"]),
         mesh=Mesh(**case["mesh"]),
         data=Data(sequence=SEQUENCE, batch=BATCH, micro_batch=1),
-        optim=Optimizer(lr=1e-3, warmup_steps=0),
+        optim=Optimizer(lr=1e-3, warmup_steps=0, kind=case["optim"]),
         train=Training(steps=10, precision="f32", device="cpu", **case["train"]),
     )
     mesh = check(run, world.size)

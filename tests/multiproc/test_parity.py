@@ -20,10 +20,13 @@ LOSS_TOLERANCE = 2e-6
 NORM_TOLERANCE = 1e-5
 
 
-def case(mesh: dict[str, Any], *, packed: bool = False, model: dict | None = None, **train: Any) -> dict[str, Any]:
+def case(
+    mesh: dict[str, Any], *, packed: bool = False, model: dict | None = None, optim: str = "adamw", **train: Any
+) -> dict[str, Any]:
     words = [f"{key}={value}" for key, value in {**mesh, **train, **(model or {})}.items()] or ["fsdp"]
-    name = " ".join([*words, *(["packed"] if packed else [])])
-    return {"name": name, "mesh": mesh, "packed": packed, "model": {"tied": False, **(model or {})}, "train": train}
+    name = " ".join([*words, *(["packed"] if packed else []), *([optim] if optim != "adamw" else [])])
+    shape = {"tied": False, **(model or {})}
+    return {"name": name, "mesh": mesh, "packed": packed, "model": shape, "optim": optim, "train": train}
 
 
 INTERLEAVED, ZERO_BUBBLE = {"pp": 2, "pp_schedule": "interleaved"}, {"pp": 2, "pp_schedule": "zero_bubble"}
@@ -45,6 +48,9 @@ TWO = [
     case({}, recompute="selective"),
     case({}, recompute="full"),
     case({"tp": 2}, z_loss=1e-3),
+    case({}, optim="muon"),
+    case({"dp_replicate": 2}, optim="muon"),
+    case({"tp": 2}, optim="muon"),
 ]
 FOUR = [
     case({}),
@@ -61,6 +67,9 @@ FOUR = [
     case({"pp": 4}),
     case({"dp_replicate": 2, "tp": 2}, recompute="full"),
     case({"cp": 2}, packed=True, recompute="selective"),
+    case({}, optim="muon"),
+    case({"dp_replicate": 2}, optim="muon"),
+    case({"tp": 2}, optim="muon"),
 ]
 REFUSED = [
     (case(ZERO_BUBBLE), 4, "wrong gradients without an error"),

@@ -6,7 +6,8 @@ shared store do). No torch here: the launcher stays small and answers at once.
 What a rank's end means, decided by `judge`:
     all ranks exit 0               the run is done
     2, 65 or 1                     the same would happen again: stop, and pass the rank's own error on
-    75 or death by a signal        worth another attempt, while attempts are left
+    75 or death by a signal        where the others go on without it (survive.py), nothing, as long as one of them
+                                   does; else worth another attempt, while attempts are left
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from typing import IO, Literal
 
 from lakh import errors
 from lakh.errors import Interrupted, LakhError, PeerLost
+from lakh.spec import Run
 
-__all__ = ["Launched", "Verdict", "judge", "launch"]
+__all__ = ["Launched", "Verdict", "can_lose_ranks", "judge", "launch"]
 
 POLL_S = 0.1
 TERMINATE_GRACE_S = 5.0  # for survivors of a dead peer: they are stuck in a collective
@@ -45,13 +47,23 @@ class Verdict:
 @dataclass(frozen=True)
 class Launched:
     attempts: int
-    result: dict[str, object]  # what rank 0 printed as its last line
+    result: dict[str, object]  # what the lowest rank that ended well printed as its last line
 
 
-def judge(exit_codes: Sequence[int | None], *, stopping: bool, restarts_left: int) -> Verdict:
-    """What to do, given each rank's exit code (None while it runs, negative for a signal)."""
+def judge(exit_codes: Sequence[int | None], *, stopping: bool, restarts_left: int, may_lose: bool = False) -> Verdict:
+    """What to do, given each rank's exit code (None while it runs, negative for a signal).
+
+    `may_lose`: the other ranks go on without one that is lost.
+    """
     ended = {rank: code for rank, code in enumerate(exit_codes) if code is not None}
     bad = {rank: code for rank, code in ended.items() if code != 0}
+    well = [rank for rank, code in ended.items() if code == 0]
+    if may_lose and bad and all(code < 0 or code == 75 for code in bad.values()):
+        lost = f"without rank(s) {', '.join(map(str, sorted(bad)))}"
+        if len(ended) < len(exit_codes) and not stopping:
+            return Verdict("wait", min(bad), f"going on {lost}")
+        if well and len(ended) == len(exit_codes):
+            return Verdict("done", min(well), f"ended well {lost}")
     if not bad:
         done = len(ended) == len(exit_codes)
         return Verdict("done" if done else "wait", 0, "all ranks ended well" if done else "ranks are running")
@@ -69,10 +81,31 @@ def judge(exit_codes: Sequence[int | None], *, stopping: bool, restarts_left: in
     return Verdict("restart", rank, reason)
 
 
+def can_lose_ranks(run: Run, ranks: int) -> tuple[bool, str]:
+    """Whether a run that was launched here goes on without a rank that dies, and the reason."""
+    if ranks < 2:
+        return False, "one rank has nobody to go on"
+    if run.train.backend != "c3":
+        return False, f"the ranks talk over {run.train.backend}, which ends with a rank"
+    copies = run.mesh.resolve(ranks).dp_replicate
+    if copies != ranks:
+        return False, f"{ranks} ranks hold {copies} copies of the model: a lost rank takes its part with it"
+    return True, f"each of the {ranks} ranks holds the whole model"
+
+
 def launch(
-    arguments: Sequence[str], run_dir: str | Path, *, ranks: int, max_restarts: int, first_only: Sequence[str] = ()
+    arguments: Sequence[str],
+    run_dir: str | Path,
+    *,
+    ranks: int,
+    max_restarts: int,
+    first_only: Sequence[str] = (),
+    may_lose: bool = False,
 ) -> Launched:
-    """Run `lakh ARGUMENTS` as `ranks` processes until they end well. `first_only` is left out of restarts."""
+    """Run `lakh ARGUMENTS` as `ranks` processes until they end well. `first_only` is left out of restarts.
+
+    `may_lose`: ranks that die are the other ranks' business, as long as one of them goes on.
+    """
     logs = Path(run_dir) / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     reason = ""
@@ -81,9 +114,9 @@ def launch(
             extra = [] if attempt else list(first_only)
             group = _Ranks([*arguments, *extra], Path(meeting) / str(attempt), logs, ranks, attempt, reason)
             with group:
-                verdict = group.watch(signals, restarts_left=max_restarts - attempt)
+                verdict = group.watch(signals, restarts_left=max_restarts - attempt, may_lose=may_lose)
             if verdict.action == "done":
-                return Launched(attempt + 1, group.result())
+                return Launched(attempt + 1, group.result(verdict.rank))
             if verdict.action in ("fail", "stopped"):
                 raise group.error(verdict)
             reason = verdict.reason
@@ -128,11 +161,11 @@ class _Ranks:
         for file in self.files:
             file.close()
 
-    def watch(self, signals: _Signals, *, restarts_left: int) -> Verdict:
+    def watch(self, signals: _Signals, *, restarts_left: int, may_lose: bool) -> Verdict:
         passed_on, deadline_s = 0, float("inf")
         while True:
             codes = [process.poll() for process in self.processes]
-            verdict = judge(codes, stopping=signals.count > 0, restarts_left=restarts_left)
+            verdict = judge(codes, stopping=signals.count > 0, restarts_left=restarts_left, may_lose=may_lose)
             if verdict.action != "wait":
                 return verdict
             if signals.count > passed_on:
@@ -158,8 +191,8 @@ class _Ranks:
                 process.kill()
                 process.wait()
 
-    def result(self) -> dict[str, object]:
-        return _last_document(self.outputs[0]) or {}
+    def result(self, rank: int) -> dict[str, object]:
+        return _last_document(self.outputs[rank]) or {}
 
     def error(self, verdict: Verdict) -> LakhError:
         """The error that the rank itself reported, in its own words; else what we saw from outside."""

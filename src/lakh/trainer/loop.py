@@ -13,6 +13,7 @@ On a GPU nothing waits for a step to end before the next one is on its way: loss
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import time
@@ -25,19 +26,20 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from lakh import config, events, storage
-from lakh.errors import InfeasiblePlan, Interrupted, UserError
+from lakh.errors import InfeasiblePlan, Interrupted, PeerLost, PeerTimeout, UserError
 from lakh.events import Evaluated, Log, Restarted, RunEnded, RunStarted, StepDone, StepSkipped
 from lakh.spec import Fault, Run
 from lakh.trainer.goodput import goodput
 from lakh.trainer.initial import builder
 from lakh.trainer.memory import memory_bytes
-from lakh.trainer.optim import build_optimizer
+from lakh.trainer.optim import build_optimizer, named_state
 from lakh.trainer.readings import Measured, Reading
 from lakh.trainer.recovery import StopRequest, strike
 from lakh.trainer.sinks import showing
 from lakh.trainer.spikes import HISTORY, judge_loss, norm_limit
 from lakh.trainer.state import State
 from lakh.trainer.step import loss_sum, update, uses_bf16
+from lakh.trainer.survive import Carried, Survivors, held
 from lakh.trainer.traffic import count_traffic
 from lakh.trainer.world import World
 from lakh.workloads.code.batch import IGNORED
@@ -72,17 +74,34 @@ class Outcome:
 def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restart_reason: str = "") -> Outcome:
     """Train to the last step. Raises Interrupted after a checkpoint when SIGTERM or SIGINT asked for it."""
     started = time.monotonic()
-    with StopRequest().listen() as stop, World.join(run.train) as world, Log(run_dir, world.rank) as log:
+    with StopRequest().listen() as stop, World.join(run.train) as world, contextlib.ExitStack() as logs:
+        log = logs.enter_context(Log(run_dir, world.rank))
         if restart_reason and world.rank == 0:
             log.write(Restarted(attempt=world.attempt, reason=restart_reason))
-        try:
-            with showing(run.train, run_dir, rank=world.rank):
-                outcome = _Training(run, str(run_dir), world, log, started).to_the_end(stop, faults)
-        except torch.OutOfMemoryError as error:
-            found = f"does not fit into the memory of {world.device} ({str(error).partition('.')[0]})"
-            raise InfeasiblePlan(
-                f"rank {world.rank}", found, "make data.micro_batch smaller, or use more ranks"
-            ) from None
+        survivors = Survivors.of(run, world)
+        carried: Carried | None = None
+        while True:
+            training: _Training | None = None
+            try:
+                with showing(run.train, run_dir, rank=world.rank), world.peers("training", run.train.peer_timeout_s):
+                    training = _Training(run, str(run_dir), world, log, started, carried)
+                    outcome = training.to_the_end(stop, faults)
+                break
+            except torch.OutOfMemoryError as error:
+                found = f"does not fit into the memory of {world.device} ({str(error).partition('.')[0]})"
+                raise InfeasiblePlan(
+                    f"rank {world.rank}", found, "make data.micro_batch smaller, or use more ranks"
+                ) from None
+            except (PeerLost, PeerTimeout) as error:
+                carried = training.carried() if training is not None else carried
+                if survivors is None or carried is None:
+                    raise
+                started = time.monotonic()
+                run, world, carried, lost = survivors.go_on(run, world, carried, error)
+                log.close()
+                log = logs.enter_context(Log(run_dir, world.rank))  # the lowest that is left speaks for all
+                if world.rank == 0:
+                    log.write(lost)
         reason = f"stopped by {outcome.stopped_by}" if outcome.stopped_by else "last step done"
         log.write(RunEnded(step=outcome.step, reason=reason, seconds=time.monotonic() - started))
     if outcome.stopped_by:
@@ -97,7 +116,9 @@ def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restar
 class _Training:
     """The moving parts of one run on this rank."""
 
-    def __init__(self, run: Run, run_dir: str, world: World, log: Log, started: float) -> None:
+    def __init__(
+        self, run: Run, run_dir: str, world: World, log: Log, started: float, carried: Carried | None = None
+    ) -> None:
         self.run, self.run_dir, self.world, self.log, self.started = run, run_dir, world, log, started
         self.mesh = check(run, world.size)
         run.accumulation(world.size)  # refuses a batch that cannot be split before anything is built
@@ -105,7 +126,20 @@ class _Training:
         self.data = open_data(run)
         model = self._build_model()
         self.state = State(run_dir, model, build_optimizer(model, run.optim), world, log)
-        self.state.restore(run, self.data)
+        if carried is None:
+            self.state.restore(run, self.data)
+        else:
+            carried.put_into(self.state, run)
+        self.first_mesh = carried.mesh if carried is not None else run.mesh
+        self.finished = carried.finished if carried is not None else self.state.step
+        """The last step whose evaluation and checkpoint, where due, are done."""
+        self.taken = self.state.step
+        """Steps that the tensors have taken; one more than state.step between an update and what it measured."""
+        self.tensors = {name: held(tensor) for name, tensor in named_state(model, self.state.optimizer).items()}
+        self.in_update = False
+        self.state.optimizer.register_step_pre_hook(lambda *_: setattr(self, "in_update", True))
+        self.state.optimizer.register_step_post_hook(lambda *_: setattr(self, "in_update", False))
+        self.heldout, self.evaluated = float("nan"), -1
         self.traffic_told = False
         self.pending: list[tuple[int, float, Reading, float]] = []  # step, lr, numbers on their way, wait for data
         self.losses: dict[int, float] = {}
@@ -118,41 +152,64 @@ class _Training:
     def to_the_end(self, stop: StopRequest, faults: Sequence[Fault]) -> Outcome:
         run, state = self.run, self.state
         self._say_started()
-        heldout, evaluated = (self._evaluate(), 0) if state.step == 0 else (float("nan"), -1)
+        if state.step == 0:
+            self.heldout, self.evaluated = self._evaluate(), 0
         self.batches = self._open_batches()
         try:
+            if state.step > self.finished:  # ranks were lost in the middle of it
+                self._finish_step(stop)
             while state.step < run.train.steps and not self.stopped_by:
-                strike(faults, rank=self.world.rank, step=state.step, log=self.log)
+                strike(faults, rank=self.world.member, step=state.step, log=self.log)
                 self._take_step(stop)
-                due_eval = bool(run.train.eval_every) and state.step % run.train.eval_every == 0
-                due_save = bool(run.checkpoint.every) and state.step % run.checkpoint.every == 0
-                if due_eval or due_save or state.step == run.train.steps:
-                    self._read_all(stop)
-                if self.spoilt is not None and self._rewind(*self.spoilt):
-                    continue
-                if due_eval or state.step == run.train.steps:
-                    heldout, evaluated = self._evaluate(), state.step
-                if due_save or self.stopped_by or state.step == run.train.steps:
-                    self._read_all(stop)
-                    state.save(self.run, self.data, self._digest())
-                    self.read_until = time.monotonic()
+                self._finish_step(stop)
             total = state.total_digest(self._digest())
         finally:
             self.batches.close()
         ended = state.step == run.train.steps
-        if ended and evaluated != state.step:
-            heldout = self._evaluate()
+        if ended and self.evaluated != state.step:
+            self.heldout = self._evaluate()
         return Outcome(
             step=state.step,
             tokens=state.position * run.data.sequence,
             loss=self.losses.get(state.step, float("nan")),
-            heldout_loss=heldout,
+            heldout_loss=self.heldout,
             checkpoint=state.last_saved,
             stream_sha256=total.sha256 if total is not None else None,
             stopped_by="" if ended else self.stopped_by,
         )
 
+    def carried(self) -> Carried:
+        """What this rank brings along when others were lost."""
+        state, ahead = self.state, self.taken - self.state.step
+        return Carried(
+            step=self.taken,
+            position=state.position + ahead * self.run.data.batch,
+            finished=self.finished,
+            whole=not self.in_update,
+            tensors=self.tensors,
+            known=state.known,
+            last_saved=state.last_saved,
+            mesh=self.first_mesh,
+        )
+
     # --- steps ---
+
+    def _finish_step(self, stop: StopRequest) -> None:
+        """What is due after a step: reading what it measured, a rewind, an evaluation, a checkpoint."""
+        run, state = self.run, self.state
+        last = state.step == run.train.steps
+        due_eval = bool(run.train.eval_every) and state.step % run.train.eval_every == 0
+        due_save = bool(run.checkpoint.every) and state.step % run.checkpoint.every == 0
+        if due_eval or due_save or last:
+            self._read_all(stop)
+        if self.spoilt is None or not self._rewind(*self.spoilt):
+            if due_eval or last:
+                self.heldout, self.evaluated = self._evaluate(), state.step
+            if due_save or self.stopped_by or last:
+                self._read_all(stop)
+                state.save(self.run, self.data, self._digest())
+                self.read_until = time.monotonic()
+        self.finished = state.step
 
     def _take_step(self, stop: StopRequest) -> None:
         """Put one step on its way, and read those before it (on a CPU, this one too)."""
@@ -166,6 +223,7 @@ class _Training:
         compiled = choose_compile(self.run.train.compile, device=self.world.device.type)[0] != "none"
         with count_traffic(self.run.cluster, due=due, compiled=compiled) as traffic:
             done = update(self.run, state.model, state.optimizer, batches, state.step, max_norm=limit)
+        self.taken = state.step + 1
         if traffic is not None:
             self.traffic_told = True
             if self.world.rank == 0:
@@ -257,10 +315,12 @@ class _Training:
         self.batches.close()
         self.pending.clear()
         state.restore(self.run, self.data)
+        self.taken = state.step
         self.losses = {known: loss for known, loss in self.losses.items() if known <= state.step}
         if self.world.rank == 0:
             self.log.write(events.Rewound(step=step, to_step=state.step, reason=reason, skipped=skips.ranges))
-            storage.write_bytes(storage.join(self.run_dir, "run.toml"), config.to_toml(self.run).encode())
+            asked = dataclasses.replace(self.run, mesh=self.first_mesh)
+            storage.write_bytes(storage.join(self.run_dir, "run.toml"), config.to_toml(asked).encode())
         self.batches = self._open_batches()
         return True
 

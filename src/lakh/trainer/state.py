@@ -36,7 +36,9 @@ class State:
         self.position = 0
         """Sequences consumed so far."""
         self.digest: StreamDigest | None = StreamDigest()
-        """Of the stream up to the last checkpoint, over all ranks; None where an old checkpoint does not say."""
+        """Of the stream up to the last `restore`, over all ranks; None where an old checkpoint does not say."""
+        self.known: tuple[int, StreamDigest | None] = (0, self.digest)
+        """A position, not long ago, and the hash of the stream up to there."""
         self.last_saved = ""
 
     def restore(self, run: Run, data: TrainingData) -> None:
@@ -68,12 +70,14 @@ class State:
             self.log.write(SettingChanged(step=manifest.step, path=path, before=before, after=after))
         self.last_saved, self.step, self.position = folder, manifest.step, manifest.sequence_index
         self.digest = _read_digest(folder) if STREAM in manifest.files else None
+        self.known = (self.position, self.digest)
 
     def save(self, run: Run, data: TrainingData, read_here: StreamDigest) -> None:
         """Write a checkpoint. `read_here` is the hash of what this rank alone has read since the last `restore`."""
         began = time.monotonic()
         folder = storage.join(self.run_dir, "checkpoints", checkpoint.folder_name(self.step))
         total = self.total_digest(read_here)
+        self.known = (self.position, total)
         attachments = {
             "run.toml": config.to_toml(run).encode(),
             "tokenizer.json": storage.read_bytes(data.tokenizer_path),

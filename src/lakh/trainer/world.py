@@ -33,6 +33,8 @@ class World:
     device: torch.device
     backend: str
     attempt: int = 0
+    member: int = -1
+    """The rank that this process was started as; ranks are numbered anew where some were lost (survive.py)."""
 
     @staticmethod
     @contextlib.contextmanager
@@ -50,7 +52,8 @@ class World:
             backend = "nccl" if device.type == "cuda" else "gloo"
         if backend == "c3":
             import lakh.c3.torch_backend  # noqa: F401 - registers the name
-        world = World(rank, size, device, backend, attempt=int(os.environ.get("LAKH_ATTEMPT", "0")))
+        attempt = int(os.environ.get("LAKH_ATTEMPT", "0"))
+        world = World(rank, size, device, backend, attempt=attempt, member=rank)
         if size == 1:
             yield world
             return

@@ -9,11 +9,12 @@ Names of parameters do not change. Choices come back with their reasons, for the
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from lakh.errors import UserError
 from lakh.workloads.code.attention import choose_kernel
 from lakh.workloads.code.fp8 import fp8_linear
-from lakh.workloads.code.model import CodeModel
+from lakh.workloads.code.model import CodeModel, RMSNorm
 from lakh.workloads.code.recompute import recompute
 
 __all__ = ["choose_compile", "speed_up"]
@@ -50,6 +51,9 @@ def speed_up(
         _use_fp8(model, device)
     mode, mode_reason = choose_compile(compilation, device=device)
     recompute(model.each_block(), recomputation, compiled=mode != "none")
+    # A block is traced once for training and once for evaluation, with and without something to add, and for each
+    # of a few paddings of packed documents: more than torch's default of 8 before it gives up and runs eagerly.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     if mode == "block":
         for block in model.each_block():
             block.compile(dynamic=False)
@@ -63,10 +67,14 @@ def speed_up(
 def _use_kernels(model: CodeModel) -> None:
     from lakh.workloads.code import kernels
 
+    def add_norm(x: Tensor, delta: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        return kernels.add_norm(x, delta, norm.read(norm.weight), norm.eps)
+
     head_dim = model.spec.head_dim
     can_turn = not model.spec.qk_norm and head_dim & (head_dim - 1) == 0  # a head is a power of two of lanes
     for block in model.each_block():
         block.ffn.activate = kernels.swiglu
+        block.add_norm = add_norm
         if can_turn:
             block.attention.turn = kernels.turn
 

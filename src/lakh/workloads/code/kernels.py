@@ -1,5 +1,6 @@
-"""Three Triton kernels for NVIDIA GPUs, each one pass over its data where the compiler makes more, or slower ones.
+"""Four Triton kernels for NVIDIA GPUs, each one pass over its data where the compiler makes more, or slower ones.
 
+    add_norm      residual stream and what is added -> their sum and its norm; and back, with the gradient of the weight
     swiglu        gate-up product -> silu(gate) * up, and back into one gradient for the fused product
     turn          query-key-value product -> rotated queries and keys, and values; and back into one gradient
     score_rows_   logits -> losses, and their gradient in the place of the logits: memory is read once and written once
@@ -22,9 +23,107 @@ from torch import Tensor
 
 from lakh.workloads.code.batch import IGNORED
 
-__all__ = ["score_rows_", "swiglu", "turn"]
+__all__ = ["add_norm", "score_rows_", "swiglu", "turn"]
 
 _COLUMNS = 1024
+_PROGRAMS = 1056  # eight for each multiprocessor of an H100 or H200
+
+
+# --- add_norm -------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _add_norm(x, delta, weight, total, y, W, EPS, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * W
+    at = tl.arange(0, COLUMNS)
+    inside = at < W
+    both = tl.load(x + row + at, mask=inside, other=0.0).to(tl.float32)
+    both += tl.load(delta + row + at, mask=inside, other=0.0).to(tl.float32)
+    rounded = both.to(total.dtype.element_ty)
+    tl.store(total + row + at, rounded, mask=inside)
+    both = rounded.to(tl.float32)  # what is normed is what the next block sees
+    scale = tl.rsqrt(tl.sum(both * both, 0) / W + EPS)
+    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + row + at, both * scale * w, mask=inside)
+
+
+@triton.jit
+def _add_norm_backward(
+    grad_total, grad_y, total, weight, grad_x, grad_weight, ROWS, W, EPS, COLUMNS: tl.constexpr, TURNS: tl.constexpr
+):  # fmt: skip
+    """Each program goes through many rows and keeps its sum of the weight's gradient."""
+    at = tl.arange(0, COLUMNS)
+    inside = at < W
+    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    weight_sum = tl.zeros((COLUMNS,), tl.float32)
+    for turn_ in range(TURNS):
+        number = turn_ * tl.num_programs(0) + tl.program_id(0)
+        row = number.to(tl.int64) * W
+        there = inside & (number < ROWS)
+        x = tl.load(total + row + at, mask=there, other=0.0).to(tl.float32)
+        grad = tl.load(grad_y + row + at, mask=there, other=0.0).to(tl.float32)
+        passed = tl.load(grad_total + row + at, mask=there, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x, 0) / W + EPS)
+        normed = x * scale
+        weight_sum += grad * normed
+        grad *= w
+        common = tl.sum(grad * normed, 0) / W
+        tl.store(grad_x + row + at, passed + scale * (grad - normed * common), mask=there)
+    tl.store(grad_weight + tl.program_id(0) * W + at, weight_sum, mask=inside)
+
+
+@torch.library.custom_op("lakh::add_norm", mutates_args=())
+def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + delta, and its root-mean-square norm along the last dim."""
+    x, delta = x.contiguous(), delta.contiguous()
+    width = x.shape[-1]
+    total, y = torch.empty_like(x), torch.empty_like(x)
+    columns = triton.next_power_of_2(width)
+    _add_norm[(x.numel() // width,)](
+        x, delta, weight, total, y, width, eps, COLUMNS=columns, num_warps=max(1, min(16, columns // 256))
+    )  # fmt: skip
+    return total, y
+
+
+@add_norm.register_fake
+def _(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+@torch.library.custom_op("lakh::add_norm_backward", mutates_args=())
+def add_norm_backward(
+    grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    grad_total, grad_y = grad_total.contiguous(), grad_y.contiguous()
+    width = total.shape[-1]
+    rows = total.numel() // width
+    grad_x = torch.empty_like(total)
+    programs = min(rows, _PROGRAMS)
+    sums = torch.empty(programs, width, dtype=torch.float32, device=total.device)
+    columns = triton.next_power_of_2(width)
+    _add_norm_backward[(programs,)](
+        grad_total, grad_y, total, weight, grad_x, sums, rows, width, eps,
+        COLUMNS=columns, TURNS=triton.cdiv(rows, programs), num_warps=max(1, min(16, columns // 256)),
+    )  # fmt: skip
+    return grad_x, sums.sum(0).to(weight.dtype)
+
+
+@add_norm_backward.register_fake
+def _(grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return total.new_empty(total.shape), weight.new_empty(weight.shape)
+
+
+def _add_norm_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(output[0], inputs[2])
+    ctx.eps = inputs[3]
+
+
+def _add_norm_gradient(ctx: Any, grad_total: Tensor, grad_y: Tensor) -> Any:
+    grad_x, grad_weight = add_norm_backward(grad_total, grad_y, *ctx.saved_tensors, ctx.eps)
+    return grad_x, grad_x, grad_weight, None
+
+
+add_norm.register_autograd(_add_norm_gradient, setup_context=_add_norm_setup)
 
 
 # --- swiglu: x_NF2 holds gate and up side by side -------------------------------------------------------------

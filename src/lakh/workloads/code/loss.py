@@ -75,7 +75,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale_ = scale if isinstance(scale, Tensor) else torch.full((), scale, device=x_NW.device)
         total = torch.zeros((), dtype=torch.float32, device=x_NW.device)
         grad_x = torch.empty_like(x_NW) if needs_x else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        grad_weight: Tensor | None = None
         rows = _rows_of_a_piece(x_NW, weight, logit_bytes)
         score = _scorer(x_NW.device) if group is None else _score_over(group, weight_VW.shape[0])
         for at in range(0, x_NW.shape[0], rows):
@@ -84,8 +84,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total += loss
             if grad_x is not None:
                 torch.mm(grad, weight, out=grad_x[at : at + rows])
-            if grad_weight is not None:
-                _add_product(grad_weight, grad.T, x)
+            if needs_weight:
+                grad_weight = _add_product(grad_weight, grad.T, x)
         ctx.save_for_backward(grad_x, grad_weight)
         ctx.weight_dtype = weight_VW.dtype
         return total
@@ -158,11 +158,9 @@ def _score_over(group: dist.ProcessGroup, width: int) -> Any:
     return score
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, summed in float32."""
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total + a @ b, summed in float32, in the place of total."""
     if a.dtype == torch.float32:
-        total.addmm_(a, b)
-    elif a.device.type == "cuda":
-        total += torch.mm(a, b, out_dtype=torch.float32)
-    else:
-        total += a @ b
+        return a @ b if total is None else total.addmm_(a, b)
+    product = torch.mm(a, b, out_dtype=torch.float32) if a.device.type == "cuda" else (a @ b).float()
+    return product if total is None else total.add_(product)

@@ -33,6 +33,9 @@ Product = Callable[[Tensor, Tensor], Tensor]
 """x and a weight to x @ weight.T; fp8.py has another one."""
 
 
+AddNorm = Callable[[Tensor, Tensor, "RMSNorm"], tuple[Tensor, Tensor]]
+
+
 class Cache(Protocol):
     """Keys and values of earlier tokens. The model hands over new ones and gets back all that are to be seen."""
 
@@ -59,6 +62,12 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), self.read(self.weight).to(x.dtype), self.eps)
+
+
+def add_norm(x: Tensor, delta: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+    """The sum, and its norm."""
+    x = x + delta
+    return x, norm(x)
 
 
 class Attention(nn.Module):
@@ -151,6 +160,7 @@ class Block(nn.Module):
         # Tensor parallelism: gather the sequence before the matrices, sum and scatter it after them.
         self.enter: Callable[[Tensor], Tensor] = _same
         self.leave: Callable[[Tensor], Tensor] = _same
+        self.add_norm: AddNorm = add_norm  # kernels.py has a fused form
 
     def forward(
         self,
@@ -162,9 +172,11 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The residual stream and what is yet to be added to it, before and after: the sum is left to the next norm,
         which a compiler then makes in one pass with it."""
-        x = x if delta is None else x + delta
-        x = x + self.leave(self.attention(self.enter(self.attention_norm(x)), rope, cache, documents))
-        return x, self.leave(self.ffn(self.enter(self.ffn_norm(x)), cache))
+        x, normed = (x, self.attention_norm(x)) if delta is None else self.add_norm(x, delta, self.attention_norm)
+        x, normed = self.add_norm(
+            x, self.leave(self.attention(self.enter(normed), rope, cache, documents)), self.ffn_norm
+        )
+        return x, self.leave(self.ffn(self.enter(normed), cache))
 
 
 class CodeModel(nn.Module):
