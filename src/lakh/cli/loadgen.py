@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import click
 
 from lakh.cli.face import Answer, answers, console, table
+from lakh.errors import UserError
 
 __all__ = ["loadgen"]
+
+FLOAT = click.FloatRange(min=0, min_open=True)
 
 
 @click.command()
 @click.argument("url")
-@click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, help="Per second."
-)
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True)
+@click.option("--rate", type=FLOAT, default=10.0, show_default=True, help="Requests per second, open loop.")
+@click.option("--seconds", type=FLOAT, default=30.0, show_default=True)
 @click.option("--users", type=click.IntRange(1), default=50, show_default=True, help="Who type, each in a file.")
+@click.option("--clients", type=click.IntRange(1), help="Closed loop instead: so many clients, each waits and thinks.")
+@click.option("--burst", type=click.FloatRange(1), default=1.0, show_default=True, help="Busy spells over quiet ones.")
 @click.option("--files", type=click.Path(exists=True, file_okay=False), help="Python files; the standard library's.")
 @click.option(
     "--order", type=click.Choice(["spm", "psm", "none"]), default="spm", show_default=True, help="Of the prompt."
@@ -30,51 +34,102 @@ __all__ = ["loadgen"]
 )
 @click.option("--suffix-chars", type=click.IntRange(0), default=2000, show_default=True, help="Sent after it.")
 @click.option("--stop-rule", type=click.Choice(["line", "block"]), help="Where a completion ends by itself.")
-@click.option("--price-per-hour", type=float, default=3.0, show_default=True, help="Of the machine: an assumption.")
+@click.option("--before-after", is_flag=True, help="URL is a MODEL: serve it with one technique more each time.")
+@click.option("--draft", type=click.Path(), help="With --before-after: a draft model for the last row.")
+@click.option("--threads", type=click.IntRange(1), help="With --before-after: CPU threads of the server.")
+@click.option("--metrics", "metrics_url", metavar="URL", help="The HTTP face, where URL is grpc://HOST:PORT.")
+@click.option("--gpu", help="Price of the machine: this GPU's rent in the price book, e.g. H200.")
+@click.option("--price-per-hour", type=click.FloatRange(0), help="Price of the machine, in US dollars.")
+@click.option("--plot", "plot_file", type=click.Path(dir_okay=False), help="Draw latencies there (.png, .svg).")
 @click.option("--key", help="An API key of the service.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @answers
-def loadgen(
-    url: str,
-    rate: float,
-    seconds: float,
-    users: int,
-    files: str | None,
-    order: str,
-    max_tokens: int,
-    timeout_ms: int,
-    prefix_chars: int,
-    suffix_chars: int,
-    stop_rule: str | None,
-    price_per_hour: float,
-    key: str | None,
-    seed: int,
-) -> Answer:
-    """Load a completion service as developers who type do, and measure it."""
+def loadgen(url: str, **options: Any) -> Answer:
+    """Load a completion service as developers who type do, and measure it.
+
+    URL is http://HOST:PORT or grpc://HOST:PORT; with --before-after it is a MODEL, which is then served here.
+    """
+    from lakh.server.load_report import plot
     from lakh.server.loadgen import Load, run_load
 
-    load = Load(
-        rate=rate,
-        seconds=seconds,
-        users=users,
-        order=order,
-        max_tokens=max_tokens,
-        timeout_s=timeout_ms / 1000,
-        prefix_chars=prefix_chars,
-        suffix_chars=suffix_chars,
-        stop_rule=stop_rule,
-        price_per_hour=price_per_hour,
-        seed=seed,
-        key=key,
+    price, source = _price(options.pop("gpu"), options.pop("price_per_hour"))
+    files = Path(options.pop("files") or sysconfig.get_path("stdlib"))
+    before_after, draft, threads, plot_file, metrics_url = (
+        options.pop(name) for name in ("before_after", "draft", "threads", "plot_file", "metrics_url")
     )
-    folder = Path(files) if files else Path(sysconfig.get_path("stdlib"))
+    if plot_file and Path(plot_file).suffix not in (".png", ".svg"):
+        raise UserError(f"--plot {plot_file}", "is no picture that can be drawn", "end its name in .png or .svg")
+    load = Load(timeout_s=options.pop("timeout_ms") / 1000, **options)
+    if before_after:
+        return _before_after(url, files, load, draft, threads, price, source)
+    if draft or threads:
+        raise UserError("--draft, --threads", "go with --before-after", "give them to lakh serve")
     with console().status("typing") as status:
-        report = run_load(url, folder, load, lambda sent: status.update(f"{sent} requests sent"))
-    data = report.as_dict(load)
-    rows = []
-    for name, value in data.items():
-        shown = (
-            ", ".join(f"{k} {v:.1f}" for k, v in value.items() if v is not None) if isinstance(value, dict) else value
+        report = run_load(
+            url, files, load, metrics_url=metrics_url, progress=lambda sent: status.update(f"{sent} requests sent")
         )
-        rows.append([name, shown])
-    return Answer(data, table(["figure", "value"], rows))
+    if plot_file:
+        asked = f"{load.clients} clients" if load.clients else f"{load.rate:g} requests/s"
+        plot(report, Path(plot_file), f"{url}: {asked}")
+    data = {**report.as_dict(price), "price": source}
+    return Answer(data, table(["figure", "value"], [[name, _shown(value)] for name, value in data.items()]))
+
+
+def _before_after(
+    model: str, files: Path, load: Any, draft: str | None, threads: int | None, price: float, source: str
+) -> Answer:
+    from lakh.server.before_after import rows_of, run_rows
+
+    rows, lines = [], []
+    threads_option = [] if threads is None else ["--threads", str(threads)]
+    with console().status("starting the server") as status:
+        for row, report in run_rows(
+            model,
+            rows_of(load.order, draft),
+            files,
+            load,
+            options=threads_option,
+            progress=lambda name, sent: status.update(f"{name}: {sent} requests sent"),
+        ):
+            data = report.as_dict(price)
+            rows.append({"row": row.name, **data})
+            ttft, e2e = data["ttft_ms"], data["e2e_ms"]
+            late = (data["timeouts"] + data["rejected"] + data["failed"]) / max(data["sent"], 1)
+            lines.append(
+                [
+                    row.name,
+                    _ms(ttft["p50"]),
+                    _ms(e2e["p50"]),
+                    _ms(e2e["p99"]),
+                    f"{late:.1%}",
+                    data["completed"],
+                    "" if data["prefix_hit_rate"] is None else f"{data['prefix_hit_rate']:.0%}",
+                    "" if data["text_hit_rate"] is None else f"{data['text_hit_rate']:.0%}",
+                    "" if data["draft_acceptance"] is None else f"{data['draft_acceptance']:.0%}",
+                    "" if data["cost_per_1k"] is None else f"{data['cost_per_1k']:.3f}",
+                ]
+            )
+    columns = ["technique", "first ms", "p50 ms", "p99 ms", "late", "done", "prefix hits", "text hits", "drafts kept"]
+    title = f"{model}: {load.rate:g} requests/s for {load.seconds:g} s; price {source}"
+    return Answer({"rows": rows, "price": source}, table([*columns, "$ per 1k"], lines, title=title))
+
+
+def _price(gpu: str | None, per_hour: float | None) -> tuple[float, str]:
+    """US dollars per hour of the machine, and where the figure is from."""
+    from lakh.planner.prices import gpu_hour, load_prices
+
+    if per_hour is not None:
+        return per_hour, f"{per_hour:g} USD/h, as given"
+    hour = gpu_hour(load_prices(), gpu or "H200")
+    why = "; ".join(hour.assumptions)
+    return hour.usd, f"{hour.usd:g} USD/h ({gpu or 'H200'}, {why})" + ("" if gpu else "; not this machine's")
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {round(one, 1) if isinstance(one, float) else one}" for name, one in value.items())
+    return value

@@ -1,22 +1,20 @@
-"""Load: many typists against a completion service, open loop, over HTTP.
+"""Load: many typists against a completion service.
 
-Requests leave at Poisson times whether or not earlier ones were answered, as keystrokes do. A typist who types on
-while a request is under way cancels it (the connection closes), as an editor does. What is measured is the client's:
-time to the first piece, time to the last, by a monotonic clock; what the server found in its caches is read from its
-/metrics before and after. A request that takes longer than the timeout is a timeout, a 429 is rejected, anything else
-that is no answer is failed.
+Two ways. Open loop (`rate`): requests leave at Poisson times whether or not earlier ones were answered, as keystrokes
+do; a typist who types on while a request is under way cancels it, as an editor does. Closed loop (`clients`): so many
+clients at once, each waits for its answer, thinks, and asks again; one request in five is given up soon.
 
-Cost is a price per hour of the machine over the completions it made in that hour at this rate: an assumption times a
-figure.
+What is sent decides which techniques of the server can work (`Techniques`): a fresh cache_salt for every request leaves
+it no prefix to find, no `supersede` key leaves older requests at work, and so on. So the same server can be measured
+with each of them on and off.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
-from collections import Counter
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,21 +22,37 @@ from typing import Any
 
 import aiohttp
 
-from lakh.errors import PeerLost, UserError
+from lakh.server.load_report import Report, Sample
+from lakh.server.load_target import Outcome, Target, read_metrics, target_of
 from lakh.server.typing_load import Ask, Typist, arrivals_s, read_files
 
-__all__ = ["Load", "Report", "percentiles", "run_load"]
+__all__ = ["Load", "Techniques", "body_of", "run_load"]
 
-MAX_CONNECTIONS = 2000
-GRACE_S = 1.0  # beyond the timeout, for an answer that is on its way
 QUANTUM_CHARS = 1024
+SAMPLE_EVERY_S = 1.0
+THINK_S = 1.0  # on average, between an answer and the next request of a client
+GIVEN_UP, PATIENCE_S = 0.2, 0.3  # so many requests of clients are given up, after so long
+SETTLE_S = 30.0  # for a server to become idle afterwards
+METRICS_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Techniques:
+    prefix_cache: bool = True
+    supersede: bool = True
+    """Older requests of the same file are given up: by the client's disconnecting and by the key that it sends."""
+    reuse: bool = True
+    """The rest of a suggestion will do, where its beginning was typed."""
 
 
 @dataclass(frozen=True)
 class Load:
     rate: float
     seconds: float
+    clients: int | None = None
+    """Closed loop with so many clients; the rate then follows from the answers."""
     users: int = 50
+    burst: float = 1.0
     order: str = "spm"
     """psm, spm, or none: a plain prefix without the text after the cursor, for models that cannot fill in."""
     max_tokens: int = 32
@@ -47,132 +61,152 @@ class Load:
     """What an editor sends before the cursor at most; cut in steps, so that a cache keeps its worth."""
     suffix_chars: int = 2_000
     stop_rule: str | None = None
-    price_per_hour: float = 3.0
     seed: int = 0
     key: str | None = None
+    techniques: Techniques = field(default_factory=Techniques)
 
 
-@dataclass
-class Report:
-    sent: int = 0
-    ends: Counter[str] = field(default_factory=Counter)
-    """completed, cancelled, timeouts, rejected, failed"""
-    ttft_s: list[float] = field(default_factory=list)
-    e2e_s: list[float] = field(default_factory=list)
-    characters: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    before: dict[str, float] = field(default_factory=dict)
-    after: dict[str, float] = field(default_factory=dict)
-    wall_s: float = 0.0
-
-    def as_dict(self, load: Load) -> dict[str, Any]:
-        def grew(name: str) -> float:
-            return self.after.get(name, 0.0) - self.before.get(name, 0.0)
-
-        completed = self.ends["completed"]
-        prompt_tokens, drafts = grew("lakh:prefix_cache_queries_total"), grew("lakh:spec_decode_num_draft_tokens_total")
-        found = grew("lakh:prefix_cache_hits_total")
-        kept = grew("lakh:spec_decode_num_accepted_tokens_total")
-        return {
-            "sent": self.sent,
-            **{end: self.ends[end] for end in ("completed", "cancelled", "timeouts", "rejected", "failed")},
-            "ttft_ms": percentiles(self.ttft_s),
-            "e2e_ms": percentiles(self.e2e_s),
-            "prefix_hit_rate": found / prompt_tokens if prompt_tokens else None,
-            "prompt_tokens_per_request": prompt_tokens / self.sent if self.sent else None,
-            "prefilled_tokens_per_request": (prompt_tokens - found) / self.sent if self.sent else None,
-            "draft_acceptance": kept / drafts if drafts else None,
-            "tok_per_s": grew("lakh:generation_tokens_total") / self.wall_s if self.wall_s else None,
-            "completions_per_s": completed / self.wall_s if self.wall_s else None,
-            "cost_per_1k": load.price_per_hour / 3600 * self.wall_s / completed * 1000 if completed else None,
-            "failures": dict(self.failures),
-        }
+def run_load(
+    url: str,
+    files: Path,
+    load: Load,
+    *,
+    metrics_url: str | None = None,
+    progress: Callable[[int], None] = lambda sent: None,
+) -> Report:
+    """`metrics_url`: where the HTTP face is, if `url` is not it."""
+    return asyncio.run(_Run(url, read_files(files), load, metrics_url, progress).run())
 
 
-def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
-    """Milliseconds; nothing where there is nothing to say."""
-    ranked = sorted(seconds)
-    marks = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-    return {name: ranked[min(int(q * len(ranked)), len(ranked) - 1)] * 1e3 if ranked else None for name, q in marks}
+class _Run:
+    def __init__(
+        self,
+        url: str,
+        files: Sequence[tuple[str, str]],
+        load: Load,
+        metrics_url: str | None,
+        progress: Callable[[int], None],
+    ) -> None:
+        self.url, self.load, self.progress = url, load, progress
+        self.metrics_url = metrics_url or (None if url.startswith("grpc://") else url)
+        self.rng = random.Random(load.seed)
+        count = load.clients or load.users
+        self.typists = [Typist(user, files, random.Random(self.rng.random())) for user in range(count)]
+        self.report = Report()
+        self.began_s = 0.0
 
+    async def run(self) -> Report:
+        target = target_of(self.url, self.load.timeout_s, self.load.key)
+        timeout = aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S)
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session:
+                self.report.before = await self._metrics(session)
+                self.began_s = time.monotonic()
+                sampling = asyncio.create_task(self._sample(session))
+                try:
+                    await (self._clients(target) if self.load.clients else self._typists(target))
+                    self.report.wall_s = time.monotonic() - self.began_s
+                finally:
+                    sampling.cancel()
+                    await asyncio.gather(sampling, return_exceptions=True)
+                await self._settle(session)
+        finally:
+            await target.close()
+        return self.report
 
-def run_load(url: str, files: Path, load: Load, progress: Callable[[int], None] = lambda sent: None) -> Report:
-    return asyncio.run(_run(url.rstrip("/"), read_files(files), load, progress))
+    # --- open loop ---
 
-
-async def _run(url: str, files: Sequence[tuple[str, str]], load: Load, progress: Callable[[int], None]) -> Report:
-    rng = random.Random(load.seed)
-    typists = [Typist(user, files, random.Random(rng.random())) for user in range(load.users)]
-    report = Report()
-    under_way: dict[int, asyncio.Task[None]] = {}
-    headers = {"Authorization": f"Bearer {load.key}"} if load.key else {}
-    timeout = aiohttp.ClientTimeout(total=load.timeout_s + GRACE_S)
-    connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
-        report.before = await _metrics(session, url)
-        began_s = time.monotonic()
+    async def _typists(self, target: Target) -> None:
+        load = self.load
+        under_way: dict[int, asyncio.Task[None]] = {}
         tasks = []
-        for at_s in arrivals_s(load.rate, load.seconds, rng):
-            await asyncio.sleep(max(began_s + at_s - time.monotonic(), 0))
-            user = rng.randrange(load.users)
+        for at_s in arrivals_s(load.rate, load.seconds, self.rng, load.burst):
+            await asyncio.sleep(max(self.began_s + at_s - time.monotonic(), 0))
+            user = self.rng.randrange(load.users)
             older = under_way.get(user)
-            if older is not None and not older.done():
+            if older is not None and load.techniques.supersede:
                 older.cancel()
-            task = asyncio.create_task(_one(session, url, typists[user].ask(), load, report))
-            under_way[user] = task
-            tasks.append(task)
-            report.sent += 1
-            progress(report.sent)
+            under_way[user] = asyncio.create_task(self._one(target, self.typists[user].ask()))
+            tasks.append(under_way[user])
         await asyncio.gather(*tasks, return_exceptions=True)
-        report.wall_s = time.monotonic() - began_s
-        report.after = await _metrics(session, url)
-    return report
+
+    # --- closed loop ---
+
+    async def _clients(self, target: Target) -> None:
+        async def client(number: int) -> None:
+            rng = random.Random(f"{self.load.seed}:{number}")
+            await asyncio.sleep(rng.random() * THINK_S)
+            while time.monotonic() - self.began_s < self.load.seconds:
+                patience_s = PATIENCE_S if rng.random() < GIVEN_UP else None
+                try:
+                    async with asyncio.timeout(patience_s):
+                        await self._one(target, self.typists[number].ask())
+                except TimeoutError:
+                    pass  # given up, and counted as cancelled
+                await asyncio.sleep(rng.expovariate(1 / THINK_S))
+
+        await asyncio.gather(*[client(number) for number in range(len(self.typists))])
+
+    # --- one request ---
+
+    async def _one(self, target: Target, ask: Ask) -> None:
+        report = self.report
+        report.sent += 1
+        self.progress(report.sent)
+        at_s = time.monotonic() - self.began_s
+        try:
+            outcome: Outcome = await target.ask(body_of(ask, self.load))
+        except asyncio.CancelledError:
+            report.ends["cancelled"] += 1
+            raise
+        report.ends[outcome.end] += 1
+        if outcome.end == "failed":
+            report.failures[outcome.words] += 1
+        if outcome.e2e_s:
+            report.answers.append((at_s, outcome.ttft_s, outcome.e2e_s))
+            report.characters += outcome.characters
+
+    # --- the server's own figures ---
+
+    async def _metrics(self, session: aiohttp.ClientSession) -> dict[str, float]:
+        return {} if self.metrics_url is None else await read_metrics(session, self.metrics_url)
+
+    async def _sample(self, session: aiohttp.ClientSession) -> None:
+        while self.metrics_url is not None:
+            page = await self._metrics(session)
+            self.report.samples.append(_sample(page, time.monotonic() - self.began_s))
+            await asyncio.sleep(SAMPLE_EVERY_S)
+
+    async def _settle(self, session: aiohttp.ClientSession) -> None:
+        """Until the server has nothing to do: only then do its blocks tell anything."""
+        until_s = time.monotonic() + SETTLE_S
+        while self.metrics_url is not None:
+            self.report.after = await self._metrics(session)
+            sample = _sample(self.report.after, time.monotonic() - self.began_s)
+            if not (sample.running or sample.waiting or sample.blocks_held) or time.monotonic() > until_s:
+                self.report.samples.append(sample)
+                return
+            await asyncio.sleep(0.2)
 
 
-async def _one(session: aiohttp.ClientSession, url: str, ask: Ask, load: Load, report: Report) -> None:
+def body_of(ask: Ask, load: Load) -> dict[str, Any]:
+    techniques = load.techniques
     body: dict[str, Any] = {
         "prompt": _end_of(ask.prefix, load.prefix_chars),
         "max_tokens": load.max_tokens,
-        "temperature": 0,
-        "stream": True,
+        "temperature": 0.0,
         "user": str(ask.user),
-        "supersede": ask.file,
+        "reuse": techniques.reuse,
     }
+    if techniques.supersede:
+        body["supersede"] = ask.file
+    if not techniques.prefix_cache:
+        body["cache_salt"] = uuid.uuid4().hex
     if load.order != "none":
         body |= {"suffix": ask.suffix[: load.suffix_chars], "order": load.order}
     if load.stop_rule:
         body["stop_rule"] = load.stop_rule
-    began_s = time.monotonic()
-    first_s: float | None = None
-    try:
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            if response.status != 200:
-                end = "rejected" if response.status == 429 else "failed"
-                if response.status == 409:
-                    end = "cancelled"
-                report.ends[end] += 1
-                if end == "failed":
-                    report.failures[f"{response.status} {(await response.text())[:100]}"] += 1
-                return
-            async for line in response.content:
-                if line.startswith(b"data: {"):
-                    first_s = first_s or time.monotonic()
-                    report.characters += len(json.loads(line[6:])["choices"][0]["text"])
-    except asyncio.CancelledError:
-        report.ends["cancelled"] += 1
-        raise
-    except TimeoutError:
-        report.ends["timeouts"] += 1
-        return
-    except (aiohttp.ClientError, ValueError, LookupError) as error:
-        report.ends["failed"] += 1
-        report.failures[type(error).__name__] += 1
-        return
-    took_s = time.monotonic() - began_s
-    report.ends["timeouts" if took_s > load.timeout_s else "completed"] += 1
-    if first_s is not None:
-        report.ttft_s.append(first_s - began_s)
-    report.e2e_s.append(took_s)
+    return body
 
 
 def _end_of(text: str, most: int) -> str:
@@ -182,15 +216,7 @@ def _end_of(text: str, most: int) -> str:
     return text[-(-(len(text) - most) // QUANTUM_CHARS) * QUANTUM_CHARS :]
 
 
-async def _metrics(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    """Plain samples of the metrics page; {} where the server has none."""
-    try:
-        async with session.get(f"{url}/metrics") as response:
-            text = await response.text() if response.status == 200 else ""
-    except aiohttp.InvalidURL:
-        raise UserError(url, "is no address", "write e.g. http://127.0.0.1:8000") from None
-    except (aiohttp.ClientError, TimeoutError) as error:
-        found = f"does not answer ({type(error).__name__})"
-        raise PeerLost(url, found, "start it with: lakh serve MODEL --http HOST:PORT") from None
-    samples = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
-    return {name: float(value) for name, _, value in samples if "{" not in name}
+def _sample(page: dict[str, float], at_s: float) -> Sample:
+    memory = sum(page.get(name, 0.0) for name in ("process_resident_memory_bytes", "lakh:engine_resident_memory_bytes"))
+    names = ("kv_cache_blocks_held", "num_requests_running", "num_requests_waiting")
+    return Sample(at_s, memory, *(page.get(f"lakh:{name}", 0.0) for name in names))

@@ -16,6 +16,7 @@ from typing import Any
 
 from lakh.server.backend import Family, ModelCard, Piece, Usage
 from lakh.server.engine import Engine
+from lakh.server.metrics import resident_bytes
 from lakh.server.requests import BadRequest, CompletionRequest
 from lakh.server.row import Row
 from lakh.server.sampling import Logprobs
@@ -91,6 +92,7 @@ class LocalBackend:
             Family("requests_superseded_total", "counter", "Overtaken.", [("", self.worker.num_superseded)]),
             Family("spec_decode_num_draft_tokens_total", "counter", "Guesses.", [("", counts.drafted_tokens)]),
             Family("spec_decode_num_accepted_tokens_total", "counter", "Guesses kept.", [("", counts.kept_tokens)]),
+            Family("engine_resident_memory_bytes", "gauge", "Of the engine's process.", [("", resident_bytes())]),
             Family("weights_version", "gauge", "How often weights were swapped.", [("", self.engine.weights_version)]),
         ]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lakh.server.backend import Backend, Family
 
-__all__ = ["CONTENT_TYPE", "Histogram", "Metrics", "labelled", "page"]
+__all__ = ["CONTENT_TYPE", "Histogram", "Metrics", "labelled", "page", "resident_bytes"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 LATENCY_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
@@ -95,7 +95,7 @@ def page(metrics: Metrics, backend: Backend, more: Iterable[Family] = ()) -> str
         *more,
     ]
     text = "".join(_text(family, "lakh:") for family in families)
-    memory = Family("process_resident_memory_bytes", "gauge", "Of this process.", [("", _resident_bytes())])
+    memory = Family("process_resident_memory_bytes", "gauge", "Of this process.", [("", resident_bytes())])
     return text + _text(memory, "")
 
 
@@ -108,7 +108,8 @@ def _text(family: Family, prefix: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

@@ -22,6 +22,7 @@ __all__ = ["Ask", "Typist", "arrivals_s", "read_files"]
 MIN_FILE_CHARS, MAX_FILE_CHARS = 2_000, 60_000
 STRETCH_CHARS = (40, 400)
 BURST_CHARS = (1, 6)
+SPELL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,27 @@ class Typist:
                     yield Ask(self._user, name, text[:cursor], text[end:])
 
 
-def arrivals_s(rate: float, seconds: float, rng: random.Random) -> Iterator[float]:
-    """Poisson arrivals: times from 0 to `seconds`, whether or not anyone has answered."""
-    at_s = rng.expovariate(rate)
-    while at_s < seconds:
-        yield at_s
-        at_s += rng.expovariate(rate)
+def arrivals_s(rate: float, seconds: float, rng: random.Random, burst: float = 1.0) -> Iterator[float]:
+    """Poisson arrivals: times from 0 to `seconds`, whether or not anyone has answered.
+
+    With `burst` above 1, spells of `burst` times the rate change with quiet ones, about a second each, as when a
+    team comes back from lunch; the mean stays `rate`.
+    """
+    at_s, is_busy = 0.0, True
+    ends_s = rng.expovariate(1 / SPELL_S)
+    quiet = 2 / (1 + burst) if burst > 1 else 1.0
+    while True:
+        wait_s = rng.expovariate(rate * quiet * (burst if is_busy and burst > 1 else 1.0))
+        if burst > 1 and at_s + wait_s > ends_s:  # an exponential wait begins afresh at any time
+            at_s, is_busy = ends_s, not is_busy
+            ends_s += rng.expovariate(1 / SPELL_S)
+        else:
+            at_s += wait_s
+            if at_s >= seconds:
+                return
+            yield at_s
+        if at_s >= seconds:
+            return
 
 
 def read_files(folder: Path, most: int = 400) -> list[tuple[str, str]]:

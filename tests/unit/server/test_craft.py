@@ -17,7 +17,7 @@ from lakh.server.blocks import BLOCK_TOKENS
 from lakh.server.dialects import DIALECTS, Answered
 from lakh.server.engine import Engine, Sampling
 from lakh.server.keys import Keys
-from lakh.server.loadgen import percentiles
+from lakh.server.load_report import percentiles
 from lakh.server.requests import BadRequest, parse
 from lakh.server.text import StopRule
 from lakh.server.typing_load import Typist, arrivals_s, read_files
