@@ -70,6 +70,9 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--chunks", type=degree, help="Interleaved chunks per pipeline stage."),
             click.option("--recompute", type=click.Choice(RECOMPUTE), help="What the backward pass computes again."),
             click.option("--precision", type=click.Choice(list(PRECISIONS)), help="Of the linear layers."),
+            click.option(
+                "--attention", type=click.Choice(["native", "older"]), help="Kernels for this GPU, or FlashAttention-2."
+            ),
             click.option("--optimizer", type=click.Choice(list(OPTIMIZER_BYTES)), help="Whose states are kept."),
             click.option(
                 "--schedule",
@@ -131,6 +134,8 @@ def with_options(question: Question, changes: dict[str, Any]) -> Layout:
         given["recompute"] = RECOMPUTE.index(given["recompute"])
     if "precision" in given:
         given["low_precision"] = PRECISIONS[given.pop("precision")]
+    if "attention" in given:
+        given["native_attention"] = given.pop("attention") == "native"
     if "optimizer" in given:
         given["optimizer_bytes"] = OPTIMIZER_BYTES[given.pop("optimizer")]
     schedule = given.pop("schedule", None)

@@ -61,7 +61,7 @@ KNOBS = {
     "node": Knob(0.75, 0.35, 0.95, 0.2),
     "nic": Knob(0.7, 0.3, 1.0, 0.3),
     "interference": Knob(0.2, 0.01, 0.6, 0.5),
-    "low_precision": Knob(0.6, 0.2, 0.95, 0.3),
+    "low_precision": Knob(0.9, 0.2, 1.0, 0.15),
     "fixed_ms": Knob(10.0, 0.5, 200.0, 0.7),
 }
 CODE = Knob(1.0, 0.6, 1.6, 0.2)
@@ -99,7 +99,7 @@ KINDS = {
             "low_precision",
         ),
         codes=("nemo", "maxtext", "nanotron"),
-        priors={"gemm": 0.7, "host_us": 100.0, "attention": 0.4},
+        priors={"gemm": 0.7, "attention": 0.35},
     ),
     "Blackwell": Plan(
         free=(
@@ -162,7 +162,7 @@ def fit(points: Iterable[Point], kind: str, start: Fractions | None = None) -> C
     rows = [point for point in points if point.kind == kind]
     if len(rows) < 3:
         raise UserError(f"calibration of {kind}", f"has {len(rows)} points", "give at least 3")
-    codes = tuple(code for code in plan.codes if any(point.code == code.removesuffix(PER_MONTH) for point in rows))
+    codes = _told_apart(plan.codes, Counter(point.code for point in rows))
     knobs = [_knob(plan, name, start) for name in plan.free]
     knobs += [RELEASE if code.endswith(PER_MONTH) else CODE for code in codes]
     assert len(knobs) <= MAX_KNOBS
@@ -188,6 +188,16 @@ def fit(points: Iterable[Point], kind: str, start: Fractions | None = None) -> C
     fractions = replace(base, **{name: float(v) for name, v in zip(plan.free, found, strict=False)})
     factors = {code: float(v) for code, v in zip(codes, found[len(plan.free) :], strict=True)}
     return Calibrated(kind, fractions, factors, len(knobs), frozenset(point.config for point in rows))
+
+
+def _told_apart(codes: Sequence[str], count: Counter[str]) -> tuple[str, ...]:
+    """The factors that these rows can tell from the speed of the GPU: where every program has one, the most frequent
+    is what the others are measured against."""
+    known = [code for code in codes if count[code.removesuffix(PER_MONTH)]]
+    plain = [code for code in known if not code.endswith(PER_MONTH)]
+    if plain and set(count) <= set(plain):
+        known.remove(max(plain, key=lambda code: count[code]))
+    return tuple(known)
 
 
 def _power(point: Point, code: str) -> float:

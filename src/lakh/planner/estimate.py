@@ -105,6 +105,7 @@ def layout_of(run: Run, world: int) -> Layout:
         recompute=float(RECOMPUTE.index(recompute) if recompute in RECOMPUTE else FULL if recompute != "none" else 0),
         sequence_parallel=float(mesh.tp > 1),
         eager=float(run.train.compile == "none"),
+        native_attention=float(run.train.attention in ("auto", "cudnn")),
         pp_inside=float(mesh.dp_replicate > 1),
         gradient_bytes=4.0,
         weight_bytes=4.0,

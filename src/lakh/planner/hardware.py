@@ -42,6 +42,8 @@ class Hardware:
     levels: tuple[Level, ...] = ()
     sustained: Array = 1.0
     """Speed of arithmetic beyond that of an older part with the same peak: see SUSTAINED."""
+    attention_gain: Array = 1.0
+    """Speed of attention kernels written for this part over FlashAttention-2: see ATTENTION_GAIN."""
     host_Bps: Array = 25e9
     """Between GPU and host memory, per GPU and direction: PCIe 4.0 x16 with its usual losses."""
 
@@ -75,6 +77,10 @@ PROCESSORS = {"V100": 80, "A100": 108, "H100": 132, "H200": 132, "B200": 148, "G
 # square root: voltage rises with the clock.
 SUSTAINED = {"B300": (1100 / 1000) ** 0.5, "GB300": (1400 / 1200) ** 0.5}
 
+# FlashAttention-3 beside FlashAttention-2 on an H100: 1.5 to 2.0 times forward; 1.5 to 1.75 backward, which is 2.5 of
+# 3.5 parts of the work (arXiv 2407.08608). cuDNN 9 lies near it. On other parts all measured programs have one kind.
+ATTENTION_GAIN = {"H100": 1.66, "H200": 1.66}
+
 
 def kind_of(name: str) -> str:
     """The family of a part's name: "H100-SXM" is an H100."""
@@ -91,6 +97,7 @@ def hardware_of(cluster: Cluster) -> Hardware:
         kind=kind,
         peak_FLOPs=cluster.gpu.dense_bf16_TFLOPs * 1e12,
         sustained=SUSTAINED.get(kind, 1.0),
+        attention_gain=ATTENTION_GAIN.get(kind, 1.0),
         memory_bytes=cluster.gpu.memory_GiB * 2**30,
         memory_Bps=cluster.gpu.memory_bandwidth_GBps * 1e9,
         processors=float(PROCESSORS.get(kind, 100)),

@@ -48,6 +48,8 @@ class Layout:
     sequence_parallel: Array = 0.0
     flash: Array = 1.0
     """1 for fused attention that never writes the score matrix."""
+    native_attention: Array = 1.0
+    """1 for a fused kernel written for the GPU at hand (FlashAttention-3, cuDNN 9), 0 for an older one."""
     eager: Array = 0.0
     """1 when element-wise operations run one by one, as in plain PyTorch without compilation."""
     overlap: Array = 1.0

@@ -23,7 +23,7 @@ import numpy as np
 
 from lakh import storage
 from lakh.errors import DataError, UserError
-from lakh.planner.hardware import PROCESSORS, SUSTAINED, Hardware, Level, kind_of
+from lakh.planner.hardware import ATTENTION_GAIN, PROCESSORS, SUSTAINED, Hardware, Level, kind_of
 from lakh.planner.layout import RECOMPUTE, Layout
 from lakh.planner.shape import Shape
 
@@ -49,6 +49,8 @@ class CodeBase:
     flash: bool = True
     sequence_parallel: bool = True
     eager: bool = False
+    native_attention: bool = False
+    """Its fused attention was written for the GPU: programs from the second half of 2024 on."""
     overlap: bool = True
     tensor_overlap: bool = False
     zero1: bool = True
@@ -76,11 +78,16 @@ CODE_BASES = {
         "megatron-core", gated=False, recompute="selective", interleaves=True, tensor_overlap=True
     ),
     "Nemotron-4": CodeBase("megatron-core", gated=False, recompute="selective", interleaves=True, tensor_overlap=True),
-    "Megatron": CodeBase("nemo", tensor_overlap=True),
-    "DGX": CodeBase("nemo", tensor_overlap=True),
+    "Megatron": CodeBase("nemo", tensor_overlap=True, native_attention=True),
+    "DGX": CodeBase("nemo", tensor_overlap=True, native_attention=True),
     "Llama 3": CodeBase("megatron-core", recompute="none", interleaves=True, tensor_overlap=True),
     "llm-foundry": CodeBase(
-        "llm-foundry", eager=True, sequence_parallel=False, zero1=False, gated=False, gradient_bytes=2.0
+        "llm-foundry",
+        eager=True,
+        sequence_parallel=False,
+        zero1=False,
+        gated=False,
+        gradient_bytes=2.0,
     ),
     "torchtitan": CodeBase("torchtitan", eager=True, zero1=False, weight_bytes=4.0, optimizer_bytes=8.0),
     "nanotron": CodeBase("nanotron", gradient_bytes=4.0, eager=True, overlap=False, zero1=False),
@@ -194,7 +201,7 @@ def _point(row: dict[str, str]) -> Point | str:
     if "ZeRO-3 (DeepSpeed)" in note:
         code = replace(code, name="deepspeed-zero3")
     if "JAX" in note:
-        code = CodeBase("maxtext", sequence_parallel=False, recompute="full", zero1=False)
+        code = CodeBase("maxtext", sequence_parallel=False, recompute="full", zero1=False, native_attention=True)
     shape = _shape(row, code)
     layout = _layout(row, code)
     return Point(
@@ -293,6 +300,7 @@ def _layout(row: dict[str, str], code: CodeBase) -> dict[str, float]:
         "zero1": float(zero1 and shard == 1),
         "sequence_parallel": float(sp),
         "flash": float(code.flash),
+        "native_attention": float(code.native_attention),
         "eager": float(code.eager and "compile" not in note),
         "overlap": float(code.overlap),
         "tensor_overlap": float(code.tensor_overlap or "async TP" in note),
@@ -361,6 +369,7 @@ def _hardware(row: dict[str, str]) -> dict[str, float]:
     return {
         "peak_FLOPs": peak * 1e12,
         "sustained": SUSTAINED.get(kind_of(row["gpu"]), 1.0),
+        "attention_gain": ATTENTION_GAIN.get(kind_of(row["gpu"]), 1.0),
         "memory_bytes": memory_GB * 1e9,
         "memory_Bps": memory_GBps * 1e9,
         "processors": float(PROCESSORS[kind_of(row["gpu"])]),

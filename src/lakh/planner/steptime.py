@@ -46,7 +46,7 @@ class Fractions:
     wave: Array = 0.5
     """How much a last, partly filled wave of tiles costs: 0 nothing, 1 a whole wave."""
     attention: Array = 0.45
-    """Of the dense peak, for fused attention."""
+    """Of the dense peak, for FlashAttention-2."""
     memory: Array = 0.75
     """Of the memory bandwidth, for element-wise work."""
     host_us: Array = 100.0
@@ -138,7 +138,8 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
 
     # --- attention, forward: half of the score matrix when causal and fused, all of it otherwise ---
     score_flops = 4 * tokens * lo.sequence * sh.attention_dim / tp
-    fused = score_flops / 2 / (hw.arithmetic_FLOPs * fr.attention)
+    kernel = np.where(lo.native_attention, hw.attention_gain, 1.0)
+    fused = score_flops / 2 / (hw.arithmetic_FLOPs * fr.attention * kernel)
     scores = tokens * lo.sequence * sh.heads / tp
     unfused = score_flops / (hw.arithmetic_FLOPs * fr.gemm * sh.head_dim / (sh.head_dim + fr.gemm_knee))
     unfused = unfused + scores * UNFUSED_SCORE_BYTES / (hw.memory_Bps * fr.memory)

@@ -114,9 +114,10 @@ def test_a_plan_that_does_not_fit_says_what_binds_and_what_would() -> None:
 
 
 def test_llama_3_405b_is_estimated_within_three_points_of_its_published_mfu() -> None:
-    """430 TFLOP/s, 43 %, on 8,192 GPUs with TP8 PP16 (arXiv 2407.21783, table 4); how it counts is not stated."""
+    """430 TFLOP/s, 43 %, on 8,192 GPUs with TP8 PP16 (arXiv 2407.21783, table 4); how it counts is not stated. It was
+    trained before attention kernels for this GPU were published."""
     layout = Layout(gpus=8192.0, sequence=8192.0, batch=2048.0, tp=8.0, pp=16.0, chunks=8.0, zero1=1.0,
-                    sequence_parallel=1.0, tensor_overlap=1.0, gradient_bytes=4.0)  # fmt: skip
+                    sequence_parallel=1.0, tensor_overlap=1.0, gradient_bytes=4.0, native_attention=0.0)  # fmt: skip
     answer = estimate_layout(architecture("llama3-405b").shape, layout, load_cluster("llama3-24k-roce"))
     assert answer.mfu == pytest.approx(0.43, abs=0.03)
 

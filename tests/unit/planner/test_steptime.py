@@ -35,6 +35,7 @@ layouts = st.builds(
     overlap=st.sampled_from([0.0, 1.0]),
     tensor_overlap=st.sampled_from([0.0, 1.0]),
     eager=st.sampled_from([0.0, 1.0]),
+    native_attention=st.sampled_from([0.0, 1.0]),
     flash=st.sampled_from([0.0, 1.0]),
     zero1=st.sampled_from([0.0, 1.0]),
     zero2=st.sampled_from([0.0, 1.0]),
@@ -95,6 +96,17 @@ def test_recomputation_costs_a_third_and_a_bubble_shrinks_with_chunks() -> None:
     )
     plain, interleaved = (float(step_time(MODELS[0], replace(layout, chunks=c), HW, FR).bubble_s) for c in (1.0, 5.0))
     assert interleaved == pytest.approx(plain / 5, rel=0.1)  # a little more traffic between stages
+
+
+def test_attention_kernels_of_the_gpu_count_where_sequences_are_long() -> None:
+    def gain(sequence: float) -> float:
+        layout = Layout(gpus=64.0, sequence=sequence, batch=64.0, tp=8.0)
+        return seconds(replace(layout, native_attention=0.0)) / seconds(layout)
+
+    assert 1.0 < gain(2048.0) < gain(8192.0) < gain(65536.0) < 1.66
+    layout = Layout(gpus=64.0, sequence=65536.0, batch=64.0, tp=8.0)
+    old_part = hardware_of(load_cluster("a100-pod"))
+    assert seconds(replace(layout, native_attention=0.0), old_part) == seconds(layout, old_part)
 
 
 def test_less_memory_is_paid_for_in_traffic() -> None:

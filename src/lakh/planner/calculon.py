@@ -1,0 +1,202 @@
+"""Calculon as a peer (SC'23; Apache-2.0): the same published rows in its words, run out of process from a checkout.
+
+It is no dependency: a checkout is given by its folder. Calculon knows plain blocks with many heads or one, tensor,
+pipeline and data parallelism, and no vocabulary; `cannot_describe` says why a row is not one of those, and such rows
+are counted and left out for both. Two answers: by its system file as it ships; and by the same file with the network
+rate of the row and four numbers tuned on the rows that lakh was fitted on, which is the fair comparison.
+
+Fails as a UserError: no checkout, or a message of Calculon's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lakh.errors import UserError
+from lakh.planner.calibration import EMPHASIS, SOURCE_WEIGHT, is_held_out
+from lakh.planner.layout import FULL, NONE, RECOMPUTE, SELECTIVE
+from lakh.planner.points import Point
+from lakh.planner.validate import predictions, table
+
+__all__ = ["Comparison", "cannot_describe", "compare", "one_step"]
+
+TIMEOUT_S = 900.0
+SYSTEMS = {"A100": "a100_80g.json", "H100": "h100_80g_nvl8.json"}
+EXAMPLE = ("megatron-1T.json", "3072_t4_p64_d12_mbs4_full.json", "a100_80g.json")
+WHAT_IT_KEEPS = {NONE: "none", SELECTIVE: "attn_only", FULL: "full"}
+DRIVER = Path(__file__).with_name("calculon_driver.py")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    rows: list[dict[str, Any]]
+    """One per source and system: n, mape, median_ape, bias, kendall_tau, on rows that neither was fitted on."""
+    left_out: Counter[str]
+    scales: dict[str, tuple[float, ...]]
+    """GPU type -> what tuning multiplied its matrix rate, memory rate, node and outer network by."""
+
+
+def cannot_describe(point: Point) -> str | None:
+    """Why Calculon has no words for this row, or None."""
+    shape, layout = point.shape, point.layout
+    if point.kind not in SYSTEMS:
+        return f"no system file for {point.kind}"
+    if shape["experts"] or shape.get("kv_rank"):
+        return "experts or latent attention"
+    if shape["gated"] or shape["kv_heads"] != shape["heads"]:
+        return "gated feed-forward or grouped queries"
+    if layout["shard"] > 1 or layout["cp"] > 1:
+        return "sharded weights or context parallelism"
+    if layout["low_precision"] or layout["recompute"] not in WHAT_IT_KEEPS:
+        return f"precision, or recompute {RECOMPUTE[int(layout['recompute'])]}"
+    return None
+
+
+def compare(points: Sequence[Point], checkout: str, *, tune: bool = True) -> Comparison:
+    """lakh and Calculon on the same rows: those that Calculon can describe and that no fit has seen."""
+    left_out = Counter(reason for point in points if (reason := cannot_describe(point)))
+    known = [point for point in points if cannot_describe(point) is None]
+    shown: list[dict[str, Any]] = []
+    scales: dict[str, tuple[float, ...]] = {}
+    for kind in SYSTEMS:
+        rows = [point for point in known if point.kind == kind]
+        if not rows:
+            continue
+        system = _read(checkout, "systems", SYSTEMS[kind])
+        system["mem1"]["GiB"] = system["mem2"]["GiB"] = 1e6  # time is asked for: whether it fits is another question
+        answer = _ask(checkout, {"rows": _questions(rows, system), "system": system, "tune": tune})
+        systems = {"calculon, as shipped": answer["shipped"]} | (
+            {"calculon, tuned on the same rows": answer["tuned"]} if tune else {}
+        )
+        if tune:
+            scales[kind] = tuple(answer["scales"])
+        good = [i for i, p in enumerate(rows) if is_held_out(p.config) and all(s[i] for s in systems.values())]
+        left_out["refused by Calculon"] += sum(is_held_out(p.config) for p in rows) - len(good)
+        unseen = [rows[i] for i in good]
+        if not unseen:
+            continue
+        guesses = {"lakh": predictions(unseen)} | {name: [s[i] for i in good] for name, s in systems.items()}
+        by_system = {name: table(unseen, guess, lambda p: p.source) for name, guess in guesses.items()}
+        for source in sorted({point.source for point in unseen}):
+            shown += [
+                {"source": f"{source} ({kind})", "system": name, **asdict(scores[source])}
+                for name, scores in by_system.items()
+            ]
+    return Comparison(shown, left_out, scales)
+
+
+def one_step(checkout: str, repeats: int) -> dict[str, Any]:
+    """Calculon's example configuration, over and over in one warm process: its seconds each, and its answer."""
+    folders = ("models", "examples", "systems")
+    application, execution, system = (
+        _read(checkout, folder, name) for folder, name in zip(folders, EXAMPLE, strict=True)
+    )
+    row = {"application": application, "executions": [execution], "fitted": False}
+    answer = _ask(checkout, {"rows": [row] * repeats, "system": system, "tune": False})
+    return {"seconds": answer["shipped_s"], "each_s": answer["shipped_s"] / repeats, "step_s": answer["shipped"][0]}
+
+
+def _questions(points: Sequence[Point], system: dict[str, Any]) -> list[dict[str, Any]]:
+    count = Counter(point.source for point in points)
+    rows = []
+    for point in points:
+        place = json.loads(json.dumps(system))
+        place["networks"][0]["size"] = int(point.hardware["node_size"])
+        place["networks"][1]["bandwidth"] = point.hardware["nic_Bps"] / 1e9
+        rows.append(
+            {
+                "application": _application(point),
+                "executions": [_execution(point, layout) for layout in point.candidates],
+                "system": place,
+                "measured_s": point.step_s,
+                "weight": EMPHASIS.get(point.source, 1.0) * count[point.source] ** SOURCE_WEIGHT,
+                # Single-node rows would take an hour of tuning and say nothing of the network.
+                "fitted": not is_held_out(point.config) and point.layout["gpus"] > point.hardware["node_size"],
+            }
+        )
+    return rows
+
+
+def _application(point: Point) -> dict[str, int]:
+    shape = {name: int(value) for name, value in point.shape.items()}
+    return {
+        "hidden": shape["width"],
+        "feedforward": shape["ffn"],
+        "seq_size": int(point.layout["sequence"]),
+        "attn_heads": shape["heads"],
+        "attn_size": shape["head_dim"],
+        "num_blocks": shape["layers"],
+    }
+
+
+def _execution(point: Point, layout: dict[str, float]) -> dict[str, Any]:
+    degree = {name: int(layout[name]) for name in ("gpus", "tp", "pp", "batch", "micro_batch", "chunks")}
+    data = degree["gpus"] // (degree["tp"] * degree["pp"])
+    node = int(point.hardware["node_size"])
+    outside = int(degree["gpus"] > node)
+    sequence_parallel = bool(layout["sequence_parallel"]) and degree["tp"] > 1
+    recompute = WHAT_IT_KEEPS[int(layout["recompute"])]
+    return {
+        "num_procs": degree["gpus"],
+        "tensor_par": degree["tp"],
+        "pipeline_par": degree["pp"],
+        "data_par": data,
+        "tensor_par_net": int(degree["tp"] > node),
+        "pipeline_par_net": outside,
+        "data_par_net": outside,
+        "batch_size": degree["batch"],
+        "microbatch_size": degree["micro_batch"],
+        "datatype": "float16",
+        "fused_activation": True,
+        "attention_type": "multihead",
+        "activation_recompute": recompute,
+        "pipeline_interleaving": degree["chunks"] if degree["pp"] > 1 else 1,
+        "optimizer_sharding": bool(layout["zero1"]) and data > 1,
+        "tensor_par_comm_type": "rs_ag" if sequence_parallel else "ar",
+        "tensor_par_overlap": "ring" if sequence_parallel and layout["tensor_overlap"] else "none",
+        "seq_par_ag_redo": sequence_parallel and recompute != "full",
+        "data_par_overlap": bool(layout["overlap"]) and data > 1,
+        "weight_offload": False,
+        "activations_offload": False,
+        "optimizer_offload": False,
+        "training": True,
+    }
+
+
+def _read(checkout: str, folder: str, name: str) -> dict[str, Any]:
+    path = Path(checkout) / folder / name
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(
+            f"--calculon {checkout}", f"is no checkout of Calculon (no {folder}/{name})", "give its repository's folder"
+        ) from None
+    return found
+
+
+def _ask(checkout: str, question: dict[str, Any]) -> dict[str, Any]:
+    if not (Path(checkout) / "calculon").is_dir():
+        raise UserError(f"--calculon {checkout}", "is no checkout of Calculon", "give the folder of its repository")
+    environment = {**os.environ, "PYTHONPATH": checkout}
+    command = [sys.executable, "-P", str(DRIVER)]  # -P: our folder has a calculon of its own
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(question), capture_output=True, text=True, timeout=TIMEOUT_S, env=environment,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        found = f"took over {TIMEOUT_S:g} s"
+        raise UserError(f"--calculon {checkout}", found, "try again on a quiet machine") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"--calculon {checkout}", f"failed: {last}", "install what it needs, e.g. pip install psutil")
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
