@@ -37,6 +37,7 @@ __all__ = [
     "Log",
     "Measured",
     "Other",
+    "RanksLost",
     "Resources",
     "Restarted",
     "RewindRefused",
@@ -219,6 +220,17 @@ class Restarted(Event, kind="restarted"):
 
     attempt: int
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksLost(Event, kind="ranks_lost"):
+    """Ranks died, and the others go on without them and without a restart."""
+
+    lost: tuple[int, ...]
+    left: int
+    reason: str
+    seconds: float
+    """From the moment the loss was noticed until the others had agreed on one state."""
 
 
 @dataclass(frozen=True, kw_only=True)

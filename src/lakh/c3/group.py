@@ -20,7 +20,7 @@ from typing import Any
 
 from lakh.c3 import native
 from lakh.c3.bootstrap import Store, share_records
-from lakh.c3.selection import Choice, choose_all_reduce
+from lakh.c3.selection import Choice, choose_all_reduce, choose_spreading
 from lakh.c3.topology import Link, Topology, labels_from_environment, read_topology
 from lakh.errors import LakhError, PeerLost, UserError
 from lakh.spec import collectives
@@ -32,16 +32,24 @@ SINGLE_COPY_FROM_BYTES = 64 << 10
 """From here on data is read out of the peer's memory; below, a copy through shared memory costs less than the call."""
 STREAMS = 2
 PLANS_KEPT = 256
+MAY_HAVE_GIVEN_UP = ("closed its connection", "lost its connection", "has left the group")
+DIED = "its process died"
+"""The native core's words for the end of a connection, which proves little, and of a process, which does."""
 
 _ALL_REDUCE = native.OPERATIONS["all_reduce"]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a group is over, and which of its ranks are known to be dead."""
+    """Why a group is over, and which of its ranks are to blame."""
 
     reason: str
     dead: tuple[int, ...]
+
+    @property
+    def is_certain(self) -> bool:
+        """False where those ranks may be alive: who gives a group up for another's sake closes its connections too."""
+        return DIED in self.reason or not any(words in self.reason for words in MAY_HAVE_GIVEN_UP)
 
 
 @dataclass
@@ -199,11 +207,11 @@ class Group:
             tiers = self.topology.tiers()
             made = collectives.all_reduce(choice.algorithm, rank, size, count, places=tiers, codec=codec)
             return made, choice.reason
-        ring = self.algorithm == "ring"
-        if operation == "all_gather":
-            return collectives.all_gather("ring" if ring else "flat", rank, size, count), "one stage"
-        if operation == "reduce_scatter":
-            return collectives.reduce_scatter("ring" if ring else "flat", rank, size, count), "one stage, one rounding"
+        if operation in ("all_gather", "reduce_scatter"):
+            choice = choose_spreading(self.topology, asked=self.algorithm)
+            make_one = collectives.all_gather if operation == "all_gather" else collectives.reduce_scatter
+            hosts = [(host,) for host in self.topology.hosts]
+            return make_one(choice.algorithm, rank, size, count, places=hosts), choice.reason
         if operation == "all_to_all":
             assert splits is not None
             sends = [splits[r + 1] - splits[r] for r in range(size)]

@@ -23,6 +23,8 @@ __all__ = ["Decision", "Epoch", "PollingStore", "agree", "decide_membership", "r
 
 SETTLE_S = 3.0
 """How long survivors wait for others to sign up; noticing a loss takes up to 2 s."""
+SUSPECT_S = 1.0
+"""How long one who has closed its connections is given to sign up; a living one takes milliseconds."""
 POLL_S = 0.01
 
 
@@ -94,20 +96,25 @@ def agree(
     record: Mapping[str, int],
     known_dead: Iterable[int],
     *,
+    suspects: Iterable[int] = (),
     joining: Iterable[int] = (),
     min_ranks: int = 1,
     settle_s: float = SETTLE_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Epoch, dict[int, dict[str, int]]]:
-    """Sign up for the epoch after `epoch` and learn who is in it, with what each of them said of itself in `record`."""
+    """Sign up for the epoch after `epoch` and learn who is in it, with what each of them said of itself in `record`.
+
+    `suspects` have closed their connections: they died, or gave the epoch up a moment before us and are about to sign.
+    """
     base = f"{name}/epoch/{epoch.number + 1}"
-    dead = set(known_dead)
+    dead, silent = set(known_dead), set(suspects) - set(known_dead)
     store.set(f"{base}/signed/{me}", json.dumps({**record, "accuses": sorted(dead)}))
     start_s = clock()
     while not store.check([f"{base}/decision"]):
         signed = [member for member in epoch.members if store.check([f"{base}/signed/{member}"])]
         waited_s = clock() - start_s
-        everyone = set(signed) | dead >= set(epoch.members)
+        known = set(signed) | dead | (silent if waited_s > SUSPECT_S else set())
+        everyone = known >= set(epoch.members)
         # The lowest decides; were it to die in doing so, the others do it a little later.
         patience_s = settle_s * (1 + 0.5 * signed.index(me))
         if (everyone and me == signed[0]) or waited_s > patience_s:

@@ -122,9 +122,11 @@ class ResilientGroup:
         """What names this member to others: pass it to whoever calls `reconfigure` for it."""
         return f"{self.name}/{self.member}"
 
-    def reconfigure(self, reason: str, *, dead: Iterable[int] = (), joining: bool = False) -> Epoch:
+    def reconfigure(
+        self, reason: str, *, dead: Iterable[int] = (), suspects: Iterable[int] = (), joining: bool = False
+    ) -> Epoch:
         """Agree with the other survivors on the next epoch and meet in it."""
-        gone = set(dead)
+        gone, silent = set(dead), set(suspects)
         for _ in range(MAX_EPOCHS_PER_CALL):
             joiners = self._joiners() if joining else {}
             if self._group is not None:
@@ -139,6 +141,7 @@ class ResilientGroup:
                 self.member,
                 record,
                 gone,
+                suspects=silent,
                 joining=joiners.values(),
                 min_ranks=self.min_ranks,
                 settle_s=self.settle_s,
@@ -154,7 +157,7 @@ class ResilientGroup:
             try:
                 self._meet(first=False)
             except PeerTimeout:
-                gone = set()  # somebody signed and died; the next epoch finds out who
+                gone, silent = set(), set()  # somebody signed and died; the next epoch finds out who
                 continue
             self.on_epoch(self.epoch)
             return self.epoch
@@ -202,8 +205,9 @@ class ResilientGroup:
         for _ in range(MAX_EPOCHS_PER_CALL):
             failure = self._group.failure() if self._group is not None else None
             ranks = failure.dead if failure else ()
-            dead = [self.epoch.members[rank] for rank in ranks if rank < len(self.epoch.members)]
-            self.reconfigure(failure.reason if failure else str(error), dead=dead)
+            blamed = [self.epoch.members[rank] for rank in ranks if rank < len(self.epoch.members)]
+            dead = blamed if failure is not None and failure.is_certain else []
+            self.reconfigure(failure.reason if failure else str(error), dead=dead, suspects=blamed)
             try:
                 for tensor, kept, op in self._kept:
                     tensor.copy_(kept)

@@ -16,7 +16,14 @@ from lakh.c3.topology import Link, Topology
 from lakh.spec import collectives
 from lakh.spec.collectives import Kind, Schedule
 
-__all__ = ["DEFAULT_LINKS", "FALLBACK_CROSSOVER_BYTES", "Choice", "choose_all_reduce", "price"]
+__all__ = [
+    "DEFAULT_LINKS",
+    "FALLBACK_CROSSOVER_BYTES",
+    "Choice",
+    "choose_all_reduce",
+    "choose_spreading",
+    "price",
+]
 
 FALLBACK_CROSSOVER_BYTES = 10 * 1000 * 1000
 MAX_PRICED_RANKS = 64
@@ -92,3 +99,17 @@ def choose_all_reduce(
     others = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in priced.items() if name != best)
     beside = f" beside {others}" if others else ": the only one that fits"
     return Choice(best, priced[best], f"{best} {priced[best] * 1e3:.3g} ms{beside}, by latency and busiest link")
+
+
+def choose_spreading(topology: Topology, asked: str | None = None) -> Choice:
+    """How an all_gather or a reduce_scatter goes between hosts; `asked` overrules where it fits."""
+    inside = topology.size // topology.num_hosts
+    equal = collectives.is_regular([(host,) for host in topology.hosts])
+    by_host = equal and inside > 1 and topology.num_hosts > 1
+    if asked == "ring" or (asked == "flat" and by_host):
+        return Choice(asked, float("nan"), "asked for")
+    if by_host:
+        reason = f"each part enters a host once and not once for each of its {inside} ranks"
+        return Choice("hierarchical", float("nan"), reason)
+    why = "one rank on each host" if inside == 1 or topology.num_hosts == topology.size else "unequal hosts"
+    return Choice("flat", float("nan"), f"{why}: one stage, one rounding")

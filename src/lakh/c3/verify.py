@@ -204,7 +204,7 @@ def _host_step(team: list[_Rank]) -> bool:
     low, count, parts = first.dst_offset, first.count, len(team)
     if any(s is not None and (s.kind, s.dst_offset, s.count) != (first.kind, low, count) for s in steps):
         raise UserError("schedule", "ranks of a host take different steps together", "mend the schedule")
-    data = [one.buffers[Buffer.OUTPUT] for one in team]
+    data = [one.buffers[first.dst] for one in team]
     if first.kind == Kind.HOST_BROADCAST:
         part = data[first.fan].read(low, count)
         for buffer in data:

@@ -110,6 +110,8 @@ def _stages(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_b
         victim = nproc - 1
         train = ("train", "laptop", "--out", run, "--nproc", str(nproc), "--set", f"data.tokens={tokens}")
         train += ("--set", f"train.steps={steps}", "--fault", f"kill(rank={victim}, step={steps * 2 // 5})")
+        if nproc > 1:  # whole copies that talk over c3: the others go on without the one that is killed
+            train += ("--set", "train.backend=c3", "--set", f"mesh.dp_replicate={nproc}")
     yield Stage("train", train, f"{run}/checkpoints/step-{steps:08d}/{storage.MANIFEST}", lambda r: _trained(run, r))
     yield Stage(
         "sandbox",
@@ -256,11 +258,16 @@ def _trained(run_dir: str, result: dict[str, Any]) -> str:
     heldout = [event.loss for event in found if isinstance(event, events.Evaluated)]
     struck = [event for event in found if isinstance(event, events.FaultStruck)]
     restarts = [event for event in found if isinstance(event, events.Restarted)]
+    losses = [event for event in found if isinstance(event, events.RanksLost)]
     parameters = next(event.parameters for event in found if isinstance(event, events.RunStarted))
     text = (
         f"{parameters:,} parameters, {result['tokens']:,} tokens: held-out loss {heldout[0]:.2f} -> {heldout[-1]:.2f}"
     )
-    if struck and restarts:
+    if struck and losses:
+        left, lost = losses[0].left, len(losses[0].lost)
+        text += f"; {struck[0].fault} survived without a restart: {left} of {left + lost} ranks went on at step "
+        text += f"{losses[0].step} after {losses[0].seconds:.1f} s"
+    elif struck and restarts:
         going_on = [event for event in found if isinstance(event, events.RunStarted) and event.attempt > 0]
         at = f", went on from step {going_on[-1].step}" if going_on else ""
         text += f"; {struck[0].fault} survived ({restarts[0].reason}{at})"

@@ -48,6 +48,9 @@ def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[]
                     console.print(f"warning: passed over {event.path}: {event.reason}")
                 case events.Restarted():
                     console.print(f"restarted (attempt {event.attempt}) because {event.reason}")
+                case events.RanksLost():
+                    left = f"{event.left} rank(s) go on without a restart after {event.seconds:.1f} s"
+                    console.print(f"step {event.step}: {left}: {event.reason}")
                 case events.StepSkipped():
                     console.print(f"step {event.step} skipped: {event.reason}")
                 case events.Rewound():

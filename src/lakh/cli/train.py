@@ -148,7 +148,7 @@ def _unfit(run: Run, ranks: int, found: Estimate) -> InfeasiblePlan:
 def run_ranks(run: Run, run_dir: str, *, nproc: int, max_restarts: int, faults: tuple[str, ...] = ()) -> Answer:
     """Start the ranks, show a bar, and answer with what rank 0 said at the end."""
     from lakh.cli.progress import show_training
-    from lakh.trainer.launch import launch
+    from lakh.trainer.launch import can_lose_ranks, launch
 
     for fault in faults:
         Fault.parse(fault)  # a misspelt fault is refused before anything starts
@@ -162,6 +162,7 @@ def run_ranks(run: Run, run_dir: str, *, nproc: int, max_restarts: int, faults: 
             ranks=nproc,
             max_restarts=max_restarts,
             first_only=[word for fault in faults for word in ("--fault", fault)],
+            may_lose=can_lose_ranks(run, nproc)[0],
         )
     finally:
         ended.set()

@@ -105,6 +105,27 @@ def test_gather_and_scatter_of_sums_are_right(size, count, algorithm) -> None:
 
 
 @settings(max_examples=30)
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 20), st.randoms())
+def test_gather_and_scatter_of_sums_by_host_are_right_for_any_placement(hosts, inside, count, dice) -> None:
+    places = [(f"h{number % hosts}",) for number in range(hosts * inside)]
+    dice.shuffle(places)
+    size, names = len(places), [place[0] for place in places]
+    outputs = [Symbols.empty(size * count) for _ in range(size)]
+    schedules = [collectives.all_gather("hierarchical", rank, size, count, places=places) for rank in range(size)]
+    play(schedules, outputs, [leaves(rank, count) for rank in range(size)], names)
+    gathered = np.concatenate([leaves(rank, count).total for rank in range(size)])
+    assert all(np.array_equal(output.total, gathered) for output in outputs)
+    assert all(schedule.bytes_sent(4) == (hosts - 1) * count * 4 for schedule in schedules)
+    outputs = [Symbols.empty(count) for _ in range(size)]
+    schedules = [collectives.reduce_scatter("hierarchical", rank, size, count, places=places) for rank in range(size)]
+    play(schedules, outputs, [leaves(rank, size * count) for rank in range(size)], names)
+    expected = total(size, size * count)
+    for rank, output in enumerate(outputs):
+        assert np.array_equal(output.total, expected[rank * count : (rank + 1) * count])
+    assert all(schedule.bytes_sent(4) == (hosts - 1) * count * 4 for schedule in schedules)
+
+
+@settings(max_examples=30)
 @given(RANKS, st.integers(0, 20), st.data())
 def test_operations_with_a_root_are_right(size, count, data) -> None:
     root = data.draw(st.integers(0, size - 1))

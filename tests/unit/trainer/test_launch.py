@@ -2,7 +2,8 @@
 
 import pytest
 
-from lakh.trainer.launch import judge
+from lakh.spec import Mesh, Run, Training
+from lakh.trainer.launch import can_lose_ranks, judge
 
 CASES = [
     ((None, None), "wait", 0),
@@ -35,3 +36,29 @@ def test_a_run_that_was_asked_to_stop_is_waited_for() -> None:
     assert judge((75, None), stopping=True, restarts_left=3).action == "wait"
     assert judge((75, 75), stopping=True, restarts_left=3).action == "stopped"
     assert judge((0, 0), stopping=True, restarts_left=3).action == "done"
+
+
+@pytest.mark.parametrize(
+    ("codes", "action", "rank"),
+    [
+        ((None, -9), "wait", 1),  # the other goes on
+        ((-9, 0), "done", 1),  # and its answer is the run's
+        ((75, 0, -9), "done", 1),
+        ((75, -9), "restart", 1),  # nobody is left
+        ((2, None, 75), "fail", 0),
+        ((0, 0), "done", 0),
+    ],
+)
+def test_where_ranks_may_be_lost_the_others_are_waited_for(codes, action: str, rank: int) -> None:
+    verdict = judge(codes, stopping=False, restarts_left=1, may_lose=True)
+    assert (verdict.action, verdict.rank) == (action, rank)
+
+
+def test_only_whole_copies_over_c3_may_be_lost() -> None:
+    def asked(ranks: int, backend: str = "c3", **mesh: int) -> tuple[bool, str]:
+        return can_lose_ranks(Run(name="x", mesh=Mesh(**mesh), train=Training(backend=backend)), ranks)
+
+    assert asked(2, dp_replicate=2)[0]
+    assert "gloo" in asked(2, "gloo", dp_replicate=2)[1]
+    assert "takes its part" in asked(4, dp_replicate=2)[1]
+    assert not asked(1)[0]
