@@ -22,6 +22,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,10 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from lakh.c3 import native
+from lakh.c3.gpu import CudaWork, GpuStaging
 from lakh.c3.group import Group
 from lakh.errors import LakhError, UserError
+from lakh.spec.collectives import codec_bytes
 
 __all__ = ["BACKEND", "C3ProcessGroup", "register"]
 
@@ -140,6 +143,9 @@ class C3Work(dist.Work):
     source_rank = _source_rank
 
 
+AnyWork = C3Work | CudaWork
+
+
 class C3ProcessGroup(ProcessGroup):
     """What torch.distributed calls. `calls` counts the operations that reached c3, by name."""
 
@@ -150,14 +156,16 @@ class C3ProcessGroup(ProcessGroup):
         self.calls: dict[str, int] = {}
         self.codec = "none"
         """What float32 sums wear between the outermost groups of hosts; "none", "bf16", "int8" or "int4"."""
-        self._together: list[C3Work] | None = None
+        self._together: list[AnyWork] | None = None
         self._pending: queue.SimpleQueue[tuple[C3Work, Any] | None] = queue.SimpleQueue()
         self._completer: threading.Thread | None = None
         self.group = Group.meet(store, rank, size, name="c3", timeout_s=timeout.total_seconds())
         self._fast = self.group.library.lakh_c3_collective
+        self._gpus: dict[int, GpuStaging] = {}
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, _gloo_options(timeout))
         self._gloo = gloo
-        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, gloo)
+        for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+            self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, gloo)
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
 
     def getBackendName(self) -> str:
@@ -182,7 +190,7 @@ class C3ProcessGroup(ProcessGroup):
         finish: Callable[[], None] | None = None,
         keep: Any = None,
         **extra: Any,
-    ) -> C3Work:
+    ) -> AnyWork:
         self.calls[operation] = self.calls.get(operation, 0) + 1
         tensor = target if target is not None else source
         dtype, factor = _element(tensor, op, operation) if tensor is not None else (_U8, 1)
@@ -191,6 +199,12 @@ class C3ProcessGroup(ProcessGroup):
             count = tensor.numel()
         if factor != 1 and "splits" in extra:
             extra["splits"] = [value * factor for value in extra["splits"]]
+        if tensor is not None and tensor.is_cuda:
+            staging = self._staging(tensor.device)
+            on_gpu = staging.start(operation, dtype, op, root, factor, count, source, target, result, finish, extra)
+            if self._together is not None:
+                self._together.append(on_gpu)
+            return on_gpu
         arguments = (
             operation,
             dtype,
@@ -214,6 +228,12 @@ class C3ProcessGroup(ProcessGroup):
             self._together.append(work)
         return work
 
+    def _staging(self, device: torch.device) -> GpuStaging:
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        if index not in self._gpus:
+            self._gpus[index] = GpuStaging(self.group, torch.device("cuda", index))
+        return self._gpus[index]
+
     def _when_done(self, work: C3Work, future: Any) -> None:
         """End `future` when `work` ends. Works end in order, so one thread waits for them in order."""
         if self._completer is None:
@@ -230,7 +250,7 @@ class C3ProcessGroup(ProcessGroup):
 
     # --- reductions --------------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> C3Work:
+    def allreduce(self, tensors: Any, opts: Any = None) -> AnyWork:
         tensor, op = _one(tensors, "all_reduce"), _op(opts)
         dtype = DTYPES.get(tensor.dtype)
         # The commonest case, without detours: contiguous, synchronous, on one host.
@@ -258,45 +278,67 @@ class C3ProcessGroup(ProcessGroup):
 
     def allreduce_encoded(
         self, tensor: torch.Tensor, codec: str, residual: torch.Tensor | None, seed: int = 0
-    ) -> C3Work:
+    ) -> AnyWork:
         """Average of a contiguous float32 tensor with a codec on the wire; `residual` is the error feedback of
         this rank.
         """
         if tensor.dtype != torch.float32 or not tensor.is_contiguous():
             raise UserError("c3 all_reduce with a codec", f"a tensor of {tensor.dtype}", "give contiguous float32")
+        if tensor.is_cuda:
+            return self._allreduce_encoded_on_gpu(tensor, codec, residual)
         address = residual.data_ptr() if residual is not None else 0
         extra: dict[str, Any] = {"codec": codec, "residual": address, "seed": seed}
         return self._go("all_reduce", None, [tensor], tensor, tensor, op=_AVG, keep=residual, **extra)
 
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> C3Work:
+    def _allreduce_encoded_on_gpu(self, tensor: torch.Tensor, codec: str, residual: torch.Tensor | None) -> AnyWork:
+        """Everybody's encoded gradients to everybody, decoded and added in rank order: the same bits on all ranks.
+
+        Suits the few replicas of hybrid sharding: bytes grow with the number of ranks.
+        """
+        from lakh.c3.gpu_codec import decode_sum, encode
+
+        size, flat = self.group.size, tensor.view(-1)
+        if not flat.numel():
+            return self._go("all_reduce", None, [tensor], tensor, tensor, op=_AVG)
+        wire = encode(codec, flat, residual)
+        everything = torch.empty(size * wire.numel(), dtype=torch.uint8, device=tensor.device)
+        # Compiled here and not in the staging thread, where loading a kernel could wait for a stream that waits for us.
+        decode_sum(codec, everything[: size * codec_bytes(codec, 32)], 32, size)
+
+        def finish() -> None:
+            decode_sum(codec, everything, flat.numel(), size, out=flat)
+
+        return self._go("all_gather", None, [tensor], wire, everything, count=wire.numel(), finish=finish)
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> AnyWork:
         return self._all([self.allreduce([tensor], opts) for tensor in tensors], list(tensors))
 
-    def reduce(self, tensors: Any, opts: Any) -> C3Work:
+    def reduce(self, tensors: Any, opts: Any) -> AnyWork:
         tensor = _one(tensors, "reduce")
         flat, finish = _in_place(tensor)
         if self.group.rank != opts.rootRank:
             finish = None
         return self._go("reduce", opts, [tensor], flat, flat, op=_op(opts), root=opts.rootRank, finish=finish)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> C3Work:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> AnyWork:
         output, pieces = _one(outputs, "reduce_scatter"), inputs[0]
         self._same_shapes("reduce_scatter", output, pieces)
         return self._reduce_scatter(output, torch.cat([piece.reshape(-1) for piece in pieces]), opts)
 
-    def _reduce_scatter(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> C3Work:
+    def _reduce_scatter(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> AnyWork:
         if given.numel() != output.numel() * self.group.size or given.dtype != output.dtype:
             found = f"{given.numel()} {given.dtype} into {output.numel()} {output.dtype} on {self.group.size} ranks"
             raise UserError("c3 reduce_scatter", found, "the input must hold one output for each rank")
         given, (flat, finish) = given.contiguous(), _in_place(output, copy=False)
         return self._go("reduce_scatter", opts, [output], given, flat, op=_op(opts), finish=finish)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> C3Work:
+    def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> AnyWork:
         return self._reduce_scatter(output, given, opts)
 
-    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> C3Work:
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> AnyWork:
         return self._reduce_scatter(output, given, opts)
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> C3Work:
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> AnyWork:
         works = [self._reduce_scatter(out, given, opts) for out, given in zip(outputs, inputs, strict=True)]
         return self._all(works, list(outputs))
 
@@ -304,53 +346,53 @@ class C3ProcessGroup(ProcessGroup):
 
     # --- copies ------------------------------------------------------------------------------------------------------
 
-    def broadcast(self, tensors: Any, opts: Any) -> C3Work:
+    def broadcast(self, tensors: Any, opts: Any) -> AnyWork:
         tensor = _one(tensors, "broadcast")
         flat, finish = _in_place(tensor)
         return self._go("broadcast", opts, [tensor], None, flat, root=opts.rootRank, finish=finish)
 
-    def _all_gather(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> C3Work:
+    def _all_gather(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> AnyWork:
         if output.numel() != given.numel() * self.group.size or given.dtype != output.dtype:
             found = f"{given.numel()} {given.dtype} into {output.numel()} {output.dtype} on {self.group.size} ranks"
             raise UserError("c3 all_gather", found, "the output must hold one input of each rank")
         given, (flat, finish) = given.contiguous(), _in_place(output, copy=False)
         return self._go("all_gather", opts, [output], given, flat, count=given.numel(), finish=finish)
 
-    def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> C3Work:
+    def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> AnyWork:
         return self._all_gather(output, given, opts)
 
-    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> C3Work:
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> AnyWork:
         return self._all_gather(output, given, opts)
 
-    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> C3Work:
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> AnyWork:
         works = [self._all_gather(out, given, opts) for out, given in zip(outputs, inputs, strict=True)]
         return self._all(works, list(outputs))
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> C3Work:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> AnyWork:
         given, pieces = _one(inputs, "all_gather").contiguous(), outputs[0]
         self._same_shapes("all_gather", given, pieces)
-        flat = torch.empty(given.numel() * self.group.size, dtype=given.dtype)
+        flat = torch.empty(given.numel() * self.group.size, dtype=given.dtype, device=given.device)
         finish = _spread(flat, pieces)
         return self._go("all_gather", opts, list(pieces), given, flat, count=given.numel(), finish=finish)
 
-    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> C3Work:
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> AnyWork:
         # outputs[rank][i] here, unlike elsewhere
         works = [self.allgather([[row[index] for row in outputs]], [given], opts) for index, given in enumerate(inputs)]
         return self._all(works, [tensor for row in outputs for tensor in row])
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any) -> C3Work:
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> AnyWork:
         given = _one(inputs, "gather").contiguous()
         flat, finish, pieces = None, None, []
         if self.group.rank == opts.rootRank:
             pieces = list(outputs[0])
             self._same_shapes("gather", given, pieces)
-            flat = torch.empty(given.numel() * self.group.size, dtype=given.dtype)
+            flat = torch.empty(given.numel() * self.group.size, dtype=given.dtype, device=given.device)
             finish = _spread(flat, pieces)
         return self._go("gather", opts, pieces, given, flat, root=opts.rootRank, count=given.numel(), finish=finish)
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> C3Work:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> AnyWork:
         output = _one(outputs, "scatter")
         flat, finish = _in_place(output, copy=False)
         given = None
@@ -361,7 +403,7 @@ class C3ProcessGroup(ProcessGroup):
 
     def alltoall_base(
         self, output: torch.Tensor, given: torch.Tensor, receives: Any = None, sends: Any = None, opts: Any = None
-    ) -> C3Work:
+    ) -> AnyWork:
         given, (flat, finish) = given.contiguous(), _in_place(output, copy=False)
         splits = [
             *self._offsets(given, sends, "input"),
@@ -372,9 +414,9 @@ class C3ProcessGroup(ProcessGroup):
 
     all_to_all_single = alltoall_base
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> C3Work:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> AnyWork:
         given = torch.cat([piece.reshape(-1) for piece in inputs])
-        flat = torch.empty(sum(piece.numel() for piece in outputs), dtype=given.dtype)
+        flat = torch.empty(sum(piece.numel() for piece in outputs), dtype=given.dtype, device=given.device)
         splits = _running([piece.numel() for piece in inputs]) + _running([piece.numel() for piece in outputs])
         finish = _spread(flat, outputs)
         return self._go("all_to_all", opts, list(outputs), given, flat, count=0, splits=splits, finish=finish)
@@ -393,27 +435,30 @@ class C3ProcessGroup(ProcessGroup):
         width = tensor.numel() // tensor.shape[0] if tensor.shape[0] else 1
         return _running([int(value) * width for value in rows])
 
-    def barrier(self, opts: Any = None) -> C3Work:
+    def barrier(self, opts: Any = None) -> AnyWork:
         return self._go("barrier", opts, [], None, None, count=0)
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> C3Work:
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> AnyWork:
         self.calls["send"] = self.calls.get("send", 0) + 1
-        tensor = _on_cpu(_one(tensors, "send"), "send").contiguous()
+        tensor = _dense(_one(tensors, "send"), "send").cpu().contiguous()
         ticket = self.group.send(dst, tag, tensor.data_ptr(), tensor.numel() * tensor.element_size())
         return self._message("send", ticket, [], None, tensor)
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> C3Work:
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> AnyWork:
         self.calls["recv"] = self.calls.get("recv", 0) + 1
-        tensor = _on_cpu(_one(tensors, "recv"), "recv")
+        tensor = _dense(_one(tensors, "recv"), "recv")
         flat, finish = _in_place(tensor, copy=False)
+        if flat.is_cuda:
+            flat = torch.empty_like(flat, device="cpu")
+            finish = partial(_write, tensor, flat)
         ticket, sender = self.group.recv(src, tag, flat.data_ptr(), flat.numel() * flat.element_size())
         work = self._message("recv", ticket, [tensor], finish, (flat, sender))
         work.sender = sender
         return work
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> C3Work:
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> AnyWork:
         return self.recv(tensors, -1, tag)
 
     def _message(self, what: str, ticket: int, result: list[torch.Tensor], finish: Any, keep: Any) -> C3Work:
@@ -430,11 +475,11 @@ class C3ProcessGroup(ProcessGroup):
     def _start_coalescing(self, device: Any = None) -> None:
         self._together = []
 
-    def _end_coalescing(self, device: Any = None) -> C3Work:
+    def _end_coalescing(self, device: Any = None) -> AnyWork:
         works, self._together = self._together or [], None
         return self._all(works, [tensor for work in works for tensor in work.result()])
 
-    def _all(self, works: list[C3Work], result: list[torch.Tensor]) -> C3Work:
+    def _all(self, works: Sequence[AnyWork], result: list[torch.Tensor]) -> AnyWork:
         def end(limit_s: float) -> None:
             for work in works:
                 work.wait(timedelta(seconds=limit_s))
@@ -453,6 +498,9 @@ class C3ProcessGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         self._pending.put(None)
+        for staging in self._gpus.values():
+            staging.close()
+        self._gpus.clear()
         self.group.close()
 
     def _same_shapes(self, what: str, one: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
@@ -464,7 +512,7 @@ class C3ProcessGroup(ProcessGroup):
 
 def _element(tensor: torch.Tensor, op: int, operation: str) -> tuple[int, int]:
     """The native type of a tensor's elements, and how many of it one element is (for types that are only copied)."""
-    _on_cpu(tensor, operation)
+    _dense(tensor, operation)
     known = DTYPES.get(tensor.dtype)
     if known is not None:
         return known, 1
@@ -475,10 +523,10 @@ def _element(tensor: torch.Tensor, op: int, operation: str) -> tuple[int, int]:
     raise UserError(f"c3 {operation}", f"does not reduce {tensor.dtype}", "convert the tensor first")
 
 
-def _on_cpu(tensor: torch.Tensor, operation: str) -> torch.Tensor:
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+def _dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
+    if tensor.device.type not in ("cpu", "cuda") or tensor.layout != torch.strided:
         found = f"a tensor on {tensor.device} with layout {tensor.layout}"
-        raise UserError(f"c3 {operation}", found, "give a dense CPU tensor")
+        raise UserError(f"c3 {operation}", found, "give a dense CPU or CUDA tensor")
     return tensor
 
 
@@ -552,7 +600,7 @@ def _create(options: Any, _pg_options: Any = None) -> C3ProcessGroup:
 def register() -> None:
     """Make the name "c3" known to torch.distributed; harmless when it is."""
     if BACKEND.upper() not in dist.Backend.__dict__:
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
 register()

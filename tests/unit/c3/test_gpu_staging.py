@@ -1,0 +1,136 @@
+"""How GPU tensors are staged: the pieces, their order and what a failure leaves, on a device played by the CPU."""
+
+import contextlib
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.c3 import gpu, native
+from lakh.c3.bootstrap import MemoryStore
+from lakh.c3.group import Group
+from lakh.errors import PeerLost
+
+F32, SUM = native.DTYPES["f32"], native.OPS["sum"]
+
+
+@given(st.integers(0, 100_000), st.integers(1, 9), st.sampled_from([1, 2, 4, 8]))
+def test_pieces_cover_every_element_once_and_fit(count: int, copies: int, element_bytes: int) -> None:
+    pieces = gpu.cut(count, copies, element_bytes, piece_bytes=4096)
+    assert [piece.begin for piece in pieces] + [count] == [0] + [piece.end for piece in pieces]
+    assert all((piece.end - piece.begin) * copies * element_bytes <= 4096 for piece in pieces)
+    assert all(piece.begin % 32 == 0 for piece in pieces)
+
+
+class PlayedStream:
+    cuda_stream = 0
+
+    def wait_event(self, event) -> None: ...
+    def wait_stream(self, stream) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class PlayedEvent:
+    def record(self, stream=None) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+@pytest.fixture
+def device(monkeypatch) -> torch.device:
+    """A CUDA device that does at once what it is asked."""
+    cudart = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
+    for name, value in {
+        "Stream": PlayedStream,
+        "Event": PlayedEvent,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "device": lambda device: contextlib.nullcontext(),
+        "current_stream": lambda device=None: PlayedStream(),
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "cudart": lambda: cudart,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(gpu._StreamOrders, "load", staticmethod(lambda: None))
+    monkeypatch.setattr(gpu, "_promise", lambda device: torch.futures.Future())
+    monkeypatch.setattr(gpu, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(gpu, "cut", lambda count, copies, width: _cut(count, copies, width, 4096))
+    return torch.device("cpu")
+
+
+_cut = gpu.cut
+
+
+def on_ranks(size: int, body) -> None:
+    store, errors = MemoryStore(20.0), []
+
+    def rank(number: int) -> None:
+        try:
+            group = Group.meet(store, number, size, timeout_s=20.0)
+            body(group, number)
+            group.close()
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("count", [1, 1000, 5000])
+def test_collectives_in_pieces_are_those_of_the_whole(device, count: int) -> None:
+    def body(group: Group, rank: int) -> None:
+        staging = gpu.GpuStaging(group, device)
+        size = group.size
+        data = torch.arange(count, dtype=torch.float32) + rank
+        work = staging.start("all_reduce", F32, SUM, -1, 1, count, data, data, [data], None, {})
+        assert work.wait()
+        assert torch.equal(data, torch.arange(count) * size + sum(range(size)))
+        part, whole = torch.full((count,), float(rank)), torch.empty(size * count)
+        staging.start("all_gather", F32, -1, -1, 1, count, part, whole, [whole], None, {}).wait()
+        assert torch.equal(whole.view(size, -1), torch.arange(size).float()[:, None].expand(size, count))
+        given_ = torch.arange(size * count, dtype=torch.float32)
+        staging.start("reduce_scatter", F32, SUM, -1, 1, count, given_, part, [part], None, {}).wait()
+        assert torch.equal(part, given_.view(size, -1)[rank] * size)
+        message = torch.full((count,), float(rank))
+        staging.start("broadcast", F32, -1, 1, 1, count, None, message, [message], None, {}).wait()
+        assert torch.equal(message, torch.ones(count))
+        splits = [count * r // size for r in range(size + 1)]
+        if count % size == 0:
+            other = torch.empty(count)
+            extra = {"splits": splits * 2}
+            staging.start("all_to_all", F32, -1, -1, 1, 0, data, other, [other], None, extra).wait()
+            assert torch.equal(other.view(size, -1)[1], data.view(size, -1)[rank])
+        staging.close()
+
+    on_ranks(2, body)
+
+
+@pytest.mark.timeout(60)
+def test_a_failure_is_raised_and_leaves_no_number_that_looks_like_a_sum(device) -> None:
+    def body(group: Group, rank: int) -> None:
+        if rank == 1:
+            group.abort("asked for")
+            return
+        staging = gpu.GpuStaging(group, device)
+        data = torch.ones(5000)
+        work = staging.start("all_reduce", F32, SUM, -1, 1, 5000, data, data, [data], None, {})
+        with pytest.raises(PeerLost, match="asked for"):
+            work.wait()
+        assert data.isnan().all()
+        with pytest.raises(RuntimeError, match="asked for"):
+            work.get_future().wait()
+        with pytest.raises(PeerLost):
+            staging.start("all_reduce", F32, SUM, -1, 1, 5000, data, data, [data], None, {})
+        staging.close()
+
+    on_ranks(2, body)
