@@ -23,6 +23,7 @@ TEXTS = ["", "def f(x):\n    return x", "  spaces , before . punctuation ! ", "G
 tied = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "vocab": 320, "context": 64}
 untied = {**tied, "tied": False, "kv_heads": 1, "rope_base": 50_000.0, "norm_eps": 1e-6}
 full = {**tied, "kv_heads": 4, "layers": 1}
+normed = {**tied, "qk_norm": True}
 
 
 def make(settings: dict[str, Any], seed: int = 3) -> tuple[Model, CodeModel, dict[str, torch.Tensor]]:
@@ -48,7 +49,9 @@ def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("settings", [tied, untied, full], ids=["tied", "untied", "full attention"])
+@pytest.mark.parametrize(
+    "settings", [tied, untied, full, normed], ids=["tied", "untied", "full attention", "normed queries"]
+)
 def test_every_tensor_has_a_name_on_the_other_side_and_comes_back(settings: dict[str, Any]) -> None:
     _, model, weights = make(settings)
     theirs = [hf.to_hf_name(name) for name in weights]
@@ -110,7 +113,9 @@ def test_an_export_that_breaks_off_is_no_model(tmp_path: Path, monkeypatch: pyte
 # --- transformers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [tied, untied, full], ids=["tied", "untied", "full attention"])
+@pytest.mark.parametrize(
+    "settings", [tied, untied, full, normed], ids=["tied", "untied", "full attention", "normed queries"]
+)
 def test_transformers_loads_our_export_with_equal_logits_and_greedy_tokens(
     tmp_path: Path, tokenizer_json: Path, settings: dict[str, Any]
 ) -> None:

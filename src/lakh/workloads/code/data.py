@@ -151,17 +151,17 @@ def heldout_batches(
     """(micro-batch, how many of its rows count) for this rank: the same held-out rows at every evaluation.
 
     Rows are cut end to end whatever the packing of training, so that losses compare. Every rank gets equally many
-    micro-batches, because with FSDP all ranks must call the model equally often; where the rows do not divide evenly,
-    the last ones of some ranks are repeats that do not count.
+    micro-batches, because with FSDP all ranks must call the model equally often, and each is whole, because a compiled
+    model is made for one shape; where the rows do not divide evenly, the last ones are repeats that do not count.
     """
     loader = Loader(tokens, sequence=run.data.sequence, seed=0)
     count = min(run.train.eval_sequences, loader.num_windows)
     per_rank = -(-count // data_ranks)
     first = data_rank * per_rank
     for start in range(first, first + per_rank, run.data.micro_batch):
-        indexes = range(start, min(start + run.data.micro_batch, first + per_rank))
-        rows = loader.read([min(index, count - 1) for index in indexes])
-        yield _whole(run, rows, device), max(0, min(len(indexes), count - start))
+        rows = loader.read([min(index, count - 1) for index in range(start, start + run.data.micro_batch)])
+        end = min(start + run.data.micro_batch, first + per_rank, count)
+        yield _whole(run, rows, device), max(0, end - start)
 
 
 def _whole(run: Run, rows: Rows, device: torch.device) -> Batch:

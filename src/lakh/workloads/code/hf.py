@@ -1,10 +1,11 @@
-"""The Hugging Face Llama directory: how lakh's models leave for other tools, and how theirs come in.
+"""The Hugging Face directory: how lakh's models leave for other tools, and how theirs come in.
 
     config.json                  written last: without it the directory is no model
     model.safetensors            or model-00001-of-00003.safetensors ... with model.safetensors.index.json
     tokenizer.json, tokenizer_config.json, generation_config.json
 
 One rename table serves both directions; no tensor is permuted, because model.py rotates in the same order.
+A model is a Llama; with a norm on queries and keys (spec.Model.qk_norm) it is what transformers calls Qwen3.
 The config is written for transformers 4.45 and up: what version 5 moved (rope_theta into rope_parameters,
 torch_dtype to dtype) stands in both places.
 
@@ -57,6 +58,8 @@ _BLOCK = {
     "attention.k": "self_attn.k_proj",
     "attention.v": "self_attn.v_proj",
     "attention.o": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn.gate": "mlp.gate_proj",
     "ffn.up": "mlp.up_proj",
@@ -66,6 +69,14 @@ _OUTER_BACK = {theirs: ours for ours, theirs in _OUTER.items()}
 _BLOCK_BACK = {theirs: ours for ours, theirs in _BLOCK.items()}
 # Position frequencies that old checkpoints store; they follow from rope_theta.
 _DERIVED = re.compile(r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|model\.rotary_emb\.inv_freq")
+
+
+# qk_norm -> model_type, architecture, and fields that only this kind has.
+_KINDS: dict[bool, tuple[str, str, dict[str, Any]]] = {
+    False: ("llama", "LlamaForCausalLM", {"mlp_bias": False, "pretraining_tp": 1}),
+    True: ("qwen3", "Qwen3ForCausalLM", {"use_sliding_window": False, "sliding_window": None}),
+}
+PLAIN = "lakh loads plain Llama models, and Qwen3 models for their norm on queries and keys"
 
 
 def to_hf_name(name: str) -> str:
@@ -171,9 +182,10 @@ def _save_weights(folder: str | Path, weights: Mapping[str, Tensor], shard_bytes
 
 def _config(spec: Model, dtype: torch.dtype, ids: Mapping[str, int]) -> dict[str, Any]:
     dtype_name = str(dtype).removeprefix("torch.")
+    kind, architecture, own = _KINDS[spec.qk_norm]
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [architecture],
+        "model_type": kind,
         "hidden_size": spec.width,
         "intermediate_size": spec.ffn,
         "num_hidden_layers": spec.layers,
@@ -190,9 +202,8 @@ def _config(spec: Model, dtype: torch.dtype, ids: Mapping[str, int]) -> dict[str
         "hidden_act": "silu",
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "mlp_bias": False,
+        **own,
         "initializer_range": 0.02,
-        "pretraining_tp": 1,
         "use_cache": True,
         **ids,
         "dtype": dtype_name,
@@ -253,7 +264,7 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
         if name is not None:
             weights[name] = tensor
         elif not _DERIVED.fullmatch(theirs):
-            raise UserError(str(folder), f"has a tensor {theirs}", "lakh loads plain Llama models only")
+            raise UserError(str(folder), f"has a tensor {theirs}", PLAIN)
     if spec.tied:
         foreign = weights.pop("head.weight", None)
     if foreign is not None and "embed.weight" in weights and not torch.equal(foreign, weights["embed.weight"]):
@@ -264,14 +275,18 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
 
 
 def _spec(where: str, config: dict[str, Any]) -> Model:
-    def refuse(field: str, found: str, todo: str = "lakh loads plain Llama models only") -> UserError:
+    def refuse(field: str, found: str, todo: str = PLAIN) -> UserError:
         return UserError(f"{field} ({where})", found, todo)
 
     kind = config.get("model_type") or "missing"
-    architectures = config.get("architectures") or ["LlamaForCausalLM"]
-    if kind != "llama" or architectures != ["LlamaForCausalLM"]:
-        raise refuse("model_type", f"is {kind} with architectures {architectures}", "give a LlamaForCausalLM")
-    for field, only in [("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")]:
+    qk_norm = kind == _KINDS[True][0]
+    expected_kind, architecture, _ = _KINDS[qk_norm]
+    architectures = config.get("architectures") or [architecture]
+    if kind != expected_kind or architectures != [architecture]:
+        found = f"is {kind} with architectures {architectures}"
+        raise refuse("model_type", found, "give a LlamaForCausalLM or Qwen3ForCausalLM")
+    plain = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "hidden_act": "silu"}
+    for field, only in plain.items():
         if config.get(field, only) != only:
             raise refuse(field, f"{config[field]!r} is not {only!r}")
     if config.get("quantization_config"):
@@ -306,6 +321,7 @@ def _spec(where: str, config: dict[str, Any]) -> Model:
             rope_base=theta,
             context=number("max_position_embeddings", int, 2048),
             norm_eps=number("rms_norm_eps", float, 1e-6),
+            qk_norm=qk_norm,
         )
     except ConfigError as error:
         raise refuse(error.where, error.found, error.todo) from None
