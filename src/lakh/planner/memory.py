@@ -66,12 +66,14 @@ def in_flight(layout: Layout, stage: Array) -> Array:
     """Micro-batches whose activations a stage (0 is the first) holds at most: its warm-up and the one at work.
 
     GPipe: all. 1F1B: the stages still to come. Interleaved: each chunk but the last of a whole round, and `run_ahead`
-    chunks per stage still to come (Megatron-LM's and torch's schedules: 2).
+    chunks per stage still to come (Megatron-LM's and torch's schedules: 2). Exchanges of experts behind computation
+    need a second micro-batch to compute on, which a pipeline has anyway.
     """
     pp, count = np.asarray(layout.pp, dtype=float), np.maximum(layout.micro_batches, 1.0)
     chunks = np.maximum(np.asarray(layout.chunks, dtype=float), 1.0)
     ahead = np.where(chunks > 1, layout.run_ahead, 1.0)
     held = (chunks - 1) * np.minimum(pp, count) + ahead * np.maximum(pp - 1 - stage, 0.0) + 1
+    held = held + np.where(np.asarray(layout.expert_overlap, dtype=bool) & (pp == 1), 1.0, 0.0)
     return np.where(layout.gpipe, count, np.minimum(held / chunks, count))
 
 

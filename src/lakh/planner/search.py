@@ -116,7 +116,7 @@ def _is_run_by_the_trainer(layouts: Layout) -> Array:
 
 FIELDS = (
     "gpus", "tp", "pp", "cp", "ep", "micro_batch", "chunks", "zero_bubble", "run_ahead", "recompute", "zero1", "zero2",
-    "shard", "offload", "tensor_overlap", "expert_overlap", "pp_inside",
+    "shard", "offload", "expert_overlap", "pp_inside",
 )  # fmt: skip
 
 
@@ -152,16 +152,16 @@ def _inner(limits: Limits, layers: int, experts: int, gpus: int, tp: int, pp: in
         np.array([NONE, SELECTIVE, FULL], dtype=float),
         np.arange(how_sharded.shape[1]),
         np.array([0.0, 1.0] if limits.offload and not limits.trainable else [0.0]),
-        np.array([0.0, 1.0] if tp > 1 and not limits.trainable else [0.0]),
         np.array([0.0, 1.0] if experts and not limits.trainable else [0.0]),
         np.array([0.0, 1.0] if pp > 1 and ranks > 1 and not limits.trainable else [0.0]),
     ]
-    ep, size, schedule, recompute, sharding, offload, overlap, expert_overlap, inside = (
+    ep, size, schedule, recompute, sharding, offload, expert_overlap, inside = (
         column.ravel() for column in np.meshgrid(*axes, indexing="ij")
     )
     of_schedule, of_sharding = how_scheduled[:, schedule.astype(int)], how_sharded[:, sharding.astype(int)]
     outer = (np.full(ep.size, float(value)) for value in (gpus, tp, pp, cp))
-    return np.array([*outer, ep, size, *of_schedule, recompute, *of_sharding, offload, overlap, expert_overlap, inside])
+    table = np.array([*outer, ep, size, *of_schedule, recompute, *of_sharding, offload, expert_overlap, inside])
+    return table[:, (expert_overlap == 0) | (ep > 1)]
 
 
 def _as_layout(table: Array, limits: Limits) -> Layout:
@@ -171,6 +171,7 @@ def _as_layout(table: Array, limits: Limits) -> Layout:
         sequence=float(limits.sequence),
         batch=float(limits.batch),
         sequence_parallel=(columns["tp"] > 1).astype(float),
+        tensor_overlap=float(not limits.trainable),  # it takes no memory: the program has it or not
         low_precision=limits.low_precision,
         gradient_bytes=4.0,
         **own,
@@ -264,7 +265,6 @@ def _row(layouts: Layout, i: int, step_s: Array, usd: Array, size: Array, steps:
         "gpus": int(one.gpus),
         "name": _name(one),
         **describe(one),
-        "tensor_overlap": bool(one.tensor_overlap),
         "expert_overlap": bool(one.expert_overlap),
         "stages_inside": bool(one.pp_inside),
         "step_s": float(step_s[i]),
@@ -318,7 +318,8 @@ def _why_nothing(
 
 
 def _name(layout: Layout) -> str:
-    axes = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep, "dp": layout.data_ranks}
+    lo = layout
+    axes = {"tp": lo.tp, "pp": lo.pp, "cp": lo.cp, "ep": lo.ep, "dp": lo.data_ranks}
     parts = [f"{axis}={int(size)}" for axis, size in axes.items() if int(size) > 1]
     extra = describe(layout)
     words = [f"micro-batch {extra['micro_batch']}", extra["schedule"], f"recompute {extra['recompute']}"]
@@ -326,6 +327,5 @@ def _name(layout: Layout) -> str:
         words.append(f"shard {extra['shard']}")
     elif extra["zero"]:
         words.append(f"zero-{extra['zero']}")
-    if extra["offload"]:
-        words.append("offload")
+    words += [word for word, is_so in (("offload", lo.offload), ("exchange hidden", lo.expert_overlap)) if is_so]
     return f"{' '.join(parts) or 'one GPU'} ({', '.join(words)})"

@@ -195,7 +195,8 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
         by_node = dispatch_s(net, ep_group, token_bytes, sh.top_k, sh.routed_nodes)
         expert_comm = moe_share * np.where(lo.node_dispatch, by_node, by_expert) * 2 * (2 + full)
         behind = gemms * gemm_passes + attention * attention_passes
-        expert_layer = np.where(lo.expert_overlap, _exposed(expert_comm, behind, fr), expert_comm)
+        has_other_work = np.asarray(lo.expert_overlap, dtype=bool) & (lo.micro_batches >= 2)
+        expert_layer = np.where(has_other_work, _exposed(expert_comm, behind, fr), expert_comm)
 
     # --- one micro-batch on one stage ---
     stage_layers = np.ceil(sh.layers / lo.pp)  # of the fullest stage

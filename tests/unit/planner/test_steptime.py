@@ -12,6 +12,7 @@ from lakh.planner.catalogue import architecture
 from lakh.planner.collectives import Network, all_reduce_s, all_to_all_s, dispatch_s, gather_s, group
 from lakh.planner.hardware import Hardware, hardware_of
 from lakh.planner.layout import FULL, NONE, Layout
+from lakh.planner.memory import memory
 from lakh.planner.steptime import Fractions, step_time
 from lakh.spec.cluster import load_cluster
 
@@ -160,11 +161,15 @@ def test_whole_experts_keep_to_a_node_where_cut_ones_leave_it() -> None:
 
 
 def test_exchanges_behind_computation_cost_less() -> None:
-    layout = Layout(gpus=64.0, sequence=4096.0, batch=64.0, ep=64.0)
+    layout = Layout(gpus=64.0, sequence=4096.0, batch=128.0, ep=64.0)
     open_, hidden = (
         float(step_time(MODELS[1], replace(layout, expert_overlap=o), HW, FR).expert_s) for o in (0.0, 1.0)
     )
     assert 0 < hidden < open_
+    alone = replace(layout, batch=64.0, expert_overlap=1.0)  # one micro-batch has nothing to hide behind
+    assert float(step_time(MODELS[1], alone, HW, FR).expert_s) == pytest.approx(open_ / 2)
+    held = [float(memory(MODELS[1], replace(layout, expert_overlap=o)).activations_bytes) for o in (0.0, 1.0)]
+    assert held[1] == pytest.approx(2 * held[0])
 
 
 def test_a_group_of_one_says_nothing() -> None:
