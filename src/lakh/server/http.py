@@ -30,6 +30,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from lakh.errors import UserError
@@ -46,6 +47,7 @@ from lakh.server.tls import Tls
 __all__ = ["Server", "running", "serve"]
 
 log = logging.getLogger(__name__)
+wire_log = logging.getLogger(f"{__name__}.wire")
 
 MAX_BODY_BYTES = 4 << 20
 CLIENT_GONE = 499
@@ -202,6 +204,14 @@ def _usage(usage: Usage | None) -> dict[str, Any]:
     }
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """aiohttp logs a traceback for bytes that are no HTTP. They were answered with a 400: nothing is wrong here."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError))
+
+
+wire_log.addFilter(_is_ours)
+
+
 # --- errors -------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +220,8 @@ async def _read_json(http: web.Request) -> object:
         body = await asyncio.wait_for(http.read(), READ_TIMEOUT_S)
     except TimeoutError:
         raise BadRequest(None, f"the body did not come within {READ_TIMEOUT_S:g} s", status=408) from None
+    except web.RequestPayloadError as error:  # a content-encoding that it is not in, a chunk that is none
+        raise BadRequest(None, f"the body cannot be read ({error})"[:200]) from None
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -251,7 +263,8 @@ async def running(
     "abort". The backend and the store are closed with it.
     """
     server = Server(Desk(backend, keys=keys, store=store), max_body_bytes=max_body_bytes)
-    runner = web.AppRunner(server.app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_S)
+    options = {"access_log": None, "handler_cancellation": True, "shutdown_timeout": CLOSE_S, "logger": wire_log}
+    runner = web.AppRunner(server.app, **options)
     await runner.setup()
     try:
         await backend.start()

@@ -55,7 +55,7 @@ def document() -> Schema:
 def _post(summary: str, asked: str, answered: str, *, streams: bool = True) -> Schema:
     content: Schema = {"application/json": {"schema": _ref(answered)}}
     if streams:
-        content["text/event-stream"] = {"schema": _text()}
+        content["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": _text()}}}  # of one event
     later = {"Retry-After": {"schema": {"type": "string"}}}
     statuses = {
         "400": "not understood",
