@@ -217,51 +217,6 @@ def _end_of(text: str, most: int) -> str:
     return text[-(-(len(text) - most) // step) * step :]
 
 
-def _sample(self, session: aiohttp.ClientSession) -> None:
-        while self.metrics_url is not None:
-            page = await self._metrics(session)
-            self.report.samples.append(_sample(page, time.monotonic() - self.began_s))
-            await asyncio.sleep(SAMPLE_EVERY_S)
-
-    async def _settle(self, session: aiohttp.ClientSession) -> None:
-        """Until the server has nothing to do: only then do its blocks tell anything."""
-        until_s = time.monotonic() + SETTLE_S
-        while self.metrics_url is not None:
-            self.report.after = await self._metrics(session)
-            sample = _sample(self.report.after, time.monotonic() - self.began_s)
-            if not (sample.running or sample.waiting or sample.blocks_held) or time.monotonic() > until_s:
-                self.report.samples.append(sample)
-                return
-            await asyncio.sleep(0.2)
-
-
-def body_of(ask: Ask, load: Load) -> dict[str, Any]:
-    techniques = load.techniques
-    body: dict[str, Any] = {
-        "prompt": _end_of(ask.prefix, load.prefix_chars),
-        "max_tokens": load.max_tokens,
-        "temperature": 0.0,
-        "user": str(ask.user),
-        "reuse": techniques.reuse,
-    }
-    if techniques.supersede:
-        body["supersede"] = ask.file
-    if not techniques.prefix_cache:
-        body["cache_salt"] = uuid.uuid4().hex
-    if load.order != "none":
-        body |= {"suffix": ask.suffix[: load.suffix_chars], "order": load.order}
-    if load.stop_rule:
-        body["stop_rule"] = load.stop_rule
-    return body
-
-
-def _end_of(text: str, most: int) -> str:
-    """The end of a text, from a place that moves only every QUANTUM_CHARS characters."""
-    if len(text) <= most:
-        return text
-    return text[-(-(len(text) - most) // QUANTUM_CHARS) * QUANTUM_CHARS :]
-
-
 def _sample(page: dict[str, float], at_s: float) -> Sample:
     memory = sum(page.get(name, 0.0) for name in ("process_resident_memory_bytes", "lakh:engine_resident_memory_bytes"))
     names = ("kv_cache_blocks_held", "num_requests_running", "num_requests_waiting")
