@@ -100,13 +100,19 @@ def test_an_interrupt_gives_every_block_back(engine: Engine) -> None:
     assert engine.pool.num_held == 0
 
 
-@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.8, 0), (1.0, 5), (0.7, 9)])
-def test_picks_are_those_of_the_engine(top_p: float, top_k: int) -> None:
+@pytest.mark.parametrize("top_p", [1.0, 0.95, 0.5, 0.01])
+def test_picks_are_those_of_the_engine(top_p: float) -> None:
     torch.manual_seed(0)
     logits, numbers = torch.randn(200, 50) * 3, torch.rand(200)
-    sampling = Sampling(temperature=0.7, top_p=top_p, top_k=top_k, seed=1)
+    sampling = Sampling(temperature=0.7, top_p=top_p, seed=1)
     expected = choose(logits.clone(), [sampling] * 200, numbers.tolist())
-    assert pick(logits, Draw(0.7, top_p, top_k), numbers).tolist() == expected
+    assert pick(logits, Draw(0.7, top_p), numbers).tolist() == expected
+
+
+def test_one_certain_token_is_always_picked() -> None:
+    logits = torch.tensor([[0.0, 90.0, 0.0], [5.0, -torch.inf, -torch.inf]])
+    for number in (0.0, 0.5, 0.999999):
+        assert pick(logits, Draw(0.2, 0.9), torch.tensor([number, number])).tolist() == [1, 0]
 
 
 def test_random_numbers_are_those_of_the_engine() -> None:
