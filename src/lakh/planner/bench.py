@@ -25,6 +25,7 @@ __all__ = ["bench_plan"]
 
 def bench_plan(calculon: str | None = None, repeats: int = 20) -> list[dict[str, Any]]:
     """Rows of (what, system, count, seconds, seconds for each, step_s where there is one)."""
+    theirs = one_step(calculon, repeats) if calculon else None  # first: a wrong folder is told at once
     place = load_cluster("llama3-24k-roce")
     big = architecture("llama3-405b").shape
     limits = Limits(batch=2048, sequence=8192, gpus=(4096, 8192, 16384), tokens=15.6e12)
@@ -42,8 +43,7 @@ def bench_plan(calculon: str | None = None, repeats: int = 20) -> list[dict[str,
     best, spread = _timed(lambda: estimate_layout(one, layout, pod), repeats)
     step_s = estimate_layout(one, layout, pod).step_s
     rows.append(_row("one estimate: 1T on 3,072 A100", "lakh", repeats, spread, best, step_s))
-    if calculon:
-        theirs = one_step(calculon, repeats)
+    if theirs:
         what = rows[-1]["what"]
         rows.append(_row(what, "calculon", repeats, theirs["seconds"], theirs["each_s"], theirs["step_s"]))
 

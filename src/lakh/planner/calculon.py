@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ TIMEOUT_S = 900.0
 SYSTEMS = {"A100": "a100_80g.json", "H100": "h100_80g_nvl8.json"}
 EXAMPLE = ("megatron-1T.json", "3072_t4_p64_d12_mbs4_full.json", "a100_80g.json")
 WHAT_IT_KEEPS = {NONE: "none", SELECTIVE: "attn_only", FULL: "full"}
+TUNED = "calculon, tuned on the same rows"
 DRIVER = Path(__file__).with_name("calculon_driver.py")
 
 
@@ -63,34 +64,34 @@ def cannot_describe(point: Point) -> str | None:
 def compare(points: Sequence[Point], checkout: str, *, tune: bool = True) -> Comparison:
     """lakh and Calculon on the same rows: those that Calculon can describe and that no fit has seen."""
     left_out = Counter(reason for point in points if (reason := cannot_describe(point)))
-    known = [point for point in points if cannot_describe(point) is None]
     shown: list[dict[str, Any]] = []
     scales: dict[str, tuple[float, ...]] = {}
     for kind in SYSTEMS:
-        rows = [point for point in known if point.kind == kind]
+        rows = [point for point in points if point.kind == kind and cannot_describe(point) is None]
         if not rows:
             continue
         system = _read(checkout, "systems", SYSTEMS[kind])
         system["mem1"]["GiB"] = system["mem2"]["GiB"] = 1e6  # time is asked for: whether it fits is another question
         answer = _ask(checkout, {"rows": _questions(rows, system), "system": system, "tune": tune})
-        systems = {"calculon, as shipped": answer["shipped"]} | (
-            {"calculon, tuned on the same rows": answer["tuned"]} if tune else {}
-        )
+        answers = {"calculon, as shipped": answer["shipped"]} | ({TUNED: answer["tuned"]} if tune else {})
+        unseen = [i for i, point in enumerate(rows) if is_held_out(point.config)]
+        good = [i for i in unseen if all(seconds[i] for seconds in answers.values())]
+        left_out["refused by Calculon"] += len(unseen) - len(good)
+        shown += _scores([rows[i] for i in good], {name: [s[i] for i in good] for name, s in answers.items()}, rows)
         if tune:
             scales[kind] = tuple(answer["scales"])
-        good = [i for i, p in enumerate(rows) if is_held_out(p.config) and all(s[i] for s in systems.values())]
-        left_out["refused by Calculon"] += sum(is_held_out(p.config) for p in rows) - len(good)
-        unseen = [rows[i] for i in good]
-        if not unseen:
-            continue
-        guesses = {"lakh": predictions(unseen)} | {name: [s[i] for i in good] for name, s in systems.items()}
-        by_system = {name: table(unseen, guess, lambda p: p.source) for name, guess in guesses.items()}
-        for source in sorted({point.source for point in unseen}):
-            shown += [
-                {"source": f"{source} ({kind})", "system": name, **asdict(scores[source])}
-                for name, scores in by_system.items()
-            ]
     return Comparison(shown, left_out, scales)
+
+
+def _scores(unseen: Sequence[Point], theirs: dict[str, list[float]], rows: Sequence[Point]) -> Iterator[dict[str, Any]]:
+    """One line per source and system; a source that Calculon was not tuned on has no tuned line."""
+    guesses = {"lakh": predictions(unseen)} | theirs
+    by_system = {name: table(unseen, guess, lambda p: p.source) for name, guess in guesses.items()}
+    tuned_on = {point.source for point in rows if _is_tuned_on(point)}
+    for point in sorted({p.source: p for p in unseen}.values(), key=lambda p: p.source):
+        for name, scores in by_system.items():
+            if name != TUNED or point.source in tuned_on:
+                yield {"source": f"{point.source} ({point.kind})", "system": name, **asdict(scores[point.source])}
 
 
 def one_step(checkout: str, repeats: int) -> dict[str, Any]:
@@ -118,11 +119,15 @@ def _questions(points: Sequence[Point], system: dict[str, Any]) -> list[dict[str
                 "system": place,
                 "measured_s": point.step_s,
                 "weight": EMPHASIS.get(point.source, 1.0) * count[point.source] ** SOURCE_WEIGHT,
-                # Single-node rows would take an hour of tuning and say nothing of the network.
-                "fitted": not is_held_out(point.config) and point.layout["gpus"] > point.hardware["node_size"],
+                "fitted": _is_tuned_on(point),
             }
         )
     return rows
+
+
+def _is_tuned_on(point: Point) -> bool:
+    """Rows of several nodes that lakh was fitted on: those of one would take an hour and say nothing of networks."""
+    return not is_held_out(point.config) and point.layout["gpus"] > point.hardware["node_size"]
 
 
 def _application(point: Point) -> dict[str, int]:
