@@ -48,6 +48,7 @@ def validate(
         "by_source": _plain(judge.table(rows, predicted, lambda p: f"{p.source} ({p.kind})")),
         "by_family": _plain(judge.table(rows, predicted, lambda p: p.family)),
         "unseen": _unseen(judge, fresh, found) if fresh else None,
+        "memory": judge.peaks(everything),
         "left_out": dict(read.left_out),
         "factors": {kind: dict(one.codes) for kind, one in found.items()},
     }
@@ -148,5 +149,13 @@ def _page(data: dict[str, Any]) -> Any:
     if "worst" in data:
         rows = [[w["id"], w["source"], f"{w['error']:+.1%}", w["step_s"]] for w in data["worst"]]
         pages.append(table(["row", "source", "error", "measured s"], rows, "Worst rows"))
+    if data["memory"]:
+        rows = [
+            [n, m["n"], f"{m['mape']:.1%}", f"{m['median_ape']:.1%}", f"{m['bias']:+.1%}"]
+            for n, m in data["memory"].items()
+        ]
+        pages.append(
+            table(["source", "rows", "MAPE", "median", "bias"], rows, "Measured peaks of memory; nothing is fitted")
+        )
     words = [f"left out, {why}: {n}" for why, n in data["left_out"].items()]
     return Group(*pages, "\n".join(words))

@@ -145,20 +145,21 @@ def _activation_bytes(sh: Shape, lo: Layout) -> tuple[Array, Array]:
     h, a, d = sh.width, sh.heads, sh.head_dim
     moe = sh.moe_layers / sh.layers
     stream = 8 * h + np.where(lo.flash, 0.0, 2 * h)  # two norm and two product inputs; dropout masks of older programs
-    stream = stream + np.where(lo.eager, 12 * h, 0.0)  # float32 copies that plain norms keep
     latent = np.where(sh.is_mla, 2 * (sh.q_rank + sh.kv_rank), 0.0)
-    qkv = 4 * a * d + 4 * np.where(sh.is_mla, a, sh.kv_heads) * d
+    qkv = 4 * a * d + np.where(sh.is_mla, 4 * a * (d + sh.rope_dim), 4 * sh.kv_heads * d)
     ffn = 2 * (2 + np.asarray(sh.gated))  # gate, up and product, or input and output of the activation
     dense = ffn * sh.ffn
     routed = sh.top_k * (2 * h + ffn * sh.expert_ffn) + sh.shared_experts * ffn * sh.expert_ffn
     scores = np.where(lo.flash, 4 * a, 5 * a * lo.sequence)
     selective = np.where(lo.flash, scores, 0.0)
-    dense = dense + np.where(lo.eager, 2 * sh.ffn, 0.0)  # the activation's own output
     inner = qkv + (1 - moe) * dense + moe * routed
-    whole = tokens * (stream / split + latent + (inner + scores) / lo.tp)
-    without_scores = tokens * (stream / split + latent + (inner + selective) / lo.tp)
+    lean = tokens * (stream / split + latent + (inner + selective) / lo.tp)
+    # One kernel per operation keeps float32 copies of the norms' inputs, and the activation's own output.
+    extra = np.where(lo.eager, tokens * (12 * h / split + (1 - moe) * 2 * sh.ffn / lo.tp), 0.0)
+    whole = lean + tokens * (scores - selective) / lo.tp + extra
     boundary = tokens * 2 * h / split
     code = np.asarray(lo.recompute)
-    kept = np.where(code == NONE, whole, without_scores)
-    kept = np.where(code == FULL, boundary, np.where(code == HALF, (boundary + without_scores) / 2, kept))
+    kept = np.where(code == NONE, whole, lean + extra)
+    # Every other layer or matrix product: what lies between the products is computed again in any case.
+    kept = np.where(code == FULL, boundary, np.where(code == HALF, (boundary + lean) / 2, kept))
     return whole, kept

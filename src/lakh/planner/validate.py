@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from lakh.planner.calibration import KINDS, Calibrated, calibrated, fit, is_held_out, predict
-from lakh.planner.points import Point
+from lakh.planner.memory import memory
+from lakh.planner.points import Point, stack
 from lakh.planner.shape import Array
 
-__all__ = ["Score", "calibrate", "leave_one_family_out", "predictions", "score", "table", "transfer"]
+__all__ = ["Score", "calibrate", "leave_one_family_out", "peaks", "predictions", "score", "table", "transfer"]
 
 Progress = Callable[[str], None]
 
@@ -74,6 +75,24 @@ def predictions(points: Sequence[Point], found: Mapping[str, Calibrated] | None 
         one, _ = calibrated(kind, found)
         result[rows] = predict([points[i] for i in rows], one.fractions, one.codes)
     return result
+
+
+def peaks(points: Sequence[Point]) -> dict[str, dict[str, float]]:
+    """How wrong the count of bytes is, per source, where a peak was measured and the micro-batch is stated.
+
+    Programs report what their allocator held: the CUDA context and communicators are not in it.
+    """
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for point in points:
+        if point.peak_bytes and len(point.candidates) == 1:
+            shape, layout, _, _ = stack([point])
+            used = memory(shape, layout)
+            ratios[point.source].append(float((used.total_bytes - used.context_bytes)[0] / point.peak_bytes) - 1)
+    return {
+        source: {"n": len(e), "mape": float(np.mean(np.abs(e))), "bias": float(np.mean(e)),
+                 "median_ape": float(np.median(np.abs(e)))}
+        for source, e in sorted(ratios.items())
+    }  # fmt: skip
 
 
 def unseen(points: Sequence[Point], found: Mapping[str, Calibrated] | None = None) -> list[int]:
