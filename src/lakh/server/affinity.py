@@ -54,7 +54,7 @@ def choose(ring: Ring, key: str, loads: Mapping[str, int], preferred: str | None
     bound = math.ceil(SLACK * (sum(loads.values()) + 1) / len(loads))
     if preferred is not None and loads.get(preferred, bound) < bound:
         return Choice(preferred, "it had this file before")
-    passed = []
+    passed: list[str] = []
     for name in ring.names_from(key):
         if name not in loads:
             continue

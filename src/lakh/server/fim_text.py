@@ -42,7 +42,7 @@ def template_of(name: str) -> Template | None:
         return TEMPLATES[name]
     parts = name.split(",")
     if len(parts) == 3 and all(parts):
-        return Template(*parts)
+        return Template(parts[0], parts[1], parts[2])
     todo = f"write suffix, {', '.join(TEMPLATES)}, or PREFIX,SUFFIX,MIDDLE as the tokenizer spells them"
     raise UserError(f"--fim {name}", "is no template", todo)
 

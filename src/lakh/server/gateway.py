@@ -293,8 +293,8 @@ class Gateway:
         if replica.state != before:
             log.warning("%s is %s: %s", replica.url, replica.state, replica.found)
         if replica.state == "down":
-            for job in [job for job in self._jobs if job.replica is replica and job.task is not None]:
-                if not job.is_lost and not job.task.done():
+            for job in self._jobs:
+                if job.replica is replica and job.task is not None and not job.is_lost and not job.task.done():
                     job.is_lost = True
                     job.task.cancel()
 

@@ -263,8 +263,9 @@ async def running(
     "abort". The backend and the store are closed with it.
     """
     server = Server(Desk(backend, keys=keys, store=store), max_body_bytes=max_body_bytes)
-    options = {"access_log": None, "handler_cancellation": True, "shutdown_timeout": CLOSE_S, "logger": wire_log}
-    runner = web.AppRunner(server.app, **options)
+    runner = web.AppRunner(
+        server.app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_S, logger=wire_log
+    )
     await runner.setup()
     try:
         await backend.start()

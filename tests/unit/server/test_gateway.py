@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -312,6 +314,12 @@ def test_without_engines_it_says_so_and_waits_for_them() -> None:
             assert response.status == 200
 
     run([], story, urls=("http://127.0.0.1:1",))
+
+
+def test_a_gateway_needs_no_torch() -> None:
+    rooms = "lakh.cli.gateway, lakh.server.gateway, lakh.server.textcache, lakh.server.http, lakh.server.grpc"
+    code = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("engine", ["", "localhost", "127.0.0.1:8000", "ftp://a", "dns:name", "http://", "http://a:x"])
