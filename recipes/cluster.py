@@ -1,15 +1,18 @@
-"""70 billion parameters with a context of 16,384 tokens on 24,576 GPUs, for planning.
+"""70 billion parameters with a context of 16,384 tokens on 24,576 and on 98,304 GPUs, for planning: nobody has run them.
 
-The mesh keeps tensor parallelism inside a node and shards one copy over 32 GPUs: AdamW in mixed precision needs
-16 bytes per parameter, 1.12 TB, which no node of 8 x 80 GB holds. Copies then grow with the cluster.
+Choose one: `lakh train recipes/cluster.py:code_70b_24k --dry-run`. Tensor parallelism stays inside a node, and copies
+grow with the cluster. AdamW in mixed precision needs 16 bytes per parameter, 1.12 TB, which no node of 8 x 80 GB holds.
 """
+
+from dataclasses import replace
 
 from lakh.spec import Data, Mesh, Model, Optimizer, Run, Training
 from lakh.spec.cluster import load_cluster
 
 
-def cluster() -> Run:
-    copies = 768  # 768 copies x 32 GPUs = the 24,576 GPUs of the cluster file
+def code_70b_24k() -> Run:
+    """One copy over 32 GPUs, 768 copies."""
+    copies = 24_576 // 32
     return Run(
         name="code-70b",
         cluster=load_cluster("llama3-24k-roce"),
@@ -28,4 +31,21 @@ def cluster() -> Run:
         data=Data(tokens="s3://corpus/tokens", sequence=16384, batch=copies * 4, micro_batch=1, prefetch=100),
         optim=Optimizer(lr=1e-4, warmup_steps=2000),
         train=Training(steps=28_000, precision="bf16", eval_every=1000, eval_sequences=4096),
+    )
+
+
+def code_70b_100k() -> Run:
+    """One lakh, in whole groups of the cluster: 8 nodes share each sequence, and 8 such groups one copy.
+
+    512 GPUs with 2.2 GB of AdamW state each. 192 copies make a batch of 25 million tokens, about as large as published
+    runs end with.
+    """
+    run, copies = code_70b_24k(), 98_304 // 512
+    return replace(
+        run,
+        name="code-70b-100k",
+        cluster=load_cluster("h100-100k"),
+        mesh=Mesh(dp_replicate=copies, dp_shard=8, cp=8, tp=8),
+        data=replace(run.data, batch=copies * 8),
+        train=replace(run.train, steps=40_000, recompute="selective", eval_sequences=3072),
     )

@@ -39,8 +39,9 @@ def test_every_cluster_file_loads_and_every_number_has_a_source(file: Path) -> N
         cluster.tier_of(cluster.gpus + 1)
 
 
-def test_the_big_recipe_fills_its_cluster() -> None:
-    run = load_run("recipes/cluster.py")
+def test_the_big_recipes_fill_their_clusters() -> None:
+    assert load_run("recipes/cluster.py:code_70b_100k").mesh.ranks == 98_304
+    run = load_run("recipes/cluster.py:code_70b_24k")
     assert run.mesh.ranks == run.cluster.gpus == 24_576
     assert run.tokens == pytest.approx(1.4e12, rel=0.01)
 
