@@ -26,7 +26,7 @@ class Answered:
     frame: dict[str, Any]
     """id, object, created, model"""
     choices: list[dict[str, Any]]
-    usage: dict[str, int] | None
+    usage: dict[str, Any] | None
     is_piece: bool
 
 
@@ -89,6 +89,8 @@ def _from_llama_cpp(body: Mapping[str, Any]) -> dict[str, Any]:
     }
     if renamed["max_tokens"] in (None, -1):
         renamed["max_tokens"] = 64
+    if type(renamed["max_tokens"]) is int and renamed["max_tokens"] == 0:  # only to have the prompt in the cache
+        renamed["max_tokens"] = 1
     if renamed["seed"] == -1:
         renamed["seed"] = None
     return renamed
@@ -106,6 +108,7 @@ def _llama_cpp(answer: Answered) -> dict[str, Any]:
     if answer.usage is not None:
         result["tokens_predicted"] = answer.usage["completion_tokens"]
         result["tokens_evaluated"] = answer.usage["prompt_tokens"]
+        result["tokens_cached"] = answer.usage["prompt_tokens_details"]["cached_tokens"]
     return result
 
 

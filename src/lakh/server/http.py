@@ -54,6 +54,7 @@ CLIENT_GONE = 499
 READ_TIMEOUT_S = 30.0  # for a request's body
 DRAIN_S = 10.0  # for running requests, once we were asked to stop
 CLOSE_S = 5.0  # for connections, after that
+compact = json.JSONEncoder(separators=(",", ":")).encode  # llama.vim looks for "content":" without a space
 
 
 class Server:
@@ -132,7 +133,8 @@ class Server:
                 else:
                     pieces[item.index].append(item)
         choices = [_choice(_joined(mine), request) for mine in pieces]
-        return web.json_response(dialect.render(Answered(frame, choices, _usage(usage), is_piece=False)))
+        answer = dialect.render(Answered(frame, choices, _usage(usage), is_piece=False))
+        return web.json_response(answer, dumps=compact)
 
     async def _stream(
         self,
@@ -148,7 +150,7 @@ class Server:
         await response.prepare(http)
 
         async def send(data: dict[str, Any]) -> None:
-            await response.write(f"data: {json.dumps(data)}\n\n".encode())
+            await response.write(f"data: {compact(data)}\n\n".encode())
 
         try:
             async for item in _after(first, items):

@@ -100,10 +100,11 @@ def test_llama_cpps_words_become_openais() -> None:
     request = parse(LLAMA_CPP.to_openai(body))
     assert (request.prompts, request.suffix, request.sampling.max_tokens) == (("def f(",), "\n", 5)
     assert (request.sampling.seed, request.timeout_s, request.sampling.temperature) == (None, 0.5, 0.8)
+    assert parse(LLAMA_CPP.to_openai({**body, "n_predict": 0})).sampling.max_tokens == 1  # to warm the cache
     with pytest.raises(BadRequest, match="input_prefix"):
         LLAMA_CPP.to_openai({"input_prefix": 3})
     choice = {"index": 0, "text": "x", "logprobs": None, "finish_reason": "stop"}
-    usage = {"completion_tokens": 1, "prompt_tokens": 4}
+    usage = {"completion_tokens": 1, "prompt_tokens": 4, "prompt_tokens_details": {"cached_tokens": 3}}
     answer = LLAMA_CPP.render(Answered({"model": "m"}, [choice], usage, is_piece=False))
     assert (answer["content"], answer["stop"], answer["tokens_predicted"]) == ("x", True, 1)
 

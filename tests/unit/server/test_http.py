@@ -183,6 +183,27 @@ def test_a_suffix_asks_for_the_middle_and_may_be_long(engine: Engine) -> None:
     run(engine, story)
 
 
+def test_llama_vim_finds_the_content_that_it_looks_for(engine: Engine) -> None:
+    body = {
+        "input_prefix": "def add(",
+        "input_suffix": "\n",
+        "prompt": "",
+        "n_predict": 4,
+        "n_indent": 0,
+        "samplers": [],
+    }
+
+    async def story(client: Client) -> None:
+        async with client.session.post(f"{client.server.url}/infill", json=body) as response:
+            text = await response.text()
+        # The plug-in drops, without a word, an answer in which this pattern is not found before it is decoded.
+        assert re.match(r"\s*{", text)
+        assert re.search(r'"content"\s*:"', text)
+        assert "\n" not in text  # it reads one line
+
+    run(engine, story)
+
+
 def test_pages_about_the_server(engine: Engine) -> None:
     async def story(client: Client) -> None:
         _, models = await client.get("/v1/models")
