@@ -44,7 +44,7 @@ STATUS = {
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-_PLAIN = ("suffix", "max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs", "n", "reuse")
+_PLAIN = ("suffix", "max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs", "n", "reuse", "heal")
 _WORDS = ("stop_rule", "order", "supersede", "user", "model", "cache_salt")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from lakh.server.backend import Family, ModelCard, Piece, Usage
 from lakh.server.engine import Engine
+from lakh.server.heal import Healed
 from lakh.server.metrics import resident_bytes
 from lakh.server.requests import BadRequest, CompletionRequest
 from lakh.server.row import Row
@@ -126,10 +127,20 @@ def rows_of(engine: Engine, request: CompletionRequest) -> list[Row]:
                 found += f" of {engine.spec.context}"
                 raise BadRequest("prompt", found, code="context_length_exceeded")
             ids = engine.cut(ids, sampling)
+        # The cursor stands at the prompt's end only where nothing follows it.
+        ends_at_cursor = isinstance(prompt, str) and (request.suffix is None or request.order == "spm")
+        healed = engine.heal(ids) if request.heal and ends_at_cursor else Healed(ids, None, "")
         for _ in range(request.n):
-            rule = _stop_rule(request.stop_rule, prompt)
-            space = request.cache_space
-            row = engine.row(ids, sampling, copy=copies[ids], tenant=space, deadline_s=deadline_s, rule=rule)
+            row = engine.row(
+                healed.ids,
+                sampling,
+                copy=copies[ids],
+                tenant=request.cache_space,
+                deadline_s=deadline_s,
+                rule=_stop_rule(request.stop_rule, prompt),
+                first_ids=healed.first_ids,
+                skip=healed.skip,
+            )
             rows.append(row)
             copies[ids] += 1
     return rows

@@ -132,6 +132,7 @@ def _schemas() -> Schema:
         "timeout_ms": _or_null({"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_MS}),
         "cache_salt": _or_null(_text(maxLength=MAX_SALT_CHARS)),
         "reuse": _or_null({"type": "boolean"}),
+        "heal": _or_null({"type": "boolean"}),
         "model": _or_null(_text()),
     }
     usage = {

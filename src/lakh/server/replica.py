@@ -175,6 +175,7 @@ class Replica:
         }
         if self.is_lakh:
             body |= {"order": request.order, "stop_rule": request.stop_rule, "user": request.user or None}
+            body["heal"] = request.heal or None
             body["timeout_ms"] = None if timeout_s is None else max(timeout_s * 1000, 1.0)
         elif request.suffix is not None and self._template is not None:
             room = (card.context or DEFAULT_CONTEXT) - sampling.max_tokens

@@ -81,6 +81,8 @@ class CompletionRequest:
     reuse: bool = False
     """The end of an earlier suggestion will do, where its beginning was typed since."""
     return_token_ids: bool = False
+    heal: bool = False
+    """The prompt may end inside a word: what comes continues it as a whole one."""
 
     @property
     def cache_space(self) -> str:
@@ -139,6 +141,7 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         cache_salt=_salt(data),
         reuse=_take(data, "reuse", bool, data.get("supersede") is not None),
         return_token_ids=_take(data, "return_token_ids", bool, False),
+        heal=_take(data, "heal", bool, False),
     )
 
 

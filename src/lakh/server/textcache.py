@@ -131,7 +131,7 @@ def question_of(request: CompletionRequest, models: Sequence[ModelCard]) -> Ques
         [request.tenant, request.cache_salt, request.model, weights],
         [head, None if isinstance(prompt, str) else prompt, request.suffix, request.order if request.suffix else ""],
         [sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed, sampling.stop],
-        request.stop_rule,
+        [request.stop_rule, request.heal],
     ]
     # JSON spells every list in one way only: two questions with one spelling are the same question.
     return Question(f"text:{hashlib.sha256(json.dumps(asked).encode()).hexdigest()}", line)

@@ -90,8 +90,8 @@ def test_refusals_have_the_status_that_means_them(engine: Engine) -> None:
 def test_a_deadline_and_a_cancelled_call_free_their_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    forward = engine._forward
-    monkeypatch.setattr(engine, "_forward", lambda segments: time.sleep(0.02) or forward(segments))
+    forward = engine._runner.forward
+    monkeypatch.setattr(engine._runner, "forward", lambda segments: time.sleep(0.02) or forward(segments))
 
     async def story(complete: Any, channel: grpc.aio.Channel, server: Server) -> None:
         request = proto.CompleteRequest(prompt="def add(", max_tokens=80, temperature=0)

@@ -31,17 +31,22 @@ LONG = {"prompt": "def add(", "max_tokens": 60, "temperature": 0}
 class GatedEngine(Engine):
     """Takes a step for every permit, and counts them: tests decide how far a generation has come."""
 
-    def _forward(self, *args: Any) -> Any:
-        assert self.gate.acquire(timeout=PATIENCE_S), "the test gave no permit"
-        self.steps += 1
-        return super()._forward(*args)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.gate, self.steps = threading.Semaphore(0), 0
+        forward = self._runner.forward
+
+        def gated(segments: Any) -> Any:
+            assert self.gate.acquire(timeout=PATIENCE_S), "the test gave no permit"
+            self.steps += 1
+            return forward(segments)
+
+        self._runner.forward = gated  # type: ignore[method-assign]
 
 
 @pytest.fixture
 def gated(engine: Engine, reference: CodeModel) -> GatedEngine:
-    made = GatedEngine("tiny", engine.spec, reference.state_dict(), engine.tokenizer, device="cpu")
-    made.gate, made.steps = threading.Semaphore(0), 0  # type: ignore[attr-defined]
-    return made
+    return GatedEngine("tiny", engine.spec, reference.state_dict(), engine.tokenizer, device="cpu")
 
 
 def worker_of(server: Server) -> Worker:
@@ -179,6 +184,25 @@ def test_a_suffix_asks_for_the_middle_and_may_be_long(engine: Engine) -> None:
         status, answer = await client.post({**body, "prompt": "x = 1\n" * 500, "suffix": "y" * 3000})
         assert status == 200
         assert answer["usage"]["total_tokens"] <= engine.spec.context
+
+    run(engine, story)
+
+
+def test_a_prompt_that_ends_inside_a_word_is_healed_where_that_is_asked_for(engine: Engine) -> None:
+    prompt = "def add(left, right):\n    re"
+    healed = engine.heal(engine.encode(prompt))
+    assert healed.first_ids is not None
+    row = engine.row(healed.ids, Sampling(max_tokens=6), first_ids=healed.first_ids, skip=healed.skip)
+    engine.submit(row)
+    while row.finish_reason is None:
+        engine.step()
+    expected = row.completion().text
+
+    async def story(client: Client) -> None:
+        for heal in (True, False):
+            _, answer = await client.post({"prompt": prompt, "max_tokens": 6, "temperature": 0, "heal": heal})
+            plain = engine.generate([prompt], Sampling(max_tokens=6))[0].text
+            assert answer["choices"][0]["text"] == (expected if heal else plain)
 
     run(engine, story)
 
@@ -353,7 +377,7 @@ def test_a_bug_of_ours_is_a_short_500_and_logged(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr(engine, "_forward", broken)
+    monkeypatch.setattr(engine._runner, "forward", broken)
 
     async def story(client: Client) -> None:
         status, answer = await client.post(LONG)

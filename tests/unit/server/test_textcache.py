@@ -82,6 +82,7 @@ CHANGES: list[dict[str, Any]] = [
     {"stop_rule": "line"},
     {"prompt": "def add(left, right) :\n    ret"},
     {"cache_salt": "s"},
+    {"heal": True},
     {"temperature": 0.5, "seed": 1},
     {"top_k": 3, "temperature": 0.5, "seed": 1},
 ]
