@@ -1,10 +1,10 @@
 """Decoding steps on one GPU, by themselves: are the kernels right, and how near do they come to the memory's speed?
 
-    PYTHONPATH=src python3 bench/decode_gpu.py [--layers N]
+    PYTHONPATH=src python3 bench/decode_gpu.py [--layers N] [--steps]
 
 Random weights in the 1.2B shape. First the captured graph against the plain torch path of the same network (scores,
 relative error), then milliseconds per step at batch 1 .. 64 after 512 and 2,048 tokens, with and without programmatic
-dependent launch.
+dependent launch. With --steps instead: steps of several tokens of a row (prompts and guesses) as one graph.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import time
 import torch
 
 from lakh.server.bench import SHAPES, _read_Bps
+from lakh.server.chunks_gpu import Chunks
 from lakh.server.decode_gpu import Decoder
 from lakh.server.kv import PagedCache
 from lakh.server.network import Network, Segment
@@ -23,7 +24,9 @@ from lakh.workloads.code import hf
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", type=int, default=SHAPES["1.2b"].layers)
-    spec = dataclasses.replace(SHAPES["1.2b"], layers=parser.parse_args().layers)
+    parser.add_argument("--steps", action="store_true")
+    options = parser.parse_args()
+    spec = dataclasses.replace(SHAPES["1.2b"], layers=options.layers)
     device = torch.device("cuda")
     torch.manual_seed(0)
     began_s = time.perf_counter()
@@ -37,6 +40,9 @@ def main() -> None:
     print(f"ready after {time.perf_counter() - began_s:.1f} s; copy {read_Bps / 1e12:.2f} TB/s", flush=True)
     cache = PagedCache(spec, 64 * 160 + 1, device=device, dtype=torch.bfloat16)
     exact = Network(spec, _weights(network), spec.vocab, device, "f32")
+    if options.steps:
+        steps(network, exact, cache)
+        return
     for pdl in (False, True):
         try:
             decoder = Decoder(network, cache, pdl=pdl)
@@ -44,6 +50,47 @@ def main() -> None:
             measure(network, decoder, read_Bps, pdl)
         except Exception as error:  # noqa: BLE001 - the other variant is still worth a line
             print(f"pdl {pdl}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+
+
+def steps(network: Network, exact: Network, cache: PagedCache) -> None:
+    """Prompts after a cached beginning, and guesses of several rows, as one graph: right, and how fast?"""
+    chunks = Chunks(network, cache)
+    prompt = torch.randint(0, network.spec.vocab, (2048,)).tolist()
+    blocks = list(range(160))
+    wide = PagedCache(network.spec, 162, device=network.device, dtype=torch.float32)
+    for start, count in ((0, 300), (300, 15), (315, 200), (515, 5)):
+        segment = Segment(prompt[start : start + count], start, blocks, min(count, 3))
+        plain = network.forward([segment], cache).float()
+        found = chunks.forward([segment]).float().clone()
+        expected = exact.forward([segment], wide)
+        errors = [((scores - expected).norm() / expected.norm()).item() for scores in (found, plain)]
+        words = "ok" if errors[0] < 1.2 * errors[1] else "WRONG"
+        print(
+            f"check {count} at {start}: error to float32: graph {errors[0]:.2e}, torch {errors[1]:.2e}: {words}",
+            flush=True,
+        )
+    cases = [(1, 5), (1, 15), (1, 60), (1, 250), (1, 500), (1, 1500), (8, 1), (8, 4), (32, 4)]
+    for rows, count in cases:
+        start = 0 if count == 1500 else 1500
+        segments = [
+            Segment(prompt[:count], start, list(range(row * 128, row * 128 + 128)), min(count, 8))
+            for row in range(rows)
+        ]
+        took_ms = {}
+        for name, forward in (("graph", chunks.forward), ("torch", lambda some: network.forward(some, cache))):
+            if name == "graph" and not chunks.fits(segments):
+                continue
+            for _ in range(3):
+                forward(segments)
+            torch.cuda.synchronize()
+            began_s = time.perf_counter()
+            for _ in range(10):
+                forward(segments).argmax(-1).tolist()
+            took_ms[name] = (time.perf_counter() - began_s) * 100
+        print(
+            f"{rows} rows x {count} tokens after {start}: " + ", ".join(f"{k} {v:.2f} ms" for k, v in took_ms.items()),
+            flush=True,
+        )
 
 
 def _weights(network: Network) -> dict[str, torch.Tensor]:

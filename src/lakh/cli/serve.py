@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+import signal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lakh.cli.face import console
 from lakh.cli.serve_options import LOOPBACK, face_options, listen_address
+from lakh.errors import PeerLost
+
+if TYPE_CHECKING:
+    from lakh.server.backend import Backend
 
 __all__ = ["serve"]
 
@@ -47,6 +52,28 @@ __all__ = ["serve"]
     help="Requests in the queue; then it is a 429.",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+@click.option(
+    "--tensor",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Processes of this machine that share the model, each with a part of every layer.",
+)
+@click.option(
+    "--follow",
+    "follow_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.1),
+    help="Look so often for newer checkpoints of the run, and serve them as they appear.",
+)
+@click.option(
+    "--engine",
+    "engine_in",
+    type=click.Choice(["process", "thread"]),
+    default="process",
+    show_default=True,
+    help="Where the engine works: in a process of its own, or in a thread beside the faces.",
+)
 @click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON line: url, model, pid.")
 def serve(
     model: str,
@@ -65,6 +92,9 @@ def serve(
     drain_s: float,
     max_waiting: int,
     threads: int | None,
+    tensor: int,
+    follow_s: float | None,
+    engine_in: str,
     as_json: bool,
 ) -> None:
     """Serve completions over HTTP.
@@ -76,10 +106,7 @@ def serve(
     host, port = listen_address("--http", address)
     also = None if grpc_address is None else listen_address("--grpc", grpc_address)
     from lakh.server import http
-    from lakh.server.backend import Backend
-    from lakh.server.engine import Engine
     from lakh.server.keys import Keys
-    from lakh.server.local import LocalBackend
     from lakh.server.store import open_store
     from lakh.server.textcache import TextCache
     from lakh.server.tls import tls_of
@@ -88,35 +115,52 @@ def serve(
     tls = tls_of(tls_cert, tls_key, tls_client_ca)
     store = open_store(cache)
     talk = console()
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
+    load = {
+        "path": model,
+        "precision": precision,
+        "speculation": "lookup" if speculate else "off",
+        "draft": draft if speculate else None,
+        "cache_tokens": cache_tokens,
+        "threads": threads,
+        "tensor": tensor,
+        "follow_s": follow_s,
+    }
     with talk.status(f"loading {model}"):
-        speculation: Any = "lookup" if speculate else "off"
-        engine = Engine.load(
-            model,
-            precision=precision,
-            speculation=speculation,
-            draft=draft if speculate else None,
-            cache_tokens=cache_tokens,
-        )
-        engine.warm_up()
+        backend, words = _in_process(load, max_waiting) if engine_in == "process" else _in_thread(load, max_waiting)
     if host not in LOOPBACK and keys is None:
         talk.print(f"{host} may be reached by others, and there are no keys: see --keys", style="yellow")
 
     def ready(url: str, grpc_at: str | None) -> None:
         body = json.dumps({"prompt": "def hello(", "max_tokens": 32, "temperature": 0})
-        talk.print(f"serving {engine.name} ({engine.spec.parameters:,} parameters, {engine.device}) at {url}")
+        talk.print(f"serving {words} at {url}")
         talk.print(f"try: curl -s {url}/v1/completions -d '{body}'", markup=False, soft_wrap=True)
         if grpc_at:
             talk.print(f"gRPC at {grpc_at}")
         if as_json:
-            click.echo(json.dumps({"url": url, "grpc": grpc_at, "model": engine.name, "pid": os.getpid()}))
+            name = backend.models()[0].id
+            click.echo(json.dumps({"url": url, "grpc": grpc_at, "model": name, "pid": os.getpid()}))
 
-    backend: Backend = LocalBackend(engine, max_waiting=max_waiting)
-    if store is not None:
-        backend = TextCache(backend, store)
+    behind = backend if store is None else TextCache(backend, store)
     options = {"keys": keys, "store": store, "drain_s": drain_s, "max_body_bytes": int(max_body_mb * 2**20)}
-    http.serve(backend, host, port, ready=ready, grpc_address=also, tls=tls, **options)
+    http.serve(behind, host, port, ready=ready, grpc_address=also, tls=tls, **options)
+    died = getattr(backend, "died", None)
+    if died is not None:
+        raise PeerLost("engine process", died, "start the server again; out of memory is a likely cause")
     talk.print("stopped")
+
+
+def _in_process(load: dict[str, Any], max_waiting: int) -> tuple[Backend, str]:
+    """The engine in a process of its own; where that dies, this one stops."""
+    from lakh.server.process import ProcessBackend
+
+    backend = ProcessBackend(load, max_waiting=max_waiting, on_death=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    return backend, backend.words
+
+
+def _in_thread(load: dict[str, Any], max_waiting: int) -> tuple[Backend, str]:
+    from lakh.server.local import LocalBackend
+    from lakh.server.process import load_engine
+
+    engine = load_engine(load)
+    words = f"{engine.name} ({engine.spec.parameters:,} parameters, {engine.device})"
+    return LocalBackend(engine, max_waiting=max_waiting), words

@@ -29,7 +29,7 @@ from lakh.server.network import Network, Segment
 
 __all__ = ["BUCKETS", "Chunks"]
 
-BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+BUCKETS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
 MAX_ROWS = 128
 MAX_SCORED = 256
 SPLIT_PROGRAMS = 264  # attention is cut into parts until about so many programs run: twice the SMs of an H200
@@ -90,11 +90,11 @@ class Chunks:
         bucket.replay()
         return bucket.logits[:num_scored]
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
         """Capture every graph now."""
         for size in BUCKETS:
-            if size <= max(self.network.spec.context, BUCKETS[0]):
-                self._bucket(size)
+            self._bucket(size)
 
     def _control(self, bucket: _Bucket, segments: Sequence[Segment]) -> tuple[Any, int]:
         control = np.zeros(len(bucket.control), np.int32)

@@ -68,6 +68,12 @@ class Decoder:
         return BUCKETS[-1]
 
     @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Capture every graph now."""
+        for size in BUCKETS:
+            self._bucket(size)
+
+    @torch.inference_mode()
     def run(
         self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]], steps: int
     ) -> tuple[list[list[int]], Tensor]:

@@ -75,6 +75,9 @@ class Drafter:
             done += 1
         return made
 
+    def warm_up(self) -> None:
+        self._runner.warm_up()
+
     def knows(self, row: Row) -> bool:
         """Whether it has read the row's prompt."""
         return row in self._seats
@@ -98,7 +101,7 @@ class Drafter:
                 return None
             lease = pool.open(row.space, row.ids)
             if lease.copy is not None:
-                self._runner.cache.copy_block(*lease.copy)
+                self._runner.copy_block(*lease.copy)
             seat = self._seats[row] = _Seat(lease, row.ids[: lease.num_cached])
         # Guesses that the model did not keep are overwritten; the last token is computed again for its scores.
         seat.ids = seat.ids[: min(_common(seat.ids, row.ids), len(row.ids) - 1)]

@@ -31,7 +31,8 @@ from lakh.server import fim
 from lakh.server import weights as model_weights
 from lakh.server.blocks import BLOCK_TOKENS
 from lakh.server.draft import Drafter, Guess
-from lakh.server.network import Precision, Segment
+from lakh.server.heal import Healed, Healer
+from lakh.server.network import Network, Precision, Segment
 from lakh.server.rejection import keep_or_replace
 from lakh.server.row import Chunk, Completion, FinishReason, Row
 from lakh.server.runner import Runner
@@ -42,6 +43,7 @@ from lakh.server.text import StopRule, TextStream
 from lakh.spec.model import Model
 
 if TYPE_CHECKING:
+    from lakh.server.tensor_parallel import Team
     from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["Chunk", "Completion", "Counts", "Engine", "FinishReason", "Prompt", "Sampling"]
@@ -88,6 +90,7 @@ class Engine:
         cache_tokens: int | None = None,
         speculation: Speculation = "off",
         draft: model_weights.Loaded | None = None,
+        team: Team | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """By default on the GPU in bfloat16 where there is one, else on the CPU in float32. With a `draft`, a smaller
@@ -101,12 +104,13 @@ class Engine:
         precision = precision or ("bf16" if self.device.type == "cuda" else "f32")
         num_ids = tokenizer.vocab_size
         self._runner = Runner(
-            spec, weights, num_ids, device=self.device, precision=precision, cache_tokens=cache_tokens
+            spec, weights, num_ids, device=self.device, precision=precision, cache_tokens=cache_tokens, team=team
         )
         self.network, self.pool, self.cache = self._runner.network, self._runner.pool, self._runner.cache
         self.speculation: Speculation = "draft" if draft is not None else speculation
         self._drafter = None if draft is None else _drafter(draft, self._runner, tokenizer)
         self._guess_s = 0.0
+        self._healer: Healer | None = None  # made when first asked for: it spells the whole vocabulary
         self.weights_version = 0
         self.counts = Counts()
         self.clock = clock
@@ -125,14 +129,21 @@ class Engine:
         speculation: Speculation = "off",
         draft: str | None = None,
         cache_tokens: int | None = None,
+        tensor: int = 1,
     ) -> Engine:
         """The model behind a run's folder (its newest checkpoint), a checkpoint's folder or a Hugging Face
-        directory; `draft` names a smaller one of the same tokenizer that guesses for it.
+        directory; `draft` names a smaller one of the same tokenizer that guesses for it. With `tensor` above 1 so
+        many processes of this machine share the model: `close` ends them.
         """
         from lakh.tokens.tokenizer import Tokenizer
 
         loaded = model_weights.read(path)
         tokenizer = Tokenizer.load(loaded.tokenizer_json)
+        team = None
+        if tensor > 1:
+            from lakh.server import tensor_parallel
+
+            team = tensor_parallel.start(path, size=tensor, precision=precision)
         return Engine(
             loaded.name,
             loaded.spec,
@@ -142,6 +153,7 @@ class Engine:
             speculation=speculation,
             draft=None if draft is None else model_weights.read(draft),
             cache_tokens=cache_tokens,
+            team=team,
         )
 
     def generate(
@@ -215,6 +227,12 @@ class Engine:
         room = _room(self.spec.context, max_tokens)
         return fim.prompt(self.tokenizer, before, after, room, context=self.spec.context, order=order)
 
+    def heal(self, ids: tuple[int, ...]) -> Healed:
+        """A prompt whose last token the first drawn one may complete (heal.py); pass its parts to `row`."""
+        if self._healer is None:
+            self._healer = Healer(self.tokenizer)
+        return self._healer.heal(ids)
+
     def encode(self, prompt: Prompt, where: str = "prompt") -> tuple[int, ...]:
         """The ids of a prompt, all of them; a UserError where it is no text or has ids that do not exist."""
         if not isinstance(prompt, str):
@@ -277,18 +295,37 @@ class Engine:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def swap(self, weights: Mapping[str, Tensor]) -> int:
-        """From the next step on, these weights. Rows at work are computed again with them; returns the new version."""
+    def stage(self) -> Network:
+        """Room for other weights beside those at work: `put` every tensor there, `finish`, then `swap`."""
+        if self.network.shard.size > 1:
+            raise UserError("weights", "of an engine in several processes stay", "start it again with the new ones")
+        return self.network.shadow()
+
+    def swap(self, weights: Mapping[str, Tensor] | Network) -> int:
+        """From the next step on, these weights; of a staged network, without a pause for reading them.
+
+        Rows at work are computed again with them, and no prefix is remembered. Returns the new version.
+        """
+        if isinstance(weights, Network):
+            staged = weights
+        else:
+            staged = self.stage()
+            staged.load(weights)
         with self._lock:
             while self._running:
                 self._preempt(self._running[-1])
             self.pool.forget()
-            self.network.load(weights)
+            self.network.exchange(staged)
             self.weights_version += 1
             return self.weights_version
 
+    def close(self) -> None:
+        """End the processes that share the model, where there are some."""
+        self._runner.close()
+
     # --- a step ---
 
+    @torch.inference_mode()
     def step(self) -> list[Row]:
         """Advance the rows at work; returns those that drew a token or ended."""
         with self._lock:
@@ -346,13 +383,9 @@ class Engine:
     def warm_up(self) -> None:
         """Compile kernels and capture graphs now, so that the first requests do not wait for it."""
         self._runner.warm_up()
-        decoder = self._runner.decoder
-        rows = 1
-        while True:
-            self.generate([(self.tokenizer.eot,)] * rows, Sampling(max_tokens=3))
-            if decoder is None or rows >= min(self.max_rows, decoder.max_rows):
-                return
-            rows *= 2
+        if self._drafter is not None:
+            self._drafter.warm_up()
+        self.generate([(self.tokenizer.eot,)] * 2, Sampling(max_tokens=3))
 
     def _expire(self) -> list[Row]:
         now_s = self.clock()
@@ -376,7 +409,7 @@ class Engine:
                 continue
             row.lease = self.pool.open((row.space, self.weights_version), row.ids)
             if row.lease.copy is not None:
-                self.cache.copy_block(*row.lease.copy)
+                self._runner.copy_block(*row.lease.copy)
             row.num_computed = row.lease.num_cached
             if not row.tokens:
                 row.num_cached = row.lease.num_cached

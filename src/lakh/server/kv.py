@@ -20,8 +20,11 @@ __all__ = ["PagedCache", "slots_of"]
 
 
 class PagedCache:
-    def __init__(self, spec: Model, num_blocks: int, *, device: torch.device, dtype: torch.dtype) -> None:
-        shape = (spec.layers, spec.kv_heads, num_blocks * BLOCK_TOKENS, spec.head_dim)
+    def __init__(
+        self, spec: Model, num_blocks: int, *, device: torch.device, dtype: torch.dtype, kv_heads: int | None = None
+    ) -> None:
+        """`kv_heads`: those that this process holds; all of them if not given."""
+        shape = (spec.layers, kv_heads or spec.kv_heads, num_blocks * BLOCK_TOKENS, spec.head_dim)
         # Zeros, not empty: a masked slot is multiplied by 0, and 0 times a stray NaN is NaN.
         self.keys_LKCD = torch.zeros(shape, device=device, dtype=dtype)
         self.values_LKCD = torch.zeros(shape, device=device, dtype=dtype)

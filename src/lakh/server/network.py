@@ -9,60 +9,77 @@ together changes sums only by rounding: a prompt in chunks, a batch, and a row a
 in float32.
 
 On the CPU up to kernels_cpu.MAX_TOKENS tokens go through compiled kernels that read every weight once; more go through
-torch's matrix products. On the GPU one token per row goes through captured graphs (decode_gpu.py). Same mathematics as
+torch's matrix products. On the GPU most steps go through captured graphs (runner.py). Same mathematics as
 workloads/code/model.py, which stays the reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from lakh.errors import UserError
 from lakh.server import kernels_cpu
+from lakh.server.attention import Attention, Segment, place_of, scored_of
 from lakh.server.kv import PagedCache, slots_of
 from lakh.spec.model import Model
+from lakh.workloads.code import hf
 
-__all__ = ["Network", "Precision", "Segment"]
+__all__ = ["Network", "Precision", "Segment", "Shard"]
 
 Precision = Literal["f32", "bf16", "int8"]
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
 MATRICES = ("qkv", "o", "gate_up", "down")
-SHORT = 4  # new tokens of a row up to which its attention goes through the kernel that gathers nothing
 
 
 @dataclass(frozen=True)
-class Segment:
-    tokens: Sequence[int]
-    start: int
-    """Tokens of this row that are in the cache already."""
-    blocks: Sequence[int]
-    scored: int = 1
-    """The last so many of `tokens` are scored; 0 in the middle of a prompt."""
+class Shard:
+    """Which part of every layer this process holds, and how parts are added up (tensor_parallel.py)."""
+
+    rank: int = 0
+    size: int = 1
+    add_up: Callable[[Tensor], Tensor] = lambda part: part
+    """The sum of all processes' parts; may work in place."""
 
 
 class Network:
     def __init__(
-        self, spec: Model, weights: Mapping[str, Tensor], num_ids: int, device: torch.device, precision: Precision
+        self,
+        spec: Model,
+        weights: Mapping[str, Tensor],
+        num_ids: int,
+        device: torch.device,
+        precision: Precision,
+        shard: Shard = Shard(),  # noqa: B008 - frozen
     ) -> None:
-        """`num_ids`: how many ids may be drawn; a padded embedding table has more rows than that."""
+        """`num_ids`: how many ids may be drawn; a padded embedding table has more rows than that.
+
+        A `shard` holds a share of the heads and of the feed-forward; embedding and head are whole everywhere.
+        """
         self.spec, self.num_ids, self.device, self.precision = spec, num_ids, device, precision
         self.dtype = DTYPES[precision]
-        if precision == "int8":
-            _check_int8(spec, device)
-        queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        self.shard = shard
+        _check(spec, device, precision, shard.size)
+        self.heads, self.kv_heads, self.ffn = (n // shard.size for n in (spec.heads, spec.kv_heads, spec.ffn))
+        self.cos, self.sin = _rope_tables(spec, device)
+        self._allocate()
+        self.load(weights)
+
+    def _allocate(self) -> None:
+        spec, precision, device = self.spec, self.precision, self.device
+        queries, keys = self.heads * spec.head_dim, self.kv_heads * spec.head_dim
         shapes = {
             "qkv": (queries + 2 * keys, spec.width),
             "o": (spec.width, queries),
-            "gate_up": (2 * spec.ffn, spec.width),
-            "down": (spec.width, spec.ffn),
+            "gate_up": (2 * self.ffn, spec.width),
+            "down": (spec.width, self.ffn),
         }
         kind = torch.int8 if precision == "int8" else self.dtype
         self._w = {
@@ -75,35 +92,83 @@ class Network:
         }
         self.norms = torch.empty((2 * spec.layers + 1, spec.width), dtype=self.dtype, device=device)
         self.embed = torch.empty((spec.vocab, spec.width), dtype=self.dtype, device=device)
-        self.head = self.embed[:num_ids] if spec.tied else torch.empty_like(self.embed[:num_ids])
+        self.head = self.embed[: self.num_ids] if spec.tied else torch.empty_like(self.embed[: self.num_ids])
         self._head_int8: tuple[Tensor, Tensor] | None = None
-        self.cos, self.sin = _rope_tables(spec, device)
-        self.load(weights)
 
-    @torch.inference_mode()
+    # --- weights ---
+
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Put these weights in the place of the old ones, tensor by tensor."""
-        for layer in range(self.spec.layers):
-            block = f"blocks.{layer}."
-            parts = {
-                "qkv": [weights[f"{block}attention.{name}.weight"] for name in "qkv"],
-                "o": [weights[f"{block}attention.o.weight"]],
-                "gate_up": [weights[f"{block}ffn.{name}.weight"] for name in ("gate", "up")],
-                "down": [weights[f"{block}ffn.down.weight"]],
-            }
-            for name, tensors in parts.items():
-                row = 0
-                for tensor in tensors:
-                    self._put(name, layer, row, tensor)
-                    row += tensor.shape[0]
-            self.norms[2 * layer].copy_(weights[f"{block}attention_norm.weight"])
-            self.norms[2 * layer + 1].copy_(weights[f"{block}ffn_norm.weight"])
-        self.norms[-1].copy_(weights["norm.weight"])
-        self.embed.copy_(weights["embed.weight"])
-        if not self.spec.tied:
-            self.head.copy_(weights["head.weight"][: self.num_ids])
+        for name in hf.shapes(self.spec):
+            self.put(name, weights[name])
+        self.finish()
+
+    @torch.inference_mode()
+    def put(self, name: str, tensor: Tensor) -> None:
+        """One whole tensor by the model's own name; a shard takes its part. Once all have come, `finish`."""
+        if name == "embed.weight":
+            self.embed.copy_(tensor)
+        elif name == "head.weight":
+            self.head.copy_(tensor[: self.num_ids])
+        elif name == "norm.weight":
+            self.norms[-1].copy_(tensor)
+        else:
+            _, number, part = name.removesuffix(".weight").split(".", 2)
+            if part in ("attention_norm", "ffn_norm"):
+                self.norms[2 * int(number) + (part == "ffn_norm")].copy_(tensor)
+            else:
+                self._put_matrix(int(number), part, tensor)
+
+    def finish(self) -> None:
         if self.precision == "int8":
             self._head_int8 = _to_int8(self.head)
+
+    def shadow(self) -> Network:
+        """Another network of the same shape with weights of its own, not yet filled: for `exchange`."""
+        other = copy.copy(self)
+        other._allocate()
+        return other
+
+    @torch.inference_mode()
+    def exchange(self, other: Network) -> None:
+        """Compute with the weights of this `shadow` from now on. Captured graphs know addresses, so on a GPU the
+        numbers move (device memory to device memory); elsewhere the tensors change places.
+        """
+        if self.device.type == "cuda":
+            for name in self._w:
+                self._w[name].copy_(other._w[name])
+            for ours, theirs in ((self.norms, other.norms), (self.embed, other.embed)):
+                ours.copy_(theirs)
+            if not self.spec.tied:
+                self.head.copy_(other.head)
+            torch.cuda.synchronize(self.device)
+            return
+        for name in ("_w", "_scales", "norms", "embed", "head", "_head_int8"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            setattr(self, name, theirs)
+            setattr(other, name, ours)
+
+    def _put_matrix(self, layer: int, part: str, tensor: Tensor) -> None:
+        rank, size = self.shard.rank, self.shard.size
+        queries, keys = self.heads * self.spec.head_dim, self.kv_heads * self.spec.head_dim
+        name, row, by_columns = {
+            "attention.q": ("qkv", 0, False),
+            "attention.k": ("qkv", queries, False),
+            "attention.v": ("qkv", queries + keys, False),
+            "attention.o": ("o", 0, True),
+            "ffn.gate": ("gate_up", 0, False),
+            "ffn.up": ("gate_up", self.ffn, False),
+            "ffn.down": ("down", 0, True),
+        }[part]
+        if size > 1:
+            tensor = tensor.chunk(size, dim=1 if by_columns else 0)[rank]
+        place = slice(row, row + tensor.shape[0])
+        if self.precision != "int8":
+            self._w[name][layer, place].copy_(tensor)
+            return
+        numbers, scales = _to_int8(tensor)
+        self._w[name][layer, place].copy_(numbers)
+        self._scales[name][layer, place].copy_(scales)
 
     @property
     def weight_bytes(self) -> int:
@@ -116,19 +181,21 @@ class Network:
         """Scores of the tokens that are to be scored, segment after segment: rows x V, float32 on the CPU."""
         num_new = sum(len(segment.tokens) for segment in segments)
         small = self.device.type == "cpu" and num_new <= kernels_cpu.MAX_TOKENS and self.dtype == torch.float32
-        return self._forward_small(segments, cache) if small else self._forward_torch(segments, cache)
+        if small and self.shard.size == 1:
+            return self._forward_small(segments, cache)
+        return self._forward_torch(segments, cache)
 
     # --- a few tokens on the CPU ---
 
     def _forward_small(self, segments: Sequence[Segment], cache: PagedCache) -> Tensor:
         tokens = [token for segment in segments for token in segment.tokens]
         x = self.embed[torch.tensor(tokens)].numpy()
-        place = _place(segments)
+        place = place_of(segments)
         kv = cache.keys_LKCD.numpy(), cache.values_LKCD.numpy()
         rope = self.cos.numpy(), self.sin.numpy()
         w = tuple(self._w[name].numpy() for name in MATRICES)
         rest = (self.norms.numpy(), self.spec.norm_eps, place[2] - 1, rope, kv, self.spec.heads, place)
-        scored = np.array(_scored(segments), np.int64)
+        scored = np.array(scored_of(segments), np.int64)
         if self._head_int8 is None:
             x = kernels_cpu.run_f32(x, w, *rest)
             return torch.from_numpy(kernels_cpu.head_f32(self.head.numpy(), x[scored]))
@@ -146,22 +213,23 @@ class Network:
         new_N = torch.cat([row[segment.start :] for row, segment in zip(rows, segments, strict=True)]).to(device)
         positions_N = torch.tensor(positions, device=device)
         rope = self.cos[positions_N][:, None], self.sin[positions_N][:, None]
-        attention = _Attention(segments, rows, device)
+        attention = Attention(segments, rows, device)
         x_NW = self.embed[torch.tensor(tokens, device=device)]
-        sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim]
+        sizes = [self.heads * spec.head_dim, self.kv_heads * spec.head_dim, self.kv_heads * spec.head_dim]
+        add_up = self.shard.add_up
         for layer in range(spec.layers):
             h_NW = F.rms_norm(x_NW, (spec.width,), self.norms[2 * layer], spec.norm_eps)
             q, k, v = self._linear("qkv", layer, h_NW).split(sizes, dim=-1)
-            q_NHD = _rotate(q.unflatten(-1, (spec.heads, spec.head_dim)), rope)
-            k_NKD = _rotate(k.unflatten(-1, (spec.kv_heads, spec.head_dim)), rope)
+            q_NHD = _rotate(q.unflatten(-1, (self.heads, spec.head_dim)), rope)
+            k_NKD = _rotate(k.unflatten(-1, (self.kv_heads, spec.head_dim)), rope)
             keys_KCD, values_KCD = cache.keys_LKCD[layer], cache.values_LKCD[layer]
             keys_KCD[:, new_N] = k_NKD.transpose(0, 1)
-            values_KCD[:, new_N] = v.unflatten(-1, (spec.kv_heads, spec.head_dim)).transpose(0, 1)
-            x_NW = x_NW + self._linear("o", layer, attention(q_NHD, keys_KCD, values_KCD).flatten(1))
+            values_KCD[:, new_N] = v.unflatten(-1, (self.kv_heads, spec.head_dim)).transpose(0, 1)
+            x_NW = x_NW + add_up(self._linear("o", layer, attention(q_NHD, keys_KCD, values_KCD).flatten(1)))
             h_NW = F.rms_norm(x_NW, (spec.width,), self.norms[2 * layer + 1], spec.norm_eps)
             gate, up = self._linear("gate_up", layer, h_NW).chunk(2, dim=-1)
-            x_NW = x_NW + self._linear("down", layer, F.silu(gate) * up)
-        scored = _scored(segments)
+            x_NW = x_NW + add_up(self._linear("down", layer, F.silu(gate) * up))
+        scored = scored_of(segments)
         if not scored:
             return x_NW.new_empty(0, self.num_ids)
         x_NW = x_NW[torch.tensor(scored, device=device)]
@@ -180,103 +248,6 @@ class Network:
 
     def _linear(self, name: str, layer: int, x: Tensor) -> Tensor:
         return F.linear(x, self.matrix(name, layer))
-
-    def _put(self, name: str, layer: int, row: int, tensor: Tensor) -> None:
-        place = slice(row, row + tensor.shape[0])
-        if self.precision != "int8":
-            self._w[name][layer, place].copy_(tensor)
-            return
-        numbers, scales = _to_int8(tensor)
-        self._w[name][layer, place].copy_(numbers)
-        self._scales[name][layer, place].copy_(scales)
-
-
-class _Attention:
-    """Attention of all segments over their own keys, for every layer of one step."""
-
-    def __init__(self, segments: Sequence[Segment], rows: Sequence[Tensor], device: torch.device) -> None:
-        counts = [len(segment.tokens) for segment in segments]
-        ends = np.cumsum(counts)
-        self._short: list[int] = []  # flat places of tokens in short segments
-        self._long: list[tuple[slice, Tensor, Any]] = []
-        short_segments = []
-        for segment, row, count, end in zip(segments, rows, counts, ends, strict=True):
-            here = slice(int(end) - count, int(end))
-            if device.type == "cpu" and count <= SHORT:
-                self._short += range(here.start, here.stop)
-                short_segments.append(segment)
-                continue
-            seen = _seen(segment.start, count, device) if segment.start and count > 1 else None
-            self._long.append((here, row.to(device), seen))
-        self._place = _place(short_segments) if short_segments else None
-
-    def __call__(self, q_NHD: Tensor, keys_KCD: Tensor, values_KCD: Tensor) -> Tensor:
-        out_NHD = torch.empty_like(q_NHD)
-        gqa = q_NHD.shape[1] != keys_KCD.shape[0]
-        for here, slots, mask in self._long:
-            k, v = keys_KCD[:, slots][None], values_KCD[:, slots][None]
-            q = q_NHD[here].transpose(0, 1)[None]
-            if mask is not None and gqa and q.is_cuda:  # the fast kernels take a mask or shared heads, not both
-                share = q.shape[1] // k.shape[1]
-                k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
-            causal = mask is None and q.shape[2] > 1
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
-            )
-            out_NHD[here] = y[0].transpose(0, 1)
-        if self._place is not None:
-            if q_NHD.dtype != torch.float32:
-                return self._short_in_float32(q_NHD, keys_KCD, values_KCD, out_NHD)
-            q = q_NHD[self._short].contiguous()
-            result = np.empty(q.shape, np.float32)
-            scores = np.empty(int(self._place[2].max()), np.float32)
-            kernels_cpu.attend(q.numpy(), keys_KCD.numpy(), values_KCD.numpy(), *self._place, result, scores)
-            out_NHD[self._short] = torch.from_numpy(result)
-        return out_NHD
-
-    def _short_in_float32(self, q_NHD: Tensor, keys_KCD: Tensor, values_KCD: Tensor, out_NHD: Tensor) -> Tensor:
-        """The same for bfloat16 on the CPU, token by token."""
-        assert self._place is not None
-        slots, starts, lengths = (torch.from_numpy(part) for part in self._place)
-        for n, place in enumerate(self._short):
-            row = slots[starts[n] : starts[n] + lengths[n]]
-            k, v, q = keys_KCD[:, row][None], values_KCD[:, row][None], q_NHD[place][None, :, None]
-            y = F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
-            out_NHD[place] = y[0, :, 0]
-        return out_NHD
-
-
-def _seen(start: int, count: int, device: torch.device) -> Any:
-    """Which keys the queries at start .. start + count - 1 see: on a GPU in the form that flash attention knows."""
-    if device.type == "cuda":
-        return causal_lower_right(count, start + count)
-    queries = torch.arange(start, start + count, device=device)
-    return torch.arange(start + count, device=device) <= queries[:, None]
-
-
-def _place(segments: Sequence[Segment]) -> tuple[Any, Any, Any]:
-    """For every new token: where its row's slots begin in one long list, and how many of them it sees."""
-    slots: list[Any] = []
-    starts: list[int] = []
-    lengths: list[int] = []
-    first = 0
-    for segment in segments:
-        end = segment.start + len(segment.tokens)
-        slots.append(slots_of(segment.blocks, end).numpy())
-        starts += [first] * len(segment.tokens)
-        lengths += range(segment.start + 1, end + 1)
-        first += end
-    return np.concatenate(slots), np.array(starts, np.int64), np.array(lengths, np.int64)
-
-
-def _scored(segments: Sequence[Segment]) -> list[int]:
-    """Flat places of the tokens that are scored."""
-    places: list[int] = []
-    end = 0
-    for segment in segments:
-        end += len(segment.tokens)
-        places += range(end - segment.scored, end)
-    return places
 
 
 def _rotate(x_NHD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
@@ -299,11 +270,19 @@ def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return numbers.flatten(-2).contiguous(), scales.contiguous()
 
 
-def _check_int8(spec: Model, device: torch.device) -> None:
-    group = kernels_cpu.GROUP
-    if device.type != "cpu":
-        raise UserError("precision int8", "is a CPU format", "use bf16 on a GPU")
-    for name, size in (("width", spec.width), ("ffn", spec.ffn)):
-        if size % group:
-            todo = "use f32 for this model"
-            raise UserError("precision int8", f"needs widths divisible by {group}, and {name} is {size}", todo)
+def _check(spec: Model, device: torch.device, precision: Precision, num_shards: int) -> None:
+    """Refuse what would be computed wrongly."""
+    if spec.qk_norm:
+        raise UserError("model.qk_norm", "the engine has no norm on queries and keys", "serve a model without it")
+    if precision == "int8":
+        group = kernels_cpu.GROUP
+        if device.type != "cpu":
+            raise UserError("precision int8", "is a CPU format", "use bf16 on a GPU")
+        for name, size in (("width", spec.width), ("ffn", spec.ffn)):
+            if size % (group * num_shards if name == "ffn" else group):
+                todo = "use f32 for this model"
+                raise UserError("precision int8", f"needs widths divisible by {group}, and {name} is {size}", todo)
+    for name, size in (("heads", spec.heads), ("kv_heads", spec.kv_heads), ("ffn", spec.ffn)):
+        if size % num_shards:
+            todo = f"choose a number that divides {size}"
+            raise UserError(f"--tensor {num_shards}", f"does not divide the model's {name} ({size})", todo)

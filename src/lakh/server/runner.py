@@ -15,16 +15,17 @@ from torch import Tensor
 
 from lakh.server.blocks import BLOCK_TOKENS, BlockPool
 from lakh.server.kv import PagedCache
-from lakh.server.network import Network, Precision, Segment
+from lakh.server.network import Network, Precision, Segment, Shard
 from lakh.spec.model import Model
 
 if TYPE_CHECKING:
     from lakh.server.chunks_gpu import Chunks
     from lakh.server.decode_gpu import Decoder
+    from lakh.server.tensor_parallel import Team
 
 __all__ = ["Runner"]
 
-CACHE_TOKENS = 64 * 1024
+CACHE_TOKENS = 512 * 1024  # fifty people with a prompt of 1,700 tokens each need 85,000: less costs most of the hits
 CACHE_BYTES = {"cpu": 2 << 30, "cuda": 24 << 30}
 
 
@@ -38,14 +39,21 @@ class Runner:
         device: torch.device,
         precision: Precision,
         cache_tokens: int | None = None,
+        team: Team | None = None,
     ) -> None:
-        self.network = Network(spec, weights, num_ids, device, precision)
+        """With a `team` this process holds a share of the model (tensor_parallel.py)."""
+        self._team = team
+        self.network = Network(spec, weights, num_ids, device, precision, Shard() if team is None else team.shard)
         num_blocks = _num_blocks(spec, device, self.network.dtype, cache_tokens)
         self.pool = BlockPool(num_blocks)
         # One block more than the pool has: empty places of a GPU batch write there.
-        self.cache = PagedCache(spec, num_blocks + 1, device=device, dtype=self.network.dtype)
+        kv_heads = self.network.kv_heads
+        self.cache = PagedCache(spec, num_blocks + 1, device=device, dtype=self.network.dtype, kv_heads=kv_heads)
         self.decoder: Decoder | None = None
         self.chunks: Chunks | None = None
+        if team is not None:
+            with team.told("begin", num_ids, num_blocks + 1):
+                return  # steps are plain torch, with sums between the layers
         if device.type == "cuda":
             from lakh.server import chunks_gpu, decode_gpu
 
@@ -55,6 +63,9 @@ class Runner:
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         """Scores of the scored tokens, segment after segment: valid until the next call."""
+        if self._team is not None:
+            with self._team.told("forward", segments):
+                return self.network.forward(segments, self.cache)
         if self.decoder is None or self.chunks is None:
             return self.network.forward(segments, self.cache)
         if len(segments) <= self.decoder.max_rows and all(len(s.tokens) == s.scored == 1 for s in segments):
@@ -80,8 +91,21 @@ class Runner:
             made.append(list(tokens))
         return made
 
+    def copy_block(self, source: int, target: int) -> None:
+        if self._team is None:
+            self.cache.copy_block(source, target)
+            return
+        with self._team.told("copy", source, target):
+            self.cache.copy_block(source, target)
+
+    def close(self) -> None:
+        if self._team is not None:
+            self._team.close()
+
     def warm_up(self) -> None:
-        """Capture the graphs of steps with several tokens of a row now."""
+        """Capture all graphs now."""
+        if self.decoder is not None:
+            self.decoder.warm_up()
         if self.chunks is not None:
             self.chunks.warm_up()
 

@@ -16,6 +16,8 @@ under another name (metrics.py).
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,32 +27,38 @@ __all__ = ["MAX_GUESSES", "Costs", "Decision", "Lookup", "Record", "decide", "ex
 MAX_GUESSES = 7
 SMOOTHING = 0.1  # weight of the newest figure
 FIRST_ACCEPTANCE = 0.5
+WIDTH = array("i").itemsize
 RETRY_EVERY = 64  # steps after which a row that gave up on guessing tries once more
 
 
 class Lookup:
-    """Prompt lookup: what followed the last occurrence of the last `longest` .. `shortest` tokens."""
+    """Prompt lookup: what followed the last occurrence of the last `longest` .. `shortest` tokens.
+
+    Tokens are kept as bytes, so that a search is one of memory: microseconds for thousands of tokens, and nothing to
+    build when a prompt comes.
+    """
 
     def __init__(self, shortest: int = 2, longest: int = 4) -> None:
         self._sizes = range(longest, shortest - 1, -1)
-        # For every size: the tokens of an n-gram -> the place after its last occurrence but the newest one.
-        self._after: dict[tuple[int, ...], int] = {}
-        self._seen = 0
+        self._bytes = bytearray()
 
     def guess(self, ids: Sequence[int], most: int) -> list[int]:
         """Up to `most` tokens. `ids` only ever grows between calls."""
         end = len(ids)
-        for place in range(self._seen, end):  # n-grams that end before `place` are followed by ids[place]
-            for size in self._sizes:
-                if place >= size:
-                    self._after[tuple(ids[place - size : place])] = place
-        self._seen = end
+        self._bytes += array("i", ids[len(self._bytes) // WIDTH :]).tobytes()
         for size in self._sizes:
-            if end >= size:
-                after = self._after.get(tuple(ids[end - size : end]))
-                if after is not None:
-                    return _continued(ids, after, most)
+            if end > size:
+                place = self._find(self._bytes[(end - size) * WIDTH :], (end - 1) * WIDTH)
+                if place is not None:
+                    return _continued(ids, place + size, most)
         return []
+
+    def _find(self, wanted: bytes | bytearray, before: int) -> int | None:
+        """The token where these bytes last begin, wholly before this place; None where they do not."""
+        at = self._bytes.rfind(wanted, 0, before)
+        while at >= 0 and at % WIDTH:  # inside a token: not a place
+            at = self._bytes.rfind(wanted, 0, at + len(wanted) - 1)
+        return at // WIDTH if at >= 0 else None
 
 
 def _continued(ids: Sequence[int], place: int, most: int) -> list[int]:
@@ -73,21 +81,25 @@ class Costs:
 
     by_tokens: dict[int, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._sizes = sorted(self.by_tokens)
+
     def record(self, num_tokens: int, seconds: float) -> None:
         known = self.by_tokens.get(num_tokens)
+        if known is None:
+            insort(self._sizes, num_tokens)
         self.by_tokens[num_tokens] = seconds if known is None else known + SMOOTHING * (seconds - known)
 
     def of(self, num_tokens: int) -> float | None:
         """None while it must be tried: larger than everything measured."""
         if num_tokens in self.by_tokens:
             return self.by_tokens[num_tokens]
-        below = [n for n in self.by_tokens if n < num_tokens]
-        above = [n for n in self.by_tokens if n > num_tokens]
-        if not above:
+        place = bisect_left(self._sizes, num_tokens)
+        if place == len(self._sizes):
             return None
-        if not below:
-            return self.by_tokens[min(above)]
-        low, high = max(below), min(above)
+        if place == 0:
+            return self.by_tokens[self._sizes[0]]
+        low, high = self._sizes[place - 1], self._sizes[place]
         share = (num_tokens - low) / (high - low)
         return self.by_tokens[low] + share * (self.by_tokens[high] - self.by_tokens[low])
 
@@ -112,7 +124,9 @@ class Record:
 
 def expected_tokens(acceptance: float, num_guesses: int) -> float:
     """Tokens of one step: 1 + a + a^2 + ... + a^k."""
-    return sum(acceptance**i for i in range(num_guesses + 1))
+    if acceptance >= 1.0:
+        return num_guesses + 1.0
+    return (1 - acceptance ** (num_guesses + 1)) / (1 - acceptance)
 
 
 def decide(

