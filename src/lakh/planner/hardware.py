@@ -44,6 +44,8 @@ class Hardware:
     """Speed of arithmetic beyond that of an older part with the same peak: see SUSTAINED."""
     attention_gain: Array = 1.0
     """Speed of attention kernels written for this part over FlashAttention-2: see ATTENTION_GAIN."""
+    softmax_knee: Array = 0.0
+    """Size of a head whose products take as long as the exponentials of its scores: see SOFTMAX_KNEE."""
     host_Bps: Array = 25e9
     """Between GPU and host memory, per GPU and direction: PCIe 4.0 x16 with its usual losses."""
 
@@ -81,6 +83,11 @@ SUSTAINED = {"B300": (1100 / 1000) ** 0.5, "GB300": (1400 / 1200) ** 0.5}
 # 3.5 parts of the work (arXiv 2407.08608). cuDNN 9 lies near it. On other parts all measured programs have one kind.
 ATTENTION_GAIN = {"H100": 1.66, "H200": 1.66}
 
+# A multiprocessor makes 16 exponentials per clock (CUDA programming guide, arithmetic throughput) beside 4,096 dense
+# FLOPs on an H100, 8,192 on Blackwell; a score takes one exponential and four FLOPs per element of a head. Older parts
+# have products slow enough to hide them (arXiv 2407.08608 names the gap; fits of A100 rows find no such term).
+SOFTMAX_KNEE = {"H100": 64.0, "H200": 64.0, "B200": 128.0, "GB200": 128.0, "B300": 128.0, "GB300": 128.0}
+
 
 def kind_of(name: str) -> str:
     """The family of a part's name: "H100-SXM" is an H100."""
@@ -98,6 +105,7 @@ def hardware_of(cluster: Cluster) -> Hardware:
         peak_FLOPs=cluster.gpu.dense_bf16_TFLOPs * 1e12,
         sustained=SUSTAINED.get(kind, 1.0),
         attention_gain=ATTENTION_GAIN.get(kind, 1.0),
+        softmax_knee=SOFTMAX_KNEE.get(kind, 0.0),
         memory_bytes=cluster.gpu.memory_GiB * 2**30,
         memory_Bps=cluster.gpu.memory_bandwidth_GBps * 1e9,
         processors=float(PROCESSORS.get(kind, 100)),

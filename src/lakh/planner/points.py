@@ -23,7 +23,7 @@ import numpy as np
 
 from lakh import storage
 from lakh.errors import DataError, UserError
-from lakh.planner.hardware import ATTENTION_GAIN, PROCESSORS, SUSTAINED, Hardware, Level, kind_of
+from lakh.planner.hardware import ATTENTION_GAIN, PROCESSORS, SOFTMAX_KNEE, SUSTAINED, Hardware, Level, kind_of
 from lakh.planner.layout import RECOMPUTE, Layout
 from lakh.planner.shape import Shape
 
@@ -369,6 +369,7 @@ def _hardware(row: dict[str, str]) -> dict[str, float]:
     return {
         "peak_FLOPs": peak * 1e12,
         "sustained": SUSTAINED.get(kind_of(row["gpu"]), 1.0),
+        "softmax_knee": SOFTMAX_KNEE.get(kind_of(row["gpu"]), 0.0),
         "attention_gain": ATTENTION_GAIN.get(kind_of(row["gpu"]), 1.0),
         "memory_bytes": memory_GB * 1e9,
         "memory_Bps": memory_GBps * 1e9,

@@ -46,7 +46,7 @@ class Fractions:
     wave: Array = 0.5
     """How much a last, partly filled wave of tiles costs: 0 nothing, 1 a whole wave."""
     attention: Array = 0.45
-    """Of the dense peak, for FlashAttention-2."""
+    """Of the dense peak, for FlashAttention-2 with heads of USUAL_HEAD."""
     memory: Array = 0.75
     """Of the memory bandwidth, for element-wise work."""
     host_us: Array = 100.0
@@ -139,6 +139,7 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     # --- attention, forward: half of the score matrix when causal and fused, all of it otherwise ---
     score_flops = 4 * tokens * lo.sequence * sh.attention_dim / tp
     kernel = np.where(lo.native_attention, hw.attention_gain, 1.0)
+    kernel = kernel * _beside_softmax(sh.head_dim, hw) / _beside_softmax(USUAL_HEAD, hw)
     fused = score_flops / 2 / (hw.arithmetic_FLOPs * fr.attention * kernel)
     scores = tokens * lo.sequence * sh.heads / tp
     unfused = score_flops / (hw.arithmetic_FLOPs * fr.gemm * sh.head_dim / (sh.head_dim + fr.gemm_knee))
@@ -280,6 +281,7 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     )
 
 
+USUAL_HEAD = 128.0
 ATTENTION_KNEE = 256.0  # tokens of a piece at which fused attention reaches half of its speed
 ROUTING_KERNELS = 2.0  # host work of routing, permuting and exchanging, in units of a dense layer
 EXPERT_KERNELS = 0.5  # and of each expert that a rank holds: its products
@@ -294,6 +296,11 @@ PERMUTE_BYTES = 8.0  # gather rows for the experts and scatter them back, bf16, 
 HEAD_BYTES = 20.0  # logits in bf16, their float32 copy, softmax, its gradient
 EAGER_BYTES = 3.0  # times the above when each operation is its own kernel: float32 norms, rotary positions, gates
 OPTIMIZER_BYTES = 34.0  # gradient 2 read twice (norm, update), master and two moments read and written, weight written
+
+
+def _beside_softmax(head_dim: Array, hw: Hardware) -> Array:
+    """Share of fused attention's time that is matrix products: small heads have more exponentials per FLOP."""
+    return head_dim / (head_dim + hw.softmax_knee)
 
 
 HOST_SHARPNESS = 6.0  # 1 would add host and GPU time, infinity would take the larger: kernels of a layer differ

@@ -110,6 +110,19 @@ def test_attention_kernels_of_the_gpu_count_where_sequences_are_long() -> None:
     assert seconds(replace(layout, native_attention=0.0), old_part) == seconds(layout, old_part)
 
 
+def test_small_heads_spend_more_of_attention_on_exponentials() -> None:
+    def score_s(head_dim: float) -> float:
+        shape = replace(MODELS[0], heads=8192.0 / head_dim, kv_heads=1024.0 / head_dim, head_dim=head_dim)
+        far, near = (
+            float(step_time(shape, Layout(gpus=8.0, sequence=s, batch=8.0), HW, FR).compute_s / s)
+            for s in (65536.0, 32768.0)
+        )
+        return far - near  # what a longer sequence adds to each token: attention alone
+
+    assert score_s(64.0) / score_s(128.0) == pytest.approx(2 / (1 + 0.5), rel=0.02)  # (1 + 64/64) / (1 + 64/128)
+    assert score_s(256.0) < score_s(128.0)
+
+
 def test_less_memory_is_paid_for_in_traffic() -> None:
     layout = Layout(
         gpus=1024.0, sequence=4096.0, batch=2048.0, tp=8.0, pp=8.0, chunks=5.0, zero1=1.0, gradient_bytes=4.0
