@@ -1,0 +1,76 @@
+"""The engine on a GPU answers as on a CPU: batched, from cached prefixes, with guesses, with a draft, after a swap."""
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers
+
+from lakh.server import weights as model_weights
+from lakh.server.engine import Engine, Sampling
+from lakh.spec.model import Model
+from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from lakh.workloads.code.model import CodeModel, init_weights
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    pytest.mark.timeout(300),
+]
+SPEC = Model(layers=2, width=128, heads=4, kv_heads=2, ffn=256, vocab=280, context=512)
+PROMPTS = [[20 + (i * i) % 200 for i in range(n)] for n in (3, 40, 150, 150, 260)]
+GREEDY = Sampling(max_tokens=24)
+
+
+def weights(seed: int, noise: float = 0.0) -> dict[str, torch.Tensor]:
+    model = CodeModel(SPEC)
+    init_weights(model, seed)
+    made = {name: t.detach() * (8 if t.dim() > 1 else 1) for name, t in model.state_dict().items()}
+    generator = torch.Generator().manual_seed(3)
+    return {name: t + noise * t.std() * torch.randn(t.shape, generator=generator) for name, t in made.items()}
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    made = tokenizers.Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[]))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.add_special_tokens(list(SPECIAL_TOKENS))
+    made.save(str(path))
+    return path
+
+
+def engine(tokenizer_json: Path, device: str, **options: object) -> Engine:
+    tokenizer = Tokenizer.load(tokenizer_json)
+    return Engine("m", SPEC, weights(1), tokenizer, device=device, precision="f32", **options)  # type: ignore[arg-type]
+
+
+def agreement(left: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> float:
+    """Share of tokens before the first difference: tensor cores round float32 products, and a near tie may tip."""
+    same = total = 0
+    for ours, theirs in zip(left, right, strict=True):
+        total += len(theirs)
+        same += next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs))
+    return same / total
+
+
+def test_answers_are_those_of_the_cpu(tokenizer_json: Path) -> None:
+    expected = [done.tokens for done in engine(tokenizer_json, "cpu").generate(PROMPTS, GREEDY)]
+    draft = model_weights.Loaded("draft", "", SPEC, weights(1, 0.05), tokenizer_json)
+    for options in ({}, {"speculation": "lookup"}, {"draft": draft}):
+        gpu = engine(tokenizer_json, "cuda", **options)
+        for _ in range(2):  # the second time from cached prefixes
+            found = [done.tokens for done in gpu.generate(PROMPTS, GREEDY)]
+            assert agreement(found, expected) > 0.9
+        assert gpu.pool.num_held == 0
+    assert gpu.counts.drafted_tokens > 0
+
+
+def test_new_weights_reach_the_captured_graphs(tokenizer_json: Path) -> None:
+    gpu = engine(tokenizer_json, "cuda")
+    gpu.generate(PROMPTS, GREEDY)
+    gpu.swap(weights(2))
+    cpu = Engine("m", SPEC, weights(2), Tokenizer.load(tokenizer_json), device="cpu", precision="f32")
+    found, expected = ([done.tokens for done in one.generate(PROMPTS, GREEDY)] for one in (gpu, cpu))
+    assert agreement(found, expected) > 0.9
