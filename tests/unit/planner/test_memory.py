@@ -62,6 +62,14 @@ def test_sharding_over_more_ranks_never_makes_a_gpu_fuller(shard: float, tp: flo
     assert total(replace(here, shard=2 * shard)) <= total(here) + (0 if gathered else 3e9 / tp)  # two gathered layers
 
 
+@given(ep=st.sampled_from([1.0, 4.0, 32.0]), tp=powers, pp=powers, zero2=st.sampled_from([0.0, 1.0]))
+def test_spreading_experts_never_makes_a_gpu_fuller(ep: float, tp: float, pp: float, zero2: float) -> None:
+    mixture = architecture("deepseek-v3").shape
+    here = replace(BASE, tp=tp, pp=pp, ep=ep, zero2=zero2)
+    more, less = (float(memory(mixture, replace(here, ep=n)).total_bytes) for n in (2 * ep, ep))
+    assert more <= less * (1 + 1e-9)
+
+
 def test_recomputation_and_smaller_micro_batches_keep_less() -> None:
     kept = [total(replace(BASE, flash=0.0, recompute=float(policy))) for policy in (NONE, SELECTIVE, FULL)]
     assert kept == sorted(kept, reverse=True)

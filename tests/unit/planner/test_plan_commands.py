@@ -35,6 +35,14 @@ def test_options_of_a_layout_change_what_they_name(lakh: Lakh, last_line: Json) 
     assert ask("--optimizer", "adamw-8bit")["memory_bytes"]["optimizer"] == plain["memory_bytes"]["optimizer"] / 2
     assert ask("--precision", "fp8")["step_s"] < plain["step_s"]
     assert ask("--micro-batch", "2")["layout"]["micro_batches"] == plain["layout"]["micro_batches"] / 2
+    assert ask("--attention", "older")["step_s"] > plain["step_s"]
+    assert [ask("--zero", str(n))["layout"]["zero"] for n in (0, 1, 2)] == [0, 1, 2]
+    assert ask("--shard", "8")["layout"]["zero"] == 3
+    assert ask("--zero", "0")["memory_bytes"]["optimizer"] > plain["memory_bytes"]["optimizer"]
+    assert ask("--schedule", "gpipe")["memory_bytes"]["activations"] > plain["memory_bytes"]["activations"]
+    usual, lean = (ask("--chunks", "4", "--schedule", name) for name in ("interleaved", "lean"))
+    assert lean["memory_bytes"]["activations"] < usual["memory_bytes"]["activations"]
+    assert lean["layout"]["schedule"] == "lean"
 
 
 def test_an_estimate_that_does_not_fit_leaves_with_two_and_says_what_would(lakh: Lakh, last_line: Json) -> None:
@@ -68,6 +76,22 @@ def test_a_search_writes_a_run_that_the_trainer_takes(lakh: Lakh, last_line: Jso
     code, out, _ = lakh("plan", "estimate", str(file), "--json")
     assert code == 0
     assert last_line(out)["step_s"] == pytest.approx(data["best"]["step_s"], rel=0.1)
+
+
+def test_a_run_with_experts_is_planned_and_not_trained(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
+    dense = lakh("config", "show", "node")[1]
+    file = tmp_path / "run.toml"
+    file.write_text(dense.replace("[mesh]", "[model.experts]\ncount = 32\ntop_k = 4\nffn = 1024\n\n[mesh]", 1))
+    code, out, _ = lakh("plan", "estimate", str(file), "--gpus", "8", "--json")
+    assert code == 0
+    found = last_line(out)
+    code, out, _ = lakh("plan", "search", str(file), "--gpus", "8", "--json")
+    best = last_line(out)["best"]
+    assert best["ep"] > 1
+    assert best["step_s"] < found["step_s"]
+    code, _, err = lakh("plan", "search", str(file), "--gpus", "8", "--out", str(tmp_path / "plan.toml"))
+    assert code == 2
+    assert "planned (lakh plan estimate) and not trained" in err.replace("\n", " ")
 
 
 def test_goodput_answers_with_its_fields(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
@@ -126,6 +150,10 @@ def test_audit_hall_and_validate_answer(lakh: Lakh, last_line: Json, points_file
         (["estimate", "--model", "lama3-8b", "--cluster", "h100-pod", "--gpus", "8"], "did you mean llama3-8b"),
         (["estimate", *ASK, "--tp", "3"], "no multiple of tp x pp x cp"),
         (["estimate", *ASK, "--cluster", "nowhere"], "no such file"),
+        (["estimate", *ASK, "--pp", "4", "--schedule", "lean"], "give --chunks 2 or more"),
+        (["estimate", *ASK, "--pp", "4", "--chunks", "2", "--schedule", "gpipe"], "leave --chunks away"),
+        (["estimate", *ASK, "--zero", "2", "--shard", "8"], "leave --shard away"),
+        (["estimate", *ASK, "--ep", "8"], "does not divide 1 experts"),
         (["estimate", *ASK, "--plot", "x.pdf"], "neither .png nor .svg"),
         (["search", *ASK, "--days", "3"], "give --tokens too"),
         (["search", *ASK, "--also-gpus", "a,b"], "no list of whole numbers"),

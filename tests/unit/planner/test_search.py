@@ -11,7 +11,7 @@ from lakh.errors import InfeasiblePlan, UserError
 from lakh.planner.catalogue import architecture
 from lakh.planner.estimate import check_layout, estimate, estimate_layout, layout_of
 from lakh.planner.layout import Layout
-from lakh.planner.search import Limits, candidates, search
+from lakh.planner.search import Limits, _single, candidates, search
 from lakh.planner.torun import run_of, with_layout
 from lakh.spec import load_run
 from lakh.spec.cluster import load_cluster
@@ -86,6 +86,23 @@ def test_the_winner_becomes_a_run_that_loads_and_is_estimated_the_same(tmp_path:
     assert again == run
     assert again.mesh.ranks == 64
     assert estimate(again).step_s == pytest.approx(found.best["step_s"], rel=0.1)  # HSDP is placed by the mesh's order
+
+
+def test_whatever_is_called_trainable_is_taken_by_the_trainer() -> None:
+    pytest.importorskip("torch", reason="install the trainer's extra: pip install 'lakh[train]'")
+    from lakh.workloads.code.parallel import check
+
+    limits = Limits(batch=64, sequence=8192, gpus=(32,), trainable=True)
+    layouts, refused = candidates(MODEL.shape, limits)
+    schedules = set()
+    for i in range(0, int(np.size(layouts.tp)), 7):
+        one = _single(layouts, i)
+        run = run_of("mine", MODEL, one, POD, tokens=1e9)
+        assert check(run, 32).ranks == 32
+        assert float(layout_of(run, 32).chunks) == one.chunks
+        schedules.add(run.mesh.pp_schedule)
+    assert schedules == {"1f1b", "interleaved"}
+    assert any("micro-batch per stage" in why for why in refused)
 
 
 def test_a_run_keeps_its_model_and_gets_the_mesh() -> None:
