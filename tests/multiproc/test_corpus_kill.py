@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-SETS = ["--set", "split_bytes=400000"]
+SETS = ["--set", "split_bytes=150000"]  # many tasks: whoever wants to hurt a build finds it at work
 TIMEOUT_S = 120
 
 
@@ -58,6 +58,13 @@ def wait_until(condition, process: subprocess.Popen[str]) -> None:  # type: igno
         if process.poll() is not None:
             return
         time.sleep(0.01)
+
+
+def hold(condition, process: subprocess.Popen[str]) -> None:  # type: ignore[no-untyped-def]
+    """Stop the driver in its tracks once the condition holds; its workers end their tasks and wait."""
+    wait_until(condition, process)
+    process.send_signal(signal.SIGSTOP)
+    assert process.poll() is None
 
 
 def children(pid: int) -> list[int]:
@@ -116,8 +123,9 @@ def test_interrupted_from_the_keyboard_it_says_how_to_go_on(
 ) -> None:
     out = tmp_path / "out"
     process = start(code, out)
-    wait_until(lambda: len(markers(out)) >= 2, process)
+    hold(lambda: len(markers(out)) >= 2, process)
     process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 75
     assert "run the same command again" in err
@@ -132,7 +140,7 @@ def test_interrupted_from_the_keyboard_it_says_how_to_go_on(
 def test_a_second_build_in_the_same_folder_is_refused(code: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(code, out)
-    wait_until(lambda: len(markers(out)) >= 1, process)
+    hold(lambda: len(markers(out)) >= 1, process)
     second = start(code, out)
     _, err = second.communicate(timeout=TIMEOUT_S)
     process.kill()

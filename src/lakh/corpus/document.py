@@ -60,6 +60,7 @@ REASONS = {
     "duplicate-path": "another document has the same repository and path",
     "bad-record": "a record of a container that cannot be a document: damaged, or without a text",
     "unsafe-archive": "an archive's member that leads out of it, is no plain file, or unpacks without end",
+    "crashed": "whoever worked on it died, three times; see --worker-memory",
     "empty": "nothing but blanks",
     "binary": "holds a NUL byte",
     "bad-encoding": "not UTF-8",

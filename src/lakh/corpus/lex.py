@@ -23,6 +23,17 @@ from typing import Any
 import numpy as np
 
 from lakh.corpus.compiled import compiled
+from lakh.corpus.literals import (
+    end_of_block,
+    end_of_cpp_raw,
+    end_of_fstring,
+    end_of_line,
+    end_of_quote,
+    end_of_regex,
+    end_of_rust_raw,
+    end_of_template,
+    end_of_triple,
+)
 
 __all__ = ["lex"]
 
@@ -70,238 +81,6 @@ def _hash(data: Any, begin: int, end: int) -> Any:
         h = (h ^ np.int64(data[i])) * np.int64(1099511628211)
     h = (h ^ ((h >> 29) & np.int64(0x7FFFFFFFF))) * np.int64(-4658895280553007687)
     return h ^ ((h >> 32) & np.int64(0xFFFFFFFF))
-
-
-@compiled
-def _end_of_line(data: Any, i: int, end: int) -> int:
-    while i < end and data[i] != 10:
-        i += 1
-    return i
-
-
-@compiled
-def _end_of_quote(data: Any, i: int, end: int, quote: int, multiline: bool) -> int:
-    """Behind the closing quote of a string that began before `i`; -1 where there is none."""
-    while i < end:
-        c = data[i]
-        if c == 92:
-            i += 2
-            continue
-        if c == quote:
-            return i + 1
-        if c == 10 and not multiline:
-            return -1
-        i += 1
-    return -1
-
-
-@compiled
-def _end_of_triple(data: Any, i: int, end: int, quote: int, escapes: bool) -> int:
-    while i + 2 < end:
-        c = data[i]
-        if c == 92 and escapes:
-            i += 2
-            continue
-        if c == quote and data[i + 1] == quote and data[i + 2] == quote:
-            i += 3
-            while i < end and data[i] == quote:  # \"\"\"say \"hi\"\"\"\" : the last three close
-                i += 1
-            return i
-        i += 1
-    return -1
-
-
-@compiled
-def _end_of_fstring(data: Any, i: int, end: int, quote: int) -> int:
-    """A one-line f-string; since Python 3.12 its braces may hold the same quotes again."""
-    depth = 0
-    while i < end:
-        c = data[i]
-        if c == 92:
-            i += 2
-            continue
-        if c == 10:
-            return -1
-        if c == 123:
-            if depth == 0 and i + 1 < end and data[i + 1] == 123:
-                i += 1
-            else:
-                depth += 1
-        elif c == 125 and depth > 0:
-            depth -= 1
-        elif c == quote:
-            if depth == 0:
-                return i + 1
-            j = _end_of_quote(data, i + 1, end, quote, False)
-            if j < 0:
-                return i + 1
-            # a nested string must be followed by something that can stand in an expression, up to a closing brace
-            k = j
-            while k < end and data[k] != 10 and data[k] != 125 and data[k] != quote:
-                k += 1
-            if k >= end or data[k] != 125:
-                return i + 1
-            i = j
-            continue
-        i += 1
-    return -1
-
-
-@compiled
-def _end_of_template(data: Any, i: int, end: int) -> int:
-    """Behind the closing backtick; ${ } may hold strings, braces and further templates (to a depth of 32)."""
-    stack = np.zeros(32, np.int64)  # brace depth inside each ${ }
-    level = 0  # 0: in template text; odd levels are code
-    code = False
-    while i < end:
-        c = data[i]
-        if c == 92:
-            i += 2
-            continue
-        if not code:
-            if c == 96:
-                if level == 0:
-                    return i + 1
-                code = True
-            elif c == 36 and i + 1 < end and data[i + 1] == 123 and level < 31:
-                level += 1
-                stack[level] = 0
-                code = True
-                i += 1
-        else:
-            if c == 123:
-                stack[level] += 1
-            elif c == 125:
-                if stack[level] == 0:
-                    level -= 1
-                    code = False
-                else:
-                    stack[level] -= 1
-            elif c == 96:
-                code = False
-                # a template inside ${ }: its text ends at the next backtick, which returns to this code
-                j = _end_of_template_text(data, i + 1, end)
-                if j < 0:
-                    return -1
-                i = j
-                code = True
-                continue
-            elif c == 34 or c == 39:
-                j = _end_of_quote(data, i + 1, end, c, False)
-                if j > 0:
-                    i = j
-                    continue
-        i += 1
-    return -1
-
-
-@compiled
-def _end_of_template_text(data: Any, i: int, end: int) -> int:
-    """A template nested in another: braces are counted, quotes in them are not looked at."""
-    depth = 0
-    while i < end:
-        c = data[i]
-        if c == 92:
-            i += 2
-            continue
-        if c == 96 and depth == 0:
-            return i + 1
-        if c == 36 and i + 1 < end and data[i + 1] == 123:
-            depth += 1
-            i += 1
-        elif c == 123 and depth > 0:
-            depth += 1
-        elif c == 125 and depth > 0:
-            depth -= 1
-        i += 1
-    return -1
-
-
-@compiled
-def _end_of_block(data: Any, i: int, end: int, nested: bool) -> int:
-    depth = 1
-    while i + 1 < end:
-        if data[i] == 42 and data[i + 1] == 47:
-            depth -= 1
-            i += 2
-            if depth == 0:
-                return i
-            continue
-        if nested and data[i] == 47 and data[i + 1] == 42:
-            depth += 1
-            i += 2
-            continue
-        i += 1
-    return -1
-
-
-@compiled
-def _end_of_regex(data: Any, i: int, end: int) -> int:
-    in_class = False
-    while i < end:
-        c = data[i]
-        if c == 10:
-            return -1
-        if c == 92:
-            i += 2
-            continue
-        if c == 91:
-            in_class = True
-        elif c == 93:
-            in_class = False
-        elif c == 47 and not in_class:
-            i += 1
-            while i < end and 97 <= data[i] <= 122:
-                i += 1
-            return i
-        i += 1
-    return -1
-
-
-@compiled
-def _end_of_rust_raw(data: Any, i: int, end: int) -> int:
-    """`i` is behind the r of r"..." or r#"..."#; -1 where it is none, e.g. the raw identifier r#type."""
-    hashes = 0
-    while i < end and data[i] == 35:
-        hashes += 1
-        i += 1
-    if i >= end or data[i] != 34:
-        return -1
-    i += 1
-    while i < end:
-        if data[i] == 34:
-            j = 0
-            while j < hashes and i + 1 + j < end and data[i + 1 + j] == 35:
-                j += 1
-            if j == hashes:
-                return i + 1 + hashes
-        i += 1
-    return -1
-
-
-@compiled
-def _end_of_cpp_raw(data: Any, i: int, end: int) -> int:
-    """`i` is at the quote of R"delimiter( ... )delimiter"."""
-    j = i + 1
-    while j < end and data[j] != 40 and j - i <= 17:
-        if data[j] == 10 or data[j] == 34:
-            return -1
-        j += 1
-    if j >= end or data[j] != 40:
-        return -1
-    size = j - i - 1
-    k = j + 1
-    while k + size + 1 < end:
-        if data[k] == 41 and data[k + size + 1] == 34:
-            same = True
-            for m in range(size):
-                if data[k + 1 + m] != data[i + 1 + m]:
-                    same = False
-                    break
-            if same:
-                return k + size + 2
-        k += 1
-    return -1
 
 
 @compiled
@@ -377,7 +156,7 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                 if j >= end or data[j] == 10 or data[j] == 35 or data[j] == 13:
                     i = j
                     if i < end and data[i] == 35:
-                        i = _end_of_line(data, i, end)
+                        i = end_of_line(data, i, end)
                         stats[0] += i - j
                     if i < end:
                         i += 1
@@ -413,7 +192,7 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                     and not (j == begin and j + 1 < end and data[j + 1] == 33)
                 )
                 if is_comment:
-                    i = _end_of_line(data, j, end)
+                    i = end_of_line(data, j, end)
                     stats[0] += i - j
                     if i < end:
                         i += 1
@@ -454,21 +233,21 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
             elif family == PYTHON and j < end and (data[j] == 34 or data[j] == 39) and _is_string_prefix(data, i, j):
                 quote = data[j]
                 if j + 2 < end and data[j + 1] == quote and data[j + 2] == quote:
-                    k = _end_of_triple(data, j + 3, end, quote, True)
+                    k = end_of_triple(data, j + 3, end, quote, True)
                 elif data[i] | 32 == 102 or data[j - 1] | 32 == 102 or data[i] | 32 == 116:
-                    k = _end_of_fstring(data, j + 1, end, quote)
+                    k = end_of_fstring(data, j + 1, end, quote)
                 else:
-                    k = _end_of_quote(data, j + 1, end, quote, False)
+                    k = end_of_quote(data, j + 1, end, quote, False)
                 opens = k < 0
                 if k > 0:
                     token_end, token_kind = k, STRING
             elif family == CLIKE and flags & RUST and j < end and j - i <= 2 and data[j - 1] == 114:
-                k = _end_of_rust_raw(data, j, end)
+                k = end_of_rust_raw(data, j, end)
                 opens = k < 0 and (data[j] == 34 or data[j] == 35)
                 if k > 0:
                     token_end, token_kind = k, STRING
             elif family == CLIKE and flags & RAW_CPP and j < end and data[j] == 34 and data[j - 1] == 82 and j - i <= 3:
-                k = _end_of_cpp_raw(data, j, end)
+                k = end_of_cpp_raw(data, j, end)
                 opens = k < 0
                 if k > 0:
                     token_end, token_kind = k, STRING
@@ -492,7 +271,7 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
         # --- comments, strings, operators ------------------------------------------------------------------------
         elif family == PYTHON:
             if c == 35:
-                j = _end_of_line(data, i, end)
+                j = end_of_line(data, i, end)
                 stats[0] += j - i
                 i = j
                 continue
@@ -503,9 +282,9 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                 continue
             if (c == 34 or c == 39) and unclosed < MAX_UNCLOSED:
                 if i + 2 < end and data[i + 1] == c and data[i + 2] == c:
-                    k = _end_of_triple(data, i + 3, end, c, True)
+                    k = end_of_triple(data, i + 3, end, c, True)
                 else:
-                    k = _end_of_quote(data, i + 1, end, c, False)
+                    k = end_of_quote(data, i + 1, end, c, False)
                 opens = k < 0
                 if k > 0:
                     token_end, token_kind = k, STRING
@@ -513,16 +292,16 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                 token_end = i + _operator_size(data, i, end, True)
         elif family == CLIKE:
             if c == 47 and i + 1 < end and data[i + 1] == 47:
-                j = _end_of_line(data, i, end)
+                j = end_of_line(data, i, end)
                 while j < end and j > i and (data[j - 1] == 92) and flags & PREPROCESSOR:
-                    j = _end_of_line(data, j + 1, end)
+                    j = end_of_line(data, j + 1, end)
                 stats[0] += j - i
                 i = j
                 continue
             if unclosed >= MAX_UNCLOSED and c != 92 and c != 35:
                 pass
             elif c == 47 and i + 1 < end and data[i + 1] == 42:
-                j = _end_of_block(data, i + 2, end, flags & NESTED != 0)
+                j = end_of_block(data, i + 2, end, flags & NESTED != 0)
                 if j > 0:
                     stats[0] += j - i
                     i = j
@@ -531,9 +310,9 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
             elif c == 34:
                 k = -1
                 if flags & TRIPLE and i + 2 < end and data[i + 1] == 34 and data[i + 2] == 34:
-                    k = _end_of_triple(data, i + 3, end, 34, True)
+                    k = end_of_triple(data, i + 3, end, 34, True)
                 if k < 0:
-                    k = _end_of_quote(data, i + 1, end, 34, flags & (MULTILINE | RUST) != 0)
+                    k = end_of_quote(data, i + 1, end, 34, flags & (MULTILINE | RUST) != 0)
                 opens = k < 0
                 if k > 0:
                     token_end, token_kind = k, STRING
@@ -541,7 +320,7 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                 k = -1
                 if flags & RUST:
                     if i + 1 < end and data[i + 1] == 92:
-                        k = _end_of_quote(data, i + 1, end, 39, False)
+                        k = end_of_quote(data, i + 1, end, 39, False)
                     else:
                         width = 1
                         if i + 1 < end and data[i + 1] >= 0xC0:
@@ -549,14 +328,14 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                         if i + 1 + width < end and data[i + 1 + width] == 39:
                             k = i + 2 + width
                 else:
-                    k = _end_of_quote(data, i + 1, end, 39, False)
+                    k = end_of_quote(data, i + 1, end, 39, False)
                     opens = k < 0
                     if k > i + 14 and not flags & SINGLE_STRING:
                         k = -1  # no character constant: an apostrophe in #error text, say
                 if k > 0:
                     token_end, token_kind = k, STRING
             elif c == 96 and flags & TEMPLATE:
-                k = _end_of_template(data, i + 1, end)
+                k = end_of_template(data, i + 1, end)
                 opens = k < 0
                 if k > 0:
                     token_end, token_kind = k, STRING
@@ -586,7 +365,7 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                         if word == last_hash:
                             may = True
                 if may:
-                    k = _end_of_regex(data, i + 1, end)
+                    k = end_of_regex(data, i + 1, end)
                     opens = k < 0
                     if k > 0:
                         token_end, token_kind = k, STRING
@@ -596,7 +375,7 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
             token_end = end
         if opens:  # a lone quote costs its line alone, unless that line is long
             is_quote = c == 34 or c == 39 or (c == 47 and i + 1 < end and data[i + 1] != 42)
-            if not is_quote or _end_of_line(data, i, min(end, i + LONG_LINE)) == i + LONG_LINE:
+            if not is_quote or end_of_line(data, i, min(end, i + LONG_LINE)) == i + LONG_LINE:
                 unclosed += 1
         # --- a trailing comma that a formatter may add or remove -------------------------------------------------
         if token_kind == PUNCTUATION and family != LINES:

@@ -134,6 +134,7 @@ def text_buffers(texts: Any) -> tuple[np.ndarray, np.ndarray]:
     offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
     offsets = offsets[texts.offset : texts.offset + len(texts) + 1]
     data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
+    data.flags.writeable = False  # as the bytes of a single text are: a kernel is compiled for each kind of array
     return offsets, data
 
 

@@ -7,7 +7,8 @@ goes next, then the first by path. The result depends on the set of files, never
 
 Languages: Python, JavaScript and TypeScript, Java, Go, Rust, C and C++. Others keep the order of their paths.
 
-Cost: one pass of patterns over each text, and O((files + imports) log files).
+Cost: one search for a word such as `import` over each text, patterns where it stands, and O((files + imports) log
+files).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import heapq
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 __all__ = ["File", "imports_of", "order_files"]
@@ -101,20 +102,38 @@ def _shared(left: str, right: str) -> int:
 PY_IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n#;]+)|import[ \t]+([\w., \t]+))", re.MULTILINE
 )
-JS_IMPORT = re.compile(
-    r"""(?:\bimport\b|\bexport\b)[^'"`;]{0,2000}?\bfrom\s*['"]([^'"\n]+)['"]|\bimport\s*\(?\s*['"]([^'"\n]+)['"]|\brequire\s*\(\s*['"]([^'"\n]+)['"]"""
+# What stands between import or export and from: names, braces, commas, stars. Each pattern begins with its word, which
+# is looked for at memory speed.
+JS_NAMES = r"""[\w$*{},\s]{0,2000}?\bfrom\s*['"]([^'"\n]+)['"]"""
+JS_IMPORTS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"""import(?<=\bimport)(?:\b{JS_NAMES}|\s*\(?\s*['"]([^'"\n]+)['"])""",
+        rf"""export(?<=\bexport)\b{JS_NAMES}""",
+        r"""require(?<=\brequire)\s*\(\s*['"]([^'"\n]+)['"]""",
+    )
 )
 JAVA_IMPORT = re.compile(r"^\s*import\s+(?:static\s+)?([\w.]+?)(?:\.\*)?\s*;", re.MULTILINE)
 GO_IMPORT = re.compile(r"^import\s*(?:\(([^)]*)\)|(?:[\w.]+\s+)?\"([^\"\n]+)\")", re.MULTILINE)
 RUST_MOD = re.compile(r"^\s*(?:pub(?:\([^)]*\))?\s+)?mod\s+(\w+)\s*;", re.MULTILINE)
-RUST_USE = re.compile(r"\b(?:use|pub use)\s+((?:crate|super|self)(?:::\w+)+)", re.MULTILINE)
+RUST_USE = re.compile(r"use(?<=\buse)\s+((?:crate|super|self)(?:::\w+)+)")
 C_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*([\"<])([^\">\n]+)[\">]", re.MULTILINE)
 JS_TRIES = ("", ".ts", ".tsx", ".d.ts", ".js", ".jsx", ".mjs", ".cjs", "/index.ts", "/index.tsx", "/index.js")
 
 
+def _lines_with(word: str, pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, ...]]:
+    """The groups of a pattern that begins at a line's start, tried at the lines that hold a word."""
+    at = text.find(word)
+    while at >= 0:
+        found = pattern.match(text, text.rfind("\n", 0, at) + 1)
+        if found:
+            yield found.groups(default="")
+        at = text.find(word, max(found.end(), at + 1) if found else at + len(word))
+
+
 def _python(file: File, index: _Index) -> Iterable[str]:
     folder = posixpath.dirname(file.path)
-    for source, names, plain in PY_IMPORT.findall(file.text):
+    for source, names, plain in _lines_with("import", PY_IMPORT, file.text):
         modules = [item.split()[0] for item in plain.split(",") if item.split()] if plain else [source]
         imported = re.findall(r"\w+", re.sub(r"\bas\s+\w+", "", names)) if source else []
         for module in modules:
@@ -139,7 +158,8 @@ def _python(file: File, index: _Index) -> Iterable[str]:
 
 def _javascript(file: File, index: _Index) -> Iterable[str]:
     folder = posixpath.dirname(file.path)
-    for groups in JS_IMPORT.findall(file.text):
+    statements = (match.groups() for pattern in JS_IMPORTS for match in pattern.finditer(file.text))
+    for groups in statements:
         name = next(filter(None, groups), "")
         if not name.startswith("."):
             continue
@@ -153,7 +173,7 @@ def _javascript(file: File, index: _Index) -> Iterable[str]:
 
 
 def _java(file: File, index: _Index) -> Iterable[str]:
-    for name in JAVA_IMPORT.findall(file.text):
+    for (name,) in _lines_with("import", JAVA_IMPORT, file.text):
         parts = name.split(".")
         # import static a.B.c names a member, import a.B.C may name an inner class: shorten until a file fits
         for end in range(len(parts), 1, -1):
@@ -164,7 +184,7 @@ def _java(file: File, index: _Index) -> Iterable[str]:
 
 
 def _go(file: File, index: _Index) -> Iterable[str]:
-    for block, single in GO_IMPORT.findall(file.text):
+    for block, single in _lines_with("import", GO_IMPORT, file.text):
         for name in [single] if single else re.findall(r"\"([^\"\n]+)\"", block):
             parts = name.split("/")
             for start in range(len(parts)):  # the repository's own prefix is not in its paths
@@ -178,7 +198,7 @@ def _go(file: File, index: _Index) -> Iterable[str]:
 def _rust(file: File, index: _Index) -> Iterable[str]:
     folder, name = posixpath.split(file.path)
     own = folder if name in ("mod.rs", "lib.rs", "main.rs") else posixpath.join(folder, name.removesuffix(".rs"))
-    for module in RUST_MOD.findall(file.text):
+    for (module,) in _lines_with("mod", RUST_MOD, file.text):
         for base in (own, folder):
             found = next(
                 (p for p in (f"{base}/{module}.rs", f"{base}/{module}/mod.rs") if _clean(p) in index.paths), ""
@@ -204,7 +224,7 @@ def _rust(file: File, index: _Index) -> Iterable[str]:
 
 def _c(file: File, index: _Index) -> Iterable[str]:
     folder = posixpath.dirname(file.path)
-    for sign, name in C_INCLUDE.findall(file.text):
+    for sign, name in _lines_with("include", C_INCLUDE, file.text):
         beside = posixpath.normpath(posixpath.join(folder, name))
         if sign == '"' and beside in index.paths:
             yield beside

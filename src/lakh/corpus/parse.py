@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from lakh.corpus.document import STREAM, Stage, complete, document_id
 from lakh.corpus.languages import EXTENSIONS, identify, is_test, is_vendored, language_of
 from lakh.corpus.sources.containers import DOCUMENTATION, open_listed
 from lakh.corpus.sources.raw import Raw
+from lakh.corpus.trail import Trail
 from lakh.errors import ConfigError
 
 __all__ = ["Filters", "Parsed", "admit", "parse", "read_files"]
@@ -124,11 +126,13 @@ def parse(raw: bytes, path: str, filters: Filters) -> Parsed:
     return Parsed("" if reason else text, reason, detail)
 
 
-def read_files(filters: Filters, *, dropped_texts: bool = False) -> Stage:
+def read_files(filters: Filters, *, dropped_texts: bool = False, trail: Trail | None = None) -> Stage:
     """The stage LISTING -> STREAM: open, decode and judge every listed file and every document of a container.
 
-    With `dropped_texts`, what was read of a document that is dropped here is kept beside it.
+    With `dropped_texts`, what was read of a document that is dropped here is kept beside it. The trail hears what is
+    being opened, and says what is not to be opened again.
     """
+    watched = trail or Trail()
 
     def is_wanted(path: str, size_bytes: int) -> bool:
         return not admit(path, size_bytes, filters)[0]
@@ -138,7 +142,7 @@ def read_files(filters: Filters, *, dropped_texts: bool = False) -> Stage:
         size = 0
         for batch in listing:
             for listed in batch.to_pylist():
-                for raw in open_listed(listed, filters.max_file_bytes, is_wanted):
+                for raw in _watched(listed, open_listed(listed, filters.max_file_bytes, is_wanted), watched):
                     row = _row(raw, listed["source"], filters)
                     if dropped_texts:
                         row["dropped_text"] = (raw.content or b"").decode("utf-8", "replace") if row["reason"] else ""
@@ -151,6 +155,22 @@ def read_files(filters: Filters, *, dropped_texts: bool = False) -> Stage:
             yield _batch(rows)
 
     return stage
+
+
+def _watched(listed: dict[str, Any], documents: Iterator[Raw], trail: Trail) -> Iterator[Raw]:
+    """The documents of a listed row; the rest of one that kills whoever opens it is left out."""
+    name = f"{listed['repo']}/{listed['path']}:{listed['part']}"
+    for number in itertools.count():
+        place = f"{name} after {number} documents"
+        if trail.skips(place):
+            rest = f"the rest of {name}, after {number} documents" if number else ""
+            yield Raw(listed["repo"], listed["path"], reason="crashed", detail=rest)
+            return
+        trail.at(place)
+        raw = next(documents, None)
+        if raw is None:
+            return
+        yield raw
 
 
 def _judge(raw: bytes, text: str, path: str, filters: Filters) -> tuple[str, str]:

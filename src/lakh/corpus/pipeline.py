@@ -24,7 +24,7 @@ from lakh import __version__, config, storage
 from lakh.corpus import sources as listing
 from lakh.corpus.card import CARD, MADE, card
 from lakh.corpus.document import Progress
-from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, open_engine
+from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, open_engine
 from lakh.corpus.plan import Plan, Settings, Survey, make_plan, survey
 from lakh.corpus.report import Report, read_report
 from lakh.corpus.shards import FORMAT, MADE_BY, check_shard
@@ -46,6 +46,7 @@ def build(
     *,
     engine: str = "local",
     workers: int = 0,
+    memory_bytes: int = MEMORY_PER_WORKER_BYTES,
     member: tuple[int, int] = (0, 1),
     work: str = "",
     against: Sequence[str] = (),
@@ -57,9 +58,10 @@ def build(
     """Build a corpus from the sources that these words name (sources/) in folder or URL `out`.
 
     A finished corpus of the same settings and sources is returned as it is, with `reused` set; another one is
-    replaced only with `force`. `workers` = 0 takes one per core; `member` = (number, of how many) is one part of an
-    array of builds that share the work folder. Documents of the corpora `against`, and what is like them, are left
-    out. With `skip_missing`, packages that their index does not have are counted and left out.
+    replaced only with `force`. `workers` = 0 takes one per core, each with at most `memory_bytes`; `member` = (number,
+    of how many) is one part of an array of builds that share the work folder. Documents of the corpora `against`, and
+    what is like them, are left out. With `skip_missing`, packages that their index does not have are counted and left
+    out.
     """
     started_s, cpu_started_s = time.monotonic(), time.process_time()
     settings, url = settings or Settings(), str(out)
@@ -80,7 +82,15 @@ def build(
             plan = make_plan(found, settings, url, work, earlier, member[0])
             if member[0] == 0:
                 _clear(url, plan)
-            running = open_engine(engine, plan, workers=workers, member=member, options=options, progress=progress)
+            running = open_engine(
+                engine,
+                plan,
+                workers=workers,
+                memory_bytes=memory_bytes,
+                member=member,
+                options=options,
+                progress=progress,
+            )
             try:
                 counts = run_steps(running, plan)
             finally:

@@ -39,7 +39,7 @@ __all__ = ["Plan", "Settings", "Survey", "make_plan", "survey"]
 
 MAX_SPLITS = 2000
 MAX_BUCKETS = 256
-SPLITS_PER_BUCKET = 2
+SPLITS_PER_BUCKET = 4
 """The keys of so many splits are compared in one task: some tens of MB."""
 MAX_SPLIT_ROWS = 20_000
 UNPACKED = 4
@@ -65,7 +65,7 @@ class Settings:
     """Decides which files of a repository are taken when it has more than its share."""
     dropped_texts: bool = False
     """Also write the texts of dropped documents, as far as they were read, beside their reasons."""
-    split_bytes: int = 32_000_000
+    split_bytes: int = 16_000_000
     """Source bytes in one split: the unit of work and of resume; each split gives at most one shard."""
 
     def __post_init__(self) -> None:
@@ -95,6 +95,8 @@ class Plan:
     num_buckets: int
     earlier: tuple[str, ...] = ()
     """Shards of earlier corpora, whose documents are not to come again."""
+    resumed: bool = False
+    """Whether another process has begun this build before, and did not end it."""
 
     def listing(self, split: int) -> Iterator[Any]:
         """The LISTING rows of one split."""
@@ -141,6 +143,7 @@ def make_plan(
     ).hexdigest()
     plan_url, fresh = storage.join(work, PLAN), storage.join(work, _fresh(member))
     old = _read_plan(plan_url) if member == 0 else _await_plan(plan_url, identity)
+    resumed = member == 0 and old.get("identity") == identity
     if old.get("identity") != identity:
         for name in storage.list_dir(work):
             if name != "lock" and "fresh-" not in name:  # other members may be writing theirs
@@ -156,7 +159,7 @@ def make_plan(
     num_splits = int(old["num_splits"])
     shards = tuple(check_shard(report.out, entry) for report in earlier for entry in report.shards)
     num_buckets = min(MAX_BUCKETS, -(-(num_splits + len(shards)) // SPLITS_PER_BUCKET))
-    return Plan(settings, found, out, work, num_splits, num_buckets, shards)
+    return Plan(settings, found, out, work, num_splits, num_buckets, shards, resumed)
 
 
 def _fresh(member: int) -> str:

@@ -31,7 +31,7 @@ from lakh.corpus.components import components, directed, large_star, small_star
 from lakh.corpus.decontaminate import decontaminate
 from lakh.corpus.dedup import Copy, over_share
 from lakh.corpus.document import STREAM, Stage, complete, document_id, drop
-from lakh.corpus.engines import Engine, Given, Rows, Step, StepFunction, Tick
+from lakh.corpus.engines import Engine, Given, Rows, Step, StepFunction
 from lakh.corpus.exchange import BUCKET, by_bucket
 from lakh.corpus.near import band_rows, pairs, verify
 from lakh.corpus.normalise import analyse
@@ -42,6 +42,7 @@ from lakh.corpus.quality import quality
 from lakh.corpus.reorder import in_import_order
 from lakh.corpus.secrets import redact
 from lakh.corpus.shards import ParquetOut, read_rows
+from lakh.corpus.trail import TASK_ATTEMPTS, Trail
 from lakh.corpus.writer import Counts, SplitWriter
 
 __all__ = ["run_steps"]
@@ -151,7 +152,7 @@ def slot_of(node: str) -> tuple[int, int]:
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def read(plan: Plan, split: int, given: Given, tick: Tick) -> Output:
+def read(plan: Plan, split: int, given: Given, trail: Trail) -> Output:
     """Files to documents: read, judge one by one, spool the texts, hand on the keys of what is still alive."""
     if split >= plan.num_splits:
         yield from _read_earlier(plan, plan.earlier[split - plan.num_splits])
@@ -163,12 +164,13 @@ def read(plan: Plan, split: int, given: Given, tick: Tick) -> Output:
     stages.append(analyse())
     row = 0
     with ParquetOut(plan.work, plan.spool_name(split), STREAM) as spool:
-        documents = read_files(plan.settings.filters, dropped_texts=plan.settings.dropped_texts)(plan.listing(split))
-        for batch in _chain(documents, stages, remember=plan.settings.dropped_texts):
+        remember = plan.settings.dropped_texts
+        reading = read_files(plan.settings.filters, dropped_texts=remember, trail=trail)
+        for batch in _chain(reading(plan.listing(split)), stages, trail, remember=remember):
             spool.write(batch)
             yield from _keys(batch, split, row, plan.num_buckets)
             row += batch.num_rows
-            tick(pc.sum(batch.column("size_bytes")).as_py())
+            trail(pc.sum(batch.column("size_bytes")).as_py())
 
 
 def _read_earlier(plan: Plan, shard: str) -> Output:
@@ -177,7 +179,7 @@ def _read_earlier(plan: Plan, shard: str) -> Output:
         yield from _keys(batch, EARLIER, 0, plan.num_buckets)
 
 
-def places(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
+def places(plan: Plan, bucket: int, given: Given, trail: Trail) -> Output:
     """Of several documents with one repository and path, the one with the smallest node."""
     rows = _table(given("keys"))
     if rows is None:
@@ -187,7 +189,7 @@ def places(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
     yield "unique", _with_bucket(winners.drop_columns(["id"]), "digest", plan.num_buckets)
 
 
-def exact(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
+def exact(plan: Plan, bucket: int, given: Given, trail: Trail) -> Output:
     """Of several documents with one normalised text, the one with the smallest node."""
     rows = _table(given("unique"))
     if rows is None:
@@ -200,14 +202,14 @@ def exact(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
         yield "alive", _with_bucket(winners.select(["node", "text_bytes"]), "node", plan.num_buckets)
 
 
-def pair_up(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
+def pair_up(plan: Plan, bucket: int, given: Given, trail: Trail) -> Output:
     """Pairs of documents that share a band."""
     rows = _table(given("bands"))
     if rows is not None:
         yield "pairs", _with_bucket(pairs(rows), "a", plan.num_buckets)
 
 
-def attach(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
+def attach(plan: Plan, bucket: int, given: Given, trail: Trail) -> Output:
     """The sketch of a joins its pairs (a, b), each pair once."""
     rows = _table(given("pairs"))
     if rows is not None:
@@ -215,7 +217,7 @@ def attach(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
         yield "attached", _with_bucket(_join_sketch(rows, "a", given("sketches")), "b", plan.num_buckets)
 
 
-def check(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
+def check(plan: Plan, bucket: int, given: Given, trail: Trail) -> Output:
     """The sketch of b joins, and the pairs that are near duplicates become edges."""
     rows = _table(given("attached"))
     if rows is not None:
@@ -225,7 +227,7 @@ def check(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
         yield "sums", _edges_sum(edges)
 
 
-def join_at_once(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
+def join_at_once(plan: Plan, bucket: int, given: Given, trail: Trail) -> Output:
     """Components of a graph that fits one task."""
     edges = _table(given("all"))
     if edges is not None:
@@ -233,14 +235,14 @@ def join_at_once(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
         yield from _near_losers(plan, found.filter(pc.not_equal(found.column("node"), found.column("root"))))
 
 
-def grow(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
+def grow(plan: Plan, bucket: int, given: Given, trail: Trail) -> Output:
     """One half of a round: components.large_star."""
     rows = _table(given("edges"))
     if rows is not None:
         yield "edges", _with_bucket(directed(large_star(rows), both=False), "key", plan.num_buckets)
 
 
-def shrink(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
+def shrink(plan: Plan, bucket: int, given: Given, trail: Trail) -> Output:
     """The other half: components.small_star."""
     rows = _table(given("edges"))
     if rows is not None:
@@ -250,7 +252,7 @@ def shrink(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
         yield "sums", _edges_sum(edges)
 
 
-def settle(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
+def settle(plan: Plan, bucket: int, given: Given, trail: Trail) -> Output:
     """Stars around the smallest node: every other node is a loser."""
     rows = _table(given("stars"))
     if rows is not None:
@@ -262,7 +264,7 @@ def _near_losers(plan: Plan, found: Any) -> Output:
     yield "losers", _with_bucket(found.select(["node"]), "node", plan.num_buckets)
 
 
-def survive(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
+def survive(plan: Plan, bucket: int, given: Given, trail: Trail) -> Output:
     """What near deduplication left, by repository."""
     rows, losers = _table(given("alive")), _table(given("losers"))
     if rows is None:
@@ -276,7 +278,7 @@ def survive(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
     yield "alive", _with_bucket(rows, "repo", plan.num_buckets)
 
 
-def share(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
+def share(plan: Plan, bucket: int, given: Given, trail: Trail) -> Output:
     """What a repository has beyond its share, chosen by a keyed hash (dedup.over_share)."""
     rows = _table(given("alive"))
     if rows is None:
@@ -289,31 +291,53 @@ def share(plan: Plan, bucket: int, given: Given, tick: Tick) -> Output:
     yield "verdicts", _verdicts(losers, None, "over-repo-share")
 
 
-def finish(plan: Plan, split: int, given: Given, tick: Tick) -> Output:
+def finish(plan: Plan, split: int, given: Given, trail: Trail) -> Output:
     """The verdicts meet the texts; what is left goes into the shard."""
     spool = storage.join(plan.work, plan.spool_name(split))
     with SplitWriter(plan.out, split) as writer:
         settings = plan.settings
         stages = [
-            _apply(given("verdicts")),
             quality(settings.quality),
             decontaminate(settings.decontaminate),
             writer.sampling(redact(settings.secrets)),
         ]
-        remember = plan.settings.dropped_texts
-        for batch in in_import_order(_chain(read_rows(spool, remedy=RESUME), stages, remember=remember)):
+        remember = settings.dropped_texts
+        judged = _chain(read_rows(spool, remedy=RESUME), [_apply(given("verdicts"))], Trail(), remember=remember)
+        for batch in in_import_order(_chain(judged, stages, trail, remember=remember)):
             writer.write(batch)
-            tick(pc.sum(batch.column("size_bytes")).as_py())
+            trail(pc.sum(batch.column("size_bytes")).as_py())
     yield "counts", pa.record_batch({BUCKET: pa.array([0], pa.int32()), "counts": [writer.counts.to_json()]})
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _chain(batches: Iterator[Any], stages: list[Stage], *, remember: bool) -> Iterator[Any]:
+def _chain(batches: Iterator[Any], stages: list[Stage], trail: Trail, *, remember: bool) -> Iterator[Any]:
+    """The stages one after the other; where care is needed, for one document at a time."""
+    if trail.careful:
+        return _one_by_one(batches, stages, trail, remember)
     for stage in stages:
         batches = _remembering(stage, batches) if remember else stage(batches)
     return batches
+
+
+def _one_by_one(batches: Iterator[Any], stages: list[Stage], trail: Trail, remember: bool) -> Iterator[Any]:
+    """The same rows in the same batches; documents that kill whoever works on them are dropped."""
+    number = 0
+    for batch in batches:
+        done = []
+        for row in range(batch.num_rows):
+            single = batch.slice(row, 1)
+            repo, path = single.column("repo")[0].as_py(), single.column("path")[0].as_py()
+            place = f"{repo}/{path} row {number}"
+            number += 1
+            if trail.skips(place):
+                done.append(drop(single, ["crashed"], [f"its worker died {TASK_ATTEMPTS} times"]))
+                continue
+            trail.at(place)
+            done += _chain(iter([single]), stages, Trail(), remember=remember)
+        trail.at("")
+        yield _one_batch(pa.Table.from_batches(done, schema=batch.schema))
 
 
 def _remembering(stage: Stage, batches: Iterator[Any]) -> Iterator[Any]:

@@ -3,11 +3,11 @@
 A build is a chain of steps. A *step* is a plain function that an engine calls once per bucket with all rows of that
 bucket, and that yields (port, rows) pairs; each row says in its BUCKET column where it goes next:
 
-    function(plan, bucket, given, tick) -> Iterator[(port, RecordBatch)]
+    function(plan, bucket, given, trail) -> Iterator[(port, RecordBatch)]
 
-`given(port)` is the iterator of the bucket's rows from one of the step's inputs, in no particular order; `tick(n)`
-tells that n more bytes of input are done. Texts do not travel: steps put them into files of the work folder, by
-split, so an exchange carries keys and verdicts only, on every engine.
+`given(port)` is the iterator of the bucket's rows from one of the step's inputs, in no particular order; `trail(n)`
+tells that n more bytes of input are done (trail.py). Texts do not travel: steps put them into files of the work
+folder, by split, so an exchange carries keys and verdicts only, on every engine.
 
     local   processes of this machine, files in the work folder         engines/local.py
     beam    an Apache Beam pipeline; the exchange is GroupByKey         engines/beam.py
@@ -25,24 +25,24 @@ from typing import Any, Protocol
 
 from lakh.corpus.document import Progress
 from lakh.corpus.plan import Plan
+from lakh.corpus.trail import Trail
 from lakh.errors import UserError
 
 __all__ = [
     "ENGINES",
     "MEMBER_POLL_S",
     "MEMBER_TIMEOUT_S",
+    "MEMORY_PER_WORKER_BYTES",
     "Engine",
     "Given",
     "Rows",
     "Step",
     "StepFunction",
-    "Tick",
     "open_engine",
 ]
 
 Given = Callable[[str], Iterator[Any]]
-Tick = Callable[[int], None]
-StepFunction = Callable[[Plan, int, Given, Tick], Iterator[tuple[str, Any]]]
+StepFunction = Callable[[Plan, int, Given, Trail], Iterator[tuple[str, Any]]]
 Rows = Any
 """An engine's own handle of the rows of one port."""
 
@@ -50,6 +50,7 @@ ENGINES = ("local", "beam", "spark")
 MEMBER_TIMEOUT_S = 6 * 3600.0
 """How long a member of an array waits for the others' part of a step."""
 MEMBER_POLL_S = 2.0
+MEMORY_PER_WORKER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -100,15 +101,16 @@ def open_engine(
     plan: Plan,
     *,
     workers: int = 0,
+    memory_bytes: int = MEMORY_PER_WORKER_BYTES,
     member: tuple[int, int] = (0, 1),
     options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Engine:
-    """The engine of that name; `options` are Beam's or Spark's own."""
+    """The engine of that name; `options` are Beam's or Spark's own, `memory_bytes` is for each local worker."""
     if name == "local":
         from lakh.corpus.engines.local import LocalEngine
 
-        return LocalEngine(plan, workers=workers, member=member, progress=progress)
+        return LocalEngine(plan, workers=workers, memory_bytes=memory_bytes, member=member, progress=progress)
     if name == "beam":
         from lakh.corpus.engines.beam import BeamEngine
 

@@ -1,8 +1,9 @@
 """The engine of one machine, or of an array of machines that share the work folder.
 
 Each bucket of a step is a task. Its rows for later steps go into runs (exchange.py), then its marker is written: a task
-with a marker is never done again, so a build that was killed goes on where it stood. With one worker, or one task, the
-work is done in this process.
+with a marker is never done again, so a build that was killed goes on where it stood. Tasks are done by workers
+(workers.py) whose memory is limited and whose death is survived; a single task of small files, which has no use for a
+second process, is done in this one (`is_done_here`).
 
 A Slurm array is this engine with `member` = (number, of how many): each member does its share of every step's tasks and
 waits for the others' markers before the next step.
@@ -23,16 +24,17 @@ from typing import Any
 
 from lakh import storage
 from lakh.corpus.document import Progress
-from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, Rows, Step, Tick
+from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, Rows, Step
 from lakh.corpus.engines.workers import Done, Workers
 from lakh.corpus.exchange import Marker, RunWriter, read_marker, read_section
 from lakh.corpus.plan import Plan
+from lakh.corpus.trail import Trail
 from lakh.errors import CorruptShard, PeerTimeout
 
 __all__ = ["LocalEngine", "LocalRows"]
 
-MEMORY_PER_WORKER_BYTES = 1 << 30
-"""A worker that has come near is replaced after its task; the stages need less than half of it."""
+SMALL_FILE_BYTES = 4_000_000
+"""No stage takes more than some hundred MB for a file of up to this size."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,18 @@ class LocalEngine:
     name = "local"
 
     def __init__(
-        self, plan: Plan, *, workers: int = 0, member: tuple[int, int] = (0, 1), progress: Progress | None = None
+        self,
+        plan: Plan,
+        *,
+        workers: int = 0,
+        memory_bytes: int = MEMORY_PER_WORKER_BYTES,
+        member: tuple[int, int] = (0, 1),
+        progress: Progress | None = None,
     ) -> None:
         self.plan, self.member, self.progress = plan, member, progress
         self.leads = member[0] == 0
         self.num_workers = workers or len(os.sched_getaffinity(0))
-        self._workers = Workers(self.num_workers, MEMORY_PER_WORKER_BYTES)
+        self._workers = Workers(self.num_workers, memory_bytes)
         self.peak_rss_bytes, self.cpu_seconds = 0, 0.0
         self.tasks_run = self.tasks_reused = 0
         _marker.cache_clear()  # an earlier build of this process may have had the same folder
@@ -117,16 +125,21 @@ class LocalEngine:
             if self.progress and not step.total_bytes:
                 self.progress(step.says, len(mine) - len(todo) + seen, len(mine))
 
-        if self.num_workers > 1 and len(todo) > 1:
+        if not is_done_here(job.plan, len(todo)):
             self._workers.run(run_task, job, todo, ticked, done)
             return
         for task in todo:
-            run_task(job, task, ticked)
+            run_task(job, task, Trail(ticked))
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             done(Done(task, None, 0.0, peak))  # CPU time of this process is counted by whoever called
 
 
-def run_task(job: _Job, number: int, tick: Tick) -> None:
+def is_done_here(plan: Plan, num_tasks: int) -> bool:
+    """Whether a step is worth no worker of its own: one task, of files that cannot hurt, that killed nobody yet."""
+    return num_tasks == 1 and not plan.resumed and plan.settings.filters.max_file_bytes <= SMALL_FILE_BYTES
+
+
+def run_task(job: _Job, number: int, trail: Trail) -> None:
     """One task in whatever process: read its bucket, call the function, write the runs, then the marker."""
     inputs = dict(job.inputs)
 
@@ -139,7 +152,7 @@ def run_task(job: _Job, number: int, tick: Tick) -> None:
 
     name = f"task-{number:05d}"
     with RunWriter(job.folder, name) as out:
-        for port, batch in job.step.function(job.plan, number, given, tick):
+        for port, batch in job.step.function(job.plan, number, given, trail):
             out.write(port, batch)
         marker = out.marker()
     storage.write_bytes(storage.join(job.folder, f"{name}.json"), json.dumps(marker).encode())

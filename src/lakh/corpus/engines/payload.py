@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from lakh.corpus.engines import Step
 from lakh.corpus.exchange import decode, encode, split_rows
 from lakh.corpus.plan import Plan
+from lakh.corpus.trail import Trail
 
 __all__ = ["START", "Payload", "call_step"]
 
@@ -32,7 +33,7 @@ def call_step(plan: Plan, step: Step, bucket: int, arrived: Iterable[tuple[str, 
         for content in sorted(by_port[port]):  # whatever the order in which the engine brought them
             yield from decode(content)
 
-    for port, batch in step.function(plan, bucket, given, lambda size: None):
+    for port, batch in step.function(plan, bucket, given, Trail()):
         for start in range(0, batch.num_rows, _rows_at_once(batch)):
             for target, rows in split_rows(batch.slice(start, _rows_at_once(batch))):
                 yield port, target, encode([rows])

@@ -1,10 +1,13 @@
 """One worker process of the local engine: tasks from a socket, until it closes.
 
-Started by workers.py as `python -m lakh.corpus.engines.worker DESCRIPTOR`. Says ticks and `Done`, or what went wrong.
+Started by workers.py as `python -m lakh.corpus.engines.worker SOCKET MARK MEMORY`: two descriptors, and the bytes of
+memory that it may have. Says ticks and `Done`, or what went wrong. Out of memory, it ends at once: nothing that it
+would still do could be relied on, and its driver knows where it was.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import sys
@@ -12,25 +15,30 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from lakh.corpus.engines.workers import Done
+from lakh.corpus.engines.workers import OUT_OF_MEMORY, Done
+from lakh.corpus.trail import Mark, Trail
 from lakh.errors import LakhError
 
 __all__ = ["work"]
 
 
-def work(pipe: Connection) -> None:
+def work(pipe: Connection, mark: Mark) -> None:
     """The life of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the driver decides
+    told_s = 0.0  # of processor time; the first task answers for the start as well
     while True:
         try:
-            task, argument, number = pipe.recv()
+            task, argument, number, careful, skipped = pipe.recv()
         except (EOFError, OSError):
             return
-        before = _cpu_seconds()
         try:
-            result = task(argument, number, pipe.send)
+            result = task(argument, number, Trail(pipe.send, mark, careful=careful, skipped=skipped))
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            answer: Any = Done(number, result, _cpu_seconds() - before, peak)
+            spent_s = _cpu_seconds()
+            answer: Any = Done(number, result, spent_s - told_s, peak)
+            told_s = spent_s
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
         except LakhError as error:
             answer = ("lakh", error.as_dict())
         except Exception:  # noqa: BLE001 - a bug of ours: the driver shows it
@@ -46,5 +54,19 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
 
 
+class _Without:
+    """No such module: pyarrow and numba import these where they are installed, half a second for what nobody uses."""
+
+    NAMES = frozenset({"pandas", "scipy"})
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name in self.NAMES:
+            raise ModuleNotFoundError(name)
+
+
 if __name__ == "__main__":
-    work(Connection(int(sys.argv[1])))
+    sys.meta_path.insert(0, _Without())
+    memory_bytes = int(sys.argv[3])
+    # Of its own data, which is what grows: code and files that are mapped are shared with everybody.
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    work(Connection(int(sys.argv[1])), Mark(int(sys.argv[2])))

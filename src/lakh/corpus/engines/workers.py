@@ -1,11 +1,12 @@
 """Processes that run tasks of a step, and are replaced when they die.
 
-The driver hands out one task at a time and listens to all pipes at once. A worker that is killed costs its task's time:
-the task goes to a fresh process, up to TASK_ATTEMPTS times. A worker that has grown past `memory_bytes` is let go after
-its task and replaced. Workers end by themselves when their driver is gone: their pipe closes.
+The driver hands out one task at a time and listens to all pipes at once. A worker that dies, or says nothing for
+QUIET_TIMEOUT_S, costs its task's time: the task goes to a fresh process, carefully, and a document that kills its
+worker again and again is passed over (trail.py). The kernel gives no worker more than `memory_bytes`; one that has
+come near is let go after its task and replaced. Workers end by themselves when their driver is gone: their pipe closes.
 
-Knows functions and numbers; knows nothing of rows. Fails with the task's own LakhError, or with PeerLost where a task
-has lost all its workers.
+Knows functions, numbers and places; knows nothing of rows. Fails with the task's own LakhError, or with PeerLost where
+a task has lost all its workers.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from lakh import errors
-from lakh.errors import PeerLost, PeerTimeout
+from lakh.corpus.trail import MARK_BYTES, Mark, Trail, decide
+from lakh.errors import PeerLost
 
-__all__ = ["Done", "Workers", "rss_bytes"]
+__all__ = ["OUT_OF_MEMORY", "Done", "Workers", "rss_bytes"]
 
-TASK_ATTEMPTS = 3
+OUT_OF_MEMORY = 12
+"""How a worker ends that was refused memory."""
 QUIET_TIMEOUT_S = 1800.0
 """A worker that says nothing for so long is taken for stuck, killed and replaced."""
 GOODBYE_TIMEOUT_S = 30.0
@@ -35,7 +39,7 @@ GOODBYE_TIMEOUT_S = 30.0
 WAIT_S = 1.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-Task = Callable[[Any, int, Callable[[int], None]], Any]
+Task = Callable[[Any, int, Trail], Any]
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Done:
 class _Worker:
     process: Any
     pipe: Connection
+    mark: Mark
     task: int | None = None
     heard_s: float = field(default_factory=time.monotonic)
 
@@ -71,8 +76,29 @@ class Workers:
         ticked: Callable[[int], None],
         done: Callable[[Done], None],
     ) -> None:
-        """Call task(argument, number, tick) for every number; `ticked` hears ticks, negative ones for a lost task."""
-        waiting, attempts, ticks = deque(numbers), dict[int, int](), dict[int, int]()
+        """Call task(argument, number, trail) for every number; `ticked` hears ticks, negative ones for a lost task."""
+        waiting, ticks = deque(numbers), dict[int, int]()
+        deaths, skipped = defaultdict[int, list[str]](list), defaultdict[int, list[str]](list)
+
+        def lost(worker: _Worker) -> None:
+            """The worker is gone: its task goes back, unless there is no hope."""
+            number, place = worker.task, worker.mark.read()
+            self._dismiss(worker)
+            if number is None:
+                return
+            ticked(-ticks.pop(number, 0))
+            was_careful = bool(deaths[number] or skipped[number])
+            deaths[number].append(place if was_careful else "")
+            decision = decide(deaths[number], len(skipped[number]))
+            if decision.action == "give-up":
+                ended = _ending(worker.process.returncode, self.memory_bytes)
+                todo = "give each worker more memory (--worker-memory), or look at that split's sources"
+                raise PeerLost(f"step {argument_name(argument)}, task {number}", f"{decision.reason} ({ended})", todo)
+            if decision.action == "skip":
+                skipped[number].append(decision.place)
+                deaths[number] = []
+            waiting.appendleft(number)
+
         while waiting or any(worker.task is not None for worker in self._workers):
             self._staff(len(waiting))
             for worker in self._workers:
@@ -80,23 +106,15 @@ class Workers:
                     worker.task = waiting.popleft()
                     worker.heard_s = time.monotonic()
                     with contextlib.suppress(OSError):  # it died between two tasks: its pipe will say so
-                        worker.pipe.send((task, argument, worker.task))
+                        careful = bool(deaths[worker.task] or skipped[worker.task])
+                        worker.mark.write("")
+                        worker.pipe.send((task, argument, worker.task, careful, tuple(skipped[worker.task])))
             for pipe in wait([worker.pipe for worker in self._workers], timeout=WAIT_S):
                 worker = next(item for item in self._workers if item.pipe is pipe)
                 message = self._hear(worker)
                 number = worker.task
                 if message is None:  # the process is gone
-                    self._dismiss(worker)
-                    if number is not None:
-                        ticked(-ticks.pop(number, 0))
-                        attempts[number] = attempts.get(number, 0) + 1
-                        if attempts[number] == TASK_ATTEMPTS:
-                            found = f"its worker died {TASK_ATTEMPTS} times (last exit: {worker.process.returncode})"
-                            todo = (
-                                "look at that split in listing.parquet of the work folder; -9 is often a lack of memory"
-                            )
-                            raise PeerLost(f"step {argument_name(argument)}, task {number}", found, todo)
-                        waiting.appendleft(number)
+                    lost(worker)
                 elif isinstance(message, int):
                     assert number is not None
                     ticks[number] = ticks.get(number, 0) + message
@@ -108,7 +126,8 @@ class Workers:
                         self._dismiss(worker)
                 else:
                     self._raise(message)
-            self._check_quiet()
+            for worker in [w for w in self._workers if w.task is not None and _is_quiet(w)]:
+                lost(worker)
 
     def close(self) -> None:
         for worker in list(self._workers):
@@ -118,12 +137,23 @@ class Workers:
         idle = sum(worker.task is None for worker in self._workers)
         for _ in range(min(wanted - idle, self.count - len(self._workers))):
             ours, theirs = socket.socketpair()
-            # A program of its own, not a fork: none of our threads, files or locks, and no second run of the caller's
-            # main module.
-            command = [sys.executable, "-m", "lakh.corpus.engines.worker", str(theirs.fileno())]
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-            theirs.close()
-            self._workers.append(_Worker(process, Connection(ours.detach())))
+            with tempfile.TemporaryFile() as file:
+                file.truncate(MARK_BYTES)
+                self._start(ours, theirs, file.fileno())
+
+    def _start(self, ours: socket.socket, theirs: socket.socket, mark: int) -> None:
+        # A program of its own, not a fork: none of our threads, files or locks, and no second run of the caller's
+        # main module.
+        command = [sys.executable, "-m", "lakh.corpus.engines.worker", str(theirs.fileno()), str(mark)]
+        # Arrow's own allocator reserves a GiB at a time, which the kernel counts as had.
+        process = subprocess.Popen(
+            [*command, str(self.memory_bytes)],
+            pass_fds=[theirs.fileno(), mark],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},
+        )
+        theirs.close()
+        self._workers.append(_Worker(process, Connection(ours.detach()), Mark(mark)))
 
     def _hear(self, worker: _Worker) -> Any:
         try:
@@ -141,14 +171,7 @@ class Workers:
         if worker.process.poll() is None:
             worker.process.kill()  # it holds nothing that is not committed
         worker.process.wait(timeout=GOODBYE_TIMEOUT_S)
-
-    def _check_quiet(self) -> None:
-        for worker in list(self._workers):
-            if worker.task is not None and time.monotonic() - worker.heard_s > QUIET_TIMEOUT_S:
-                task = worker.task
-                self._dismiss(worker)
-                found = f"its worker said nothing for QUIET_TIMEOUT_S = {QUIET_TIMEOUT_S:g} s"
-                raise PeerTimeout(f"task {task}", found, "run the command again")
+        worker.mark.close()
 
     @staticmethod
     def _raise(message: Any) -> None:
@@ -156,6 +179,16 @@ class Workers:
         if kind == "lakh":
             raise errors.from_dict(content)
         raise RuntimeError(f"in a worker:\n{content}")
+
+
+def _is_quiet(worker: _Worker) -> bool:
+    return time.monotonic() - worker.heard_s > QUIET_TIMEOUT_S
+
+
+def _ending(code: int | None, memory_bytes: int) -> str:
+    if code == OUT_OF_MEMORY:
+        return f"it was refused more than {memory_bytes / 1e6:,.0f} MB of memory"
+    return f"killed by signal {-code}" if code is not None and code < 0 else f"exit {code}"
 
 
 def argument_name(argument: Any) -> str:

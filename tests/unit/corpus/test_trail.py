@@ -1,0 +1,44 @@
+"""Which document killed its worker, and what becomes of the task."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.corpus.trail import MARK_BYTES, MAX_SKIPPED, Mark, Trail, decide
+
+
+@pytest.mark.parametrize(
+    ("deaths", "skipped", "action"),
+    [
+        ([""], 0, "retry"),
+        (["", "a"], 0, "retry"),
+        (["", "a", "a"], 0, "skip"),
+        (["a", "a", "a"], 1, "skip"),
+        (["", "a", "b"], 0, "give-up"),  # no document in particular: somebody else kills
+        (["", "", ""], 0, "give-up"),
+        (["", "a", "a"], MAX_SKIPPED, "give-up"),
+    ],
+)
+def test_a_document_is_given_up_when_its_workers_die_at_it(deaths: list[str], skipped: int, action: str) -> None:
+    decision = decide(deaths, skipped)
+    assert decision.action == action
+    assert (decision.place == "a") is (deaths[-1] == "a" and action != "retry")
+    assert decision.reason
+
+
+@given(st.text(max_size=3000))
+def test_a_place_is_known_again_however_long_it_is(place: str) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(MARK_BYTES)
+        mark, reader = Mark(file.fileno()), Mark(file.fileno())
+        mark.write("x" * 500)
+        Trail(None, mark).at(place)
+        if not any("\ud800" <= character <= "\udfff" for character in place):
+            assert Trail(skipped=[reader.read()]).skips(place)
+        assert not Trail(skipped=[reader.read()]).skips(place + "?")
+        mark.close()
+        reader.close()
