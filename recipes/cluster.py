@@ -1,4 +1,4 @@
-"""70 billion parameters with a context of 16,384 tokens on 24,576 and on 98,304 GPUs, for planning: nobody has run them.
+"""70 billion parameters with a context of 16,384 tokens on 24,576 and on 98,304 GPUs: for planning, nobody ran them.
 
 Choose one: `lakh train recipes/cluster.py:code_70b_24k --dry-run`. Tensor parallelism stays inside a node, and copies
 grow with the cluster. AdamW in mixed precision needs 16 bytes per parameter, 1.12 TB, which no node of 8 x 80 GB holds.

@@ -21,9 +21,14 @@ __all__ = ["train"]
 @click.option("--micro-batch", type=click.IntRange(min=1), help="Sequences of a step, instead of each shape's own.")
 @click.option("--repeats", type=click.IntRange(min=3), default=7, show_default=True, help="Timed steps of each system.")
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
+@click.option("--fit", metavar="RUN", help="Instead: find the best micro-batch of a run on this GPU, by trying.")
 @answers
-def train(shapes: str, peers: str, ablations: bool, micro_batch: int | None, repeats: int, out: str | None) -> Answer:
+def train(
+    shapes: str, peers: str, ablations: bool, micro_batch: int | None, repeats: int, out: str | None, fit: str | None
+) -> Answer:
     """Training speed beside transformers' Llama of the same shape."""
+    if fit:
+        return _fit(fit)
     from lakh.trainer.bench import PEERS, SHAPES, bench_train
 
     names = _chosen("--shapes", shapes, SHAPES)
@@ -46,6 +51,18 @@ def train(shapes: str, peers: str, ablations: bool, micro_batch: int | None, rep
         data["file"] = keep(Path(out), "train", command, data)
     shown = ["system", "shape", "micro_batch", "tok_per_s", "mfu", "mfu_palm", "peak_bytes", "ratio", "failed"]
     return Answer(data, table(shown, [[row[name] for name in shown] for row in rows]))
+
+
+def _fit(name: str) -> Answer:
+    from lakh.spec import load_run
+    from lakh.trainer.micro_batch import find_micro_batch
+
+    run = load_run(name)
+    with console().status("measuring") as status:
+        chosen = find_micro_batch(run, progress=lambda text: status.update(text))
+    rows = [(row.micro_batch, row.peak_bytes and row.peak_bytes / 2**30, row.tok_per_s) for row in chosen.tried]
+    title = f"--set data.micro_batch={chosen.micro_batch}: {chosen.reason}"
+    return Answer(asdict(chosen), table(["micro_batch", "peak_GiB", "tok_per_s"], rows, title=title))
 
 
 def _chosen(option: str, text: str, known: Mapping[str, object]) -> list[str]:

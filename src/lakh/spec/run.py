@@ -133,6 +133,8 @@ class Training:
     recompute: Literal["none", "selective", "full", "budget"] = "none"
     """What the backward pass computes again instead of keeping it: nothing, what is cheap, whole blocks, or what the
     compiler chooses."""
+    graphs: Literal["auto", "on", "off"] = "off"
+    """CUDA graphs: passes of small models are recorded and replayed; "auto" where a micro-batch is short work."""
     fp8: bool = False
     """Matrix products of the blocks in 8-bit floats: faster from a billion parameters on, at some cost in loss."""
     threads: int = 0

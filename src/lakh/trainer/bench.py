@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from lakh.spec import Data, Model, Optimizer, Run, Training
+from lakh.trainer.graphs import Graphed
 from lakh.trainer.optim import build_optimizer
-from lakh.trainer.step import Updated, update
+from lakh.trainer.step import Updated, plain_pass, update
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.compiling import speed_up
@@ -52,6 +53,7 @@ SHAPES = {
     "162m-2k": Shape(
         Model(layers=16, width=768, heads=12, kv_heads=12, ffn=2048, vocab=32064, tied=False, context=2048), 2048, 64
     ),
+    "15m-1k": Shape(Model(layers=6, width=320, heads=5, kv_heads=5, ffn=896, vocab=16384, context=1024), 1024, 4),
     "1.2b-4k": Shape(_1_2B, 4096, 8),
     "1.2b-16k": Shape(_1_2B, 16384, 2),
     "1.2b-16k-packed": Shape(_1_2B, 16384, 2, document=2048),
@@ -71,6 +73,7 @@ class System:
     recompute: str = "none"
     chunked_loss: bool = True
     kernels: bool = True
+    graphs: bool = False
 
     @property
     def features(self) -> str:
@@ -78,6 +81,7 @@ class System:
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += ["chunked loss"] if self.chunked_loss else []
         words += ["lakh's kernels"] if self.kernels and not self.is_peer else []
+        words += ["CUDA graph"] if self.graphs else []
         return ", ".join(words)
 
 
@@ -92,6 +96,7 @@ ABLATIONS = (
     System("selective recomputation", recompute="selective"),
     System("full recomputation", recompute="full"),
     System("float32 master weights", precision="mixed"),
+    System("CUDA graph", graphs=True),
 )
 
 
@@ -244,13 +249,14 @@ def stepper(
     if system.is_peer and system.compile != "none":
         model = torch.compile(model, dynamic=False)  # type: ignore[assignment]
     optimizer = build_optimizer(model, run.optim)
+    graphed = Graphed(plain_pass(run.train.z_loss)) if system.graphs else None
     counter = itertools.count()
 
     def step() -> Updated:
         if batches is None:
-            return update(run, model, optimizer, [batch], step=100)
+            return update(run, model, optimizer, [batch], step=100, graphed=graphed)
         rows = batches(next(counter)).to(device)
-        return update(run, model, optimizer, [Batch(rows[:, :-1], rows[:, 1:])], step=100)
+        return update(run, model, optimizer, [Batch(rows[:, :-1], rows[:, 1:])], step=100, graphed=graphed)
 
     return step
 

@@ -30,15 +30,16 @@ from lakh.errors import InfeasiblePlan, Interrupted, PeerLost, PeerTimeout, User
 from lakh.events import Evaluated, Log, Restarted, RunEnded, RunStarted, StepDone, StepSkipped
 from lakh.spec import Fault, Run
 from lakh.trainer.goodput import goodput
+from lakh.trainer.graphs import Graphed, choose_graphs
 from lakh.trainer.initial import builder
 from lakh.trainer.memory import memory_bytes
 from lakh.trainer.optim import build_optimizer, named_state
-from lakh.trainer.readings import Measured, Reading
+from lakh.trainer.readings import Measured, Reading, StepClock
 from lakh.trainer.recovery import StopRequest, strike
 from lakh.trainer.sinks import showing
 from lakh.trainer.spikes import HISTORY, judge_loss, norm_limit
 from lakh.trainer.state import State
-from lakh.trainer.step import loss_sum, update, uses_bf16
+from lakh.trainer.step import loss_sum, plain_pass, update, uses_bf16
 from lakh.trainer.survive import Carried, Survivors, held
 from lakh.trainer.traffic import count_traffic
 from lakh.trainer.world import World
@@ -139,6 +140,8 @@ class _Training:
         self.in_update = False
         self.state.optimizer.register_step_pre_hook(lambda *_: setattr(self, "in_update", True))
         self.state.optimizer.register_step_post_hook(lambda *_: setattr(self, "in_update", False))
+        records = choose_graphs(run, device=world.device.type, world=world.size)[0]
+        self.graphed = Graphed(plain_pass(run.train.z_loss)) if records else None
         self.heldout, self.evaluated = float("nan"), -1
         self.traffic_told = False
         self.pending: list[tuple[int, float, Reading, float]] = []  # step, lr, numbers on their way, wait for data
@@ -146,7 +149,7 @@ class _Training:
         self.norms: list[float] = []
         self.rewinds: dict[int, int] = {}
         self.stopped_by = ""
-        self.read_until = 0.0
+        self.clock = StepClock(world.device)
         self.spoilt: tuple[int, str] | None = None
 
     def to_the_end(self, stop: StopRequest, faults: Sequence[Fault]) -> Outcome:
@@ -208,21 +211,24 @@ class _Training:
             if due_save or self.stopped_by or last:
                 self._read_all(stop)
                 state.save(self.run, self.data, self._digest())
-                self.read_until = time.monotonic()
+                self.clock.start()
         self.finished = state.step
 
     def _take_step(self, stop: StopRequest) -> None:
         """Put one step on its way, and read those before it (on a CPU, this one too)."""
         state, waited = self.state, self.batches.wait_s
-        self.read_until = self.read_until or time.monotonic()
+        self.clock.start_once()
         batches = self.batches.micro_batches(state.step, self.world.device)
         limit = float("inf")
         if self.run.train.on_spike == "skip":
             limit = norm_limit(self.norms, self.run.train.spike_factor)
         due = self.world.size > 1 and not self.traffic_told
         compiled = choose_compile(self.run.train.compile, device=self.world.device.type)[0] != "none"
-        with count_traffic(self.run.cluster, due=due, compiled=compiled) as traffic:
-            done = update(self.run, state.model, state.optimizer, batches, state.step, max_norm=limit)
+        inside = self.mesh.tp * self.mesh.cp > 1
+        with count_traffic(self.run.cluster, due=due, inside_blocks=inside, compiled=compiled) as traffic:
+            done = update(
+                self.run, state.model, state.optimizer, batches, state.step, max_norm=limit, graphed=self.graphed
+            )
         self.taken = state.step + 1
         if traffic is not None:
             self.traffic_told = True
@@ -249,8 +255,7 @@ class _Training:
     def _read_one(self, stop: StopRequest) -> None:
         step, lr, reading, wait_s = self.pending.pop(0)
         measured = reading.read()
-        now = time.monotonic()
-        seconds, self.read_until = now - self.read_until, now
+        seconds = self.clock.lap(reading)
         if measured.stops:
             self.stopped_by = stop.signal or "another rank"
         if self.run.train.on_spike == "rewind":
@@ -357,7 +362,7 @@ class _Training:
             sequences = round(places / self.run.data.sequence * self.mesh.data_ranks / self.world.size)
             seconds = time.monotonic() - began
             self.log.write(Evaluated(step=self.state.step, loss=loss, sequences=sequences, seconds=seconds))
-        self.read_until = time.monotonic()
+        self.clock.start()
         return loss
 
     # --- parts ---

@@ -110,7 +110,11 @@ def _orthogonalise_held(held: Tensor, like: Tensor) -> Tensor:
     """This rank's parts of the orthogonalised matrices of which it holds these parts; `like` tells how they are cut."""
     if not isinstance(like, DTensor):
         return orthogonalise(held)
-    cuts = [(axis, placement) for axis, placement in enumerate(like.placements) if not placement.is_replicate()]
+    cuts = [
+        (axis, placement)
+        for axis, placement in enumerate(like.placements)
+        if not placement.is_replicate() and like.device_mesh.size(axis) > 1
+    ]
     if not cuts:
         return orthogonalise(held)
     axis, placement = cuts[0]

@@ -6,6 +6,7 @@ there at once.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from lakh.trainer.step import Updated
 from lakh.trainer.world import World
 
-__all__ = ["Measured", "Reading"]
+__all__ = ["Measured", "Reading", "StepClock"]
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Reading:
             dist.all_reduce(summed)
         same = torch.stack([done.grad_norm.double(), done.applied.double()])  # equal on all ranks already
         self._values = _to_host(torch.cat([summed, same]))
-        self._arrived = None
+        self._arrived: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._arrived = torch.cuda.Event()
+            self._arrived = torch.cuda.Event(enable_timing=True)
             self._arrived.record()
 
     def read(self) -> Measured:
@@ -54,6 +55,34 @@ class Reading:
         loss, fill, stops, norm, applied = self._values.tolist()
         mean = loss / self._loss_ranks
         return Measured(mean / (fill / self._world_size), norm, bool(applied), round(stops))
+
+
+class StepClock:
+    """Seconds of each step: on a GPU by its own clock, since readings come late; else by the time they are read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._began_s = 0.0
+        self._mark: torch.cuda.Event | None = None
+
+    def start(self) -> None:
+        """From here on time belongs to the next step. Called when no step is on its way."""
+        self._began_s = time.monotonic()
+        if self._on_gpu:
+            self._mark = torch.cuda.Event(enable_timing=True)
+            self._mark.record()
+
+    def start_once(self) -> None:
+        if not self._began_s:
+            self.start()
+
+    def lap(self, reading: Reading) -> float:
+        """Seconds since the step before, or since `start`. The reading must have been read."""
+        now = time.monotonic()
+        seconds, self._began_s = now - self._began_s, now
+        if self._mark is not None and reading._arrived is not None:
+            seconds, self._mark = self._mark.elapsed_time(reading._arrived) / 1e3, reading._arrived
+        return max(seconds, 1e-9)
 
 
 def _to_host(values: Tensor) -> Tensor:

@@ -19,12 +19,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lakh.spec import Run
+from lakh.trainer.graphs import Graphed, Pass
 from lakh.trainer.optim import learning_rate, set_learning_rate
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.pipeline import Pipeline
 
-__all__ = ["Updated", "loss_sum", "update", "uses_bf16"]
+__all__ = ["Updated", "loss_sum", "plain_pass", "update", "uses_bf16"]
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,12 @@ def update(
     batches: Sequence[Batch],
     step: int,
     max_norm: float = float("inf"),
+    graphed: Graphed | None = None,
 ) -> Updated:
     """Apply step number `step` (from 0), unless the gradient norm is not finite or above `max_norm`."""
     lr = learning_rate(step, run.optim, run.train.steps)
     set_learning_rate(optimizer, lr)
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=graphed is None)  # a recorded pass adds to gradients where they are
     scales = [_scale(batch, len(batches)) for batch in batches]
     if isinstance(model, Pipeline):
         loss = model.run(batches, scales, z_loss=run.train.z_loss)
@@ -57,9 +59,7 @@ def update(
         for index, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
             if isinstance(model, FSDPModule):  # reduce once, after the last micro-batch
                 model.set_requires_gradient_sync(index == len(batches) - 1)
-            part = _loss(model, batch, scale, run.train.z_loss)
-            part.backward()
-            loss += part.detach()
+            loss += (graphed or plain_pass(run.train.z_loss))(model, batch, scale)
     parts = _held_gradients(model)
     grad_norm = _norm(parts, batches[0].inputs.device)
     applied = torch.isfinite(grad_norm) & (grad_norm <= max_norm)
@@ -77,7 +77,18 @@ def loss_sum(model: nn.Module, batch: Batch) -> Tensor:
     return _loss(model, batch, 1.0, 0.0)
 
 
-def _loss(model: nn.Module, batch: Batch, scale: float, z_loss: float) -> Tensor:
+def plain_pass(z_loss: float) -> Pass:
+    """Forward and backward of one micro-batch, started kernel by kernel."""
+
+    def run_pass(model: nn.Module, batch: Batch, scale: float | Tensor) -> Tensor:
+        loss = _loss(model, batch, scale, z_loss)
+        loss.backward()
+        return loss.detach()
+
+    return run_pass
+
+
+def _loss(model: nn.Module, batch: Batch, scale: float | Tensor, z_loss: float) -> Tensor:
     return model(
         batch.inputs,
         batch.positions,

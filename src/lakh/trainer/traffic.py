@@ -3,25 +3,29 @@
 While a `Traffic` is entered, every collective of torch.distributed that this rank takes part in is noted: which ranks,
 how many bytes. A rank of n sends, by the ring and bandwidth-optimal forms that backends use:
 
-    all-gather, reduce-scatter, broadcast   (n - 1) / n of the whole tensor
-    all-reduce                              twice that
-    send                                    the tensor
+    all-gather, reduce-scatter, broadcast, all-to-all   (n - 1) / n of the whole tensor
+    all-reduce                                          twice that
+    send                                                the tensor
 
 The tier is the innermost one of the cluster that holds the group's ranks; inside a tier a hierarchical backend may send
-less over the outer links. Cost: some microseconds per collective, so one step in a while is counted, not each.
+less over the outer links.
+
+Noted where Python hands a collective to its process group. Compiled blocks run as always, and FSDP's collectives, which
+stand between them, count. Those that stand inside a block (tensor and context parallelism) become part of the compiled
+code and pass unseen, so `count_traffic` gives no counter there. Cost: some microseconds per collective, so one step in
+a while is counted, not each.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_flatten
 
 from lakh.spec import Cluster
@@ -29,7 +33,14 @@ from lakh.spec import Cluster
 __all__ = ["Traffic", "count_traffic", "tier_of_ranks"]
 
 # how often the (n - 1) / n of the larger side travels
-_ROUNDS = {"allgather": 1, "reduce_scatter": 1, "allreduce": 2, "broadcast": 1}
+_ROUNDS = {"allgather": 1, "reducescatter": 1, "allreduce": 2, "broadcast": 1, "alltoall": 1}
+_KINDS = {"reducescatter": "reduce_scatter"}  # as it is shown
+
+
+def _kind_of(method: str) -> str | None:
+    """The kind of collective that a method of a process group is."""
+    plain = method.replace("_", "")
+    return next((kind for kind in (*_ROUNDS, "send") if plain.startswith(kind)), None)
 
 
 def tier_of_ranks(ranks: Iterable[int], cluster: Cluster) -> str:
@@ -41,17 +52,20 @@ def tier_of_ranks(ranks: Iterable[int], cluster: Cluster) -> str:
     return "beyond the cluster"
 
 
-def count_traffic(cluster: Cluster, *, due: bool, compiled: bool) -> contextlib.AbstractContextManager[Traffic | None]:
-    """A counter for the step to come where one is due; compiled blocks do not run under one, and are not counted."""
-    return Traffic(cluster) if due and not compiled else contextlib.nullcontext()
+def count_traffic(
+    cluster: Cluster, *, due: bool, inside_blocks: bool, compiled: bool
+) -> contextlib.AbstractContextManager[Traffic | None]:
+    """A counter for the step to come, where one is due and would see all of it."""
+    return Traffic(cluster) if due and not (inside_blocks and compiled) else contextlib.nullcontext()
 
 
-class Traffic(TorchDispatchMode):
+class Traffic:
     def __init__(self, cluster: Cluster) -> None:
-        super().__init__()
         self.cluster = cluster
         self.sent_bytes: Counter[tuple[str, str]] = Counter()
         """By (tier, kind of collective)."""
+        self._plain: list[tuple[type, str, Any]] = []
+        self._inside = False
 
     def by_tier(self) -> dict[str, int]:
         totals: Counter[str] = Counter()
@@ -59,33 +73,38 @@ class Traffic(TorchDispatchMode):
             totals[tier] += count
         return dict(totals)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.namespace == "c10d":
-            self._note(func._schema.name.removeprefix("c10d::"), args)
-        return result
+    def __enter__(self) -> Self:
+        kinds = {dist.ProcessGroup, *(type(group) for group in distributed_c10d._world.pg_map)}  # c3 has one of its own
+        for owner in kinds:
+            for name, method in list(vars(owner).items()):
+                if (kind := _kind_of(name)) is not None:
+                    self._plain.append((owner, name, method))
+                    setattr(owner, name, self._noting(kind, getattr(owner, name)))
+        return self
 
-    def _note(self, name: str, args: Any) -> None:
-        flat, _ = tree_flatten(args)
-        groups = [value for value in flat if isinstance(value, torch.ScriptObject) and _is_group(value)]
-        if not groups:
-            return
-        group = dist.ProcessGroup.unbox(groups[0])
+    def __exit__(self, *_: object) -> None:
+        for owner, name, method in self._plain:
+            setattr(owner, name, method)
+        self._plain.clear()
+
+    def _noting(self, kind: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            if self._inside:  # a method that calls another one is one collective
+                return plain(group, *args, **kwargs)
+            self._note(kind, group, [*args, *kwargs.values()])
+            self._inside = True
+            try:
+                return plain(group, *args, **kwargs)
+            finally:
+                self._inside = False
+
+        return call
+
+    def _note(self, kind: str, group: dist.ProcessGroup, arguments: Sequence[Any]) -> None:
         ranks = dist.get_process_group_ranks(group)
-        tensors = [value for value in flat if isinstance(value, Tensor)]
-        kind = next((kind for kind in _ROUNDS if name.strip("_").startswith(kind)), None)
-        if name.startswith("send"):
-            kind, sent = "send", sum(tensor.nbytes for tensor in tensors)
-        elif kind is not None:
-            whole = max((tensor.nbytes for tensor in tensors), default=0)
-            sent = _ROUNDS[kind] * whole * (len(ranks) - 1) // len(ranks)
-        else:
-            return
-        self.sent_bytes[tier_of_ranks(ranks, self.cluster), kind] += sent
-
-
-def _is_group(value: torch.ScriptObject) -> bool:
-    try:
-        return "ProcessGroup" in str(value._type())
-    except (RuntimeError, AttributeError):
-        return False
+        sides = (tree_flatten(argument)[0] for argument in arguments)
+        sizes = (sum(value.nbytes for value in side if isinstance(value, Tensor)) for side in sides)
+        sent = max(sizes, default=0)  # the side, input or output, that holds the whole
+        if kind != "send":
+            sent = _ROUNDS[kind] * sent * (len(ranks) - 1) // len(ranks)
+        self.sent_bytes[tier_of_ranks(ranks, self.cluster), _KINDS.get(kind, kind)] += sent

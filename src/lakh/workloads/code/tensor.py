@@ -13,6 +13,7 @@ the collectives stand here, so it runs over any backend.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,13 +40,13 @@ def cut_matrices(model: CodeModel, mesh: DeviceMesh) -> None:
     if model.head is not None:
         rows.append(model.head)
     model.head_group, model.parts = group, mesh.size()
-    model.enter = lambda x: _Gather.apply(x, group)
+    model.enter = lambda x: whole_sequence(x, group)
     for block in model.each_block():
         attention, ffn = block.attention, block.ffn
         rows += [attention.q, attention.k, attention.v, ffn.gate, ffn.up]
         columns += [attention.o, ffn.down]
-        block.enter = lambda x: _Gather.apply(x, group)
-        block.leave = lambda x: _SumAndScatter.apply(x, group)
+        block.enter = lambda x: whole_sequence(x, group)
+        block.leave = lambda x: summed_part(x, group)
     for matrix in rows:
         _cut(matrix, mesh, Shard(0))
     for matrix in columns:
@@ -53,7 +54,7 @@ def cut_matrices(model: CodeModel, mesh: DeviceMesh) -> None:
     for module in model.modules():
         if isinstance(module, RMSNorm):
             _cut(module, mesh, Replicate())
-            module.read = lambda weight: _SumGradient.apply(local(weight), group)
+            module.read = lambda weight: shared_weight(local(weight), group)
 
 
 def _cut(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
@@ -68,10 +69,12 @@ def _look_up(tokens_BT: Tensor, weight_vW: Tensor, group: dist.ProcessGroup) -> 
     place = tokens_BT - dist.get_rank(group) * weight_vW.shape[0]
     is_here = (place >= 0) & (place < weight_vW.shape[0])
     x_BTW = F.embedding(place.where(is_here, 0), weight_vW) * is_here[..., None]
-    return _SumAndScatter.apply(x_BTW, group)
+    return summed_part(x_BTW, group)
 
 
 # --- collectives along the sequence, with their gradients ---
+
+Collective = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
 def _gather(x_BtW: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -82,38 +85,33 @@ def _sum_and_scatter(x_BTW: Tensor, group: dist.ProcessGroup) -> Tensor:
     return sum_and_scatter(x_BTW.chunk(dist.get_world_size(group), dim=1), group)
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BtW: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _gather(x_BtW, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _sum_and_scatter(grads[0], ctx.group), None
+def _keep(weight: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return weight.view_as(weight)
 
 
-class _SumAndScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BTW: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _sum_and_scatter(x_BTW, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _gather(grads[0], ctx.group), None
+def _sum(grad: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = grad.contiguous().clone()
+    dist.all_reduce(total, group=group)
+    return total
 
 
-class _SumGradient(torch.autograd.Function):
-    """A weight that every rank uses on other tokens: the same forward, summed backward."""
+def _with_gradient(there: Collective, back: Collective) -> Collective:
+    """`there`, whose gradient is made by `back`."""
 
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return weight.view_as(weight)
+    class Pair(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+            ctx.group = group
+            return there(x, group)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        total = grads[0].contiguous().clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return back(grads[0], ctx.group), None
+
+    return Pair.apply
+
+
+whole_sequence = _with_gradient(_gather, _sum_and_scatter)
+summed_part = _with_gradient(_sum_and_scatter, _gather)
+shared_weight = _with_gradient(_keep, _sum)
+"""A weight that every rank uses on other tokens: the same forward, summed backward."""

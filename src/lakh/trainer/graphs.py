@@ -1,0 +1,94 @@
+"""The forward and backward pass of a micro-batch, recorded once as a CUDA graph and replayed: for small models.
+
+A small model's kernels end sooner than Python can start the next ones, and the GPU waits. A replay starts all of them
+at once. What it costs: inputs are copied to where the recording reads them, gradients stay allocated and are added to,
+and the memory of the pass is kept for the graph alone.
+
+Only where shapes never change and one process has the whole model: packed documents, and models that are cut up over
+ranks, take the plain way. `choose_graphs` decides, and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lakh.spec import Run
+from lakh.workloads.code.batch import Batch
+
+__all__ = ["Graphed", "choose_graphs"]
+
+WARM_UP_PASSES = 3  # compiles, and lets libraries choose their kernels: neither can be recorded
+BUSY_FLOPS = 6e12
+"""Of a micro-batch: above, the GPU works for some 15 ms on it, and Python is ahead of it anyway."""
+
+Pass = Callable[[nn.Module, Batch, float | Tensor], Tensor]
+"""Forward and backward: leaves gradients, returns the loss."""
+
+
+def choose_graphs(run: Run, *, device: str, world: int) -> tuple[bool, str]:
+    """Whether passes are recorded, and the reason."""
+    if run.train.graphs == "off":
+        return False, "switched off"
+    if device != "cuda":
+        return False, f"there are none on {device}"
+    if world > 1:
+        return False, "collectives of several ranks are not recorded"
+    if run.data.document_mask:
+        return False, "packed documents change shapes from batch to batch"
+    if run.train.graphs == "on":
+        return True, "asked for"
+    flops = run.data.micro_batch * run.data.sequence * run.model.flops_per_token(run.data.sequence)
+    if flops > BUSY_FLOPS:
+        return (
+            False,
+            f"{flops / 1e12:.0f} TFLOP of a micro-batch keep the GPU busy while Python starts the next kernels",
+        )
+    return True, f"{flops / 1e12:.2f} TFLOP of a micro-batch end before Python has started the next kernels"
+
+
+class Graphed:
+    """A pass that is recorded at its first call, for that micro-batch's shape; another shape takes the plain way."""
+
+    def __init__(self, plain: Pass) -> None:
+        self._plain = plain
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, model: nn.Module, batch: Batch, scale: float | Tensor) -> Tensor:
+        if self._graph is None:
+            self._record(model, batch, scale)
+        if batch.inputs.shape != self._batch.inputs.shape or batch.cu_seqlens is not None:
+            return self._plain(model, batch, scale)
+        self._fill(batch, scale)
+        assert self._graph is not None
+        self._graph.replay()
+        return self._loss.clone()
+
+    def _fill(self, batch: Batch, scale: float | Tensor) -> None:
+        self._batch.inputs.copy_(batch.inputs)
+        self._batch.targets.copy_(batch.targets)
+        self._scale.fill_(scale)
+
+    def _record(self, model: nn.Module, batch: Batch, scale: float | Tensor) -> None:
+        device = batch.inputs.device
+        self._batch = Batch(batch.inputs.clone(), batch.targets.clone())
+        self._scale = torch.zeros((), device=device)
+        self._fill(batch, scale)
+        for parameter in model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UP_PASSES):
+                self._plain(model, self._batch, self._scale)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._loss = self._plain(model, self._batch, self._scale)
+        self._graph = graph
+        grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        torch._foreach_copy_(grads, before)  # what the warm-up has added goes again

@@ -1,0 +1,144 @@
+"""The micro-batch that a run should have on this GPU: the largest that fits as it is, unless a smaller one is faster.
+
+Memory grows in a straight line with the micro-batch, so two small tries tell where the line meets the limit; that
+micro-batch is tried, and smaller ones after it should it not fit. `choose` decides, and knows nothing of GPUs;
+`try_one` takes a few real steps of the run's own model, compiled, on random tokens. One rank alone: ranks that share
+the states have room for more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from lakh.errors import InfeasiblePlan, UserError
+from lakh.spec import Mesh, Run
+from lakh.trainer.optim import build_optimizer
+from lakh.trainer.step import update, uses_bf16
+from lakh.workloads.code.batch import Batch
+from lakh.workloads.code.model import CodeModel
+from lakh.workloads.code.parallel import Groups, parallelise
+
+__all__ = ["Chosen", "Tried", "choose", "find_micro_batch", "try_one"]
+
+LIMIT_SHARE = 0.93  # of the memory; the rest is what fragmentation takes in a long run
+WARM_UP_STEPS, TIMED_STEPS = 2, 4
+FASTER = 1.01  # by less than this, the smaller of two is taken: memory is worth something
+
+
+@dataclass(frozen=True)
+class Tried:
+    micro_batch: int
+    peak_bytes: int | None
+    """None where it did not fit."""
+    tok_per_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    micro_batch: int
+    reason: str
+    tried: tuple[Tried, ...]
+
+
+def choose(sizes: list[int], attempt: Callable[[int], Tried], limit_bytes: int) -> Chosen:
+    """The best of some sizes, given in ascending order."""
+    tried: dict[int, Tried] = {}
+
+    def fits(size: int) -> bool:
+        if size not in tried:
+            tried[size] = attempt(size)
+        peak = tried[size].peak_bytes
+        return peak is not None and peak <= limit_bytes
+
+    def answer(size: int, reason: str) -> Chosen:
+        return Chosen(size, reason, tuple(tried[known] for known in sorted(tried)))
+
+    if not fits(sizes[0]):
+        found = f"a micro-batch of {sizes[0]} does not fit into {limit_bytes / 2**30:.1f} GiB"
+        raise InfeasiblePlan("data.micro_batch", found, "recompute (train.recompute), or use more GPUs")
+    if len(sizes) == 1:
+        return answer(sizes[0], "the only size that divides the batch")
+    largest = sizes[0]
+    if fits(sizes[1]):
+        below = _below_the_limit(sizes, tried[sizes[0]], tried[sizes[1]], limit_bytes)
+        largest = next(size for size in reversed(below) if fits(size))
+    smaller = max((size for size in sizes if size < largest), default=largest)
+    if smaller != largest and fits(smaller) and tried[largest].tok_per_s < FASTER * tried[smaller].tok_per_s:
+        gain = tried[largest].tok_per_s / tried[smaller].tok_per_s - 1
+        return answer(smaller, f"{largest} fits too, and changes tokens/s by {100 * gain:+.1f} % only")
+    return answer(largest, "the largest that fits, and the fastest")
+
+
+def _below_the_limit(sizes: list[int], first: Tried, second: Tried, limit_bytes: int) -> list[int]:
+    """The sizes that should fit, by the line through two that do; at least the first of them."""
+    assert first.peak_bytes is not None
+    assert second.peak_bytes is not None
+    slope = (second.peak_bytes - first.peak_bytes) / (second.micro_batch - first.micro_batch)
+    if slope <= 0:
+        return sizes
+    reach = first.micro_batch + (limit_bytes - first.peak_bytes) / slope
+    return [size for size in sizes if size <= max(reach, second.micro_batch)]
+
+
+def find_micro_batch(run: Run, *, progress: Callable[[str], None] = lambda text: None) -> Chosen:
+    """Try sizes on this machine's GPU."""
+    if not torch.cuda.is_available():
+        raise UserError("micro-batch", "there is no GPU here to try it on", "lakh train RUN --dry-run estimates memory")
+    device = torch.device("cuda")
+
+    def attempt(size: int) -> Tried:
+        progress(f"micro-batch {size}")
+        return try_one(run, size, device)
+
+    sizes = [size for size in range(1, run.data.batch + 1) if run.data.batch % size == 0]
+    total = torch.cuda.get_device_properties(device).total_memory
+    return choose(sizes, attempt, int(LIMIT_SHARE * total))
+
+
+def try_one(run: Run, micro_batch: int, device: torch.device) -> Tried:
+    """A few steps of one micro-batch each."""
+    data = dataclasses.replace(run.data, batch=micro_batch, micro_batch=micro_batch)
+    alone = dataclasses.replace(run, data=data, mesh=Mesh())
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        tok_per_s = _measure(alone, device)
+    except torch.OutOfMemoryError:
+        return Tried(micro_batch, None)
+    return Tried(micro_batch, torch.cuda.max_memory_allocated() if on_gpu else 0, tok_per_s)
+
+
+def _measure(run: Run, device: torch.device) -> float:
+    def build() -> CodeModel:
+        with device:
+            return CodeModel(run.model)  # torch's own first weights: speed and memory do not depend on them
+
+    bf16 = uses_bf16(run, device)
+    model = parallelise(run, run.mesh.resolve(1), Groups(), build, bf16=bf16, device=device)
+    optimizer = build_optimizer(model, run.optim)
+    shape = (run.data.micro_batch, run.data.sequence + 1)
+    rows = torch.randint(0, run.model.vocab, shape, generator=torch.Generator().manual_seed(0)).to(device)
+    batches = [Batch(rows[:, :-1], rows[:, 1:])]
+    began_s = 0.0
+    for step in range(WARM_UP_STEPS + TIMED_STEPS):
+        if step == WARM_UP_STEPS:
+            _wait(device)
+            began_s = time.monotonic()
+        update(run, model, optimizer, batches, min(step, run.train.steps - 1))
+    _wait(device)
+    return TIMED_STEPS * run.tokens_per_step / (time.monotonic() - began_s)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

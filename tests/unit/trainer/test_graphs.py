@@ -1,0 +1,33 @@
+"""When passes are recorded as CUDA graphs, and why not. What a recording computes is tested on a GPU."""
+
+from dataclasses import replace
+
+import pytest
+
+from lakh.spec import Data, Model, Run, Training
+from lakh.trainer.graphs import choose_graphs
+
+SMALL = Run(
+    name="small",
+    model=Model(layers=6, width=320, heads=5, kv_heads=5, ffn=896, vocab=16384, context=1024),
+    data=Data(sequence=1024, batch=8, micro_batch=4),
+    train=Training(graphs="auto"),
+)
+
+
+@pytest.mark.parametrize(
+    ("run", "device", "world", "records", "words"),
+    [
+        (SMALL, "cuda", 1, True, "before Python has started"),
+        (SMALL, "cpu", 1, False, "none on cpu"),
+        (SMALL, "cuda", 2, False, "several ranks"),
+        (replace(SMALL, data=replace(SMALL.data, document_mask=True)), "cuda", 1, False, "change shapes"),
+        (replace(SMALL, data=replace(SMALL.data, batch=512, micro_batch=512)), "cuda", 1, False, "keep the GPU busy"),
+        (replace(SMALL, train=Training(graphs="off")), "cuda", 1, False, "switched off"),
+        (replace(SMALL, train=Training(graphs="on")), "cuda", 1, True, "asked for"),
+    ],
+)
+def test_short_work_on_one_gpu_is_recorded(run: Run, device: str, world: int, records: bool, words: str) -> None:
+    chosen, reason = choose_graphs(run, device=device, world=world)
+    assert chosen is records
+    assert words in reason

@@ -1,0 +1,61 @@
+"""The micro-batch of a run is the largest that fits, unless that is no faster."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.errors import InfeasiblePlan, UserError
+from lakh.spec import Data, Model, Run
+from lakh.trainer.micro_batch import Tried, choose, find_micro_batch, try_one
+
+SIZES = [1, 2, 4, 8, 16, 32, 64]
+RUN = Run(
+    name="small",
+    model=Model(layers=1, width=16, heads=2, kv_heads=1, ffn=16, vocab=32, context=16),
+    data=Data(sequence=16, batch=4, micro_batch=2),
+)
+
+
+@given(fixed=st.integers(0, 50), each=st.integers(1, 9), limit=st.integers(10, 400))
+def test_the_largest_that_fits_is_found_in_few_tries(fixed: int, each: int, limit: int) -> None:
+    asked: list[int] = []
+
+    def attempt(size: int) -> Tried:
+        asked.append(size)
+        return Tried(size, fixed + each * size, tok_per_s=100.0 * size)
+
+    fitting = [size for size in SIZES if fixed + each * size <= limit]
+    if not fitting:
+        with pytest.raises(InfeasiblePlan, match="a micro-batch of 1 does not fit"):
+            choose(SIZES, attempt, limit)
+        return
+    chosen = choose(SIZES, attempt, limit)
+    assert chosen.micro_batch == fitting[-1]
+    assert len(asked) == len(set(asked)) <= 4
+    assert [tried.micro_batch for tried in chosen.tried] == sorted(asked)
+
+
+def test_memory_that_grows_faster_than_it_seemed_ends_at_what_fits() -> None:
+    chosen = choose(SIZES, lambda size: Tried(size, size**2 if size <= 16 else None, 100.0 * size), 200)
+    assert chosen.micro_batch == 8  # 16 and more do not fit into 200
+
+
+def test_a_larger_one_that_is_no_faster_is_left() -> None:
+    chosen = choose(SIZES, lambda size: Tried(size, size, 1000.0 + size / 100), 50)
+    assert chosen.micro_batch == 16
+    assert chosen.reason == "32 fits too, and changes tokens/s by +0.0 % only"
+
+
+def test_a_try_takes_real_steps_of_the_runs_own_model() -> None:
+    tried = try_one(dataclasses.replace(RUN), 4, torch.device("cpu"))
+    assert tried.micro_batch == 4
+    assert tried.tok_per_s > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_there_is_nothing_to_try() -> None:
+    with pytest.raises(UserError, match="no GPU"):
+        find_micro_batch(RUN)
