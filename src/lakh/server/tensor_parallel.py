@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -145,6 +146,8 @@ def _broadcast_object(message: Any = None) -> Any:
 
 
 def main(text: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides when work ends
+        signal.signal(number, signal.SIG_IGN)
     options = json.loads(text)
     rank, size = options["rank"], options["size"]
     torch.set_num_threads(options["threads"])
