@@ -114,10 +114,7 @@ Status Exchange::push(Flow *flow, bool *progress, int64_t *wake_ns) {
     }
     const ssize_t n = ::send(flow->fd, piece.data + piece.done, static_cast<size_t>(want), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
-    if (n < 0) {
-      const std::string how = errno == ETIMEDOUT || errno == EHOSTUNREACH ? "acknowledges nothing: its link is cut" : std::string("lost its connection: ") + std::strerror(errno);
-      return fate_->end(fail(LAKH_C3_LOST, "rank " + std::to_string(flow->peer) + " " + how), flow->peer);
-    }
+    if (n < 0) return broken(flow->peer, n, errno);
     *progress = true;
     sent_->fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
     flow->credit -= flow->shaper != nullptr ? n : 0;
@@ -125,6 +122,15 @@ Status Exchange::push(Flow *flow, bool *progress, int64_t *wake_ns) {
     if (piece.done == piece.bytes) flow->pieces.pop_front();
   }
   return {};
+}
+
+// What a failed read or write says about a peer; `n` is what the call returned.
+Status Exchange::broken(int32_t peer, ssize_t n, int error) {
+  const bool silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
+  const std::string how = n == 0   ? "closed its connection"
+                          : silent ? "acknowledges nothing: its link is cut"
+                                   : std::string("lost its connection: ") + std::strerror(error);
+  return fate_->end(fail(LAKH_C3_LOST, "rank " + std::to_string(peer) + " " + how), peer);
 }
 
 Status Exchange::pull(Flow *flow, bool *progress) {
@@ -148,15 +154,12 @@ Status Exchange::pull(Flow *flow, bool *progress) {
       } else if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         return {};
       } else {
-        to = piece.data;  // closed or broken: the read below says how
+        return broken(flow->peer, n, errno);  // now: an error is told once, and the next read sees an end
       }
     }
     const ssize_t n = ::recv(flow->fd, to, static_cast<size_t>(piece.bytes - piece.done), MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
-    if (n <= 0) {
-      const std::string how = n == 0 ? "closed its connection" : errno == ETIMEDOUT || errno == EHOSTUNREACH ? "acknowledges nothing: its link is cut" : std::string("lost its connection: ") + std::strerror(errno);
-      return fate_->end(fail(LAKH_C3_LOST, "rank " + std::to_string(flow->peer) + " " + how), flow->peer);
-    }
+    if (n <= 0) return broken(flow->peer, n, errno);
     *progress = true;
     received_->fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
     piece.done += n;
@@ -178,7 +181,8 @@ Status Exchange::finish(int64_t deadline_ns, const char *what) {
     if (!status.ok()) {
       flows_.clear();
       headers_.clear();
-      return fate_->end(status, status.code == LAKH_C3_LOST ? flow.peer : -1);
+      // Where the group was over already, it is not this peer who is to blame.
+      return fate_->over() ? fate_->status() : fate_->end(status, status.code == LAKH_C3_LOST ? flow.peer : -1);
     }
     flow.shaper = flow.out ? links_->shaper(flow.peer) : nullptr;
     flow.departs_ns = 0;

@@ -59,6 +59,7 @@ class Exchange {
   void cut(int32_t peer, char *data, int64_t bytes, bool out, std::function<void(char *, int64_t)> landed);
   Status push(Flow *flow, bool *progress, int64_t *wake_ns);
   Status pull(Flow *flow, bool *progress);
+  Status broken(int32_t peer, ssize_t n, int error);
   Status check(const Header &theirs, int32_t peer);
 
   Fate *fate_;

@@ -12,7 +12,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <deque>
 #include <thread>
 
 #include "clock.h"
@@ -27,17 +29,13 @@ constexpr int64_t kHelloTimeoutNs = 5000000000;
 constexpr int64_t kProbeEveryNs = 500000000;
 constexpr int kProbeMs = 1500;
 constexpr int kSocketBufferBytes = 4 << 20;
+constexpr int32_t kQuestion = -1;  // in place of a lane: what has become of this group?
+constexpr size_t kGoneKept = 256;
 
 struct Hello {
   uint32_t magic;
   int32_t lane, from, to;
   uint8_t uuid[16];
-};
-
-struct Word {  // on the control lane
-  uint32_t kind;  // 0 beat, 1 goodbye, 2 the group is over
-  int32_t code, dead;
-  char text[308];
 };
 
 void set_options(int fd, int lane) {
@@ -116,9 +114,15 @@ class Endpoint {
     }
   }
 
-  void remove(Links *links) {
+  void remove(Links *links, const Word &why) {
     const std::lock_guard<std::mutex> lock(mutex_);  // the thread holds it while it touches a group
+    const size_t before = groups_.size();
     groups_.erase(std::remove(groups_.begin(), groups_.end(), links), groups_.end());
+    if (groups_.size() == before) return;  // it was never there
+    Gone gone{{}, links->rank(), why};
+    std::memcpy(gone.uuid, links->uuid(), 16);
+    gone_.push_back(gone);
+    if (gone_.size() > kGoneKept) gone_.pop_front();
   }
 
   void wake() {
@@ -133,6 +137,24 @@ class Endpoint {
     size_t got = 0;
     Hello hello{};
   };
+
+  // What became of a group that is no longer here: told to whoever did not hear it while there was a connection.
+  struct Gone {
+    uint8_t uuid[16];
+    int32_t rank;
+    Word why;
+  };
+
+  const Word *obituary(const Hello &hello) const {
+    for (const Gone &gone : gone_) {
+      if (gone.rank == hello.to && std::memcmp(gone.uuid, hello.uuid, 16) == 0) return &gone.why;
+    }
+    return nullptr;
+  }
+
+  static void answer(int fd, const Word &word) {
+    if (::send(fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;  // it has gone again
+  }
 
   static bool addressed_to(const Hello &hello, const Links *links) {
     return hello.to == links->rank() && std::memcmp(hello.uuid, links->uuid(), 16) == 0;
@@ -196,7 +218,13 @@ class Endpoint {
           set_options(it->fd, it->hello.lane);
           const std::lock_guard<std::mutex> lock(mutex_);
           const auto group = std::find_if(groups_.begin(), groups_.end(), [&](Links *l) { return addressed_to(it->hello, l); });
-          if (group != groups_.end()) {
+          const Word *over = obituary(it->hello);
+          if (it->hello.lane == kQuestion || over != nullptr) {
+            Word word{};
+            if (group != groups_.end()) word = (*group)->word();
+            answer(it->fd, over != nullptr ? *over : word);
+            ::close(it->fd);
+          } else if (group != groups_.end()) {
             (*group)->arrived(it->hello.from, it->hello.lane, it->fd);
           } else {
             parked_.push_back(*it);  // its group is not open here yet
@@ -218,6 +246,7 @@ class Endpoint {
   int listener_ = -1, wake_ = -1;
   std::vector<Links *> groups_;
   std::vector<Guest> parked_;
+  std::deque<Gone> gone_;
 };
 
 }  // namespace
@@ -228,8 +257,27 @@ Links::Links(Fate *fate, const uint8_t uuid[16], int32_t rank, int32_t size) : f
   std::memcpy(uuid_, uuid, 16);
 }
 
+Word Links::word() const {
+  Word word{};
+  if (!fate_->over()) return word;
+  const Status why = fate_->status();
+  const std::vector<int32_t> dead = fate_->dead();
+  word.kind = 2;
+  word.code = why.code;
+  word.dead = dead.empty() ? -1 : dead.front();
+  std::strncpy(word.text, why.text.c_str(), sizeof word.text - 1);
+  return word;
+}
+
 Links::~Links() {
-  Endpoint::get().remove(this);
+  Word why = word();
+  if (why.kind == 0) {
+    why.kind = 2;
+    why.code = LAKH_C3_LOST;
+    why.dead = rank_;
+    std::snprintf(why.text, sizeof why.text, "rank %d has left the group", rank_);
+  }
+  Endpoint::get().remove(this, why);
   for (auto &[peer, state] : peers_) {
     for (const auto &[lane, fd] : state.fds) ::close(fd);
   }
@@ -340,7 +388,8 @@ Status Links::dial(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
   }
 }
 
-// We wait for a lower rank to dial us. Is it there at all?
+// We wait for a lower rank to dial us. Is it there at all, and is the group not over for it? It may have given up before
+// it knew us. No answer is no news: it may be stopped.
 Status Links::probe(int32_t peer) {
   sockaddr_storage address{};
   socklen_t length = 0;
@@ -356,7 +405,18 @@ Status Links::probe(int32_t peer) {
       ::getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &size);
     }
   }
+  Word word{};
+  if (error == 0) {
+    Hello hello{kHelloMagic, kQuestion, rank_, peer, {}};
+    std::memcpy(hello.uuid, uuid_, 16);
+    pollfd answered = {s, POLLIN, 0};
+    const bool heard = ::send(s, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello && ::poll(&answered, 1, kProbeMs) == 1 &&
+                       ::recv(s, &word, sizeof word, MSG_WAITALL) == sizeof word;
+    if (!heard) word.kind = 0;
+  }
   ::close(s);
+  word.text[sizeof word.text - 1] = '\0';
+  if (word.kind == 2) return fate_->end(fail(word.code, word.text), word.dead);
   if (error == 0) return {};
   const std::string who = "rank " + std::to_string(peer) + " at " + addresses_[static_cast<size_t>(peer)];
   return fate_->end(fail(LAKH_C3_LOST, who + (error == ECONNREFUSED ? " refuses connections: its process died"
@@ -449,10 +509,7 @@ void Links::say_goodbye() {
 }
 
 void Links::tell(const Status &why, int32_t dead) {
-  Word word{};
-  word.kind = 2;
-  word.code = why.code;
-  word.dead = dead;
+  Word word{2, why.code, dead, {}};
   std::strncpy(word.text, why.text.c_str(), sizeof word.text - 1);
   for (const auto &[peer, fd] : controls()) {
     if (::send(fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) continue;

@@ -3,7 +3,7 @@
 // A process has one listening socket and one thread for all its groups. That thread accepts, and watches a *control*
 // connection per pair of ranks: it sends a word four times a second, and the kernel's own acknowledgements tell a cut
 // link (none come: TCP_USER_TIMEOUT) from a stopped or busy process (they come all the same). A process that dies closes
-// its connections. Whoever finds a death tells everybody it is connected to.
+// its connections. Whoever finds a death tells everybody it is connected to, and later whoever asks.
 //
 // The lower rank dials. Lanes: 0 control, 1 messages, 2.. the streams of collectives.
 #ifndef LAKH_LINKS_H
@@ -23,6 +23,12 @@
 namespace lakh {
 
 constexpr int kControl = 0, kMessages = 1, kFirstStream = 2;
+
+struct Word {  // on the control lane
+  uint32_t kind;  // 0 beat, 1 goodbye, 2 the group is over
+  int32_t code, dead;
+  char text[308];
+};
 
 struct Shaper {  // a path of virtual links; see lakh_c3_shape
   struct Hop {
@@ -58,6 +64,7 @@ class Links {
   void beat();  // a word to every peer
   std::vector<std::pair<int32_t, int>> controls();
   const uint8_t *uuid() const { return uuid_; }
+  Word word() const;  // what a stranger is told of the group
 
  private:
   struct Peer {

@@ -64,9 +64,14 @@ def decide_membership(
 
 
 def reachable(signed: Iterable[int], accuses: Mapping[int, Iterable[int]]) -> list[int]:
-    """Who of those that signed can be reached: a rank with a cut link signs too, but most of the others accuse it."""
+    """Who of those that signed can be reached.
+
+    A rank with a cut link signs too, where the store is not on that link. It cannot reach most of the others, whichever
+    side has found out so far: an accusation counts for both.
+    """
     there = sorted(signed)
-    heard = [m for m in there if 2 * sum(m in set(accuses[o]) for o in there if o != m) <= len(there) - 1]
+    broken = {frozenset((one, other)) for one in there for other in set(accuses[one]) & set(there) if one != other}
+    heard = [m for m in there if 2 * sum(m in pair for pair in broken) <= len(there) - 1]
     return heard or there[:1]  # two that accuse each other: the lower goes on
 
 

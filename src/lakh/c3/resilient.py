@@ -5,7 +5,7 @@
         for bucket in buckets:
             group.all_reduce(bucket)      # the average over the members that are there
         if group.commit():                # all of them have all results: now the step may be applied
-            group.synchronise(tensors)    # the membership changed: everybody takes the state of the lowest member
+            group.synchronise(tensors)    # the membership changed: all take the state of one who was there before
 
 The input of every all_reduce is kept until `commit`. When a member is lost in between, the survivors agree on the next
 epoch, put the kept inputs back and run the same reductions again, with the divisor of the new epoch. If one survivor
@@ -19,6 +19,7 @@ Costs one copy of each bucket, kept until the commit. The names follow torchcomm
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -57,6 +58,9 @@ class ResilientGroup:
         self.timeout_s, self.min_ranks, self.settle_s, self.on_epoch = timeout_s, min_ranks, settle_s, on_epoch
         self.epoch = _epoch or Epoch(0, tuple(range(size)))
         self.committed = 0
+        self.synchronised = 0
+        self._fresh: set[int] = set()
+        """Members that have joined and have nothing of their own yet."""
         self._kept: list[tuple[torch.Tensor, torch.Tensor, str]] = []
         self._joins_seen = 0
         self._group: Group | None = None
@@ -107,14 +111,21 @@ class ResilientGroup:
         return changed
 
     def synchronise(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The lowest member's values for everybody: what a rank that has just joined needs."""
-        for tensor in tensors:
-            with torch.no_grad():
-                flat = tensor.detach().contiguous()
-                group = self._live()
-                size_bytes = flat.numel() * flat.element_size()
-                group.run("broadcast", 6, -1, 0, 0, flat.data_ptr(), size_bytes)
-                tensor.copy_(flat)
+        """The values of the lowest member that has not just joined, for everybody; again where members are lost."""
+        wanted, target = list(tensors), self.synchronised + 1
+        for _ in range(MAX_EPOCHS_PER_CALL):
+            try:
+                for tensor in wanted:
+                    self._broadcast(tensor)
+                self._reduce(torch.zeros(1, dtype=torch.int32), "max")  # whoever is past it knows that all have all
+            except PeerError as error:
+                self._recover(error)
+                if self.synchronised >= target:
+                    return
+                continue
+            self._pass_synchronise()
+            return
+        raise PeerLost(f"c3, member {self.member}", "too many losses while synchronising", "start again")
 
     # --- epochs -----------------------------------------------------------------------------------------------------
 
@@ -133,7 +144,8 @@ class ResilientGroup:
                 self._group.abort(f"epoch {self.epoch.number} is over: {reason}")
                 self._group.close()
                 self._group = None
-            record = {"committed": self.committed}
+            before = self.epoch.members
+            record = {"committed": self.committed, "synchronised": self.synchronised}
             epoch, records = agree(
                 self.store,
                 self.name,
@@ -147,12 +159,22 @@ class ResilientGroup:
                 settle_s=self.settle_s,
             )
             self.epoch = Epoch(epoch.number, epoch.members, epoch.dead, f"{reason}; {epoch.reason}")
+            there = [records[member] for member in epoch.members if member in records]
+            if max(record["committed"] for record in there) > self.committed:
+                self._pass_commit()
+            if max(record["synchronised"] for record in there) > self.synchronised:
+                self._pass_synchronise()
+            self._fresh = (self._fresh & set(epoch.members)) | (set(epoch.members) - set(before))
             for nonce, member in joiners.items():
                 if member in epoch.members:
-                    members = ",".join(map(str, epoch.members))
-                    self.store.set(f"{self.name}/admitted/{nonce}", f"{epoch.number}:{self.committed}:{members}")
-            if max(record["committed"] for record in records.values()) > self.committed:
-                self._pass_commit()
+                    admitted = {
+                        "number": epoch.number,
+                        "members": epoch.members,
+                        "fresh": sorted(self._fresh),
+                        "committed": self.committed,
+                        "synchronised": self.synchronised,
+                    }
+                    self.store.set(f"{self.name}/admitted/{nonce}", json.dumps(admitted))
             self._changed = True
             try:
                 self._meet(first=False)
@@ -174,11 +196,11 @@ class ResilientGroup:
         nonce = secrets.token_hex(8)
         slot = store.add(f"{name}/joins", 1)
         store.set(f"{name}/join/{slot}", f"{nonce}:{member}")
-        admitted = PollingStore(store, patience_s).get(f"{name}/admitted/{nonce}").decode()
-        number, committed, members = admitted.split(":")
-        epoch = Epoch(int(number), tuple(int(one) for one in members.split(",")), (), "joined")
+        admitted = json.loads(PollingStore(store, patience_s).get(f"{name}/admitted/{nonce}"))
+        epoch = Epoch(admitted["number"], tuple(admitted["members"]), (), "joined")
         group = ResilientGroup(store, member, len(epoch.members), name=name, _epoch=epoch, **options)
-        group.committed = int(committed)
+        group.committed, group.synchronised = admitted["committed"], admitted["synchronised"]
+        group._fresh = set(admitted["fresh"])
         group._joins_seen = int(slot)
         return group
 
@@ -217,6 +239,18 @@ class ResilientGroup:
                 continue
             return
         raise error
+
+    def _broadcast(self, tensor: torch.Tensor) -> None:
+        root = next(rank for rank, member in enumerate(self.epoch.members) if member not in self._fresh)
+        with torch.no_grad():
+            flat = tensor.detach().contiguous()
+            size_bytes = flat.numel() * flat.element_size()
+            self._live().run("broadcast", DTYPES[torch.uint8], -1, root, 0, flat.data_ptr(), size_bytes)
+            tensor.copy_(flat)
+
+    def _pass_synchronise(self) -> None:
+        self.synchronised += 1
+        self._fresh = set()
 
     def _pass_commit(self) -> None:
         self.committed += 1

@@ -26,11 +26,24 @@ __all__ = ["comm"]
 @click.option("--algorithm", default="", help="Overrule c3's choice: flat, halving_doubling, ring, hierarchical.")
 @click.option("--repeats", type=click.IntRange(min=5), default=25, show_default=True, help="Timed calls of each.")
 @click.option("--find-slow", is_flag=True, help="Also measure every pair of ranks and name the slow one.")
+@click.option("--chaos", type=click.IntRange(min=1), help="Instead: hurt ranks so many times and check every sum.")
+@click.option("--seed", default=0, show_default=True, help="Of --chaos.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw time over size into this file (needs matplotlib).")
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
 @answers
-def comm(sizes: str, ranks: int, percent: str, plot: str | None, out: str | None, **options: Any) -> Answer:
+def comm(
+    sizes: str,
+    ranks: int,
+    percent: str,
+    plot: str | None,
+    out: str | None,
+    chaos: int | None,
+    seed: int,
+    **options: Any,
+) -> Answer:
     """Collectives over c3 beside Gloo and MPI, in the same run."""
+    if chaos:
+        return _drill(chaos, seed)
     from lakh.c3.bench import Sweep, parse_size, run_bench
 
     for name in ("backends", "ops", "dtypes"):
@@ -64,6 +77,21 @@ def comm(sizes: str, ranks: int, percent: str, plot: str | None, out: str | None
     for note in data.get("notes", []):
         console().print(note)
     return Answer(data, shown)
+
+
+def _drill(faults: int, seed: int) -> Answer:
+    from dataclasses import asdict
+
+    from lakh.c3.chaos import drill
+    from lakh.errors import LakhError
+
+    report = drill(faults, seed, say=console().print)
+    data = {"machine": machine(), **asdict(report), "faults": dict(report.faults), "total": report.total}
+    if report.problems:
+        found = f"{len(report.problems)} problems, the first: {report.problems[0]}"
+        raise LakhError("c3 drill", found, "run the same seed again and look at it")
+    rows = [(name, value) for name, value in data.items() if name not in ("machine", "problems")]
+    return Answer(data, table(["what", "value"], rows, title="no hang, no wrong sum, nothing left behind"))
 
 
 def _counts(ranks: int, percent: str) -> list[int]:

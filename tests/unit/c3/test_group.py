@@ -1,6 +1,7 @@
 """Groups without torch: ranks are threads here, on one host or on pretended ones, over the native core."""
 
 import threading
+import time
 import urllib.request
 
 import numpy as np
@@ -241,3 +242,21 @@ def test_start_up_costs_each_rank_a_constant_number_of_requests() -> None:
     for group in groups:
         assert group is not None
         group.close()
+
+
+def test_who_comes_late_hears_at_once_that_the_group_is_over() -> None:
+    """A rank may give up before it was connected to the others: whoever waits for it asks."""
+
+    def body(group):
+        if group.rank == 0:
+            return None
+        began = time.monotonic()
+        with pytest.raises(PeerError, match="rank 0 has left the group"):
+            reduce_all(group, np.ones(10, np.float32))
+        failure = group.failure()
+        assert failure.dead == (0,)
+        assert not failure.is_certain  # it may be alive
+        return time.monotonic() - began
+
+    waited_s = with_ranks(FOUR_HOSTS[:2], body)[1]
+    assert waited_s < 10  # the operation's own deadline is 20 s

@@ -109,3 +109,5 @@ def test_a_rank_with_a_cut_link_is_left_out_by_those_that_cannot_reach_it() -> N
     assert reachable([0, 1, 2], {0: [2], 1: [2], 2: [0, 1]}) == [0, 1]
     assert reachable([0, 1, 2], {0: [], 1: [], 2: []}) == [0, 1, 2]
     assert reachable([0, 1], {0: [1], 1: [0]}) == [0]
+    # the one that is cut off may be the only one that has noticed so far
+    assert reachable([0, 1, 2, 3], {0: [], 1: [], 2: [], 3: [0, 1, 2]}) == [0, 1, 2]
