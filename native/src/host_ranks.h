@@ -1,4 +1,5 @@
-// Collectives among the ranks of one host, through shared memory.
+// Collectives among the ranks of one host, through shared memory. host_ranks.cpp: how they meet, wait and reach each
+// other's data; host_reductions.cpp and host_copies.cpp: the operations.
 //
 // Each rank owns one segment: a progress word, an announcement of the operation it is in, and two slots of a megabyte.
 // Small data travels in the slots; large data is read straight out of the peer's memory (process_vm_readv), or touched
@@ -95,7 +96,9 @@ class HostRanks {
   char *slot(int index) const { return reinterpret_cast<char *>(peers_[index].control) + 4096 + (seq_ & 1) * kSlotBytes; }
   const Announcement &announced(int index) const { return peers_[index].control->announcements[seq_ & 1]; }
 
-  Status announce(Announcement mine, int64_t deadline_ns, const char *what);
+  Status announce(const Announcement &mine, int64_t deadline_ns, const char *what);  // say, then hear
+  void say(const Announcement &mine, int64_t deadline_ns, const char *what);
+  Status hear(const Announcement &mine);
   void advance(uint32_t phase);
   Status wait_all(uint32_t phase);
   Status wait_for(int index, uint32_t target);
@@ -132,6 +135,7 @@ class HostRanks {
 };
 
 const char *operation_name(int32_t operation);
+inline std::string rank_name(int32_t rank) { return "rank " + std::to_string(rank); }
 
 }  // namespace lakh
 #endif

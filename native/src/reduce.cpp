@@ -2,6 +2,10 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #include "lakh_c3.h"
 
@@ -54,17 +58,17 @@ inline __attribute__((always_inline)) void fold_as(void *const *dst, int num_dst
   T acc[kBlock];
   for (size_t at = 0; at < count; at += kBlock) {
     const size_t n = count - at < kBlock ? count - at : kBlock;
-    T *out = acc;
-    if (num_src == 2 && num_dst == 1) {
-      out = static_cast<T *>(dst[0]) + at;
-      combine_two<T, Op>(out, static_cast<const T *>(src[0]) + at, static_cast<const T *>(src[1]) + at, n);
-      if (divisor > 1) divide(out, n, divisor);
-      continue;
+    T *const first = static_cast<T *>(dst[0]) + at;
+    if (num_src == 2) {
+      combine_two<T, Op>(first, static_cast<const T *>(src[0]) + at, static_cast<const T *>(src[1]) + at, n);
+      if (divisor > 1) divide(first, n, divisor);
+    } else {
+      std::memcpy(acc, static_cast<const T *>(src[0]) + at, n * sizeof(T));
+      for (int k = 1; k < num_src; ++k) combine<T, Op>(acc, static_cast<const T *>(src[k]) + at, n);
+      if (divisor > 1) divide(acc, n, divisor);
+      std::memcpy(first, acc, n * sizeof(T));
     }
-    std::memcpy(acc, static_cast<const T *>(src[0]) + at, n * sizeof(T));
-    for (int k = 1; k < num_src; ++k) combine<T, Op>(acc, static_cast<const T *>(src[k]) + at, n);
-    if (divisor > 1) divide(acc, n, divisor);
-    for (int k = 0; k < num_dst; ++k) std::memcpy(static_cast<T *>(dst[k]) + at, acc, n * sizeof(T));
+    for (int k = 1; k < num_dst; ++k) std::memcpy(static_cast<T *>(dst[k]) + at, first, n * sizeof(T));
   }
 }
 
@@ -77,27 +81,48 @@ struct Bf16 {
     LAKH_NO_CARRY
     for (size_t i = 0; i < n; ++i) bits[i] = static_cast<uint32_t>(from[i]) << 16;
   }
-  static inline __attribute__((always_inline)) void store(uint16_t *__restrict__ to, const float *__restrict__ from, size_t n) {
-    const Bits *__restrict__ source = reinterpret_cast<const Bits *>(from);
-    LAKH_NO_CARRY
-    for (size_t i = 0; i < n; ++i) {
-      const uint32_t bits = source[i];
-      const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-      const uint32_t quiet = (bits >> 16) | 0x40u;
-      to[i] = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
-    }
+  // To nearest even. A NaN that arithmetic made of bf16 operands has zeros in its lower half (its payload is an operand's, or
+  // the default), so that rounding cannot carry it out of being one; for other NaNs there is to_bf16.
+  static inline __attribute__((always_inline)) uint16_t round(float value) {
+    const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
   }
-  // The case of two ranks in one pass, 8 elements at a time in registers.
-  template <class Op>
-  static inline __attribute__((always_inline)) void two(uint16_t *to, const uint16_t *a, const uint16_t *b, size_t n, int divisor) {
-    const float by = divisor > 1 ? 1.0f / static_cast<float>(divisor) : 1.0f;  // exact: 2 is a power of two
+  static inline __attribute__((always_inline)) void store(uint16_t *__restrict__ to, const float *__restrict__ from, size_t n) {
     LAKH_NO_CARRY
-    for (size_t i = 0; i < n; ++i) {
+    for (size_t i = 0; i < n; ++i) to[i] = round(from[i]);
+  }
+  // acc op= from, widened on the way.
+  template <class Op>
+  static inline __attribute__((always_inline)) void combine(float *__restrict__ acc, const uint16_t *__restrict__ from, size_t n) {
+    LAKH_NO_CARRY
+    for (size_t i = 0; i < n; ++i) acc[i] = Op::apply(acc[i], __builtin_bit_cast(float, static_cast<uint32_t>(from[i]) << 16));
+  }
+  // The case of two ranks in one pass, in registers.
+  template <class Op>
+  static inline __attribute__((always_inline)) void two(uint16_t *to, const uint16_t *a, const uint16_t *b, size_t n, float by) {
+    size_t i = 0;
+#if defined(__aarch64__)
+    if (std::is_same<Op, Sum>::value) {
+      const uint32x4_t one = vdupq_n_u32(1), below_half = vdupq_n_u32(0x7fff);
+      const auto rounded = [&](float32x4_t x) {
+        const uint32x4_t bits = vreinterpretq_u32_f32(vmulq_n_f32(x, by));
+        return vaddhn_u32(bits, vaddq_u32(below_half, vandq_u32(vshrq_n_u32(bits, 16), one)));
+      };
+      for (; i + 8 <= n; i += 8) {
+        const uint16x8_t x = vld1q_u16(a + i), y = vld1q_u16(b + i);
+        const float32x4_t low = vaddq_f32(vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(x), 16)),
+                                          vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(y), 16)));
+        const float32x4_t high = vaddq_f32(vreinterpretq_f32_u32(vshll_high_n_u16(x, 16)),
+                                           vreinterpretq_f32_u32(vshll_high_n_u16(y, 16)));
+        vst1q_u16(to + i, vcombine_u16(rounded(low), rounded(high)));
+      }
+    }
+#endif
+    LAKH_NO_CARRY
+    for (; i < n; ++i) {
       const float x = __builtin_bit_cast(float, static_cast<uint32_t>(a[i]) << 16);
       const float y = __builtin_bit_cast(float, static_cast<uint32_t>(b[i]) << 16);
-      const uint32_t bits = __builtin_bit_cast(uint32_t, Op::apply(x, y) * by);
-      const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-      to[i] = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? ((bits >> 16) | 0x40u) : rounded);
+      to[i] = round(Op::apply(x, y) * by);
     }
   }
 };
@@ -120,8 +145,13 @@ struct F16 {
     for (size_t i = 0; i < n; ++i) target[i] = static_cast<Half>(from[i]);
   }
   template <class Op>
-  static inline __attribute__((always_inline)) void two(uint16_t *to, const uint16_t *a, const uint16_t *b, size_t n, int divisor) {
-    const float by = divisor > 1 ? 1.0f / static_cast<float>(divisor) : 1.0f;
+  static inline __attribute__((always_inline)) void combine(float *__restrict__ acc, const uint16_t *__restrict__ from, size_t n) {
+    const Half *__restrict__ source = reinterpret_cast<const Half *>(from);
+    LAKH_NO_CARRY
+    for (size_t i = 0; i < n; ++i) acc[i] = Op::apply(acc[i], static_cast<float>(source[i]));
+  }
+  template <class Op>
+  static inline __attribute__((always_inline)) void two(uint16_t *to, const uint16_t *a, const uint16_t *b, size_t n, float by) {
     Half *target = reinterpret_cast<Half *>(to);
     const Half *x = reinterpret_cast<const Half *>(a), *y = reinterpret_cast<const Half *>(b);
     LAKH_NO_CARRY
@@ -133,24 +163,20 @@ template <class Format, class Op>
 inline __attribute__((always_inline)) void fold_16bit(void *const *dst, int num_dst, const void *const *src,
                                                       int num_src, size_t count, int divisor) {
   float acc[kBlock];
-  float next[kBlock];
+  const bool halves = num_src == 2 && divisor <= 2;  // a half is exact, so multiplying is dividing
   for (size_t at = 0; at < count; at += kBlock) {
     const size_t n = count - at < kBlock ? count - at : kBlock;
-    if (num_src == 2 && num_dst == 1) {
-      Format::template two<Op>(static_cast<uint16_t *>(dst[0]) + at, static_cast<const uint16_t *>(src[0]) + at,
-                               static_cast<const uint16_t *>(src[1]) + at, n, divisor);
-      continue;
+    uint16_t *const first = static_cast<uint16_t *>(dst[0]) + at;
+    if (halves) {
+      Format::template two<Op>(first, static_cast<const uint16_t *>(src[0]) + at, static_cast<const uint16_t *>(src[1]) + at, n,
+                               divisor == 2 ? 0.5f : 1.0f);
+    } else {
+      Format::load(acc, static_cast<const uint16_t *>(src[0]) + at, n);
+      for (int k = 1; k < num_src; ++k) Format::template combine<Op>(acc, static_cast<const uint16_t *>(src[k]) + at, n);
+      if (divisor > 1) divide(acc, n, divisor);
+      Format::store(first, acc, n);
     }
-    Format::load(acc, static_cast<const uint16_t *>(src[0]) + at, n);
-    for (int k = 1; k < num_src; ++k) {
-      Format::load(next, static_cast<const uint16_t *>(src[k]) + at, n);
-      combine<float, Op>(acc, next, n);
-    }
-    if (divisor > 1) divide(acc, n, divisor);
-    Format::store(static_cast<uint16_t *>(dst[0]) + at, acc, n);
-    for (int k = 1; k < num_dst; ++k) {
-      std::memcpy(static_cast<uint16_t *>(dst[k]) + at, static_cast<const uint16_t *>(dst[0]) + at, n * 2);
-    }
+    for (int k = 1; k < num_dst; ++k) std::memcpy(static_cast<uint16_t *>(dst[k]) + at, first, n * 2);
   }
 }
 
@@ -240,9 +266,8 @@ float from_bf16(uint16_t bits) {
 }
 
 uint16_t to_bf16(float value) {
-  uint16_t bits;
-  Bf16::store(&bits, &value, 1);
-  return bits;
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  return (bits & 0x7fffffffu) > 0x7f800000u ? static_cast<uint16_t>((bits >> 16) | 0x40u) : Bf16::round(value);
 }
 
 }  // namespace lakh

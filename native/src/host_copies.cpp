@@ -1,0 +1,184 @@
+// Operations of the ranks of one host that copy, and the table of all operations.
+
+#include <algorithm>
+#include <cstring>
+
+#include "host_ranks.h"
+#include "reduce.h"
+
+namespace lakh {
+namespace {
+
+constexpr size_t kCopyPieceBytes = 256 << 10;  // our slot, a peer's and our input together fit a second-level cache
+
+}  // namespace
+
+Status HostRanks::copy(Announcement mine, const char *input, const Wants &wants, int64_t deadline_ns,
+                       const char *what) {
+  mine.in_slot = mine.input_bytes <= single_copy_from_ ? 1 : 0;
+  if (mine.in_slot && mine.input_bytes > 0) std::memcpy(slot(me_), input, mine.input_bytes);
+  Status status = announce(mine, deadline_ns, what);
+  if (!status.ok()) return status;
+  bool all_in_slots = true;
+  uint64_t longest = 0;
+  for (int i = 0; i < size(); ++i) {
+    all_in_slots = all_in_slots && announced(i).in_slot;
+    longest = std::max(longest, announced(i).input_bytes);
+  }
+  std::vector<std::vector<Want>> wanted(static_cast<size_t>(size()));
+  for (int i = 0; i < size(); ++i) {
+    status = wants(i, announced(i), &wanted[i]);
+    // Our own mistake alone: the peers must still not wait for us in vain.
+    if (!status.ok()) return fate_->end(status, -1);
+  }
+  if (all_in_slots || everyone_registered() || everyone_reads()) {
+    for (int k = 0; k < size(); ++k) {
+      const int i = (me_ + k) % size();
+      for (const Want &want : wanted[i]) {
+        if (i == me_) {
+          if (want.bytes > 0 && want.to != input + want.begin) std::memmove(want.to, input + want.begin, want.bytes);
+          continue;
+        }
+        status = read(i, want.begin, want.bytes, want.to);
+        if (!status.ok()) return status;
+      }
+    }
+    if (!all_in_slots) {  // the peers may change their data again only when we have read it
+      advance(3);
+      status = wait_all(3);
+    }
+    ++seq_;
+    return status;
+  }
+  // One piece of everybody's input after the other, through the slots. A slot is used again two pieces later, when every
+  // peer has announced the piece between and so has finished reading: one synchronisation for each piece.
+  const auto hand_over = [&](int i, const char *piece, uint64_t at) {
+    for (const Want &want : wanted[i]) {
+      const uint64_t begin = std::max(want.begin, at), end = std::min(want.begin + want.bytes, at + kCopyPieceBytes);
+      if (begin >= end) continue;
+      char *to = want.to + (begin - want.begin);
+      if (to != piece + (begin - at)) std::memmove(to, piece + (begin - at), end - begin);
+    }
+  };
+  for (uint64_t at = 0; at < longest; at += kCopyPieceBytes) {
+    ++seq_;
+    const uint64_t mine_end = std::min<uint64_t>(at + kCopyPieceBytes, mine.input_bytes);
+    if (at < mine_end) std::memcpy(slot(me_), input + at, mine_end - at);
+    mine.in_slot = 1;
+    say(mine, deadline_ns, what);
+    hand_over(me_, input + at, at);  // while it is in the cache, and before anybody is waited for
+    status = hear(mine);
+    if (!status.ok()) return status;
+    for (int k = 1; k < size(); ++k) hand_over((me_ + k) % size(), slot((me_ + k) % size()), at);
+  }
+  ++seq_;
+  return {};
+}
+
+Status HostRanks::run(const lakh_c3_call &call, int64_t deadline_ns) {
+  const size_t width = call.operation == LAKH_C3_BARRIER ? 1 : element_bytes(call.dtype);
+  const size_t bytes = static_cast<size_t>(call.count) * width;
+  const char *input = static_cast<const char *>(call.input);
+  char *output = static_cast<char *>(call.output);
+  const char *what = operation_name(call.operation);
+  const auto describe_copy = [&](size_t input_bytes) {
+    return describe(call.operation, call.dtype, -1, call.root, call.count, input, input_bytes);
+  };
+  switch (call.operation) {
+    case LAKH_C3_ALL_REDUCE:
+      return all_reduce(call.dtype, call.op, output, call.count, deadline_ns);
+    case LAKH_C3_REDUCE_SCATTER:
+      return reduce_scatter(call, deadline_ns);
+    case LAKH_C3_REDUCE:
+      return reduce(call, deadline_ns);
+    case LAKH_C3_BARRIER: {
+      const Status status = announce(describe(LAKH_C3_BARRIER, 0, -1, -1, 0, nullptr, 0), deadline_ns, what);
+      if (status.ok()) ++seq_;
+      return status;
+    }
+    case LAKH_C3_ALL_GATHER:
+      return copy(describe_copy(bytes), input, [&](int i, const Announcement &, std::vector<Want> *wants) {
+        wants->push_back(Want{0, bytes, output + bytes * static_cast<size_t>(i)});
+        return Status{};
+      }, deadline_ns, what);
+    case LAKH_C3_BROADCAST:
+      return copy(describe(LAKH_C3_BROADCAST, call.dtype, -1, call.root, call.count, output, me_ == call.root ? bytes : 0), output,
+                  [&](int i, const Announcement &, std::vector<Want> *wants) {
+                    if (i == call.root && me_ != call.root) wants->push_back(Want{0, bytes, output});
+                    return Status{};
+                  }, deadline_ns, what);
+    case LAKH_C3_GATHER:
+      return copy(describe_copy(bytes), input, [&](int i, const Announcement &, std::vector<Want> *wants) {
+        if (me_ == call.root) wants->push_back(Want{0, bytes, output + bytes * static_cast<size_t>(i)});
+        return Status{};
+      }, deadline_ns, what);
+    case LAKH_C3_SCATTER:
+      return copy(describe_copy(me_ == call.root ? bytes * static_cast<size_t>(size()) : 0), input,
+                  [&](int i, const Announcement &, std::vector<Want> *wants) {
+                    if (i == call.root) wants->push_back(Want{bytes * static_cast<size_t>(me_), bytes, output});
+                    return Status{};
+                  }, deadline_ns, what);
+    case LAKH_C3_ALL_TO_ALL: {
+      // First everybody's offsets, then the data: the offsets say where in a peer's input our part lies.
+      const size_t table = (static_cast<size_t>(size()) + 1) * sizeof(int64_t);
+      std::vector<int64_t> offsets(static_cast<size_t>(size() + 1) * static_cast<size_t>(size()));
+      Announcement first = describe(LAKH_C3_ALL_TO_ALL, call.dtype, -1, -1, 0, call.splits, table);
+      Status status = copy(first, reinterpret_cast<const char *>(call.splits),
+                           [&](int i, const Announcement &, std::vector<Want> *wants) {
+                             char *row = reinterpret_cast<char *>(offsets.data()) + table * static_cast<size_t>(i);
+                             wants->push_back(Want{0, table, row});
+                             return Status{};
+                           }, deadline_ns, what);
+      if (!status.ok()) return status;
+      const int64_t *receive = call.splits + size() + 1;
+      std::string wrong;
+      for (int from = 0; from < size(); ++from) {
+        const int64_t *row = offsets.data() + static_cast<size_t>(from) * static_cast<size_t>(size() + 1);
+        const int64_t sent = row[me_ + 1] - row[me_], expected = receive[from + 1] - receive[from];
+        if (sent != expected) {
+          wrong += (wrong.empty() ? "" : "; ") + rank_name(ranks_[from]) + " sends " + std::to_string(sent) + " elements to " +
+                   rank_name(rank_) + ", which expects " + std::to_string(expected);
+        }
+      }
+      // Whether anybody is wrong must be known to all before data moves, or the right ones would wait for ever.
+      int32_t bad = wrong.empty() ? 0 : 1;
+      status = all_reduce_in_slots(LAKH_C3_I32, LAKH_C3_MAX, reinterpret_cast<char *>(&bad), 1, deadline_ns);
+      if (!status.ok()) return status;
+      if (bad) return fail(LAKH_C3_INVALID, "all_to_all: " + (wrong.empty() ? "other ranks do not agree on their splits" : wrong));
+      Announcement mine = describe(LAKH_C3_ALL_TO_ALL, call.dtype, -1, -1, 1, input, static_cast<size_t>(call.splits[size()]) * width);
+      return copy(mine, input, [&](int i, const Announcement &, std::vector<Want> *wants) {
+        const int64_t *row = offsets.data() + static_cast<size_t>(i) * static_cast<size_t>(size() + 1);
+        wants->push_back(Want{static_cast<uint64_t>(row[me_]) * width, static_cast<uint64_t>(row[me_ + 1] - row[me_]) * width,
+                              output + static_cast<size_t>(receive[i]) * width});
+        return Status{};
+      }, deadline_ns, what);
+    }
+    default:
+      return fail(LAKH_C3_INVALID, "no such operation");
+  }
+}
+
+Status HostRanks::gather_shares(int32_t dtype, char *data, int64_t count, int64_t deadline_ns) {
+  const size_t width = element_bytes(dtype);
+  const size_t bytes = static_cast<size_t>(count) * width;
+  Announcement mine = describe(LAKH_C3_SCHEDULE, dtype, -1, -1, count, data, bytes);
+  return copy(mine, data, [&](int i, const Announcement &, std::vector<Want> *wants) {
+    if (i != me_) {
+      const size_t b = static_cast<size_t>(share(count, i)) * width, e = static_cast<size_t>(share(count, i + 1)) * width;
+      wants->push_back(Want{b, e - b, data + b});
+    }
+    return Status{};
+  }, deadline_ns, "gather in the host");
+}
+
+Status HostRanks::broadcast(char *data, int64_t bytes, int root_index, int64_t deadline_ns) {
+  lakh_c3_call call{};
+  call.operation = LAKH_C3_BROADCAST;
+  call.dtype = LAKH_C3_U8;
+  call.root = root_index;
+  call.count = bytes;
+  call.output = data;
+  return run(call, deadline_ns);
+}
+
+}  // namespace lakh
