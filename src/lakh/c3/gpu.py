@@ -1,15 +1,15 @@
 """CUDA tensors over c3: staged through pinned memory that the ranks of a host share, piece by piece, in stream order.
 
-    caller's stream --event--> copies to the host -> collective of the piece -> copies back --flag--> caller's stream
+    caller's stream --event--> copies to the host -> collective of the piece -> copies back --event--> caller's stream
 
-A piece travels to the host while the one before it is on the wire and the one before that travels back. The staging
-memory is registered (`lakh.c3.memory`) and pinned, so an all_reduce within a host touches it in place. It is made once,
-in the caller's thread: nothing that may wait for the device is called while a stream waits for us.
+A piece travels to the host while the one before it is on the wire and the one before that travels back, all from a
+thread of our own. The staging memory is registered (`lakh.c3.memory`) and pinned, so an all_reduce within a host
+touches it in place.
 
-`wait()` orders the caller's current stream after the result and returns at once: the stream waits for a number in
-pinned memory that the last copy back writes. Where the driver cannot do that, `wait()` blocks the host instead. A
-failure is raised by `wait()` where it is known by then, else by the next call on the group; until then the result is
-filled with NaN (integers: with their lowest value), so that no half-made sum is ever taken for a result.
+`wait()` returns when the wire is done with the operation, and orders the caller's current stream behind the last copy
+back. It does not make the stream itself wait for the wire: a stream that waits for a thread which must call CUDA can
+lock up the driver. A failure is raised by `wait()` and ends the group; the result is then filled with NaN (integers:
+with their lowest value), so that no half-made sum is ever taken for a result.
 
 Not here: device-to-device copies inside a host. NCCL does those.
 """
@@ -17,7 +17,6 @@ Not here: device-to-device copies inside a host. NCCL does those.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -72,9 +71,11 @@ class Job:
     target: torch.Tensor | None
     finish: Callable[[], None] | None
     extra: dict[str, Any]
-    number: int
     ready: Any
+    """Recorded where the caller's stream was when it asked."""
     result: list[torch.Tensor]
+    done: Any = None
+    """Recorded behind the last copy back."""
     arrives: Any = None
     """The future that the thread ends; what callers get is its `then`, which raises where there is an error."""
     future: Any = None
@@ -95,17 +96,14 @@ class CudaWork(dist.Work):
         self._staging, self._job = staging, job
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Order the current stream after the result."""
+        """Until the wire is done; then the current stream is ordered behind the result."""
         job = self._job
+        limit_s = timeout.total_seconds() if timeout and timeout.total_seconds() > 0 else 1e6
+        if not job.over.wait(limit_s):
+            raise PeerTimeout(f"c3 {job.operation}", f"is still under way after {limit_s:g} s", "wait longer")
         if job.error is not None:
             raise job.error
-        if not self._staging.order_stream(job.number):
-            limit_s = timeout.total_seconds() if timeout and timeout.total_seconds() > 0 else 1e6
-            if not job.over.wait(limit_s):
-                raise PeerTimeout(f"c3 {job.operation}", f"is still under way after {limit_s:g} s", "wait longer")
-            if job.error is not None:
-                raise job.error
-            torch.cuda.current_stream(self._staging.device).wait_stream(self._staging.back)
+        torch.cuda.current_stream(self._staging.device).wait_event(job.done)
         return True
 
     def synchronize(self) -> None:
@@ -115,7 +113,7 @@ class CudaWork(dist.Work):
         return self._job.future
 
     def is_completed(self) -> bool:
-        return self._job.over.is_set() and self._staging.reached(self._job.number)
+        return self._job.over.is_set() and (self._job.error is not None or self._job.done.query())
 
     def is_success(self) -> bool:
         return self.is_completed() and self._job.error is None
@@ -128,7 +126,7 @@ class CudaWork(dist.Work):
 
 
 class GpuStaging:
-    """What one group needs for tensors of one device: memory, two streams, a thread, a number that streams wait for."""
+    """What one group needs for tensors of one device: memory, two streams and a thread."""
 
     def __init__(self, group: Group, device: torch.device) -> None:
         self.group, self.device = group, device
@@ -139,22 +137,12 @@ class GpuStaging:
             self.down, self.back = torch.cuda.Stream(), torch.cuda.Stream()
             self.arrived = [torch.cuda.Event() for _ in range(PIECES)]
             self.free = [torch.cuda.Event() for _ in range(PIECES)]
-            # Loading a kernel may wait for the device: now, and not when a stream waits for us.
-            for kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-                torch.empty(1, device=device, dtype=kind).fill_(float("nan"))
-            torch.cuda.synchronize(device)
-        self.flag = torch.zeros(1, dtype=torch.int32).pin_memory()
-        self._orders = _StreamOrders.load()
-        self._number = 0
         self._next_slot = 0
         self._failure: LakhError | None = None
+        self._last: Job | None = None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="c3 gpu", daemon=True)
         self._thread.start()
-
-    @property
-    def waits_on_device(self) -> bool:
-        return self._orders is not None
 
     def start(
         self,
@@ -173,29 +161,23 @@ class GpuStaging:
         """Queue one collective behind what the current stream holds."""
         if self._failure is not None:
             raise self._failure
-        self._number += 1
         ready = torch.cuda.Event()
         ready.record(torch.cuda.current_stream(self.device))
-        job = Job(operation, dtype, op, root, factor, count, source, target, finish, extra, self._number, ready, result)
+        job = Job(operation, dtype, op, root, factor, count, source, target, finish, extra, ready, result)
         job.arrives = _promise(self.device)
         job.future = job.arrives.then(job.outcome)
         for tensor in (source, target):
             if tensor is not None:  # it may be freed before our streams are done with it
                 tensor.record_stream(self.down)
                 tensor.record_stream(self.back)
+        self._last = job
         self._jobs.put(job)
         return CudaWork(self, job)
 
-    def order_stream(self, number: int) -> bool:
-        """Make the current stream wait until the flag has reached `number`. False: this driver cannot."""
-        if self._orders is None:
-            return False
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        return self._orders.wait(stream, self.flag.data_ptr(), number)
-
-    def reached(self, number: int) -> bool:
-        """Whether the result of collective `number` is complete on the device."""
-        return int(self.flag) >= number
+    def drain(self) -> None:
+        """Until the wire is done with all that was started: operations have one order on all ranks."""
+        if self._last is not None:
+            self._last.over.wait()  # each operation ends at its deadline at the latest
 
     def close(self) -> None:
         """Wait for what is under way (each operation has a deadline), then unpin."""
@@ -221,17 +203,14 @@ class GpuStaging:
                     self._release(job)
             except LakhError as error:
                 self._fail(job, error)
-            except Exception as error:  # noqa: BLE001 - a thread that dies silently would leave streams waiting for ever
+            except Exception as error:  # noqa: BLE001 - a thread that dies silently would leave callers waiting for ever
                 self._fail(job, LakhError(f"c3 {job.operation}", f"{type(error).__name__}: {error}", "report this"))
             job.over.set()
 
     def _release(self, job: Job) -> None:
         """The result is complete once what is in the stream now has run."""
-        done = torch.cuda.Event()
-        done.record(self.back)
-        if self._orders is None or not self._orders.write(self.back.cuda_stream, self.flag.data_ptr(), job.number):
-            done.synchronize()
-            self.flag[0] = job.number
+        job.done = torch.cuda.Event()
+        job.done.record(self.back)
         job.arrives.set_result(None)  # records the current stream, so whoever takes it waits for it
 
     def _fail(self, job: Job, error: LakhError) -> None:
@@ -240,7 +219,6 @@ class GpuStaging:
             for tensor in job.result:
                 tensor.detach().fill_(_poison(tensor.dtype))
             self.back.synchronize()
-        self.flag[0] = job.number
         job.arrives.set_result(None)
 
     def _run(self, job: Job) -> None:
@@ -279,7 +257,7 @@ class GpuStaging:
 
     def _whole(self, job: Job) -> None:
         """Collectives whose parts differ (gather, scatter, all_to_all): through ordinary memory, in one piece."""
-        with torch.cuda.stream(self.down):  # never the caller's stream, which may be waiting for us
+        with torch.cuda.stream(self.down):
             source = job.source.cpu() if job.source is not None else None
             target = torch.empty_like(job.target, device="cpu") if job.target is not None else None
         self.group.run(
@@ -388,30 +366,3 @@ def _pin(memory: torch.Tensor) -> None:
     if int(status) != 0:
         found = f"cudaHostRegister of {memory.numel()} bytes failed with {status}"
         raise UserError("c3 on a GPU", found, "raise the limit of locked memory (ulimit -l)")
-
-
-class _StreamOrders:
-    """Streams that wait for a number in memory, and write one: two functions of the CUDA driver."""
-
-    _GREATER_OR_EQUAL = 0
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._functions = []
-        for name in ("cuStreamWaitValue32_v2", "cuStreamWriteValue32_v2"):
-            function = getattr(library, name)
-            function.restype = ctypes.c_int
-            function.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
-            self._functions.append(function)
-
-    @staticmethod
-    def load() -> _StreamOrders | None:
-        try:
-            return _StreamOrders(ctypes.CDLL("libcuda.so.1"))
-        except (OSError, AttributeError):
-            return None
-
-    def wait(self, stream: int, address: int, number: int) -> bool:
-        return int(self._functions[0](stream, address, number & 0xFFFFFFFF, self._GREATER_OR_EQUAL)) == 0
-
-    def write(self, stream: int, address: int, number: int) -> bool:
-        return int(self._functions[1](stream, address, number & 0xFFFFFFFF, 0)) == 0

@@ -32,8 +32,8 @@ from torch.distributed import ProcessGroup
 from lakh.c3 import native
 from lakh.c3.gpu import CudaWork, GpuStaging
 from lakh.c3.group import Group
+from lakh.c3.links import remembered_links
 from lakh.errors import LakhError, UserError
-from lakh.spec.collectives import codec_bytes
 
 __all__ = ["BACKEND", "C3ProcessGroup", "register"]
 
@@ -160,6 +160,8 @@ class C3ProcessGroup(ProcessGroup):
         self._pending: queue.SimpleQueue[tuple[C3Work, Any] | None] = queue.SimpleQueue()
         self._completer: threading.Thread | None = None
         self.group = Group.meet(store, rank, size, name="c3", timeout_s=timeout.total_seconds())
+        if not self.group.on_one_host and not self.group.topology.links:
+            self.group.links = remembered_links(self.group)
         self._fast = self.group.library.lakh_c3_collective
         self._gpus: dict[int, GpuStaging] = {}
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, _gloo_options(timeout))
@@ -205,6 +207,8 @@ class C3ProcessGroup(ProcessGroup):
             if self._together is not None:
                 self._together.append(on_gpu)
             return on_gpu
+        for staging in self._gpus.values():
+            staging.drain()
         arguments = (
             operation,
             dtype,
@@ -261,6 +265,7 @@ class C3ProcessGroup(ProcessGroup):
             and self.group.on_one_host
             and self.codec == "none"
             and self._together is None
+            and not self._gpus
             and tensor.is_contiguous()
             and tensor.device.type == "cpu"
         ):
@@ -302,8 +307,6 @@ class C3ProcessGroup(ProcessGroup):
             return self._go("all_reduce", None, [tensor], tensor, tensor, op=_AVG)
         wire = encode(codec, flat, residual)
         everything = torch.empty(size * wire.numel(), dtype=torch.uint8, device=tensor.device)
-        # Compiled here and not in the staging thread, where loading a kernel could wait for a stream that waits for us.
-        decode_sum(codec, everything[: size * codec_bytes(codec, 32)], 32, size)
 
         def finish() -> None:
             decode_sum(codec, everything, flat.numel(), size, out=flat)

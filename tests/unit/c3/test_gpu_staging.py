@@ -54,8 +54,6 @@ def device(monkeypatch) -> torch.device:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(gpu._StreamOrders, "load", staticmethod(lambda: None))
     monkeypatch.setattr(gpu, "_promise", lambda device: torch.futures.Future())
     monkeypatch.setattr(gpu, "PIECE_BYTES", 4096)
     monkeypatch.setattr(gpu, "cut", lambda count, copies, width: _cut(count, copies, width, 4096))
