@@ -15,7 +15,7 @@ import os
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -160,7 +160,8 @@ def _inner(limits: Limits, layers: int, experts: int, gpus: int, tp: int, pp: in
     )
     of_schedule, of_sharding = how_scheduled[:, schedule.astype(int)], how_sharded[:, sharding.astype(int)]
     outer = (np.full(ep.size, float(value)) for value in (gpus, tp, pp, cp))
-    table = np.array([*outer, ep, size, *of_schedule, recompute, *of_sharding, offload, expert_overlap, inside])
+    columns = [*outer, ep, size, *of_schedule, recompute, *of_sharding, offload, expert_overlap, inside]
+    table = np.array(columns, dtype=np.float32)  # whole numbers below 2**24: exact, and half the memory
     return table[:, (expert_overlap == 0) | (ep > 1)]
 
 
@@ -222,7 +223,7 @@ def _evaluate(shape: Shape, layouts: Layout, hw: Hardware) -> tuple[Array, Array
 
     def work(start: int) -> None:
         here = slice(start, min(start + BLOCK, count))
-        part = layouts.take(here)
+        part = _counted_in_doubles(layouts.take(here))
         used = memory(shape, part).total_bytes
         bytes_used[here] = used
         good = np.flatnonzero(used <= limit)
@@ -233,6 +234,11 @@ def _evaluate(shape: Shape, layouts: Layout, hw: Hardware) -> tuple[Array, Array
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
         list(pool.map(work, range(0, count, BLOCK)))
     return step_s, bytes_used
+
+
+def _counted_in_doubles(layouts: Layout) -> Layout:
+    values = {f.name: getattr(layouts, f.name) for f in fields(layouts)}
+    return replace(layouts, **{name: v.astype(float) for name, v in values.items() if np.ndim(v)})
 
 
 def _pareto(step_s: Array, usd: Array, size: Array, among: Array, most: int = 12) -> list[int]:

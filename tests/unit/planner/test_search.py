@@ -95,7 +95,7 @@ def test_whatever_is_called_trainable_is_taken_by_the_trainer() -> None:
     limits = Limits(batch=64, sequence=8192, gpus=(32,), trainable=True)
     layouts, refused = candidates(MODEL.shape, limits)
     schedules = set()
-    for i in range(0, int(np.size(layouts.tp)), 7):
+    for i in range(0, int(np.size(layouts.tp)), 29):
         one = _single(layouts, i)
         run = run_of("mine", MODEL, one, POD, tokens=1e9)
         assert check(run, 32).ranks == 32
