@@ -18,5 +18,5 @@
     protocol.py   the line that says how it was made    reproduce.py   the same result again from that line
     perplexity.py bits per byte on held-out code        watch.py       checkpoints scored as they appear
 
-Scoring needs no torch, and generating no sandbox: only generate.py, perplexity.py and watch.py reach a model, when they are called.
+Scoring needs no torch, generating no sandbox: only generate.py, perplexity.py and watch.py reach a model, when called.
 """

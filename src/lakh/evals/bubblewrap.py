@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lakh.evals import seccomp
+from lakh.evals.verdict import Limits
 from lakh.evals.walls import NOBODY, Start, inner_command, next_uid
 
 __all__ = ["Bubblewrap", "command", "find", "visible"]
@@ -35,7 +36,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 class Bubblewrap:
-    has_tmp = True
+    no_commands = None
 
     def __init__(self, bwrap: str) -> None:
         self._bwrap = bwrap
@@ -47,8 +48,9 @@ class Bubblewrap:
         return f"bubblewrap+rlimits{'+seccomp' if self._filter else ''} ({way})"
 
     @contextlib.contextmanager
-    def opened(self, tmp_bytes: int) -> Iterator[Start]:
-        setup = {"own_walls": False, "tmp": "/tmp", "uids": [next_uid(), next_uid()], "filter": ""}
+    def opened(self, limits: Limits) -> Iterator[Start]:
+        tmp_bytes = limits.tmp_MiB << 20
+        setup = {"own_walls": False, "own_pids": True, "tmp": "/tmp", "uids": [next_uid(), next_uid()], "filter": ""}
         if self._filter is None:
             words = command(self._bwrap, tmp_bytes=tmp_bytes, seccomp_fd=None)
             yield Start([*words, "--", *inner_command()], setup)
@@ -116,10 +118,18 @@ def refused(call, *arguments):
         return True
     return False
 def forks_without_end():
-    for _ in range(32):
-        if os.fork() == 0:
-            time.sleep(60)
-            os._exit(0)
+    children = []
+    try:
+        for _ in range(32):
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            children.append(child)
+    finally:  # leave the place as it was: it is used again
+        for child in children:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
 def check():
     assert set(os.listdir("/")) <= VISIBLE, "folders of the host are visible"
     assert os.listdir("/tmp") == [], "/tmp is not private"
@@ -128,6 +138,7 @@ def check():
         assert refused(open, path, "w"), "can write to " + path
     with open("/tmp/probe", "w") as file:
         file.write("x")
+    os.remove("/tmp/probe")
     assert os.getuid() != 0 and os.geteuid() != 0, "runs as root"
     assert refused(os.setuid, 0), "can become root"
     assert refused(socket.socket) or {name for _, name in socket.if_nameindex()} <= {"lo"}, "reaches a network"

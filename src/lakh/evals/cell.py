@@ -1,22 +1,22 @@
 """A cell: one set of walls with the first process inside, kept warm for one program after another.
 
-A program's texts go in as sealed memory files, its verdict comes back over a pipe of its own. The cell is used again
-only while it reports itself clean; otherwise it is closed, which ends everything in it, and a new one is started.
+A program goes in and its verdict comes back over the cell's line (line.py). The cell is used again only while it
+reports itself clean; otherwise it is closed, which ends everything in it, and a new one is started.
+
+All that runs in a cell is one control group where groups may be made (cgroup.py); elsewhere the sum of memory is looked
+at now and then, and containers bring a group of their own.
 
 Not for two threads at one time. Every wait has its limit: START_TIMEOUT_S, the program's wall limit, EXIT_TIMEOUT_S.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import json
 import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -25,10 +25,12 @@ from dataclasses import asdict
 from typing import Any
 
 from lakh.errors import Interrupted
+from lakh.evals.cgroup import Group, Tree
+from lakh.evals.line import Frames, Line, Lost, Packets
 from lakh.evals.resident import resident_MiB
 from lakh.evals.task import Commands, Program
 from lakh.evals.verdict import Limits, Verdict, decide
-from lakh.evals.walls import Walls
+from lakh.evals.walls import TOGETHER, Start, Walls
 
 __all__ = ["Cell", "CellLost", "CellTooLarge"]
 
@@ -36,8 +38,8 @@ START_TIMEOUT_S = 60.0  # for bubblewrap and Python to start, on a machine that 
 REPORT_TIMEOUT_S = 30.0  # beyond the program's own wall limit
 EXIT_TIMEOUT_S = 10.0
 TICK_S = 0.2  # how soon a run notices that it is to stop
-PACKET_BYTES = 1 << 16
-TOGETHER = 2  # times the memory of one process, for all of a program
+OWN_PROCESSES = 8  # beside the program's: walls, first process, examiner, zygote
+OWN_MEMORY_MiB = 256
 
 
 class CellLost(Exception):
@@ -49,132 +51,152 @@ class CellTooLarge(Exception):
 
 
 class Cell:
-    def __init__(self, walls: Walls, tmp_MiB: int, stopping: threading.Event) -> None:
-        self.tmp_MiB = tmp_MiB
-        self._stopping = stopping
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, walls: Walls, limits: Limits, stopping: threading.Event, groups: Tree | None = None) -> None:
+        self._limits, self._stopping = limits, stopping
+        self._line: Line | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._group: Group | None = None
+        self._start: Start | None = None
         try:
-            with walls.opened(tmp_MiB << 20) as start:
-                self._own_folder = start.own_folder
-                self._process = subprocess.Popen(
-                    start.command,
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    env=start.environment,
-                    cwd=start.folder,
-                    pass_fds=start.descriptors,
-                    start_new_session=True,
-                )
-                theirs.close()
-                self._send(start.setup, start.handed)
+            with walls.opened(limits) as start:
+                self._start = start
+                if groups is not None and not start.frames:
+                    memory_MiB = TOGETHER * limits.memory_MiB + limits.tmp_MiB + OWN_MEMORY_MiB
+                    self._group = groups.make(memory_MiB, limits.processes + OWN_PROCESSES)
+                self._line = self._open(start)
                 self._receive(time.monotonic() + START_TIMEOUT_S)
         except OSError as error:
-            theirs.close()
             self.close()
             raise CellLost(f"cannot start: {error}") from None
+        except Lost:
+            words = self._complaint()
+            self.close()
+            raise CellLost(words) from None
         except BaseException:
             self.close()
             raise
 
+    def fits(self, limits: Limits) -> bool:
+        """Whether a program with these limits may run here: some were set when the cell was built."""
+        same = self._limits
+        return (limits.tmp_MiB, limits.memory_MiB, limits.processes) == (
+            same.tmp_MiB,
+            same.memory_MiB,
+            same.processes,
+        )
+
     def run(self, program: Program | Commands, limits: Limits) -> tuple[Verdict, bool]:
         """The verdict, and whether the cell may be used again."""
         nonce = secrets.token_hex(16)
-        hear, say = os.pipe()
-        files: list[int] = []
+        extra = {"by_data": True} if isinstance(program, Commands) else {}
+        mode = "commands" if isinstance(program, Commands) else "python"
+        assert self._line is not None
         try:
-            for document in _documents(program, nonce):
-                files.append(_sealed(document))
-            extra = {"by_data": True} if isinstance(program, Commands) else {}
-            mode = "commands" if isinstance(program, Commands) else "python"
-            self._send({"mode": mode, "limits": asdict(limits) | extra}, [*files, say])
-        finally:
-            for descriptor in (*files, say):
-                os.close(descriptor)
-        try:
-            largest_MiB = TOGETHER * limits.memory_MiB
-            report = self._receive(time.monotonic() + limits.wall_s + REPORT_TIMEOUT_S, largest_MiB)
-            os.set_blocking(hear, False)
-            said = b""
-            with contextlib.suppress(BlockingIOError):
-                while block := os.read(hear, 8192):
-                    said += block
-        finally:
-            os.close(hear)
-        return decide(report, said, nonce, limits), bool(report["clean"])
+            self._line.order({"mode": mode, "limits": asdict(limits) | extra}, _documents(program, nonce))
+            report, said = self._receive(time.monotonic() + limits.wall_s + REPORT_TIMEOUT_S, limits)
+        except Lost:
+            self._refuse_excess(limits)
+            raise CellLost(self._complaint()) from None
+        verdict = decide(report, said, nonce, limits)
+        if not verdict.passed:
+            self._refuse_excess(limits)
+        return verdict, bool(report["clean"])
 
     def close(self) -> None:
         """Leave nothing behind. The line's end makes the first process end, and all with it."""
-        self._line.close()
-        process = getattr(self, "_process", None)
-        if process is None:
-            return
-        try:
-            process.wait(EXIT_TIMEOUT_S)  # bubblewrap ends when the last process inside is gone
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(EXIT_TIMEOUT_S)
-        if process.stderr:
-            process.stderr.close()
-        if self._own_folder:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+        if self._line is not None:
+            self._line.close()
+        process = self._process
+        if process is not None:
+            try:
+                process.wait(EXIT_TIMEOUT_S)  # bubblewrap ends when the last process inside is gone
+            except subprocess.TimeoutExpired:
+                self._end_by_force(process)
+            if process.stderr:
+                process.stderr.close()
+        if self._group is not None:
+            self._group.remove()
+        if self._start is not None and self._start.own_folder:
+            shutil.rmtree(self._start.own_folder, ignore_errors=True)
 
-    def _send(self, document: dict[str, Any], descriptors: Sequence[int]) -> None:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        try:
-            self._line.sendmsg([json.dumps(document).encode()], rights)
-        except OSError:
-            raise CellLost(self._complaint()) from None
+    def _end_by_force(self, process: subprocess.Popen[bytes]) -> None:
+        assert self._start is not None
+        if self._start.end_command:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(self._start.end_command, capture_output=True, timeout=EXIT_TIMEOUT_S, check=False)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(EXIT_TIMEOUT_S)
 
-    def _receive(self, deadline_s: float, largest_MiB: int | None = None) -> dict[str, Any]:
+    def _open(self, start: Start) -> Line:
+        line = None if start.frames else Packets()
+        self._line = line  # so that it is closed whatever happens next
+        self._process = process = subprocess.Popen(
+            start.command,
+            stdin=subprocess.PIPE if line is None else line.theirs.fileno(),
+            stdout=subprocess.PIPE if line is None else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=start.environment,
+            cwd=start.folder,
+            pass_fds=start.descriptors,
+            start_new_session=True,
+        )
+        if self._group is not None:
+            self._group.take(process.pid)  # its children come in with it; they fork nobody before the set-up
+        if line is None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            frames = Frames(os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno()))
+            process.stdin.close()
+            process.stdout.close()
+            frames.setup(start.setup, start.handed)
+            return frames
+        line.setup(start.setup, start.handed)
+        return line
+
+    def _receive(self, deadline_s: float, limits: Limits | None = None) -> tuple[dict[str, Any], bytes]:
+        assert self._line is not None
+        assert self._process is not None
         while True:
             left_s = deadline_s - time.monotonic()
             if self._stopping.is_set():
                 raise Interrupted("sandbox", "stopped while a program was running", "run the same command again")
             if left_s <= 0:
                 raise CellLost("no report from inside in time")
-            self._line.settimeout(min(left_s, TICK_S))
-            try:
-                data = self._line.recv(PACKET_BYTES)
-            except TimeoutError:
-                if largest_MiB is not None and resident_MiB(self._process.pid) > largest_MiB:
-                    raise CellTooLarge(f"all processes together hold more than {largest_MiB} MiB") from None
-                continue
-            except OSError:
-                data = b""
-            if not data:
-                raise CellLost(self._complaint())
-            document: dict[str, Any] = json.loads(data)
-            return document
+            found = self._line.receive(min(left_s, TICK_S))
+            if found is not None:
+                return found
+            if limits is not None:
+                self._refuse_excess(limits, look=True)
+
+    def _refuse_excess(self, limits: Limits, *, look: bool = False) -> None:
+        """CellTooLarge where the kernel had to end a process of ours; without a group, where a look finds too much."""
+        largest_MiB = TOGETHER * limits.memory_MiB
+        if self._group is not None:
+            too_large = self._group.killings() > 0
+        else:
+            too_large = look and self._process is not None and resident_MiB(self._process.pid) > largest_MiB
+        if too_large:
+            raise CellTooLarge(f"all processes together hold more than {largest_MiB} MiB")
 
     def _complaint(self) -> str:
         """The last line that was said on stderr, once the process has ended."""
-        self._line.close()
+        if self._line is not None:
+            self._line.close()
+        if self._process is None or self._process.stderr is None:
+            return "cannot start"
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
-        assert self._process.stderr is not None
         os.set_blocking(self._process.stderr.fileno(), False)
         lines = (self._process.stderr.read() or b"").decode("utf-8", "replace").strip().splitlines()
         return lines[-1][:300] if lines else "no answer from inside"
 
 
-def _documents(program: Program | Commands, nonce: str) -> list[bytes]:
+def _documents(program: Program | Commands, nonce: str) -> Sequence[bytes]:
     if isinstance(program, Commands):
         order = asdict(program) | {"nonce": nonce}
         order["files"] = {name: text.replace(program.nonce_mark, nonce) for name, text in program.files.items()}
         return [json.dumps(order).encode()]
     test = {"nonce": nonce, "reference": program.reference, "names": program.names, "test": program.test}
     return [program.source.encode("utf-8", "surrogatepass"), json.dumps(test).encode()]
-
-
-def _sealed(data: bytes) -> int:
-    """A memory file that nobody can change any more."""
-    descriptor = os.memfd_create("sealed", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    return descriptor

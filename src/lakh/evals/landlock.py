@@ -23,6 +23,7 @@ from pathlib import Path
 
 from lakh.errors import UserError
 from lakh.evals import seccomp
+from lakh.evals.verdict import Limits
 from lakh.evals.walls import Start, inner_command, next_uid
 
 __all__ = ["Landlock"]
@@ -38,7 +39,7 @@ READABLE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/random", "
 
 
 class Landlock:
-    has_tmp = False
+    no_commands = "this sandbox has no /tmp to compile in"
 
     def __init__(self, abi: int, code: bytes) -> None:
         self._abi, self._filter = abi, code
@@ -61,7 +62,7 @@ class Landlock:
         return f"landlock+seccomp+rlimits (version {self._abi}, nothing writable, {way})"
 
     @contextlib.contextmanager
-    def opened(self, tmp_bytes: int) -> Iterator[Start]:
+    def opened(self, limits: Limits) -> Iterator[Start]:
         rights = RIGHTS_BY_ABI[min(self._abi, 5)]
         attributes = struct.pack("<QQ", rights, 0)[: 8 if self._abi < 4 else 16]
         ruleset = _syscall(CREATE_RULESET, attributes, len(attributes), 0)
@@ -75,6 +76,7 @@ class Landlock:
                 _allow(ruleset, file, READ_FILE | (2 if file == "/dev/null" else 0))
             setup = {
                 "own_walls": True,
+                "own_pids": False,
                 "tmp": None,
                 "uids": [next_uid(), next_uid()],
                 "filter": self._filter.hex(),

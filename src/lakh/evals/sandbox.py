@@ -7,8 +7,9 @@ is in `description`, which goes into every result.
 The CPU limit is the real one: it gives the same verdict on a slow, loaded machine as on a fast one. The wall limit is a
 generous backstop for programs that sleep.
 
-Each process has its memory limit from the kernel; all of a program together may hold twice that, which is looked at
-five times a second (resident.py). Disk traffic is not limited, beyond the size of /tmp.
+Each process has its memory limit from the kernel; all of a program together may hold twice that, which a control group
+holds where we may make one (cgroup.py), and which is looked at five times a second elsewhere (resident.py). Disk
+traffic is not limited, beyond the size of /tmp.
 
 Knows nothing of benchmarks or models. Safe to use from many threads; each gets a cell of its own while it runs a
 program.
@@ -21,7 +22,7 @@ import sys
 import threading
 
 from lakh.errors import Interrupted, UserError
-from lakh.evals import bubblewrap, landlock
+from lakh.evals import bubblewrap, cgroup, container, landlock
 from lakh.evals.cell import Cell, CellLost, CellTooLarge
 from lakh.evals.task import Commands, Program
 from lakh.evals.verdict import Kind, Limits, Verdict
@@ -30,14 +31,15 @@ from lakh.evals.walls import NoWalls, Walls
 __all__ = ["RUNGS", "Kind", "Limits", "Sandbox", "Verdict"]
 
 UNSAFE_HINT = "or accept the risk with --unsafe"
-RUNGS = ("bubblewrap", "landlock")
+HOST_RUNGS = ("bubblewrap", "landlock")  # containers have their own control group
+RUNGS = ("bubblewrap", "landlock", "gvisor", "docker")
 
 
 class Sandbox:
     """Made by `choose`. Close it, or use it as a context manager, to stop what still runs."""
 
-    def __init__(self, walls: Walls) -> None:
-        self._walls = walls
+    def __init__(self, walls: Walls, groups: cgroup.Tree | None = None) -> None:
+        self._walls, self._groups = walls, groups
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._idle: list[Cell] = []
@@ -59,7 +61,7 @@ class Sandbox:
         refusals = []
         for name in RUNGS if rung is None else (rung,):
             try:
-                return Sandbox._prove(_walls(name))
+                return Sandbox._prove(_walls(name), cgroup.find() if name in HOST_RUNGS else None)
             except UserError as error:
                 refusals.append(error)
         todo = "; ".join(dict.fromkeys(error.todo for error in refusals))
@@ -67,16 +69,19 @@ class Sandbox:
 
     @property
     def description(self) -> str:
-        return self._walls.description
+        if self._groups is None:
+            return self._walls.description
+        walls, _, rest = self._walls.description.partition(" (")
+        return f"{walls}+cgroup ({rest}"
 
     def run(self, program: Program | Commands, limits: Limits | None = None) -> Verdict:
         """Run one program to its end. When this returns, nothing that the program started is left alive."""
         limits = limits or Limits()
-        if isinstance(program, Commands) and not self._walls.has_tmp:
-            return Verdict("not_run", "this sandbox has no /tmp to compile in")
+        if isinstance(program, Commands) and self._walls.no_commands:
+            return Verdict("not_run", self._walls.no_commands)
         for _ in range(2):
             try:
-                cell = self._take(limits.tmp_MiB)
+                cell = self._take(limits)
             except CellLost as error:
                 return Verdict("sandbox_error", str(error))
             clean = False
@@ -109,15 +114,15 @@ class Sandbox:
         with contextlib.suppress(Exception):
             self.stop()
 
-    def _take(self, tmp_MiB: int) -> Cell:
+    def _take(self, limits: Limits) -> Cell:
         if self._stopping.is_set():
             raise Interrupted("sandbox", "stopped while a program was running", "run the same command again")
         with self._lock:
             for index, cell in enumerate(self._idle):
-                if cell.tmp_MiB == tmp_MiB:
+                if cell.fits(limits):
                     del self._idle[index]
                     return cell
-        return Cell(self._walls, tmp_MiB, self._stopping)
+        return Cell(self._walls, limits, self._stopping, self._groups)
 
     def _give(self, cell: Cell, clean: bool) -> None:
         with self._lock:
@@ -127,11 +132,11 @@ class Sandbox:
         cell.close()
 
     @staticmethod
-    def _prove(walls: Walls) -> Sandbox:
+    def _prove(walls: Walls, groups: cgroup.Tree | None) -> Sandbox:
         """Run a program that tries the walls; it passes only where all of them hold."""
-        sandbox = Sandbox(walls)
+        sandbox = Sandbox(walls, groups)
         program = Program(walls.probe(), "check()", names=("check",))
-        verdict = sandbox.run(program, Limits(cpu_s=5, wall_s=30, processes=8))
+        verdict = sandbox.run(program, Limits(cpu_s=5, wall_s=30))
         if verdict.passed:
             return sandbox
         sandbox.stop()
@@ -145,6 +150,8 @@ class Sandbox:
 _REMEDIES = {
     "bubblewrap": "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, or bwrap's AppArmor profile; in a "
     "container, more privileges) and have bubblewrap 0.7 or newer",
+    "gvisor": "see what `docker run` or `podman run` says to this image, or name another in LAKH_EVAL_IMAGE",
+    "docker": "see what `docker run` or `podman run` says to this image, or name another in LAKH_EVAL_IMAGE",
     "landlock": "use a Linux kernel of 6.2 or newer with landlock enabled (lsm=landlock,... on its command line)",
 }
 
@@ -158,4 +165,6 @@ def _walls(rung: str) -> Walls:
         return bubblewrap.Bubblewrap(bwrap)
     if rung == "landlock":
         return landlock.Landlock.here()
+    if rung in ("gvisor", "docker"):
+        return container.Container.here(gvisor=rung == "gvisor")
     raise UserError(f"--sandbox {rung}", "no such rung", f"choose one of: {', '.join(RUNGS)}")

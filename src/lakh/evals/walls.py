@@ -2,6 +2,7 @@
 
     bubblewrap.py   namespaces, read-only system, private /tmp of a size, seccomp
     landlock.py     file access and system calls refused by the kernel, no namespaces: for where those are not allowed
+    container.py    docker or podman, in gVisor's kernel where it is installed
     NoWalls         --unsafe: rlimits only
 
 A rung gives the command that starts the first process and what that process must know; it runs nothing by itself.
@@ -21,10 +22,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lakh.evals import inside
+from lakh.evals.verdict import Limits
 
-__all__ = ["ENVIRONMENT", "PYTHON_FLAGS", "NoWalls", "Start", "Walls", "inner_command", "interpreter", "next_uid"]
+__all__ = [
+    "ENVIRONMENT",
+    "PYTHON_FLAGS",
+    "TOGETHER",
+    "NoWalls",
+    "Start",
+    "Walls",
+    "inner_command",
+    "interpreter",
+    "next_uid",
+]
 
 NOBODY = 65534
+TOGETHER = 2  # times the memory of one process, for all of a program
 OWN_UIDS = range(0x30000000, 0x70000000)  # far above every range that systems hand out
 UIDS_PER_PROCESS = 256
 
@@ -48,6 +61,10 @@ class Start:
     own_folder: str | None = None
     """Removed when the cell is closed."""
     environment: dict[str, str] = field(default_factory=lambda: ENVIRONMENT)
+    frames: bool = False
+    """The first process cannot be handed descriptors: it takes frames on stdin and answers on stdout (line.py)."""
+    end_command: Sequence[str] = ()
+    """Ends what the command has started, where the end of its line did not."""
 
 
 class Walls(Protocol):
@@ -55,9 +72,11 @@ class Walls(Protocol):
     def description(self) -> str: ...
 
     @property
-    def has_tmp(self) -> bool: ...
+    def no_commands(self) -> str | None:
+        """Why programs of other languages cannot be compiled and run here; None where they can."""
+        ...
 
-    def opened(self, tmp_bytes: int) -> contextlib.AbstractContextManager[Start]: ...
+    def opened(self, limits: Limits) -> contextlib.AbstractContextManager[Start]: ...
 
     def probe(self) -> str:
         """Python text with a function check() that tries these walls and raises where one does not hold."""
@@ -68,13 +87,13 @@ class NoWalls:
     """No sandbox: the program has the rights of whoever runs lakh."""
 
     description = "none (--unsafe: rlimits only)"
-    has_tmp = True
+    no_commands = None
 
     @contextlib.contextmanager
-    def opened(self, tmp_bytes: int) -> Iterator[Start]:
+    def opened(self, limits: Limits) -> Iterator[Start]:
         folder = tempfile.mkdtemp(prefix="lakh-eval-")
         try:
-            setup = {"own_walls": False, "tmp": folder, "uids": [0, 0], "filter": ""}
+            setup = {"own_walls": False, "own_pids": False, "tmp": folder, "uids": [0, 0], "filter": ""}
             yield Start(inner_command(), setup, folder=folder, own_folder=folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,11 @@
-"""What runs behind the walls. Standard library only: this code is handed as text to a bare interpreter in the sandbox.
+"""What runs behind the walls. Standard library only: this code is handed to a bare interpreter in the sandbox.
 
     values.py     plain data as JSON and back: all that ever passes between candidate and examiner
     candidate.py  the process that holds the model's code and answers calls
     examiner.py   the process that holds the tests, and asks
     commands.py   the process that compiles and runs programs of other languages
     zygote.py     the first process: forks the others for every program, watches their limits, never sees a test
+    relay.py      before it, in a container: takes orders as frames on stdin
 
 Two processes, because a test that shares a process with the code under test can be read and its end can be forged. The
 candidate is forked from a process that never held a test, gets only the arguments of each call, and can only answer;
@@ -13,33 +14,39 @@ whether the answer is right is decided, with the reference at hand, where the ca
 
 from __future__ import annotations
 
+import base64
+import functools
+import marshal
 from pathlib import Path
+from types import CodeType
 
 __all__ = ["command_line"]
 
-MODULES = ("values", "candidate", "examiner", "commands", "zygote")
+MODULES = ("values", "candidate", "examiner", "commands", "zygote", "relay")
 
-# Makes the modules under their own names from the texts in argv[1], without any file of ours behind the walls.
+# Makes the modules under their own names from the code in argv[1], without any file of ours behind the walls.
 _START = """
-import json, sys
-texts = json.loads(sys.argv[1])
+import binascii, marshal, sys
+codes = marshal.loads(binascii.a2b_base64(sys.argv[1]))
 for name in ("lakh", "lakh.evals", "lakh.evals.inside"):
     sys.modules[name] = type(sys)(name)
     sys.modules[name].__path__ = []
-for name, text in texts.items():
+for name, code in codes.items():
     full = "lakh.evals.inside." + name
     module = sys.modules[full] = type(sys)(full)
     setattr(sys.modules["lakh.evals.inside"], name, module)
-    exec(compile(text, "<" + full + ">", "exec"), vars(module))
+    exec(code, vars(module))
 del sys.argv[1:]
-sys.modules["lakh.evals.inside.zygote"].main()
+sys.modules["lakh.evals.inside.START"].main()
 """
 
 
-def command_line() -> list[str]:
-    """What follows the interpreter and its flags."""
-    import json
-
+@functools.cache
+def command_line(*, start: str = "zygote", as_text: bool = False) -> tuple[str, ...]:
+    """What follows the interpreter and its flags. `as_text` is for a Python of another version than ours."""
     folder = Path(__file__).parent
-    texts = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in MODULES}
-    return ["-c", _START, json.dumps(texts)]
+    codes: dict[str, str | CodeType] = {}
+    for name in MODULES[: MODULES.index(start) + 1]:
+        text = (folder / f"{name}.py").read_text(encoding="utf-8")
+        codes[name] = text if as_text else compile(text, f"<lakh.evals.inside.{name}>", "exec", dont_inherit=True)
+    return "-c", _START.replace("START", start), base64.b64encode(marshal.dumps(codes)).decode()
