@@ -79,6 +79,9 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 type=click.Choice(SCHEDULES),
                 help="Of the pipeline; lean is interleaved with the least in flight.",
             ),
+            click.option(
+                "--expert-overlap", is_flag=True, default=None, help="Exchange tokens of experts behind computation."
+            ),
             click.option("--offload", is_flag=True, default=None, help="Keep the optimizer states in host memory."),
         ]
     ):

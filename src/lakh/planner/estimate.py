@@ -255,6 +255,7 @@ def describe(layout: Layout) -> dict[str, Any]:
         "recompute": RECOMPUTE[int(lo.recompute)],
         "zero": 3 if int(lo.shard) > 1 else 2 if lo.zero2 else int(bool(lo.zero1)),
         "offload": bool(lo.offload),
+        "expert_overlap": bool(lo.expert_overlap),
         "schedule": lo.schedule,
     }
 

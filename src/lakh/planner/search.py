@@ -271,7 +271,6 @@ def _row(layouts: Layout, i: int, step_s: Array, usd: Array, size: Array, steps:
         "gpus": int(one.gpus),
         "name": _name(one),
         **describe(one),
-        "expert_overlap": bool(one.expert_overlap),
         "stages_inside": bool(one.pp_inside),
         "step_s": float(step_s[i]),
         "usd_per_step": float(usd[i]),

@@ -45,6 +45,16 @@ def test_options_of_a_layout_change_what_they_name(lakh: Lakh, last_line: Json) 
     assert lean["layout"]["schedule"] == "lean"
 
 
+def test_exchanges_behind_computation_are_an_option(lakh: Lakh, last_line: Json) -> None:
+    words = ["--model", "qwen3-30b-a3b", "--cluster", "h100-pod", "--gpus", "16", "--batch", "256", "--ep", "16"]
+    plain, hidden = (
+        last_line(lakh("plan", "estimate", *words, "--sequence", "4096", *more, "--json")[1])
+        for more in ([], ["--expert-overlap"])
+    )
+    assert 0 < hidden["step_parts_s"]["expert_s"] < plain["step_parts_s"]["expert_s"]
+    assert hidden["layout"]["expert_overlap"] is True
+
+
 def test_an_estimate_that_does_not_fit_leaves_with_two_and_says_what_would(lakh: Lakh, last_line: Json) -> None:
     big = ["--model", "code-70b", "--cluster", "8xh100", "--gpus", "8", "--batch", "64"]
     code, out, _ = lakh("plan", "estimate", *big, "--json")
