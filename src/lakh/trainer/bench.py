@@ -74,6 +74,8 @@ class System:
     chunked_loss: bool = True
     kernels: bool = True
     graphs: bool = False
+    one_pass: bool = False
+    """AdamW of one_pass.py instead of torch's."""
 
     @property
     def features(self) -> str:
@@ -82,6 +84,7 @@ class System:
         words += ["chunked loss"] if self.chunked_loss else []
         words += ["lakh's kernels"] if self.kernels and not self.is_peer else []
         words += ["CUDA graph"] if self.graphs else []
+        words += ["AdamW in one pass"] if self.one_pass else []
         return ", ".join(words)
 
 
@@ -97,6 +100,7 @@ ABLATIONS = (
     System("full recomputation", recompute="full"),
     System("float32 master weights", precision="mixed"),
     System("CUDA graph", graphs=True),
+    System("AdamW in one pass", one_pass=True),
 )
 
 
@@ -248,7 +252,7 @@ def stepper(
         model.bfloat16()
     if system.is_peer and system.compile != "none":
         model = torch.compile(model, dynamic=False)  # type: ignore[assignment]
-    optimizer = build_optimizer(model, run.optim)
+    optimizer = build_optimizer(model, run.optim, adamw=_adamw_of(system))
     graphed = Graphed(plain_pass(run.train.z_loss)) if system.graphs else None
     counter = itertools.count()
 
@@ -259,6 +263,14 @@ def stepper(
         return update(run, model, optimizer, [Batch(rows[:, :-1], rows[:, 1:])], step=100, graphed=graphed)
 
     return step
+
+
+def _adamw_of(system: System) -> type[torch.optim.AdamW]:
+    if not system.one_pass:
+        return torch.optim.AdamW
+    from lakh.trainer.one_pass import OnePassAdamW  # imports triton
+
+    return OnePassAdamW
 
 
 def _batch(shape: Shape, device: torch.device) -> Batch:

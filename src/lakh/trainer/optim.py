@@ -38,20 +38,24 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-    """The optimizer of a model, with decay on matrices only."""
+def build_optimizer(
+    model: nn.Module, settings: Optimizer, *, adamw: type[torch.optim.AdamW] = torch.optim.AdamW
+) -> torch.optim.Optimizer:
+    """The optimizer of a model, with decay on matrices only. `adamw`: whose AdamW it is, or is a part of it."""
     named = list(model.named_parameters())
     if settings.kind == "muon":
         matrices = [p for name, p in named if p.dim() == 2 and "blocks." in name]
         turned = {id(p) for p in matrices}
-        return Muon(matrices, _adamw([p for _, p in named if id(p) not in turned], settings), settings)
-    return _adamw([p for _, p in named], settings)
+        return Muon(matrices, _adamw([p for _, p in named if id(p) not in turned], settings, adamw), settings)
+    return _adamw([p for _, p in named], settings, adamw)
 
 
-def _adamw(parameters: Sequence[nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
+def _adamw(
+    parameters: Sequence[nn.Parameter], settings: Optimizer, kind: type[torch.optim.AdamW] = torch.optim.AdamW
+) -> torch.optim.AdamW:
     decayed = [p for p in parameters if p.dim() >= 2]
     plain = [p for p in parameters if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
+    optimizer = kind(
         [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
         lr=settings.lr,
         betas=settings.betas,

@@ -74,7 +74,8 @@ class Traffic:
         return dict(totals)
 
     def __enter__(self) -> Self:
-        kinds = {dist.ProcessGroup, *(type(group) for group in distributed_c10d._world.pg_map)}  # c3 has one of its own
+        groups = distributed_c10d._world.pg_map
+        kinds: set[type] = {dist.ProcessGroup, *map(type, groups)}  # c3 has one of its own
         for owner in kinds:
             for name, method in list(vars(owner).items()):
                 if (kind := _kind_of(name)) is not None:
