@@ -22,8 +22,9 @@ __all__ = ["OPTIMIZER_BYTES", "Memory", "in_flight", "memory", "stage_parameters
 OPTIMIZER_BYTES = {"adamw": 12.0, "adamw-8bit": 6.0, "adamw-bf16": 4.0, "muon": 8.0, "sgd": 8.0}
 
 CONTEXT_BYTES = 2.0 * 2**30  # CUDA context, communicator buffers, workspaces of matrix products
-# What a caching allocator cannot hand out again: a share of one micro-batch's activations and of temporary buffers. The
-# micro-batches of a pipeline all ask for the same sizes, so that each takes over the blocks of an earlier one.
+# What a caching allocator cannot hand out again: a share of activations and temporary buffers. The micro-batches of a
+# pipeline all ask for the same sizes, so that each takes over the blocks of an earlier one and only one counts; not so
+# where each operation is its own kernel, whose temporaries lie between the blocks that stay.
 FRAGMENTATION = 0.08
 LOGIT_BYTES = 10.0  # bf16 logits, their float32 copy and its gradient
 
@@ -133,7 +134,7 @@ def memory(shape: Shape, layout: Layout) -> Memory:
         gathered_bytes=gathered,
         activations_bytes=activations,
         logits_bytes=logits_here,
-        fragmentation_bytes=FRAGMENTATION * (held + working + logits_here + gathered),
+        fragmentation_bytes=FRAGMENTATION * (np.where(lo.eager, activations, held + working) + logits_here + gathered),
         context_bytes=CONTEXT_BYTES + np.zeros(np.shape(activations)),
     )
 
