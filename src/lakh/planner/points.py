@@ -119,7 +119,7 @@ CLUSTER = ("gpu", "n_gpus", "seq", "global_batch", "precision")
 METRICS = ("step_s", "tok_s_per_gpu", "tflops_per_gpu", "mfu")
 LOW_PRECISION = {"fp16": 0.0, "bf16": 0.0, "fp8": 1.0, "fp8-rowwise": 1.0, "mxfp8": 1.0, "nvfp4": 3.0}
 LOW_PRECISION_NARROW = 2.0  # nvfp4 on B200 and GB200: three times the fp8 gain is B300's
-MICRO_BATCHES = (1.0, 2.0, 4.0, 8.0)  # tried where a source does not say: the fastest that divides and fits is taken
+MICRO_BATCHES = (1.0, 2.0, 4.0, 8.0)  # tried where a source does not say: the fastest that divides is taken
 
 
 @dataclass(frozen=True)
