@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lakh.cli.face import Answer, answers, console, table
-from lakh.errors import UserError
+from lakh.errors import PeerLost, UserError
 
 __all__ = ["loadgen"]
 
@@ -72,7 +72,8 @@ def loadgen(url: str, **options: Any) -> Answer:
         asked = f"{load.clients} clients" if load.clients else f"{load.rate:g} requests/s"
         plot(report, Path(plot_file), f"{url}: {asked}")
     data = {**report.as_dict(price), "price": source}
-    return Answer(data, table(["figure", "value"], [[name, _shown(value)] for name, value in data.items()]))
+    shown = table(["figure", "value"], [[name, _shown(value)] for name, value in data.items()])
+    return Answer(data, shown, exit_code=PeerLost.exit_code if report.sent and report.sent == data["failed"] else 0)
 
 
 def _before_after(
@@ -103,13 +104,16 @@ def _before_after(
                     _ms(e2e["p99"]),
                     f"{late:.1%}",
                     data["completed"],
+                    "" if not data["prefilled_tokens_per_request"] else f"{data['prefilled_tokens_per_request']:.0f}",
+                    "" if not data["server_cpu_ms_per_request"] else f"{data['server_cpu_ms_per_request']:.0f}",
                     "" if data["prefix_hit_rate"] is None else f"{data['prefix_hit_rate']:.0%}",
                     "" if data["text_hit_rate"] is None else f"{data['text_hit_rate']:.0%}",
                     "" if data["draft_acceptance"] is None else f"{data['draft_acceptance']:.0%}",
                     "" if data["cost_per_1k"] is None else f"{data['cost_per_1k']:.3f}",
                 ]
             )
-    columns = ["technique", "first ms", "p50 ms", "p99 ms", "late", "done", "prefix hits", "text hits", "drafts kept"]
+    columns = ["technique", "first ms", "p50 ms", "p99 ms", "late", "done", "prefilled", "CPU ms"]
+    columns += ["prefix hits", "text hits", "drafts kept"]
     title = f"{model}: {load.rate:g} requests/s for {load.seconds:g} s; price {source}"
     return Answer({"rows": rows, "price": source}, table([*columns, "$ per 1k"], lines, title=title))
 

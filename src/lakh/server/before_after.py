@@ -12,12 +12,13 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lakh.errors import PeerLost, PeerTimeout
+from lakh.errors import PeerLost, PeerTimeout, from_dict
 from lakh.server.load_report import Report
 from lakh.server.loadgen import Load, Techniques, run_load
 
@@ -89,8 +90,6 @@ def serving(model: str, options: Sequence[str]) -> Iterator[str]:
 
 def _line(process: subprocess.Popen[str]) -> str:
     """The line that says it is ready; the server's own words where none comes."""
-    import threading
-
     watchdog = threading.Timer(START_S, process.kill)
     watchdog.start()
     try:
@@ -101,7 +100,10 @@ def _line(process: subprocess.Popen[str]) -> str:
         watchdog.cancel()
     if fired:
         raise PeerTimeout("lakh serve", f"was not ready within {START_S:g} s", "try a smaller model")
-    if not line.startswith("{") or "error" in json.loads(line):
+    answer = json.loads(line) if line.startswith("{") else {}
+    if "error" in answer:
+        raise from_dict(answer["error"])  # in its own words, and of its own kind
+    if not answer:
         _, words = process.communicate(timeout=STOP_S)
         raise PeerLost("lakh serve", f"did not start: {words.strip()[-300:]}", "try the same command by itself")
     return line

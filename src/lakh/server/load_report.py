@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from lakh import storage
 from lakh.errors import UserError
 
-__all__ = ["Report", "Sample", "percentiles", "plot"]
+__all__ = ["Report", "Sample", "both_processes", "percentiles", "plot"]
 
 ENDS = ("completed", "cancelled", "timeouts", "rejected", "failed")
 
@@ -66,6 +66,7 @@ class Report:
             "prompt_tokens_per_request": prompt_tokens / self.sent if prompt_tokens else None,
             "prefilled_tokens_per_request": (prompt_tokens - found) / self.sent if prompt_tokens else None,
             "draft_acceptance": kept / drafts if drafts else None,
+            "server_cpu_ms_per_request": self._cpu_s() * 1e3 / self.sent if self.sent and has_metrics else None,
             "superseded": self.grew("requests_superseded_total") if has_metrics else None,
             "tok_per_s": self.grew("generation_tokens_total") / self.wall_s if has_metrics and self.wall_s else None,
             "completions_per_s": completed / self.wall_s if self.wall_s else None,
@@ -74,6 +75,11 @@ class Report:
             "failures": dict(self.failures),
             **self._leaks(),
         }
+
+    def _cpu_s(self) -> float:
+        """Processor time of the server: unlike a wall clock's, it tells little of what else the machine does."""
+        before, after = (both_processes(page, "cpu_seconds_total") for page in (self.before, self.after))
+        return after - before
 
     def _leaks(self) -> dict[str, Any]:
         """Memory from the end of the first third on, when everything is at work; blocks when all is over."""
@@ -87,6 +93,13 @@ class Report:
             "memory_bytes_early": early.memory_bytes,
             "memory_bytes_after": late.memory_bytes,
         }
+
+
+def both_processes(page: Mapping[str, float], what: str) -> float:
+    """Of the faces' process, and the engine's where that is another."""
+    own = page.get(f"process_{what}", 0.0)
+    is_apart = page.get("lakh:engine_process_id") != page.get("process_id")
+    return own + (page.get(f"lakh:engine_{what}", 0.0) if is_apart else 0.0)
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import aiohttp
 
-from lakh.server.load_report import Report, Sample
+from lakh.server.load_report import Report, Sample, both_processes
 from lakh.server.load_target import Outcome, Target, read_metrics, target_of
 from lakh.server.typing_load import Ask, Typist, arrivals_s, read_files
 
@@ -218,6 +218,6 @@ def _end_of(text: str, most: int) -> str:
 
 
 def _sample(page: dict[str, float], at_s: float) -> Sample:
-    memory = sum(page.get(name, 0.0) for name in ("process_resident_memory_bytes", "lakh:engine_resident_memory_bytes"))
+    memory = both_processes(page, "resident_memory_bytes")
     names = ("kv_cache_blocks_held", "num_requests_running", "num_requests_waiting")
     return Sample(at_s, memory, *(page.get(f"lakh:{name}", 0.0) for name in names))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -93,7 +95,9 @@ class LocalBackend:
             Family("requests_superseded_total", "counter", "Overtaken.", [("", self.worker.num_superseded)]),
             Family("spec_decode_num_draft_tokens_total", "counter", "Guesses.", [("", counts.drafted_tokens)]),
             Family("spec_decode_num_accepted_tokens_total", "counter", "Guesses kept.", [("", counts.kept_tokens)]),
+            Family("engine_process_id", "gauge", "Of the engine's process.", [("", os.getpid())]),
             Family("engine_resident_memory_bytes", "gauge", "Of the engine's process.", [("", resident_bytes())]),
+            Family("engine_cpu_seconds_total", "counter", "Of the engine's process.", [("", time.process_time())]),
             Family("weights_version", "gauge", "How often weights were swapped.", [("", self.engine.weights_version)]),
         ]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ def labelled(label: str, counts: Counter[str] | Counter[int]) -> list[tuple[str,
 
 
 def page(metrics: Metrics, backend: Backend, more: Iterable[Family] = ()) -> str:
-    """The whole page. Memory has Prometheus' own name, without a prefix."""
+    """The whole page. What a process is has Prometheus' own names, without a prefix."""
     families = [
         Family("num_requests_running", "gauge", "Requests at work.", [("", backend.num_running)]),
         Family("num_requests_waiting", "gauge", "Requests in the queue.", [("", backend.num_waiting)]),
@@ -95,8 +96,12 @@ def page(metrics: Metrics, backend: Backend, more: Iterable[Family] = ()) -> str
         *more,
     ]
     text = "".join(_text(family, "lakh:") for family in families)
-    memory = Family("process_resident_memory_bytes", "gauge", "Of this process.", [("", resident_bytes())])
-    return text + _text(memory, "")
+    own = [
+        Family("process_id", "gauge", "Of this process.", [("", os.getpid())]),
+        Family("process_resident_memory_bytes", "gauge", "Of this process.", [("", resident_bytes())]),
+        Family("process_cpu_seconds_total", "counter", "Of this process.", [("", time.process_time())]),
+    ]
+    return text + "".join(_text(family, "") for family in own)
 
 
 def _text(family: Family, prefix: str) -> str:
