@@ -65,9 +65,10 @@ class Desk:
         metrics = self.metrics
         began_s = last_s = time.monotonic()
         is_first = True
+        num_tokens = 0  # to be paid for, also by a client that goes away before the end
         self.model(request)
         async with (
-            self.quotas.admitted(request.tenant),
+            self.quotas.admitted(request.tenant) as charge,
             contextlib.aclosing(self.backend.complete(request)) as items,
         ):
             async for item in items:
@@ -76,10 +77,12 @@ class Desk:
                     metrics.prompt_tokens += item.prompt_tokens
                     metrics.generation_tokens += item.completion_tokens
                     metrics.latency.add(now_s - began_s)
-                    await self.quotas.charge(request.tenant, item.prompt_tokens + item.completion_tokens)
+                    charge(item.prompt_tokens + item.completion_tokens)
                 else:
                     (metrics.first_token if is_first else metrics.between_pieces).add(now_s - last_s)
                     is_first = False
+                    num_tokens += len(item.tokens)
+                    charge(num_tokens)
                     if item.finish_reason is not None:
                         metrics.finished[item.finish_reason] += 1
                 last_s = now_s

@@ -61,25 +61,29 @@ class Quotas:
         self._at_work: Counter[str] = Counter()
 
     @contextlib.asynccontextmanager
-    async def admitted(self, tenant: str) -> AsyncIterator[None]:
-        """A BadRequest where the tenant has had its share."""
+    async def admitted(self, tenant: str) -> AsyncIterator[Callable[[int], None]]:
+        """A BadRequest where the tenant has had its share. What it gives hears how many tokens it came to so far; they
+        are charged at the end, whichever way that comes.
+        """
+        used = [0]
+
+        def charge(tokens: int) -> None:
+            used[0] = tokens
+
         quota = self._quotas.get(tenant)
         if quota is None:
-            yield
+            yield charge
             return
         if quota.at_once is not None and self._at_work[tenant] >= quota.at_once:
             raise _refusal(Verdict(False, 1.0, f"more than {quota.at_once} requests at once; try again later"))
         self._at_work[tenant] += 1
         try:
             await self._check(tenant, quota)
-            yield
+            yield charge
         finally:
             self._at_work[tenant] -= 1
-
-    async def charge(self, tenant: str, tokens: int) -> None:
-        quota = self._quotas.get(tenant)
-        if quota is not None and quota.tokens_per_minute is not None and tokens:
-            await self._add(tenant, "tokens", tokens)
+            if quota.tokens_per_minute is not None and used[0]:
+                await self._add(tenant, "tokens", used[0])
 
     async def _check(self, tenant: str, quota: Quota) -> None:
         now_s = self._clock()

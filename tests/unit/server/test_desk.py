@@ -49,8 +49,8 @@ class Clock:
 
 async def admit(quotas: Quotas, tenant: str = "a", tokens: int = 0) -> bool:
     try:
-        async with quotas.admitted(tenant):
-            await quotas.charge(tenant, tokens)
+        async with quotas.admitted(tenant) as charge:
+            charge(tokens)
     except BadRequest as error:
         refused = error
     else:
@@ -76,6 +76,22 @@ def test_tokens_are_counted_when_they_are_known() -> None:
     async def main() -> None:
         quotas = Quotas({"a": Quota(tokens_per_minute=100)}, MemoryStore(), Clock())
         assert [await admit(quotas, tokens=60) for _ in range(3)] == [True, True, False]
+
+    asyncio.run(main())
+
+
+def test_who_goes_away_before_the_end_pays_for_what_was_drawn(engine: Engine) -> None:
+    keys = Keys({"key-of-a": "a"}, {"a": Quota(tokens_per_minute=3)})
+
+    async def main() -> None:
+        async with asyncio.timeout(2 * PATIENCE_S), running(LocalBackend(engine), "127.0.0.1", 0, keys=keys) as server:
+            server.desk.quotas._clock = Clock()
+            items = server.desk.answer(parse({**ASK, "max_tokens": 60}, "a"))
+            for _ in range(4):
+                assert await anext(items)
+            await items.aclose()
+            with pytest.raises(BadRequest, match="tokens a minute"):
+                await anext(server.desk.answer(parse(ASK, "a")))
 
     asyncio.run(main())
 
