@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from lakh.cli.bench_result import keep, machine
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.face import Answer, answers, console, set_option, table
+from lakh.errors import UserError
 
 __all__ = ["train"]
 
@@ -22,13 +23,23 @@ __all__ = ["train"]
 @click.option("--repeats", type=click.IntRange(min=3), default=7, show_default=True, help="Timed steps of each system.")
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
 @click.option("--fit", metavar="RUN", help="Instead: find the best micro-batch of a run on this GPU, by trying.")
+@set_option
 @answers
 def train(
-    shapes: str, peers: str, ablations: bool, micro_batch: int | None, repeats: int, out: str | None, fit: str | None
+    shapes: str,
+    peers: str,
+    ablations: bool,
+    micro_batch: int | None,
+    repeats: int,
+    out: str | None,
+    fit: str | None,
+    sets: tuple[str, ...],
 ) -> Answer:
     """Training speed beside transformers' Llama of the same shape."""
     if fit:
-        return _fit(fit)
+        return _fit(fit, sets)
+    if sets:
+        raise UserError("--set", "changes a run, and none is given", "name it with --fit RUN")
     from lakh.trainer.bench import PEERS, SHAPES, bench_train
 
     names = _chosen("--shapes", shapes, SHAPES)
@@ -53,11 +64,11 @@ def train(
     return Answer(data, table(shown, [[row[name] for name in shown] for row in rows]))
 
 
-def _fit(name: str) -> Answer:
+def _fit(name: str, sets: tuple[str, ...]) -> Answer:
     from lakh.spec import load_run
     from lakh.trainer.micro_batch import find_micro_batch
 
-    run = load_run(name)
+    run = load_run(name, sets)
     with console().status("measuring") as status:
         chosen = find_micro_batch(run, progress=lambda text: status.update(text))
     rows = [(row.micro_batch, row.peak_bytes and row.peak_bytes / 2**30, row.tok_per_s) for row in chosen.tried]
@@ -66,8 +77,6 @@ def _fit(name: str) -> Answer:
 
 
 def _chosen(option: str, text: str, known: Mapping[str, object]) -> list[str]:
-    from lakh.errors import UserError
-
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:

@@ -155,7 +155,7 @@ class _Training:
     def to_the_end(self, stop: StopRequest, faults: Sequence[Fault]) -> Outcome:
         run, state = self.run, self.state
         self._say_started()
-        if state.step == 0:
+        if state.step == 0 and run.train.eval_every:
             self.heldout, self.evaluated = self._evaluate(), 0
         self.batches = self._open_batches()
         try:

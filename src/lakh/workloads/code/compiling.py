@@ -51,9 +51,8 @@ def speed_up(
         _use_fp8(model, device)
     mode, mode_reason = choose_compile(compilation, device=device)
     recompute(model.each_block(), recomputation, compiled=mode != "none")
-    # A block is traced once for training and once for evaluation, with and without something to add, and for each
-    # of a few paddings of packed documents: more than torch's default of 8 before it gives up and runs eagerly.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    if mode != "none":
+        _allow_many_shapes()
     if mode == "block":
         for block in model.each_block():
             block.compile(dynamic=False)
@@ -62,6 +61,12 @@ def speed_up(
     elif mode != "none":
         raise UserError("train.compile", f"{mode!r} is no way to compile", "choose auto, none, block or model")
     return [f"attention {kernel_reason}", f"compile {mode}: {mode_reason}", f"recompute {recomputation}"]
+
+
+def _allow_many_shapes() -> None:
+    """A block is traced once for training and once for evaluation, with and without something to add, and for each of a
+    few paddings of packed documents: more than torch's default of 8 before it gives up and runs eagerly."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
 
 
 def _use_kernels(model: CodeModel) -> None:
