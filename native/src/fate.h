@@ -4,7 +4,6 @@
 #ifndef LAKH_FATE_H
 #define LAKH_FATE_H
 
-#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <mutex>
@@ -33,8 +32,9 @@ class Fate {
     std::function<void(const Status &, int32_t)> tell;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (dead >= 0 && std::find(dead_.begin(), dead_.end(), dead) == dead_.end()) dead_.push_back(dead);
+      // What comes after the first reason is often its consequence: ranks that give up close their connections.
       if (code_.load() != LAKH_C3_OK) return Status{code_.load(), text_};
+      if (dead >= 0) dead_.push_back(dead);
       text_ = why.text;
       code_.store(why.code, std::memory_order_release);
       tell = on_end;

@@ -41,6 +41,7 @@ PATIENCE_S = 60.0
 """Longer than a loaded machine needs for anything that happens here."""
 COMPUTE_S = 0.01
 CLONE_NEWNET = 0x40000000
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -76,7 +77,7 @@ def drill(
     allowed = not why_not(places) if namespaces is None else namespaces
     report, began_s, files_before = Report(), time.monotonic(), _shared_files()
     while report.total < faults and len(report.problems) < 5:
-        dice = random.Random(f"{seed}/{report.runs}")
+        dice, before = random.Random(f"{seed}/{report.runs}"), len(report.problems)
         over_tcp = allowed and dice.random() < 0.5
         with tempfile.TemporaryDirectory(prefix="lakh-chaos-") as folder:
             run = _Run(dice, Path(folder), over_tcp)
@@ -86,6 +87,8 @@ def drill(
             except (LakhError, AssertionError) as error:
                 report.problems.append(f"seed {seed}, run {report.runs}: {error}")
             report.problems += [f"seed {seed}, run {report.runs}: {what}" for what in wrong_sums(run.facts(), run.size)]
+            for problem in report.problems[before:]:
+                say(problem)
             report.faults += run.faults
             report.rejoined += run.rejoined
             report.steps += len(run.facts("step"))
@@ -216,6 +219,7 @@ class _Run:
         code = 1
         try:
             os.setsid()
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # nobody outlives the drill
             words = os.open(self.folder / f"said-{member}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.dup2(words, 1)
             os.dup2(words, 2)

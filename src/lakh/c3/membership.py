@@ -114,6 +114,7 @@ def agree(
     base = f"{name}/epoch/{epoch.number + 1}"
     dead, silent = set(known_dead), set(suspects) - set(known_dead)
     store.set(f"{base}/signed/{me}", json.dumps({**record, "accuses": sorted(dead)}))
+    where = f"c3, epoch {epoch.number + 1}, member {me}"
     start_s = clock()
     while not store.check([f"{base}/decision"]):
         signed = [member for member in epoch.members if store.check([f"{base}/signed/{member}"])]
@@ -126,6 +127,11 @@ def agree(
             records = {member: json.loads(store.get(f"{base}/signed/{member}")) for member in signed}
             heard = reachable(signed, {member: record["accuses"] for member, record in records.items()})
             decision = decide_membership(epoch.members, heard, joining, min_ranks=min_ranks)
+            if decision.action != "go on":  # never written: one that is cut off must not stop the others
+                if waited_s > patience_s:
+                    raise PeerLost(where, decision.reason, "start again from the last checkpoint")
+                time.sleep(POLL_S)
+                continue
             document = json.dumps({"decision": asdict(decision), "records": records})
             store.compare_set(f"{base}/decision", "", document)
         elif waited_s > 3 * settle_s + 10:
@@ -135,9 +141,6 @@ def agree(
     made = json.loads(store.get(f"{base}/decision"))
     said = made["decision"]
     decision = Decision(said["action"], tuple(said["members"]), tuple(said["dead"]), said["reason"])
-    where = f"c3, epoch {epoch.number + 1}, member {me}"
-    if decision.action != "go on":
-        raise PeerLost(where, decision.reason, "start again from the last checkpoint")
     if me not in decision.members:
         raise PeerLost(where, f"the others went on without us ({decision.reason})", "rejoin, or end this process")
     records = {int(member): record for member, record in made["records"].items()}

@@ -65,18 +65,25 @@ def comm(
         command = "lakh bench comm " + " ".join(f"--{name} {value}" for name, value in words.items())
         command += " --registered" if options["registered"] else ""
         data["file"] = keep(Path(out), "comm", command, data)
-    columns = ["backend", "what", "bytes", "min us", "median", "p99", "GB/s", "bound", "x gloo"]
-    figures = ("min_us", "median_us", "p99_us", "algbw_GBps", "bound_fraction", "ratio_to_gloo")
-    cells = [
-        [row["backend"], f"{row['op']} {row['dtype']} x{row['ranks']}", row["size_bytes"], *(row[f] for f in figures)]
-        for row in data["rows"]
-    ]
-    shown = table(columns, cells)
+    columns = ["what", "size", "min us", "median", "p99", "algbw", "busbw", "bound", "x gloo"]
+    shown = table(columns, [_cells(row) for row in data["rows"]])
     if "slow" in data:
         console().print(data["slow"]["reason"])
     for note in data.get("notes", []):
         console().print(note)
     return Answer(data, shown)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    """One row as text; GB/s as nccl-tests count them, percent of the bound, times as fast as Gloo."""
+    size = row["size_bytes"]
+    unit, factor = next((u, f) for u, f in (("MB", 1 << 20), ("KB", 1 << 10), ("B", 1)) if size >= f or f == 1)
+    times = [f"{row[name]:.0f}" for name in ("min_us", "median_us", "p99_us")]
+    rates = [f"{row[name]:.2g}" for name in ("algbw_GBps", "busbw_GBps")]
+    bound = "" if row["bound_fraction"] is None else f"{row['bound_fraction']:.0%}"
+    ratio = "" if row["ratio_to_gloo"] is None else f"{row['ratio_to_gloo']:.1f}"
+    what = f"{row['backend']} {row['op']} {row['dtype']} x{row['ranks']}"
+    return [what, f"{size / factor:g}{unit}", *times, *rates, bound, ratio]
 
 
 def _drill(faults: int, seed: int) -> Answer:

@@ -1,0 +1,62 @@
+"""The agreement on who goes on, played by threads over a store."""
+
+import threading
+
+import pytest
+
+from lakh.c3.bootstrap import MemoryStore
+from lakh.c3.membership import Epoch, agree
+from lakh.errors import LakhError, PeerLost
+
+
+def sign(members, views, late_s=None) -> dict:
+    """Every member of `views` signs with (known dead, suspects); what each of them learns."""
+    store, found = MemoryStore(10.0), {}
+
+    def one(member: int) -> None:
+        dead, suspects = views[member]
+        threading.Event().wait((late_s or {}).get(member, 0.0))
+        try:
+            epoch, _ = agree(store, "test", Epoch(0, tuple(members)), member, {}, dead, suspects=suspects, settle_s=0.5)
+            found[member] = epoch.members
+        except LakhError as error:
+            found[member] = error
+
+    threads = [threading.Thread(target=one, args=(member,)) for member in views]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return found
+
+
+@pytest.mark.timeout(30)
+def test_survivors_agree_on_each_other() -> None:
+    assert sign(range(4), {0: ([2], []), 1: ([2], []), 3: ([2], [])}) == dict.fromkeys((0, 1, 3), (0, 1, 3))
+
+
+@pytest.mark.timeout(30)
+def test_one_that_is_cut_off_stops_itself_and_not_the_others() -> None:
+    # it is the lowest, believes that all others are dead, and signs first
+    found = sign(range(3), {0: ([1, 2], []), 1: ([0], []), 2: ([0], [])}, late_s={1: 0.2, 2: 0.2})
+    assert isinstance(found[0], PeerLost)
+    assert found[1] == found[2] == (1, 2)
+
+
+@pytest.mark.timeout(30)
+def test_one_that_only_closed_its_connections_is_waited_for() -> None:
+    found = sign(
+        range(3),
+        {
+            0: ([2], [1]),
+            1: ([2], []),
+        },
+        late_s={1: 0.3},
+    )
+    assert found == {0: (0, 1), 1: (0, 1)}
+
+
+@pytest.mark.timeout(30)
+def test_a_minority_stops() -> None:
+    found = sign(range(5), {0: ([2, 3, 4], []), 1: ([2, 3, 4], [])})
+    assert all(isinstance(error, PeerLost) and "minority" in str(error) for error in found.values())
