@@ -99,15 +99,23 @@ def bench_corpus(
     rows: list[Row] = []
     peer_speed = None
     if "peer" in wanted:
-        rows += _peer_rows(work, sizes["sample"], say)
+        rows += _told(_peer_rows(work, sizes["sample"], say), say)
         peer_speed = rows[-1].mb_per_cpu_second
     if "stages" in wanted:
         say("lakh, stage by stage")
-        rows += _stage_rows(work / "sample", sizes["sample"])
+        rows += _told(_stage_rows(work / "sample", sizes["sample"]), say)
     for name, workers in (("sample", (1,)), ("full", (1, 2)), ("memory", (2,))):
         if name in wanted:
             with_tokens = name == "sample" and "tokens" in wanted
             rows += _build_rows(work, name, sizes[name], workers, peer_speed, with_tokens, say)
+    return rows
+
+
+def _told(rows: list[Row], say: Say) -> list[Row]:
+    """The same rows, after they were told: a long run that is cut short has said something."""
+    for row in rows:
+        speed = f"{row.mb_per_cpu_second:,.2f} MB per CPU-second"
+        say(f"  {row.system}, {row.stage}: {speed}, {row.wall_s:.1f} s, {row.peak_rss_bytes / 1e6:,.0f} MB at most")
     return rows
 
 
@@ -294,7 +302,7 @@ def _build_rows(
         build += ["--set", "filters.drop_vendored=false"]  # both systems get the same work
         build += ["--set", f"decontaminate.benchmarks={json.dumps(_benchmarks())}"]
         usage = _measure(build, "lakh")
-        rows.append(_row("lakh", f"end to end, {name}", size_bytes, count, usage, peer))
+        rows += _told([_row("lakh", f"end to end, {name}", size_bytes, count, usage, peer)], say)
     if tokens:
         say("lakh tokens")
         corpus, tokenizer = str(work / f"{name}-1"), str(work / "tokenizer")
@@ -307,7 +315,7 @@ def _build_rows(
             max(rows[0].peak_rss_bytes, packed.peak_rss_bytes),
             "",
         )
-        rows.append(_row("lakh", f"end to end with tokens, {name}", size_bytes, 1, whole, None))
+        rows += _told([_row("lakh", f"end to end with tokens, {name}", size_bytes, 1, whole, None)], say)
     return rows
 
 

@@ -121,13 +121,17 @@ class Quality:
 def quality(settings: Quality) -> Stage:
     """The stage that drops documents outside their language's limits (reason low-quality) and marks the others."""
 
+    covered: dict[tuple[str, str], float] | None = None
+
     def stage(batches: Iterator[Any]) -> Iterator[Any]:
-        covered = {
-            (repo, path): share
-            for item in settings.coverage
-            for repo, _, url in [item.partition("=")]
-            for path, share in read_coverage(url).items()
-        }
+        nonlocal covered
+        if covered is None:  # once, however often the stage is called
+            covered = {
+                (repo, path): share
+                for item in settings.coverage
+                for repo, _, url in [item.partition("=")]
+                for path, share in read_coverage(url).items()
+            }
         for batch in batches:
             yield _quality(batch, settings, covered) if settings.enabled else batch
 

@@ -328,14 +328,17 @@ def _one_by_one(batches: Iterator[Any], stages: list[Stage], trail: Trail, remem
         done = []
         for row in range(batch.num_rows):
             single = batch.slice(row, 1)
+            if single.column("reason")[0].as_py():  # no stage looks at it again
+                done.append(single)
+                continue
             repo, path = single.column("repo")[0].as_py(), single.column("path")[0].as_py()
-            place = f"{repo}/{path} row {number}"
-            number += 1
+            place = f"{repo}/{path} row {number + row}"
             if trail.skips(place):
                 done.append(drop(single, ["crashed"], [f"its worker died {TASK_ATTEMPTS} times"]))
                 continue
             trail.at(place)
             done += _chain(iter([single]), stages, Trail(), remember=remember)
+        number += batch.num_rows
         trail.at("")
         yield _one_batch(pa.Table.from_batches(done, schema=batch.schema))
 

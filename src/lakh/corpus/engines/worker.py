@@ -66,7 +66,8 @@ class _Without:
 
 if __name__ == "__main__":
     sys.meta_path.insert(0, _Without())
-    memory_bytes = int(sys.argv[3])
     # Of its own data, which is what grows: code and files that are mapped are shared with everybody.
+    limits = [int(sys.argv[3]), resource.getrlimit(resource.RLIMIT_DATA)[1]]
+    memory_bytes = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     work(Connection(int(sys.argv[1])), Mark(int(sys.argv[2])))
