@@ -1,4 +1,4 @@
-"""lakh eval diff, reproduce, export, watch: what is done with results and samples."""
+"""lakh eval diff, reproduce, export, watch, curve: what is done with results and samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from lakh.evals.protocol import Origin
 from lakh.evals.run import Result
 from lakh.evals.tasks import load_task
 
-__all__ = ["diff", "export", "reproduce", "watch"]
+__all__ = ["curve", "diff", "export", "reproduce", "watch"]
+
+CURVE_CHARS = 30
 
 
 @evaluate.command()
@@ -149,3 +151,26 @@ def watch(
     columns = ["step", "task", "passed", "total"]
     text = table(columns, [[row[key] for key in columns] for row in rows]) if rows else "nothing new to score"
     return Answer({"results": rows}, text)
+
+
+@evaluate.command()
+@click.argument("run_dir")
+@click.option("--task", metavar="NAME", help="This task only.")
+@answers
+def curve(run_dir: str, task: str | None) -> Answer:
+    """Show how the checkpoints of a run scored, step by step."""
+    from lakh.evals.watch import curve as read_curve
+
+    found = read_curve(run_dir, task)
+    if not found:
+        return Answer({"points": []}, "nothing is scored yet: lakh eval watch RUN_DIR --tasks humaneval")
+    best = max((event.pass_at_1 or 0.0 for event in found), default=0.0) or 1.0
+    rows = []
+    for event in found:
+        share = event.pass_at_1 or 0.0
+        interval = "" if event.low is None or event.high is None else f"{event.low:.3f} - {event.high:.3f}"
+        drawn = "█" * round(CURVE_CHARS * share / best)
+        rows.append([event.task, event.step, f"{share:.4f}", interval, f"{event.passed} of {event.total}", drawn])
+    columns = ["task", "step", "pass@1", "95 %", "passed", ""]
+    points = [asdict(event) for event in found]
+    return Answer({"points": points}, table(columns, rows))

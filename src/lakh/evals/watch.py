@@ -1,8 +1,9 @@
 """Checkpoints of a run, evaluated as they appear: beside the training, in another process, on CPUs that are free.
 
-Each result is kept under RUN/evals/<step>/<task>/ and told as an event of the run, `scored`, which the control room
-draws as a curve. What has a result.json is done: a watch that was stopped goes on with the rest. The trainer is never
-waited for and never slowed but by the use of the machine; a checkpoint that is removed while it is read is passed over.
+Each result is kept under RUN/evals/<step>/<task>/ and told as an event of the run, `scored`; `curve` gives them in the
+order of steps, for whoever draws them. What has a result.json is done: a watch that was stopped goes on with the rest.
+The trainer is never waited for and never slowed but by the use of the machine; a checkpoint that is removed while it is
+read is passed over.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from lakh.evals.run import Result, score
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
 
-__all__ = ["WATCHER_RANK", "Pending", "pending", "watch"]
+__all__ = ["WATCHER_RANK", "Pending", "curve", "pending", "watch"]
 
 WATCHER_RANK = 99_999  # its own file of events: those of the ranks have one writer each
 FOLDER = "evals"
@@ -66,6 +67,7 @@ def watch(
     if not storage.exists(run_dir):
         raise UserError(run_dir, "no such folder", "give the folder of a run: lakh train --out RUNDIR")
     made, refused = 0, set()
+    loaded: tuple[str, Generator] | None = None  # tasks of one checkpoint follow each other
     with events.Log(run_dir, WATCHER_RANK) as log:
         while True:
             last = until()
@@ -77,8 +79,9 @@ def watch(
                 continue
             task, item = waiting[0]
             try:
-                engine = load(item.checkpoint)
-                samples = generate(engine, task, origin, n=n)
+                if loaded is None or loaded[0] != item.checkpoint:
+                    loaded = item.checkpoint, load(item.checkpoint)
+                samples = generate(loaded[1], task, origin, n=n)
                 result = score(task, samples, sandbox, origin, workers=workers, out=item.out)
             except LakhError as error:
                 if isinstance(error, UserError) and storage.exists(item.checkpoint):
@@ -91,6 +94,18 @@ def watch(
             log.write(_event(item, result))
             if told:
                 told(item.step, result)
+
+
+def curve(run_dir: str, task: str | None = None) -> list[events.Scored]:
+    """What was scored so far, by task and step; of a checkpoint that was scored twice, the later result."""
+    if not storage.exists(run_dir):
+        raise UserError(run_dir, "no such folder", "give the folder of a run: lakh train --out RUNDIR")
+    found = {
+        (event.task, event.step or 0): event
+        for event in events.read(run_dir, WATCHER_RANK)
+        if isinstance(event, events.Scored) and task in (None, event.task)
+    }
+    return [found[key] for key in sorted(found)]
 
 
 def _event(item: Pending, result: Result) -> events.Scored:

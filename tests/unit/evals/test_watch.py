@@ -1,0 +1,134 @@
+"""Checkpoints scored beside a training: in which order, once each, and what becomes of those that vanish."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakh import events
+from lakh.cli import main
+from lakh.errors import DataError, LakhError, UserError
+from lakh.evals.protocol import Origin
+from lakh.evals.sandbox import Sandbox
+from lakh.evals.task import Task
+from lakh.evals.watch import curve, watch
+from lakh.server.engine import Completion
+
+ORIGIN = Origin("run", temperature=0.0, seed=0, max_tokens=8)
+
+
+class Learner:
+    """Of three problems it solves as many as its checkpoint's step says."""
+
+    max_rows = 8
+
+    def __init__(self, path: str) -> None:
+        self._solved = int(Path(path).name)
+
+    def infill(self, prefix: str, suffix: str, max_tokens: int) -> str:
+        raise NotImplementedError
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        samplings: Sequence[Any],
+        *,
+        ended: Callable[[str], bool] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Completion]:
+        numbers = [int(prompt.split("adds ")[1].split()[0]) for prompt in prompts]
+        return [Completion(f"    return x + {n if n < self._solved else 99}", (), "stop", 1) for n in numbers]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run whose folder `saved` holds a folder for each checkpoint."""
+    for step in (1, 2, 3):
+        (tmp_path / "saved" / str(step)).mkdir(parents=True)
+
+    def list_complete(folder: str) -> list[tuple[int, str]]:
+        saved = Path(folder) / "saved"
+        return sorted((int(path.name), str(path)) for path in saved.iterdir())
+
+    monkeypatch.setattr("lakh.checkpoint.list_complete", list_complete)
+    return tmp_path
+
+
+def follow(run_dir: Path, task: Task, sandbox: Sandbox, **more: Any) -> int:
+    return watch(str(run_dir), [task], sandbox, ORIGIN, until=lambda: True, load=more.pop("load", Learner), **more)
+
+
+def test_every_checkpoint_is_scored_once_the_newest_first(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
+    told: list[int] = []
+    assert follow(run_dir, toy_task, sandbox, told=lambda step, _: told.append(step)) == 3
+    assert told == [3, 2, 1]
+    assert follow(run_dir, toy_task, sandbox) == 0
+    (run_dir / "saved" / "4").mkdir()
+    assert follow(run_dir, toy_task, sandbox) == 1
+    found = curve(str(run_dir))
+    assert [(event.step, event.passed, event.total) for event in found] == [(1, 1, 3), (2, 2, 3), (3, 3, 3), (4, 3, 3)]
+    assert found[0].low is not None
+    assert (run_dir / "evals" / "00000002" / "toy" / "result.json").exists()
+    assert curve(str(run_dir), "another") == []
+
+
+def test_only_every_so_many_steps(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
+    assert follow(run_dir, toy_task, sandbox, every=2) == 1
+    assert [event.step for event in curve(str(run_dir))] == [2]
+
+
+def test_a_model_is_loaded_once_for_all_its_tasks(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
+    from dataclasses import replace
+
+    loads: list[str] = []
+
+    def load(path: str) -> Learner:
+        loads.append(Path(path).name)
+        return Learner(path)
+
+    tasks = [toy_task, replace(toy_task, name="toy2")]
+    assert watch(str(run_dir), tasks, sandbox, ORIGIN, until=lambda: True, load=load) == 6
+    assert loads == ["3", "2", "1"]
+
+
+def test_a_checkpoint_that_vanishes_is_passed_over(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
+    passed_over: list[str] = []
+
+    def load(path: str) -> Learner:
+        if path.endswith("3"):
+            shutil.rmtree(path)
+            raise DataError(path, "is not complete", "use another")
+        return Learner(path)
+
+    def hear(path: str, error: LakhError) -> None:
+        passed_over.append(Path(path).name)
+
+    assert follow(run_dir, toy_task, sandbox, load=load, passed_over=hear) == 2
+    assert passed_over == ["3"]
+
+
+def test_the_command_draws_the_curve(
+    run_dir: Path, toy_task: Task, sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
+) -> None:
+    follow(run_dir, toy_task, sandbox)
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", "curve", str(run_dir), "--json"])
+    assert not ended.value.code
+    points = json.loads(capsys.readouterr().out.splitlines()[-1])["points"]
+    assert [point["step"] for point in points] == [1, 2, 3]
+    with pytest.raises(SystemExit):
+        main(["eval", "curve", str(run_dir)])
+    assert "3 of 3" in capsys.readouterr().out
+
+
+def test_a_run_without_scores_and_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with events.Log(tmp_path, 0):
+        pass
+    assert curve(str(tmp_path)) == []
+    with pytest.raises(UserError, match="no such folder"):
+        curve(str(tmp_path / "none"))
