@@ -133,7 +133,7 @@ def model(
 @click.argument("samples", required=False)
 @click.option("--task", "name", required=True, help="Name of the benchmark, e.g. humaneval.")
 @click.option("--canonical", is_flag=True, help="Score the benchmark's own solutions: a test of the harness.")
-@click.option("--partial", is_flag=True, help="Allow problems without a sample; they are left out of the score.")
+@click.option("--partial", is_flag=True, help="Allow problems without a sample, left out, and more of some.")
 @click.option("--n", type=click.IntRange(min=1), help="Refuse a file that has not so many samples of each problem.")
 @click.option("--cpu-limit", type=click.IntRange(min=1), metavar="S", help="CPU seconds; default: by the reference.")
 @common

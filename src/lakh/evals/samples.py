@@ -49,9 +49,9 @@ def whole_program(task: Task, problem: Problem, sample: Sample) -> str:
 
 
 def read_samples(path: str, task: Task, *, partial: bool = False, n: int | None = None) -> list[Sample]:
-    """The samples of a file, in the order of the task's problems.
+    """The samples of a file, in the order of the task's problems: of every problem equally many, or `n`.
 
-    `partial` allows problems without one; `n` asks for exactly so many of each.
+    `partial` allows problems without one, and more of some than of others.
     """
     known = {problem.id: index for index, problem in enumerate(task.problems)}
     samples = [_read_line(f"{path}:{number}", line, known) for number, line in _lines(path) if line.strip()]
@@ -65,11 +65,15 @@ def read_samples(path: str, task: Task, *, partial: bool = False, n: int | None 
             f"has no sample for {len(missing)} of {len(known)} problems ({names})",
             "add them, or score what is there with --partial",
         )
-    if n is not None:
-        for task_id, count in Counter(sample.task_id for sample in samples).items():
-            if count != n:
-                found = f"has {count} samples of {task_id} and --n says {n}"
-                raise UserError(path, found, "remove duplicate lines, or change --n")
+    counts = Counter(sample.task_id for sample in samples)
+    for task_id, count in counts.items():
+        if n is not None and count != n:
+            found = f"has {count} samples of {task_id} and --n says {n}"
+            raise UserError(path, found, "remove duplicate lines, or change --n")
+        first = next(iter(counts))
+        if not partial and count != counts[first]:
+            found = f"has {count} samples of {task_id} and {counts[first]} of {first}"
+            raise UserError(path, found, "remove duplicate lines, or score what is there with --partial")
     return sorted(samples, key=lambda sample: known[sample.task_id])
 
 

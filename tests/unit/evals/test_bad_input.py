@@ -23,7 +23,12 @@ FILES = {
     "malformed JSONL": (WHOLE + "{oops\n", [], "samples.jsonl:165: is not JSON"),
     "a completion that is no text": (line("HumanEval/0", completion=7), [], "completion is not a string"),
     "missing task ids": (line("HumanEval/0"), [], "has no sample for 163 of 164 problems (HumanEval/1, HumanEval/2"),
-    "duplicate ids": (WHOLE + line("HumanEval/3"), ["--n", "1"], "has 2 samples of HumanEval/3 and --n says 1"),
+    "duplicate ids": (WHOLE + line("HumanEval/3"), [], "has 2 samples of HumanEval/3 and 1 of HumanEval/0"),
+    "another number of samples": (
+        WHOLE + line("HumanEval/3"),
+        ["--n", "1"],
+        "has 2 samples of HumanEval/3 and --n says 1",
+    ),
     "samples of another benchmark": (line("Mbpp/11"), [], "'Mbpp/11' is not a problem of this task"),
     "an empty file": ("", [], "holds no samples"),
     "binary": ("\0\x01\x02", [], "is not JSON"),

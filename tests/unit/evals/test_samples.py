@@ -68,7 +68,9 @@ def test_extra_keys_gzip_and_any_order_are_fine(tmp_path: Path, toy_task: Task) 
     path = tmp_path / "samples.jsonl.gz"
     rows = [{"task_id": f"Toy/{i}", "completion": f"c{i}", "passed": True} for i in (2, 0, 1, 0)]
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-    found = [(sample.task_id, sample.completion) for sample in read_samples(str(path), toy_task)]
+    with pytest.raises(UserError, match="has 2 samples of Toy/0 and 1 of Toy/2"):
+        read_samples(str(path), toy_task)
+    found = [(sample.task_id, sample.completion) for sample in read_samples(str(path), toy_task, partial=True)]
     assert found == [("Toy/0", "c0"), ("Toy/0", "c0"), ("Toy/1", "c1"), ("Toy/2", "c2")]
 
 
