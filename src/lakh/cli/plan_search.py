@@ -43,9 +43,9 @@ def search(
 ) -> Answer:
     """The best of all layouts of a model on a cluster."""
     from lakh.errors import UserError
+    from lakh.planner.candidates import Limits
     from lakh.planner.hardware import kind_of
     from lakh.planner.prices import load_prices
-    from lakh.planner.search import Limits
     from lakh.planner.search import search as find
 
     question = ask(run, model, cluster, gpus, batch, sequence, tokens)

@@ -1,7 +1,7 @@
 """Published measurements: a CSV of (configuration -> speed) points, each turned into seconds per step.
 
 Every source counts FLOPs in its own way, so a figure becomes seconds by the source's own rule first. What a source
-does not say is assumed by code base (`CODE_BASES`), once, here. A row that cannot be planned (no architecture, a
+does not say is assumed by its code base (code_bases.py). A row that cannot be planned (no architecture, a
 figure for a whole run) is left out with a reason and a count, never silently.
 
 Rows of one configuration share a `config` digest: they always stay on the same side of a split.
@@ -23,11 +23,12 @@ import numpy as np
 
 from lakh import storage
 from lakh.errors import DataError, UserError
+from lakh.planner.code_bases import CodeBase, code_base
 from lakh.planner.hardware import ATTENTION_GAIN, PROCESSORS, SOFTMAX_KNEE, SUSTAINED, Hardware, Level, kind_of
 from lakh.planner.layout import RECOMPUTE, Layout
 from lakh.planner.shape import Shape
 
-__all__ = ["CodeBase", "Point", "Points", "code_base", "read_points", "stack"]
+__all__ = ["Point", "Points", "read_points", "stack"]
 
 Index: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 
@@ -39,67 +40,6 @@ COLUMNS = (
     *CONFIGURATION, "id", "source", "gpus_per_node", "interconnect", "vocab", "metric", "flops_convention", "value",
     "note",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class CodeBase:
-    """What a program does that its published table does not repeat in each row."""
-
-    name: str
-    flash: bool = True
-    sequence_parallel: bool = True
-    eager: bool = False
-    native_attention: bool = False
-    """Its fused attention was written for the GPU: programs from the second half of 2024 on."""
-    overlap: bool = True
-    tensor_overlap: bool = False
-    zero1: bool = True
-    gradient_bytes: float = 4.0
-    gated: bool = True
-    recompute: str = "none"
-    weight_bytes: float = 2.0
-    optimizer_bytes: float = 12.0
-    interleaves: bool = False
-    """Uses interleaved pipeline chunks that the source does not count: the best number is taken."""
-
-
-_OLD = {"flash": False, "sequence_parallel": False, "overlap": False, "zero1": False, "gradient_bytes": 2.0,
-        "gated": False, "recompute": "full"}  # fmt: skip
-CODE_BASES = {
-    "vTrain": CodeBase("megatron-deepspeed", **_OLD),  # type: ignore[arg-type]
-    "Megatron-LM 2020": CodeBase("megatron-2021", **_OLD),  # type: ignore[arg-type]
-    "Megatron-LM 2021": CodeBase("megatron-2021", **_OLD),  # type: ignore[arg-type]
-    "Korthikanti": CodeBase("megatron-2021", **_OLD),  # type: ignore[arg-type]
-    "MT-NLG": CodeBase("mt-nlg", **_OLD),  # type: ignore[arg-type]
-    "MegaScale": CodeBase(
-        "megascale-baseline", flash=False, overlap=False, gradient_bytes=2.0, gated=False, recompute="selective"
-    ),
-    "Megatron-Core 0.8": CodeBase(
-        "megatron-core", gated=False, recompute="selective", interleaves=True, tensor_overlap=True
-    ),
-    "Nemotron-4": CodeBase("megatron-core", gated=False, recompute="selective", interleaves=True, tensor_overlap=True),
-    "Megatron": CodeBase("nemo", tensor_overlap=True, native_attention=True),
-    "DGX": CodeBase("nemo", tensor_overlap=True, native_attention=True),
-    "Llama 3": CodeBase("megatron-core", recompute="none", interleaves=True, tensor_overlap=True),
-    "llm-foundry": CodeBase(
-        "llm-foundry",
-        eager=True,
-        sequence_parallel=False,
-        zero1=False,
-        gated=False,
-        gradient_bytes=2.0,
-    ),
-    "torchtitan": CodeBase("torchtitan", eager=True, zero1=False, weight_bytes=4.0, optimizer_bytes=8.0),
-    "nanotron": CodeBase("nanotron", gradient_bytes=4.0, eager=True, overlap=False, zero1=False),
-    "LLaMA": CodeBase("llama"),
-}
-
-
-def code_base(source: str) -> CodeBase:
-    for prefix in sorted(CODE_BASES, key=len, reverse=True):
-        if source.startswith(prefix):
-            return CODE_BASES[prefix]
-    return CodeBase("unknown")
 
 
 # Dense bf16/fp16 peak TFLOP/s, memory GB, memory GB/s, NVLink GB/s and NIC GB/s per GPU and direction; NVIDIA data

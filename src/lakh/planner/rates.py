@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from lakh.errors import InfeasiblePlan
-from lakh.planner.search import Found, Limits, search
+from lakh.planner.candidates import Limits
+from lakh.planner.search import Found, search
 from lakh.planner.shape import Shape
 from lakh.spec.cluster import Cluster
 

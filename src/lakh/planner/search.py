@@ -1,9 +1,8 @@
 """Every layout of a model on a cluster, priced: the fastest that fits, what it trades against, and why others lost.
 
-Candidates are all combinations of tensor, pipeline, context and expert parallelism, micro-batch, interleaving,
-schedule, recomputation, sharding and offload that divide the model, the batch and the GPUs. They are held as arrays
-and worked off in blocks that stay in cache, on all cores (numpy releases the interpreter): memory first, time only for
-what fits. Nothing is sampled: the answer is the best of all that were counted.
+Candidates (candidates.py) are held as arrays and worked off in blocks that stay in cache, on all cores (numpy releases
+the interpreter): memory first, time only for what fits. Nothing is sampled: the answer is the best of all that were
+counted.
 
 An impossible search is an answer with a reason (`best` is None), not an error.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -21,38 +19,19 @@ from typing import Any
 import numpy as np
 
 from lakh.planner.calibration import calibrated
+from lakh.planner.candidates import Limits, candidates, single
 from lakh.planner.estimate import USABLE_SHARE, describe, error_bar
 from lakh.planner.hardware import Hardware, hardware_of
-from lakh.planner.layout import FULL, NONE, SELECTIVE, Layout
+from lakh.planner.layout import Layout
 from lakh.planner.memory import memory
 from lakh.planner.shape import Array, Shape
 from lakh.planner.steptime import step_time
 from lakh.spec.cluster import Cluster
 
-__all__ = ["Found", "Limits", "candidates", "search"]
+__all__ = ["Found", "search"]
 
 WORTH_SHOWING = 3.0  # times the best step: slower layouts save memory that nobody wants at that price
 BLOCK = 16384  # rows of one block: some hundred arrays of 128 KB, so that a core's cache holds what it works on
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the answer must respect."""
-
-    batch: int
-    sequence: int
-    gpus: tuple[int, ...]
-    tokens: float | None = None
-    """Of the whole run; needed for a deadline and for its cost."""
-    days: float | None = None
-    max_tp: int = 16
-    max_pp: int = 128
-    max_cp: int = 16
-    max_micro_batch: int = 64
-    low_precision: float = 0.0
-    offload: bool = True
-    trainable: bool = False
-    """Only what `lakh train` runs: FSDP2 with float32 masters, 1F1B or two chunks, degrees that divide the model."""
 
 
 @dataclass(frozen=True)
@@ -65,119 +44,6 @@ class Found:
     refused: dict[str, int] = field(default_factory=dict)
     """Reason -> candidates that fell out."""
     best_layout: Layout | None = None
-
-
-def divisors(number: int, up_to: int) -> list[int]:
-    return [n for n in range(1, min(number, up_to) + 1) if number % n == 0]
-
-
-def candidates(shape: Shape, limits: Limits) -> tuple[Layout, Counter[str]]:
-    """All layouts that divide, as one Layout of arrays, and how many combinations did not divide."""
-    columns: list[Array] = []
-    refused: Counter[str] = Counter()
-    layers, heads, experts = int(shape.layers), int(shape.heads), int(np.max(shape.experts))
-    if limits.trainable:
-        heads = math.gcd(int(shape.kv_heads), int(shape.ffn), int(shape.vocab))
-    stages = [n for n in range(1, min(layers, limits.max_pp) + 1) if layers % n == 0 or _uneven(layers, n)]
-    if limits.trainable:
-        stages = [n for n in stages if layers % n == 0 and (n == 1 or not shape.tied)]
-    for gpus in limits.gpus:
-        for tp in divisors(heads, limits.max_tp):
-            for pp in stages:
-                for cp in [
-                    n for n in (1, 2, 4, 8, 16) if (n <= limits.max_cp and limits.sequence % (2 * n) == 0) or n == 1
-                ]:
-                    group = tp * pp * cp
-                    if gpus % group:
-                        refused["tp x pp x cp does not divide the GPUs"] += 1
-                        continue
-                    if limits.batch % (gpus // group):
-                        refused["the batch does not divide over the data ranks"] += 1
-                        continue
-                    columns.append(_inner(limits, layers, experts, gpus, tp, pp, cp))
-    if not columns:
-        return _as_layout(np.zeros((len(FIELDS), 0)), limits), refused
-    layouts = _as_layout(np.concatenate(columns, axis=1), limits)
-    if limits.trainable:
-        runs = _is_run_by_the_trainer(layouts)
-        refused["the trainer needs a micro-batch per stage, whole rounds of them, and tokens that tp divides"] += int(
-            (~runs).sum()
-        )
-        layouts = layouts.take(runs)
-    return layouts, refused
-
-
-def _is_run_by_the_trainer(layouts: Layout) -> Array:
-    """What the trainer's own check of a run asks of pipelines and tensor ranks."""
-    enough = layouts.micro_batches >= layouts.pp
-    whole_rounds = (layouts.chunks == 1) | (layouts.micro_batches % layouts.pp == 0)
-    return enough & whole_rounds & ((layouts.sequence / layouts.cp) % layouts.tp == 0)
-
-
-FIELDS = (
-    "gpus", "tp", "pp", "cp", "ep", "micro_batch", "chunks", "zero_bubble", "run_ahead", "recompute", "zero1", "zero2",
-    "shard", "offload", "expert_overlap", "pp_inside",
-)  # fmt: skip
-
-
-def _uneven(layers: int, stages: int) -> bool:
-    """Stages that leave less than a tenth of a stage idle are worth a look: 126 layers on 16 stages."""
-    return math.ceil(layers / stages) * stages <= 1.1 * layers and stages in (2, 4, 8, 16, 32, 64)
-
-
-def _inner(limits: Limits, layers: int, experts: int, gpus: int, tp: int, pp: int, cp: int) -> Array:
-    """All choices inside one (gpus, tp, pp, cp)."""
-    ranks = gpus // (tp * pp * cp)
-    data = ranks * cp
-    sizes = divisors(limits.batch // ranks, limits.max_micro_batch)
-    per_stage = layers // pp
-    schedules = [(1.0, 0.0, 2.0)]  # chunks, zero bubble, chunks ahead
-    if pp > 1 and not limits.trainable:
-        several = [float(n) for n in divisors(per_stage, 16) if n > 1]
-        schedules += [(1.0, 1.0, 2.0), *((n, 0.0, 2.0) for n in several), *((n, 0.0, 1.0) for n in several)]
-    elif pp > 1 and layers % (2 * pp) == 0:
-        schedules += [(2.0, 0.0, 2.0)]
-    shardings = {(0.0, 0.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 1.0)}  # ZeRO-1, ZeRO-2, shards
-    shardings |= {(0.0, 0.0, float(n)) for n in divisors(data, data) if n > 1 and (n & (n - 1) == 0 or n == data)}
-    if limits.trainable:
-        shardings = {(0.0, 0.0, float(n)) for n in divisors(data, data) if n % cp == 0 or n == 1}
-    holders = data * tp  # whole experts are spread over tensor ranks too
-    experts_over = [float(n) for n in divisors(experts, holders)] if experts else [1.0]
-    experts_over = [n for n in experts_over if holders % int(n) == 0] or [1.0]
-    how_scheduled, how_sharded = np.array(schedules).T, np.array(sorted(shardings)).T
-    axes = [
-        np.array(experts_over),
-        np.array(sizes, dtype=float),
-        np.arange(how_scheduled.shape[1]),
-        np.array([NONE, SELECTIVE, FULL], dtype=float),
-        np.arange(how_sharded.shape[1]),
-        np.array([0.0, 1.0] if limits.offload and not limits.trainable else [0.0]),
-        np.array([0.0, 1.0] if experts and not limits.trainable else [0.0]),
-        np.array([0.0, 1.0] if pp > 1 and ranks > 1 and not limits.trainable else [0.0]),
-    ]
-    ep, size, schedule, recompute, sharding, offload, expert_overlap, inside = (
-        column.ravel() for column in np.meshgrid(*axes, indexing="ij")
-    )
-    of_schedule, of_sharding = how_scheduled[:, schedule.astype(int)], how_sharded[:, sharding.astype(int)]
-    outer = (np.full(ep.size, float(value)) for value in (gpus, tp, pp, cp))
-    columns = [*outer, ep, size, *of_schedule, recompute, *of_sharding, offload, expert_overlap, inside]
-    table = np.array(columns, dtype=np.float32)  # whole numbers below 2**24: exact, and half the memory
-    return table[:, (expert_overlap == 0) | (ep > 1)]
-
-
-def _as_layout(table: Array, limits: Limits) -> Layout:
-    columns = {name: table[i] for i, name in enumerate(FIELDS)}
-    own = {"weight_bytes": 4.0, "optimizer_bytes": 8.0} if limits.trainable else {}
-    return Layout(
-        sequence=float(limits.sequence),
-        batch=float(limits.batch),
-        sequence_parallel=(columns["tp"] > 1).astype(float),
-        tensor_overlap=float(not limits.trainable),  # it takes no memory: the program has it or not
-        low_precision=limits.low_precision,
-        gradient_bytes=4.0,
-        **own,
-        **columns,
-    )
 
 
 def search(shape: Shape, cluster: Cluster, limits: Limits, usd_per_gpu_hour: float = 0.0) -> Found:
@@ -210,7 +76,7 @@ def search(shape: Shape, cluster: Cluster, limits: Limits, usd_per_gpu_hour: flo
     best = _row(layouts, winner, step_s, usd_per_step, bytes_used, steps)
     best["error_bar"] = error_bar(best["step_s"], *calibrated(hw.kind))
     why = _why(shape, layouts, hw, step_s, usable, fits, bytes_used, winner, limit)
-    one = _single(layouts, winner)
+    one = single(layouts, winner)
     return Found(searched, time.perf_counter() - began, best, rows, why, dict(refused), one)
 
 
@@ -260,13 +126,8 @@ def _pareto(step_s: Array, usd: Array, size: Array, among: Array, most: int = 12
     return front
 
 
-def _single(layouts: Layout, i: int) -> Layout:
-    one = layouts.take(np.array([i]))
-    return replace(one, **{name: float(getattr(one, name)[0]) for name in (*FIELDS, "sequence_parallel")})
-
-
 def _row(layouts: Layout, i: int, step_s: Array, usd: Array, size: Array, steps: float | None) -> dict[str, Any]:
-    one = _single(layouts, i)
+    one = single(layouts, i)
     row = {
         "gpus": int(one.gpus),
         "name": _name(one),
@@ -286,18 +147,18 @@ def _why(
     limit: float,
 ) -> str:  # fmt: skip
     """The winner against the fastest layout that is different in kind, part by part."""
-    best = _single(layouts, winner)
+    best = single(layouts, winner)
     other = usable & ((layouts.tp != best.tp) | (layouts.pp != best.pp) | (layouts.cp != best.cp))
     words = [f"{_name(best)} takes {step_s[winner]:.4g} s"]
     if other.any():
         rival = int(np.flatnonzero(other)[np.argmin(step_s[other])])
         fractions = calibrated(hw.kind)[0].fractions
-        ours, theirs = (step_time(shape, one, hw, fractions) for one in (best, _single(layouts, rival)))
+        ours, theirs = (step_time(shape, one, hw, fractions) for one in (best, single(layouts, rival)))
         gaps = {name: float(getattr(theirs, name) - getattr(ours, name)) for name in vars(ours)}
         lost = max(gaps, key=lambda name: gaps[name])
         more = step_s[rival] / step_s[winner] - 1
         words.append(
-            f"the runner-up {_name(_single(layouts, rival))} takes {more:.1%} more, most of it in "
+            f"the runner-up {_name(single(layouts, rival))} takes {more:.1%} more, most of it in "
             f"{lost.removesuffix('_s')} (+{gaps[lost]:.3g} s)"
         )
     refused = int((~fits).sum())
@@ -311,13 +172,13 @@ def _why_nothing(
     if not fits.any():
         least = int(np.argmin(size))
         return (
-            f"nothing fits: the leanest, {_name(_single(layouts, least))}, needs {size[least] / 2**30:.1f} GiB of "
+            f"nothing fits: the leanest, {_name(single(layouts, least))}, needs {size[least] / 2**30:.1f} GiB of "
             f"{limit / 2**30:.1f}; use more GPUs, or GPUs with more memory"
         )
     assert steps is not None
     fastest = int(np.argmin(step_s))
     return (
-        f"nothing is fast enough: the best, {_name(_single(layouts, fastest))}, takes "
+        f"nothing is fast enough: the best, {_name(single(layouts, fastest))}, takes "
         f"{step_s[fastest] * steps / 86400:.1f} days of {limits.days:g}; use more GPUs or fewer tokens"
     )
 

@@ -8,10 +8,11 @@ import pytest
 
 from lakh import config
 from lakh.errors import InfeasiblePlan, UserError
+from lakh.planner.candidates import Limits, candidates, single
 from lakh.planner.catalogue import architecture
 from lakh.planner.estimate import check_layout, estimate, estimate_layout, layout_of
 from lakh.planner.layout import Layout
-from lakh.planner.search import Limits, _single, candidates, search
+from lakh.planner.search import search
 from lakh.planner.torun import run_of, with_layout
 from lakh.spec import load_run
 from lakh.spec.cluster import load_cluster
@@ -95,8 +96,8 @@ def test_whatever_is_called_trainable_is_taken_by_the_trainer() -> None:
     limits = Limits(batch=64, sequence=8192, gpus=(32,), trainable=True)
     layouts, refused = candidates(MODEL.shape, limits)
     schedules = set()
-    for i in range(0, int(np.size(layouts.tp)), 29):
-        one = _single(layouts, i)
+    for i in np.linspace(0, np.size(layouts.tp) - 1, 40).astype(int):
+        one = single(layouts, i)
         run = run_of("mine", MODEL, one, POD, tokens=1e9)
         assert check(run, 32).ranks == 32
         assert float(layout_of(run, 32).chunks) == one.chunks
