@@ -110,6 +110,7 @@ class Engine:
         self.speculation: Speculation = "draft" if draft is not None else speculation
         self._drafter = None if draft is None else _drafter(draft, self._runner, tokenizer)
         self._guess_s = 0.0
+        self._record = Record()  # of all rows: what a new one begins with
         self._healer: Healer | None = None  # made when first asked for: it spells the whole vocabulary
         self.weights_version = 0
         self.counts = Counts()
@@ -468,7 +469,9 @@ class Engine:
         return guesses
 
     def _num_guesses(self, row: Row, num_drawing: int) -> int:
-        _, record = self._lookups.setdefault(row, (Lookup(), Record()))
+        if row not in self._lookups:
+            self._lookups[row] = (Lookup(), Record(acceptance=self._record.acceptance))
+        _, record = self._lookups[row]
         most = min(MAX_GUESSES, row.limit - len(row.tokens) - 1, self.spec.context - len(row.ids) - 1)
         if most < 1:
             return 0
@@ -503,7 +506,8 @@ class Engine:
             kept = self._push(row, tokens, guess.tokens, logits[here.start : here.stop])
             row.num_computed += kept
             if guess.tokens:
-                self._lookups[row][1].add(len(guess.tokens), kept)
+                for record in (self._lookups[row][1], self._record):
+                    record.add(len(guess.tokens), kept)
                 self.counts.drafted_tokens += len(guess.tokens)
                 self.counts.kept_tokens += kept
             if tokens:

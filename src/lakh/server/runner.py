@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Runner"]
 
-CACHE_TOKENS = 512 * 1024  # fifty people with a prompt of 1,700 tokens each need 85,000: less costs most of the hits
+CACHE_TOKENS = 256 * 1024  # fifty people with prompts of 1,700 tokens need 85,000; with less most hits are lost
 CACHE_BYTES = {"cpu": 2 << 30, "cuda": 24 << 30}
 
 

@@ -26,6 +26,7 @@ __all__ = ["MAX_GUESSES", "Costs", "Decision", "Lookup", "Record", "decide", "ex
 
 MAX_GUESSES = 7
 SMOOTHING = 0.1  # weight of the newest figure
+FASTER, SLOWER = 0.5, 0.02  # weight of a step's time that is below, or above, what was known
 FIRST_ACCEPTANCE = 0.5
 WIDTH = array("i").itemsize
 RETRY_EVERY = 64  # steps after which a row that gave up on guessing tries once more
@@ -77,7 +78,7 @@ class Decision(NamedTuple):
 
 @dataclass
 class Costs:
-    """Seconds of a step by the number of tokens in it, smoothed; what was not measured lies between its neighbours."""
+    """Seconds of an undisturbed step by its number of tokens; what was not measured lies between its neighbours."""
 
     by_tokens: dict[int, float] = field(default_factory=dict)
 
@@ -88,7 +89,11 @@ class Costs:
         known = self.by_tokens.get(num_tokens)
         if known is None:
             insort(self._sizes, num_tokens)
-        self.by_tokens[num_tokens] = seconds if known is None else known + SMOOTHING * (seconds - known)
+            self.by_tokens[num_tokens] = seconds
+            return
+        # A step is never faster than it can be, but often slower: other work on the machine says nothing of its cost.
+        weight = FASTER if seconds < known else SLOWER
+        self.by_tokens[num_tokens] = known + weight * (seconds - known)
 
     def of(self, num_tokens: int) -> float | None:
         """None while it must be tried: larger than everything measured."""

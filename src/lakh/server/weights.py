@@ -1,4 +1,4 @@
-"""What MODEL is: a run's folder, a checkpoint's, or a Hugging Face directory; and its model, weights and
+"""What MODEL is: a run's folder, a checkpoint's, a Hugging Face directory or a GGUF file; and its model, weights and
 tokenizer.
 
 Reads, and decides nothing else. A MODEL that is none of these is a UserError that says what it may be;
@@ -7,6 +7,9 @@ damaged bytes are a DataError from the room that reads them.
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +18,11 @@ from torch import Tensor
 from lakh import checkpoint, storage
 from lakh.errors import UserError
 from lakh.spec.model import Model
-from lakh.workloads.code import hf
+from lakh.workloads.code import gguf, hf
 
 __all__ = ["Loaded", "read"]
 
-MAY_BE = "MODEL is a run's folder, a checkpoint's folder, or a Hugging Face directory with a config.json"
+MAY_BE = "MODEL is a run's folder, a checkpoint's folder, a Hugging Face directory with a config.json, or a .gguf file"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ def read(path: str | Path) -> Loaded:
     """Find the model behind `path` and read it, on the CPU and in the type it is stored in."""
     if not storage.exists(path):
         raise UserError(str(path), "no such file or folder", MAY_BE)
+    if storage.is_local(str(path)) and gguf.is_gguf(storage.local_path(path)):
+        return _from_gguf(storage.local_path(path))
     names = storage.list_dir(path)
     if "config.json" in names:
         spec, weights = hf.load(path)
@@ -47,6 +52,15 @@ def read(path: str | Path) -> Loaded:
     run, weights = checkpoint.read_model(folder)
     hf.check_weights(folder, run.model, weights, todo="use a checkpoint of the code workload")
     return Loaded(run.name, folder, run.model, weights, _tokenizer_json(folder))
+
+
+def _from_gguf(path: Path) -> Loaded:
+    found = gguf.load(path)
+    folder = Path(tempfile.mkdtemp(prefix="lakh-gguf-"))  # the file has its tokenizer inside; readers want a file
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    tokenizer_json = folder / "tokenizer.json"
+    storage.write_bytes(tokenizer_json, found.tokenizer_json)
+    return Loaded(found.name, str(path), found.spec, found.weights, tokenizer_json)
 
 
 def _tokenizer_json(folder: str | Path) -> Path:

@@ -81,3 +81,10 @@ def test_greedy_text_of_twenty_prompts_is_that_of_transformers(smollm2: Path) ->
         new = made[0, ids.shape[1] :].tolist()
         assert tuple(new) == item.tokens
         assert tokenizer.decode([token for token in new if token != tokenizer.eot]) == item.text
+
+
+def test_its_gguf_file_is_served_as_it_is(smollm2: Path) -> None:
+    (file,) = smollm2.parent.rglob("*.gguf")
+    prompts, sampling = [PROSE[4]], Sampling(max_tokens=8)
+    ours, theirs = (Engine.load(str(path), precision="f32").generate(prompts, sampling) for path in (file, smollm2))
+    assert ours == theirs

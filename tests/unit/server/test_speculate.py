@@ -43,6 +43,13 @@ def test_what_was_never_measured_is_tried_once() -> None:
     assert costs.of(5) == pytest.approx(5.5)
 
 
+def test_the_cost_of_a_step_is_that_of_an_undisturbed_one() -> None:
+    costs = Costs({1: 1.0})
+    for number in range(40):
+        costs.record(1, 3.0 if number % 2 else 0.5)  # every other step was disturbed
+    assert costs.of(1) == pytest.approx(0.55, abs=0.06)
+
+
 def test_acceptance_counts_only_guesses_that_had_a_chance() -> None:
     record = Record()
     for _ in range(200):
