@@ -114,7 +114,7 @@ def model(
     for task in loaded:
         check_request(task, origin, n)
     if loaded:
-        with make_sandbox(unsafe, rung) as sandbox:  # before the model: a missing sandbox should cost no minutes
+        with _sandbox_or_elsewhere(unsafe, rung) as sandbox:  # before the model: a missing one should cost no minutes
             engine = load_engine(model, chat=chat, served_name=served_name)
             for task in loaded:
                 folder = None if out is None else task_folder(out, task, loaded)
@@ -201,6 +201,14 @@ def make_sandbox(unsafe: bool, rung: str | None = None) -> Sandbox:
     if unsafe:
         console().print("warning: --unsafe runs model-written code with your rights and your network", style="yellow")
     return Sandbox.choose(unsafe=unsafe, rung=rung)
+
+
+def _sandbox_or_elsewhere(unsafe: bool, rung: str | None) -> Sandbox:
+    try:
+        return make_sandbox(unsafe, rung)
+    except UserError as error:
+        todo = f"{error.todo}; or keep the completions with lakh eval generate, and score them on another machine"
+        raise UserError(error.where, error.found, todo) from None
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from lakh.evals.walls import NoWalls, Walls
 
 __all__ = ["RUNGS", "Kind", "Limits", "Sandbox", "Verdict"]
 
+IMAGE_REMEDY = "pull that image with docker or podman, or name one that is there in LAKH_EVAL_IMAGE"
 UNSAFE_HINT = "or accept the risk with --unsafe"
 HOST_RUNGS = ("bubblewrap", "landlock")  # containers have their own control group
 RUNGS = ("bubblewrap", "landlock", "gvisor", "docker")
@@ -150,8 +151,8 @@ class Sandbox:
 _REMEDIES = {
     "bubblewrap": "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, or bwrap's AppArmor profile; in a "
     "container, more privileges) and have bubblewrap 0.7 or newer",
-    "gvisor": "see what `docker run` or `podman run` says to this image, or name another in LAKH_EVAL_IMAGE",
-    "docker": "see what `docker run` or `podman run` says to this image, or name another in LAKH_EVAL_IMAGE",
+    "gvisor": IMAGE_REMEDY,
+    "docker": IMAGE_REMEDY,
     "landlock": "use a Linux kernel of 6.2 or newer with landlock enabled (lsm=landlock,... on its command line)",
 }
 

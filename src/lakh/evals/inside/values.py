@@ -26,6 +26,7 @@ from typing import Any
 LARGEST_MESSAGE_BYTES = 64 << 20
 LONG_INT = 10**4000  # above this many digits, Python itself refuses to read a number as text
 LENGTH_BYTES = 8
+_text_of = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps would make one for every message
 
 _SCALARS = (type(None), bool, int, float, str)
 _SEQUENCES: dict[str, Any] = {"l": list, "t": tuple, "s": set, "f": frozenset}
@@ -130,7 +131,7 @@ def holds_mutable(values: Any) -> bool:
 
 def send(descriptor: int, document: Any) -> bytes:
     """Write one message; returns its JSON bytes."""
-    body = json.dumps(document, separators=(",", ":")).encode()
+    body = _text_of(document).encode()
     if len(body) > LARGEST_MESSAGE_BYTES:
         raise ValueError("too large to send")
     data = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
