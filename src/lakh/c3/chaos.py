@@ -36,7 +36,8 @@ from lakh.errors import LakhError, PeerTimeout, UserError
 __all__ = ["Report", "drill", "wrong_sums"]
 
 BUCKETS = (10, 20_000, 150_000)
-SETTLE_S = 2.0
+SETTLE_S = 8.0
+"""Longer than a loaded machine may keep a living member from signing up; who is known dead is not waited for."""
 PATIENCE_S = 60.0
 """Longer than a loaded machine needs for anything that happens here."""
 COMPUTE_S = 0.01
