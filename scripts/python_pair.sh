@@ -1,0 +1,113 @@
+#!/bin/bash
+# The Python pair from its list of packages to its scores, one stage a call. What came of it: docs/models/lakh-python.md
+#
+#   scripts/python_pair.sh corpus WORK        fetch and build (hours of one core, or 15 minutes of two good ones)
+#   scripts/python_pair.sh pieces WORK        tokenizer, and the corpus as pieces of xz for a GPU machine
+#   scripts/python_pair.sh tokens WORK        on the GPU machine: pieces to token sets
+#   scripts/python_pair.sh draft WORK [...]   train and export the draft; [...] are settings: --set PATH=VALUE
+#   scripts/python_pair.sh target WORK S [...]    train the target for about S seconds, and export it
+#   scripts/python_pair.sh generate WORK      answers to the benchmarks, bits per byte; no sandbox needed
+#   scripts/python_pair.sh score WORK         where there is a sandbox: the answers' scores
+#
+# Stages go on where they stopped; WORK holds everything. Before `pieces` and `generate`: WORK/benchmarks with
+# HumanEval.jsonl.gz, HumanEval-SingleLineInfilling.jsonl.gz, HumanEval-RandomSpanInfillingLight.jsonl.gz, mbpp.jsonl,
+# sanitized-mbpp.json and cruxeval.jsonl. A machine that may be taken away: bring WORK/gguf back after each of draft and
+# target; `keep WORK` writes the newest checkpoint of a running target there.
+set -eu
+stage=${1:?a stage: corpus, pieces, tokens, draft, target, keep, generate, score}
+work=$(mkdir -p "${2:?a folder to work in}" && cd "$2" && pwd)
+cd "$(dirname "$0")/.."
+export PYTHONPATH=$PWD/src PYTHONUNBUFFERED=1
+python=${PYTHON:-python3}
+lakh() { "$python" -m lakh "$@"; }
+data=(--set "data.tokens=$work/tokens/heldout" --set "data.mixture=[{tokens=\"$work/tokens/train\"}]")
+SUSTAINED=0.9 # of the speed of the first steps: a GPU that has been busy for minutes is held back by its power limit
+
+export_model() { # NAME: Hugging Face folder and GGUF of a run's newest checkpoint
+  lakh export "$work/runs/$1" --out "$work/hf/$1" --force
+  lakh export "$work/runs/$1" --format gguf --out "$work/gguf/$1" --force
+}
+
+train() { # NAME RECIPE SETTINGS...: start, or go on
+  local name=$1 recipe=$2
+  shift 2
+  if [ -d "$work/runs/$name/checkpoints" ]; then
+    lakh resume "$work/runs/$name" --json | tee "$work/$name.json"
+  else
+    lakh train "recipes/python_pair.py:$recipe" --out "$work/runs/$name" "${data[@]}" "$@" --json | tee "$work/$name.json"
+  fi
+}
+
+case $stage in
+corpus)
+  cd "$work" # the settings name the benchmarks by these paths, and the corpus stores its settings
+  list='["benchmarks/HumanEval.jsonl.gz","benchmarks/HumanEval-SingleLineInfilling.jsonl.gz"'
+  list+=',"benchmarks/HumanEval-RandomSpanInfillingLight.jsonl.gz","benchmarks/mbpp.jsonl"'
+  list+=',"benchmarks/sanitized-mbpp.json","benchmarks/cruxeval.jsonl"]'
+  lakh corpus build "@$OLDPWD/recipes/python_packages.txt" --out corpus --max-bytes-per-repo 5000000 \
+    --set 'filters.languages=["python"]' --set filters.max_file_bytes=300000 --set 'licences.take=["permissive"]' \
+    --set "decontaminate.benchmarks=$list" --json
+  ;;
+pieces)
+  lakh tokens train "$work/corpus" --out "$work/tokenizer" --vocab 16384 --sample-bytes 48000000
+  "$python" scripts/carry_corpus.py pack "$work/corpus" "$work/pieces" --heldout 0.015 --per-repo-mb 1 --piece-mb 64
+  ;;
+tokens)
+  for part in heldout train; do
+    [ -e "$work/corpus-$part/manifest.json" ] ||
+      "$python" scripts/carry_corpus.py unpack "$work/pieces" "$work/corpus-$part" --part $part
+  done
+  lakh tokens pack "$work/corpus-heldout" --tokenizer "$work/tokenizer" --out "$work/tokens/heldout" --heldout 0.9
+  lakh tokens pack "$work/corpus-train" --tokenizer "$work/tokenizer" --out "$work/tokens/train" --heldout 0
+  [ -d "$work/texts" ] || "$python" scripts/heldout_texts.py "$work/corpus-heldout" "$work/texts" --bytes 2000000
+  ;;
+draft)
+  train draft draft "${@:3}"
+  export_model draft
+  ;;
+target)
+  seconds=${3:?the seconds that the target may train}
+  if [ ! -d "$work/runs/target/checkpoints" ]; then # a few steps tell how many there is time for
+    lakh train recipes/python_pair.py:target --out "$work/runs/probe" "${data[@]}" --set train.steps=25 \
+      --set optim.warmup_steps=25 "${@:4}" --json > "$work/probe.json"
+    steps=$("$python" - "$work/runs/probe" "$seconds" "$SUSTAINED" <<'PY'
+import statistics, sys
+from lakh import events
+step_s = [event.step_s for event in events.read(sys.argv[1], rank=0) if isinstance(event, events.StepDone)]
+print(max(100, int(float(sys.argv[2]) * float(sys.argv[3]) / statistics.median(step_s[3:-1]))))
+PY
+    )
+    echo "steps in $seconds s: $steps"
+  fi
+  train target target --set "train.steps=${steps:-0}" "${@:4}"
+  export_model target
+  ;;
+keep)
+  export_model target
+  ;;
+generate)
+  for name in target draft; do
+    [ -d "$work/hf/$name" ] || continue
+    lakh eval "$work/hf/$name" --tasks bits-per-byte --data "$work/texts" --json > "$work/bits-$name.json"
+    ask() { lakh eval generate "$work/hf/$name" --data "$work/benchmarks" --out "$work/answers/$name/$1" "${@:2}"; }
+    ask greedy --tasks humaneval,mbpp-test,infilling
+    [ $name = target ] || continue
+    ask t08 --tasks humaneval --n 20 --temperature 0.8
+    ask t02 --tasks humaneval --n 20 --temperature 0.2
+    ask mbpp-t08 --tasks mbpp-test --n 10 --temperature 0.8 --max-tokens 160
+    ask infilling-t08 --tasks infilling --n 10 --temperature 0.8 --max-tokens 64
+  done
+  ;;
+score)
+  find "$work/answers" -name generated.json | sort | while read -r made; do
+    folder=$(dirname "$made")
+    task=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["task"])' "$made")
+    lakh eval score "$folder/samples.jsonl" --task "$task" --data "$work/benchmarks" \
+      --out "${folder/answers/scores}" --json | tail -n 1
+  done
+  ;;
+*)
+  echo "no such stage: $stage" >&2
+  exit 2
+  ;;
+esac
