@@ -96,6 +96,7 @@ def _before_after(
             rows.append({"row": row.name, **data})
             ttft, e2e = data["ttft_ms"], data["e2e_ms"]
             late = (data["timeouts"] + data["rejected"] + data["failed"]) / max(data["sent"], 1)
+            status.console.print(f"{row.name}: p50 {_ms(e2e['p50'])} ms, p99 {_ms(e2e['p99'])} ms", highlight=False)
             lines.append(
                 [
                     row.name,
