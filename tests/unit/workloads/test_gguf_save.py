@@ -1,5 +1,6 @@
 """GGUF files that lakh writes: read back as the same model and tokenizer, and understood by other readers."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,21 @@ def test_the_gguf_package_reads_every_tensor_alike(tmp_path: Path, tokenizer_jso
     assert len(found) == len(ours)
     assert np.array_equal(found["token_embd.weight"], ours["embed.weight"].numpy())
     assert np.array_equal(found["blk.1.ffn_down.weight"], ours["blocks.1.ffn.down.weight"].numpy())
+
+
+def test_llama_cpp_loads_it_and_splits_text_alike(tmp_path: Path, tokenizer_json: Path) -> None:
+    xllamacpp = pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
+    gguf_save.save(tmp_path / "m.gguf", "tiny", SPEC, weights_of(model_of(SPEC)), tokenizer_json)
+    options = xllamacpp.CommonParams()
+    options.model.path = str(tmp_path / "m.gguf")
+    options.n_ctx, options.n_parallel, options.warmup, options.verbosity = 64, 1, False, -1
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1
+    server = xllamacpp.Server(options)
+    prompt = "def add(first, second):\n    return 12"
+    answer = server.handle_completions({"prompt": prompt, "max_tokens": 3, "temperature": 0, "ignore_eos": True})
+    usage = (json.loads(answer) if isinstance(answer, str | bytes) else answer)["usage"]
+    assert usage["prompt_tokens"] == len(Tokenizer.load(tokenizer_json).encode(prompt))
+    assert usage["completion_tokens"] == 3
 
 
 def test_a_norm_on_queries_is_refused(tmp_path: Path, tokenizer_json: Path) -> None:
