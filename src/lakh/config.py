@@ -117,8 +117,13 @@ def settings(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
     docs = _field_docs(cls)
     for field in dataclasses.fields(cls):
         hint, path = hints[field.name], f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(hint):
-            yield from settings(typing.cast(type[Any], hint), f"{path}.")
+        tables = [part for part in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(part)]
+        if tables and typing.get_origin(hint) in (
+            None,
+            typing.Union,
+            types.UnionType,
+        ):  # a table, or one that may be away
+            yield from settings(typing.cast(type[Any], tables[0]), f"{path}.")
             continue
         default: Any = "required"
         if field.default is not dataclasses.MISSING:

@@ -56,6 +56,7 @@ def train(
     RUN is a recipe (recipes/laptop.py), a run.toml, or the name of a recipe that comes with lakh.
     """
     loaded = load_run(run, sets)
+    loaded.model.require_plain()
     run_dir = out or f"runs/{loaded.name}"
     if "RANK" in os.environ:
         return _be_a_rank(loaded, run_dir, faults)
