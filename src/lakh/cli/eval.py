@@ -80,17 +80,26 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def asking_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """How a model is asked; what `origin_from` takes."""
+    for option in (
+        click.option("--fill-order", type=click.Choice(["psm", "spm"]), help="Of the parts around a hole."),
+        click.option("--strip-prompts", is_flag=True, help="Leave the white space at a prompt's end to the model."),
+        click.option("--served-name", metavar="NAME", help="Of the model at an endpoint; default: the first it lists."),
+        click.option("--chat", is_flag=True, help="Ask an endpoint's chat, and take the code block of its answer."),
+    ):
+        function = option(function)
+    return sampling_options(function)
+
+
 @evaluate.command()
 @click.argument("model")
-@sampling_options
-@click.option("--chat", is_flag=True, help="Ask an endpoint's chat, and take the code block of its answer.")
-@click.option("--served-name", metavar="NAME", help="Of the model at an endpoint; default: the first it lists.")
+@asking_options
 @common
 @answers
 def model(
-    model: str, tasks: str, n: int, temperature: float, top_p: float, seed: int, max_tokens: int, chat: bool,
-    served_name: str | None, data: str | None, limit: int | None, out: str | None, workers: int | None,
-    rung: str | None, unsafe: bool,
+    model: str, tasks: str, n: int, data: str | None, limit: int | None, out: str | None, workers: int | None,
+    rung: str | None, unsafe: bool, **asked: Any,
 ) -> Answer:  # fmt: skip
     """Generate completions with a model and score them.
 
@@ -98,15 +107,7 @@ def model(
     This is the default: lakh eval MODEL --tasks humaneval
     """
     names = split_names(tasks)
-    origin = origin_from(
-        model,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        max_tokens=max_tokens,
-        chat=chat,
-        served_name=served_name,
-    )
+    origin = origin_from(model, **asked)
     blocks: list[dict[str, Any]] = []
     if BITS_PER_BYTE in names:
         blocks.append(_bits_per_byte(model, data, limit))
@@ -115,7 +116,7 @@ def model(
         check_request(task, origin, n)
     if loaded:
         with _sandbox_or_elsewhere(unsafe, rung) as sandbox:  # before the model: a missing one should cost no minutes
-            engine = load_engine(model, chat=chat, served_name=served_name)
+            engine = load_engine(model, chat=asked["chat"], served_name=asked["served_name"])
             for task in loaded:
                 folder = None if out is None else task_folder(out, task, loaded)
                 with (

@@ -28,6 +28,7 @@ from lakh.server.engine import Completion, Engine, FinishReason, Prompt, Samplin
 from lakh.server.network import Network, Segment
 
 if TYPE_CHECKING:
+    from lakh.server.fim import Order
     from lakh.server.kv import PagedCache
 
 __all__ = ["Bulk", "Draw", "Row", "Steps", "draw_numbers", "pick"]
@@ -97,8 +98,8 @@ class Bulk:
     def load(path: str) -> Bulk:
         return Bulk(Engine.load(path))
 
-    def infill(self, prefix: str, suffix: str, max_tokens: int) -> tuple[int, ...]:
-        return self.engine.infill(prefix, suffix, max_tokens)
+    def infill(self, prefix: str, suffix: str, max_tokens: int, order: Order = "psm") -> tuple[int, ...]:
+        return self.engine.infill(prefix, suffix, max_tokens, order)
 
     def generate(
         self,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from lakh.server.engine import Completion, Sampling
+    from lakh.server.fim import Order
 
 __all__ = ["Endpoint", "Hole"]
 
@@ -47,7 +48,8 @@ class Endpoint:
             self._base += "/v1"
         self._chat, self._name = chat, served_name
 
-    def infill(self, prefix: str, suffix: str, max_tokens: int) -> Hole:
+    def infill(self, prefix: str, suffix: str, max_tokens: int, order: Order = "psm") -> Hole:
+        """The server orders the parts as its model wants them."""
         return Hole(prefix, suffix)
 
     def generate(

@@ -24,6 +24,7 @@ from lakh.evals.task import Problem, Task
 
 if TYPE_CHECKING:
     from lakh.server.engine import Completion, Sampling
+    from lakh.server.fim import Order
 
 __all__ = [
     "GENERATED",
@@ -58,7 +59,7 @@ class Generator(Protocol):
         """One sampling for each prompt. A text for which `ended` holds may be left at that."""
         ...
 
-    def infill(self, prefix: str, suffix: str, max_tokens: int) -> Any: ...
+    def infill(self, prefix: str, suffix: str, max_tokens: int, order: Order = "psm") -> Any: ...
 
 
 def load_engine(model: str, *, chat: bool = False, served_name: str | None = None) -> Generator:
@@ -74,9 +75,21 @@ def load_engine(model: str, *, chat: bool = False, served_name: str | None = Non
 
 
 def origin_from(
-    model: str, *, temperature: float, top_p: float, seed: int, max_tokens: int, chat: bool, served_name: str | None
+    model: str,
+    *,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    max_tokens: int,
+    chat: bool = False,
+    served_name: str | None = None,
+    strip_prompts: bool = False,
+    fill_order: str | None = None,
 ) -> Origin:
-    form = None if "://" not in model else "chat" if chat else "completions"
+    is_endpoint = "://" in model
+    if is_endpoint and fill_order:
+        raise UserError("--fill-order", "is the server's own choice", "leave it out, or give weights as MODEL")
+    form = None if not is_endpoint else "chat" if chat else "completions"
     return Origin(
         model,
         temperature=temperature,
@@ -85,6 +98,8 @@ def origin_from(
         max_tokens=max_tokens,
         form=form,
         served_name=served_name,
+        stripped=strip_prompts or None,
+        fill_order=fill_order,
     )
 
 
@@ -115,7 +130,7 @@ def generate(
     at_once = max(1, BATCHES_PER_CALL * engine.max_rows // len(task.problems))
     while len(passes) < n:
         if prompts is None:
-            prompts = [_prompt(engine, task, problem, max_tokens) for problem in task.problems]
+            prompts = [_prompt(engine, task, problem, origin, max_tokens) for problem in task.problems]
         first, num = len(passes), min(at_once, n - len(passes))
         samplings = [
             Sampling(
@@ -176,10 +191,12 @@ def origin_of(path: str, samples: Sequence[Sample]) -> Origin:
     return Origin(path)
 
 
-def _prompt(engine: Generator, task: Task, problem: Problem, max_tokens: int) -> Any:
+def _prompt(engine: Generator, task: Task, problem: Problem, origin: Origin, max_tokens: int) -> Any:
     if task.is_infilling:
-        return engine.infill(problem.prompt, problem.suffix, max_tokens)
-    return problem.prompt
+        order: Order = "spm" if origin.fill_order == "spm" else "psm"
+        return engine.infill(problem.prompt, problem.suffix, max_tokens, order)
+    # Many tokenizers join a line's end with the indentation after it: a lone end of line then says that none follows.
+    return problem.prompt.rstrip() if origin.stripped else problem.prompt
 
 
 def _sample(task: Task, problem: Problem, text: str, *, chat: bool) -> Sample:

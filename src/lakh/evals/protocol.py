@@ -37,6 +37,10 @@ class Origin:
     """How an endpoint was asked: "completions" or "chat"."""
     served_name: str | None = None
     """Of the model at an endpoint, where it was named."""
+    stripped: bool | None = None
+    """Prompts were given without the white space at their end."""
+    fill_order: str | None = None
+    """In which order lakh's engine was given what stands around a hole: "psm" or "spm"."""
 
 
 @dataclass(frozen=True, slots=True)

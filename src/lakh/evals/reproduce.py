@@ -8,7 +8,7 @@ of the protocol: nothing is calibrated anew.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from lakh import storage
@@ -50,7 +50,7 @@ def read_request(path: str, data: str | None, *, samples: str | None = None) -> 
         task = load_task(settings["task"], data)
         if task.data_sha256 != settings["data_sha256"]:
             raise UserError(path, "was made with other data", f"give --data with sha256 {settings['data_sha256']}")
-        names = ("source", "temperature", "top_p", "seed", "max_tokens", "form", "served_name")
+        names = {field.name for field in fields(Origin)}
         origin = Origin(**{key: settings[key] for key in names if key in settings})
         usual = settings["limits"]["cpu_s"]
         cpu_s = {problem.id: settings["cpu_s_of"].get(problem.id, usual) for problem in task.problems}

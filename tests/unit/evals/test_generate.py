@@ -28,11 +28,11 @@ class FakeEngine:
 
     answer: Callable[[str, int | None], str]
     asked: list[Any] = field(default_factory=list)
-    holes: list[tuple[str, str, int]] = field(default_factory=list)
+    holes: list[tuple[str, str, int, str]] = field(default_factory=list)
     max_rows: int = 1
 
-    def infill(self, prefix: str, suffix: str, max_tokens: int) -> str:
-        self.holes.append((prefix, suffix, max_tokens))
+    def infill(self, prefix: str, suffix: str, max_tokens: int, order: str = "psm") -> str:
+        self.holes.append((prefix, suffix, max_tokens, order))
         return prefix
 
     def generate(
@@ -81,6 +81,17 @@ def test_what_follows_a_stop_string_is_cut_off(toy_task: Task) -> None:
     assert samples[0].completion == "    return x + 0"
 
 
+def test_the_white_space_at_a_prompts_end_may_be_left_to_the_model(toy_task: Task) -> None:
+    prompts: list[str] = []
+    engine = FakeEngine(lambda prompt, seed: prompts.append(prompt) or "\n    return x")
+    for stripped in (None, True):
+        generate(engine, toy_task, Origin("fake", temperature=0.0, stripped=stripped))
+    raw, without = prompts[: len(toy_task.problems)], prompts[len(toy_task.problems) :]
+    assert raw == [problem.prompt for problem in toy_task.problems]
+    assert all(text.endswith("\n") for text in raw)
+    assert without == [text.rstrip() for text in raw]
+
+
 def test_many_equal_samples_are_refused(toy_task: Task) -> None:
     with pytest.raises(UserError, match="temperature"):
         check_request(toy_task, Origin("fake", temperature=0.0), n=2)
@@ -109,8 +120,10 @@ def test_infilling_asks_for_the_hole_and_takes_one_line() -> None:
     )
     engine = FakeEngine(lambda prompt, seed: "\n    return 1\n    return 2\n")
     task = Task("hole", (problem,), (), "", "", "0" * 64, program, take=_first_line, is_infilling=True)
+    generate(engine, task, Origin("fake", temperature=0.0, fill_order="spm"))
+    assert engine.holes.pop()[-1] == "spm"
     samples = generate(engine, task, Origin("fake", temperature=0.0))
-    assert engine.holes == [("def f():\n", "\n# end\n", 256)]
+    assert engine.holes == [("def f():\n", "\n# end\n", 256, "psm")]
     assert [_has_line(text) for text in ("\n", "  x", "\n x\n")] == [False, False, True]
     assert samples[0].completion == "\n    return 1\n"
     with pytest.raises(UserError, match="cannot be asked in a chat"):

@@ -30,7 +30,7 @@ class Learner:
     def __init__(self, path: str) -> None:
         self._solved = int(Path(path).name)
 
-    def infill(self, prefix: str, suffix: str, max_tokens: int) -> str:
+    def infill(self, prefix: str, suffix: str, max_tokens: int, order: str = "psm") -> str:
         raise NotImplementedError
 
     def generate(
