@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
 
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.eval_generate import generate as generate_only
+from lakh.cli.eval_options import asking_options, common, make_sandbox, split_names, task_folder
+from lakh.cli.eval_results import curve, diff, export, reproduce, watch
+from lakh.cli.eval_show import bar, generated, show
+from lakh.cli.face import Answer, answers
 from lakh.cli.lazy import DefaultGroup
 from lakh.errors import UserError
-from lakh.evals.generate import Generator, check_request, generate, load_engine, origin_from, origin_of
-from lakh.evals.journal import Journal
+from lakh.evals.generate import check_request, load_engine, origin_from, origin_of
 from lakh.evals.protocol import Origin
 from lakh.evals.reproduce import CANONICAL
-from lakh.evals.run import Result
 from lakh.evals.run import score as score_samples
-from lakh.evals.samples import Sample, canonical_samples, read_samples
-from lakh.evals.sandbox import RUNGS, Sandbox
-from lakh.evals.task import Task
+from lakh.evals.samples import canonical_samples, read_samples
+from lakh.evals.sandbox import Sandbox
 from lakh.evals.tasks import TASKS, load_task
 
-__all__ = [
-    "DATA_OPTION",
-    "LIMIT_OPTION",
-    "bar",
-    "common",
-    "evaluate",
-    "generated",
-    "make_sandbox",
-    "sampling_options",
-    "show",
-    "split_names",
-    "task_folder",
-]
+__all__ = ["evaluate"]
 
 BITS_PER_BYTE = "bits-per-byte"
-DATA_OPTION = click.option("--data", metavar="PATH", help="The benchmark's file, or the folder it lies in.")
-LIMIT_OPTION = click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N problems only.")
 
 
 # Options of the default command may come first: `lakh eval --tasks humaneval MODEL`.
@@ -49,47 +33,6 @@ def evaluate() -> None:
 
 
 evaluate.default = "model"
-
-
-def common(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("--unsafe", is_flag=True, help="Run without a sandbox. Model-written code gets your rights."),
-        click.option("--sandbox", "rung", type=click.Choice(RUNGS), help="This rung only; default: the strongest."),
-        click.option("--workers", type=click.IntRange(min=1), help="Programs at one time; default: one per CPU."),
-        click.option("--out", metavar="DIR", help="Keep samples, verdicts and result.json there; go on if stopped."),
-        LIMIT_OPTION,
-        DATA_OPTION,
-    ):
-        function = option(function)
-    return function
-
-
-def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    top_p = click.FloatRange(min=0, max=1, min_open=True)
-    for option in (
-        click.option(
-            "--max-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="Per completion."
-        ),
-        click.option("--seed", default=0, show_default=True, type=int, help="Of the sampling."),
-        click.option("--top-p", default=1.0, show_default=True, type=top_p),
-        click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0)),
-        click.option("--n", default=1, show_default=True, type=click.IntRange(min=1), help="Samples per problem."),
-        click.option("--tasks", required=True, help="Names with commas between them, e.g. humaneval,mbpp-sanitized."),
-    ):
-        function = option(function)
-    return function
-
-
-def asking_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """How a model is asked; what `origin_from` takes."""
-    for option in (
-        click.option("--fill-order", type=click.Choice(["psm", "spm"]), help="Of the parts around a hole."),
-        click.option("--strip-prompts", is_flag=True, help="Leave the white space at a prompt's end to the model."),
-        click.option("--served-name", metavar="NAME", help="Of the model at an endpoint; default: the first it lists."),
-        click.option("--chat", is_flag=True, help="Ask an endpoint's chat, and take the code block of its answer."),
-    ):
-        function = option(function)
-    return sampling_options(function)
 
 
 @evaluate.command()
@@ -174,52 +117,12 @@ def list_tasks() -> Answer:
     return Answer({"tasks": names}, "\n".join(names))
 
 
-def split_names(tasks: str) -> list[str]:
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
-    if not names or len(set(names)) < len(names):
-        raise UserError(f"--tasks {tasks}", "names no task, or one of them twice", "write e.g. --tasks humaneval")
-    return names
-
-
-def task_folder(out: str, task: Task, tasks: Sequence[Task]) -> str:
-    """Where a task's files go: `out` itself for the only one."""
-    return out if len(tasks) == 1 else f"{out.rstrip('/')}/{task.name}"
-
-
-@contextlib.contextmanager
-def generated(engine: Generator, task: Task, origin: Origin, n: int, folder: str | None) -> Iterator[list[Sample]]:
-    """n samples of every problem, with a bar; kept in a journal in `folder` until the block ends well."""
-    key = {"task": task.name, "data": task.data_sha256, "problems": len(task.problems), **asdict(origin)}
-    journal = Journal(f"{folder}/generated.journal.jsonl" if folder else None, key)
-    with contextlib.closing(journal):
-        with bar(f"{task.name}: generating", n * len(task.problems)) as progress:
-            samples = generate(engine, task, origin, n=n, progress=progress, journal=journal)
-        yield samples
-        journal.finish()
-
-
-def make_sandbox(unsafe: bool, rung: str | None = None) -> Sandbox:
-    if unsafe:
-        console().print("warning: --unsafe runs model-written code with your rights and your network", style="yellow")
-    return Sandbox.choose(unsafe=unsafe, rung=rung)
-
-
 def _sandbox_or_elsewhere(unsafe: bool, rung: str | None) -> Sandbox:
     try:
         return make_sandbox(unsafe, rung)
     except UserError as error:
         todo = f"{error.todo}; or keep the completions with lakh eval generate, and score them on another machine"
         raise UserError(error.where, error.found, todo) from None
-
-
-@contextlib.contextmanager
-def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(), transient=True) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda done: progress.update(task, completed=done)
 
 
 def _bits_per_byte(model: str, data: str | None, limit: int | None) -> dict[str, Any]:
@@ -231,40 +134,5 @@ def _bits_per_byte(model: str, data: str | None, limit: int | None) -> dict[str,
         return measure(model, texts, progress=progress).as_dict()
 
 
-def show(results: list[dict[str, Any]], failures_of: Result | None = None) -> Answer:
-    """One table per result, its protocol line below; for people also the first problems that did not pass."""
-    from rich.console import Group
-    from rich.text import Text
-
-    blocks: list[Any] = []
-    for data in results:
-        if "bits_per_byte" in data:
-            keys = ("bits_per_byte", "perplexity_per_token", "tokens", "bytes", "documents", "seconds")
-            rows = [(key, data[key]) for key in keys]
-        else:
-            rows = _score_rows(data)
-        blocks += [
-            table(["", "value"], rows, title=data["task"]),
-            Text(data["protocol"], no_wrap=True, overflow="ignore"),
-        ]
-    if failures_of is not None:
-        pairs = zip(failures_of.samples, failures_of.verdicts, strict=True)
-        failed = [(sample.task_id, v.kind, v.detail[:90]) for sample, v in pairs if not v.passed][:20]
-        if failed:
-            blocks.append(table(["problem", "ended as", "why"], failed, title="did not pass (at most 20 are shown)"))
-    return Answer(results[0] if len(results) == 1 else {"results": results}, Group(*blocks))
-
-
-def _score_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
-    if data["sandbox_errors"]:
-        errors = f"warning: {data['sandbox_errors']} of {data['total']} programs did not run (sandbox_error)"
-        console().print(f"{errors}: the score is too low", style="yellow")
-    rows: list[tuple[str, Any]] = [("passed", f"{data['passed']} of {data['total']}")]
-    rows += [(f"pass@{k}", f"{value:.4f}") for k, value in data["pass_at_k"].items()]
-    if data["interval"]:
-        rows += [("pass@1, 95 % interval", "{:.4f} - {:.4f}".format(*data["interval"]))]
-    rows += [(kind, count) for kind, count in data["kinds"].items() if kind != "passed" and count]
-    return [*rows, ("seconds", f"{data['seconds']:.1f}")]
-
-
-from lakh.cli import eval_generate, eval_results  # noqa: E402, F401 - their commands join this group
+for command in (generate_only, diff, reproduce, export, watch, curve):
+    evaluate.add_command(command)

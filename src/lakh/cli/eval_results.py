@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 import click
 
-from lakh.cli.eval import bar, common, evaluate, make_sandbox, sampling_options, split_names
+from lakh.cli.eval_options import common, make_sandbox, sampling_options, split_names
+from lakh.cli.eval_show import bar
 from lakh.cli.face import Answer, answers, console, table
 from lakh.errors import LakhError, UserError
 from lakh.evals.protocol import Origin
@@ -18,7 +19,7 @@ __all__ = ["curve", "diff", "export", "reproduce", "watch"]
 CURVE_CHARS = 30
 
 
-@evaluate.command()
+@click.command()
 @click.argument("left")
 @click.argument("right")
 @answers
@@ -45,7 +46,7 @@ def diff(left: str, right: str) -> Answer:
     return Answer(asdict(found), Group(*blocks, Text(found.verdict)))
 
 
-@evaluate.command()
+@click.command()
 @click.argument("result")
 @click.option("--samples", metavar="FILE", help="The samples file, where it has moved.")
 @common
@@ -90,7 +91,7 @@ def reproduce(
     return Answer(data_, "\n".join(lines), exit_code=0 if same else 65)
 
 
-@evaluate.command()
+@click.command()
 @click.argument("samples")
 @click.option("--task", "name", required=True, help="Name of the benchmark.")
 @click.option("--data", metavar="PATH", help="The benchmark's file, or the folder it lies in.")
@@ -109,7 +110,7 @@ def export(samples: str, name: str, data: str | None, out: str, partial: bool) -
     return Answer({"samples": len(whole), "file": out}, f"{len(whole)} samples -> {out}")
 
 
-@evaluate.command()
+@click.command()
 @click.argument("run_dir")
 @sampling_options
 @click.option("--every", default=1, show_default=True, type=click.IntRange(min=1), help="Steps divisible by this only.")
@@ -153,7 +154,7 @@ def watch(
     return Answer({"results": rows}, text)
 
 
-@evaluate.command()
+@click.command()
 @click.argument("run_dir")
 @click.option("--task", metavar="NAME", help="This task only.")
 @answers

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lakh.server.blocks import BLOCK_TOKENS, Lease
+from lakh.evals.bulk_rows import Draw, Row, draw_numbers, numbers_of, pick
+from lakh.server.blocks import BLOCK_TOKENS
 from lakh.server.engine import Completion, Engine, FinishReason, Prompt, Sampling
 from lakh.server.network import Network, Segment
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from lakh.server.fim import Order
     from lakh.server.kv import PagedCache
 
-__all__ = ["Bulk", "Draw", "Row", "Steps", "draw_numbers", "pick"]
+__all__ = ["Bulk", "Steps"]
 
 MAX_ROWS = {"cpu": 32, "cuda": 512}
 BURST = {"cpu": 1, "cuda": 16}  # tokens that a row may write past its end, against looks at its text
@@ -41,43 +40,6 @@ ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 
 Ended = Callable[[str], bool]
 """Whether the text so far holds all that is wanted."""
-
-
-@dataclass(eq=False, slots=True)
-class Row:
-    prompt: tuple[int, ...]
-    limit: int
-    """At most so many new tokens."""
-    numbers: Tensor
-    """One random number for each of them."""
-    place: int
-    """Among the completions that were asked for."""
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    """Of the tokens so far, but for characters that a look cut in half."""
-    lease: Lease | None = None
-
-    @property
-    def blocks(self) -> list[int]:
-        assert self.lease is not None
-        return self.lease.blocks
-
-    @property
-    def position(self) -> int:
-        """Of the last token: the next to go through the network."""
-        return len(self.prompt) + len(self.tokens) - 1
-
-    @property
-    def last(self) -> int:
-        return self.tokens[-1] if self.tokens else self.prompt[-1]
-
-
-@dataclass(frozen=True)
-class Draw:
-    """What all rows of a call have in common."""
-
-    temperature: float
-    top_p: float
 
 
 class Steps(Protocol):
@@ -241,7 +203,7 @@ class _Plain:
     @torch.inference_mode()
     def run(self, rows: Sequence[Row], steps: int, draw: Draw) -> list[list[int]]:
         drawn: list[list[int]] = [[] for _ in rows]
-        numbers = _numbers(rows, steps).to(self._network.device)
+        numbers = numbers_of(rows, steps).to(self._network.device)
         for step in range(steps):
             segments = [
                 Segment([new[-1] if new else row.last], row.position + step, row.blocks)
@@ -260,57 +222,3 @@ def _steps(engine: Engine) -> Steps:
         if bulk_gpu.can_decode(engine.network):
             return bulk_gpu.Graphs(engine.network, engine.cache)
     return _Plain(engine.network, engine.cache)
-
-
-def _numbers(rows: Sequence[Row], steps: int) -> Tensor:
-    """Random numbers of the next steps, rows x steps; what lies past a row's limit is thrown away, whatever it is."""
-    numbers = torch.zeros(len(rows), steps)
-    for row, numbers_S in zip(rows, numbers, strict=True):
-        part = row.numbers[len(row.tokens) : len(row.tokens) + steps]
-        numbers_S[: len(part)] = part
-    return numbers
-
-
-def draw_numbers(sampling: Sampling, copy: int, count: int) -> Tensor:
-    """The random numbers of one request, as the engine draws them; none for a greedy one."""
-    from lakh.server.sampling import Draws
-
-    if sampling.temperature == 0:
-        return torch.zeros(0)
-    draws = Draws(sampling, copy)
-    return torch.rand(count, generator=draws._generator)  # the same stream as one number at a time
-
-
-def pick(logits_BV: Tensor, draw: Draw, numbers_B: Tensor) -> Tensor:
-    """The next token of every row: server.sampling.choose for rows that draw alike, without leaving the device."""
-    if draw.temperature == 0:
-        return logits_BV.argmax(dim=-1)
-    scores_BV = logits_BV.float()
-    scores_BV = (scores_BV - scores_BV.amax(dim=-1, keepdim=True)) / draw.temperature
-    probabilities_BV = scores_BV.softmax(dim=-1)
-    if draw.top_p < 1:
-        probabilities_BV = _likeliest(probabilities_BV, draw.top_p)
-    reached_BV = probabilities_BV.cumsum(dim=-1)
-    # The first id whose cumulated probability exceeds the number; rounding must not carry it past the last kept id.
-    picks_B = (reached_BV <= numbers_B[:, None] * reached_BV[:, -1:]).sum(dim=-1)
-    ranks_V = torch.arange(scores_BV.shape[-1], device=scores_BV.device)
-    last_B = ((probabilities_BV > 0) * ranks_V).amax(dim=-1)
-    return torch.minimum(picks_B, last_B)
-
-
-def _likeliest(probabilities_BV: Tensor, top_p: float) -> Tensor:
-    """The largest probabilities that together reach top_p, and as many as equal the least of them; the rest is 0.
-
-    Found by halving between the bits of floats, which are ordered as the floats are: 31 sums where a sort of 512 rows
-    takes ten times as long on a GPU.
-    """
-    bits_BV = probabilities_BV.view(torch.int32)
-    low_B1 = torch.zeros_like(bits_BV[:, :1])
-    high_B1 = bits_BV.amax(dim=-1, keepdim=True) + 1
-    for _ in range(31):
-        middle_B1 = (low_B1 + high_B1) // 2
-        mass_B1 = probabilities_BV.where(bits_BV >= middle_B1, 0.0).sum(dim=-1, keepdim=True)
-        is_enough_B1 = mass_B1 >= top_p
-        low_B1 = torch.where(is_enough_B1, middle_B1, low_B1)
-        high_B1 = torch.where(is_enough_B1, high_B1, middle_B1)
-    return probabilities_BV.where(bits_BV >= low_B1, 0.0)

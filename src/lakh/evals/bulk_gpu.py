@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lakh.evals.bulk import Draw, Row, _numbers, pick
+from lakh.evals.bulk_rows import Draw, Row, numbers_of, pick
 from lakh.server.decode_gpu import Decoder, can_decode
 
 __all__ = ["Graphs", "can_decode"]
@@ -35,7 +35,7 @@ class Graphs(Decoder):
         self._begin(bucket)
         device = bucket.tokens.device
         numbers = torch.zeros(size, steps)
-        numbers[:num] = _numbers(rows, steps)
+        numbers[:num] = numbers_of(rows, steps)
         numbers = numbers.to(device)
         history = torch.zeros(steps, size, dtype=torch.int64, device=device)
         for step in range(steps):

@@ -6,7 +6,8 @@ import pytest
 import tokenizers
 import torch
 
-from lakh.evals.bulk import Bulk, Draw, draw_numbers, pick
+from lakh.evals.bulk import Bulk
+from lakh.evals.bulk_rows import Draw, draw_numbers, pick
 from lakh.server.engine import Engine, Sampling
 from lakh.server.sampling import Draws, choose
 from lakh.spec.model import Model

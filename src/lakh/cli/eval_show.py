@@ -1,0 +1,76 @@
+"""What lakh eval shows: bars while it works, tables of results."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from lakh.cli.face import Answer, console, table
+from lakh.evals.generate import Generator, generate
+from lakh.evals.journal import Journal
+from lakh.evals.protocol import Origin
+from lakh.evals.run import Result
+from lakh.evals.samples import Sample
+from lakh.evals.task import Task
+
+__all__ = ["bar", "generated", "show"]
+
+
+@contextlib.contextmanager
+def generated(engine: Generator, task: Task, origin: Origin, n: int, folder: str | None) -> Iterator[list[Sample]]:
+    """n samples of every problem, with a bar; kept in a journal in `folder` until the block ends well."""
+    key = {"task": task.name, "data": task.data_sha256, "problems": len(task.problems), **asdict(origin)}
+    journal = Journal(f"{folder}/generated.journal.jsonl" if folder else None, key)
+    with contextlib.closing(journal):
+        with bar(f"{task.name}: generating", n * len(task.problems)) as progress:
+            samples = generate(engine, task, origin, n=n, progress=progress, journal=journal)
+        yield samples
+        journal.finish()
+
+
+@contextlib.contextmanager
+def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+def show(results: list[dict[str, Any]], failures_of: Result | None = None) -> Answer:
+    """One table per result, its protocol line below; for people also the first problems that did not pass."""
+    from rich.console import Group
+    from rich.text import Text
+
+    blocks: list[Any] = []
+    for data in results:
+        if "bits_per_byte" in data:
+            keys = ("bits_per_byte", "perplexity_per_token", "tokens", "bytes", "documents", "seconds")
+            rows = [(key, data[key]) for key in keys]
+        else:
+            rows = _score_rows(data)
+        blocks += [
+            table(["", "value"], rows, title=data["task"]),
+            Text(data["protocol"], no_wrap=True, overflow="ignore"),
+        ]
+    if failures_of is not None:
+        pairs = zip(failures_of.samples, failures_of.verdicts, strict=True)
+        failed = [(sample.task_id, v.kind, v.detail[:90]) for sample, v in pairs if not v.passed][:20]
+        if failed:
+            blocks.append(table(["problem", "ended as", "why"], failed, title="did not pass (at most 20 are shown)"))
+    return Answer(results[0] if len(results) == 1 else {"results": results}, Group(*blocks))
+
+
+def _score_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
+    if data["sandbox_errors"]:
+        errors = f"warning: {data['sandbox_errors']} of {data['total']} programs did not run (sandbox_error)"
+        console().print(f"{errors}: the score is too low", style="yellow")
+    rows: list[tuple[str, Any]] = [("passed", f"{data['passed']} of {data['total']}")]
+    rows += [(f"pass@{k}", f"{value:.4f}") for k, value in data["pass_at_k"].items()]
+    if data["interval"]:
+        rows += [("pass@1, 95 % interval", "{:.4f} - {:.4f}".format(*data["interval"]))]
+    rows += [(kind, count) for kind, count in data["kinds"].items() if kind != "passed" and count]
+    return [*rows, ("seconds", f"{data['seconds']:.1f}")]
