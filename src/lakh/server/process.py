@@ -89,15 +89,16 @@ class ProcessBackend:
             ours.sendall(_packed({"load": load, "max_waiting": max_waiting}))
             kind, *rest = _receive(ours)
         except (OSError, EOFError):
+            ended = self._process.poll()
             self._kill()
-            found = f"ended before its model was loaded (exit code {self._process.poll()})"
+            found = f"ended before its model was loaded (exit code {ended})"
             raise PeerLost("engine process", found, "see what it printed; out of memory is likely") from None
         except BaseException:
             self._kill()
             raise
-        if kind == "failed":
+        if kind != "ready":
             self._kill()
-            raise from_dict(rest[0])
+            raise from_dict(rest[0]) if kind == "failed" else ModuleNotFoundError(f"no {rest[0]}", name=rest[0])
         self.figures, self.words = rest
         ours.setblocking(False)
 
@@ -237,12 +238,15 @@ def main(descriptor: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     link = socket.socket(fileno=descriptor)
     options = _receive(link)
-    from lakh.server.local import LocalBackend
-
     try:
+        from lakh.server.local import LocalBackend
+
         engine = load_engine(options["load"])
     except LakhError as error:
         link.sendall(_packed(("failed", error.as_dict())))
+        return
+    except ModuleNotFoundError as error:
+        link.sendall(_packed(("missing", error.name)))
         return
     sys.setswitchinterval(SWITCH_S)
     backend = LocalBackend(engine, max_waiting=options["max_waiting"])

@@ -69,8 +69,11 @@ def test_help_imports_only_what_it_needs() -> None:
     assert loaded.isdisjoint({*HEAVY, "numpy", "rich", "fsspec", "asyncio"})
 
 
-def test_a_missing_extra_names_the_line_that_installs_it() -> None:
-    done = lakh("serve", "model", without=("torch",))
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_a_missing_extra_names_the_line_that_installs_it(engine: str, tmp_path: Path) -> None:
+    missing = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"
+    (tmp_path / "torch.py").write_text(missing)  # found first, by processes that this one starts too
+    done = lakh("serve", "model", "--engine", engine, PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     assert "pip install 'lakh[train]'" in done.stderr
     assert "Traceback" not in done.stderr
