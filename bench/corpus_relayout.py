@@ -58,7 +58,18 @@ def relayout(text: str, language: str, rng: random.Random) -> str | None:
         out.append(token)
         at = end
     out.append(b"\n" * rng.randint(1, 3))
-    return b"".join(out).decode()
+    other = b"".join(out).decode()
+    # A form feed sets Python's column back to zero, which the blanks made here do not know: what Python refuses where
+    # it took the original is no other layout of the same program.
+    return None if language == "python" and _compiles(text) and not _compiles(other) else other
+
+
+def _compiles(text: str) -> bool:
+    try:
+        compile(text, "text", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def _leaves(root: Any, leaves: list[Any]) -> None:
