@@ -1,12 +1,12 @@
 """Who goes on when a rank is lost: a pure decision, and the agreement on it through a store.
 
 Members have ids that never change; an *epoch* is a numbered set of them. After a loss every survivor signs up for
-the next
-epoch; the lowest of them decides when all that are not known dead have signed, or when the time to sign is over. The
-decision is written with compare-and-set, so there is one, whoever writes it; a rank that is not in it stops. Fewer than
-half of the last epoch never go on: the others may be training already. With exactly half, the one store decides.
+the next epoch; the lowest of them decides when all that are not known dead have signed, or when the time to sign is
+over. One whom most of the others cannot reach never decides, for what it takes for dead may be alive. The decision is
+written with compare-and-set, so there is one, whoever writes it; a rank that is not in it stops. Fewer than half of the
+last epoch never go on: the others may be training already. With exactly half, the one store decides.
 
-Fails with PeerLost (not in the decision, or a minority) and PeerTimeout (nobody decided in time).
+Fails with PeerLost: not in the decision, or in a minority, or out of reach.
 """
 
 from __future__ import annotations
@@ -105,43 +105,45 @@ def agree(
     joining: Iterable[int] = (),
     min_ranks: int = 1,
     settle_s: float = SETTLE_S,
-    clock: Callable[[], float] = time.monotonic,
+    on_signed: Callable[[], None] = lambda: None,
 ) -> tuple[Epoch, dict[int, dict[str, int]]]:
     """Sign up for the epoch after `epoch` and learn who is in it, with what each of them said of itself in `record`.
 
     `suspects` have closed their connections: they died, or gave the epoch up a moment before us and are about to sign.
+    Close the connections of `epoch` in `on_signed`, so that whoever lives has signed before others suspect it.
     """
     base = f"{name}/epoch/{epoch.number + 1}"
     dead, silent = set(known_dead), set(suspects) - set(known_dead)
     store.set(f"{base}/signed/{me}", json.dumps({**record, "accuses": sorted(dead)}))
+    on_signed()
     where = f"c3, epoch {epoch.number + 1}, member {me}"
-    start_s = clock()
+    records: dict[int, dict[str, Any]] = {}
+    start_s = time.monotonic()
     while not store.check([f"{base}/decision"]):
-        signed = [member for member in epoch.members if store.check([f"{base}/signed/{member}"])]
-        waited_s = clock() - start_s
-        known = set(signed) | dead | (silent if waited_s > SUSPECT_S else set())
-        everyone = known >= set(epoch.members)
+        for member in epoch.members:
+            if member not in records and store.check([f"{base}/signed/{member}"]):
+                records[member] = json.loads(store.get(f"{base}/signed/{member}"))
+        waited_s = time.monotonic() - start_s
+        heard = reachable(records, {member: record["accuses"] for member, record in records.items()})
+        everyone = set(epoch.members) <= set(records) | dead | (silent if waited_s > SUSPECT_S else set())
         # The lowest decides; were it to die in doing so, the others do it a little later.
-        patience_s = settle_s * (1 + 0.5 * signed.index(me))
-        if (everyone and me == signed[0]) or waited_s > patience_s:
-            records = {member: json.loads(store.get(f"{base}/signed/{member}")) for member in signed}
-            heard = reachable(signed, {member: record["accuses"] for member, record in records.items()})
+        turn = heard.index(me) if me in heard else len(records)
+        is_over = waited_s > settle_s * (1 + 0.5 * turn)
+        if me in heard and ((everyone and turn == 0) or is_over):
             decision = decide_membership(epoch.members, heard, joining, min_ranks=min_ranks)
-            if decision.action != "go on":  # never written: one that is cut off must not stop the others
-                if waited_s > patience_s:
-                    raise PeerLost(where, decision.reason, "start again from the last checkpoint")
-                time.sleep(POLL_S)
+            if decision.action == "go on":  # else never written: one that is cut off must not stop the others
+                document = json.dumps({"decision": asdict(decision), "records": records})
+                store.compare_set(f"{base}/decision", "", document)
                 continue
-            document = json.dumps({"decision": asdict(decision), "records": records})
-            store.compare_set(f"{base}/decision", "", document)
-        elif waited_s > 3 * settle_s + 10:
-            raise PeerTimeout(f"c3, epoch {epoch.number + 1}", "nobody decided who goes on", "start again")
-        else:
-            time.sleep(POLL_S)
+            if is_over:
+                raise PeerLost(where, decision.reason, "start again from the last checkpoint")
+        elif is_over:
+            raise PeerLost(where, "most of the others cannot reach us", "rejoin, or end this process")
+        time.sleep(POLL_S)
     made = json.loads(store.get(f"{base}/decision"))
     said = made["decision"]
     decision = Decision(said["action"], tuple(said["members"]), tuple(said["dead"]), said["reason"])
     if me not in decision.members:
         raise PeerLost(where, f"the others went on without us ({decision.reason})", "rejoin, or end this process")
-    records = {int(member): record for member, record in made["records"].items()}
-    return Epoch(epoch.number + 1, decision.members, decision.dead, decision.reason), records
+    told = {int(member): record for member, record in made["records"].items()}
+    return Epoch(epoch.number + 1, decision.members, decision.dead, decision.reason), told

@@ -142,8 +142,6 @@ class ResilientGroup:
             joiners = self._joiners() if joining else {}
             if self._group is not None:
                 self._group.abort(f"epoch {self.epoch.number} is over: {reason}")
-                self._group.close()
-                self._group = None
             before = self.epoch.members
             record = {"committed": self.committed, "synchronised": self.synchronised}
             epoch, records = agree(
@@ -157,6 +155,7 @@ class ResilientGroup:
                 joining=joiners.values(),
                 min_ranks=self.min_ranks,
                 settle_s=self.settle_s,
+                on_signed=self.close,
             )
             self.epoch = Epoch(epoch.number, epoch.members, epoch.dead, f"{reason}; {epoch.reason}")
             there = [records[member] for member in epoch.members if member in records]

@@ -98,11 +98,13 @@ class Survivors:
         """Leave the old ranks, meet those that are left, and agree on one state."""
         began_s = time.monotonic()
         dead, silent = (
-            {self.epoch.members[rank] for rank in ranks if rank < len(self.epoch.members)} for ranks in _leave()
+            {self.epoch.members[rank] for rank in ranks if rank < len(self.epoch.members)} for ranks in _give_up()
         )
         record = {"step": mine.step, "finished": mine.finished, "whole": int(mine.whole)}
         before = self.epoch
-        self.epoch, records = agree(self._store, "survivors", before, self.member, record, dead, suspects=silent)
+        self.epoch, records = agree(
+            self._store, "survivors", before, self.member, record, dead, suspects=silent, on_signed=_take_down
+        )
         left = [records[member] for member in self.epoch.members]
         size, rank = len(left), self.epoch.members.index(self.member)
         mesh = dataclasses.replace(run.mesh, dp_replicate=size, dp_shard=1)
@@ -156,8 +158,8 @@ class Survivors:
             )
 
 
-def _leave() -> tuple[set[int], set[int]]:
-    """Give up every group, so that nobody waits for us in one, and take them down.
+def _give_up() -> tuple[set[int], set[int]]:
+    """Give up every group, so that nobody waits for us in one.
 
     The ranks that are known dead, and those that may have given up before us.
     """
@@ -174,9 +176,12 @@ def _leave() -> tuple[set[int], set[int]]:
                 (dead if failure.is_certain else silent).update(blamed)
             with contextlib.suppress(Exception):  # it is over in any case
                 group.abort()
-    with contextlib.suppress(Exception):
-        dist.destroy_process_group()
     return dead, silent
+
+
+def _take_down() -> None:
+    with contextlib.suppress(Exception):  # they are over in any case
+        dist.destroy_process_group()
 
 
 def held(tensor: Tensor) -> Tensor:

@@ -60,3 +60,12 @@ def test_one_that_only_closed_its_connections_is_waited_for() -> None:
 def test_a_minority_stops() -> None:
     found = sign(range(5), {0: ([2, 3, 4], []), 1: ([2, 3, 4], [])})
     assert all(isinstance(error, PeerLost) and "minority" in str(error) for error in found.values())
+
+
+@pytest.mark.timeout(30)
+def test_one_that_is_cut_off_does_not_decide_that_a_late_one_is_dead() -> None:
+    # 0 is cut off and takes 1 for dead; 1 lives and signs last; the others have found out that it is 0
+    views = {0: ([1], []), 1: ([0], []), 2: ([0], []), 3: ([0], []), 4: ([0], [])}
+    found = sign(range(5), views, late_s={1: 0.3})
+    assert isinstance(found[0], PeerLost)
+    assert [found[member] for member in (1, 2, 3, 4)] == [(1, 2, 3, 4)] * 4
