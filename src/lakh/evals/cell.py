@@ -27,7 +27,7 @@ from typing import Any
 from lakh.errors import Interrupted
 from lakh.evals.cgroup import Group, Tree
 from lakh.evals.line import Frames, Line, Lost, Packets
-from lakh.evals.resident import resident_MiB
+from lakh.evals.resident import below, resident_MiB
 from lakh.evals.task import Commands, Program
 from lakh.evals.verdict import Limits, Verdict, decide
 from lakh.evals.walls import TOGETHER, Start, Walls
@@ -124,6 +124,13 @@ class Cell:
         if self._start.end_command:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(self._start.end_command, capture_output=True, timeout=EXIT_TIMEOUT_S, check=False)
+        # Those inside first: with the first of them all end, and bubblewrap waits for that.
+        for pid in below(process.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(EXIT_TIMEOUT_S)
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -178,6 +185,8 @@ class Cell:
         else:
             too_large = look and self._process is not None and resident_MiB(self._process.pid) > largest_MiB
         if too_large:
+            if self._process is not None:
+                self._end_by_force(self._process)  # the line's end would wait for a program that waits itself
             raise CellTooLarge(f"all processes together hold more than {largest_MiB} MiB")
 
     def _complaint(self) -> str:

@@ -12,13 +12,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["resident_MiB"]
+__all__ = ["below", "resident_MiB"]
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_MiB(root: int) -> int:
     """Pages that are shared after a fork count for each process: the figure is never too low."""
+    parents, pages = _processes()
+    return sum(pages.get(pid, 0) for pid in {root} | _descendants(root, parents)) * PAGE_BYTES >> 20
+
+
+def below(root: int) -> set[int]:
+    """The processes that descend from this one."""
+    return _descendants(root, _processes()[0])
+
+
+def _processes() -> tuple[dict[int, int], dict[int, int]]:
+    """The parent of every process, and how many pages it holds."""
     parents: dict[int, int] = {}
     pages: dict[int, int] = {}
     for folder in Path("/proc").iterdir():
@@ -28,7 +39,11 @@ def resident_MiB(root: int) -> int:
             except OSError:
                 continue  # it ended meanwhile
             parents[int(folder.name)], pages[int(folder.name)] = int(fields[1]), int(fields[21])
-    below = {root}
-    while found := {pid for pid, parent in parents.items() if parent in below} - below:
-        below |= found
-    return sum(pages.get(pid, 0) for pid in below) * PAGE_BYTES >> 20
+    return parents, pages
+
+
+def _descendants(root: int, parents: dict[int, int]) -> set[int]:
+    found: set[int] = set()
+    while more := {pid for pid, parent in parents.items() if parent == root or parent in found} - found:
+        found |= more
+    return found
