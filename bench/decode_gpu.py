@@ -13,11 +13,11 @@ import time
 
 import torch
 
-from lakh.server.bench import SHAPES, _read_Bps
-from lakh.server.chunks_gpu import Chunks
-from lakh.server.decode_gpu import Decoder
-from lakh.server.kv import PagedCache
-from lakh.server.network import Network, Segment
+from lakh.server.bench.decode import SHAPES, _read_Bps
+from lakh.server.model.gpu.chunks import Chunks
+from lakh.server.model.gpu.decode import Decoder
+from lakh.server.model.kv import PagedCache
+from lakh.server.model.network import Network, Segment
 from lakh.workloads.code import hf
 
 

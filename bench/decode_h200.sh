@@ -5,7 +5,7 @@ out=${1:-bench/results}
 export PYTHONPATH="$PWD/src" PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 scratch=$(mktemp -d)
-"$python" -c "import sys, pathlib; from lakh.server.bench import random_model; random_model('1.2b', pathlib.Path(sys.argv[1]))" "$scratch"
+"$python" -c "import sys, pathlib; from lakh.server.bench.decode import random_model; random_model('1.2b', pathlib.Path(sys.argv[1]))" "$scratch"
 timeout 60 "$python" -m lakh bench decode "$scratch/model" --batch 1,64 --prompt 512 --new 128 --repeats 3 \
   --systems lakh --json 2>&1 | tail -3 | tee "$out/decode_lakh.json"
 "$python" -m lakh serve "$scratch/model" --http 127.0.0.1:8000 >"$out/serve.log" 2>&1 &

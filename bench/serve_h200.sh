@@ -9,7 +9,7 @@ scratch=$(mktemp -d)
 shape=${SHAPE:-1.2b}
 [ -n "${MODEL:-}" ] || [ "${STEPS:-1}" = 0 ] || timeout 90 "$python" bench/decode_gpu.py --steps 2>&1 | tail -40
 model=${MODEL:-$scratch/model}
-[ -n "${MODEL:-}" ] || timeout 60 "$python" -c "import sys, pathlib; from lakh.server.bench import random_model; \
+[ -n "${MODEL:-}" ] || timeout 60 "$python" -c "import sys, pathlib; from lakh.server.bench.decode import random_model; \
 random_model(sys.argv[2], pathlib.Path(sys.argv[1]))" "$scratch" "$shape"
 "$python" -m lakh serve "$model" --http 127.0.0.1:8123 ${SERVE_OPTIONS:-} >"$out/serve.log" 2>&1 &
 server=$!

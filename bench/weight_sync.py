@@ -18,7 +18,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from lakh.server.bench import SHAPES, _tokenizer_json
+from lakh.server.bench.decode import SHAPES, _tokenizer_json
 from lakh.server.engine import Engine
 from lakh.server.sync import Receiver, send
 from lakh.tokens.tokenizer import Tokenizer

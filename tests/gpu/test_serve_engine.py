@@ -7,8 +7,8 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from lakh.server import weights as model_weights
 from lakh.server.engine import Engine, Sampling
+from lakh.server.model import weights as model_weights
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lakh.workloads.code.model import CodeModel, init_weights

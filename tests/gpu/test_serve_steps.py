@@ -8,8 +8,8 @@ import os
 import pytest
 import torch
 
-from lakh.server.kv import PagedCache
-from lakh.server.network import Network, Segment
+from lakh.server.model.kv import PagedCache
+from lakh.server.model.network import Network, Segment
 from lakh.spec.model import Model
 from lakh.workloads.code.model import CodeModel, init_weights
 
@@ -41,7 +41,7 @@ def ids(count: int, seed: int) -> list[int]:
 
 @pytest.mark.parametrize(("heads", "kv_heads"), SHAPES)
 def test_a_captured_step_scores_as_the_plain_path(heads: int, kv_heads: int) -> None:
-    from lakh.server.chunks_gpu import Chunks
+    from lakh.server.model.gpu.chunks import Chunks
 
     network, plain, captured = make(heads, kv_heads)
     chunks = Chunks(network, captured, use_graphs=not PLAYED)
@@ -68,7 +68,7 @@ def test_a_captured_step_scores_as_the_plain_path(heads: int, kv_heads: int) -> 
 
 
 def test_what_does_not_fit_a_graph_is_said_so() -> None:
-    from lakh.server.chunks_gpu import BUCKETS, MAX_ROWS, Chunks
+    from lakh.server.model.gpu.chunks import BUCKETS, MAX_ROWS, Chunks
 
     network, cache, _ = make(4, 2)
     chunks = Chunks(network, cache, use_graphs=not PLAYED)

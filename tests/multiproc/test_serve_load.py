@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import lakh
-from lakh.server.loadgen import Load, run_load
+from lakh.server.load.generator import Load, run_load
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS
 from lakh.workloads.code import hf

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from tokenizers import decoders, models, pre_tokenizers
 
 from lakh.errors import PeerLost, UserError
-from lakh.server import tensor_parallel
-from lakh.server import weights as model_weights
 from lakh.server.engine import Engine, Sampling
+from lakh.server.model import tensor_parallel
+from lakh.server.model import weights as model_weights
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lakh.workloads.code import hf

@@ -43,8 +43,8 @@ def decode(
     import torch
 
     from lakh.errors import UserError
-    from lakh.server.bench import SHAPES, SYSTEMS, bench_decode, random_model
-    from lakh.server.bench_speculation import bench_speculation
+    from lakh.server.bench.decode import SHAPES, SYSTEMS, bench_decode, random_model
+    from lakh.server.bench.speculation import bench_speculation
 
     names = [name.strip() for name in systems.split(",") if name.strip()] or list(SYSTEMS)
     for name in names:

@@ -36,7 +36,7 @@ def export(ckpt: str, form: str, out: str, force: bool) -> Answer:
     file. The result of --format hf is what transformers, vLLM and SGLang load: config.json, safetensors and tokenizer
     files. That of --format gguf is one file, DIR/model-q8_0.gguf, with the tokenizer inside.
     """
-    from lakh.server import weights
+    from lakh.server.model import weights
     from lakh.workloads.code import gguf, gguf_save, hf
 
     if storage.list_dir(out) and not force:

@@ -67,14 +67,14 @@ def gateway(
     """
     host, port = listen_address("--http", address)
     also = None if grpc_address is None else listen_address("--grpc", grpc_address)
-    from lakh.server import http
+    from lakh.server.answers.textcache import TextCache
     from lakh.server.backend import Backend
-    from lakh.server.fim_text import template_of
-    from lakh.server.gateway import Gateway
-    from lakh.server.keys import Keys
+    from lakh.server.faces import http
+    from lakh.server.faces.keys import Keys
+    from lakh.server.faces.tls import tls_of
+    from lakh.server.gateway.fim_text import template_of
+    from lakh.server.gateway.gateway import Gateway
     from lakh.server.store import open_store
-    from lakh.server.textcache import TextCache
-    from lakh.server.tls import tls_of
 
     keys = Keys.load(keys_file) if keys_file else None
     tls = tls_of(tls_cert, tls_key, tls_client_ca)

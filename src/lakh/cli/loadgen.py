@@ -49,8 +49,8 @@ def loadgen(url: str, **options: Any) -> Answer:
 
     URL is http://HOST:PORT or grpc://HOST:PORT; with --before-after it is a MODEL, which is then served here.
     """
-    from lakh.server.load_report import plot
-    from lakh.server.loadgen import Load, run_load
+    from lakh.server.load.generator import Load, run_load
+    from lakh.server.load.report import plot
 
     price, source = _price(options.pop("gpu"), options.pop("price_per_hour"))
     files = Path(options.pop("files") or sysconfig.get_path("stdlib"))
@@ -79,7 +79,7 @@ def loadgen(url: str, **options: Any) -> Answer:
 def _before_after(
     model: str, files: Path, load: Any, draft: str | None, threads: int | None, price: float, source: str
 ) -> Answer:
-    from lakh.server.before_after import rows_of, run_rows
+    from lakh.server.load.before_after import rows_of, run_rows
 
     rows, lines = [], []
     threads_option = [] if threads is None else ["--threads", str(threads)]

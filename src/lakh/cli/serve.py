@@ -105,11 +105,11 @@ def serve(
     """
     host, port = listen_address("--http", address)
     also = None if grpc_address is None else listen_address("--grpc", grpc_address)
-    from lakh.server import http
-    from lakh.server.keys import Keys
+    from lakh.server.answers.textcache import TextCache
+    from lakh.server.faces import http
+    from lakh.server.faces.keys import Keys
+    from lakh.server.faces.tls import tls_of
     from lakh.server.store import open_store
-    from lakh.server.textcache import TextCache
-    from lakh.server.tls import tls_of
 
     keys = Keys.load(keys_file) if keys_file else None
     tls = tls_of(tls_cert, tls_key, tls_client_ca)
@@ -151,15 +151,15 @@ def serve(
 
 def _in_process(load: dict[str, Any], max_waiting: int) -> tuple[Backend, str]:
     """The engine in a process of its own; where that dies, this one stops."""
-    from lakh.server.process import ProcessBackend
+    from lakh.server.answers.process import ProcessBackend
 
     backend = ProcessBackend(load, max_waiting=max_waiting, on_death=lambda: os.kill(os.getpid(), signal.SIGTERM))
     return backend, backend.words
 
 
 def _in_thread(load: dict[str, Any], max_waiting: int) -> tuple[Backend, str]:
-    from lakh.server.local import LocalBackend
-    from lakh.server.process import load_engine
+    from lakh.server.answers.local import LocalBackend
+    from lakh.server.answers.process import load_engine
 
     engine = load_engine(load)
     words = f"{engine.name} ({engine.spec.parameters:,} parameters, {engine.device})"

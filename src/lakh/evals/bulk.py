@@ -22,13 +22,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lakh.evals.bulk_rows import Draw, Row, draw_numbers, numbers_of, pick
-from lakh.server.blocks import BLOCK_TOKENS
 from lakh.server.engine import Completion, Engine, FinishReason, Prompt, Sampling
-from lakh.server.network import Network, Segment
+from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.network import Network, Segment
 
 if TYPE_CHECKING:
     from lakh.server.fim import Order
-    from lakh.server.kv import PagedCache
+    from lakh.server.model.kv import PagedCache
 
 __all__ = ["Bulk", "Steps"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lakh.evals.bulk_rows import Draw, Row, numbers_of, pick
-from lakh.server.decode_gpu import Decoder, can_decode
+from lakh.server.model.gpu.decode import Decoder, can_decode
 
 __all__ = ["Graphs", "can_decode"]
 

@@ -81,7 +81,7 @@ def measure(
     import torch
 
     from lakh.evals.score import bootstrap_ratio
-    from lakh.server import weights as model_weights
+    from lakh.server.model import weights as model_weights
     from lakh.tokens.tokenizer import Tokenizer
     from lakh.workloads.code.model import CodeModel
 

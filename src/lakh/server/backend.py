@@ -1,11 +1,11 @@
 """What stands behind a face: something that answers completion requests, piece by piece.
 
-    local.py      an engine in this process
-    gateway.py    several engines elsewhere
-    textcache.py  answers that are known already, in front of either
+    answers/local.py, process.py   an engine in this process, or in one of its own
+    gateway/                       several engines elsewhere
+    answers/textcache.py           answers that are known already, in front of either
 
 A backend yields the pieces of all choices as they become certain, and a `Usage` at the end. It raises BadRequest for
-whatever a client is to be told. Faces (http.py, grpc.py) know this file and nothing of engines.
+whatever a client is to be told. Faces (faces/) know this file and nothing of engines.
 """
 
 from __future__ import annotations

@@ -28,29 +28,29 @@ from torch import Tensor
 
 from lakh.errors import ConfigError, UserError
 from lakh.server import fim
-from lakh.server import weights as model_weights
-from lakh.server.blocks import BLOCK_TOKENS
-from lakh.server.draft import Drafter, Guess
+from lakh.server.guesses.draft import Drafter, Guess
+from lakh.server.guesses.rejection import keep_or_replace
+from lakh.server.guesses.speculate import MAX_GUESSES, RETRY_EVERY, SMOOTHING, Costs, Lookup, Record, decide
 from lakh.server.heal import Healed, Healer
-from lakh.server.network import Network, Precision, Segment
-from lakh.server.rejection import keep_or_replace
+from lakh.server.model import weights as model_weights
+from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.network import Network, Precision, Segment
+from lakh.server.model.runner import Runner
 from lakh.server.row import Chunk, Completion, FinishReason, Row
-from lakh.server.runner import Runner
 from lakh.server.sampling import Draws, Sampling, choose, log_probabilities, probabilities
 from lakh.server.schedule import share_budget
-from lakh.server.speculate import MAX_GUESSES, RETRY_EVERY, SMOOTHING, Costs, Lookup, Record, decide
 from lakh.server.text import StopRule, TextStream
 from lakh.spec.model import Model
 
 if TYPE_CHECKING:
-    from lakh.server.tensor_parallel import Team
+    from lakh.server.model.tensor_parallel import Team
     from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["Chunk", "Completion", "Counts", "Engine", "FinishReason", "Prompt", "Sampling"]
 
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}  # of one step: bounds how long rows that draw wait for a long prompt
 MAX_ROWS = {"cpu": 32, "cuda": 128}
-BURST = 8  # greedy steps on the GPU before their tokens are read (decode_gpu.BURST)
+BURST = 8  # greedy steps on the GPU before their tokens are read (model/gpu/decode.py)
 BURST_SHARED = 2  # the same beside other rows: who comes meanwhile waits for the end of it
 
 Prompt = str | Sequence[int]
@@ -142,7 +142,7 @@ class Engine:
         tokenizer = Tokenizer.load(loaded.tokenizer_json)
         team = None
         if tensor > 1:
-            from lakh.server import tensor_parallel
+            from lakh.server.model import tensor_parallel
 
             team = tensor_parallel.start(path, size=tensor, precision=precision)
         return Engine(

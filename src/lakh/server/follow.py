@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from lakh import checkpoint
 from lakh.errors import LakhError, UserError
-from lakh.server import weights as model_weights
 from lakh.server.engine import Engine
+from lakh.server.model import weights as model_weights
 
 __all__ = ["Follower"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakh.server.blocks import BlockPool, Lease, _below
+from lakh.server.model.blocks import BlockPool, Lease, _below
 
 SIZE = 4
 

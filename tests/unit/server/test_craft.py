@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.server import fim
-from lakh.server.blocks import BLOCK_TOKENS
-from lakh.server.dialects import DIALECTS, Answered
 from lakh.server.engine import Engine, Sampling
-from lakh.server.keys import Keys
-from lakh.server.load_report import percentiles
+from lakh.server.faces.dialects import DIALECTS, Answered
+from lakh.server.faces.keys import Keys
+from lakh.server.load.report import percentiles
+from lakh.server.load.typing_load import Typist, arrivals_s, read_files
+from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.requests import BadRequest, parse
 from lakh.server.text import StopRule
-from lakh.server.typing_load import Typist, arrivals_s, read_files
 
 OPENAI, MISTRAL, LLAMA_CPP = DIALECTS
 

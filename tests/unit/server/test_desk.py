@@ -18,20 +18,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
-from lakh.server import grpc as grpc_face
 from lakh.server import proto
-from lakh.server.before_after import rows_of
+from lakh.server.answers.local import LocalBackend
 from lakh.server.engine import Engine
-from lakh.server.http import running
-from lakh.server.keys import Keys
-from lakh.server.load_report import Report, plot
-from lakh.server.loadgen import Load, Techniques, body_of, run_load
-from lakh.server.local import LocalBackend
-from lakh.server.quota import Quota, Quotas, decide
+from lakh.server.faces import grpc as grpc_face
+from lakh.server.faces.http import running
+from lakh.server.faces.keys import Keys
+from lakh.server.faces.quota import Quota, Quotas, decide
+from lakh.server.faces.tls import Tls, tls_of
+from lakh.server.load.before_after import rows_of
+from lakh.server.load.generator import Load, Techniques, body_of, run_load
+from lakh.server.load.report import Report, plot
+from lakh.server.load.typing_load import Ask, arrivals_s
 from lakh.server.requests import BadRequest, parse
 from lakh.server.store import MemoryStore, RedisStore, Store
-from lakh.server.tls import Tls, tls_of
-from lakh.server.typing_load import Ask, arrivals_s
 
 PATIENCE_S = 30.0
 ASK = {"prompt": "def add(", "max_tokens": 4, "temperature": 0}

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.server import engine as engine_module
-from lakh.server import weights as model_weights
 from lakh.server.engine import Engine, Sampling
-from lakh.server.rejection import draw, keep_or_replace
-from lakh.server.speculate import Costs, Decision, decide
+from lakh.server.guesses.rejection import draw, keep_or_replace
+from lakh.server.guesses.speculate import Costs, Decision, decide
+from lakh.server.model import weights as model_weights
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.model import CodeModel, init_weights

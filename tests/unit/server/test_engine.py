@@ -14,7 +14,7 @@ from lakh import checkpoint, config
 from lakh.errors import UserError
 from lakh.server import engine as engine_module
 from lakh.server.engine import Chunk, Completion, Engine, Sampling
-from lakh.server.speculate import Decision
+from lakh.server.guesses.speculate import Decision
 from lakh.spec import Data, Run
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code import hf

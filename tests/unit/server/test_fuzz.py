@@ -17,14 +17,15 @@ import aiohttp
 import grpc
 import pytest
 
-from lakh.server import grpc as grpc_face
-from lakh.server import openapi, proto
+from lakh.server import proto
+from lakh.server.answers.local import LocalBackend
+from lakh.server.answers.textcache import TextCache
 from lakh.server.engine import Engine
-from lakh.server.http import MAX_BODY_BYTES, running
-from lakh.server.keys import Keys
-from lakh.server.local import LocalBackend
+from lakh.server.faces import grpc as grpc_face
+from lakh.server.faces import openapi
+from lakh.server.faces.http import MAX_BODY_BYTES, running
+from lakh.server.faces.keys import Keys
 from lakh.server.store import MemoryStore
-from lakh.server.textcache import TextCache
 
 PATIENCE_S = 60.0
 GOOD = {"prompt": "x", "max_tokens": 1}

@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
-from lakh.server import grpc as grpc_face
 from lakh.server import proto
-from lakh.server.affinity import Ring, choose
+from lakh.server.answers.local import LocalBackend
 from lakh.server.engine import Engine, Sampling
-from lakh.server.fim_text import TEMPLATES, fim_prompt, template_of
-from lakh.server.gateway import Gateway, route_key
-from lakh.server.http import Server, running
-from lakh.server.keys import Keys
-from lakh.server.local import LocalBackend
+from lakh.server.faces import grpc as grpc_face
+from lakh.server.faces.http import Server, running
+from lakh.server.faces.keys import Keys
+from lakh.server.gateway.affinity import Ring, choose
+from lakh.server.gateway.fim_text import TEMPLATES, fim_prompt, template_of
+from lakh.server.gateway.gateway import Gateway, route_key
 from lakh.server.requests import parse
 from lakh.server.store import MemoryStore
 
@@ -317,7 +317,8 @@ def test_without_engines_it_says_so_and_waits_for_them() -> None:
 
 
 def test_a_gateway_needs_no_torch() -> None:
-    rooms = "lakh.cli.gateway, lakh.server.gateway, lakh.server.textcache, lakh.server.http, lakh.server.grpc"
+    faces = "lakh.server.faces.http, lakh.server.faces.grpc"
+    rooms = f"lakh.cli.gateway, lakh.server.gateway.gateway, lakh.server.answers.textcache, {faces}"
     code = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 

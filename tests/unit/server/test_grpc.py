@@ -13,12 +13,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lakh.server import grpc as grpc_face
-from lakh.server import http, proto
+from lakh.server import proto
+from lakh.server.answers.local import LocalBackend
 from lakh.server.engine import Engine, Sampling
-from lakh.server.http import Server
-from lakh.server.keys import Keys
-from lakh.server.local import LocalBackend
+from lakh.server.faces import grpc as grpc_face
+from lakh.server.faces import http
+from lakh.server.faces.http import Server
+from lakh.server.faces.keys import Keys
 
 PATIENCE_S = 30.0
 

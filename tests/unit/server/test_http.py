@@ -17,11 +17,11 @@ import aiohttp
 import pytest
 
 from lakh.errors import UserError
-from lakh.server import http
+from lakh.server.answers.local import MAX_WAITING, LocalBackend
+from lakh.server.answers.worker import Worker
 from lakh.server.engine import Engine, Sampling
-from lakh.server.http import Server, running
-from lakh.server.local import MAX_WAITING, LocalBackend
-from lakh.server.worker import Worker
+from lakh.server.faces import http
+from lakh.server.faces.http import Server, running
 from lakh.workloads.code.model import CodeModel
 
 PATIENCE_S = 20.0

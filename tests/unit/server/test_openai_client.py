@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from lakh.server.answers.local import LocalBackend
 from lakh.server.engine import Engine, Sampling
-from lakh.server.http import running
-from lakh.server.local import LocalBackend
+from lakh.server.faces.http import running
 
 openai = pytest.importorskip("openai", reason="pip install openai")
 

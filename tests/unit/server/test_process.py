@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from lakh.errors import UserError
+from lakh.server.answers.local import LocalBackend
+from lakh.server.answers.process import ProcessBackend
 from lakh.server.backend import Piece, Usage
 from lakh.server.engine import Engine
-from lakh.server.local import LocalBackend
-from lakh.server.process import ProcessBackend
 from lakh.server.requests import BadRequest, parse
 
 pytestmark = pytest.mark.timeout(120)

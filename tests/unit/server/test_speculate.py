@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lakh.server.guesses.speculate import Costs, Lookup, Record, decide, expected_tokens
 from lakh.server.schedule import share_budget
-from lakh.server.speculate import Costs, Lookup, Record, decide, expected_tokens
 
 
 def test_a_lookup_goes_on_as_the_text_did_before() -> None:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakh.server.answers.local import LocalBackend
+from lakh.server.answers.textcache import Known, TextCache, continue_known, question_of
 from lakh.server.backend import Piece, Usage
 from lakh.server.engine import Engine
-from lakh.server.local import LocalBackend
 from lakh.server.requests import parse
 from lakh.server.store import MemoryStore, RedisStore
-from lakh.server.textcache import Known, TextCache, continue_known, question_of
 
 ASK = {"prompt": "def add(left, right):\n    ret", "max_tokens": 12, "temperature": 0}
 

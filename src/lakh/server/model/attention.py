@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from lakh.server import kernels_cpu
-from lakh.server.kv import slots_of
+from lakh.server.model import kernels_cpu
+from lakh.server.model.kv import slots_of
 
 __all__ = ["Attention", "Segment", "place_of", "scored_of"]
 

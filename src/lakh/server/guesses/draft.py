@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lakh.server.blocks import Lease
-from lakh.server.network import Segment
+from lakh.server.model.blocks import Lease
+from lakh.server.model.network import Segment
+from lakh.server.model.runner import Runner
 from lakh.server.row import Row
-from lakh.server.runner import Runner
 from lakh.server.sampling import choose, probabilities
 
 __all__ = ["Drafter", "Guess"]

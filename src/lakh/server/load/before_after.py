@@ -1,7 +1,7 @@
 """The table of before and after: one technique more in every row, the same typists, a fresh server each time.
 
 Every row starts `lakh serve` anew on the same machine, so that nothing is left over from the row before, and sends it
-the same load (same seed, same arrivals). Which technique works is decided by what is sent (loadgen.py) and, for
+the same load (same seed, same arrivals). Which technique works is decided by what is sent (generator.py) and, for
 speculation, by the server's options. Rows add up: the last has all of them. What a technique does depends on model,
 machine and load; a row that is slower than the one before stays in the table.
 """
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from lakh.errors import PeerLost, PeerTimeout, from_dict
-from lakh.server.load_report import Report
-from lakh.server.loadgen import Load, Techniques, run_load
+from lakh.server.load.generator import Load, Techniques, run_load
+from lakh.server.load.report import Report
 
 __all__ = ["Row", "rows_of", "run_rows", "serving"]
 

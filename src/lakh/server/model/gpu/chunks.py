@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lakh.server import kernels_gpu as kernels
-from lakh.server.blocks import BLOCK_TOKENS
-from lakh.server.kv import PagedCache
-from lakh.server.layers_gpu import run_layers
-from lakh.server.network import Network, Segment
+from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.gpu import kernels
+from lakh.server.model.gpu.layers import run_layers
+from lakh.server.model.kv import PagedCache
+from lakh.server.model.network import Network, Segment
 
 __all__ = ["BUCKETS", "Chunks"]
 

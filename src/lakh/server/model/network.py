@@ -26,9 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.server import kernels_cpu
-from lakh.server.attention import Attention, Segment, place_of, scored_of
-from lakh.server.kv import PagedCache, slots_of
+from lakh.server.model import kernels_cpu
+from lakh.server.model.attention import Attention, Segment, place_of, scored_of
+from lakh.server.model.kv import PagedCache, slots_of
 from lakh.spec.model import Model
 from lakh.workloads.code import hf
 

@@ -24,9 +24,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from lakh.errors import UserError
 from lakh.server import proto
 from lakh.server.backend import Piece, Usage
-from lakh.server.desk import Desk, refusal
+from lakh.server.faces.desk import Desk, refusal
+from lakh.server.faces.tls import Tls
 from lakh.server.requests import BadRequest, parse
-from lakh.server.tls import Tls
 
 __all__ = ["running"]
 

@@ -30,9 +30,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lakh.errors import PeerLost, UserError
-from lakh.server import weights as model_weights
-from lakh.server.kv import PagedCache
-from lakh.server.network import Network, Precision, Shard
+from lakh.server.model import weights as model_weights
+from lakh.server.model.kv import PagedCache
+from lakh.server.model.network import Network, Precision, Shard
 
 __all__ = ["Team", "start"]
 
@@ -98,7 +98,7 @@ def start(path: str, *, size: int, precision: Precision | None = None, backend: 
             todo = f"choose a number that divides {count}"
             raise UserError(f"--tensor {size}", f"does not divide the model's {name} ({count})", todo)
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=START_TIMEOUT_S))
-    code = "import sys; from lakh.server.tensor_parallel import main; main(sys.argv[1])"
+    code = "import sys; from lakh.server.model.tensor_parallel import main; main(sys.argv[1])"
     processes = []
     for rank in range(1, size):
         options = {"path": path, "rank": rank, "size": size, "port": store.port}

@@ -12,7 +12,7 @@ only then.
 For N tokens (a prompt's, or guesses) keys and values are stored by one kernel and read by the next; a tile is a few
 consecutive tokens of one row, which share what is read.
 
-Compiled on first use for each shape. Knows pointers and sizes; decode_gpu.py and chunks_gpu.py know the order.
+Compiled on first use for each shape. Knows pointers and sizes; decode.py and chunks.py know the order.
 """
 
 from __future__ import annotations

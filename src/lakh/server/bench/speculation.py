@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from lakh.server import weights as model_weights
 from lakh.server.engine import Engine, Sampling
+from lakh.server.model import weights as model_weights
 from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["bench_speculation", "edit_prompts"]

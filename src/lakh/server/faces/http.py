@@ -34,15 +34,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from lakh.errors import UserError
-from lakh.server import openapi
 from lakh.server.backend import Backend, Piece, Usage
-from lakh.server.desk import Desk, refusal
-from lakh.server.dialects import DIALECTS, Answered, Dialect
-from lakh.server.keys import Keys
+from lakh.server.faces import openapi
+from lakh.server.faces.desk import Desk, refusal
+from lakh.server.faces.dialects import DIALECTS, Answered, Dialect
+from lakh.server.faces.keys import Keys
+from lakh.server.faces.tls import Tls
 from lakh.server.metrics import CONTENT_TYPE
 from lakh.server.requests import BadRequest, CompletionRequest, parse
 from lakh.server.store import Store
-from lakh.server.tls import Tls
 
 __all__ = ["Server", "running", "serve"]
 
@@ -324,7 +324,7 @@ async def _serve(
         server = await stack.enter_async_context(running(backend, host, port, tls=tls, **options))
         also = None
         if grpc_address is not None:
-            from lakh.server import grpc
+            from lakh.server.faces import grpc
 
             also = await stack.enter_async_context(grpc.running(server.desk, *grpc_address, tls=tls))
         ready(server.url, also)

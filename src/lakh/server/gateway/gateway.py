@@ -30,11 +30,11 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from lakh.errors import UserError
-from lakh.server.affinity import Ring, choose
 from lakh.server.backend import Family, ModelCard, Piece, Usage
-from lakh.server.fim_text import Template
+from lakh.server.gateway.affinity import Ring, choose
+from lakh.server.gateway.fim_text import Template
+from lakh.server.gateway.replica import Replica, ReplicaBusy, ReplicaFailed
 from lakh.server.metrics import labelled
-from lakh.server.replica import Replica, ReplicaBusy, ReplicaFailed
 from lakh.server.requests import BadRequest, CompletionRequest
 from lakh.server.store import Store
 

@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 
 from lakh.server.backend import ModelCard, Piece, Usage
-from lakh.server.fim_text import Template, fim_prompt
+from lakh.server.gateway.fim_text import Template, fim_prompt
 from lakh.server.requests import BadRequest, CompletionRequest
 from lakh.server.text import StopRule, columns
 

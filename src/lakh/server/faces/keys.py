@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lakh.errors import UserError
-from lakh.server.quota import Quota
+from lakh.server.faces.quota import Quota
 
 __all__ = ["Keys"]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lakh.server import kernels_gpu as kernels
-from lakh.server.network import Network
+from lakh.server.model.gpu import kernels
+from lakh.server.model.network import Network
 
 __all__ = ["Attend", "run_layers"]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lakh.server.blocks import BLOCK_TOKENS
+from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.spec.model import Model
 
 __all__ = ["PagedCache", "slots_of"]

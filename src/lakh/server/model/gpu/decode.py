@@ -4,7 +4,7 @@ A graph exists for each bucket of rows (1, 2, 4, ... MAX_ROWS); a batch runs in 
 places pointing at a scratch block. The graph draws greedily by itself and feeds its tokens to its next run, so a
 burst of greedy steps needs one transfer in and one out. Scores stay in place for rows that sample.
 
-Batch 1 runs kernels that do nothing but read weights at full speed (kernels_gpu.py); larger batches use the vendor's
+Batch 1 runs kernels that do nothing but read weights at full speed (kernels.py); larger batches use the vendor's
 matrix products for the weights. Knows a Network and its cache; knows nothing of rows and requests. Memory: graphs
 share one pool.
 """
@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lakh.server import kernels_gpu as kernels
-from lakh.server.blocks import BLOCK_TOKENS
-from lakh.server.kv import PagedCache
-from lakh.server.layers_gpu import run_layers
-from lakh.server.network import Network
+from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.gpu import kernels
+from lakh.server.model.gpu.layers import run_layers
+from lakh.server.model.kv import PagedCache
+from lakh.server.model.network import Network
 
 __all__ = ["BURST", "Decoder", "can_decode"]
 

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
+from lakh.server.answers.worker import Job, QueueFull, Stopped, Superseded, Worker
 from lakh.server.backend import Family, ModelCard, Piece, Usage
 from lakh.server.engine import Engine
 from lakh.server.heal import Healed
@@ -24,7 +25,6 @@ from lakh.server.requests import BadRequest, CompletionRequest
 from lakh.server.row import Row
 from lakh.server.sampling import Logprobs
 from lakh.server.text import StopRule, columns
-from lakh.server.worker import Job, QueueFull, Stopped, Superseded, Worker
 
 __all__ = ["MAX_WAITING", "LocalBackend", "rows_of"]
 

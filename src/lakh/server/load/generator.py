@@ -22,9 +22,9 @@ from typing import Any
 
 import aiohttp
 
-from lakh.server.load_report import Report, Sample, both_processes
-from lakh.server.load_target import Outcome, Target, read_metrics, target_of
-from lakh.server.typing_load import Ask, Typist, arrivals_s, read_files
+from lakh.server.load.report import Report, Sample, both_processes
+from lakh.server.load.target import Outcome, Target, read_metrics, target_of
+from lakh.server.load.typing_load import Ask, Typist, arrivals_s, read_files
 
 __all__ = ["Load", "Techniques", "body_of", "run_load"]
 

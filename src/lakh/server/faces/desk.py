@@ -15,9 +15,9 @@ from typing import Any
 
 from lakh.errors import UserError
 from lakh.server.backend import Backend, Piece, Usage
-from lakh.server.keys import Keys
+from lakh.server.faces.keys import Keys
+from lakh.server.faces.quota import Quotas
 from lakh.server.metrics import Metrics, page
-from lakh.server.quota import Quotas
 from lakh.server.requests import BadRequest, CompletionRequest
 from lakh.server.store import Store
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from lakh import __version__
-from lakh.server.desk import FEEDBACK
+from lakh.server.faces.desk import FEEDBACK
 from lakh.server.params import MAX_LOGPROBS, MAX_SEED, MAX_STOPS, MAX_TEMPERATURE
 from lakh.server.requests import MAX_CHOICES, MAX_SALT_CHARS, MAX_TIMEOUT_MS
 

@@ -1,7 +1,7 @@
 """One model at work: its network, the blocks that remember its keys and values, and the fastest way to run a step.
 
-On the CPU every step goes through the network. On a GPU one token for each row goes through decode_gpu.py (several
-greedy steps at once where that is asked for), any other step that fits through chunks_gpu.py, and the rest through
+On the CPU every step goes through the network. On a GPU one token for each row goes through gpu/decode.py (several
+greedy steps at once where that is asked for), any other step that fits through gpu/chunks.py, and the rest through
 plain torch. The engine has one runner for its model and one for a draft (draft.py). Knows nothing of rows and requests.
 """
 
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lakh.server.blocks import BLOCK_TOKENS, BlockPool
-from lakh.server.kv import PagedCache
-from lakh.server.network import Network, Precision, Segment, Shard
+from lakh.server.model.blocks import BLOCK_TOKENS, BlockPool
+from lakh.server.model.kv import PagedCache
+from lakh.server.model.network import Network, Precision, Segment, Shard
 from lakh.spec.model import Model
 
 if TYPE_CHECKING:
-    from lakh.server.chunks_gpu import Chunks
-    from lakh.server.decode_gpu import Decoder
-    from lakh.server.tensor_parallel import Team
+    from lakh.server.model.gpu.chunks import Chunks
+    from lakh.server.model.gpu.decode import Decoder
+    from lakh.server.model.tensor_parallel import Team
 
 __all__ = ["Runner"]
 
@@ -55,7 +55,8 @@ class Runner:
             with team.told("begin", num_ids, num_blocks + 1):
                 return  # steps are plain torch, with sums between the layers
         if device.type == "cuda":
-            from lakh.server import chunks_gpu, decode_gpu
+            from lakh.server.model.gpu import chunks as chunks_gpu
+            from lakh.server.model.gpu import decode as decode_gpu
 
             if decode_gpu.can_decode(self.network):
                 self.decoder = decode_gpu.Decoder(self.network, self.cache)

@@ -71,8 +71,8 @@ class ProcessBackend:
         """
         ours, theirs = socket.socketpair()
         # Not with -m: what the child pickles would then be of the module __main__, which here is another.
-        command = [sys.executable, "-c", "import sys; from lakh.server.process import main; main(int(sys.argv[1]))"]
-        command.append(str(theirs.fileno()))
+        code = "import sys; from lakh.server.answers.process import main; main(int(sys.argv[1]))"
+        command = [sys.executable, "-c", code, str(theirs.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         self._socket, self._on_death = ours, on_death
@@ -239,7 +239,7 @@ def main(descriptor: int) -> None:
     link = socket.socket(fileno=descriptor)
     options = _receive(link)
     try:
-        from lakh.server.local import LocalBackend
+        from lakh.server.answers.local import LocalBackend
 
         engine = load_engine(options["load"])
     except LakhError as error:

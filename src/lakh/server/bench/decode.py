@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.server import weights as model_weights
 from lakh.server.engine import Engine, Sampling
+from lakh.server.model import weights as model_weights
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code import hf
@@ -210,7 +210,7 @@ def _transformers(static: bool) -> Callable[..., Made]:
 def _llama_cpp(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Made:
     if device == "cuda" or len(prompts) > 1:
         return None
-    from lakh.server import bench_llama_cpp
+    from lakh.server.bench import llama_cpp as bench_llama_cpp
 
     ask = bench_llama_cpp.start(loaded.spec, loaded.weights, loaded.tokenizer_json, prompts[0], torch.get_num_threads())
     return ask, "f32", 4 * loaded.spec.parameters
