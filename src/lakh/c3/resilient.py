@@ -29,7 +29,7 @@ import torch
 from lakh.c3.group import Group
 from lakh.c3.membership import SETTLE_S, Epoch, PollingStore, agree
 from lakh.c3.native import OPS
-from lakh.c3.torch_backend import DTYPES
+from lakh.c3.torch_tensors import DTYPES
 from lakh.errors import PeerError, PeerLost, PeerTimeout, UserError
 
 __all__ = ["ResilientGroup"]
