@@ -137,7 +137,8 @@ Status HostRanks::attach(const std::vector<int32_t> &ranks, const std::vector<in
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   const int cores = ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
-  spin_ns_ = size() <= cores ? kSpinNs : 0;
+  crowded_ = size() > cores;
+  spin_ns_ = crowded_ ? 0 : kSpinNs;
   // Reading a peer's memory through the kernel saves a copy and costs page look-ups; on some machines it is several times
   // slower than copying twice through the cache. Tried once; everybody must find it worth while.
   bool can_read = single_copy_from_bytes != SIZE_MAX;
@@ -185,17 +186,41 @@ void HostRanks::give_up(const Status &why, int32_t dead) {
 
 void HostRanks::advance(uint32_t phase) {
   Control *mine = peers_[me_].control;
+  if (crowded_) mine->cpu.store(::sched_getcpu(), std::memory_order_relaxed);
   mine->progress.store(seq_ * 4 + phase);
   if (mine->waiters.load() != 0) futex_wake_all(&mine->progress);
 }
 
 Status HostRanks::wait_all(uint32_t phase) {
   const uint32_t target = seq_ * 4 + phase;
+  if (crowded_) give_way(target);
   for (int k = 1; k < size(); ++k) {
     const Status status = wait_for((me_ + k) % size(), target);
     if (!status.ok()) return status;
   }
   return {};
+}
+
+// More ranks than cores: who is late may be waiting for our core, and then it gets it at once; who runs on another core
+// is worth a short look. Switches to another process are what such an operation costs, and this makes the fewest.
+void HostRanks::give_way(uint32_t target) {
+  const int64_t start = now_ns();
+  const int here = ::sched_getcpu();
+  do {
+    bool late = false, on_our_core = false;
+    for (int i = 0; i < size(); ++i) {
+      Control *peer = peers_[i].control;
+      if (i == me_ || static_cast<int32_t>(peer->progress.load() - target) >= 0) continue;
+      late = true;
+      on_our_core = on_our_core || peer->cpu.load(std::memory_order_relaxed) == here;
+    }
+    if (!late) return;
+    if (on_our_core) {
+      ::sched_yield();
+    } else {
+      for (int i = 0; i < 32; ++i) pause_core();
+    }
+  } while (now_ns() - start < kYieldNs);
 }
 
 Status HostRanks::wait_for(int index, uint32_t target) {
@@ -210,12 +235,6 @@ Status HostRanks::wait_for(int index, uint32_t target) {
         pause_core();
       }
     } while (now_ns() - start < spin_ns_);
-  }
-  if (spin_ns_ == 0) {  // who we wait for may be waiting for our core
-    do {
-      ::sched_yield();
-      if (reached()) return {};
-    } while (now_ns() - start < kYieldNs);
   }
   Status status;
   peer->waiters.fetch_add(1);

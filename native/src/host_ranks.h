@@ -47,6 +47,7 @@ struct Control {
   int32_t pid;
   alignas(64) std::atomic<uint32_t> progress;  // 4 * operation + phase, wraps
   std::atomic<uint32_t> waiters;
+  std::atomic<int32_t> cpu;  // where its owner ran when it last made progress; kept where ranks outnumber cores
   alignas(64) std::atomic<uint32_t> state;  // 0 at work, 1 left in order, 2 gave up
   std::atomic<uint32_t> can_read;           // 1 after this rank has read every peer's memory directly
   int32_t failure_code, failure_dead;
@@ -101,6 +102,7 @@ class HostRanks {
   Status hear(const Announcement &mine);
   void advance(uint32_t phase);
   Status wait_all(uint32_t phase);
+  void give_way(uint32_t target);
   Status wait_for(int index, uint32_t target);
   Status look_around(int index);
   Status disagreement();
@@ -130,6 +132,7 @@ class HostRanks {
   size_t single_copy_from_ = 0;
   uint32_t seq_ = 0;
   int64_t spin_ns_ = 0;
+  bool crowded_ = false;  // more ranks than cores
   int64_t deadline_ = 0;
   const char *what_ = "";
 };
