@@ -31,6 +31,7 @@ COMMANDS = {
     "plan": ("lakh.cli.plan:plan", "What a run costs, how fast it goes and whether it fits, before money is spent."),
     "loadgen": ("lakh.cli.loadgen:loadgen", "Load a completion service as developers who type do, and measure it."),
     "bench": ("lakh.cli.bench:bench", "Measure lakh against a peer, in the same run."),
+    "room": ("lakh.cli.room:room", "Show what runs are doing, live, in a browser."),
     "config": ("lakh.cli.config:config", "Show, compare and check the settings of runs."),
     "doctor": ("lakh.cli.doctor:doctor", "What this machine has, and what each missing thing switches off."),
     "completion": ("lakh.cli.completion:completion", "Print the script that completes lakh's words in a shell."),

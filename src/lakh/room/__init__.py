@@ -1,4 +1,22 @@
-"""The control room: pages over the events and files of a run. Empty so far.
+"""The control room: pages over the events of runs, for people.
 
-It will read `lakh.events` and `lakh.storage` and nothing else: whatever it shows, a script can read too.
+    find.py        which folders are runs
+    tail.py        new lines of a run's event files, in order of time, a bounded bite at a time
+    table.py       what each step measured, in columns, and which steps were kept
+    thin.py        a million points as a few hundred in which every spike is still there
+    curves.py      what a page draws: thinned points, and the mean of each stretch
+    spent.py       where the time went: shares of the whole, and over the clock
+    unusual.py     events worth a sentence, and spikes that no event tells of
+    state.py       what the run is doing now, and why we think so
+    watched.py     one run: folds events in, gives data out
+    house.py       several runs, kept up to date
+    page.py        the page with all it needs inside
+    server.py      the page and its data over HTTP
+
+Reads `lakh.events`, `lakh.storage` and a run's run.toml and nothing else: whatever it shows, a script can read too.
+It never writes into a run. Nothing here needs torch; only server.py needs aiohttp.
 """
+
+from lakh.room.house import House
+
+__all__ = ["House"]

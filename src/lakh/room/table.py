@@ -1,0 +1,96 @@
+"""What each step measured, in columns that grow, and which steps were kept.
+
+A run that goes back (a restart, a rewind) does steps once more: from the first of them on, what was done before counts
+as lost. Appending is a list operation; columns become arrays when someone asks.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["COLUMNS", "StepTable"]
+
+COLUMNS = ("step", "time_s", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "step_s", "data_wait_s", "mfu")
+STEP = COLUMNS.index("step")
+all_columns = operator.itemgetter(*COLUMNS)
+
+
+class StepTable:
+    def __init__(self) -> None:
+        self._rows = np.empty((1024, len(COLUMNS)))
+        self._kept = np.empty(1024, dtype=bool)
+        self._count = 0
+        self._new: list[tuple[Any, ...]] = []
+        self.last_step = -1
+        self.skipped: set[int] = set()
+        """Steps whose update was not applied."""
+
+    def __len__(self) -> int:
+        return self._count + len(self._new)
+
+    def append(self, record: dict[str, Any]) -> None:
+        step = record["step"]
+        if step <= self.last_step:
+            self.go_back(step - 1)
+        try:
+            self._new.append(all_columns(record))
+        except KeyError:  # another version's
+            self._new.append(tuple(record.get(name) for name in COLUMNS))
+        self.last_step = step
+
+    def go_back(self, to_step: int) -> None:
+        """Whatever came after `to_step` is lost."""
+        rows, kept = self.rows, self._kept[: self._count]
+        kept &= rows[:, STEP] <= to_step
+        self.skipped = {step for step in self.skipped if step <= to_step}
+        self.last_step = to_step
+
+    @property
+    def rows(self) -> NDArray[np.float64]:
+        self._settle()
+        return self._rows[: self._count]
+
+    @property
+    def kept(self) -> NDArray[np.bool_]:
+        """Which rows are part of the run as it stands; a skipped step is not."""
+        rows = self.rows
+        kept = self._kept[: self._count].copy()
+        if self.skipped:
+            kept &= ~np.isin(rows[:, STEP], list(self.skipped))
+        return kept
+
+    @property
+    def current(self) -> NDArray[np.bool_]:
+        """Which rows were not done again; a skipped step is among them."""
+        self._settle()
+        return self._kept[: self._count].copy()
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        return self.rows[:, COLUMNS.index(name)]
+
+    def _settle(self) -> None:
+        if not self._new:
+            return
+        needed = self._count + len(self._new)
+        if needed > len(self._rows):
+            size = max(needed, 2 * len(self._rows))
+            rows, kept = np.empty((size, len(COLUMNS))), np.empty(size, dtype=bool)
+            rows[: self._count], kept[: self._count] = self._rows[: self._count], self._kept[: self._count]
+            self._rows, self._kept = rows, kept
+        try:
+            self._rows[self._count : needed] = self._new  # None becomes NaN
+        except (TypeError, ValueError):
+            self._rows[self._count : needed] = [tuple(map(number, row)) for row in self._new]
+        self._kept[self._count : needed] = True
+        self._count = needed
+        self._new = []
+
+
+def number(value: Any) -> float:
+    """A float of what should be one; NaN for everything else, so that a strange file is shown and not refused."""
+    return float(value) if isinstance(value, int | float) else math.nan

@@ -1,0 +1,88 @@
+"""Event files are read a bite at a time, in order of time, and never wrongly."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lakh.room import tail
+from lakh.room.tail import Replaced, Tails
+
+
+def write(path: Path, *times: float, mode: str = "a", end: str = "\n") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open(mode) as file:
+        file.write("\n".join(json.dumps({"time_s": t, "rank": 0, "step": 1, "kind": "x"}) for t in times) + end)
+
+
+def times_of(tails: Tails) -> list[float]:
+    records, _ = tails.new_records(5.0)
+    return [record["time_s"] for record in records]
+
+
+def test_a_half_written_line_waits_until_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events" / "rank-00000.jsonl"
+    tails = Tails(tmp_path)
+    assert times_of(tails) == []  # no folder of events yet
+    write(path, 1.0)
+    with path.open("a") as file:
+        file.write('{"time_s": 2.0, "ra')
+    assert times_of(tails) == [1.0]
+    assert tails.new_records(5.0) == ([], False)
+    with path.open("a") as file:
+        file.write('nk": 0, "step": 1, "kind": "x"}\n')
+    assert times_of(tails) == [2.0]
+    assert tails.unreadable == 0
+
+
+def test_lines_that_are_no_records_are_counted_and_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events" / "rank-00000.jsonl"
+    write(path, 1.0)
+    with path.open("ab") as file:
+        file.write(b'\x00\x00\xff\n[1]\n{"kind": 3, "time_s": 1, "step": 0}\n{"kind": "x", "time_s": null}\n')
+    write(path, 2.0)
+    tails = Tails(tmp_path)
+    assert times_of(tails) == [1.0, 2.0]
+    assert tails.unreadable == 4
+
+
+@pytest.mark.parametrize("bite_bytes", [64, 150, 1 << 20])
+def test_files_of_several_ranks_come_in_order_of_time_whatever_the_bite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bite_bytes: int
+) -> None:
+    monkeypatch.setattr(tail, "BITE_BYTES", bite_bytes)
+    write(tmp_path / "events" / "rank-00000.jsonl", *[float(t) for t in range(0, 100, 2)])
+    write(tmp_path / "events" / "rank-00001.jsonl", *[float(t) for t in range(1, 100, 2)])
+    tails, found, more = Tails(tmp_path), [], True
+    while more:
+        records, more = tails.new_records(0.0)
+        found += [record["time_s"] for record in records]
+    assert found == [float(t) for t in range(100)]
+    assert tails.read_bytes == tails.size_bytes
+
+
+def test_a_hole_longer_than_any_record_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "BITE_BYTES", 128)
+    path = tmp_path / "events" / "rank-00000.jsonl"
+    write(path, 1.0)
+    with path.open("ab") as file:
+        file.write(b"\0" * 1000 + b"\n")
+    write(path, 2.0)
+    tails = Tails(tmp_path)
+    assert times_of(tails) == [1.0, 2.0]
+    assert tails.unreadable > 0
+
+
+def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "events" / "rank-00000.jsonl"
+    write(path, 1.0, 2.0, 3.0)
+    tails = Tails(tmp_path)
+    assert len(times_of(tails)) == 3
+    write(path, 9.0, mode="w")
+    with pytest.raises(Replaced):
+        tails.new_records(5.0)
+    tails = Tails(tmp_path)
+    assert times_of(tails) == [9.0]
+    path.unlink()
+    with pytest.raises(Replaced):
+        tails.new_records(5.0)

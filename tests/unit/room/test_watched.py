@@ -1,0 +1,178 @@
+"""What the room says about a run follows from its events."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakh import events
+from lakh.room.house import House
+from lakh.room.page import as_json, page
+from lakh.room.spent import CLASSES
+from lakh.room.watched import Watched
+
+
+def watched(story: Any) -> dict[str, Any]:
+    run = Watched("run", story.run_dir)
+    while run.refresh():
+        pass
+    return run.data(story.now_s + 1.0, points=600)
+
+
+def test_a_run_that_was_hurt_and_went_on(hurt_run: Any) -> None:
+    found = watched(hurt_run)
+    assert found["state"] == {"word": "done", "reason": "last step done"}
+    assert (found["step"], found["steps"], found["restarts"]) == (120, 120, 1)
+    assert found["curves"]["loss"]["step"] == list(range(1, 121))  # each step once: as it was kept
+    assert found["curves"]["lost_loss"]["step"] == list(range(51, 71))
+    assert found["curves"]["heldout"]["value"] == [4.2, 4.1]
+    assert found["curves"]["bits-per-byte: bits_per_byte"]["value"] == [1.75, 1.5]
+    assert [score["passed"] for score in found["scores"]["humaneval"]] == [1, 3]
+    assert found["checkpoints_at"]["step"] == [50, 100]
+    kinds = [told["kind"] for told in found["unusual"]]
+    assert kinds == ["run_ended", "run_started", "restarted", "fault_struck", "run_started"]
+    assert [mark["what"] for mark in found["marks"]] == ["serious", "serious"]
+    assert [mark["step"] for mark in found["marks"]] == [70, 70]
+
+
+def test_time_is_shared_out_as_the_trainer_does(hurt_run: Any) -> None:
+    from lakh.trainer.goodput import goodput
+
+    theirs = goodput(events.read(hurt_run.run_dir, rank=0))
+    found = watched(hurt_run)
+    assert found["goodput"] == pytest.approx(theirs["ratio"])
+    assert found["spent_s"] == pytest.approx(theirs["classes_s"], abs=1e-6)
+    assert found["spent_s"]["lost"] == pytest.approx(20.0)
+    assert found["spent_s"]["down"] == pytest.approx(4.0)
+
+
+def test_by_the_clock_every_stretch_is_shared_out_whole_and_sums_to_the_same(hurt_run: Any) -> None:
+    found = watched(hurt_run)
+    shares, width_s = found["clock"]["shares"], (found["clock"]["ended_s"] - found["clock"]["began_s"]) / 120
+    for parts in zip(*shares.values(), strict=True):
+        assert sum(parts) == pytest.approx(1.0, abs=0.002)  # each of eight is rounded to four digits
+    for name in CLASSES:
+        # The same rounding, over 120 stretches.
+        assert sum(shares[name]) * width_s == pytest.approx(found["spent_s"][name], abs=120 * 5e-5 * width_s + 1e-6)
+
+
+def test_steps_that_a_run_went_back_over_are_lost_at_once(story: Any) -> None:
+    story.begin()
+    story.steps(1, 30)
+    story.tell("rewound", step=30, to_step=20, reason="loss 9 is far above 4", skipped=[[232, 240]])
+    found = watched(story)
+    assert found["curves"]["loss"]["step"][-1] == 20
+    assert found["spent_s"]["lost"] == pytest.approx(10.0)
+    assert "went back to step 20 (8 sequences" in found["unusual"][0]["text"]
+
+
+def test_a_skipped_step_is_told_once_for_all_ranks_and_is_not_productive(story: Any) -> None:
+    story.begin()
+    for rank in (0, 1):
+        story.tell("step_skipped", step=1, rank=rank, reason="gradient norm inf is not finite")
+    story.steps(1, 3)
+    found = watched(story)
+    [told] = [told for told in found["unusual"] if told["kind"] == "step_skipped"]
+    assert told["ranks"] == [0, 1]
+    assert found["spent_s"]["lost"] == pytest.approx(1.0)
+
+
+def test_a_spike_and_a_loss_that_is_no_number_are_told_and_drawn(story: Any) -> None:
+    story.begin()
+    losses = {81: 9.0, 82: 8.0, 90: math.nan}
+    story.steps(1, 100, loss=lambda step: losses.get(step, 4.0))
+    found = watched(story)
+    texts = [told["text"] for told in found["unusual"] if told["kind"] == "spike of loss"]
+    assert texts == ["loss is no number", "loss 9, usually about 4"]
+    assert [told["last_step"] for told in found["unusual"] if told["kind"] == "spike of loss"] == [90, 82]
+    assert None in found["curves"]["loss"]["value"]
+    assert "NaN" not in as_json(found)
+
+
+def test_events_of_another_version_are_shown_as_they_are(story: Any) -> None:
+    story.begin()
+    story.tell("teleported", step=3, to="node-7", reason="it could")
+    story.tell("ranks_lost", step=4, who=[3])  # fields that we do not know
+    story.tell("step_done", step=5, loss="high")
+    story.tell("resources", step=5, memory_bytes="?")
+    found = watched(story)
+    texts = [told["text"] for told in found["unusual"]]
+    assert "teleported: it could (to node-7)" in texts
+    assert "ranks lost (who [3])" in texts
+    assert found["step"] == 5
+    json.loads(as_json(found))
+
+
+def test_what_a_run_is_doing_now(story: Any) -> None:
+    run = Watched("run", story.run_dir)
+    run.refresh()
+    assert run.data(story.now_s, points=10)["state"]["word"] == "waiting"
+    story.begin()
+    run.refresh()
+    assert run.data(story.now_s, points=10)["state"]["word"] == "starting"
+    (story.run_dir / "run.toml").write_text("[train]\nsteps = 100\n")
+    story.steps(1, 50)
+    run.refresh()
+    now = run.data(story.now_s, points=10)
+    assert now["state"]["word"] == "running"
+    assert now["left_s"] == pytest.approx(50 * 53 / 50)  # at the pace so far, with the 3 s of its start
+    assert run.data(story.now_s + 3600, points=10)["state"]["word"] == "silent"
+    story.tell("run_ended", step=50, reason="stopped by SIGTERM", seconds=50.0)
+    run.refresh()
+    assert run.data(story.now_s, points=10)["state"] == {"word": "stopped", "reason": "stopped by SIGTERM"}
+    story.begin(50)
+    story.steps(51, 51)
+    run.refresh()
+    assert run.data(story.now_s, points=10)["state"]["word"] == "running"
+
+
+def test_a_folder_that_is_used_again_is_read_from_its_beginning(story: Any) -> None:
+    story.begin()
+    story.steps(1, 20)
+    run = Watched("run", story.run_dir)
+    run.refresh()
+    (story.run_dir / "events" / "rank-00000.jsonl").unlink()
+    story.begin()
+    story.steps(1, 3)
+    while run.refresh():
+        pass
+    assert run.data(story.now_s, points=10)["step"] == 3
+
+
+def test_a_window_of_steps_is_given_in_full(story: Any) -> None:
+    story.begin()
+    story.steps(1, 500)
+    run = Watched("run", story.run_dir)
+    run.refresh()
+    whole = run.data(story.now_s, points=50)["curves"]["loss"]["step"]
+    part = run.data(story.now_s, points=50, window=(100.0, 140.0))["curves"]["loss"]["step"]
+    assert len(whole) <= 50
+    assert part == list(range(100, 141))
+
+
+def test_several_runs_side_by_side_the_newest_first(tmp_path: Path, new_story: Callable[[Path], Any]) -> None:
+    for number, name in enumerate(("a", "deep/er/b")):
+        told = new_story(tmp_path / name)
+        told.now_s += number
+        told.begin()
+        told.steps(1, 5)
+    (tmp_path / "a" / "checkpoints" / "events").mkdir(parents=True)  # not a run
+    house = House(str(tmp_path))
+    house.read_all()
+    data = house.data()
+    assert [run["name"] for run in data["runs"]] == ["deep/er/b", "a"]
+    assert [run["name"] for run in house.data(["a"])["details"]] == ["a"]
+
+
+def test_the_page_holds_its_data_and_asks_nobody_else(hurt_run: Any) -> None:
+    hurt_run.tell("teleported", reason="</script><script>alert(1)</script><!--")
+    text = page({"details": [watched(hurt_run)], "runs": [], "folder": "x", "lakh": "0", "time_s": 0.0})
+    assert text.count("</script>") == 2
+    assert "http://" not in text.replace("http://www.w3.org/", "")
+    assert "https://" not in text
+    assert "/*" not in text.split("<script")[1]
