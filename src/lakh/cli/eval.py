@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from lakh.cli.eval_generate import generate as generate_only
-from lakh.cli.eval_options import asking_options, common, make_sandbox, split_names, task_folder
+from lakh.cli.eval_options import TEXTS_OPTION, asking_options, common, make_sandbox, split_names, task_folder
 from lakh.cli.eval_results import curve, diff, export, reproduce, watch
 from lakh.cli.eval_show import bar, generated, show
 from lakh.cli.face import Answer, answers
@@ -38,11 +38,12 @@ evaluate.default = "model"
 @evaluate.command()
 @click.argument("model")
 @asking_options
+@TEXTS_OPTION
 @common
 @answers
 def model(
-    model: str, tasks: str, n: int, data: str | None, limit: int | None, out: str | None, workers: int | None,
-    rung: str | None, unsafe: bool, **asked: Any,
+    model: str, tasks: str, n: int, texts: str | None, data: str | None, limit: int | None, out: str | None,
+    workers: int | None, rung: str | None, unsafe: bool, **asked: Any,
 ) -> Answer:  # fmt: skip
     """Generate completions with a model and score them.
 
@@ -53,7 +54,7 @@ def model(
     origin = origin_from(model, **asked)
     blocks: list[dict[str, Any]] = []
     if BITS_PER_BYTE in names:
-        blocks.append(_bits_per_byte(model, data, limit))
+        blocks.append(_bits_per_byte(model, texts or data, limit))
     loaded = [load_task(name, data).first(limit) for name in names if name != BITS_PER_BYTE]
     for task in loaded:
         check_request(task, origin, n)

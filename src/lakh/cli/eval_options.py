@@ -15,6 +15,7 @@ from lakh.evals.task import Task
 __all__ = [
     "DATA_OPTION",
     "LIMIT_OPTION",
+    "TEXTS_OPTION",
     "asking_options",
     "common",
     "make_sandbox",
@@ -25,6 +26,8 @@ __all__ = [
 
 DATA_OPTION = click.option("--data", metavar="PATH", help="The benchmark's file, or the folder it lies in.")
 LIMIT_OPTION = click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N problems only.")
+
+TEXTS_OPTION = click.option("--texts", metavar="PATH", help="Code for bits-per-byte; default: what --data says.")
 
 
 def common(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import click
 
-from lakh.cli.eval_options import common, make_sandbox, sampling_options, split_names
+from lakh.cli.eval_options import TEXTS_OPTION, common, make_sandbox, sampling_options, split_names
 from lakh.cli.eval_show import bar
 from lakh.cli.face import Answer, answers, console, table
 from lakh.errors import LakhError, UserError
@@ -116,41 +117,46 @@ def export(samples: str, name: str, data: str | None, out: str, partial: bool) -
 @click.option("--every", default=1, show_default=True, type=click.IntRange(min=1), help="Steps divisible by this only.")
 @click.option("--once", is_flag=True, help="Score what is there and leave; default: wait for more until Ctrl-C.")
 @click.option("--poll", default=5.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds between looks.")
+@TEXTS_OPTION
 @common
 @answers
 def watch(
     run_dir: str, tasks: str, n: int, temperature: float, top_p: float, seed: int, max_tokens: int, every: int,
-    once: bool, poll: float, data: str | None, limit: int | None, out: str | None, workers: int | None,
-    rung: str | None, unsafe: bool,
+    once: bool, poll: float, texts: str | None, data: str | None, limit: int | None, out: str | None,
+    workers: int | None, rung: str | None, unsafe: bool,
 ) -> Answer:  # fmt: skip
     """Score the checkpoints of a run as they appear, beside its training."""
     from lakh.evals.generate import check_request
+    from lakh.evals.perplexity import NAME as BITS_PER_BYTE
+    from lakh.evals.tasks.lines import source_texts
     from lakh.evals.watch import watch as follow
 
     if out is not None:
         raise UserError("--out", "results of a run are kept in the run, under evals/", "leave --out out")
-    loaded = [load_task(name, data).first(limit) for name in split_names(tasks)]
+    names = split_names(tasks)
+    read = source_texts(texts or data, BITS_PER_BYTE)[:limit] if BITS_PER_BYTE in names else []
+    loaded = [load_task(name, data).first(limit) for name in names if name != BITS_PER_BYTE]
     origin = Origin(run_dir, temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
     for task in loaded:
         check_request(task, origin, n)
-    rows: list[dict[str, object]] = []
+    columns = ["step", "task", "passed", "total", "pass_at_k", "bits_per_byte", "interval"]
+    rows: list[dict[str, Any]] = []
 
-    def tell(step: int, result: Result) -> None:
-        found = result.as_dict()
-        rows.append({"step": step, "task": found["task"], "passed": found["passed"], "total": found["total"],
-                     "pass_at_k": found["pass_at_k"], "interval": found["interval"]})  # fmt: skip
-        console().print(f"step {step}: {found['task']} {found['passed']} of {found['total']} passed")
+    def tell(step: int, found: dict[str, Any]) -> None:
+        rows.append({"step": step} | {key: found.get(key) for key in columns[1:]})
+        said = f"{found['passed']} of {found['total']} passed" if "passed" in found else f"{found['bits_per_byte']:.4f}"
+        console().print(f"step {step}: {found['task']} {said}")
 
     def passed_over(path: str, error: LakhError) -> None:
         console().print(f"warning: passed over {path}: {error}", style="yellow")
 
     with make_sandbox(unsafe, rung) as sandbox:
         follow(
-            run_dir, loaded, sandbox, origin, n=n, every=every, poll_s=poll, until=lambda: once, told=tell,
-            passed_over=passed_over, workers=workers,
+            run_dir, loaded, sandbox, origin, n=n, every=every, poll_s=poll, until=lambda: once, texts=read,
+            told=tell, passed_over=passed_over, workers=workers,
         )  # fmt: skip
-    columns = ["step", "task", "passed", "total"]
-    text = table(columns, [[row[key] for key in columns] for row in rows]) if rows else "nothing new to score"
+    shown = ["step", "task", "passed", "total", "bits_per_byte"]
+    text = table(shown, [[row[key] for key in shown] for row in rows]) if rows else "nothing new to score"
     return Answer({"results": rows}, text)
 
 

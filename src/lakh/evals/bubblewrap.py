@@ -25,7 +25,7 @@ from pathlib import Path
 
 from lakh.evals import seccomp
 from lakh.evals.verdict import Limits
-from lakh.evals.walls import NOBODY, Start, inner_command, next_uid
+from lakh.evals.walls import NOBODY, PROBE_TOOLS, Start, inner_command, next_uid
 
 __all__ = ["Bubblewrap", "command", "find", "visible"]
 
@@ -109,28 +109,9 @@ def _bind_python(prefix: Path) -> list[str]:
     return [*words, "--ro-bind", str(prefix), str(prefix)]
 
 
-_PROBE = """
-import ctypes, os, socket, time
-def refused(call, *arguments):
-    try:
-        call(*arguments)
-    except OSError:
-        return True
-    return False
-def forks_without_end():
-    children = []
-    try:
-        for _ in range(32):
-            child = os.fork()
-            if child == 0:
-                time.sleep(60)
-                os._exit(0)
-            children.append(child)
-    finally:  # leave the place as it was: it is used again
-        for child in children:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-def check():
+_PROBE = (
+    PROBE_TOOLS
+    + """def check():
     assert set(os.listdir("/")) <= VISIBLE, "folders of the host are visible"
     assert os.listdir("/tmp") == [], "/tmp is not private"
     assert refused(open, "/etc/passwd"), "the host's users are visible"
@@ -146,3 +127,4 @@ def check():
     assert not FILTERED or ctypes.CDLL(None).unshare(0x10000000) != 0, "can make user namespaces"
     assert refused(forks_without_end), "the number of processes is not limited"
 """
+)

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from lakh.errors import UserError
 from lakh.evals import inside, seccomp
 from lakh.evals.verdict import Limits
-from lakh.evals.walls import ENVIRONMENT, PYTHON_FLAGS, TOGETHER, Start
+from lakh.evals.walls import ENVIRONMENT, PROBE_TOOLS, PYTHON_FLAGS, TOGETHER, Start
 
 __all__ = ["Container", "command", "find", "image"]
 
@@ -135,28 +135,9 @@ def _has_runsc(engine: str) -> bool:
         return False
 
 
-_PROBE = """
-import ctypes, os, socket, time
-def refused(call, *arguments):
-    try:
-        call(*arguments)
-    except OSError:
-        return True
-    return False
-def forks_without_end():
-    children = []
-    try:
-        for _ in range(32):
-            child = os.fork()
-            if child == 0:
-                time.sleep(60)
-                os._exit(0)
-            children.append(child)
-    finally:
-        for child in children:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-def check():
+_PROBE = (
+    PROBE_TOOLS
+    + """def check():
     assert not os.path.exists(FILE), "files of the host are visible"
     assert os.listdir("/tmp") == [], "/tmp is not private"
     for path in ("/probe", "/usr/probe", "/etc/probe", os.path.join(os.path.dirname(os.__file__), "probe")):
@@ -171,3 +152,4 @@ def check():
     assert not FILTERED or ctypes.CDLL(None).unshare(0x10000000) != 0, "can make user namespaces"
     assert refused(forks_without_end), "the number of processes is not limited"
 """
+)

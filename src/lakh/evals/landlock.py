@@ -24,7 +24,7 @@ from pathlib import Path
 from lakh.errors import UserError
 from lakh.evals import seccomp
 from lakh.evals.verdict import Limits
-from lakh.evals.walls import Start, inner_command, next_uid
+from lakh.evals.walls import PROBE_TOOLS, Start, inner_command, next_uid
 
 __all__ = ["Landlock"]
 
@@ -120,15 +120,9 @@ def _threads_of(uid: int) -> int:
     return count
 
 
-_PROBE = """
-import os, signal, socket
-def refused(call, *arguments):
-    try:
-        call(*arguments)
-    except OSError:
-        return True
-    return False
-def check():
+_PROBE = (
+    PROBE_TOOLS
+    + """def check():
     assert refused(open, "/etc/passwd"), "the host's users can be read"
     assert refused(open, FILE), "files outside the system folders can be read"
     assert refused(os.listdir, "/proc"), "/proc can be read"
@@ -143,3 +137,4 @@ def check():
     assert refused(os.chmod, "/tmp", 0o700), "can change modes"
     assert refused(os.setsid), "can leave its process group"
 """
+)

@@ -26,6 +26,7 @@ from lakh.evals.verdict import Limits
 
 __all__ = [
     "ENVIRONMENT",
+    "PROBE_TOOLS",
     "PYTHON_FLAGS",
     "TOGETHER",
     "NoWalls",
@@ -44,6 +45,30 @@ UIDS_PER_PROCESS = 256
 # Not -I: it would ignore PYTHONHASHSEED, and with it the order of sets would change from run to run.
 PYTHON_FLAGS = ("-s", "-S", "-P", "-B")
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+
+# The beginning of every rung's probe: what its check() asks with.
+PROBE_TOOLS = """
+import ctypes, os, signal, socket, time
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError:
+        return True
+    return False
+def forks_without_end():
+    children = []
+    try:
+        for _ in range(32):
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            children.append(child)
+    finally:  # leave the place as it was: it is used again
+        for child in children:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+"""
 
 _counter = itertools.count()
 

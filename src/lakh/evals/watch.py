@@ -1,19 +1,22 @@
 """Checkpoints of a run, evaluated as they appear: beside the training, in another process, on CPUs that are free.
 
-Each result is kept under RUN/evals/<step>/<task>/ and told as an event of the run, `scored`; `curve` gives them in the
-order of steps, for whoever draws them. What has a result.json is done: a watch that was stopped goes on with the rest.
-The trainer is never waited for and never slowed but by the use of the machine; a checkpoint that is removed while it is
-read is passed over.
+Each result is kept under RUN/evals/<step>/<task>/ and told as an event of the run: `scored` for a benchmark, `measured`
+for bits per byte. `curve` gives the scores in the order of steps, and the control room draws both. What has a
+result.json is done: a watch that was stopped goes on with the rest. The trainer is never waited for and never slowed
+but by the use of the machine; a checkpoint that is removed while it is read is passed over.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lakh import events, storage
 from lakh.errors import LakhError, UserError
+from lakh.evals import perplexity
 from lakh.evals.generate import Generator, generate, load_engine
 from lakh.evals.protocol import Origin
 from lakh.evals.run import Result, score
@@ -24,6 +27,7 @@ __all__ = ["WATCHER_RANK", "Pending", "curve", "pending", "watch"]
 
 WATCHER_RANK = 99_999  # its own file of events: those of the ranks have one writer each
 FOLDER = "evals"
+RESULT = "result.json"
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Pending:
     out: str
 
 
-def pending(run_dir: str, tasks: Sequence[Task], *, every: int = 1) -> list[tuple[Task, Pending]]:
+def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> list[tuple[str, Pending]]:
     """What is not scored yet: the newest checkpoint first, and of all only every `every`-th step."""
     from lakh.checkpoint import list_complete
 
@@ -41,10 +45,10 @@ def pending(run_dir: str, tasks: Sequence[Task], *, every: int = 1) -> list[tupl
     for step, folder in reversed(list_complete(run_dir)):
         if step % every:
             continue
-        for task in tasks:
-            out = storage.join(run_dir, FOLDER, f"{step:08d}", task.name)
-            if not storage.exists(storage.join(out, "result.json")):
-                found.append((task, Pending(step, folder, out)))
+        for name in names:
+            out = storage.join(run_dir, FOLDER, f"{step:08d}", name)
+            if not storage.exists(storage.join(out, RESULT)):
+                found.append((name, Pending(step, folder, out)))
     return found
 
 
@@ -58,31 +62,48 @@ def watch(
     every: int = 1,
     poll_s: float = 5.0,
     until: Callable[[], bool] = lambda: False,
-    told: Callable[[int, Result], None] | None = None,
+    texts: Sequence[tuple[str, str]] = (),
+    told: Callable[[int, dict[str, Any]], None] | None = None,
     passed_over: Callable[[str, LakhError], None] | None = None,
     load: Callable[[str], Generator] = load_engine,
+    measure: Callable[[str, Sequence[tuple[str, str]]], perplexity.BitsPerByte] = perplexity.measure,
     workers: int | None = None,
 ) -> int:
-    """Score checkpoints until `until()` holds and none is left. Returns how many results were made."""
+    """Score checkpoints until `until()` holds and none is left. Returns how many results were made.
+
+    Where `texts` (name, text) are given, bits per byte are measured on them too.
+    """
     if not storage.exists(run_dir):
         raise UserError(run_dir, "no such folder", "give the folder of a run: lakh train --out RUNDIR")
     made, refused = 0, set()
     loaded: tuple[str, Generator] | None = None  # tasks of one checkpoint follow each other
+
+    def judge(name: str, item: Pending) -> tuple[dict[str, Any], events.Event]:
+        nonlocal loaded
+        if name == perplexity.NAME:
+            found = measure(item.checkpoint, texts).as_dict()
+            storage.write_bytes(storage.join(item.out, RESULT), json.dumps(found, indent=1).encode())
+            return found, _measured(item, found)
+        if loaded is None or loaded[0] != item.checkpoint:
+            loaded = item.checkpoint, load(item.checkpoint)
+        samples = generate(loaded[1], by_name[name], origin, n=n)
+        result = score(by_name[name], samples, sandbox, origin, workers=workers, out=item.out)
+        return result.as_dict(), _scored(item, result)
+
+    by_name = {task.name: task for task in tasks}
+    names = [*by_name, *([perplexity.NAME] if texts else [])]
     with events.Log(run_dir, WATCHER_RANK) as log:
         while True:
             last = until()
-            waiting = [(task, item) for task, item in pending(run_dir, tasks, every=every) if item.out not in refused]
+            waiting = [(name, item) for name, item in pending(run_dir, names, every=every) if item.out not in refused]
             if not waiting:
                 if last:
                     return made
                 time.sleep(poll_s)
                 continue
-            task, item = waiting[0]
+            name, item = waiting[0]
             try:
-                if loaded is None or loaded[0] != item.checkpoint:
-                    loaded = item.checkpoint, load(item.checkpoint)
-                samples = generate(loaded[1], task, origin, n=n)
-                result = score(task, samples, sandbox, origin, workers=workers, out=item.out)
+                found, event = judge(name, item)
             except LakhError as error:
                 if isinstance(error, UserError) and storage.exists(item.checkpoint):
                     raise
@@ -91,9 +112,9 @@ def watch(
                     passed_over(item.checkpoint, error)
                 continue
             made += 1
-            log.write(_event(item, result))
+            log.write(event)
             if told:
-                told(item.step, result)
+                told(item.step, found)
 
 
 def curve(run_dir: str, task: str | None = None) -> list[events.Scored]:
@@ -108,7 +129,13 @@ def curve(run_dir: str, task: str | None = None) -> list[events.Scored]:
     return [found[key] for key in sorted(found)]
 
 
-def _event(item: Pending, result: Result) -> events.Scored:
+def _measured(item: Pending, found: dict[str, Any]) -> events.Measured:
+    low, high = found["interval"]
+    values = {"bits_per_byte": found["bits_per_byte"], "low": low, "high": high}
+    return events.Measured(step=item.step, hook=perplexity.NAME, values=values)
+
+
+def _scored(item: Pending, result: Result) -> events.Scored:
     summary = result.summary
     low, high = summary.interval or (None, None)
     return events.Scored(

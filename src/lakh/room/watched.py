@@ -96,9 +96,11 @@ class Watched:
         elif kind == "scored":
             self._scores.setdefault(str(record.get("task")), {})[record["step"]] = record
         elif kind == "measured" and isinstance(record.get("values"), dict):
-            for name, value in record["values"].items():
+            values = record["values"]
+            bounds = {key: values[key] for key in ("low", "high")} if {"low", "high"} < values.keys() else {}
+            for name in values.keys() - bounds:
                 named = f"{record.get('hook')}: {name}"
-                self._measured.setdefault(named, {})[record["step"]] = {**record, "value": number(value)}
+                self._measured.setdefault(named, {})[record["step"]] = {**record, "value": values[name], **bounds}
         elif kind == "checkpoint_saved" and rank == 0:
             self._checkpoints.append(record["step"], record["time_s"])
         else:
@@ -266,6 +268,8 @@ class Watched:
                 told = [(row["step"], row["time_s"], number(row.get("value", row.get("loss")))) for row in chosen]
                 steps, times, values = np.array(told, dtype=float).T
                 found[name] = thinned(steps, times, values, points)
+                if "low" in chosen[-1] and len(found[name]["value"]) == len(chosen):
+                    found[name] |= {key: [_or_none(row.get(key)) for row in chosen] for key in ("low", "high")}
         memory = [row for row in self._memory if window is None or window[0] <= row[0] <= window[1]]
         if memory:
             steps, times, values = np.array(memory, dtype=float).T
@@ -297,6 +301,10 @@ def _recent(table: StepTable, name: str) -> float | None:
 def _last(table: StepTable, name: str) -> float | None:
     values = _finite(table, name)
     return float(values[-1]) if len(values) else None
+
+
+def _or_none(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None
 
 
 def _share(part: float | None, whole: float) -> float | None:

@@ -13,6 +13,7 @@ import pytest
 from lakh import events
 from lakh.cli import main
 from lakh.errors import DataError, LakhError, UserError
+from lakh.evals.perplexity import BitsPerByte
 from lakh.evals.protocol import Origin
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
@@ -110,6 +111,25 @@ def test_a_checkpoint_that_vanishes_is_passed_over(run_dir: Path, toy_task: Task
 
     assert follow(run_dir, toy_task, sandbox, load=load, passed_over=hear) == 2
     assert passed_over == ["3"]
+
+
+def test_bits_per_byte_are_measured_once_beside_the_scores(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
+    texts = [("a.py", "x = 1\n")]
+
+    def measure(path: str, given: Sequence[tuple[str, str]]) -> BitsPerByte:
+        assert given == texts
+        bits = 48.0 / int(Path(path).name)
+        return BitsPerByte(path, 1, 5, 6, bits, (bits / 6 - 0.1, bits / 6 + 0.1), 512, "sha", 0.1)
+
+    told: list[tuple[int, str]] = []
+    more = {"texts": texts, "measure": measure, "told": lambda step, found: told.append((step, found["task"]))}
+    assert follow(run_dir, toy_task, sandbox, **more) == 6
+    assert told[:2] == [(3, "toy"), (3, "bits-per-byte")]
+    assert follow(run_dir, toy_task, sandbox, **more) == 0
+    found = [event for event in events.read(run_dir) if isinstance(event, events.Measured)]
+    assert [(event.step, event.values["bits_per_byte"]) for event in found] == [(3, 8 / 3), (2, 4.0), (1, 8.0)]
+    assert found[1].values["high"] == pytest.approx(4.1)
+    assert json.loads((run_dir / "evals" / "00000002" / "bits-per-byte" / "result.json").read_text())["bytes"] == 6
 
 
 def test_the_command_draws_the_curve(

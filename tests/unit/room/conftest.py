@@ -12,6 +12,11 @@ import pytest
 START_S = 1_800_000_000.0
 
 
+def bits(step: int) -> dict[str, float]:
+    value = 2.0 - step / 200
+    return {"bits_per_byte": value, "low": value - 0.1, "high": value + 0.1}
+
+
 class Story:
     """Writes events of one run; the clock goes on by what each takes."""
 
@@ -67,7 +72,7 @@ def hurt_run(story: Story) -> Story:
     for step, passed in ((50, 1), (100, 3)):
         result = {"pass_at_1": passed / 10, "low": passed / 20, "high": passed / 5, "passed": passed, "total": 10}
         story.tell("scored", step=step, rank=99_999, task="humaneval", **result, seconds=1.0, path="x")
-        story.tell("measured", step=step, rank=99_999, hook="bits-per-byte", values={"bits_per_byte": 2.0 - step / 200})
+        story.tell("measured", step=step, rank=99_999, hook="bits-per-byte", values=bits(step))
     story.steps(101, 120)
     story.tell("run_ended", step=120, reason="last step done", seconds=130.0)
     return story

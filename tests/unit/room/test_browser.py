@@ -101,7 +101,7 @@ async def _drive(story: Any, tmp_path: Path) -> None:
             for words in ("Loss, nats per token", "humaneval: pass@1", "Bits per byte", "killed by SIGKILL", "goodput"):
                 assert words in shown
             assert await tab.ask("document.querySelectorAll('svg path.mean').length") >= 7
-            assert await tab.ask("document.querySelectorAll('svg .whisker').length") == 2
+            assert await tab.ask("document.querySelectorAll('svg .whisker').length") == 4
             assert await tab.ask("document.querySelectorAll('svg .m-serious').length") > 2
             assert not await tab.ask(
                 "[...document.querySelectorAll('path')].some(p => /NaN|Infinity/.test(p.getAttribute('d')))"

@@ -32,6 +32,8 @@ def test_a_run_that_was_hurt_and_went_on(hurt_run: Any) -> None:
     assert found["curves"]["lost_loss"]["step"] == list(range(51, 71))
     assert found["curves"]["heldout"]["value"] == [4.2, 4.1]
     assert found["curves"]["bits-per-byte: bits_per_byte"]["value"] == [1.75, 1.5]
+    assert found["curves"]["bits-per-byte: bits_per_byte"]["low"] == [1.65, 1.4]
+    assert not any(name.endswith((": low", ": high")) for name in found["curves"])
     assert [score["passed"] for score in found["scores"]["humaneval"]] == [1, 3]
     assert found["checkpoints_at"]["step"] == [50, 100]
     kinds = [told["kind"] for told in found["unusual"]]

@@ -335,7 +335,7 @@ function curveChart(runs, name, options) {
   const lines = have.map((run) => {
     const part = run.curves[name], label = runs.length > 1 ? run.name : "";
     const paint = runs.length > 1 ? colour(runs.indexOf(run)) : options.colour;
-    return part.mean ? { label, colour: paint, raw: part, mean: part.mean } : { label, colour: paint, dots: part };
+    return part.mean ? { label, colour: paint, raw: part, mean: part.mean } : { label, colour: paint, dots: part, low: part.low, high: part.high };
   });
   return chart({ ...options, lines, marks: runs.length === 1 ? runs[0].marks : [] });
 }
