@@ -2,7 +2,7 @@
 
 `import lakh.c3` makes the name known where torch is installed; then `dist.init_process_group("c3")`. In reading order:
 `spec/collectives.py` (schedules as data), `verify.py` (proves them), `topology.py` and `selection.py` (which one, and
-why), `group.py` (a group of ranks without torch, over the native core in native/), `torch_backend.py` (what torch calls;
+why), `group.py` (ranks without torch, over the native core in native/), `torch_backend.py` (what torch calls;
 torch_group.py, torch_work.py and torch_tensors.py are its parts), `memory.py` (registered tensors). This room knows no
 model.
 """

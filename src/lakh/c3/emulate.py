@@ -92,7 +92,7 @@ class Namespaces:
         for port, master in ((up, bridge), (down, "core")):
             _run("ip", "-n", self.switch, "link", "set", port, "master", master)
             _run("ip", "-n", self.switch, "link", "set", port, "up")
-            self._limit(self.switch, port, "rack")
+            self._limit(self.switch, port, self._rate("rack"))
 
     def _host(self, host: str, bridge: str) -> None:
         name = self.namespaces[host]
@@ -104,13 +104,16 @@ class Namespaces:
         _run("ip", "-n", name, "addr", "add", f"{self.addresses[host]}/24", "dev", "eth0")
         for interface in ("lo", "eth0"):
             _run("ip", "-n", name, "link", "set", interface, "up")
-        self._limit(name, "eth0", "host")
-        self._limit(self.switch, port, "host")
+        self._limit(name, "eth0", self._rate("host", host))
+        self._limit(self.switch, port, self._rate("host", host))
 
-    def _limit(self, namespace: str, interface: str, tier: str) -> None:
+    def _rate(self, tier: str, group: str = "") -> float | None:
         link = self.topology.links.get(tier)
-        if link is not None:
-            rate = ["rate", f"{int(link.bytes_per_s * 8)}bit", "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
+        return self.topology.cables.get(group, link.bytes_per_s if link is not None else None)
+
+    def _limit(self, namespace: str, interface: str, bytes_per_s: float | None) -> None:
+        if bytes_per_s is not None:
+            rate = ["rate", f"{int(bytes_per_s * 8)}bit", "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
             _run("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *rate)
 
     def _remove(self) -> None:

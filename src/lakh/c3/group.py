@@ -20,7 +20,7 @@ from typing import Any
 
 from lakh.c3 import native
 from lakh.c3.bootstrap import Store, share_records
-from lakh.c3.selection import Choice, choose_all_reduce, choose_spreading
+from lakh.c3.selection import Choice, choose_all_reduce, choose_spreading, fastest_first
 from lakh.c3.topology import Link, Topology, labels_from_environment, read_topology
 from lakh.errors import LakhError, PeerLost, UserError
 from lakh.spec import collectives
@@ -205,7 +205,16 @@ class Group:
         if operation == "all_reduce":
             choice = self.choose(count, width, codec)
             tiers = self.topology.tiers()
-            made = collectives.all_reduce(choice.algorithm, rank, size, count, places=tiers, codec=codec)
+            made = collectives.all_reduce(
+                choice.algorithm,
+                rank,
+                size,
+                count,
+                places=tiers,
+                codec=codec,
+                rates=choice.rates,
+                order=choice.order,
+            )
             return made, choice.reason
         if operation in ("all_gather", "reduce_scatter"):
             choice = choose_spreading(self.topology, asked=self.algorithm)
@@ -219,8 +228,13 @@ class Group:
             return collectives.all_to_all(rank, size, sends, receives), "one stage"
         if operation == "barrier":
             return collectives.barrier(rank, size), "dissemination"
-        make = {"broadcast": collectives.broadcast, "reduce": collectives.reduce, "gather": collectives.gather}
-        return make.get(operation, collectives.scatter)(rank, size, count, root), "a tree, or one stage to the root"
+        if operation in ("broadcast", "reduce"):
+            tree = collectives.broadcast if operation == "broadcast" else collectives.reduce
+            order = fastest_first(self.topology, self.links)
+            why = "a tree" if order is None else "a tree whose leaves are the slowest hosts"
+            return tree(rank, size, count, root, order), why
+        one_stage = collectives.gather if operation == "gather" else collectives.scatter
+        return one_stage(rank, size, count, root), "one stage to or from the root"
 
     def choose(self, count: int, width: int, codec: str = "none") -> Choice:
         if self.algorithm is not None:
@@ -313,13 +327,13 @@ class Group:
                     numbers.setdefault(link, len(numbers))
         for peer in range(self.size):
             for link in topology.path(self.rank, peer):
-                if link[0] not in topology.links:
+                tier, name, way = link
+                if tier not in topology.links and name not in topology.cables:
                     continue
-                rate = topology.links[link[0]]
-                delay_us = int(rate.delay_us) if link[2] == "out" else 0
-                status = self.library.lakh_c3_shape(
-                    self.handle, peer, file.encode(), numbers[link], rate.bytes_per_s, delay_us
-                )
+                known = {tier: Link(float("inf")), **topology.links}
+                delay_us = int(known[tier].delay_us) if way == "out" else 0
+                rate = topology.bytes_per_s(tier, name, known)
+                status = self.library.lakh_c3_shape(self.handle, peer, file.encode(), numbers[link], rate, delay_us)
                 if status:
                     raise native.error_of(status, f"c3, virtual link {link}")
 

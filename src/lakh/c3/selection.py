@@ -1,8 +1,7 @@
 """Which algorithm: a pure function of the size, the topology and what each tier's links cost.
 
-The cost of a schedule is its latency (for each stage of a rank, the one-way time to the farthest peer of that stage)
-plus
-the time of the busiest link: bytes through it over what it carries. Links come measured, from the topology file, or as
+The cost of a schedule is that of its stages, one after another: the one-way time to the farthest peer, plus the time of
+the busiest link, bytes through it over what it carries. Links come measured, from the topology file, or as
 the stated defaults. Where nothing is known of the network and all ranks are alike, halving-doubling below 10 MB and
 ring above is the documented rule.
 """
@@ -22,6 +21,7 @@ __all__ = [
     "Choice",
     "choose_all_reduce",
     "choose_spreading",
+    "fastest_first",
     "price",
 ]
 
@@ -44,31 +44,39 @@ class Choice:
     algorithm: str
     seconds: float
     reason: str
+    rates: tuple[float, ...] | None = None
+    """Of each rank, where the slower ones are to own smaller parts."""
+    order: tuple[int, ...] | None = None
+    """Of the ranks, the slowest last, where that is not the order of their numbers."""
 
 
 def price(schedules: Sequence[Schedule], topology: Topology, links: Mapping[str, Link], width: int) -> float:
-    """Seconds that the ranks need for these schedules, one of each rank."""
-    latency = 0.0
-    loads: dict[tuple[str, str, str], float] = {}
+    """Seconds that the ranks need for these schedules, one of each rank: each stage takes its latency and the time of
+    its busiest link. Stages of the same number are taken to run at the same time on all ranks.
+    """
+    delays_us: dict[int, float] = {}
+    loads: dict[int, dict[tuple[str, str, str], float]] = {}
     for rank, schedule in enumerate(schedules):
-        stages: dict[int, float] = {}
         for step in schedule.steps:
+            load = loads.setdefault(step.stage, {})
             if step.kind in (Kind.HOST_REDUCE_SCATTER, Kind.HOST_ALL_GATHER, Kind.HOST_BROADCAST):
                 key = ("memory", topology.hosts[rank], "")
-                loads[key] = loads.get(key, 0.0) + step.count * width
-                stages[step.stage] = max(stages.get(step.stage, 0.0), links["memory"].delay_us)
+                load[key] = load.get(key, 0.0) + step.count * width
+                delays_us[step.stage] = max(delays_us.get(step.stage, 0.0), links["memory"].delay_us)
             if step.kind not in (Kind.SEND, Kind.RECV, Kind.RECV_REDUCE):
                 continue
             path = topology.path(rank, step.peer)
             delay_us = sum(links[tier].delay_us for tier, _, way in path if way == "out") or links["memory"].delay_us
-            stages[step.stage] = max(stages.get(step.stage, 0.0), delay_us)
+            delays_us[step.stage] = max(delays_us.get(step.stage, 0.0), delay_us)
             if step.kind == Kind.SEND:
                 size = step.count * (1 if step.src == collectives.Buffer.WIRE else width)
                 for link in path or [("memory", topology.hosts[rank], "")]:
-                    loads[link] = loads.get(link, 0.0) + size
-        latency = max(latency, sum(stages.values()))
-    busiest = max((size / links[tier].bytes_per_s for (tier, _, _), size in loads.items()), default=0.0)
-    return latency * 1e-6 + busiest
+                    load[link] = load.get(link, 0.0) + size
+    busiest_s = sum(
+        max((size / topology.bytes_per_s(tier, group, links) for (tier, group, _), size in load.items()), default=0.0)
+        for load in loads.values()
+    )
+    return sum(delays_us.values()) * 1e-6 + busiest_s
 
 
 def choose_all_reduce(
@@ -91,14 +99,32 @@ def choose_all_reduce(
         names = ["hierarchical"] if layered and topology.num_hosts > 1 else ["flat"]
     if width == 2:  # a ring rounds 16-bit sums at every hop; flat and hierarchical round once per tier
         names = [name for name in names if name in ("flat", "hierarchical")]
-    priced = {}
+    rates, order = topology.rates(known), fastest_first(topology, known)
+    priced: dict[str, float] = {}
     for name in names:
-        schedules = [collectives.all_reduce(name, rank, size, count, places=tiers, codec=codec) for rank in range(size)]
-        priced[name] = price(schedules, topology, known, width)
-    best = min(priced, key=lambda name: (priced[name], name))
-    others = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in priced.items() if name != best)
+        for label, shares in ((name, None), (f"{name} with unequal parts", rates)):
+            if label == name or (shares is not None and codec == "none" and name in ("flat", "hierarchical")):
+                schedules = [
+                    collectives.all_reduce(
+                        name, rank, size, count, places=tiers, codec=codec, rates=shares, order=order
+                    )
+                    for rank in range(size)
+                ]
+                priced[label] = price(schedules, topology, known, width)
+    best = min(priced, key=lambda label: (priced[label], label))
+    name, _, unequal = best.partition(" with ")
+    others = ", ".join(f"{label} {seconds * 1e3:.3g} ms" for label, seconds in priced.items() if label != best)
     beside = f" beside {others}" if others else ": the only one that fits"
-    return Choice(best, priced[best], f"{best} {priced[best] * 1e3:.3g} ms{beside}, by latency and busiest link")
+    reason = f"{best} {priced[best] * 1e3:.3g} ms{beside}, by latency and busiest link"
+    return Choice(name, priced[best], reason, rates if unequal else None, order)
+
+
+def fastest_first(topology: Topology, links: Mapping[str, Link] | None = None) -> tuple[int, ...] | None:
+    """The ranks with the slowest last, where in a tree nobody waits for them; None where all are alike."""
+    rates = topology.rates({**DEFAULT_LINKS, **topology.links, **(links or {})})
+    if rates is None:
+        return None
+    return tuple(sorted(range(topology.size), key=lambda rank: (-rates[rank], rank)))
 
 
 def choose_spreading(topology: Topology, asked: str | None = None) -> Choice:

@@ -6,6 +6,7 @@ Found out by itself (host identity; LAKH_C3_RACK and LAKH_C3_ZONE as labels from
     name = "a"
     ranks = [0, 2]
     rack = "r0"                 # optional, as is zone
+    Mbit_per_s = 200            # optional: of this host's cable, where it is not links.host's
     [links.host]                # what one host's cable carries; links.rack: one rack's trunk; links.zone
     Mbit_per_s = 800
     delay_us = 50
@@ -43,6 +44,8 @@ class Topology:
     """For each rank the names of its host, rack and zone."""
     links: Mapping[str, Link] = field(default_factory=dict)
     """What the link of one group of a tier to the outside carries, where known: "host", "rack", "zone"."""
+    cables: Mapping[str, float] = field(default_factory=dict)
+    """Bytes per second of the hosts whose cables differ from links["host"], by the names that `hosts` gives."""
     digest: str = ""
     """Of the file it came from; all ranks must have read the same one."""
 
@@ -63,6 +66,15 @@ class Topology:
     @property
     def num_hosts(self) -> int:
         return len(set(self.hosts))
+
+    def bytes_per_s(self, tier: str, group: str, links: Mapping[str, Link]) -> float:
+        """What the link of one group of a tier carries."""
+        return self.cables.get(group, links[tier].bytes_per_s) if tier == "host" else links[tier].bytes_per_s
+
+    def rates(self, links: Mapping[str, Link]) -> tuple[float, ...] | None:
+        """Bytes per second of each rank's host; None where all are alike."""
+        found = tuple(self.bytes_per_s("host", host, links) for host in self.hosts)
+        return found if len(set(found)) > 1 else None
 
     def tiers(self) -> tuple[tuple[str, ...], ...]:
         """Places without the tiers that distinguish nothing: all ranks in one group, or one group per inner group."""
@@ -118,14 +130,20 @@ def read_topology(path: str | Path, size: int | None = None) -> Topology:
         raise UserError(where, f"has unknown keys {sorted(unknown)}", "use [[hosts]] and [links.TIER]")
     places: dict[int, tuple[str, ...]] = {}
     names: set[tuple[str, ...]] = set()
+    cables: dict[str, float] = {}
     for entry in _list(document.get("hosts"), where):
-        unknown = set(entry) - {"name", "ranks", "rack", "zone"}
+        unknown = set(entry) - {"name", "ranks", "rack", "zone", "Mbit_per_s"}
         if unknown or not isinstance(entry.get("name"), str) or not isinstance(entry.get("ranks"), list):
-            raise UserError(where, f"[[hosts]] {entry}", "give name, ranks, and if you like rack and zone")
+            raise UserError(where, f"[[hosts]] {entry}", "give name, ranks, and if you like rack, zone, Mbit_per_s")
         place = (entry["name"], str(entry.get("rack", "")), str(entry.get("zone", "")))
         if place in names:
             raise UserError(where, f"names host {entry['name']} twice", "give each host another name")
         names.add(place)
+        if "Mbit_per_s" in entry:
+            rate = entry["Mbit_per_s"]
+            if not isinstance(rate, int | float) or not rate > 0:
+                raise UserError(where, f"host {entry['name']}: Mbit_per_s = {rate!r}", "give a number above 0")
+            cables["/".join(reversed(place))] = rate * 1e6 / 8
         for rank in entry["ranks"]:
             if not isinstance(rank, int) or rank < 0 or rank in places:
                 raise UserError(where, f"rank {rank!r} is not a number or is in two hosts", "name each rank once")
@@ -141,7 +159,7 @@ def read_topology(path: str | Path, size: int | None = None) -> Topology:
         if not (isinstance(rate, int | float) and rate > 0 and isinstance(delay, int | float) and delay >= 0):
             raise UserError(where, f"[links.{tier}] {entry}", "Mbit_per_s must be above 0 and delay_us not below it")
         links[tier] = Link(rate * 1e6 / 8, delay)
-    return Topology(tuple(places[r] for r in range(expected)), links, hashlib.sha256(raw).hexdigest())
+    return Topology(tuple(places[r] for r in range(expected)), links, cables, hashlib.sha256(raw).hexdigest())
 
 
 def _list(value: Any, where: str) -> Sequence[dict[str, Any]]:

@@ -5,7 +5,8 @@ the planner prices them. Here: those that copy, to or from a root or all to all;
 
 Cost per rank, P ranks and S bytes (`bytes_sent`, `num_stages` of the result say the same, and tests hold them to it):
 
-    all_reduce       flat                2 stages              2(P-1)/P * S    every rank talks to every rank
+    all_reduce       flat                2 stages              2(P-1)/P * S    every rank talks to every rank; who owns
+                                                                               a part w of S sends (1 + (P-2) w) * S
                      halving_doubling    2 log2(P) stages      2(P-1)/P * S    P a power of two; else 2 more stages
                      ring                2(P-1) stages         2(P-1)/P * S    talks to two neighbours only
                      hierarchical        2 stages a tier       outer tiers carry only 1/(ranks inside) of S
@@ -29,6 +30,7 @@ from lakh.spec.schedule import (
     Steps,
     check,
     codec_bytes,
+    cuts,
     share,
 )
 
@@ -45,6 +47,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "codec_bytes",
+    "cuts",
     "gather",
     "is_regular",
     "reduce",
@@ -54,43 +57,55 @@ __all__ = [
 ]
 
 
-def broadcast(rank: int, size: int, count: int, root: int) -> Schedule:
-    """OUTPUT of the root in everybody's OUTPUT, along a binomial tree."""
+def broadcast(rank: int, size: int, count: int, root: int, order: Sequence[int] | None = None) -> Schedule:
+    """OUTPUT of the root in everybody's OUTPUT, along a binomial tree.
+
+    `order` names all ranks, the slowest last: the later half are leaves, for whom nobody waits.
+    """
     check("flat", rank, size, count, root)
     make = Steps()
-    place = (rank - root) % size
+    team = _from_root(size, root, order)
+    place = team.index(rank)
     distance = 1
     while distance < size:
         if place < distance and place + distance < size:
-            make.send((place + distance + root) % size, 0, count)
+            make.send(team[place + distance], 0, count)
         elif distance <= place < 2 * distance:
-            make.recv((place - distance + root) % size, 0, count)
+            make.recv(team[place - distance], 0, count)
         make.next_stage()
         distance *= 2
     return make.done("tree")
 
 
-def reduce(rank: int, size: int, count: int, root: int) -> Schedule:
-    """The sum of everybody's INPUT in the root's OUTPUT; a tree towards the root. Inputs stay as they are."""
+def reduce(rank: int, size: int, count: int, root: int, order: Sequence[int] | None = None) -> Schedule:
+    """The sum of everybody's INPUT in the root's OUTPUT: `broadcast`'s tree, backwards. Inputs stay as they are."""
     check("flat", rank, size, count, root)
     make = Steps()
     make.scratch(count)
     make.local(Kind.COPY, Buffer.INPUT, 0, Buffer.SCRATCH, 0, count)
     make.next_stage()
-    place = (rank - root) % size
-    distance = 1
-    while distance < size:
-        if place % (2 * distance) == distance:
-            make.send((place - distance + root) % size, 0, count, Buffer.SCRATCH)
+    team = _from_root(size, root, order)
+    place = team.index(rank)
+    distance = 1 << max(0, (size - 1).bit_length() - 1)
+    while distance and size > 1:
+        if distance <= place < 2 * distance:
+            make.send(team[place - distance], 0, count, Buffer.SCRATCH)
             make.next_stage()
             break
-        if place + distance < size:
-            make.recv_reduce((place + distance + root) % size, 0, count, Buffer.SCRATCH)
+        if place < distance and place + distance < size:
+            make.recv_reduce(team[place + distance], 0, count, Buffer.SCRATCH)
         make.next_stage()
-        distance *= 2
+        distance //= 2
     if rank == root:
         make.local(Kind.COPY, Buffer.SCRATCH, 0, Buffer.OUTPUT, 0, count)
     return make.done("tree")
+
+
+def _from_root(size: int, root: int, order: Sequence[int] | None) -> list[int]:
+    team = list(order) if order is not None else [(root + place) % size for place in range(size)]
+    if sorted(team) != list(range(size)):
+        raise UserError("order", f"{team} does not name each of {size} ranks once", "give a permutation")
+    return [root, *(rank for rank in team if rank != root)]
 
 
 def gather(rank: int, size: int, count: int, root: int) -> Schedule:

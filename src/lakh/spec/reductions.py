@@ -8,43 +8,41 @@ order that is the same on all ranks, so that all ranks end with the same bits. C
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from lakh.errors import UserError
-from lakh.spec.schedule import Buffer, Kind, Schedule, Steps, check, codec_bytes, share
+from lakh.spec.schedule import Buffer, Kind, Schedule, Steps, check, codec_bytes, cuts, share
 
-__all__ = ["all_gather", "all_reduce", "is_regular", "reduce_scatter"]
+__all__ = ["PIECES", "all_gather", "all_reduce", "is_regular", "reduce_scatter"]
+
+PIECES = 16
+"""Of an all_reduce with unequal parts: the first scatter and the last gather, which overlap nothing, are so small."""
 
 # --- pieces: a team of ranks works on a range of OUTPUT, in place --------------------------------------------------
 #
 # `team` lists ranks in the order that everybody uses, `me` is this rank's place in it, [low, low + count) the range.
 
 
-def _reduce_scatter_flat(make: Steps, team: Sequence[int], me: int, low: int, count: int) -> None:
-    """Afterwards share `me` of the range is reduced, in the order of the team and in one rounding."""
-    parts = len(team)
-    mine, end = share(count, me, parts), share(count, me + 1, parts)
-    width = end - mine
+def _reduce_scatter_flat(make: Steps, team: Sequence[int], me: int, low: int, at: Sequence[int]) -> None:
+    """Afterwards part `me` of the range, cut at `at`, is reduced, in the order of the team and in one rounding."""
+    parts, width = len(team), at[me + 1] - at[me]
     for place, peer in enumerate(team):
         if place == me:
             continue
-        begin = share(count, place, parts)
-        make.send(peer, low + begin, share(count, place + 1, parts) - begin)
+        make.send(peer, low + at[place], at[place + 1] - at[place])
         make.recv(peer, place * width, width, Buffer.SCRATCH)
     make.next_stage()
     make.scratch(parts * width)
-    make.local(Kind.COPY, Buffer.OUTPUT, low + mine, Buffer.SCRATCH, me * width, width)
-    make.local(Kind.FOLD, Buffer.SCRATCH, 0, Buffer.OUTPUT, low + mine, width, fan=parts)
+    make.local(Kind.COPY, Buffer.OUTPUT, low + at[me], Buffer.SCRATCH, me * width, width)
+    make.local(Kind.FOLD, Buffer.SCRATCH, 0, Buffer.OUTPUT, low + at[me], width, fan=parts)
     make.next_stage()
 
 
-def _all_gather_flat(make: Steps, team: Sequence[int], me: int, low: int, count: int) -> None:
-    parts = len(team)
-    mine, end = share(count, me, parts), share(count, me + 1, parts)
+def _all_gather_flat(make: Steps, team: Sequence[int], me: int, low: int, at: Sequence[int]) -> None:
     for place, peer in enumerate(team):
         if place != me:
-            begin = share(count, place, parts)
-            make.send(peer, low + mine, end - mine)
-            make.recv(peer, low + begin, share(count, place + 1, parts) - begin)
+            make.send(peer, low + at[me], at[me + 1] - at[me])
+            make.recv(peer, low + at[place], at[place + 1] - at[place])
     make.next_stage()
 
 
@@ -136,7 +134,7 @@ def _all_reduce_encoded(make: Steps, team: Sequence[int], me: int, low: int, cou
             make.local(kind, Buffer.WIRE, place * size, Buffer.OUTPUT, low, count)
         make.next_stage()
         return
-    bounds = [share(count, place, parts) for place in range(parts + 1)]
+    bounds = cuts(count, parts)
     widths = [bounds[place + 1] - bounds[place] for place in range(parts)]
     sizes = [codec_bytes(codec, width) for width in widths]
     starts = [sum(sizes[:place]) for place in range(parts + 1)]
@@ -168,10 +166,19 @@ def _all_reduce_encoded(make: Steps, team: Sequence[int], me: int, low: int, cou
 
 
 def _all_reduce_piece(
-    make: Steps, algorithm: str, team: Sequence[int], me: int, low: int, count: int, codec: str = "none"
+    make: Steps,
+    algorithm: str,
+    team: Sequence[int],
+    me: int,
+    low: int,
+    count: int,
+    codec: str = "none",
+    rates: Sequence[float] | None = None,
 ) -> None:
+    """`rates[rank]`, of all ranks: who is slower owns a smaller part, where parts need not be equal."""
     if len(team) == 1 or count == 0:
         return
+    mine = [rates[peer] for peer in team] if rates is not None else None
     if codec != "none":
         _all_reduce_encoded(make, team, me, low, count, codec)
     elif algorithm == "halving_doubling":
@@ -179,9 +186,47 @@ def _all_reduce_piece(
     elif algorithm == "ring":
         _reduce_scatter_ring(make, team, me, low, count)
         _all_gather_ring(make, team, me, low, count)
+    elif mine is not None and len(team) > 2:
+        _all_reduce_in_pieces(make, team, me, low, count, mine)
     else:
-        _reduce_scatter_flat(make, team, me, low, count)
-        _all_gather_flat(make, team, me, low, count)
+        at = cuts(count, len(team))
+        _reduce_scatter_flat(make, team, me, low, at)
+        _all_gather_flat(make, team, me, low, at)
+
+
+def _all_reduce_in_pieces(
+    make: Steps, team: Sequence[int], me: int, low: int, count: int, rates: Sequence[float]
+) -> None:
+    """Flat, with unequal parts, piece after piece: while one piece is gathered the next one is scattered.
+
+    A slow rank that owns little sends most of the time in the first half and receives in the second; only both at once
+    fill its link in both directions, which is what unequal parts are worth.
+    """
+    parts = len(team)
+    cut = cuts(count, PIECES)
+    ranges = [(low + begin, cuts(end - begin, parts, rates)) for begin, end in pairwise(cut) if begin < end]
+    widest = max(at[me + 1] - at[me] for _, at in ranges)
+    make.scratch(parts * widest)
+    for turn in range(len(ranges) + 1):
+        for place, peer in enumerate(team):
+            if place == me:
+                continue
+            if turn < len(ranges):
+                base, at = ranges[turn]
+                width = at[me + 1] - at[me]
+                make.send(peer, base + at[place], at[place + 1] - at[place])
+                make.recv(peer, place * width, width, Buffer.SCRATCH)
+            if turn:
+                base, at = ranges[turn - 1]
+                make.send(peer, base + at[me], at[me + 1] - at[me])
+                make.recv(peer, base + at[place], at[place + 1] - at[place])
+        make.next_stage()
+        if turn < len(ranges):
+            base, at = ranges[turn]
+            width = at[me + 1] - at[me]
+            make.local(Kind.COPY, Buffer.OUTPUT, base + at[me], Buffer.SCRATCH, me * width, width)
+            make.local(Kind.FOLD, Buffer.SCRATCH, 0, Buffer.OUTPUT, base + at[me], width, fan=parts)
+            make.next_stage()
 
 
 # --- whole operations ----------------------------------------------------------------------------------------------
@@ -196,12 +241,14 @@ def all_reduce(
     places: Sequence[Sequence[str]] | None = None,
     order: Sequence[int] | None = None,
     codec: str = "none",
+    rates: Sequence[float] | None = None,
 ) -> Schedule:
     """The sum of everybody's OUTPUT, in everybody's OUTPUT.
 
     `places[r]` are the names of the groups that hold rank r, from the innermost (its host) outwards; hierarchical needs
     them. `order` is the order of ranks in flat, ring and halving_doubling. `codec` is used between the outermost
-    groups.
+    groups. `rates[r]`, in any unit, is how fast rank r's links are: in flat, and between the outermost groups of
+    hierarchical, slower ranks own smaller parts (`schedule.cuts`); not with a codec.
     """
     check(algorithm, rank, size, count)
     make = Steps()
@@ -209,14 +256,14 @@ def all_reduce(
         if places is None:
             raise UserError("hierarchical all_reduce", "has no places", "say which host, rack, ... holds each rank")
         if is_regular(places):
-            _hierarchical(make, rank, places, 0, list(range(size)), 0, count, codec)
+            _hierarchical(make, rank, places, 0, list(range(size)), 0, count, codec, rates)
         else:
-            _by_leaders(make, rank, places, count, codec)
+            _by_leaders(make, rank, places, count, codec, rates)
         return make.done("hierarchical", codec)
     team = list(order) if order is not None else list(range(size))
     if sorted(team) != list(range(size)):
         raise UserError("order", f"{team} does not name each of {size} ranks once", "give a permutation")
-    _all_reduce_piece(make, algorithm, team, team.index(rank), 0, count, codec)
+    _all_reduce_piece(make, algorithm, team, team.index(rank), 0, count, codec, rates)
     return make.done(algorithm, codec)
 
 
@@ -244,6 +291,7 @@ def _hierarchical(
     low: int,
     count: int,
     codec: str,
+    rates: Sequence[float] | None,
 ) -> None:
     """Reduce-scatter inside the group of this tier, all-reduce the share outside it, all-gather inside.
 
@@ -251,12 +299,13 @@ def _hierarchical(
     """
     tiers = len(places[0])
     if tier == tiers:
-        _all_reduce_piece(make, "flat", among, among.index(rank), low, count, codec)
+        _all_reduce_piece(make, "flat", among, among.index(rank), low, count, codec, rates)
         return
     mine = tuple(places[rank][tier:])
     team = [peer for peer in among if tuple(places[peer][tier:]) == mine]
     me = team.index(rank)
-    begin, end = share(count, me, len(team)), share(count, me + 1, len(team))
+    at = cuts(count, len(team))  # equal, so that the same share is owned in every group
+    begin, end = at[me], at[me + 1]
     # The ranks that hold share `me` of their own groups; regularity makes `among` split the same way everywhere.
     groups: dict[tuple[str, ...], list[int]] = {}
     for peer in among:
@@ -267,16 +316,18 @@ def _hierarchical(
         make.local(Kind.HOST_REDUCE_SCATTER, Buffer.OUTPUT, low, Buffer.OUTPUT, low, count)
         make.next_stage()
     elif len(team) > 1:
-        _reduce_scatter_flat(make, team, me, low, count)
-    _hierarchical(make, rank, places, tier + 1, same_share, low + begin, end - begin, codec)
+        _reduce_scatter_flat(make, team, me, low, at)
+    _hierarchical(make, rank, places, tier + 1, same_share, low + begin, end - begin, codec, rates)
     if on_host:
         make.local(Kind.HOST_ALL_GATHER, Buffer.OUTPUT, low, Buffer.OUTPUT, low, count)
         make.next_stage()
     elif len(team) > 1:
-        _all_gather_flat(make, team, me, low, count)
+        _all_gather_flat(make, team, me, low, at)
 
 
-def _by_leaders(make: Steps, rank: int, places: Sequence[Sequence[str]], count: int, codec: str) -> None:
+def _by_leaders(
+    make: Steps, rank: int, places: Sequence[Sequence[str]], count: int, codec: str, rates: Sequence[float] | None
+) -> None:
     """Groups of unequal size: the first rank of each sums it up, the firsts all-reduce, and hand the result back."""
     hosts: dict[tuple[str, ...], list[int]] = {}
     for peer, place in enumerate(places):
@@ -289,7 +340,7 @@ def _by_leaders(make: Steps, rank: int, places: Sequence[Sequence[str]], count: 
         make.local(Kind.HOST_ALL_GATHER, Buffer.OUTPUT, 0, Buffer.OUTPUT, 0, count)
         make.next_stage()
     if rank == team[0]:
-        _all_reduce_piece(make, "flat", leaders, leaders.index(rank), 0, count, codec)
+        _all_reduce_piece(make, "flat", leaders, leaders.index(rank), 0, count, codec, rates)
     if len(team) > 1:
         make.local(Kind.HOST_BROADCAST, Buffer.OUTPUT, 0, Buffer.OUTPUT, 0, count, fan=0)
         make.next_stage()
@@ -306,8 +357,10 @@ def all_gather(
     make.local(Kind.COPY, Buffer.INPUT, 0, Buffer.OUTPUT, rank * count, count)
     make.next_stage()
     team = list(range(size))
-    if size > 1:
-        (_all_gather_ring if algorithm == "ring" else _all_gather_flat)(make, team, rank, 0, size * count)
+    if size > 1 and algorithm == "ring":
+        _all_gather_ring(make, team, rank, 0, size * count)
+    elif size > 1:
+        _all_gather_flat(make, team, rank, 0, cuts(size * count, size))
     return make.done(algorithm)
 
 

@@ -12,7 +12,19 @@ from enum import IntEnum
 
 from lakh.errors import UserError
 
-__all__ = ["ALGORITHMS", "GROUP", "Buffer", "Kind", "Schedule", "Step", "Steps", "check", "codec_bytes", "share"]
+__all__ = [
+    "ALGORITHMS",
+    "GROUP",
+    "Buffer",
+    "Kind",
+    "Schedule",
+    "Step",
+    "Steps",
+    "check",
+    "codec_bytes",
+    "cuts",
+    "share",
+]
 
 ALGORITHMS = ("flat", "halving_doubling", "ring", "hierarchical")
 GROUP = 32
@@ -83,6 +95,31 @@ class Schedule:
 def share(count: int, index: int, parts: int) -> int:
     """Where part `index` of `count` elements begins. Parts differ by at most one element."""
     return count * index // parts
+
+
+def cuts(count: int, parts: int, rates: Sequence[float] | None = None) -> list[int]:
+    """Where the parts of `count` elements begin, and where the last one ends; smaller parts for slower ranks.
+
+    Who owns a part w (of 1) of a flat all_reduce among P ranks sends 1 - w to be added up and then w to P - 1 others,
+    and receives as much: 1 + (P - 2) w each way, at once where the buffer goes in pieces. At a rate r that takes
+    (1 + (P - 2) w) / r, and the parts are such that the slowest rank ends as early as it can: all that own something
+    end together, and who cannot keep up even with nothing owns nothing. With two ranks parts change nothing.
+    """
+    if rates is None or parts <= 2 or len(set(rates)) == 1:
+        return [share(count, index, parts) for index in range(parts + 1)]
+    owners = list(range(parts))
+    while True:
+        end = (parts - 2 + len(owners)) / sum(rates[index] for index in owners)
+        able = [index for index in owners if end * rates[index] > 1]
+        if len(able) == len(owners):
+            break
+        owners = able
+    found, total = [0], 0.0
+    for index in range(parts):
+        total += (end * rates[index] - 1) / (parts - 2) if index in owners else 0.0
+        found.append(min(count, round(count * total)))
+    found[-1] = count
+    return found
 
 
 def codec_bytes(codec: str, count: int) -> int:

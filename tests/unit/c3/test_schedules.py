@@ -1,6 +1,7 @@
 """Schedules are right for any number of ranks and any size, and cost what they say."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -43,6 +44,51 @@ def test_all_reduce_is_right_for_any_ranks_sizes_and_order(size, count, algorith
         size, count, lambda rank: collectives.all_reduce(algorithm, rank, size, count, order=order)
     )
     is_all_reduced(outputs, count)
+
+
+RATES = st.lists(st.floats(0.01, 100), min_size=1, max_size=24)
+
+
+@settings(max_examples=60)
+@given(RATES, COUNTS)
+def test_all_reduce_with_unequal_parts_is_right_for_any_rates(rates, count) -> None:
+    size = len(rates)
+    outputs = play_all_reduce(size, count, lambda rank: collectives.all_reduce("flat", rank, size, count, rates=rates))
+    is_all_reduced(outputs, count)
+
+
+@given(RATES)
+def test_no_other_parts_let_the_slowest_rank_end_earlier(rates) -> None:
+    size, count = len(rates), 1_000_000
+    at = collectives.cuts(count, size, rates)
+    assert (at[0], at[-1], len(at)) == (0, count, size + 1)
+    assert at == sorted(at)
+    if size > 2:
+        parts = [(end - begin) / count for begin, end in itertools.pairwise(at)]
+        ends = [(1 + (size - 2) * part) / rate for part, rate in zip(parts, rates, strict=True)]
+        # Who owns something ends with the last one, so taking from any owner only moves the load to another one; who
+        # owns nothing cannot be helped. (Rounding moves a part by an element at most.)
+        slack = 2 * size / count / min(rates)
+        owners = [end for end, part in zip(ends, parts, strict=True) if part > 2 / count]
+        assert max(owners) - min(owners) <= slack
+        helpless = [end for end, part in zip(ends, parts, strict=True) if part <= 2 / count]
+        assert not helpless or min(helpless) >= min(owners) - slack
+
+
+def test_a_slow_rank_sends_what_it_must_and_no_more() -> None:
+    size, count = 4, 3000
+    slow, fast = (
+        collectives.all_reduce("flat", rank, size, count, rates=[1, 4, 4, 4]).bytes_sent(4) for rank in (0, 1)
+    )
+    assert slow == count * 4  # its own input, once; equal parts would take 1.5 times as much
+    assert fast == pytest.approx(count * 4 * (1 + 2 / 3), rel=0.02)
+
+
+def test_the_slowest_ranks_of_an_order_are_leaves_of_the_tree() -> None:
+    order = [2, 0, 3, 1, 5, 4, 7, 6]
+    for rank in order[4:]:
+        assert collectives.broadcast(rank, 8, 10, 2, order).bytes_sent(4) == 0
+        assert all(step.kind != Kind.RECV_REDUCE for step in collectives.reduce(rank, 8, 10, 2, order).steps)
 
 
 @settings(max_examples=40)
@@ -130,12 +176,13 @@ def test_gather_and_scatter_of_sums_by_host_are_right_for_any_placement(hosts, i
 def test_operations_with_a_root_are_right(size, count, data) -> None:
     root = data.draw(st.integers(0, size - 1))
     ranks = range(size)
+    order = data.draw(st.none() | st.permutations(ranks))
     outputs = [leaves(rank, count) for rank in ranks]
-    play([collectives.broadcast(rank, size, count, root) for rank in ranks], outputs, outputs)
+    play([collectives.broadcast(rank, size, count, root, order) for rank in ranks], outputs, outputs)
     assert all(output == leaves(root, count) for output in outputs)
     outputs = [Symbols.empty(count) for _ in ranks]
     inputs = [leaves(rank, count) for rank in ranks]
-    play([collectives.reduce(rank, size, count, root) for rank in ranks], outputs, inputs)
+    play([collectives.reduce(rank, size, count, root, order) for rank in ranks], outputs, inputs)
     assert np.array_equal(outputs[root].total, total(size, count))
     assert all(inputs[rank] == leaves(rank, count) for rank in ranks)
     outputs = [Symbols.empty(size * count) for _ in ranks]

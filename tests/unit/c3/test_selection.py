@@ -4,7 +4,7 @@ import pytest
 
 from lakh.c3.bench import name_slow, parse_size
 from lakh.c3.membership import decide_membership, reachable
-from lakh.c3.selection import choose_all_reduce
+from lakh.c3.selection import choose_all_reduce, fastest_first
 from lakh.c3.topology import Link, Topology, read_topology
 from lakh.errors import UserError
 
@@ -17,13 +17,26 @@ def test_racks_call_for_tiers() -> None:
     choice = choose_all_reduce(RACKS, 2_000_000, 4)
     assert choice.algorithm == "hierarchical"
     assert "ring" in choice.reason
-    assert choice.seconds == pytest.approx(8e6 / 1.25e7, rel=0.01)  # the buffer once over the trunk
+    # The buffer once over the trunk, half of it twice over each host's cable, inside its rack.
+    assert choice.seconds == pytest.approx(8e6 / 1.25e7 + 8e6 / 1e8, rel=0.01)
 
 
 def test_small_data_takes_few_stages_and_large_data_few_bytes() -> None:
     far = Topology(tuple((f"h{rank}", "", "") for rank in range(8)), {"host": Link(1e9, 500)})
     assert choose_all_reduce(far, 10, 4).algorithm == "flat"
     assert choose_all_reduce(far, 10, 4).seconds == pytest.approx(1e-3, rel=0.01)
+
+
+def test_a_slow_host_owns_less_and_is_last_in_trees() -> None:
+    hosts = Topology(tuple((f"h{rank}", "", "") for rank in range(4)), {"host": Link(50e6)}, {"//h1": 12.5e6})
+    choice = choose_all_reduce(hosts, 2_000_000, 4)
+    assert (choice.algorithm, choice.rates) == ("flat", (50e6, 12.5e6, 50e6, 50e6))
+    # Its input once, and the first scatter and the last gather, which overlap nothing; equal parts take 1.5 inputs.
+    assert choice.seconds == pytest.approx(8e6 / 12.5e6 * 17 / 16, rel=0.01)
+    assert "flat with unequal parts" in choice.reason
+    assert "flat 960 ms" in choice.reason
+    assert fastest_first(hosts) == (0, 2, 3, 1)
+    assert fastest_first(RACKS) is None
 
 
 def test_16_bit_sums_are_never_rounded_at_every_hop() -> None:
@@ -53,6 +66,7 @@ BAD = {
     "a rank missing": '[[hosts]]\nname="a"\nranks=[0]\n[[hosts]]\nname="b"\nranks=[2]',
     "a host twice": '[[hosts]]\nname="a"\nranks=[0]\n[[hosts]]\nname="a"\nranks=[1]',
     "an unknown word": '[[hosts]]\nname="a"\nranks=[0,1]\ncolour="red"',
+    "a host of no speed": '[[hosts]]\nname="a"\nranks=[0,1]\nMbit_per_s=0',
     "a link of no speed": '[[hosts]]\nname="a"\nranks=[0,1]\n[links.host]\nMbit_per_s=0',
     "a link of no tier": '[[hosts]]\nname="a"\nranks=[0,1]\n[links.moon]\nMbit_per_s=1',
 }
