@@ -237,7 +237,38 @@ def scenario_fsdp2_and_hsdp(dist, torch, c3, gloo):
         assert losses == pytest.approx(found[1][0], rel=1e-5)
         for name in ("replicate", "shard"):
             assert mesh.get_group(name).calls, f"the {name} group was never used"
+        _encoded_copies(dist, torch, mesh, losses)
     return ["all_gather", "reduce_scatter"]
+
+
+def _encoded_copies(dist, torch, mesh, plain_losses):
+    """Between the copies of HSDP gradients wear a codec; inside a copy, and in any other sum, they do not."""
+    from torch.distributed.fsdp import fully_shard
+
+    from lakh.c3.hsdp import encode_replicas
+    from lakh.errors import UserError
+
+    copies = mesh.get_group("replicate")
+    for codec, feedback, near in (("int8", True, 2e-2), ("int4", True, 0.2), ("int4", False, 0.2)):
+        model = fully_shard(_net(torch), mesh=mesh)
+        before = copies.calls.get("encoded", 0)
+        (unit,) = encode_replicas(model, copies, codec, feedback=feedback)
+        losses = _losses(torch, model, torch.optim.AdamW(model.parameters(), 1e-2), dist.get_rank())
+        assert losses == pytest.approx(plain_losses, rel=near)
+        assert losses != plain_losses
+        assert copies.calls["encoded"] - before == unit.sums == 3
+        assert (unit.residual is not None and bool(unit.residual.any())) == feedback
+        exact = torch.tensor([1 / 3 + dist.get_rank()])
+        expected = exact.clone()
+        dist.all_reduce(exact, group=copies)
+        peers = dist.get_process_group_ranks(copies)
+        assert float(exact) == pytest.approx(float(expected) * 2 + sum(peers) - 2 * dist.get_rank(), rel=1e-6)
+        for parameter in model.parameters():
+            mine, sums = parameter.to_local().detach().clone(), parameter.to_local().detach().clone()
+            dist.all_reduce(sums, group=copies, op=dist.ReduceOp.MAX)
+            assert torch.equal(mine, sums)  # the copies hold the same bits
+    with pytest.raises(UserError, match="no FSDP2 units"):
+        encode_replicas(_net(torch), copies)
 
 
 def scenario_dtensor_and_functional(dist, torch, c3, gloo):

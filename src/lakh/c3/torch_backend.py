@@ -10,7 +10,7 @@ C++; all are here. What they have in common is in torch_group.py, what they retu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,8 +26,19 @@ __all__ = ["BACKEND", "DTYPES", "C3ProcessGroup", "register"]
 _SUM, _AVG = native.OPS["sum"], native.OPS["avg"]
 
 
+class Unit(Protocol):
+    """Gradients that belong together and are encoded with a memory of what was lost; see hsdp.py."""
+
+    codec: str
+    sums: int
+
+    def take_residual(self, like: torch.Tensor) -> torch.Tensor | None: ...
+
+
 class C3ProcessGroup(StartsOperations):
     """What torch.distributed calls."""
+
+    _expected: tuple[int, int, Unit] | None = None
 
     # --- reductions --------------------------------------------------------------------------------------------------
 
@@ -42,6 +53,7 @@ class C3ProcessGroup(StartsOperations):
             and self.group.on_one_host
             and self.codec == "none"
             and self._together is None
+            and self._expected is None
             and not self._gpus
             and tensor.is_contiguous()
             and tensor.device.type == "cpu"
@@ -52,27 +64,38 @@ class C3ProcessGroup(StartsOperations):
             if status:
                 raise native.error_of(status, f"c3 all_reduce, rank {self.group.rank}")
             return DoneWork([tensor])
+        if self._expected is not None and self._expected[:2] == (tensor.data_ptr(), tensor.numel()):
+            unit, self._expected = self._expected[2], None
+            if unit.codec != "none" and op in (_SUM, _AVG) and self.group.size > 1:
+                return self.allreduce_encoded(tensor, unit.codec, unit.take_residual(tensor), unit.sums, op=op)
         flat, finish = in_place(tensor)
         extra: dict[str, Any] = {}
         if self.codec != "none" and tensor.dtype == torch.float32 and op in (_SUM, _AVG) and self.group.size > 1:
             extra = {"codec": self.codec, "seed": self.calls.get("all_reduce", 0)}
         return self._go("all_reduce", opts, [tensor], flat, flat, op=op, finish=finish, **extra)
 
+    def expect_encoded(self, tensor: torch.Tensor, unit: Unit) -> None:
+        """The next sum of exactly this tensor is encoded as `unit` says; see hsdp.py."""
+        self._expected = (tensor.data_ptr(), tensor.numel(), unit)
+
     def allreduce_encoded(
-        self, tensor: torch.Tensor, codec: str, residual: torch.Tensor | None, seed: int = 0
+        self, tensor: torch.Tensor, codec: str, residual: torch.Tensor | None, seed: int = 0, op: int = _AVG
     ) -> AnyWork:
-        """Average of a contiguous float32 tensor with a codec on the wire; `residual` is the error feedback of
+        """Average or sum of a contiguous float32 tensor with a codec on the wire; `residual` is the error feedback of
         this rank.
         """
         if tensor.dtype != torch.float32 or not tensor.is_contiguous():
             raise UserError("c3 all_reduce with a codec", f"a tensor of {tensor.dtype}", "give contiguous float32")
+        self.calls["encoded"] = self.calls.get("encoded", 0) + 1
         if tensor.is_cuda:
-            return self._allreduce_encoded_on_gpu(tensor, codec, residual)
+            return self._allreduce_encoded_on_gpu(tensor, codec, residual, op)
         address = residual.data_ptr() if residual is not None else 0
         extra: dict[str, Any] = {"codec": codec, "residual": address, "seed": seed}
-        return self._go("all_reduce", None, [tensor], tensor, tensor, op=_AVG, keep=residual, **extra)
+        return self._go("all_reduce", None, [tensor], tensor, tensor, op=op, keep=residual, **extra)
 
-    def _allreduce_encoded_on_gpu(self, tensor: torch.Tensor, codec: str, residual: torch.Tensor | None) -> AnyWork:
+    def _allreduce_encoded_on_gpu(
+        self, tensor: torch.Tensor, codec: str, residual: torch.Tensor | None, op: int
+    ) -> AnyWork:
         """Everybody's encoded gradients to everybody, decoded and added in rank order: the same bits on all ranks.
 
         Suits the few replicas of hybrid sharding: bytes grow with the number of ranks.
@@ -81,12 +104,14 @@ class C3ProcessGroup(StartsOperations):
 
         size, flat = self.group.size, tensor.view(-1)
         if not flat.numel():
-            return self._go("all_reduce", None, [tensor], tensor, tensor, op=_AVG)
+            return self._go("all_reduce", None, [tensor], tensor, tensor, op=op)
         wire = encode(codec, flat, residual)
         everything = torch.empty(size * wire.numel(), dtype=torch.uint8, device=tensor.device)
 
         def finish() -> None:
             decode_sum(codec, everything, flat.numel(), size, out=flat)
+            if op == _SUM:
+                flat.mul_(size)
 
         return self._go("all_gather", None, [tensor], wire, everything, count=wire.numel(), finish=finish)
 
