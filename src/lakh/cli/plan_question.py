@@ -11,7 +11,7 @@ import click
 from lakh.errors import UserError
 from lakh.planner.catalogue import Architecture, architecture
 from lakh.planner.estimate import layout_of
-from lakh.planner.layout import RECOMPUTE, SCHEDULES, Layout
+from lakh.planner.layout import GRAPHS, RECOMPUTE, SCHEDULES, Layout
 from lakh.planner.memory import OPTIMIZER_BYTES
 from lakh.planner.shape import Shape, shape_of
 from lakh.spec import Cluster, Run, load_run
@@ -82,6 +82,10 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--expert-overlap", is_flag=True, default=None, help="Exchange tokens of experts behind computation."
             ),
+            click.option("--graphs", type=click.Choice(GRAPHS), help="CUDA graphs, which spare the host its launches."),
+            click.option(
+                "--adapters", is_flag=True, default=None, help="Train low-rank adapters beside frozen weights (LoRA)."
+            ),
             click.option("--offload", is_flag=True, default=None, help="Keep the optimizer states in host memory."),
         ]
     ):
@@ -135,6 +139,8 @@ def with_options(question: Question, changes: dict[str, Any]) -> Layout:
         )  # fmt: skip
     if "recompute" in given:
         given["recompute"] = RECOMPUTE.index(given["recompute"])
+    if "graphs" in given:
+        given["graphed"] = GRAPHS.index(given.pop("graphs"))
     if "precision" in given:
         given["low_precision"] = PRECISIONS[given.pop("precision")]
     if "attention" in given:

@@ -56,7 +56,7 @@ KNOBS = {
     "wave": Knob(0.5, 0.05, 1.0, 0.5),
     "attention": Knob(0.38, 0.15, 0.75, 0.3),
     "memory": Knob(0.78, 0.4, 0.95, 0.15),
-    "host_us": Knob(300.0, 1.0, 2000.0, 1.5),
+    "host_us": Knob(300.0, 20.0, 1000.0, 0.5),
     "collective_us": Knob(50.0, 2.0, 400.0, 0.6),
     "node": Knob(0.75, 0.35, 0.95, 0.2),
     "nic": Knob(0.7, 0.3, 1.0, 0.3),
@@ -99,7 +99,7 @@ KINDS = {
             "low_precision",
         ),
         codes=("nemo", "maxtext", "nanotron"),
-        priors={"gemm": 0.7, "attention": 0.35},
+        priors={"gemm": 0.7, "attention": 0.25},
     ),
     "Blackwell": Plan(
         free=(
@@ -107,6 +107,7 @@ KINDS = {
             "gemm_knee",
             "memory",
             "attention",
+            "host_us",
             "collective_us",
             "node",
             "nic",
@@ -114,7 +115,7 @@ KINDS = {
             "low_precision",
         ),
         codes=("nemo per month",),
-        priors={"gemm": 0.65, "host_us": 60.0, "attention": 0.4},
+        priors={"gemm": 0.65, "attention": 0.4},
     ),
     "H100-500W": Plan(free=("gemm", "memory", "attention", "low_precision"), after="H100"),
 }
@@ -162,7 +163,7 @@ def fit(points: Iterable[Point], kind: str, start: Fractions | None = None) -> C
     rows = [point for point in points if point.kind == kind]
     if len(rows) < 3:
         raise UserError(f"calibration of {kind}", f"has {len(rows)} points", "give at least 3")
-    codes = _told_apart(plan.codes, Counter(point.code for point in rows))
+    codes = _told_apart(plan.codes, Counter((point.code, point.months) for point in rows))
     knobs = [_knob(plan, name, start) for name in plan.free]
     knobs += [RELEASE if code.endswith(PER_MONTH) else CODE for code in codes]
     assert len(knobs) <= MAX_KNOBS
@@ -190,14 +191,17 @@ def fit(points: Iterable[Point], kind: str, start: Fractions | None = None) -> C
     return Calibrated(kind, fractions, factors, len(knobs), frozenset(point.config for point in rows))
 
 
-def _told_apart(codes: Sequence[str], count: Counter[str]) -> tuple[str, ...]:
-    """The factors that these rows can tell from the speed of the GPU: where every program has one, the most frequent
-    is what the others are measured against."""
-    known = [code for code in codes if count[code.removesuffix(PER_MONTH)]]
-    plain = [code for code in known if not code.endswith(PER_MONTH)]
+def _told_apart(codes: Sequence[str], releases: Counter[tuple[str, float]]) -> tuple[str, ...]:
+    """The factors that these rows can tell from the speed of the GPU: of releases where a program has several; where
+    every program has a factor, the most frequent is what the others are measured against."""
+    count: Counter[str] = Counter()
+    for (code, _), rows in releases.items():
+        count[code] += rows
+    plain = [code for code in codes if count[code]]
     if plain and set(count) <= set(plain):
-        known.remove(max(plain, key=lambda code: count[code]))
-    return tuple(known)
+        plain.remove(max(plain, key=lambda code: count[code]))
+    dated = [name for name in codes if sum(code + PER_MONTH == name for code, _ in releases) > 1]
+    return (*plain, *dated)
 
 
 def _power(point: Point, code: str) -> float:

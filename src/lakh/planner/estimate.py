@@ -17,7 +17,7 @@ import numpy as np
 from lakh.errors import InfeasiblePlan, UserError
 from lakh.planner.calibration import Calibrated, calibrated
 from lakh.planner.hardware import Hardware, hardware_of
-from lakh.planner.layout import FULL, RECOMPUTE, Layout
+from lakh.planner.layout import FULL, GRAPHS, RECOMPUTE, Layout
 from lakh.planner.memory import Memory, memory
 from lakh.planner.prices import GpuHour, gpu_hour, load_prices
 from lakh.planner.shape import Shape, shape_of
@@ -140,7 +140,12 @@ def estimate_layout(
     gpus = float(layout.gpus)
 
     def rate(causal: bool) -> float:
-        return step_tokens * float(shape.flops_per_token(layout.sequence, causal=causal)) / step_s / gpus
+        return (
+            step_tokens
+            * float(shape.flops_per_token(layout.sequence, causal=causal, frozen=layout.adapters))
+            / step_s
+            / gpus
+        )
 
     stalls = _stalls(shape, layout, hw, cluster, step_s, checkpoint_every_steps)
     notes = [f"time: {basis}"]
@@ -256,6 +261,8 @@ def describe(layout: Layout) -> dict[str, Any]:
         "zero": 3 if int(lo.shard) > 1 else 2 if lo.zero2 else int(bool(lo.zero1)),
         "offload": bool(lo.offload),
         "expert_overlap": bool(lo.expert_overlap),
+        "graphs": GRAPHS[int(lo.graphed)],
+        "adapters": bool(lo.adapters),
         "schedule": lo.schedule,
     }
 
@@ -292,7 +299,7 @@ def _stalls(
     """A checkpoint is copied to host memory and written from there; the job waits for the copy, and for a write that is
     slower than the interval. Data are read ahead: only a storage that cannot keep up stops a step."""
     steps = every or max(round(DEFAULT_INTERVAL_S / step_s), 1)
-    size = float(shape.parameters) * CHECKPOINT_BYTES
+    size = 0.0 if layout.adapters else float(shape.parameters) * CHECKPOINT_BYTES  # adapters are small
     copy_s = size / float(layout.gpus) / float(hw.host_Bps)
     late_s = read_s = 0.0
     if cluster.storage_write_GBps:

@@ -41,7 +41,7 @@ class Hardware:
     node_latency_s: Array
     levels: tuple[Level, ...] = ()
     sustained: Array = 1.0
-    """Speed of arithmetic beyond that of an older part with the same peak: see SUSTAINED."""
+    """Speed of arithmetic beyond what the peak says, by the part's power limit: see `sustained`."""
     attention_gain: Array = 1.0
     """Speed of attention kernels written for this part over FlashAttention-2: see ATTENTION_GAIN."""
     softmax_knee: Array = 0.0
@@ -74,10 +74,16 @@ class Hardware:
 # Streaming multiprocessors: NVIDIA's architecture white papers (V100, A100, H100, Blackwell).
 PROCESSORS = {"V100": 80, "A100": 108, "H100": 132, "H200": 132, "B200": 148, "GB200": 148, "B300": 148, "GB300": 148}
 
-# What a part sustains beyond an older one of the same data-sheet peak, because it may draw more power (NVIDIA's data
-# sheets: B300 1,100 W after B200's 1,000, GB300 1,400 W after GB200's 1,200). Clocks at a power limit follow about its
-# square root: voltage rises with the clock.
-SUSTAINED = {"B300": (1100 / 1000) ** 0.5, "GB300": (1400 / 1200) ** 0.5}
+# Parts of one design run at their power limit under matrix products, and clocks there follow the power: at the lowest
+# voltage it is proportional to the clock. So they sustain less or more than their data-sheet peaks say. NVIDIA's data
+# sheets have 1,000 W and 2,250 TFLOP/s of dense bf16 for B200, and for its relatives:
+POWER_W = {"B200": 1000.0, "B300": 1100.0, "GB200": 1200.0, "GB300": 1400.0}
+
+
+def sustained(kind: str, peak_TFLOPs: float) -> float:
+    """Speed of arithmetic relative to a B200's share of its own peak; 1 for parts that stand alone."""
+    return POWER_W[kind] / POWER_W["B200"] * 2250.0 / peak_TFLOPs if kind in POWER_W else 1.0
+
 
 # FlashAttention-3 beside FlashAttention-2 on an H100: 1.5 to 2.0 times forward; 1.5 to 1.75 backward, which is 2.5 of
 # 3.5 parts of the work (arXiv 2407.08608). cuDNN 9 lies near it. On other parts all measured programs have one kind.
@@ -103,7 +109,7 @@ def hardware_of(cluster: Cluster) -> Hardware:
     return Hardware(
         kind=kind,
         peak_FLOPs=cluster.gpu.dense_bf16_TFLOPs * 1e12,
-        sustained=SUSTAINED.get(kind, 1.0),
+        sustained=sustained(kind, cluster.gpu.dense_bf16_TFLOPs),
         attention_gain=ATTENTION_GAIN.get(kind, 1.0),
         softmax_knee=SOFTMAX_KNEE.get(kind, 0.0),
         memory_bytes=cluster.gpu.memory_GiB * 2**30,

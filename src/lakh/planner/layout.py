@@ -14,10 +14,11 @@ import numpy as np
 
 from lakh.planner.shape import Array
 
-__all__ = ["FULL", "HALF", "NONE", "RECOMPUTE", "SCHEDULES", "SELECTIVE", "Layout"]
+__all__ = ["FULL", "GRAPHS", "HALF", "NONE", "RECOMPUTE", "SCHEDULES", "SELECTIVE", "Layout"]
 
 NONE, SELECTIVE, FULL, HALF = 0, 1, 2, 3
 RECOMPUTE = ("none", "selective", "full", "half")
+GRAPHS = ("none", "layers", "step")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "lean", "zb-h1")
 
 
@@ -68,6 +69,10 @@ class Layout:
     """1 sends a token once to each node that wants it and copies it on inside; 0 sends it once per expert."""
     expert_overlap: Array = 0.0
     """1 hides the experts' exchanges behind the computation of another micro-batch."""
+    graphed: Array = 0.0
+    """1 replays a recorded graph of each layer's attention and router, 2 of the whole step (CUDA graphs)."""
+    adapters: Array = 0.0
+    """1 trains low-rank adapters beside frozen weights: no gradients, states or traffic of the weights themselves."""
     pp_inside: Array = 0.0
     low_precision: Array = 0.0
     """Speed of linear layers' peak relative to bf16, minus one: 0 bf16, 1 fp8, 3 nvfp4."""

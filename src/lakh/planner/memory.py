@@ -16,7 +16,7 @@ import numpy as np
 from lakh.planner.layout import FULL, HALF, NONE, Layout
 from lakh.planner.shape import Array, Shape
 
-__all__ = ["OPTIMIZER_BYTES", "Memory", "in_flight", "memory", "stage_parameters"]
+__all__ = ["OPTIMIZER_BYTES", "Memory", "expert_copies", "in_flight", "memory", "stage_experts", "stage_parameters"]
 
 # Bytes of optimizer state per parameter, master copy included where there is one.
 OPTIMIZER_BYTES = {"adamw": 12.0, "adamw-8bit": 6.0, "adamw-bf16": 4.0, "muon": 8.0, "sgd": 8.0}
@@ -84,6 +84,11 @@ def stage_experts(shape: Shape, layout: Layout) -> Array:
     return _all_experts(shape) / (share * layout.ep * np.where(layout.experts_whole, 1.0, layout.tp))
 
 
+def expert_copies(layout: Layout) -> Array:
+    """Ranks that hold the same experts: they share their gradients and states."""
+    return np.maximum(layout.gpus / (layout.pp * layout.ep * np.where(layout.experts_whole, 1.0, layout.tp)), 1.0)
+
+
 def _all_experts(shape: Shape) -> Array:
     return shape.moe_layers * shape.experts * shape.expert_weights
 
@@ -101,7 +106,7 @@ def memory(shape: Shape, layout: Layout) -> Memory:
     # Experts are cut up only over the ranks that hold the same ones: what is spread by ep has few copies left to share.
     experts = stage_experts(sh, lo)
     dense = params - experts
-    copies = np.maximum(lo.gpus / (lo.pp * lo.ep * np.where(lo.experts_whole, 1.0, lo.tp)), 1.0)
+    copies = expert_copies(lo)
     expert_shard, expert_owners = np.minimum(shard, copies), np.minimum(owners, copies)
     held_parameters = dense / shard + experts / expert_shard
     weights = held_parameters * lo.weight_bytes
@@ -111,8 +116,9 @@ def memory(shape: Shape, layout: Layout) -> Memory:
     whole = np.where(is_pipelined, params, held_parameters)
     at_work = params * np.minimum(2 / np.where(is_pipelined, chunks, stage_layers), 1.0)
     cut_up = np.minimum(dense / owners + experts / expert_owners + at_work, whole)
-    gradients = np.where(lo.zero2, cut_up, whole) * lo.gradient_bytes
-    optimizer = np.where(lo.offload, 0.0, (dense / owners + experts / expert_owners) * lo.optimizer_bytes)
+    trained = np.where(lo.adapters, 0.0, 1.0)
+    gradients = np.where(lo.zero2, cut_up, whole) * lo.gradient_bytes * trained
+    optimizer = trained * np.where(lo.offload, 0.0, (dense / owners + experts / expert_owners) * lo.optimizer_bytes)
 
     per_layer, kept = _activation_bytes(sh, lo)
     uneven = _is_uneven(sh, lo)

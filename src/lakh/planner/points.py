@@ -24,8 +24,9 @@ import numpy as np
 from lakh import storage
 from lakh.errors import DataError, UserError
 from lakh.planner.code_bases import CodeBase, code_base
-from lakh.planner.hardware import ATTENTION_GAIN, PROCESSORS, SOFTMAX_KNEE, SUSTAINED, Hardware, Level, kind_of
+from lakh.planner.hardware import ATTENTION_GAIN, PROCESSORS, SOFTMAX_KNEE, Hardware, Level, kind_of, sustained
 from lakh.planner.layout import RECOMPUTE, Layout
+from lakh.planner.recipes import graphs, months, overlaps_experts, sends_once_per_node
 from lakh.planner.shape import Shape
 
 __all__ = ["Point", "Points", "read_points", "stack"]
@@ -153,7 +154,7 @@ def _point(row: dict[str, str]) -> Point | str:
         gpu=row["gpu"],
         kind=_kind(row["gpu"]),
         code=code.name,
-        months=_months(row["id"], note),
+        months=months(row["id"], note),
         step_s=_step_s(row, shape, layout),
         shape=shape,
         layout=layout,
@@ -197,6 +198,8 @@ def _shape(row: dict[str, str], code: CodeBase) -> dict[str, float]:
         "top_k": float(experts[2]) if experts else 0.0,
         "expert_ffn": float(expert_ffn[1] if expert_ffn else row["ffn"]) if experts else 0.0,
     }
+    if "gpt-oss" in note:  # its model card: every other layer looks back 128 tokens; experts have biases
+        shape |= {"window": 128.0, "windowed": 0.5, "expert_bias": 1.0}
     if "shared" in note and experts:
         shape["shared_experts"] = 1.0
     if "MLA" in note and "deepseek-v3" in note:  # DeepSeek-V3 report (arXiv 2412.19437), section 4.2
@@ -249,32 +252,12 @@ def _layout(row: dict[str, str], code: CodeBase) -> dict[str, float]:
         "weight_bytes": code.weight_bytes,
         "optimizer_bytes": 4.0 if "pure bf16 states" in note else code.optimizer_bytes,
         "experts_whole": float(code.name == "nemo"),
-        "node_dispatch": float(_sends_once_per_node(row)),
-        "expert_overlap": float(_overlaps_experts(row)),
+        "node_dispatch": float(sends_once_per_node(row)),
+        "expert_overlap": float(overlaps_experts(row)),
+        "adapters": float("LoRA" in note),
+        "graphed": float(graphs(row)),
         "pp_inside": 0.0,
     }
-
-
-# What NVIDIA's published recipes (Megatron-Bridge, scripts/performance/configs) say and its tables do not: experts are
-# never cut up; dropless runs use a dispatcher that sends a token once per node; from container 26.06 on, mxfp8 runs
-# exchange tokens behind the computation (stated for DeepSeek-V3 and GPT-OSS, assumed for the others).
-OVERLAP_MONTHS = 9.0
-
-
-def _sends_once_per_node(row: dict[str, str]) -> bool:
-    drops = "tokendrop" in row["note"]  # a capacity per expert needs the plain exchange
-    return row["source"].startswith("Megatron-Bridge") and not drops and "alltoall" not in row["note"]
-
-
-def _overlaps_experts(row: dict[str, str]) -> bool:
-    late = _months(row["id"], row["note"]) >= OVERLAP_MONTHS and row["precision"] == "mxfp8"
-    return "EP overlap on" in row["note"] or (row["source"].startswith("Megatron-Bridge") and late)
-
-
-def _months(name: str, note: str) -> float:
-    """NVIDIA's containers are named by year and month: 26.04 is seven months after 25.09."""
-    found = re.search(r"container (\d\d)\.(\d\d)", note) or re.match(r"dgxc-(\d\d)\.(\d\d)", name)
-    return (int(found[1]) - 25) * 12.0 + int(found[2]) - 9 if found else 0.0
 
 
 def _peak_bytes(note: str) -> float | None:
@@ -308,7 +291,7 @@ def _hardware(row: dict[str, str]) -> dict[str, float]:
         node_GBps = 200.0
     return {
         "peak_FLOPs": peak * 1e12,
-        "sustained": SUSTAINED.get(kind_of(row["gpu"]), 1.0),
+        "sustained": sustained(kind_of(row["gpu"]), peak),
         "softmax_knee": SOFTMAX_KNEE.get(kind_of(row["gpu"]), 0.0),
         "attention_gain": ATTENTION_GAIN.get(kind_of(row["gpu"]), 1.0),
         "memory_bytes": memory_GB * 1e9,

@@ -43,6 +43,12 @@ class Shape:
     """Leading layers of a mixture model that keep the dense feed-forward."""
     routed_nodes: Array = 0.0
     """Most nodes that the router sends a token to; 0 is no limit."""
+    expert_bias: Array = 0.0
+    """1 where experts have biases and clamped gates, as in GPT-OSS."""
+    window: Array = 0.0
+    """Tokens that layers with a sliding window look back; 0 is none."""
+    windowed: Array = 0.0
+    """Share of the layers that have one."""
     q_rank: Array = 0.0
     """MLA: rank of the compressed queries; 0 means ordinary attention."""
     kv_rank: Array = 0.0
@@ -106,13 +112,19 @@ class Shape:
         """Width of query-key products plus width of the weighted values, over all heads, halved."""
         return self.heads * (self.head_dim + np.where(self.is_mla, self.rope_dim, 0) / 2)
 
-    def flops_per_token(self, sequence: Array, *, causal: bool = True) -> Array:
-        """Training FLOPs of one token (forward and backward, no recomputation), logits included."""
+    def attended(self, sequence: Array) -> Array:
+        """Width of the score matrix, halved by the causal mask: of a whole sequence, or of a window, averaged."""
+        narrow = np.minimum(2 * np.asarray(self.window), sequence)  # a causal mask halves the triangle, not the band
+        return (1 - np.asarray(self.windowed)) * sequence + self.windowed * narrow
+
+    def flops_per_token(self, sequence: Array, *, causal: bool = True, frozen: Array = 0.0) -> Array:
+        """Training FLOPs of one token (forward and backward, no recomputation), logits included; frozen weights need no
+        product for their gradient."""
         moe = self.moe_layers
         weights = self.layers * self.attention_weights + (self.layers - moe) * self.dense_ffn_weights
         weights = weights + moe * ((self.top_k + self.shared_experts) * self.expert_weights + self.experts * self.width)
-        scores = 12 * self.layers * self.attention_dim * sequence
-        return 6.0 * (weights + self.vocab * self.width) + (scores / 2 if causal else scores)
+        scores = 12 * self.layers * self.attention_dim * self.attended(sequence)
+        return (6.0 - 2.0 * frozen) * (weights + self.vocab * self.width) + (scores / 2 if causal else scores)
 
 
 def shape_of(model: Model) -> Shape:

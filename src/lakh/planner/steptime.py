@@ -27,7 +27,7 @@ from lakh.planner.collectives import (
 )
 from lakh.planner.hardware import Hardware
 from lakh.planner.layout import Layout
-from lakh.planner.memory import stage_parameters
+from lakh.planner.memory import expert_copies, stage_experts, stage_parameters
 from lakh.planner.shape import Array, Shape
 
 __all__ = ["Fractions", "Step", "step_time"]
@@ -137,7 +137,8 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
         gemms = gemms + dense
 
     # --- attention, forward: half of the score matrix when causal and fused, all of it otherwise ---
-    score_flops = 4 * tokens * lo.sequence * sh.attention_dim / tp
+    seen = sh.attended(lo.sequence)  # tokens that the score matrix is wide, over all layers
+    score_flops = 4 * tokens * seen * sh.attention_dim / tp
     kernel = np.where(lo.native_attention, hw.attention_gain, 1.0)
     kernel = kernel * _beside_softmax(sh.head_dim, hw) / _beside_softmax(USUAL_HEAD, hw)
     fused = score_flops / 2 / (hw.arithmetic_FLOPs * fr.attention * kernel)
@@ -155,7 +156,9 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     bytes_forward = tokens * (
         h * WIDTH_BYTES_PER_TOKEN / split + active_f * (2 + np.asarray(sh.gated)) * width_bytes / tp
     )
-    bytes_forward = bytes_forward + tokens * moe_share * sh.top_k * h * PERMUTE_BYTES
+    copy_bytes = np.where(lo.node_dispatch, PERMUTE_BYTES, 2 * PERMUTE_BYTES)  # a plain exchange sorts again on arrival
+    copy_bytes = copy_bytes + np.asarray(sh.expert_bias) * EXPERT_BIAS_BYTES
+    bytes_forward = bytes_forward + tokens * moe_share * sh.top_k * h * copy_bytes
     bytes_forward = bytes_forward + np.where(
         np.asarray(lo.low_precision) > 0, tokens * (h * 6 + active_f * 3 / tp), 0.0
     )
@@ -164,7 +167,8 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     # --- passes over a layer: forward 1, backward 2 (attention 2.5 when fused), recomputation 0 to 1 ---
     full = np.asarray(REPEATED, dtype=float)[np.asarray(lo.recompute, dtype=int)]
     selective = (np.asarray(lo.recompute) == 1).astype(float)
-    gemm_passes = 3 + full
+    trained = np.where(lo.adapters, 0.0, 1.0)  # frozen weights need no product for their gradient
+    gemm_passes = 2 + trained + full
     attention_passes = np.where(lo.flash, 3.5, 3.0) + full + selective
     elementwise_passes = 3 + full
     host_passes = 3 + full
@@ -205,19 +209,32 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     elementwise_layer = elementwise * elementwise_passes
     local_experts = np.maximum(sh.experts / lo.ep, 1.0)
     casts = np.where(np.asarray(lo.low_precision) > 0, 2.0, 1.0)  # narrow types double an expert's kernels
-    kernels = 1 + moe_share * (ROUTING_KERNELS + EXPERT_KERNELS * casts * local_experts)
+    # A graph of the attention and router kernels is one launch; the experts' sizes are known to the host alone, unless
+    # the whole step is one graph.
+    graphed = np.asarray(lo.graphed)
+    launches = np.where(lo.flash, 1.0, UNFUSED_LAUNCHES)
+    kernels = np.where(graphed > 0, GRAPH_LAUNCH, 1 + moe_share * ROUTING_KERNELS)
+    kernels = kernels + np.where(graphed > 1, 0.0, moe_share * EXPERT_KERNELS * casts * local_experts)
     working = compute_layer + elementwise_layer + tensor_layer + context_layer + expert_layer
-    host_layer = _waited_for(fr.host_us * 1e-6 * host_passes * kernels, working)
+    host_layer = _waited_for(fr.host_us * 1e-6 * host_passes * launches * kernels, working)
     layer_s = working + host_layer  # what data traffic may hide behind, whoever is busy meanwhile
-    head = 3 * gemm_s(tokens, h, sh.vocab / tp, hw, fr, 1.0)
+    head = (2 + trained) * gemm_s(tokens, h, sh.vocab / tp, hw, fr, 1.0)
     head_memory = tokens * sh.vocab / tp * HEAD_BYTES / (hw.memory_Bps * fr.memory)
 
     # --- sharded parameters (FSDP): gathered for forward and backward, gradients scattered, per micro-batch ---
+    # Experts are shared only by ranks that hold the same ones, which lie further apart than other data ranks.
     shard_group = group(net, lo.shard, lo.data_stride / cp)  # context ranks hold shards too
     params = stage_parameters(sh, lo)
-    layer_params = params / stage_layers
-    fsdp_comm = 2 * gather_s(net, shard_group, layer_params * 2) + gather_s(
-        net, shard_group, layer_params * lo.gradient_bytes
+    experts = stage_experts(sh, lo)
+    dense_params = params - experts
+    copies = expert_copies(lo)
+    expert_stride = np.asarray(lo.ep, dtype=float) * np.where(lo.experts_whole, 1.0, tp * cp)
+    expert_shards = group(net, np.minimum(lo.shard, copies), expert_stride)
+    gradient_bytes = lo.gradient_bytes * trained
+    fsdp_comm = 2 * gather_s(net, shard_group, dense_params / stage_layers * 2)
+    fsdp_comm = fsdp_comm + gather_s(net, shard_group, dense_params / stage_layers * gradient_bytes)
+    fsdp_comm = fsdp_comm + np.where(
+        experts > 0, gather_s(net, expert_shards, experts / stage_layers * (4 + gradient_bytes)), 0.0
     )
     # A pipeline keeps the gathered weights of its stage for the whole step; without one each micro-batch gathers anew.
     gathers = np.where(np.asarray(lo.pp) > 1, 1.0, lo.micro_batches)
@@ -241,15 +258,22 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     # --- gradients across data ranks, once per step ---
     data = lo.data_ranks * cp
     dp_group = group(net, data, lo.data_stride / cp)
+    expert_group = group(net, copies, expert_stride)
     replicas = group(net, np.maximum(data / np.maximum(lo.shard, 1), 1.0), lo.data_stride / cp * lo.shard)
-    dense_gradient = params * lo.gradient_bytes
+    dense_gradient, expert_gradient = dense_params * gradient_bytes, experts * gradient_bytes
     plain = all_reduce_s(net, dp_group, dense_gradient)
-    zero = gather_s(net, dp_group, dense_gradient) + gather_s(net, dp_group, params * 2)
+    scatter = gather_s(net, dp_group, dense_gradient)
+    zero = scatter + gather_s(net, dp_group, dense_params * 2 * trained)
     across = all_reduce_s(net, replicas, dense_gradient / lo.shard)
+    if np.any(moe_share):
+        plain = plain + np.where(experts > 0, all_reduce_s(net, expert_group, expert_gradient), 0.0)
+        expert_scatter = np.where(experts > 0, gather_s(net, expert_group, expert_gradient), 0.0)
+        zero = zero + expert_scatter + np.where(experts > 0, gather_s(net, expert_group, experts * 2 * trained), 0.0)
+        scatter = scatter + expert_scatter
     # ZeRO-2 scatters a chunk's gradients after each round of micro-batches (each micro-batch without a pipeline).
     rounds = np.where(np.asarray(lo.pp) > 1, np.maximum(np.floor(count / lo.pp), 1.0), count)
     rounds = np.where(lo.zero2, rounds, 1.0)
-    zero = zero + (rounds - 1) * gather_s(net, dp_group, dense_gradient)
+    zero = zero + (rounds - 1) * scatter
     gradient = np.where(np.asarray(lo.shard) > 1, across, np.where(lo.zero1, zero, plain))
     # Behind the backward pass of the last micro-batch (and the forward pass of the first), less what shards took of it.
     taken = np.where(np.asarray(lo.shard) > 1, stage_layers * np.minimum(fsdp_comm, layer_s), 0.0)
@@ -261,7 +285,7 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
 
     # --- optimizer: read gradient, master and moments, write master, moments and weight ---
     owners = np.where(np.asarray(lo.shard) > 1, lo.shard, np.where(lo.zero1, data, 1.0))
-    owned = params / owners
+    owned = (dense_params / owners + experts / np.minimum(owners, copies)) * trained
     optimizer = owned * OPTIMIZER_BYTES / (hw.memory_Bps * fr.memory)
     optimizer = optimizer + np.where(lo.offload, owned * 16 / hw.host_Bps, 0.0)
 
@@ -284,6 +308,10 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
 USUAL_HEAD = 128.0
 ATTENTION_KNEE = 256.0  # tokens of a piece at which fused attention reaches half of its speed
 ROUTING_KERNELS = 2.0  # host work of routing, permuting and exchanging, in units of a dense layer
+# Programs before fused attention: two dozen kernels a layer instead of one dozen, and states of random generators saved
+# and put back around each dropout. The value is what makes A100's host time that of newer programs on newer machines.
+UNFUSED_LAUNCHES = 3.0
+GRAPH_LAUNCH = 0.2  # and of a layer whose kernels are recorded and replayed
 EXPERT_KERNELS = 0.5  # and of each expert that a rank holds: its products
 REPEATED = (0.0, 0.0, 1.0, 0.5)  # share of the forward pass that is run again: none, selective, full, half
 
@@ -293,6 +321,10 @@ WIDTH_BYTES_PER_TOKEN = (
 )
 UNFUSED_SCORE_BYTES = 13.0  # write scores; softmax read and write; dropout read, write and mask; read for the values
 PERMUTE_BYTES = 8.0  # gather rows for the experts and scatter them back, bf16, per routed copy
+# Experts with biases and clamped gates (GPT-OSS), per routed copy and pass, as Megatron-Core 0.15 does both outside its
+# fused kernels: 20 for bias times probability, expert by expert (product and sum in float32, cast, joined again), 12
+# for the clamp of both halves of the gate (cut, clamped, joined again). Its width and its experts' are the same.
+EXPERT_BIAS_BYTES = 32.0
 HEAD_BYTES = 20.0  # logits in bf16, their float32 copy, softmax, its gradient
 EAGER_BYTES = 3.0  # times the above when each operation is its own kernel: float32 norms, rotary positions, gates
 OPTIMIZER_BYTES = 34.0  # gradient 2 read twice (norm, update), master and two moments read and written, weight written

@@ -156,15 +156,15 @@ def leave_one_family_out(points: Sequence[Point], kind: str, progress: Progress 
 
 
 def transfer(points: Sequence[Point], source: str) -> dict[str, Any]:
-    """Calibrated on the rows of one source alone, tested on all other sources of the same GPU type, factors at 1."""
+    """Calibrated on the rows of one source alone, tested on all other sources of the same GPU type: programs that the
+    source does not show have no factor of their own."""
     own = [point for point in points if point.source.startswith(source)]
     kinds = {point.kind for point in own}
     result: dict[str, Any] = {}
     for kind in sorted(kinds):
         one = fit([point for point in own if not is_held_out(point.config)], kind)
-        codes = dict.fromkeys(one.codes, 1.0)
         others = [point for point in points if point.kind == kind and not point.source.startswith(source)]
         if others:
-            result[kind] = table(others, predict(others, one.fractions, codes), lambda point: point.source)
-            result[f"{kind}, all"] = score(others, predict(others, one.fractions, codes))
+            result[kind] = table(others, predict(others, one.fractions, one.codes), lambda point: point.source)
+            result[f"{kind}, all"] = score(others, predict(others, one.fractions, one.codes))
     return result

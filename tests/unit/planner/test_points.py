@@ -127,7 +127,37 @@ def test_what_a_recipe_says_about_experts_is_read_from_the_note(read: Callable[.
     assert layout("dropless", source="vTrain multi-node")["experts_whole"] == 0
 
 
-def test_a_part_with_more_power_is_faster_than_its_data_sheet_says(read: Callable[..., Points]) -> None:
-    old, new = (one(read({"gpu": gpu})).hardware for gpu in ("GB200", "GB300"))
-    assert old["peak_FLOPs"] == new["peak_FLOPs"]
-    assert old["sustained"] == 1 < new["sustained"] < 1.1
+def test_parts_of_one_design_sustain_what_their_power_limit_allows(read: Callable[..., Points]) -> None:
+    speed = {}
+    for gpu in ("B200", "B300", "GB200", "GB300"):
+        part = one(read({"gpu": gpu})).hardware
+        speed[gpu] = part["peak_FLOPs"] * part["sustained"]
+    assert speed["B300"] / speed["B200"] == pytest.approx(1.1)
+    assert speed["GB200"] / speed["B200"] == pytest.approx(1.2)
+    assert speed["GB300"] / speed["GB200"] == pytest.approx(1400 / 1200)
+    assert one(read({"gpu": "A100-80"})).hardware["sustained"] == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "note", "precision", "graphed"),
+    [
+        ("GB200", "qwen3-235b-a22b", "NeMo container 26.04", "mxfp8", 1),
+        ("GB200", "qwen3-235b-a22b", "NeMo container 26.06", "mxfp8", 2),
+        ("B200", "qwen3-235b-a22b", "NeMo container 26.04", "mxfp8", 0),
+        ("B200", "qwen3-30b-a3b", "NeMo container 26.04", "mxfp8", 1),
+        ("GB200", "gpt-oss-120b", "NeMo container 26.02", "bf16", 0),
+        ("GB300", "gpt-oss-120b", "NeMo container 26.02", "bf16", 1),
+        ("H100-80", "qwen3-30b-a3b", "NeMo container 26.02", "fp8", 0),
+    ],
+)
+def test_published_recipes_say_who_replays_graphs(
+    gpu: str, model: str, note: str, precision: str, graphed: int, read: Callable[..., Points]
+) -> None:
+    row = {"source": "Megatron-Bridge", "gpu": gpu, "precision": precision, "note": f"model={model}; {note}"}
+    assert one(read(row)).layout["graphed"] == graphed
+    assert one(read({**row, "source": "DGX Cloud benchmarking"})).layout["graphed"] == 0
+
+
+def test_adapters_are_read_from_the_note(read: Callable[..., Points]) -> None:
+    assert one(read({"note": "model=llama3-70b; LoRA; 278.8 GFLOP/token"})).layout["adapters"] == 1
+    assert one(read({"note": "model=llama3-70b; SFT"})).layout["adapters"] == 0

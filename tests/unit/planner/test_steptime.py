@@ -13,6 +13,7 @@ from lakh.planner.collectives import Network, all_reduce_s, all_to_all_s, dispat
 from lakh.planner.hardware import Hardware, hardware_of
 from lakh.planner.layout import FULL, NONE, Layout
 from lakh.planner.memory import memory
+from lakh.planner.shape import Shape
 from lakh.planner.steptime import Fractions, step_time
 from lakh.spec.cluster import load_cluster
 
@@ -45,6 +46,8 @@ layouts = st.builds(
     experts_whole=st.sampled_from([0.0, 1.0]),
     node_dispatch=st.sampled_from([0.0, 1.0]),
     expert_overlap=st.sampled_from([0.0, 1.0]),
+    graphed=st.sampled_from([0.0, 1.0, 2.0]),
+    adapters=st.sampled_from([0.0, 1.0]),
 )
 
 
@@ -189,3 +192,34 @@ def test_a_group_of_one_says_nothing() -> None:
     net = Network(HW, 1.0, 1.0, 1e-5)
     assert float(all_reduce_s(net, group(net, 1.0, 1.0), 1e9)) == 0.0
     assert float(dispatch_s(net, group(net, 1.0, 1.0), 1e9, 8.0)) == 0.0
+
+
+@given(layout=layouts, model=st.integers(0, 2))
+def test_frozen_weights_and_recorded_graphs_never_cost_time_or_memory(layout: Layout, model: int) -> None:
+    plain = replace(layout, adapters=0.0, graphed=0.0)
+    frozen, one, two = (replace(plain, **change) for change in ({"adapters": 1.0}, {"graphed": 1.0}, {"graphed": 2.0}))
+    assert seconds(frozen, model=model) < seconds(plain, model=model)
+    assert seconds(two, model=model) <= seconds(one, model=model) <= seconds(plain, model=model)
+    assert memory(MODELS[model], frozen).total_bytes < memory(MODELS[model], plain).total_bytes
+
+
+def test_gradients_of_experts_go_to_the_ranks_that_hold_the_same_ones() -> None:
+    """Eight experts' ranks fill a node: their copies lie in other nodes, one NIC each, and nobody else shares them."""
+    mixture = architecture("deepseek-v3").shape
+    base = Layout(gpus=256.0, sequence=4096.0, batch=256.0, zero1=1.0, pp=4.0, overlap=0.0)
+    few, many = (float(step_time(mixture, replace(base, ep=ep), HW, FR).data_s) for ep in (64.0, 8.0))
+    assert many > 4 * few  # eight times the experts per rank, and copies to agree with
+
+
+def test_a_window_leaves_out_scores_and_their_flops() -> None:
+    full = architecture("llama3-70b").shape
+    half = replace(full, window=128.0, windowed=0.5)
+    assert float(half.attended(8192.0)) == 0.5 * 8192 + 0.5 * 256
+    assert float(half.attended(100.0)) == 100  # a sequence within the window is seen whole
+    assert seconds_of(half) < seconds_of(full)
+    assert float(half.flops_per_token(8192.0)) < float(full.flops_per_token(8192.0))
+
+
+def seconds_of(shape: Shape) -> float:
+    layout = Layout(gpus=64.0, sequence=8192.0, batch=64.0, tp=8.0, zero1=1.0)
+    return float(step_time(shape, layout, HW, FR).total_s)

@@ -85,9 +85,14 @@ def test_a_program_is_told_from_the_gpu_only_beside_another_one() -> None:
     """Where every row has a program with a factor, the most frequent one is the measure of the others."""
     codes = KINDS["H100"].codes
     assert "nemo" in codes
-    assert _told_apart(codes, Counter({"nemo": 9, "maxtext": 2})) == ("maxtext",)
-    assert _told_apart(codes, Counter({"nemo": 9, "maxtext": 2, "llm-foundry": 1})) == ("nemo", "maxtext")
-    assert _told_apart(("nemo per month",), Counter({"nemo": 9})) == ("nemo per month",)
+    two = {("nemo", 0.0): 9, ("maxtext", 0.0): 2}
+    assert _told_apart(codes, Counter(two)) == ("maxtext",)
+    assert _told_apart(codes, Counter({**two, ("llm-foundry", 0.0): 1})) == ("nemo", "maxtext")
+
+
+def test_a_trend_of_releases_is_fitted_only_where_there_are_several() -> None:
+    assert _told_apart(("nemo per month",), Counter({("nemo", 1.0): 9, ("nemo", 2.0): 1})) == ("nemo per month",)
+    assert _told_apart(("nemo per month",), Counter({("nemo", -4.0): 9})) == ()
 
 
 def test_scores_by_hand(points: Points) -> None:
