@@ -1,10 +1,19 @@
-"""One rank of the parity matrix: trains a tiny model along the meshes it is given and prints losses and norms."""
+"""The ranks of the parity matrix: train a tiny model along the meshes they are given, and tell losses and norms.
+
+Imports torch once and forks every rank from there: importing takes longer than the training. Reads one question per
+line of stdin ({"ranks", "backend", "cases", "folder", "timeout_s"}) and answers each with one line on stdout.
+"""
 
 import json
+import os
+import signal
 import sys
+import time
+import traceback
 from dataclasses import replace
 
 import torch
+import torch._dynamo  # the optimizers and pipelines want it: before the ranks are forked
 
 from lakh.errors import LakhError
 from lakh.spec import Data, Mesh, Model, Optimizer, Run, Training
@@ -25,13 +34,13 @@ CLUSTER = replace(
         Tier(name="zone", size=4, bandwidth_GBps=1.0, latency_us=1.0),
     ),
 )
-SEQUENCE, BATCH, VOCAB, STEPS = 64, 8, 128, 2
+SEQUENCE, VOCAB, STEPS = 64, 128, 2
 
 
-def micro_batches(step: int, packed: bool, part: int, parts: int) -> list[Batch]:
-    rows = torch.randint(0, VOCAB, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(step))
+def micro_batches(step: int, case: dict, part: int, parts: int) -> list[Batch]:
+    rows = torch.randint(0, VOCAB, (case["batch"], SEQUENCE + 1), generator=torch.Generator().manual_seed(step))
     mine = rows.chunk(parts)[part].split(1)
-    if not packed:
+    if not case["packed"]:
         return [Batch(row[:, :-1], row[:, 1:]) for row in mine]
     place = torch.arange(SEQUENCE)[None]
     documents = (place >= 20).int() + (place >= 47).int()
@@ -54,7 +63,7 @@ def play(world: World, case: dict) -> dict:
         name="parity",
         model=Model(layers=4, width=64, heads=8, kv_heads=4, ffn=96, vocab=VOCAB, context=SEQUENCE, **case["model"]),
         mesh=Mesh(**case["mesh"]),
-        data=Data(sequence=SEQUENCE, batch=BATCH, micro_batch=1),
+        data=Data(sequence=SEQUENCE, batch=case["batch"], micro_batch=1),
         optim=Optimizer(lr=1e-3, warmup_steps=0, kind=case["optim"]),
         train=Training(steps=10, precision="f32", device="cpu", **case["train"]),
     )
@@ -69,28 +78,76 @@ def play(world: World, case: dict) -> dict:
     optimizer = build_optimizer(model, run.optim)
     losses, norms = [], []
     for step in range(STEPS):
-        batches = micro_batches(step, case["packed"], mesh.data_rank(world.rank), mesh.data_ranks)
+        batches = micro_batches(step, case, mesh.data_rank(world.rank), mesh.data_ranks)
         with Traffic(CLUSTER) as traffic:
             done = update(run, model, optimizer, batches, step)
         (loss,) = world.sum(float(done.loss))
         losses.append(loss * mesh.pp / world.size)
         norms.append(float(done.grad_norm))
-    batches = micro_batches(99, case["packed"], mesh.data_rank(world.rank), mesh.data_ranks)
+    batches = micro_batches(99, case, mesh.data_rank(world.rank), mesh.data_ranks)
     (heldout,) = world.sum(sum(float(loss_sum(model, batch)) for batch in batches))
     sent = {f"{tier} {kind}": count for (tier, kind), count in traffic.sent_bytes.items()}
     return {"sent": sent, "losses": losses, "norms": norms, "heldout": heldout * mesh.pp * mesh.data_ranks / world.size}
 
 
-def main() -> None:
-    backend = sys.argv[1]
+def be_a_rank(rank: int, ranks: int, backend: str, cases: list[dict], folder: str) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LAKH_RENDEZVOUS=f"{folder}/meeting")
+    found = {}
     with World.join(Training(device="cpu", backend=backend, peer_timeout_s=60, threads=1)) as world:
-        for case in json.loads(sys.argv[2]):
+        for case in cases:
             try:
-                found = play(world, case)
+                found[case["name"]] = play(world, case)
             except LakhError as error:
-                found = {"refused": str(error)}
-            if world.rank == 0:
-                print(json.dumps({"name": case["name"], **found}), flush=True)
+                found[case["name"]] = {"refused": str(error)}
+    if rank == 0:
+        with open(f"{folder}/found.json", "w") as file:
+            json.dump(found, file)
+
+
+def fork_a_rank(rank: int, ranks: int, backend: str, cases: list[dict], folder: str) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.dup2(os.open(f"{folder}/rank-{rank}.err", os.O_WRONLY | os.O_CREAT, 0o600), 2)
+        be_a_rank(rank, ranks, backend, cases, folder)
+        code = 0
+    except BaseException:  # noqa: BLE001 - whatever it was, the test shows it
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)  # what the parent has open is the parent's
+
+
+def ask(ranks: int, backend: str, cases: list[dict], folder: str, timeout_s: float) -> dict:
+    """What the ranks found, or {"failed": why}."""
+    children = {fork_a_rank(rank, ranks, backend, cases, folder): rank for rank in range(ranks)}
+    until_s = time.monotonic() + timeout_s
+    failed = []
+    while children:
+        for child, rank in list(children.items()):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                del children[child]
+                if status:
+                    with open(f"{folder}/rank-{rank}.err") as file:
+                        failed.append(f"rank {rank} ended with {status}: {file.read()[-2000:]}")
+        if children and time.monotonic() > until_s:
+            failed.append(f"ranks {sorted(children.values())} were not done after {timeout_s:g} s")
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+            until_s = float("inf")
+        time.sleep(0.02)
+    if failed:
+        return {"failed": "\n".join(failed)}
+    with open(f"{folder}/found.json") as file:
+        return json.load(file)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        print(json.dumps(ask(**json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":
