@@ -62,8 +62,7 @@ def train(
         return _be_a_rank(loaded, run_dir, faults)
     if dry_run:
         return _plan(loaded, nproc if nproc > 1 else loaded.mesh.ranks)
-    loaded.accumulation(nproc)
-    _refuse_what_cannot_fit(loaded, nproc)
+    _refuse_what_cannot_work(loaded, nproc)
     if storage.list_dir(storage.join(run_dir, "checkpoints")):
         raise UserError(run_dir, "holds a run already", f"go on with: lakh resume {run_dir}, or choose another --out")
     _prepare(loaded, run_dir)
@@ -85,8 +84,7 @@ def resume(run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, f
     loaded = load_run(run_dir, sets)
     if "RANK" in os.environ:
         return _be_a_rank(loaded, run_dir, faults)
-    loaded.accumulation(nproc)
-    _refuse_what_cannot_fit(loaded, nproc)
+    _refuse_what_cannot_work(loaded, nproc)
     if sets:
         _prepare(loaded, run_dir)
     return run_ranks(loaded, run_dir, nproc=nproc, max_restarts=max_restarts, faults=faults)
@@ -113,6 +111,15 @@ def _plan(run: Run, ranks: int) -> Answer:
     }
     shown = [(name, "; ".join(value) if isinstance(value, list) else value) for name, value in data.items()]
     return Answer(data, table(["what", "value"], shown, title="would train (simulated; nothing was started)"))
+
+
+def _refuse_what_cannot_work(run: Run, ranks: int) -> None:
+    """In a moment, before ranks are started: the split of the batch, the memory, the data."""
+    from lakh.tokens.training_data import open_data
+
+    run.accumulation(ranks)
+    _refuse_what_cannot_fit(run, ranks)
+    open_data(run)
 
 
 def _refuse_what_cannot_fit(run: Run, ranks: int) -> None:

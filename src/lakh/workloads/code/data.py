@@ -8,53 +8,19 @@ does not. Rows come from a process of their own (tokens/ahead.py) and go to a GP
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lakh.errors import UserError
-from lakh.spec import Run, Source
+from lakh.spec import Run
 from lakh.tokens.ahead import Question, ReadAhead
 from lakh.tokens.digest import StreamDigest
-from lakh.tokens.loader import Loader, Rows, TokenSet, data_fingerprint, document_numbers
+from lakh.tokens.loader import Loader, Rows, TokenSet, document_numbers
 from lakh.tokens.skips import Skips
 from lakh.workloads.code.batch import IGNORED, Batch
 
-__all__ = ["Batches", "TrainingData", "heldout_batches", "open_data", "to_batch"]
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """What a run is trained and evaluated on, opened and checked against its model."""
-
-    fingerprint: str
-    tokenizer_path: str
-    heldout: TokenSet
-
-
-def open_data(run: Run) -> TrainingData:
-    """Open every source of a run; what does not fit the model is refused here, before anything is built."""
-    sources = run.data.mixture or (Source(tokens=run.data.tokens),)
-    opened = [(TokenSet.open(source.tokens, "train", cache=run.data.cache), source.weight) for source in sources]
-    heldout = TokenSet.open(run.data.tokens, "heldout", cache=run.data.cache)
-    for tokens in (*(tokens for tokens, _ in opened), heldout):
-        if tokens.vocab > run.model.vocab:
-            raise UserError(
-                f"model.vocab = {run.model.vocab}",
-                f"is smaller than the tokenizer of {tokens.url} ({tokens.vocab})",
-                f"set model.vocab = {tokens.vocab} or more, or pack with a smaller tokenizer",
-            )
-    for name, sets, needed in (("train", [t for t, _ in opened], run.data.batch), ("heldout", [heldout], 1)):
-        there = sum(tokens.windows(run.data.sequence) for tokens in sets)
-        if there < needed:
-            raise UserError(
-                f"{run.data.tokens}, {name}",
-                f"holds {there} sequences of {run.data.sequence} tokens; {needed} are needed",
-                "pack a larger corpus, or make data.batch or data.sequence smaller",
-            )
-    return TrainingData(data_fingerprint(opened), opened[0][0].tokenizer_path, heldout)
+__all__ = ["Batches", "heldout_batches", "to_batch"]
 
 
 class Batches:
