@@ -5,17 +5,21 @@
         run.toml tokenizer.json  what the weights mean, so that the folder stands alone
         manifest.json            written last: without it the checkpoint does not exist
 
-format.py says what the manifest holds, save.py and load.py write and read it, retain.py decides what may go.
+format.py says what the manifest holds, saving.py and load.py write and read it, retain.py decides what may go. A save
+may go on behind the caller's back: host_copies.py keeps the tensors as they were, tensor_file.py writes them.
 Knows torch tensors and their names; knows nothing of models, optimizers or process groups.
 """
 
 from lakh.checkpoint.format import Manifest, folder_name
+from lakh.checkpoint.host_copies import HostCopies
 from lakh.checkpoint.load import find, list_complete, load, newest_usable, read_model, read_run, verify
 from lakh.checkpoint.retain import thin_out
-from lakh.checkpoint.save import save
+from lakh.checkpoint.saving import Saving, save
 
 __all__ = [
+    "HostCopies",
     "Manifest",
+    "Saving",
     "find",
     "folder_name",
     "list_complete",

@@ -3,7 +3,8 @@
     productive    steps that were kept, without their wait for data
     data_wait     waiting for data inside these steps
     lost          steps done once more after a restart or a rewind, or left out
-    evaluation, checkpoint, init
+    evaluation, init
+    checkpoint    training stood still for it: copying the state, and making the checkpoint whole
     down          between the last word of an attempt and the first of the next
     other         what is left: the classes sum to the total by construction
 

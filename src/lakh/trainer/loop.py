@@ -8,7 +8,8 @@ The state of a run is its tensors, the step, and the position in the data (state
 newest whole checkpoint when there is one, so starting, resuming and restarting after a crash are the same call.
 
 On a GPU nothing waits for a step to end before the next one is on its way: losses are read one step late
-(readings.py). What must not be late (evaluation, checkpoints, a rewind) reads everything first.
+(readings.py). What must not be late (evaluation, checkpoints, a rewind) reads everything first. A checkpoint is copied
+between two steps and written behind the next ones; the numbers of each step also say which ranks are done with that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from lakh import config, events, storage
 from lakh.errors import InfeasiblePlan, Interrupted, PeerLost, PeerTimeout, UserError
 from lakh.events import Evaluated, Log, Restarted, RunEnded, RunStarted, StepDone, StepSkipped
 from lakh.spec import Fault, Run
+from lakh.tokens.training_data import open_data
 from lakh.trainer.goodput import goodput
 from lakh.trainer.graphs import Graphed, choose_graphs
 from lakh.trainer.initial import builder
@@ -45,7 +47,7 @@ from lakh.trainer.traffic import count_traffic
 from lakh.trainer.world import World
 from lakh.workloads.code.batch import IGNORED
 from lakh.workloads.code.compiling import choose_compile
-from lakh.workloads.code.data import Batches, heldout_batches, open_data
+from lakh.workloads.code.data import Batches, heldout_batches
 from lakh.workloads.code.parallel import check, parallelise
 
 __all__ = ["Hook", "Outcome", "train"]
@@ -97,6 +99,8 @@ def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restar
                 carried = training.carried() if training is not None else carried
                 if survivors is None or carried is None:
                     raise
+                if training is not None:
+                    training.state.drop_save()
                 started = time.monotonic()
                 run, world, carried, lost = survivors.go_on(run, world, carried, error)
                 log.close()
@@ -162,6 +166,8 @@ class _Training:
             if state.step > self.finished:  # ranks were lost in the middle of it
                 self._finish_step(stop)
             while state.step < run.train.steps and not self.stopped_by:
+                if any(fault.step == state.step for fault in faults):
+                    state.finish_save()  # an ordered blow falls at one place in the run, whatever the disk does
                 strike(faults, rank=self.world.member, step=state.step, log=self.log)
                 self._take_step(stop)
                 self._finish_step(stop)
@@ -210,7 +216,9 @@ class _Training:
                 self.heldout, self.evaluated = self._evaluate(), state.step
             if due_save or self.stopped_by or last:
                 self._read_all(stop)
-                state.save(self.run, self.data, self._digest())
+                state.begin_save(self.run, self.data, self._digest())
+                if self.stopped_by or last:
+                    state.finish_save()
                 self.clock.start()
         self.finished = state.step
 
@@ -238,6 +246,7 @@ class _Training:
             done,
             fill=self.batches.fill,
             stop=stop.is_made,
+            written=state.is_written,
             world=self.world,
             loss_ranks=self.world.size // self.mesh.pp,
         )
@@ -258,6 +267,10 @@ class _Training:
         seconds = self.clock.lap(reading)
         if measured.stops:
             self.stopped_by = stop.signal or "another rank"
+        if measured.is_written:
+            self.state.finish_save()
+            if not self.pending:
+                self.clock.start()  # that time is the checkpoint's, not the next step's
         if self.run.train.on_spike == "rewind":
             before = [self.losses[known] for known in sorted(self.losses) if known < step]
             verdict = judge_loss(measured.loss, before, self.run.train.spike_factor)
@@ -306,6 +319,7 @@ class _Training:
         """
         self.spoilt = None
         state, batch = self.state, self.run.data.batch
+        state.finish_save()
         here = state.last_saved
         base = int(here.rpartition("-")[2]) if here else -1
         self.rewinds[base] = self.rewinds.get(base, 0) + 1

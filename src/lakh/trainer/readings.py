@@ -27,16 +27,18 @@ class Measured:
     applied: bool
     stops: int
     """Ranks that were asked to stop."""
+    is_written: bool
+    """Every rank has written its part of the checkpoint under way."""
 
 
 class Reading:
     """The numbers of one step, on their way."""
 
-    def __init__(self, done: Updated, *, fill: float, stop: bool, world: World, loss_ranks: int) -> None:
+    def __init__(self, done: Updated, *, fill: float, stop: bool, written: bool, world: World, loss_ranks: int) -> None:
         """`fill`: share of this rank's places that count; `loss_ranks`: ranks that know a loss (others report 0)."""
         self._world_size, self._loss_ranks = world.size, loss_ranks
         device = done.loss.device
-        known = torch.tensor([fill, float(stop)], dtype=torch.float64)
+        known = torch.tensor([fill, float(stop), float(written)], dtype=torch.float64)
         known = known.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else known.to(device)
         summed = torch.cat([done.loss.detach().double().reshape(1), known])
         if world.size > 1:
@@ -52,9 +54,15 @@ class Reading:
         """Waits until the step is done."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        loss, fill, stops, norm, applied = self._values.tolist()
+        loss, fill, stops, written, norm, applied = self._values.tolist()
         mean = loss / self._loss_ranks
-        return Measured(mean / (fill / self._world_size), norm, bool(applied), round(stops))
+        return Measured(
+            loss=mean / (fill / self._world_size),
+            grad_norm=norm,
+            applied=bool(applied),
+            stops=round(stops),
+            is_written=round(written) == self._world_size,
+        )
 
 
 class StepClock:

@@ -141,7 +141,7 @@ class PrometheusPage:
                 ("data_wait_seconds_total", counter, "time spent waiting for data"),
                 ("steps_skipped_total", counter, "updates that were left out"),
                 ("restarts_total", counter, "times that the launcher started all ranks again"),
-                ("checkpoint_seconds_total", counter, "time spent saving checkpoints"),
+                ("checkpoint_seconds_total", counter, "time that training stood still for checkpoints"),
             )
         }
         try:

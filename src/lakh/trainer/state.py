@@ -1,7 +1,9 @@
 """The state of a run: its tensors, the step, the position in the data, and the hash of the data so far.
 
-`restore` fills it from the newest whole checkpoint, `save` writes one. A checkpoint carries stream.json beside the
-weights: the hash of the stream up to its position, so that a resumed run prints the hash of all of it.
+`restore` fills it from the newest whole checkpoint. A checkpoint is made in two moves: `begin_save` copies the state
+and lets a thread write it, `finish_save`, when every rank has written its part, makes it whole; training goes on
+between them. It carries stream.json beside the weights: the hash of the stream up to its position, so that a resumed
+run prints the hash of all of it.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from lakh.errors import CorruptCheckpoint, UserError
 from lakh.events import CheckpointSaved, CheckpointSkipped, Log, SettingChanged
 from lakh.spec import Run
 from lakh.tokens.digest import StreamDigest
+from lakh.tokens.training_data import TrainingData
 from lakh.trainer.optim import named_state
 from lakh.trainer.world import World
-from lakh.workloads.code.data import TrainingData
 
 __all__ = ["State"]
 
 STREAM = "stream.json"
+DROP_TIMEOUT_S = 60.0
 # Another value of these makes another stream: a position in the one means nothing in the other.
 DECIDES_THE_STREAM = ("seed", "data.sequence", "data.packing", "data.fim_rate", "data.fim_spm")
 
@@ -40,6 +43,10 @@ class State:
         self.known: tuple[int, StreamDigest | None] = (0, self.digest)
         """A position, not long ago, and the hash of the stream up to there."""
         self.last_saved = ""
+        self._saving: checkpoint.Saving | None = None
+        self._copies = checkpoint.HostCopies()
+        self._keep = 1
+        self._stood_still_s = 0.0
 
     def restore(self, run: Run, data: TrainingData) -> None:
         """Fill model and optimizer from the newest whole checkpoint; without one, stay at the beginning."""
@@ -72,11 +79,18 @@ class State:
         self.digest = _read_digest(folder) if STREAM in manifest.files else None
         self.known = (self.position, self.digest)
 
-    def save(self, run: Run, data: TrainingData, read_here: StreamDigest) -> None:
-        """Write a checkpoint. `read_here` is the hash of what this rank alone has read since the last `restore`."""
-        began = time.monotonic()
+    def begin_save(self, run: Run, data: TrainingData, read_here: StreamDigest) -> None:
+        """Copy what a checkpoint holds and have it written behind the steps to come; `finish_save` makes it whole.
+
+        `read_here` is the hash of what this rank alone has read since the last `restore`. A collective. A save that is
+        still under way is finished first.
+        """
+        self.finish_save()
+        began_s = time.monotonic()
         folder = storage.join(self.run_dir, "checkpoints", checkpoint.folder_name(self.step))
-        total = self.total_digest(read_here)
+        if self.world.rank == 0:  # after a rewind a step is saved once more: the old one ends before its files change
+            storage.remove_tree(storage.join(folder, storage.MANIFEST))
+        total = self.total_digest(read_here)  # nobody goes on before rank 0 has been here
         self.known = (self.position, total)
         attachments = {
             "run.toml": config.to_toml(run).encode(),
@@ -84,7 +98,7 @@ class State:
         }
         if total is not None:
             attachments[STREAM] = json.dumps({"rows": total.rows, "total": f"{total.total:064x}"}).encode()
-        manifest = checkpoint.save(
+        self._saving = checkpoint.Saving(
             folder,
             named_state(self.model, self.optimizer),
             step=self.step,
@@ -95,13 +109,34 @@ class State:
             rank=self.world.rank,
             world=self.world.size,
             writes_whole=run.mesh.resolve(self.world.size).leads_stage(self.world.rank),
-            gather=self.world.gather,
         )
-        self.last_saved = folder
+        self._saving.start(self._copies)
+        self._keep = run.checkpoint.keep
+        self._stood_still_s = time.monotonic() - began_s
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a save is under way and this rank's part of it is written."""
+        return self._saving is not None and self._saving.is_written
+
+    def finish_save(self) -> None:
+        """Make the save that is under way whole, if there is one; waits for the slowest rank. A collective."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        began_s = time.monotonic()
+        manifest = saving.finish(self.world.gather)
+        self.last_saved = saving.folder
         if manifest is not None:
-            seconds = time.monotonic() - began
-            self.log.write(CheckpointSaved(step=self.step, path=folder, bytes=manifest.bytes, seconds=seconds))
-            checkpoint.thin_out(self.run_dir, keep=run.checkpoint.keep)
+            checkpoint.thin_out(self.run_dir, keep=self._keep)
+            seconds = self._stood_still_s + time.monotonic() - began_s
+            self.log.write(CheckpointSaved(step=saving.step, path=saving.folder, bytes=manifest.bytes, seconds=seconds))
+
+    def drop_save(self) -> None:
+        """Leave a save that can no longer become whole, because ranks were lost."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait(DROP_TIMEOUT_S)  # its folder is removed later, and nobody should be writing there then
 
     def total_digest(self, read_here: StreamDigest) -> StreamDigest | None:
         """Of the whole stream so far, on every rank. A collective."""

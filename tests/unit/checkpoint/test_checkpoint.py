@@ -3,9 +3,11 @@
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from lakh import checkpoint, config, storage
 from lakh.checkpoint import format as fmt
 from lakh.checkpoint.retain import to_remove
-from lakh.errors import CorruptCheckpoint, DiskFull, UserError
+from lakh.checkpoint.tensor_file import write_tensors
+from lakh.errors import CorruptCheckpoint, DiskFull, PeerTimeout, UserError
 from lakh.spec import Run
 
 
@@ -129,8 +132,6 @@ def test_any_number_of_ranks_reads_what_any_other_wrote(
     stored = []
     for rank, part in enumerate(cut(whole, written_by)):
         if len(part[1]):
-            import safetensors.torch
-
             file = f"rank-{rank:05d}.safetensors"
             storage.write_bytes(storage.join(folder, file), safetensors.torch.save({"t": part[1].contiguous()}))
             stored.append(fmt.Stored(file, (part[0], 0), tuple(part[1].shape)))
@@ -190,3 +191,80 @@ def test_a_full_disk_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.undo()
     assert checkpoint.find(tmp_path) == old
     assert not list(tmp_path.rglob("*.part"))
+
+
+def begin(run_dir: Path, written: dict[str, torch.Tensor], step: int = 5) -> checkpoint.Saving:
+    saving = checkpoint.Saving(
+        str(run_dir / "checkpoints" / checkpoint.folder_name(step)),
+        written,
+        step=step,
+        sequence_index=step * 32,
+        run_sha256="r",
+        data_sha256="d",
+        attachments={},
+    )
+    saving.start(checkpoint.HostCopies())
+    return saving
+
+
+def test_what_changes_behind_a_save_is_not_in_it(tmp_path: Path) -> None:
+    changing = tensors()
+    saving = begin(tmp_path, changing)
+    for tensor in changing.values():
+        tensor.fill_(7)
+    assert checkpoint.list_complete(tmp_path) == []  # whole only when it is finished
+    saving.finish()
+    into = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
+    checkpoint.load(checkpoint.find(tmp_path), into)
+    for name, tensor in tensors().items():
+        assert torch.equal(into[name], tensor), name
+
+
+def test_the_memory_of_copies_is_used_again(tmp_path: Path) -> None:
+    copies = checkpoint.HostCopies()
+    first = copies.take({"a": torch.ones(4), "b": torch.ones(2)})
+    second = copies.take({"a": torch.zeros(4), "b": torch.zeros(3)})
+    assert second["a"].data_ptr() == first["a"].data_ptr()
+    assert torch.equal(second["a"], torch.zeros(4))
+    assert torch.equal(second["b"], torch.zeros(3))
+
+
+def test_a_disk_that_is_full_behind_the_steps_is_told_at_the_end_of_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    saving = begin(tmp_path, tensors())
+    with pytest.raises(DiskFull, match="run the same command again"):
+        saving.finish()
+    assert not list(tmp_path.rglob("*.part"))
+    assert checkpoint.list_complete(tmp_path) == []
+
+
+def test_a_disk_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+    monkeypatch.setattr("lakh.checkpoint.saving.WRITE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("lakh.checkpoint.saving.write_tensors", lambda url, tensors: hangs.wait(60))
+    saving = begin(tmp_path, tensors())
+    with pytest.raises(PeerTimeout, match="is still being written"):
+        saving.finish()
+    hangs.set()
+
+
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+types = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
+
+
+@given(written=st.dictionaries(st.text(min_size=1, max_size=5), st.tuples(shapes, types), max_size=6))
+def test_safetensors_reads_what_is_written_tensor_by_tensor(written, tmp_path_factory) -> None:
+    wanted = {name: (torch.rand(shape) * 9).to(kind) for name, (shape, kind) in written.items()}
+    path = tmp_path_factory.mktemp("t") / "x.safetensors"
+    entry = write_tensors(str(path), wanted)
+    assert entry == {"bytes": path.stat().st_size, "sha256": storage.sha256(path)}
+    found = safetensors.torch.load_file(path)
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from lakh import events
+from lakh import checkpoint, events
+from lakh.checkpoint.tensor_file import write_tensors
 from lakh.errors import InfeasiblePlan, UserError
 from lakh.spec import Checkpoints, Data, Model, Optimizer, Run, Training, load_run
 from lakh.tokens.digest import StreamDigest, digest_rows
@@ -113,6 +115,38 @@ def test_without_a_checkpoint_there_is_nothing_to_go_back_to(
     assert train(run, tmp_path / "run").step == 30
     (event,) = [e for e in events.read(tmp_path / "run") if isinstance(e, events.RewindRefused)]
     assert "no checkpoint" in event.why
+
+
+def test_steps_go_on_while_a_checkpoint_is_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    far_on = threading.Event()
+
+    class Watched(Batches):
+        def micro_batches(self, step, device):
+            if step == 15:
+                far_on.set()
+            return super().micro_batches(step, device)
+
+    def slow(url, tensors):
+        assert far_on.wait(60)  # the disk of step 10 is not done before step 16 has begun
+        return write_tensors(url, tensors)
+
+    monkeypatch.setattr(loop, "Batches", Watched)
+    monkeypatch.setattr("lakh.checkpoint.saving.write_tensors", slow)
+    outcome = train(run, tmp_path / "run")
+    told = events.read(tmp_path / "run")
+    saved = [event.step for event in told if isinstance(event, events.CheckpointSaved)]
+    assert saved == [10, 20, 30]
+    before = told[: next(at for at, event in enumerate(told) if isinstance(event, events.CheckpointSaved))]
+    assert [event.step for event in before if isinstance(event, events.StepDone)][:15] == list(range(1, 16))
+    monkeypatch.undo()
+    train(run, tmp_path / "calm")
+    for step in saved:  # each holds the state of its own step, not of the one at which it was finished
+        ours, calm = (
+            checkpoint.read_model(tmp_path / name / "checkpoints" / checkpoint.folder_name(step))[1]
+            for name in ("run", "calm")
+        )
+        assert all(torch.equal(ours[name], calm[name]) for name in calm)
+    assert outcome.checkpoint.endswith("step-00000030")
 
 
 def test_hooks_are_called_after_each_evaluation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

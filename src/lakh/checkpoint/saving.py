@@ -1,0 +1,155 @@
+"""Writing a checkpoint: every rank its slices, then one rank the manifest.
+
+    save      writes and returns when it is done
+    Saving    copies the tensors, writes the copies in a thread, and is finished when it suits the caller
+
+Cost: each distinct slice is written once, by the first rank that holds it; a Saving stands in the caller's way for the
+copy alone. Fails with DiskFull or PeerLost, a Saving when it is finished; until the manifest is there the folder counts
+for nothing, and the next save of that step starts over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lakh import __version__, storage
+from lakh.checkpoint.format import Manifest, Stored, StoredTensor, dtype_name, slice_of
+from lakh.checkpoint.host_copies import HostCopies
+from lakh.checkpoint.tensor_file import write_tensors
+from lakh.errors import PeerTimeout
+
+__all__ = ["Saving", "save"]
+
+WRITE_TIMEOUT_S = 3600.0  # of one rank's file; a disk that takes longer hangs
+
+Gather = Callable[[Any], list[Any] | None]
+"""Brings one value of each rank to rank 0 and returns None elsewhere."""
+
+
+def save(
+    folder: str, tensors: Mapping[str, Tensor], *, gather: Gather = lambda value: [value], **facts: Any
+) -> Manifest | None:
+    """Write `tensors` and, on rank 0, the attachments and the manifest, which is returned there (None elsewhere).
+
+    `facts` are those of Saving. `gather` is called exactly once.
+    """
+    saving = Saving(folder, tensors, **facts)
+    saving.write()
+    return saving.finish(gather)
+
+
+class Saving:
+    """A checkpoint on its way, as one rank sees it."""
+
+    def __init__(
+        self,
+        folder: str,
+        tensors: Mapping[str, Tensor],
+        *,
+        step: int,
+        sequence_index: int,
+        run_sha256: str,
+        data_sha256: str,
+        attachments: Mapping[str, bytes],
+        rank: int = 0,
+        world: int = 1,
+        writes_whole: bool | None = None,
+    ) -> None:
+        """`writes_whole` says whether this rank writes the plain tensors, which several ranks hold alike: one rank of
+        each pipeline stage does, and rank 0 where it is left out."""
+        self.folder, self.step = folder, step
+        self._file, self._attachments = f"rank-{rank:05d}.safetensors", attachments
+        self._facts: dict[str, Any] = {
+            "step": step,
+            "sequence_index": sequence_index,
+            "run_sha256": run_sha256,
+            "data_sha256": data_sha256,
+            "world": world,
+        }
+        writes_whole = rank == 0 if writes_whole is None else writes_whole
+        held = {name: slice_of(tensor) for name, tensor in tensors.items()}
+        mine = {name: part for name, part in held.items() if (writes_whole if part.writes is None else part.writes)}
+        self._boxes = {
+            name: (dtype_name(part.local.dtype), part.shape, part.offset, tuple(part.local.shape))
+            for name, part in mine.items()
+        }
+        self._tensors = {name: part.local for name, part in mine.items()}
+        self._entry: dict[str, Any] = {}
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, copies: HostCopies) -> None:
+        """Copy the tensors, so that they may change, and write the copies in a thread.
+
+        The copies are in use until `finish`.
+        """
+        self._tensors = copies.take(self._tensors)
+        # A daemon: a process that is to end does not wait for a disk that hangs.
+        self._thread = threading.Thread(target=self._write_or_fail, name="lakh-checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether `finish` would not have to wait for this rank's disk."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until this rank's file is written, or could not be; False where it still is being written."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self.is_written
+
+    def write(self) -> None:
+        """Write this rank's file."""
+        storage.make_dir(self.folder)
+        tensors = {name: tensor.detach().cpu() for name, tensor in self._tensors.items()}
+        self._entry = write_tensors(storage.join(self.folder, self._file), tensors)
+        self._tensors = {}
+
+    def _write_or_fail(self) -> None:
+        try:
+            self.write()
+        except BaseException as failure:  # noqa: BLE001 - told by `finish`, in the caller's thread
+            self._failure = failure
+
+    def finish(self, gather: Gather = lambda value: [value]) -> Manifest | None:
+        """Wait until this rank's file is written, then make the checkpoint whole. A collective.
+
+        The manifest on rank 0, None elsewhere.
+        """
+        if not self.wait(WRITE_TIMEOUT_S):
+            found = f"is still being written after {WRITE_TIMEOUT_S:g} s"
+            raise PeerTimeout(storage.join(self.folder, self._file), found, "look after the disk, then: lakh resume")
+        if self._failure is not None:
+            raise self._failure
+        gathered = gather((self._file, self._entry, self._boxes))
+        if gathered is None:
+            return None
+        files = {name: entry for name, entry, _ in gathered}
+        for name, content in self._attachments.items():
+            storage.write_bytes(storage.join(self.folder, name), content)
+            files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        manifest = Manifest(
+            **self._facts,
+            files=files,
+            tensors=_collect([(file, boxes) for file, _, boxes in gathered]),
+            versions={"lakh": __version__, "torch": torch.__version__},
+        )
+        storage.commit(self.folder, manifest.as_dict())
+        return manifest
+
+
+def _collect(written: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, StoredTensor]:
+    """What was written where, tensor by tensor."""
+    tensors: dict[str, StoredTensor] = {}
+    for file, boxes in written:
+        for name, (dtype, shape, offset, size) in boxes.items():
+            before = tensors[name].slices if name in tensors else ()
+            tensors[name] = StoredTensor(dtype, shape, (*before, Stored(file, offset, size)))
+    return tensors
