@@ -142,9 +142,17 @@ def image_of_this_python(engine: str) -> None:
         def skip(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
             return None if Path(entry.name).name in LEFT_OUT else entry
 
-        temporary = tarfile.TarInfo("tmp")
-        temporary.type, temporary.mode = tarfile.DIRTYPE, 0o1777
-        archive.addfile(temporary)
+        # Docker closes folders that no entry makes to all but those who may overrule modes, which nobody may inside.
+        inside = [
+            Path("usr/local/bin/python3"),
+            Path("usr/local/lib/x"),
+            *(Path(path.lstrip("/")) for path in libraries),
+        ]
+        folders = {str(parent) for path in inside for parent in path.parents} - {"."}
+        for name, mode in (*((name, 0o755) for name in sorted(folders)), ("tmp", 0o1777)):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, mode
+            archive.addfile(folder)
         archive.add(binary, "usr/local/bin/python3")
         archive.add(library, f"usr/local/lib/{version}", filter=skip)
         for path in libraries:
