@@ -40,6 +40,12 @@ class Architecture:
     shared_experts: int = 0
     dense_layers: int = 0
     routed_nodes: int = 0
+    expert_bias: bool = False
+    """Whether experts have biases and clamped gates."""
+    window: int = 0
+    """Tokens that layers with a sliding window look back; 0 is none."""
+    windowed: float = 0.0
+    """Share of the layers that have one."""
     q_rank: int = 0
     kv_rank: int = 0
     rope_dim: int = 0
@@ -52,6 +58,10 @@ class Architecture:
             raise ConfigError("kv_heads", f"{self.kv_heads} does not divide heads {self.heads}", "choose a divisor")
         if self.experts and not (0 < self.top_k <= self.experts and self.expert_ffn > 0):
             raise ConfigError("top_k", f"{self.top_k} of {self.experts} experts", "give top_k and expert_ffn too")
+        if not 0 <= self.windowed <= 1 or (self.window > 0) != (self.windowed > 0):
+            raise ConfigError(
+                "windowed", f"is {self.windowed} with a window of {self.window}", "give both; the share is at most 1"
+            )
         if self.dense_layers > self.layers:
             raise ConfigError("dense_layers", f"{self.dense_layers} of {self.layers} layers", "choose fewer")
 

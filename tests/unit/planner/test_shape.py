@@ -117,3 +117,11 @@ def test_what_lakh_plans_and_does_not_train_is_refused_by_the_trainer(change: di
 def test_impossible_mixtures_are_refused(change: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Experts(**{"count": 8, "top_k": 2, "ffn": 64, **change})
+
+
+def test_gpt_oss_has_its_published_size_and_work() -> None:
+    """116.8 billion parameters, 5.1 of them active without the embedding; NVIDIA counts 32.6 GFLOP per token at 4,096."""
+    shape = architecture("gpt-oss-120b").shape
+    assert float(shape.parameters) / 1e9 == pytest.approx(116.8, rel=0.005)
+    assert float(shape.active_parameters - shape.vocab * shape.width) / 1e9 == pytest.approx(5.1, rel=0.02)
+    assert float(shape.flops_per_token(4096.0)) / 1e9 == pytest.approx(32.6, rel=0.01)
