@@ -8,7 +8,7 @@ import click
 
 from lakh.cli.face import Answer, answers, console, table
 from lakh.cli.serve_options import LOOPBACK, listen_address
-from lakh.errors import UserError
+from lakh.errors import MissingExtra, UserError
 
 __all__ = ["room"]
 
@@ -35,7 +35,11 @@ def room(run_dir: str, address: str, once: bool, out: str | None, as_json: bool)
         answer: int = answers(_look_once)(run_dir, out, as_json=as_json)
         return answer
     from lakh.room.house import House
-    from lakh.room.server import serve
+
+    try:
+        from lakh.room.server import serve
+    except ModuleNotFoundError as error:  # a saved page and the data need no server
+        raise MissingExtra("lakh room", str(error.name), "room") from None
 
     host, port = listen_address("--http", address)
     house = House(run_dir)

@@ -81,6 +81,16 @@ def test_what_cannot_be_shown_is_said(tmp_path: Path, hurt_run: Any, capsys: pyt
             assert words in capsys.readouterr().err
 
 
+def test_a_light_install_is_told_what_to_add(
+    hurt_run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, "lakh.room.server", raising=False)
+    assert run(str(hurt_run.run_dir)) == 2
+    assert "lakh[room]" in capsys.readouterr().err
+    assert run(str(hurt_run.run_dir), "--once") == 0
+
+
 def test_it_serves_follows_and_ends_on_ctrl_c(hurt_run: Any) -> None:
     with served(hurt_run.run_dir) as (url, process):
         status, headers, body = ask(url)

@@ -181,7 +181,7 @@ function draw(one) {
         const at = line.dots[x][i];
         if (v === null || at < x0 || at > x1) return;
         if (line.low && line.low[i] !== null)
-          group.append(make("line", { class: "whisker", x1: px(at), x2: px(at), y1: py(line.low[i]), y2: py(line.high[i]) }));
+          group.append(make("path", { class: "whisker", d: `M${px(at) - 3} ${py(line.low[i])}h6m-3 0V${py(line.high[i])}m-3 0h6` }));
         if (line.dots.value.length <= 40) group.append(make("circle", { class: "dot", cx: px(at), cy: py(v), r: 3 }));
       });
     }
@@ -346,9 +346,9 @@ function lossChart(runs) {
     const paint = colour(runs.length > 1 ? i : 0), name = runs.length > 1 ? run.name : "training";
     const { loss, heldout, lost_loss: gone } = run.curves;
     if (loss) lines.push({ label: name, colour: paint, raw: loss, mean: loss.mean, gone });
-    if (heldout) lines.push({ label: "held-out", colour: runs.length > 1 ? paint : colour(1), dots: heldout, dashed: runs.length > 1 });
+    if (heldout) lines.push({ label: "held-out", colour: runs.length > 1 ? paint : colour(2), dots: heldout, dashed: runs.length > 1 });
     words.push({ label: runs.length > 1 ? run.name : "training: every step, and their mean", colour: paint });
-    if (runs.length === 1 && heldout) words.push({ label: "held-out", colour: colour(1) });
+    if (runs.length === 1 && heldout) words.push({ label: "held-out", colour: colour(2) });
     if (runs.length === 1 && gone) words.push({ label: "lost: done again after going back", colour: "var(--lost)" });
   });
   if (!lines.length) return null;
