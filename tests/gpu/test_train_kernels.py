@@ -141,8 +141,10 @@ def test_the_fast_model_has_the_loss_and_gradient_of_the_plain_one(recomputation
     assert distance(fast_grad, plain_grad) < 0.03  # a few roundings to bf16 through two blocks
 
 
+@pytest.mark.parametrize("micro_batch", [2, 4])
 @pytest.mark.parametrize("weight", [None, 1e-3])
-def test_a_recorded_pass_trains_like_a_plain_one(weight: float | None) -> None:
+def test_a_recorded_pass_trains_like_a_plain_one(weight: float | None, micro_batch: int) -> None:
+    """Of a step in two micro-batches, whose gradients are added up, and of a step in one, whose gradients are new."""
     results = []
     for records in (False, True):
         model = CodeModel(SPEC)
@@ -151,11 +153,11 @@ def test_a_recorded_pass_trains_like_a_plain_one(weight: float | None) -> None:
         speed_up(model, device="cuda")
         run = Run(name="r", model=SPEC, data=Data(sequence=64, batch=4, micro_batch=2), optim=Optimizer(warmup_steps=0))
         optimizer = build_optimizer(model, run.optim)
-        graphed = Graphed(plain_pass(0.0)) if records else None
+        graphed = Graphed(plain_pass(0.0), adds=micro_batch < 4) if records else None
         losses = []
         for step in range(4):
             rows = torch.randint(0, 515, (4, 65), generator=torch.Generator().manual_seed(step)).cuda()
-            batches = [Batch(part[:, :-1], part[:, 1:], weight=weight) for part in rows.split(2)]
+            batches = [Batch(part[:, :-1], part[:, 1:], weight=weight) for part in rows.split(micro_batch)]
             losses.append(float(update(run, model, optimizer, batches, step, graphed=graphed).loss))
         results.append(losses)
     assert results[1] == pytest.approx(results[0], rel=1e-3)

@@ -67,7 +67,8 @@ def test_two_ranks_give_the_losses_of_one(calm, tiny_recipe: Path) -> None:
 
 def test_copies_that_average_give_the_losses_of_shards(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
     copies = tmp_path / "run"
-    run_lakh("train", str(tiny_recipe), "--out", str(copies), "--nproc", "2", "--set", "mesh.dp_replicate=2")
+    done = run_lakh("train", str(tiny_recipe), "--out", str(copies), "--nproc", "2", "--set", "mesh.dp_replicate=2")
+    assert sum(done["sent_bytes"].values()) > 4 * 512 * 32  # the gradient of the embedding is 512 x 32
     assert losses(copies) == pytest.approx(losses(calm(2, tiny_recipe)), abs=1e-5)
     manifest = checkpoint.verify(checkpoint.find(copies))
     assert {len(stored.slices) for stored in manifest.tensors.values()} == {1}  # each slice is written once

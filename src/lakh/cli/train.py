@@ -200,6 +200,7 @@ def _be_a_rank(run: Run, run_dir: str, faults: tuple[str, ...]) -> Answer:
         "val_loss": outcome.heldout_loss,
         "stream_sha256": outcome.stream_sha256,
         "goodput": outcome.goodput,
+        "sent_bytes": outcome.sent_bytes,
         "checkpoint": outcome.checkpoint,
     }
     return Answer(data, table(["what", "value"], list(data.items())))

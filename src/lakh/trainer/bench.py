@@ -253,7 +253,7 @@ def stepper(
     if system.is_peer and system.compile != "none":
         model = torch.compile(model, dynamic=False)  # type: ignore[assignment]
     optimizer = build_optimizer(model, run.optim, adamw=_adamw_of(system))
-    graphed = Graphed(plain_pass(run.train.z_loss)) if system.graphs else None
+    graphed = Graphed(plain_pass(run.train.z_loss), adds=False) if system.graphs else None
     counter = itertools.count()
 
     def step() -> Updated:

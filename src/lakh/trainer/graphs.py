@@ -1,8 +1,8 @@
 """The forward and backward pass of a micro-batch, recorded once as a CUDA graph and replayed: for small models.
 
 A small model's kernels end sooner than Python can start the next ones, and the GPU waits. A replay starts all of them
-at once. What it costs: inputs are copied to where the recording reads them, gradients stay allocated and are added to,
-and the memory of the pass is kept for the graph alone.
+at once. What it costs: inputs are copied to where the recording reads them, gradients stay where the recording writes
+them, and the memory of the pass is kept for the graph alone.
 
 Only where shapes never change and one process has the whole model: packed documents, and models that are cut up over
 ranks, take the plain way. `choose_graphs` decides, and says why.
@@ -50,16 +50,30 @@ def choose_graphs(run: Run, *, device: str, world: int) -> tuple[bool, str]:
 
 
 class Graphed:
-    """A pass that is recorded at its first call, for that micro-batch's shape; another shape takes the plain way."""
+    """A pass that is recorded at its first call, for that micro-batch's shape; another shape takes the plain way.
 
-    def __init__(self, plain: Pass) -> None:
+    `adds`: gradients are added to those that are there, as a step of several micro-batches needs; else they take their
+    place, which spares a step the zeroing and the adding: two reads and two writes of every gradient.
+    """
+
+    def __init__(self, plain: Pass, *, adds: bool) -> None:
+        self.adds = adds
         self._plain = plain
         self._graph: torch.cuda.CUDAGraph | None = None
+
+    def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the gradients ready for the first pass of a step."""
+        if self.adds:
+            optimizer.zero_grad(set_to_none=False)  # a recording adds to them where they are
+        elif self._graph is None:
+            optimizer.zero_grad(set_to_none=True)
 
     def __call__(self, model: nn.Module, batch: Batch, scale: float | Tensor) -> Tensor:
         if self._graph is None:
             self._record(model, batch, scale)
         if batch.inputs.shape != self._batch.inputs.shape or batch.cu_seqlens is not None:
+            if not self.adds:
+                torch._foreach_zero_(_gradients(model))
             return self._plain(model, batch, scale)
         self._fill(batch, scale)
         assert self._graph is not None
@@ -76,19 +90,27 @@ class Graphed:
         self._batch = Batch(batch.inputs.clone(), batch.targets.clone())
         self._scale = torch.zeros((), device=device)
         self._fill(batch, scale)
-        for parameter in model.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        before: list[Tensor] = []
+        if self.adds:
+            for parameter in model.parameters():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            before = [gradient.clone() for gradient in _gradients(model)]
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(WARM_UP_PASSES):
                 self._plain(model, self._batch, self._scale)
         torch.cuda.current_stream().wait_stream(aside)
+        if not self.adds:
+            model.zero_grad(set_to_none=True)  # where there are none, the recording makes its own and keeps them
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._loss = self._plain(model, self._batch, self._scale)
         self._graph = graph
-        grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        torch._foreach_copy_(grads, before)  # what the warm-up has added goes again
+        if self.adds:
+            torch._foreach_copy_(_gradients(model), before)  # what the warm-up has added goes again
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

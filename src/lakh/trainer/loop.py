@@ -71,6 +71,8 @@ class Outcome:
     stream_sha256: str | None = None
     """Of every sequence consumed from the first step on; None where an old checkpoint does not know."""
     goodput: dict[str, Any] = dataclasses.field(default_factory=dict)
+    sent_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
+    """What rank 0 sent over each tier of the network in the step that was counted."""
     stopped_by: str = ""
 
 
@@ -115,7 +117,11 @@ def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restar
             f"stopped by {outcome.stopped_by} after the checkpoint {outcome.checkpoint}",
             f"go on with: lakh resume {run_dir}",
         )
-    return dataclasses.replace(outcome, goodput=goodput(events.read(run_dir, rank=0)) if world.rank == 0 else {})
+    if world.rank != 0:
+        return outcome
+    told = events.read(run_dir, rank=0)
+    counted = [dict(event.sent_bytes) for event in told if isinstance(event, events.Traffic)]
+    return dataclasses.replace(outcome, goodput=goodput(told), sent_bytes=counted[-1] if counted else {})
 
 
 class _Training:
@@ -145,7 +151,8 @@ class _Training:
         self.state.optimizer.register_step_pre_hook(lambda *_: setattr(self, "in_update", True))
         self.state.optimizer.register_step_post_hook(lambda *_: setattr(self, "in_update", False))
         records = choose_graphs(run, device=world.device.type, world=world.size)[0]
-        self.graphed = Graphed(plain_pass(run.train.z_loss)) if records else None
+        adds = run.accumulation(world.size) > 1
+        self.graphed = Graphed(plain_pass(run.train.z_loss), adds=adds) if records else None
         self.heldout, self.evaluated = float("nan"), -1
         self.traffic_told = False
         self.pending: list[tuple[int, float, Reading, float]] = []  # step, lr, numbers on their way, wait for data

@@ -50,7 +50,11 @@ def update(
     """Apply step number `step` (from 0), unless the gradient norm is not finite or above `max_norm`."""
     lr = learning_rate(step, run.optim, run.train.steps)
     set_learning_rate(optimizer, lr)
-    optimizer.zero_grad(set_to_none=graphed is None)  # a recorded pass adds to gradients where they are
+    if graphed is None:
+        optimizer.zero_grad(set_to_none=True)
+    else:
+        assert graphed.adds or len(batches) == 1, "a recording that replaces gradients serves one micro-batch"
+        graphed.begin_step(optimizer)
     scales = [_scale(batch, len(batches)) for batch in batches]
     if isinstance(model, Pipeline):
         loss = model.run(batches, scales, z_loss=run.train.z_loss)

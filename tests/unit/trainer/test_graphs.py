@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from lakh.spec import Data, Model, Run, Training
-from lakh.trainer.graphs import choose_graphs
+from lakh.trainer.graphs import Graphed, choose_graphs
 
 SMALL = Run(
     name="small",
@@ -31,3 +32,16 @@ def test_short_work_on_one_gpu_is_recorded(run: Run, device: str, world: int, re
     chosen, reason = choose_graphs(run, device=device, world=world)
     assert chosen is records
     assert words in reason
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_gradients_that_are_added_to_stay_where_they_are(adds: bool) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+    place = weight.grad.data_ptr()
+    Graphed(lambda model, batch, scale: torch.zeros(()), adds=adds).begin_step(torch.optim.SGD([weight]))
+    if adds:
+        assert weight.grad.data_ptr() == place
+        assert torch.equal(weight.grad, torch.zeros(3))
+    else:
+        assert weight.grad is None  # the recording makes its own
