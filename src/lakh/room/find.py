@@ -22,7 +22,10 @@ NEVER_RUNS = frozenset({"checkpoints", "logs", "evals", "node_modules", "__pycac
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / FOLDER).is_dir() or (folder / "run.toml").is_file()
+    try:
+        return (folder / FOLDER).is_dir() or (folder / "run.toml").is_file()
+    except OSError:  # not ours to look into
+        return False
 
 
 def find_runs(url: str | Path) -> list[Path]:

@@ -25,6 +25,7 @@ __all__ = ["Watched"]
 
 MOST_TOLD = 500
 MOST_MARKS = 400
+MOST_RANKS = 8
 RATES = ("tokens_per_s", "mfu")
 CLOCK_PARTS = 120
 RECENT_STEPS = 50
@@ -142,9 +143,9 @@ class Watched:
             same = last["kind"] == kind and last["last_step"] in (step, step - 1)
             if same and (kind.startswith("spike") or last["text"] == words):
                 last["last_step"], last["times"] = step, last["times"] + 1
-                last["ranks"] = sorted({*last["ranks"], rank})
+                last["ranks"].add(rank)
                 return
-        told = {"time_s": record["time_s"], "step": step, "last_step": step, "ranks": [rank], "times": 1,
+        told = {"time_s": record["time_s"], "step": step, "last_step": step, "ranks": {rank}, "times": 1,
                 "kind": kind, "weight": weight, "text": words}  # fmt: skip
         self._told = [*self._told[1 - MOST_TOLD :], told]
         if weight != unusual.NOTE:
@@ -184,7 +185,10 @@ class Watched:
             "scores": {
                 task: [_score(found[step]) for step in sorted(found)] for task, found in sorted(self._scores.items())
             },
-            "unusual": self._told[::-1],
+            "unusual": [
+                {**told, "ranks": sorted(told["ranks"])[:MOST_RANKS], "num_ranks": len(told["ranks"])}
+                for told in reversed(self._told)
+            ],
             "clock": self._clock(),
             "read": {
                 "events": sum(self.counts.values()),

@@ -80,7 +80,7 @@ def test_a_skipped_step_is_told_once_for_all_ranks_and_is_not_productive(story: 
     story.steps(1, 3)
     found = watched(story)
     [told] = [told for told in found["unusual"] if told["kind"] == "step_skipped"]
-    assert told["ranks"] == [0, 1]
+    assert (told["ranks"], told["num_ranks"]) == ([0, 1], 2)
     assert found["spent_s"]["lost"] == pytest.approx(1.0)
 
 
@@ -169,6 +169,20 @@ def test_several_runs_side_by_side_the_newest_first(tmp_path: Path, new_story: C
     data = house.data()
     assert [run["name"] for run in data["runs"]] == ["deep/er/b", "a"]
     assert [run["name"] for run in house.data(["a"])["details"]] == ["a"]
+
+
+def test_folders_that_are_not_ours_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "run" / "events").mkdir(parents=True)
+    is_dir = Path.is_dir
+
+    def refuse(path: Path) -> bool:
+        if path.parent.name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert House(str(tmp_path)).names == ["run"]
 
 
 def test_the_page_holds_its_data_and_asks_nobody_else(hurt_run: Any) -> None:

@@ -434,8 +434,8 @@ function unusualCard(run) {
   if (!run.unusual.length) { box.append(make("p", { class: "empty" }, "Nothing unusual so far.")); return box; }
   box.append(make("ul", { class: "told" }, ...run.unusual.map((told) => {
     const steps = told.last_step > told.step ? `steps ${whole(told.step)}–${whole(told.last_step)}` : `step ${whole(told.step)}`;
-    const ranks = told.ranks.length > 1 ? ` (${told.ranks.length} ranks)` : told.ranks[0] ? ` (rank ${told.ranks[0]})` : "";
-    const times = told.times > 1 && told.ranks.length < told.times ? `, ${told.times} times` : "";
+    const ranks = told.num_ranks > 1 ? ` (${whole(told.num_ranks)} ranks)` : told.ranks[0] ? ` (rank ${told.ranks[0]})` : "";
+    const times = told.times > 1 && told.num_ranks < told.times ? `, ${told.times} times` : "";
     return make("li", { class: "m-" + told.weight }, make("i"), make("time", {}, clock(told.time_s, true)), make("span", { class: "at" }, steps), make("span", { class: "words" }, told.text + ranks + times));
   })));
   return box;
