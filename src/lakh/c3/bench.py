@@ -25,7 +25,7 @@ from lakh.c3.topology import Topology, read_topology
 from lakh.errors import MissingExtra, PeerLost, PeerTimeout, UserError
 from lakh.spec.collectives import codec_bytes
 
-__all__ = ["BACKENDS", "DTYPES", "OPS", "Sweep", "name_slow", "parse_size", "run_bench"]
+__all__ = ["BACKENDS", "DTYPES", "OPS", "Sweep", "name_slow", "parse_size", "run_bench", "run_ranks"]
 
 BACKENDS = ("c3", "gloo", "mpi")
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
@@ -151,6 +151,14 @@ def _run(sweep: Sweep, backends: list[str], topology: Topology | None, notes: li
         return dict(json.loads(report.read_text(encoding="utf-8")))
 
 
+def run_ranks(module: str, job: dict[str, Any], ranks: int, timeout_s: float) -> None:
+    """Run `module` with `job` as its one argument, once for each rank, on this machine."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    program = [sys.executable, "-m", module, json.dumps(job)]
+    _wait([_start(program, {**environment, "RANK": str(rank)}) for rank in range(ranks)], timeout_s)
+
+
 def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
@@ -227,7 +235,7 @@ def _bus_factor(op: str, ranks: int) -> float:
 def _bound_s(size_bytes: int, copies: dict[str, float], topology: Topology | None) -> float | None:
     """The least time possible: one copy of the buffer by all ranks at once, or the buffer over the slowest link."""
     if topology is not None:
-        rates = [link.bytes_per_s for link in topology.links.values()]
+        rates = [*(link.bytes_per_s for link in topology.links.values()), *topology.cables.values()]
         return size_bytes / min(rates) if rates else None
     if not copies:
         return None

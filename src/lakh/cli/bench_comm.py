@@ -26,6 +26,7 @@ __all__ = ["comm"]
 @click.option("--algorithm", default="", help="Overrule c3's choice: flat, halving_doubling, ring, hierarchical.")
 @click.option("--repeats", type=click.IntRange(min=5), default=25, show_default=True, help="Timed calls of each.")
 @click.option("--find-slow", is_flag=True, help="Also measure every pair of ranks and name the slow one.")
+@click.option("--fsdp", is_flag=True, help="Instead: a whole FSDP2 training step of a 10M-parameter model.")
 @click.option("--chaos", type=click.IntRange(min=1), help="Instead: hurt ranks so many times and check every sum.")
 @click.option("--seed", default=0, show_default=True, help="Of --chaos.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw time over size into this file (needs matplotlib).")
@@ -37,6 +38,7 @@ def comm(
     percent: str,
     plot: str | None,
     out: str | None,
+    fsdp: bool,
     chaos: int | None,
     seed: int,
     **options: Any,
@@ -44,6 +46,8 @@ def comm(
     """Collectives over c3 beside Gloo and MPI, in the same run."""
     if chaos:
         return _drill(chaos, seed)
+    if fsdp:
+        return _training_step(ranks, options["repeats"], out)
     from lakh.c3.bench import Sweep, parse_size, run_bench
 
     for name in ("backends", "ops", "dtypes"):
@@ -99,6 +103,22 @@ def _drill(faults: int, seed: int) -> Answer:
         raise LakhError("c3 drill", found, "run the same seed again and look at it")
     rows = [(name, value) for name, value in data.items() if name not in ("machine", "problems")]
     return Answer(data, table(["what", "value"], rows, title="no hang, no wrong sum, nothing left behind"))
+
+
+def _training_step(ranks: int, steps: int, out: str | None) -> Answer:
+    from lakh.c3.bench_fsdp import bench_fsdp
+
+    _counts(ranks, "100")
+    data: dict[str, Any] = {"machine": machine(), **bench_fsdp(ranks=ranks, steps=steps, say=console().print)}
+    if out:
+        command = f"lakh bench comm --fsdp --ranks {ranks} --repeats {steps}"
+        data["file"] = keep(Path(out), "comm-fsdp", command, data)
+    rows = [
+        [row["backend"], *(f"{row[name]:.1f}" for name in ("min_ms", "median_ms", "tokens_per_s", "ratio_to_gloo"))]
+        for row in data["rows"]
+    ]
+    title = f"FSDP2 step, {data['rows'][0]['parameters']:,} parameters, {ranks} ranks"
+    return Answer(data, table(["backend", "min ms", "median ms", "tokens/s", "x gloo"], rows, title=title))
 
 
 def _counts(ranks: int, percent: str) -> list[int]:
