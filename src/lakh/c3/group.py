@@ -21,7 +21,7 @@ from typing import Any
 from lakh.c3 import native
 from lakh.c3.bootstrap import Store, share_records
 from lakh.c3.selection import Choice, choose_all_reduce, choose_spreading, fastest_first
-from lakh.c3.topology import Link, Topology, labels_from_environment, read_topology
+from lakh.c3.topology import Link, Topology, labels_from_environment, numa_node, read_topology
 from lakh.errors import LakhError, PeerLost, UserError
 from lakh.spec import collectives
 from lakh.spec.collectives import Schedule
@@ -116,6 +116,7 @@ class Group:
         record = {
             "identity": identity,
             "place": list(place or labels_from_environment(identity)),
+            "numa": numa_node(os.sched_getaffinity(0)),
             "pid": os.getpid(),
             "memory": memory.value,
             "address": f"{address}:{port}",
@@ -147,6 +148,11 @@ class Group:
                 library.lakh_c3_close(handle)
             raise
         return Group(handle, rank, size, found, uuid, records)
+
+    @property
+    def numa_nodes(self) -> list[int | None]:
+        """The NUMA node that each rank is bound to; None where it may run on several."""
+        return [record["numa"] for record in self.records]
 
     # --- collectives ---------------------------------------------------------------------------------------------
 

@@ -26,6 +26,10 @@ def text_of(group: Group) -> str:
     for peer, waited_us in enumerate(group.waited_us()):
         labels = f'rank="{group.rank}",peer="{peer}"'
         lines.append(f"lakh_c3_waited_for_microseconds_total{{{labels}}} {waited_us}")
+    host, rack, zone = group.topology.places[group.rank]
+    node = group.numa_nodes[group.rank]
+    place = f'rank="{group.rank}",host="{host}",rack="{rack}",zone="{zone}",numa="{"" if node is None else node}"'
+    lines += ["# TYPE lakh_c3_place_info gauge", f"lakh_c3_place_info{{{place}}} 1"]
     over = group.failure()
     lines += ["# TYPE lakh_c3_up gauge", f'lakh_c3_up{{rank="{group.rank}"}} {0 if over else 1}']
     return "\n".join(lines) + "\n"

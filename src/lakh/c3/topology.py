@@ -20,14 +20,14 @@ from __future__ import annotations
 import hashlib
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lakh.errors import UserError
 
-__all__ = ["TIERS", "Link", "Topology", "labels_from_environment", "read_topology"]
+__all__ = ["TIERS", "Link", "Topology", "labels_from_environment", "numa_node", "read_topology"]
 
 TIERS = ("host", "rack", "zone")
 
@@ -113,6 +113,23 @@ def labels_from_environment(host_identity: str) -> tuple[str, str, str]:
     environment = os.environ
     host = environment.get("LAKH_C3_HOST") or host_identity
     return host, environment.get("LAKH_C3_RACK", ""), environment.get("LAKH_C3_ZONE", "")
+
+
+def numa_node(cores: Iterable[int], nodes: str | Path = "/sys/devices/system/node") -> int | None:
+    """The NUMA node that holds all these cores; None where they lie in several, or nothing tells."""
+    wanted = set(cores)
+    for folder in sorted(Path(nodes).glob("node[0-9]*")):
+        try:
+            listed = (folder / "cpulist").read_text().strip()
+            held: set[int] = set()
+            for word in filter(None, listed.split(",")):
+                first, _, last = word.partition("-")
+                held.update(range(int(first), int(last or first) + 1))
+        except (OSError, ValueError):
+            continue
+        if wanted and wanted <= held:
+            return int(folder.name.removeprefix("node"))
+    return None
 
 
 def read_topology(path: str | Path, size: int | None = None) -> Topology:

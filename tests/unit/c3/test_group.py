@@ -204,6 +204,7 @@ def test_counters_are_served_for_prometheus() -> None:
     for rank, text in enumerate(with_ranks(ONE_HOST[:2], body)):
         assert f'lakh_c3_operations_total{{rank="{rank}"}} 1' in text
         assert f'lakh_c3_up{{rank="{rank}"}} 1' in text
+        assert f'lakh_c3_place_info{{rank="{rank}",host="{ONE_HOST[rank][0]}",' in text
 
 
 def test_the_culprit_is_who_is_waited_for_and_does_not_wait() -> None:

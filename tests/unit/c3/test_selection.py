@@ -5,7 +5,7 @@ import pytest
 from lakh.c3.bench import name_slow, parse_size
 from lakh.c3.membership import decide_membership, reachable
 from lakh.c3.selection import choose_all_reduce, fastest_first
-from lakh.c3.topology import Link, Topology, read_topology
+from lakh.c3.topology import Link, Topology, numa_node, read_topology
 from lakh.errors import UserError
 
 RACKS = Topology(
@@ -57,6 +57,16 @@ def test_a_path_names_every_link_on_it() -> None:
     assert [tier for tier, _, _ in RACKS.path(0, 1)] == ["host", "host"]
     assert [tier for tier, _, _ in RACKS.path(0, 2)] == ["host", "host", "rack", "rack"]
     assert RACKS.distance(0, 2) == "rack"
+
+
+def test_the_numa_node_is_named_where_all_cores_lie_in_one(tmp_path) -> None:
+    for node, cores in enumerate(["0-3,8", "4-7", ""]):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(cores + "\n")
+    assert numa_node([2, 8], tmp_path) == 0
+    assert numa_node([5], tmp_path) == 1
+    assert numa_node([3, 4], tmp_path) is None
+    assert numa_node([3], tmp_path / "nowhere") is None
 
 
 BAD = {
