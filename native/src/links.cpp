@@ -5,7 +5,7 @@
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/eventfd.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -16,6 +16,7 @@
 #include <cstring>
 #include <deque>
 #include <thread>
+#include <unordered_map>
 
 #include "clock.h"
 
@@ -78,6 +79,12 @@ class Endpoint {
     port_ = 0;
     groups_.clear();
     parked_.clear();
+    {
+      const std::lock_guard<std::mutex> watching(watch_mutex_);
+      if (epoll_ >= 0) ::close(epoll_);  // a fork's copy: what the parent watches stays the parent's
+      watched_.clear();
+      epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
+    }
     const bool any = address == nullptr || *address == '\0';
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
@@ -89,14 +96,14 @@ class Endpoint {
     ::freeaddrinfo(found);
     sockaddr_storage name{};
     socklen_t length = sizeof name;
-    if (!bound || ::getsockname(listener_, reinterpret_cast<sockaddr *>(&name), &length) != 0) {
+    if (!bound || epoll_ < 0 || ::getsockname(listener_, reinterpret_cast<sockaddr *>(&name), &length) != 0) {
       if (listener_ >= 0) ::close(listener_);
       owner_ = 0;
       return 0;
     }
     port_ = ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6 *>(&name)->sin6_port
                                               : reinterpret_cast<sockaddr_in *>(&name)->sin_port);
-    wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    subscribe(listener_);
     std::thread([this] { serve(); }).detach();
     return port_;
   }
@@ -116,6 +123,17 @@ class Endpoint {
 
   void remove(Links *links, const Word &why) {
     const std::lock_guard<std::mutex> lock(mutex_);  // the thread holds it while it touches a group
+    {
+      const std::lock_guard<std::mutex> watching(watch_mutex_);
+      for (auto it = watched_.begin(); it != watched_.end();) {
+        if (it->second.links == links) {
+          unsubscribe(it->first);
+          it = watched_.erase(it);
+        } else {
+          ++it;
+        }
+      }
+    }
     const size_t before = groups_.size();
     groups_.erase(std::remove(groups_.begin(), groups_.end(), links), groups_.end());
     if (groups_.size() == before) return;  // it was never there
@@ -125,9 +143,11 @@ class Endpoint {
     if (gone_.size() > kGoneKept) gone_.pop_front();
   }
 
-  void wake() {
-    const uint64_t one = 1;
-    if (wake_ >= 0 && ::write(wake_, &one, sizeof one) < 0) return;
+  // A control connection: its words, and its end, are heard from now on, until its group is removed or the peer has left.
+  void watch(Links *links, int32_t peer, int fd) {
+    const std::lock_guard<std::mutex> lock(watch_mutex_);
+    watched_[fd] = Watched{links, peer};
+    subscribe(fd);
   }
 
  private:
@@ -137,6 +157,29 @@ class Endpoint {
     size_t got = 0;
     Hello hello{};
   };
+
+  struct Watched {
+    Links *links;
+    int32_t peer;
+  };
+
+  void subscribe(int fd) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+  }
+
+  // Always before the descriptor is closed: a fork may hold the connection open, and it would be heard of for ever.
+  void unsubscribe(int fd) { ::epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr); }
+
+  bool find_watched(int fd, Watched *found) {
+    const std::lock_guard<std::mutex> lock(watch_mutex_);
+    const auto at = watched_.find(fd);
+    if (at == watched_.end()) return false;
+    *found = at->second;
+    return true;
+  }
 
   // What became of a group that is no longer here: told to whoever did not hear it while there was a connection.
   struct Gone {
@@ -160,39 +203,32 @@ class Endpoint {
     return hello.to == links->rank() && std::memcmp(hello.uuid, links->uuid(), 16) == 0;
   }
 
+  // The price of a turn is that of what happened, however many connections there are.
   void serve() {
     std::vector<Guest> guests;
+    std::vector<epoll_event> events(256);
     int64_t next_beat = now_ns() + kBeatNs;
     while (true) {
-      std::vector<pollfd> fds = {{listener_, POLLIN, 0}, {wake_, POLLIN, 0}};
-      for (const Guest &guest : guests) fds.push_back({guest.fd, POLLIN, 0});
-      const size_t first_control = fds.size();
-      {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        for (Links *links : groups_) {
-          for (const auto &[peer, fd] : links->controls()) fds.push_back({fd, POLLIN, 0});
-        }
-      }
-      ::poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(0, (next_beat - now_ns()) / 1000000)));
-      uint64_t ignored;
-      if ((fds[1].revents & POLLIN) != 0 && ::read(wake_, &ignored, sizeof ignored) < 0) continue;
-      if ((fds[0].revents & POLLIN) != 0) {
+      const int64_t left_ms = std::max<int64_t>(0, (next_beat - now_ns()) / 1000000);
+      const int ready = ::epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), static_cast<int>(left_ms));
+      for (int i = 0; i < ready; ++i) {
         int fd;
-        while ((fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
+        while (events[i].data.fd == listener_ && (fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
           guests.push_back(Guest{fd, now_ns()});
+          subscribe(fd);
         }
       }
       welcome(&guests);
-      const std::lock_guard<std::mutex> lock(mutex_);
-      for (Links *links : groups_) {
-        for (const auto &[peer, fd] : links->controls()) {
-          for (size_t i = first_control; i < fds.size(); ++i) {
-            if (fds[i].fd == fd && fds[i].revents != 0) {
-              links->control_readable(peer, fd);
-              break;
-            }
-          }
-        }
+      const std::lock_guard<std::mutex> lock(mutex_);  // no group goes away while it is told something
+      for (int i = 0; i < ready; ++i) {
+        const int fd = events[i].data.fd;
+        Watched watched{};
+        if (!find_watched(fd, &watched)) continue;
+        watched.links->control_readable(watched.peer, fd);
+        if (!watched.links->has_left(watched.peer)) continue;
+        const std::lock_guard<std::mutex> watching(watch_mutex_);
+        unsubscribe(fd);
+        watched_.erase(fd);
       }
       if (now_ns() >= next_beat) {
         for (Links *links : groups_) links->beat();
@@ -212,6 +248,7 @@ class Endpoint {
       if (n > 0) it->got += static_cast<size_t>(n);
       const bool gone = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR) || now_ns() - it->since_ns > kHelloTimeoutNs;
       if (it->got == sizeof(Hello)) {
+        unsubscribe(it->fd);
         if (it->hello.magic != kHelloMagic) {
           ::close(it->fd);
         } else {
@@ -232,6 +269,7 @@ class Endpoint {
         }
         it = guests->erase(it);
       } else if (gone) {
+        unsubscribe(it->fd);
         ::close(it->fd);
         it = guests->erase(it);
       } else {
@@ -243,10 +281,12 @@ class Endpoint {
   std::mutex mutex_;
   pid_t owner_ = 0;
   int32_t port_ = 0;
-  int listener_ = -1, wake_ = -1;
+  int listener_ = -1, epoll_ = -1;
   std::vector<Links *> groups_;
   std::vector<Guest> parked_;
   std::deque<Gone> gone_;
+  std::mutex watch_mutex_;  // taken last, also by threads that dial
+  std::unordered_map<int, Watched> watched_;
 };
 
 }  // namespace
@@ -435,7 +475,12 @@ void Links::arrived(int32_t peer, int lane, int fd) {
     connections_.fetch_add(1);
   }
   changed_.notify_all();
-  if (lane == kControl) Endpoint::get().wake();
+  if (lane == kControl) Endpoint::get().watch(this, peer, fd);
+}
+
+bool Links::has_left(int32_t peer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return peers_[peer].left;
 }
 
 std::vector<std::pair<int32_t, int>> Links::controls() {

@@ -61,6 +61,7 @@ class Links {
   // For the endpoint's thread.
   void arrived(int32_t peer, int lane, int fd);
   void control_readable(int32_t peer, int fd);
+  bool has_left(int32_t peer);
   void beat();  // a word to every peer
   std::vector<std::pair<int32_t, int>> controls();
   const uint8_t *uuid() const { return uuid_; }
