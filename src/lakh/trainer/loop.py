@@ -43,10 +43,9 @@ from lakh.trainer.spikes import HISTORY, judge_loss, norm_limit
 from lakh.trainer.state import State
 from lakh.trainer.step import loss_sum, plain_pass, update, uses_bf16
 from lakh.trainer.survive import Carried, Survivors, held
-from lakh.trainer.traffic import count_traffic
+from lakh.trainer.traffic import Traffic
 from lakh.trainer.world import World
 from lakh.workloads.code.batch import IGNORED
-from lakh.workloads.code.compiling import choose_compile
 from lakh.workloads.code.data import Batches, heldout_batches
 from lakh.workloads.code.parallel import check, parallelise
 
@@ -238,9 +237,7 @@ class _Training:
         if self.run.train.on_spike == "skip":
             limit = norm_limit(self.norms, self.run.train.spike_factor)
         due = self.world.size > 1 and not self.traffic_told
-        compiled = choose_compile(self.run.train.compile, device=self.world.device.type)[0] != "none"
-        inside = self.mesh.tp * self.mesh.cp > 1
-        with count_traffic(self.run.cluster, due=due, inside_blocks=inside, compiled=compiled) as traffic:
+        with Traffic(self.run.cluster) if due else contextlib.nullcontext() as traffic:
             done = update(
                 self.run, state.model, state.optimizer, batches, state.step, max_norm=limit, graphed=self.graphed
             )

@@ -10,15 +10,13 @@ how many bytes. A rank of n sends, by the ring and bandwidth-optimal forms that 
 The tier is the innermost one of the cluster that holds the group's ranks; inside a tier a hierarchical backend may send
 less over the outer links.
 
-Noted where Python hands a collective to its process group. Compiled blocks run as always, and FSDP's collectives, which
-stand between them, count. Those that stand inside a block (tensor and context parallelism) become part of the compiled
-code and pass unseen, so `count_traffic` gives no counter there. Cost: some microseconds per collective, so one step in
-a while is counted, not each.
+Noted where Python hands a collective to its process group. Compiled blocks run as always: FSDP's collectives stand
+between them, and those inside a block (tensor and context parallelism) are operators that compiled code calls back
+(workloads/code/collectives.py). Cost: some microseconds per collective, so one step in a while is counted, not each.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
@@ -30,7 +28,7 @@ from torch.utils._pytree import tree_flatten
 
 from lakh.spec import Cluster
 
-__all__ = ["Traffic", "count_traffic", "tier_of_ranks"]
+__all__ = ["Traffic", "tier_of_ranks"]
 
 # how often the (n - 1) / n of the larger side travels
 _ROUNDS = {"allgather": 1, "reducescatter": 1, "allreduce": 2, "broadcast": 1, "alltoall": 1}
@@ -50,13 +48,6 @@ def tier_of_ranks(ranks: Iterable[int], cluster: Cluster) -> str:
         if len({rank // tier.size for rank in ranks}) == 1:
             return tier.name
     return "beyond the cluster"
-
-
-def count_traffic(
-    cluster: Cluster, *, due: bool, inside_blocks: bool, compiled: bool
-) -> contextlib.AbstractContextManager[Traffic | None]:
-    """A counter for the step to come, where one is due and would see all of it."""
-    return Traffic(cluster) if due and not (inside_blocks and compiled) else contextlib.nullcontext()
 
 
 class Traffic:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.workloads.code.attention import Documents, document_ids
-from lakh.workloads.code.collectives import gather, sum_and_scatter
+from lakh.workloads.code.collectives import Peers, gather, sum_and_scatter
 from lakh.workloads.code.model import CodeModel
 
 __all__ = ["cut_sequences", "piece_of"]
@@ -27,12 +27,13 @@ __all__ = ["cut_sequences", "piece_of"]
 
 def cut_sequences(model: CodeModel, group: dist.ProcessGroup) -> None:
     """Make the model take whole rows and work on this rank's pieces of them."""
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    peers = Peers.of(group)
+    rank, ranks = dist.get_rank(group), peers.size
     model.take_piece = lambda x_BT: piece_of(x_BT, rank, ranks)
     model.pieces = ranks
 
     def attend(q_BHtD: Tensor, k_BKtD: Tensor, v_BKtD: Tensor, documents: Documents | None) -> Tensor:
-        kv = _GatherInOrder.apply(torch.cat((k_BKtD, v_BKtD), dim=1), group)
+        kv = _GatherInOrder.apply(torch.cat((k_BKtD, v_BKtD), dim=1), *peers)
         k_BKTD, v_BKTD = kv.chunk(2, dim=1)
         early, late = q_BHtD.chunk(2, dim=2)
         parts = [
@@ -69,14 +70,15 @@ class _GatherInOrder(torch.autograd.Function):
     """This rank's two pieces -> the whole sequence in its order (dim 2); gradients are summed and go back."""
 
     @staticmethod
-    def forward(ctx: Any, x_BKtD: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        early, late = zip(*(part.chunk(2, dim=2) for part in gather(x_BKtD, group)), strict=True)
+    def forward(ctx: Any, x_BKtD: Tensor, name: str, size: int) -> Tensor:
+        ctx.name, ctx.size = name, size
+        pairs = [part.chunk(2, dim=2) for part in gather(x_BKtD, Peers(name, size))]
+        early, late = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         return torch.cat((*early, *reversed(late)), dim=2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        ranks = dist.get_world_size(ctx.group)
+        ranks = ctx.size
         pieces = grads[0].chunk(2 * ranks, dim=2)
         parts = [torch.cat((pieces[r], pieces[2 * ranks - 1 - r]), dim=2) for r in range(ranks)]
-        return sum_and_scatter(parts, ctx.group), None
+        return sum_and_scatter(parts, Peers(ctx.name, ctx.size)), None, None

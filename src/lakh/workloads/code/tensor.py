@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from lakh.workloads.code.collectives import gather, sum_and_scatter
+from lakh.workloads.code.collectives import Peers, gather, sum_and_scatter, sum_over
 from lakh.workloads.code.model import CodeModel, RMSNorm, local
 
 __all__ = ["cut_matrices"]
@@ -32,6 +32,7 @@ __all__ = ["cut_matrices"]
 def cut_matrices(model: CodeModel, mesh: DeviceMesh) -> None:
     """Cut the model up in place over the ranks of a mesh of one axis. All of them hold equal weights before."""
     group = mesh.get_group()
+    peers = Peers.of(group)
     rows: list[nn.Module] = []
     columns: list[nn.Module] = []
     if model.embed is not None:
@@ -40,13 +41,13 @@ def cut_matrices(model: CodeModel, mesh: DeviceMesh) -> None:
     if model.head is not None:
         rows.append(model.head)
     model.head_group, model.parts = group, mesh.size()
-    model.enter = lambda x: whole_sequence(x, group)
+    model.enter = lambda x: whole_sequence(x, peers)
     for block in model.each_block():
         attention, ffn = block.attention, block.ffn
         rows += [attention.q, attention.k, attention.v, ffn.gate, ffn.up]
         columns += [attention.o, ffn.down]
-        block.enter = lambda x: whole_sequence(x, group)
-        block.leave = lambda x: summed_part(x, group)
+        block.enter = lambda x: whole_sequence(x, peers)
+        block.leave = lambda x: summed_part(x, peers)
     for matrix in rows:
         _cut(matrix, mesh, Shard(0))
     for matrix in columns:
@@ -54,7 +55,7 @@ def cut_matrices(model: CodeModel, mesh: DeviceMesh) -> None:
     for module in model.modules():
         if isinstance(module, RMSNorm):
             _cut(module, mesh, Replicate())
-            module.read = lambda weight: shared_weight(local(weight), group)
+            module.read = lambda weight: shared_weight(local(weight), peers)
 
 
 def _cut(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
@@ -69,30 +70,28 @@ def _look_up(tokens_BT: Tensor, weight_vW: Tensor, group: dist.ProcessGroup) -> 
     place = tokens_BT - dist.get_rank(group) * weight_vW.shape[0]
     is_here = (place >= 0) & (place < weight_vW.shape[0])
     x_BTW = F.embedding(place.where(is_here, 0), weight_vW) * is_here[..., None]
-    return summed_part(x_BTW, group)
+    return summed_part(x_BTW, Peers.of(group))
 
 
 # --- collectives along the sequence, with their gradients ---
 
-Collective = Callable[[Tensor, dist.ProcessGroup], Tensor]
+Collective = Callable[[Tensor, Peers], Tensor]
 
 
-def _gather(x_BtW: Tensor, group: dist.ProcessGroup) -> Tensor:
-    return torch.cat(gather(x_BtW, group), dim=1)
+def _gather(x_BtW: Tensor, peers: Peers) -> Tensor:
+    return torch.cat(gather(x_BtW, peers), dim=1)
 
 
-def _sum_and_scatter(x_BTW: Tensor, group: dist.ProcessGroup) -> Tensor:
-    return sum_and_scatter(x_BTW.chunk(dist.get_world_size(group), dim=1), group)
+def _sum_and_scatter(x_BTW: Tensor, peers: Peers) -> Tensor:
+    return sum_and_scatter(x_BTW.chunk(peers.size, dim=1), peers)
 
 
-def _keep(weight: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _keep(weight: Tensor, peers: Peers) -> Tensor:
     return weight.view_as(weight)
 
 
-def _sum(grad: Tensor, group: dist.ProcessGroup) -> Tensor:
-    total = grad.contiguous().clone()
-    dist.all_reduce(total, group=group)
-    return total
+def _sum(grad: Tensor, peers: Peers) -> Tensor:
+    return sum_over(grad, peers.name)
 
 
 def _with_gradient(there: Collective, back: Collective) -> Collective:
@@ -100,15 +99,18 @@ def _with_gradient(there: Collective, back: Collective) -> Collective:
 
     class Pair(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-            ctx.group = group
-            return there(x, group)
+        def forward(ctx: Any, x: Tensor, name: str, size: int) -> Tensor:
+            ctx.name, ctx.size = name, size
+            return there(x, Peers(name, size))
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            return back(grads[0], ctx.group), None
+            return back(grads[0], Peers(ctx.name, ctx.size)), None, None
 
-    return Pair.apply
+    def call(x: Tensor, peers: Peers) -> Tensor:
+        return Pair.apply(x, peers.name, peers.size)
+
+    return call
 
 
 whole_sequence = _with_gradient(_gather, _sum_and_scatter)
