@@ -65,8 +65,6 @@ KNOBS = {
     "fixed_ms": Knob(10.0, 0.5, 200.0, 0.7),
 }
 CODE = Knob(1.0, 0.6, 1.6, 0.2)
-RELEASE = Knob(1.0, 0.93, 1.07, 0.02)
-PER_MONTH = " per month"
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Plan:
 
     free: tuple[str, ...]
     codes: tuple[str, ...] = ()
-    """Programs whose step times get a factor of their own, or one per month of their release; others are at 1."""
+    """Programs whose step times get a factor of their own; others are at 1."""
     priors: Mapping[str, float] = field(default_factory=dict)
     after: str | None = None
     """Start from another type's result."""
@@ -114,8 +112,7 @@ KINDS = {
             "interference",
             "low_precision",
         ),
-        codes=("nemo per month",),
-        priors={"gemm": 0.65, "attention": 0.4},
+        priors={"gemm": 0.65, "host_us": 200.0, "attention": 0.4},
     ),
     "H100-500W": Plan(free=("gemm", "memory", "attention", "low_precision"), after="H100"),
 }
@@ -150,7 +147,7 @@ def predict(points: Sequence[Point], fractions: Fractions, codes: Mapping[str, f
 
 
 def _factor(point: Point, codes: Mapping[str, float]) -> float:
-    return float(codes.get(point.code, 1.0) * codes.get(point.code + PER_MONTH, 1.0) ** point.months)
+    return float(codes.get(point.code, 1.0))
 
 
 def fit(points: Iterable[Point], kind: str, start: Fractions | None = None) -> Calibrated:
@@ -163,16 +160,16 @@ def fit(points: Iterable[Point], kind: str, start: Fractions | None = None) -> C
     rows = [point for point in points if point.kind == kind]
     if len(rows) < 3:
         raise UserError(f"calibration of {kind}", f"has {len(rows)} points", "give at least 3")
-    codes = _told_apart(plan.codes, Counter((point.code, point.months) for point in rows))
+    codes = _told_apart(plan.codes, Counter(point.code for point in rows))
     knobs = [_knob(plan, name, start) for name in plan.free]
-    knobs += [RELEASE if code.endswith(PER_MONTH) else CODE for code in codes]
+    knobs += [CODE] * len(codes)
     assert len(knobs) <= MAX_KNOBS
     base = replace(start or Fractions(), **({} if start else _at_prior(plan)))
     shape, layout, hardware, starts = stack(rows)
     measured = np.array([point.step_s for point in rows])
     count = Counter(point.source for point in rows)
     weight = np.array([EMPHASIS.get(point.source, 1.0) * count[point.source] ** SOURCE_WEIGHT for point in rows])
-    power = np.array([[_power(point, code) for code in codes] for point in rows]).reshape(len(rows), len(codes))
+    power = np.array([[float(code == point.code) for code in codes] for point in rows]).reshape(len(rows), len(codes))
 
     def loss(x: Array) -> Array:
         values = np.exp(x)
@@ -191,24 +188,13 @@ def fit(points: Iterable[Point], kind: str, start: Fractions | None = None) -> C
     return Calibrated(kind, fractions, factors, len(knobs), frozenset(point.config for point in rows))
 
 
-def _told_apart(codes: Sequence[str], releases: Counter[tuple[str, float]]) -> tuple[str, ...]:
-    """The factors that these rows can tell from the speed of the GPU: of releases where a program has several; where
-    every program has a factor, the most frequent is what the others are measured against."""
-    count: Counter[str] = Counter()
-    for (code, _), rows in releases.items():
-        count[code] += rows
-    plain = [code for code in codes if count[code]]
-    if plain and set(count) <= set(plain):
-        plain.remove(max(plain, key=lambda code: count[code]))
-    dated = [name for name in codes if sum(code + PER_MONTH == name for code, _ in releases) > 1]
-    return (*plain, *dated)
-
-
-def _power(point: Point, code: str) -> float:
-    """How often a program's factor multiplies this point."""
-    if code == point.code:
-        return 1.0
-    return point.months if code == point.code + PER_MONTH else 0.0
+def _told_apart(codes: Sequence[str], count: Counter[str]) -> tuple[str, ...]:
+    """The factors that these rows can tell from the speed of the GPU: where every program has one, the most frequent
+    is what the others are measured against."""
+    known = [code for code in codes if count[code]]
+    if known and set(count) <= set(known):
+        known.remove(max(known, key=lambda code: count[code]))
+    return tuple(known)
 
 
 def _at_prior(plan: Plan) -> dict[str, float]:

@@ -26,7 +26,7 @@ from lakh.errors import DataError, UserError
 from lakh.planner.code_bases import CodeBase, code_base
 from lakh.planner.hardware import ATTENTION_GAIN, PROCESSORS, SOFTMAX_KNEE, Hardware, Level, kind_of, sustained
 from lakh.planner.layout import RECOMPUTE, Layout
-from lakh.planner.recipes import graphs, months, overlaps_experts, sends_once_per_node
+from lakh.planner.recipes import exposes_tensor_traffic, graphs, overlaps_experts, sends_once_per_node
 from lakh.planner.shape import Shape
 
 __all__ = ["Point", "Points", "read_points", "stack"]
@@ -76,8 +76,6 @@ class Point:
     gpu: str
     kind: str
     code: str
-    months: float
-    """Of its program's release, from September 2025 on; 0 where none is stated."""
     step_s: float
     shape: dict[str, float]
     layout: dict[str, float]
@@ -154,7 +152,6 @@ def _point(row: dict[str, str]) -> Point | str:
         gpu=row["gpu"],
         kind=_kind(row["gpu"]),
         code=code.name,
-        months=months(row["id"], note),
         step_s=_step_s(row, shape, layout),
         shape=shape,
         layout=layout,
@@ -246,7 +243,7 @@ def _layout(row: dict[str, str], code: CodeBase) -> dict[str, float]:
         "native_attention": float(code.native_attention),
         "eager": float(code.eager and "compile" not in note),
         "overlap": float(code.overlap),
-        "tensor_overlap": float(code.tensor_overlap or "async TP" in note),
+        "tensor_overlap": float((code.tensor_overlap and not exposes_tensor_traffic(row)) or "async TP" in note),
         "low_precision": low,
         "gradient_bytes": code.gradient_bytes,
         "weight_bytes": code.weight_bytes,

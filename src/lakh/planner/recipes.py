@@ -6,6 +6,9 @@ tokens behind the computation and record the whole step as one graph (stated for
 Before that, graphs of a layer's attention and router are replayed on machines with a Grace host, and on others for the
 smallest mixture only; GPT-OSS has them on B300 and GB300.
 
+DGX Cloud's runs on GB200 (NeMo 2.3, scripts/performance/llm) do not hide tensor-parallel traffic: stated for Llama 3.1
+405B beyond 128 GPUs, assumed for the others, whose tensor groups leave a tray of four GPUs, too.
+
 Knows rows of a CSV by their columns, and nothing of time. A row of another source gets the plain answer.
 """
 
@@ -13,14 +16,14 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["graphs", "months", "overlaps_experts", "sends_once_per_node"]
+__all__ = ["exposes_tensor_traffic", "graphs", "overlaps_experts", "sends_once_per_node"]
 
 Row = dict[str, str]
 OVERLAP_MONTHS = 9.0
 GRAPHED = re.compile(r"^GB\d00 .*model=(?!gpt-oss)|^G?B300 .*model=gpt-oss|^B\d00 .*model=qwen3-30b")
 
 
-def months(name: str, note: str) -> float:
+def _months(name: str, note: str) -> float:
     """Of a release since September 2025: NVIDIA names containers by year and month, 26.04 is seven after 25.09."""
     found = re.search(r"container (\d\d)\.(\d\d)", note) or re.match(r"dgxc-(\d\d)\.(\d\d)", name)
     return (int(found[1]) - 25) * 12.0 + int(found[2]) - 9 if found else 0.0
@@ -32,8 +35,12 @@ def sends_once_per_node(row: Row) -> bool:
 
 
 def overlaps_experts(row: Row) -> bool:
-    late = months(row["id"], row["note"]) >= OVERLAP_MONTHS and row["precision"] == "mxfp8"
+    late = _months(row["id"], row["note"]) >= OVERLAP_MONTHS and row["precision"] == "mxfp8"
     return "EP overlap on" in row["note"] or (_is_bridge(row) and late)
+
+
+def exposes_tensor_traffic(row: Row) -> bool:
+    return row["source"].startswith("DGX") and row["gpu"].startswith("GB")
 
 
 def graphs(row: Row) -> int:

@@ -51,7 +51,8 @@ TIE = 0.005  # steps closer than run-to-run noise are no order to be right about
 
 
 def _kendall(points: Sequence[Point], predicted: Array) -> float | None:
-    """Concordant minus discordant pairs over all pairs, pooled over clusters; measured ties do not count."""
+    """Concordant minus discordant pairs over all pairs, pooled over clusters. Measured ties do not count, nor does one
+    layout in two releases of a program: there is nothing to choose between."""
     clusters: dict[str, list[int]] = defaultdict(list)
     for i, point in enumerate(points):
         clusters[point.cluster].append(i)
@@ -61,7 +62,9 @@ def _kendall(points: Sequence[Point], predicted: Array) -> float | None:
         guess = np.log(predicted[rows])
         left, right = np.triu_indices(len(rows), 1)
         gap = measured[left] - measured[right]
-        real = np.abs(gap) > TIE
+        layouts = [points[i].layout for i in rows]
+        differ = np.array([layouts[i] != layouts[j] for i, j in zip(left, right, strict=True)], dtype=bool)
+        real = (np.abs(gap) > TIE) & differ
         agree += int(np.sum(np.sign(gap[real]) * np.sign((guess[left] - guess[right])[real])))
         pairs += int(real.sum())
     return agree / pairs if pairs else None

@@ -161,3 +161,10 @@ def test_published_recipes_say_who_replays_graphs(
 def test_adapters_are_read_from_the_note(read: Callable[..., Points]) -> None:
     assert one(read({"note": "model=llama3-70b; LoRA; 278.8 GFLOP/token"})).layout["adapters"] == 1
     assert one(read({"note": "model=llama3-70b; SFT"})).layout["adapters"] == 0
+
+
+def test_tensor_traffic_sticks_out_where_the_recipe_switches_its_overlap_off(read: Callable[..., Points]) -> None:
+    row = {"source": "DGX Cloud benchmarking", "gpu": "GB200"}
+    assert one(read(row)).layout["tensor_overlap"] == 0
+    assert one(read({**row, "gpu": "H100-80"})).layout["tensor_overlap"] == 1
+    assert one(read({**row, "source": "Megatron-Bridge"})).layout["tensor_overlap"] == 1

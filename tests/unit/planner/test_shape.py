@@ -120,7 +120,7 @@ def test_impossible_mixtures_are_refused(change: dict, words: str) -> None:
 
 
 def test_gpt_oss_has_its_published_size_and_work() -> None:
-    """116.8 billion parameters, 5.1 of them active without the embedding; NVIDIA counts 32.6 GFLOP per token at 4,096."""
+    """116.8 billion parameters, 5.1 active beside the embedding; NVIDIA counts 32.6 GFLOP per token at 4,096."""
     shape = architecture("gpt-oss-120b").shape
     assert float(shape.parameters) / 1e9 == pytest.approx(116.8, rel=0.005)
     assert float(shape.active_parameters - shape.vocab * shape.width) / 1e9 == pytest.approx(5.1, rel=0.02)
