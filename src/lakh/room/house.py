@@ -5,6 +5,7 @@ Safe to use from several threads: reading and answering take turns. New runs tha
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lakh import __version__
+from lakh.errors import UserError
 from lakh.room.find import find_runs
 from lakh.room.watched import Watched
 from lakh.storage import local_path
@@ -33,10 +35,10 @@ class House:
 
     def _look(self) -> None:
         root = local_path(self.folder).absolute()
-        for path in find_runs(self.folder):
-            if path not in self._runs:
-                inner = path.absolute().relative_to(root).as_posix()
-                self._runs[path] = Watched(root.name if inner == "." else inner, path)
+        known, self._runs = self._runs, {}
+        for path in find_runs(self.folder):  # those that are gone are forgotten
+            inner = path.absolute().relative_to(root).as_posix()
+            self._runs[path] = known.get(path) or Watched(root.name if inner == "." else inner, path)
         self._looked_s = time.monotonic()
 
     @property
@@ -47,7 +49,8 @@ class House:
         """Read on in all runs for about so many seconds; whether there is more to read."""
         with self._lock:
             if time.monotonic() - self._looked_s > LOOK_FOR_RUNS_EVERY_S:
-                self._look()
+                with contextlib.suppress(UserError):  # the folder itself is gone; it may come back
+                    self._look()
             runs = list(self._runs.values())
             more = [run.refresh(budget_s / max(1, len(runs))) for run in runs]  # each, whatever the others say
             return any(more)
@@ -69,20 +72,13 @@ class House:
             runs = self._newest_first()
             named = [run for run in runs if run.name in names] if names else runs
             now_s = self._clock()
-            details = [run.data(now_s, points=points, window=window) for run in named[:MOST_IN_DETAIL]]
-            known = {detail["name"]: detail for detail in details}
             return {
                 "lakh": __version__,
                 "folder": str(self.folder),
                 "time_s": now_s,
-                "runs": [_brief(known.get(run.name) or run.data(now_s, points=2)) for run in runs],
-                "details": details,
+                "runs": [run.brief(now_s) for run in runs],
+                "details": [run.data(now_s, points=points, window=window) for run in named[:MOST_IN_DETAIL]],
             }
 
     def _newest_first(self) -> list[Watched]:
         return sorted(self._runs.values(), key=lambda run: (-run.last_s, run.name))
-
-
-def _brief(detail: dict[str, Any]) -> dict[str, Any]:
-    left_out = ("curves", "marks", "checkpoints_at", "clock", "unusual", "scores", "read")
-    return {key: value for key, value in detail.items() if key not in left_out}

@@ -49,9 +49,14 @@ class _Tail:
 
     def bite(self) -> None:
         """Read on, to the end of the last whole line within a bite."""
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            block = file.read(BITE_BYTES)
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                block = file.read(BITE_BYTES)
+        except OSError:  # not ours to read, or just removed: tried again when it has grown
+            self.unreadable += 1
+            self.stuck_at = self.size_bytes
+            return
         end = block.rfind(b"\n") + 1
         if not end:
             if len(block) == BITE_BYTES:  # no record is so long: a hole that a crash left

@@ -176,9 +176,7 @@ class Watched:
     def data(self, now_s: float, *, points: int, window: tuple[float, float] | None = None) -> dict[str, Any]:
         """All there is to show, curves thinned to about so many points, within a window of steps where one is given."""
         return {
-            "name": self.name,
-            "path": str(self.path),
-            **self._now(now_s),
+            **self.brief(now_s),
             "curves": self._curves(points, window),
             "marks": self._marks,
             "checkpoints_at": self._checkpoints.points(),
@@ -200,7 +198,8 @@ class Watched:
             },
         }
 
-    def _now(self, now_s: float) -> dict[str, Any]:
+    def brief(self, now_s: float) -> dict[str, Any]:
+        """Where the run stands: what a line of a table can hold."""
         table, spent = self._table, self._spent.seconds()
         step_s = _recent(table, "step_s") or 0.0
         steps = self._setting("train", "steps")
@@ -215,6 +214,8 @@ class Watched:
         started = self._started or {}
         live = found.word in ("running", "starting")
         return {
+            "name": self.name,
+            "path": str(self.path),
             "state": {"word": found.word, "reason": found.reason},
             "step": self._step,
             "steps": steps,

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,3 +87,24 @@ def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(Replaced):
         tails.new_records(5.0)
+
+
+def test_a_file_that_may_not_be_read_is_counted_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "events" / "rank-00000.jsonl", 1.0)
+    write(tmp_path / "events" / "rank-00001.jsonl", 2.0)
+    opened = Path.open
+
+    def refuse(path: Path, *arguments: Any) -> Any:
+        if path.name == "rank-00000.jsonl":
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *arguments)
+
+    tails = Tails(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)
+        assert times_of(tails) == [2.0]
+        assert tails.unreadable == 1
+    write(tmp_path / "events" / "rank-00000.jsonl", 3.0)
+    assert times_of(tails) == [1.0, 3.0]

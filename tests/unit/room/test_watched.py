@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,23 @@ def test_several_runs_side_by_side_the_newest_first(tmp_path: Path, new_story: C
     data = house.data()
     assert [run["name"] for run in data["runs"]] == ["deep/er/b", "a"]
     assert [run["name"] for run in house.data(["a"])["details"]] == ["a"]
+
+
+def test_runs_appear_and_vanish_while_the_room_is_open(
+    tmp_path: Path, new_story: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakh.room.house.LOOK_FOR_RUNS_EVERY_S", -1.0)
+    house = House(str(tmp_path))
+    assert house.names == []
+    new_story(tmp_path / "folder" / "a").begin()
+    house.refresh()
+    assert house.names == ["folder/a"]
+    shutil.rmtree(tmp_path / "folder")
+    new_story(tmp_path / "b").begin()
+    house.refresh()
+    assert house.names == ["b"]
+    shutil.rmtree(tmp_path)
+    house.refresh()  # nothing is left to look at, and nothing breaks
 
 
 def test_folders_that_are_not_ours_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
