@@ -56,7 +56,7 @@ class C3ProcessGroup(StartsOperations):
             and self._expected is None
             and not self._gpus
             and tensor.is_contiguous()
-            and tensor.device.type == "cpu"
+            and tensor.is_cpu
         ):
             self.calls["all_reduce"] = self.calls.get("all_reduce", 0) + 1
             address = tensor.data_ptr()

@@ -52,7 +52,7 @@ def element_of(tensor: torch.Tensor, op: int, operation: str) -> tuple[int, int]
 
 
 def dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
-    if tensor.device.type not in ("cpu", "cuda") or tensor.layout != torch.strided:
+    if not (tensor.is_cpu or tensor.is_cuda) or tensor.layout != torch.strided:  # `.device` costs microseconds
         found = f"a tensor on {tensor.device} with layout {tensor.layout}"
         raise UserError(f"c3 {operation}", found, "give a dense CPU or CUDA tensor")
     return tensor
