@@ -49,7 +49,15 @@ def goodput(
     import time
 
     from lakh.planner.failures import load_failures
-    from lakh.planner.goodput import Policy, Scene, best_interval_s, daly_efficiency, simulate, young_efficiency
+    from lakh.planner.goodput import (
+        Policy,
+        Scene,
+        best_interval_s,
+        daly_efficiency,
+        joining_s,
+        simulate,
+        young_efficiency,
+    )
 
     known = load_failures(failures)
     scene = Scene(
@@ -69,6 +77,7 @@ def goodput(
         "mtbf_s": scene.mtbf_s,
         "best_interval_s": best,
         "closed_forms": closed,
+        "joining_s": joining_s(gpus),
         "seconds": time.perf_counter() - began,
         "source": known.source,
     }
@@ -91,6 +100,7 @@ def _page(data: dict[str, Any]) -> Any:
         ("interruptions per day", f"{data['failures_per_day']:.2f}: one per {data['mtbf_s'] / 60:.1f} min"),
         ("closed form (Daly)", f"{data['closed_forms']['daly']:.1%}: without lemons, spares and near checkpoints"),
         ("first order (Young)", f"{data['closed_forms']['young_first_order']:.1%}: for comparison only"),
+        ("of a restart, joining", f"{data['joining_s']:.2g} s over c3, by what a start of 512 ranks costs"),
         ("rates from", data["source"]),
     ]
     return table(["what", "value"], rows)

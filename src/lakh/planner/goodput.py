@@ -18,6 +18,7 @@ import numpy as np
 
 from lakh.errors import ConfigError, UserError
 from lakh.planner.shape import Array
+from lakh.spec.startup import STARTUP
 
 __all__ = [
     "Goodput",
@@ -26,6 +27,7 @@ __all__ = [
     "best_goodput",
     "best_interval_s",
     "daly_efficiency",
+    "joining_s",
     "simulate",
     "young_efficiency",
 ]
@@ -110,6 +112,7 @@ class Goodput:
 
 
 PLENTY = 4096
+STORE_ROUND_TRIP_S = 1e-3  # assumed: a busy store in the same cluster
 CLASSES = ("checkpoint", "lost_work", "detection", "restart", "waiting_for_spare", "partial_restart")
 
 
@@ -231,6 +234,12 @@ def best_interval_s(mtbf_s: float, stall_s: float, restart_s: float) -> float:
     start = math.sqrt(2 * stall_s * mtbf_s)
     grid = start * np.exp(np.linspace(-3, 2, 2001))
     return float(grid[np.argmax(daly_efficiency(mtbf_s, grid, stall_s, restart_s))])
+
+
+def joining_s(ranks: int) -> float:
+    """Of a restart: until a rank has joined its group again over c3, by what a start was measured to cost (up to 512
+    ranks; beyond, extrapolated), with a store that answers within STORE_ROUND_TRIP_S."""
+    return STARTUP["c3"].rank_wall_s(ranks, STORE_ROUND_TRIP_S)
 
 
 def best_goodput(mtbf_s: float, *, stall_s: float, restart_s: float) -> float:

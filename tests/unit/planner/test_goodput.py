@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lakh.errors import ConfigError, UserError
 from lakh.planner.failures import load_failures, preset_names
-from lakh.planner.goodput import Policy, Scene, best_interval_s, daly_efficiency, simulate, young_efficiency
+from lakh.planner.goodput import Policy, Scene, best_interval_s, daly_efficiency, joining_s, simulate, young_efficiency
 
 LLAMA3 = load_failures("llama3")
 SCENE = Scene(gpus=16384, days=54.0, mtbf_s=LLAMA3.mtbf_s(16384), replacing_share=LLAMA3.replacing_share)
@@ -94,3 +94,7 @@ def test_nonsense_is_refused() -> None:
         load_failures("llama-3")
     with pytest.raises(UserError, match="runs"):
         simulate(SCENE, Policy(), runs=0)
+
+
+def test_joining_is_a_small_part_of_a_restart_that_grows_with_the_ranks() -> None:
+    assert joining_s(8) < joining_s(512) < joining_s(16_384) < Policy(interval_s=600).restart_s / 100
