@@ -20,13 +20,14 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 DEVICE = torch.device("cpu" if PLAYED else "cuda")
-SHAPES = [(4, 2), (6, 2), (4, 4)]  # heads and key/value heads: a group of 2, of 3 (padded), and none
+# Heads and key/value heads: a group of 2, of 3 (padded), and none; norms on queries and keys.
+SHAPES = [(4, 2, False), (6, 2, False), (4, 4, False), (4, 2, True)]
 
 
-def make(heads: int, kv_heads: int) -> tuple[Network, PagedCache, PagedCache]:
-    spec = Model(
-        layers=1 if PLAYED else 2, width=32 * heads, heads=heads, kv_heads=kv_heads, ffn=64, vocab=320, context=1024
-    )
+def make(heads: int, kv_heads: int, qk_norm: bool = False) -> tuple[Network, PagedCache, PagedCache]:
+    layers = 1 if PLAYED else 2
+    shape = {"heads": heads, "kv_heads": kv_heads, "qk_norm": qk_norm}
+    spec = Model(layers=layers, width=32 * heads, ffn=64, vocab=320, context=1024, **shape)  # type: ignore[arg-type]
     model = CodeModel(spec)
     init_weights(model, 1)
     weights = {name: tensor.detach() * (6 if tensor.dim() > 1 else 1) for name, tensor in model.state_dict().items()}
@@ -39,11 +40,11 @@ def ids(count: int, seed: int) -> list[int]:
     return torch.randint(0, 320, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), SHAPES)
-def test_a_captured_step_scores_as_the_plain_path(heads: int, kv_heads: int) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads", "qk_norm"), SHAPES)
+def test_a_captured_step_scores_as_the_plain_path(heads: int, kv_heads: int, qk_norm: bool) -> None:
     from lakh.server.model.gpu.chunks import Chunks
 
-    network, plain, captured = make(heads, kv_heads)
+    network, plain, captured = make(heads, kv_heads, qk_norm)
     chunks = Chunks(network, captured, use_graphs=not PLAYED)
     long = 12 if PLAYED else 230  # the interpreter needs minutes for what the chip does in microseconds
     tables = [list(range(row * 20, row * 20 + 20)) for row in range(4)]

@@ -31,14 +31,24 @@ SAMPLINGS = [Sampling(max_tokens=12), Sampling(max_tokens=12, temperature=1.0, s
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With norms on queries and keys where that is asked for."""
     folder = tmp_path_factory.mktemp("shared-model")
     words = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     made = tokenizers.Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[]))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made.add_special_tokens(list(SPECIAL_TOKENS))
     made.save(str(folder / "tokenizer.json"))
-    spec = Model(layers=2, width=64, heads=4, kv_heads=2, ffn=96, vocab=280, context=128)
+    spec = Model(
+        layers=2,
+        width=64,
+        heads=4,
+        kv_heads=2,
+        ffn=96,
+        vocab=280,
+        context=128,
+        qk_norm=getattr(request, "param", False),
+    )
     model = CodeModel(spec)
     init_weights(model, 1)
     weights = {name: t.detach() * (8 if t.dim() > 1 else 1) for name, t in model.state_dict().items()}
@@ -54,7 +64,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "c3"])
+@pytest.mark.parametrize(("model_dir", "backend"), [(False, "gloo"), (True, "c3")], indirect=["model_dir"])
 @pytest.mark.usefixtures("one_thread")
 def test_two_processes_answer_as_one_and_a_lost_one_is_told(model_dir: Path, backend: str) -> None:
     expected = Engine.load(str(model_dir), precision="f32").generate(PROMPTS, SAMPLINGS)

@@ -9,39 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from lakh.evals.bulk_rows import Draw, Row, numbers_of, pick
 from lakh.server.model.gpu.decode import Decoder, can_decode
+from lakh.server.model.kv import PagedCache
+from lakh.server.model.network import Network
 
 __all__ = ["Graphs", "can_decode"]
 
 SIZES = (16, 64, 128, 256, 512)
 
 
-class Graphs(Decoder):
+class Graphs:
+    def __init__(self, network: Network, cache: PagedCache) -> None:
+        self._decoder = Decoder(network, cache)
+
     @torch.inference_mode()
-    def run(self, rows: Sequence[Row], steps: int, draw: Draw) -> list[list[int]]:  # type: ignore[override]
+    def run(self, rows: Sequence[Row], steps: int, draw: Draw) -> list[list[int]]:
         num = len(rows)
-        bucket = self._bucket(next(size for size in SIZES if size >= num))
-        size = len(bucket.tokens)
-        control = np.full((size, 2 + self._table_width), self._scratch, np.int32)
-        control[:, :2] = 0
-        for index, row in enumerate(rows):
-            control[index, 0], control[index, 1] = row.position, row.last
-            control[index, 2 : 2 + len(row.blocks)] = row.blocks
-        bucket.control.copy_(torch.from_numpy(control))
-        self._begin(bucket)
-        device = bucket.tokens.device
-        numbers = torch.zeros(size, steps)
+        last, positions = [row.last for row in rows], [row.position for row in rows]
+        batch = self._decoder.begin(last, positions, [row.blocks for row in rows], SIZES)
+        device = batch.tokens.device
+        numbers = torch.zeros(len(batch), steps)
         numbers[:num] = numbers_of(rows, steps)
         numbers = numbers.to(device)
-        history = torch.zeros(steps, size, dtype=torch.int64, device=device)
+        history = torch.zeros(steps, len(batch), dtype=torch.int64, device=device)
         for step in range(steps):
-            bucket.step.zero_()  # its own history is not read: keep it from running past its end
-            bucket.replay()
-            drawn = pick(bucket.logits, draw, numbers[:, step])
-            bucket.tokens.copy_(drawn)
+            batch.replay()
+            drawn = pick(batch.logits, draw, numbers[:, step])
+            batch.redraw(drawn)
             history[step] = drawn
         return history[:, :num].T.tolist()

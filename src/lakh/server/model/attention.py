@@ -21,9 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from lakh.server.model import kernels_cpu
-from lakh.server.model.kv import slots_of
+from lakh.server.model.kv import row_slots
 
-__all__ = ["Attention", "Segment", "place_of", "scored_of"]
+__all__ = ["Attention", "Segment", "place_of", "scored_of", "slots_of"]
 
 # Not cuDNN: it plans anew for every length, which costs 58 ms a prompt on an H200 (torch 2.11).
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -43,21 +43,23 @@ class Segment:
 class Attention:
     """Attention of all segments over their own keys, for every layer of one step."""
 
-    def __init__(self, segments: Sequence[Segment], rows: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(self, segments: Sequence[Segment], rows: Sequence[Any], device: torch.device) -> None:
+        """`rows`: the slots of each (slots_of)."""
         counts = [len(segment.tokens) for segment in segments]
         ends = np.cumsum(counts)
         self._short: list[int] = []  # flat places of tokens in short segments
         self._long: list[tuple[slice, Tensor, Any]] = []
-        short_segments = []
+        short_segments, short_rows = [], []
         for segment, row, count, end in zip(segments, rows, counts, ends, strict=True):
             here = slice(int(end) - count, int(end))
             if device.type == "cpu" and count <= SHORT:
                 self._short += range(here.start, here.stop)
                 short_segments.append(segment)
+                short_rows.append(row)
                 continue
             seen = _seen(segment.start, count, device) if segment.start and count > 1 else None
-            self._long.append((here, row.to(device), seen))
-        self._place = place_of(short_segments) if short_segments else None
+            self._long.append((here, torch.from_numpy(row).to(device), seen))
+        self._place = place_of(short_segments, short_rows) if short_segments else None
 
     def __call__(self, q_NHD: Tensor, keys_KCD: Tensor, values_KCD: Tensor) -> Tensor:
         out_NHD = torch.empty_like(q_NHD)
@@ -104,19 +106,22 @@ def _seen(start: int, count: int, device: torch.device) -> Any:
     return torch.arange(start + count, device=device) <= queries[:, None]
 
 
-def place_of(segments: Sequence[Segment]) -> tuple[Any, Any, Any]:
+def slots_of(segments: Sequence[Segment]) -> list[Any]:
+    """Where the tokens of each row lie, the new ones included."""
+    return [row_slots(segment.blocks, segment.start + len(segment.tokens)) for segment in segments]
+
+
+def place_of(segments: Sequence[Segment], rows: Sequence[Any]) -> tuple[Any, Any, Any]:
     """For every new token: where its row's slots begin in one long list, and how many of them it sees."""
-    slots: list[Any] = []
     starts: list[int] = []
     lengths: list[int] = []
     first = 0
     for segment in segments:
         end = segment.start + len(segment.tokens)
-        slots.append(slots_of(segment.blocks, end).numpy())
         starts += [first] * len(segment.tokens)
         lengths += range(segment.start + 1, end + 1)
         first += end
-    return np.concatenate(slots), np.array(starts, np.int64), np.array(lengths, np.int64)
+    return np.concatenate(rows), np.array(starts, np.int64), np.array(lengths, np.int64)
 
 
 def scored_of(segments: Sequence[Segment]) -> list[int]:

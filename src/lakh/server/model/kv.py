@@ -10,13 +10,17 @@ on Linux the operating system backs them with memory when they are first written
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.spec.model import Model
 
-__all__ = ["PagedCache", "slots_of"]
+__all__ = ["PagedCache", "row_slots"]
+
+_IN_BLOCK = np.arange(BLOCK_TOKENS)
 
 
 class PagedCache:
@@ -28,6 +32,9 @@ class PagedCache:
         # Zeros, not empty: a masked slot is multiplied by 0, and 0 times a stray NaN is NaN.
         self.keys_LKCD = torch.zeros(shape, device=device, dtype=dtype)
         self.values_LKCD = torch.zeros(shape, device=device, dtype=dtype)
+        is_for_kernels = device.type == "cpu" and dtype == torch.float32
+        self.arrays = (self.keys_LKCD.numpy(), self.values_LKCD.numpy()) if is_for_kernels else None
+        """The same bytes for kernels_cpu.py."""
 
     @property
     def num_blocks(self) -> int:
@@ -44,7 +51,7 @@ class PagedCache:
             tensor[:, :, put : put + BLOCK_TOKENS] = tensor[:, :, take : take + BLOCK_TOKENS]
 
 
-def slots_of(blocks: Sequence[int], num_tokens: int) -> torch.Tensor:
-    """Where the first `num_tokens` tokens of a row lie."""
-    starts = torch.tensor(blocks[: -(-num_tokens // BLOCK_TOKENS)], dtype=torch.int64) * BLOCK_TOKENS
-    return (starts[:, None] + torch.arange(BLOCK_TOKENS)).flatten()[:num_tokens]
+def row_slots(blocks: Sequence[int], num_tokens: int) -> Any:
+    """Where the first `num_tokens` tokens of a row lie: an array of places."""
+    starts = np.array(blocks[: -(-num_tokens // BLOCK_TOKENS)], np.int64) * BLOCK_TOKENS
+    return (starts[:, None] + _IN_BLOCK).reshape(-1)[:num_tokens]

@@ -8,9 +8,9 @@ all segments together, stores their keys and values, and scores the last `scored
 together changes sums only by rounding: a prompt in chunks, a batch, and a row alone give the same scores to about 1e-5
 in float32.
 
-On the CPU up to kernels_cpu.MAX_TOKENS tokens go through compiled kernels that read every weight once; more go through
-torch's matrix products. On the GPU most steps go through captured graphs (runner.py). Same mathematics as
-workloads/code/model.py, which stays the reference.
+On the CPU up to kernels_cpu.MAX_TOKENS tokens (more, of a light model) go through compiled kernels that read every
+weight once; others go through torch's matrix products. On the GPU most steps go through captured graphs (runner.py).
+Same mathematics as workloads/code/model.py, which stays the reference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ from torch import Tensor
 
 from lakh.errors import UserError
 from lakh.server.model import kernels_cpu
-from lakh.server.model.attention import Attention, Segment, place_of, scored_of
-from lakh.server.model.kv import PagedCache, slots_of
+from lakh.server.model.attention import Attention, Segment, place_of, scored_of, slots_of
+from lakh.server.model.kv import PagedCache
 from lakh.spec.model import Model
 from lakh.workloads.code import hf
 
@@ -47,6 +47,17 @@ class Shard:
     size: int = 1
     add_up: Callable[[Tensor], Tensor] = lambda part: part
     """The sum of all processes' parts; may work in place."""
+
+
+class _Arrays(NamedTuple):
+    """The weights as the compiled kernels see them: the same bytes, looked up once and not in every step."""
+
+    embed: Any
+    matrices: tuple[Any, ...]
+    scales: tuple[Any, ...]
+    norms: tuple[Any, Any]
+    rope: tuple[Any, Any]
+    head: tuple[Any, ...]
 
 
 class Network:
@@ -91,9 +102,15 @@ class Network:
             if precision == "int8"
         }
         self.norms = torch.empty((2 * spec.layers + 1, spec.width), dtype=self.dtype, device=device)
+        # Of queries and of keys; every shard has them whole. No layers where the model has none.
+        normed_layers = spec.layers if spec.qk_norm else 0
+        self.head_norms = torch.empty((normed_layers, 2, spec.head_dim), dtype=self.dtype, device=device)
         self.embed = torch.empty((spec.vocab, spec.width), dtype=self.dtype, device=device)
         self.head = self.embed[: self.num_ids] if spec.tied else torch.empty_like(self.embed[: self.num_ids])
         self._head_int8: tuple[Tensor, Tensor] | None = None
+        self._arrays: _Arrays | None = None
+        is_light = precision == "f32" and self.weight_bytes <= kernels_cpu.LIGHT_BYTES
+        self._few = kernels_cpu.MAX_TOKENS_LIGHT if is_light else kernels_cpu.MAX_TOKENS
 
     # --- weights ---
 
@@ -116,12 +133,15 @@ class Network:
             _, number, part = name.removesuffix(".weight").split(".", 2)
             if part in ("attention_norm", "ffn_norm"):
                 self.norms[2 * int(number) + (part == "ffn_norm")].copy_(tensor)
+            elif part in ("attention.q_norm", "attention.k_norm"):
+                self.head_norms[int(number), int(part == "attention.k_norm")].copy_(tensor)
             else:
                 self._put_matrix(int(number), part, tensor)
 
     def finish(self) -> None:
         if self.precision == "int8":
             self._head_int8 = _to_int8(self.head)
+            self._arrays = None
 
     def shadow(self) -> Network:
         """Another network of the same shape with weights of its own, not yet filled: for `exchange`."""
@@ -137,16 +157,15 @@ class Network:
         if self.device.type == "cuda":
             for name in self._w:
                 self._w[name].copy_(other._w[name])
-            for ours, theirs in ((self.norms, other.norms), (self.embed, other.embed)):
-                ours.copy_(theirs)
-            if not self.spec.tied:
-                self.head.copy_(other.head)
+            for name in ("norms", "head_norms", "embed", "head"):  # a tied head is copied with the embedding, again
+                getattr(self, name).copy_(getattr(other, name))
             torch.cuda.synchronize(self.device)
             return
-        for name in ("_w", "_scales", "norms", "embed", "head", "_head_int8"):
+        for name in ("_w", "_scales", "norms", "head_norms", "embed", "head", "_head_int8"):
             ours, theirs = getattr(self, name), getattr(other, name)
             setattr(self, name, theirs)
             setattr(other, name, ours)
+        self._arrays = other._arrays = None
 
     def _put_matrix(self, layer: int, part: str, tensor: Tensor) -> None:
         rank, size = self.shard.rank, self.shard.size
@@ -174,34 +193,43 @@ class Network:
     def weight_bytes(self) -> int:
         """Bytes of weights that one step reads."""
         head = sum(t.nbytes for t in self._head_int8) if self._head_int8 else self.head.nbytes
-        return sum(t.nbytes for t in [*self._w.values(), *self._scales.values(), self.norms]) + head
+        return sum(t.nbytes for t in [*self._w.values(), *self._scales.values(), self.norms, self.head_norms]) + head
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], cache: PagedCache) -> Tensor:
         """Scores of the tokens that are to be scored, segment after segment: rows x V, float32 on the CPU."""
         num_new = sum(len(segment.tokens) for segment in segments)
-        small = self.device.type == "cpu" and num_new <= kernels_cpu.MAX_TOKENS and self.dtype == torch.float32
-        if small and self.shard.size == 1:
+        if self.device.type == "cpu" and num_new <= self._few and self.dtype == torch.float32 and self.shard.size == 1:
             return self._forward_small(segments, cache)
         return self._forward_torch(segments, cache)
 
     # --- a few tokens on the CPU ---
 
     def _forward_small(self, segments: Sequence[Segment], cache: PagedCache) -> Tensor:
-        tokens = [token for segment in segments for token in segment.tokens]
-        x = self.embed[torch.tensor(tokens)].numpy()
-        place = place_of(segments)
-        kv = cache.keys_LKCD.numpy(), cache.values_LKCD.numpy()
-        rope = self.cos.numpy(), self.sin.numpy()
-        w = tuple(self._w[name].numpy() for name in MATRICES)
-        rest = (self.norms.numpy(), self.spec.norm_eps, place[2] - 1, rope, kv, self.spec.heads, place)
-        scored = np.array(scored_of(segments), np.int64)
-        if self._head_int8 is None:
-            x = kernels_cpu.run_f32(x, w, *rest)
-            return torch.from_numpy(kernels_cpu.head_f32(self.head.numpy(), x[scored]))
-        x = kernels_cpu.run_int8(x, w, tuple(self._scales[name].numpy() for name in MATRICES), *rest)
-        head, scales = self._head_int8
-        return torch.from_numpy(kernels_cpu.head_int8(head.numpy(), scales.numpy(), x[scored]))
+        if self._arrays is None:
+            self._arrays = self._as_arrays()
+        at = self._arrays
+        x = at.embed[[token for segment in segments for token in segment.tokens]]
+        place = place_of(segments, slots_of(segments))
+        rest = (at.norms, self.spec.norm_eps, place[2] - 1, at.rope, cache.arrays, self.spec.heads, place)
+        scored = scored_of(segments)
+        if not at.scales:
+            x = kernels_cpu.run_f32(x, at.matrices, *rest)
+            return torch.from_numpy(kernels_cpu.head_f32(at.head[0], x[scored]))
+        x = kernels_cpu.run_int8(x, at.matrices, at.scales, *rest)
+        head, head_scales = at.head
+        return torch.from_numpy(kernels_cpu.head_int8(head, head_scales, x[scored]))
+
+    def _as_arrays(self) -> _Arrays:
+        head = (self.head,) if self._head_int8 is None else self._head_int8
+        return _Arrays(
+            embed=self.embed.numpy(),
+            matrices=tuple(self._w[name].numpy() for name in MATRICES),
+            scales=tuple(self._scales[name].numpy() for name in MATRICES if self._scales),
+            norms=(self.norms.numpy(), self.head_norms.numpy()),
+            rope=(self.cos.numpy(), self.sin.numpy()),
+            head=tuple(tensor.numpy() for tensor in head),
+        )
 
     # --- many tokens, or a GPU ---
 
@@ -209,8 +237,9 @@ class Network:
         spec, device = self.spec, self.device
         tokens = [token for segment in segments for token in segment.tokens]
         positions = [segment.start + i for segment in segments for i in range(len(segment.tokens))]
-        rows = [slots_of(segment.blocks, segment.start + len(segment.tokens)) for segment in segments]
-        new_N = torch.cat([row[segment.start :] for row, segment in zip(rows, segments, strict=True)]).to(device)
+        rows = slots_of(segments)
+        new = np.concatenate([row[segment.start :] for row, segment in zip(rows, segments, strict=True)])
+        new_N = torch.from_numpy(new).to(device)
         positions_N = torch.tensor(positions, device=device)
         rope = self.cos[positions_N][:, None], self.sin[positions_N][:, None]
         attention = Attention(segments, rows, device)
@@ -219,7 +248,7 @@ class Network:
         add_up = self.shard.add_up
         for layer in range(spec.layers):
             h_NW = F.rms_norm(x_NW, (spec.width,), self.norms[2 * layer], spec.norm_eps)
-            q, k, v = self._linear("qkv", layer, h_NW).split(sizes, dim=-1)
+            q, k, v = self.norm_heads(self._linear("qkv", layer, h_NW), layer).split(sizes, dim=-1)
             q_NHD = _rotate(q.unflatten(-1, (self.heads, spec.head_dim)), rope)
             k_NKD = _rotate(k.unflatten(-1, (self.kv_heads, spec.head_dim)), rope)
             keys_KCD, values_KCD = cache.keys_LKCD[layer], cache.values_LKCD[layer]
@@ -238,6 +267,16 @@ class Network:
             head, scales = self._head_int8
             return torch.from_numpy(kernels_cpu.head_int8(head.numpy(), scales.numpy(), x_NW.numpy()))
         return F.linear(x_NW, self.head)
+
+    def norm_heads(self, qkv_NX: Tensor, layer: int) -> Tensor:
+        """The norm of every query's and key's head, in place and before they are rotated, where the model has it."""
+        if len(self.head_norms):
+            heads = qkv_NX.unflatten(-1, (-1, self.spec.head_dim))
+            for norm, here in zip(
+                self.head_norms[layer], (slice(self.heads), slice(self.heads, self.heads + self.kv_heads)), strict=True
+            ):
+                heads[:, here] = F.rms_norm(heads[:, here], (self.spec.head_dim,), norm, self.spec.norm_eps)
+        return qkv_NX
 
     def matrix(self, name: str, layer: int) -> Tensor:
         """One layer's matrix in the network's own type."""
@@ -272,8 +311,6 @@ def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check(spec: Model, device: torch.device, precision: Precision, num_shards: int) -> None:
     """Refuse what would be computed wrongly."""
-    if spec.qk_norm:
-        raise UserError("model.qk_norm", "the engine has no norm on queries and keys", "serve a model without it")
     if precision == "int8":
         group = kernels_cpu.GROUP
         if device.type != "cpu":

@@ -13,7 +13,7 @@ Knows a Network and its cache; knows nothing of rows' requests. Memory: all grap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.gpu import kernels
+from lakh.server.model.gpu.graphs import Capture, Step
 from lakh.server.model.gpu.layers import run_layers
 from lakh.server.model.kv import PagedCache
 from lakh.server.model.network import Network, Segment
@@ -57,7 +58,7 @@ class _Bucket:
         self.at = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
         self.control = torch.zeros(ends[-1], dtype=torch.int32, device=device)
         self.logits = torch.empty(0)
-        self.replay: Callable[[], None] = lambda: None
+        self.replay: Step = lambda: None
 
     def __getitem__(self, name: str) -> Tensor:
         return self.control[self.at[name]]
@@ -66,13 +67,12 @@ class _Bucket:
 class Chunks:
     def __init__(self, network: Network, cache: PagedCache, *, use_graphs: bool = True) -> None:
         """`cache` has a last block that no row owns: empty places of a bucket write there."""
-        self.network, self.cache, self._use_graphs = network, cache, use_graphs
+        self.network, self.cache = network, cache
+        self._capture = Capture(network.device, use_graphs=use_graphs)
         self._scratch_slot = (cache.num_blocks - 1) * BLOCK_TOKENS
         self._table_width = -(-network.spec.context // BLOCK_TOKENS)
         self._group = 1 << (network.spec.heads // network.spec.kv_heads - 1).bit_length()
         self._buckets: dict[int, _Bucket] = {}
-        self._pool: Any = None
-        self._stream = torch.cuda.Stream(network.device) if use_graphs else None
 
     def fits(self, segments: Sequence[Segment]) -> bool:
         num_tokens = sum(len(segment.tokens) for segment in segments)
@@ -127,29 +127,14 @@ class Chunks:
             tile = max(rows_of_tile // self._group, 1)
             bucket = _Bucket(size, tile, self._table_width, self.network.device)
             bucket["slots"].fill_(self._scratch_slot)
-            self._capture(bucket)
+            bucket.replay = self._capture(lambda: self._step(bucket))
             self._buckets[size] = bucket
         return self._buckets[size]
 
-    def _capture(self, bucket: _Bucket) -> None:
-        def step() -> None:
-            x = F.embedding(bucket["ids"], self.network.embed)
-            attend = lambda qkv, layer: self._attend(qkv, layer, bucket)  # noqa: E731
-            bucket.logits = run_layers(self.network, x, attend, bucket["places"])
-
-        if not self._use_graphs:
-            bucket.replay = step
-            return
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self._stream):
-            for _ in range(2):  # compiles kernels, and lets libraries allocate their workspaces
-                step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            step()
-        self._pool = self._pool or graph.pool()
-        bucket.replay = graph.replay
+    def _step(self, bucket: _Bucket) -> None:
+        x = F.embedding(bucket["ids"], self.network.embed)
+        attend = lambda qkv, layer: self._attend(qkv, layer, bucket)  # noqa: E731
+        bucket.logits = run_layers(self.network, x, attend, bucket["places"])
 
     def _attend(self, qkv: Tensor, layer: int, bucket: _Bucket) -> Tensor:
         spec, num = self.network.spec, len(qkv)

@@ -12,7 +12,6 @@ share one pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +19,12 @@ from torch import Tensor
 
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.gpu import kernels
+from lakh.server.model.gpu.graphs import Capture, Step
 from lakh.server.model.gpu.layers import run_layers
 from lakh.server.model.kv import PagedCache
 from lakh.server.model.network import Network
 
-__all__ = ["BURST", "Decoder", "can_decode"]
+__all__ = ["BURST", "Batch", "Decoder", "can_decode"]
 
 BURST = 8  # steps that may run before their tokens are read
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -36,8 +36,11 @@ def can_decode(network: Network) -> bool:
     return network.spec.head_dim in (32, 64, 128, 256)
 
 
-class _Bucket:
-    """Static inputs, outputs and the graph of one number of rows."""
+class Batch:
+    """Static inputs, outputs and the graph of one number of rows.
+
+    `replay` scores the tokens, draws greedily, and moves every row one place on.
+    """
 
     def __init__(self, rows: int, table_width: int, device: torch.device) -> None:
         # One transfer in: position, token, table of each row.
@@ -48,7 +51,16 @@ class _Bucket:
         self.history = torch.zeros(BURST, rows, dtype=torch.int64, device=device)
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
         self.logits = torch.empty(0)
-        self.replay: Callable[[], None] = lambda: None
+        self.replay: Step = lambda: None
+
+    def __len__(self) -> int:
+        """Rows, the empty ones included."""
+        return len(self.tokens)
+
+    def redraw(self, tokens: Tensor) -> None:
+        """These tokens instead of those that the last step drew. What it drew is then not to be read."""
+        self.tokens.copy_(tokens)
+        self.step.zero_()  # its own history would run past its end
 
 
 class Decoder:
@@ -57,11 +69,9 @@ class Decoder:
         self.network, self.cache, self.pdl = network, cache, pdl and use_graphs
         self._scratch = cache.num_blocks - 1
         self._table_width = -(-network.spec.context // BLOCK_TOKENS)
-        self._use_graphs = use_graphs
-        self._buckets: dict[int, _Bucket] = {}
+        self._capture = Capture(network.device, use_graphs=use_graphs)
+        self._batches: dict[int, Batch] = {}
         self._configs: dict[tuple[str, int, int], tuple[int, int, int]] = {}
-        self._pool: Any = None
-        self._stream = torch.cuda.Stream(network.device) if use_graphs else None
 
     @property
     def max_rows(self) -> int:
@@ -71,7 +81,7 @@ class Decoder:
     def warm_up(self) -> None:
         """Capture every graph now."""
         for size in BUCKETS:
-            self._bucket(size)
+            self._batch(size)
 
     @torch.inference_mode()
     def run(
@@ -81,74 +91,62 @@ class Decoder:
 
         The blocks hold room for positions .. positions + steps - 1.
         """
+        batch = self.begin(tokens, positions, blocks)
+        for _ in range(steps):
+            batch.replay()
         rows = len(tokens)
-        bucket = self._bucket(next(size for size in BUCKETS if size >= rows))
-        size = len(bucket.tokens)
-        control = np.full((size, 2 + self._table_width), self._scratch, np.int32)
+        return batch.history[:steps, :rows].tolist(), batch.logits[:rows]
+
+    @torch.inference_mode()
+    def begin(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        sizes: Sequence[int] = BUCKETS,
+    ) -> Batch:
+        """These rows in the smallest batch that holds them, ready to `replay` as often as their blocks have room."""
+        rows = len(tokens)
+        batch = self._batch(next(size for size in sizes if size >= rows))
+        control = np.full((len(batch), 2 + self._table_width), self._scratch, np.int32)
         control[:, :2] = 0
         control[:rows, 0], control[:rows, 1] = positions, tokens
         for row in range(rows):
             control[row, 2 : 2 + len(blocks[row])] = blocks[row]
-        bucket.control.copy_(torch.from_numpy(control))
-        self._begin(bucket)
-        for _ in range(steps):
-            bucket.replay()
-        return bucket.history[:steps, :rows].tolist(), bucket.logits[:rows]
+        batch.control.copy_(torch.from_numpy(control))
+        batch.positions.copy_(batch.control[:, 0])
+        batch.tokens.copy_(batch.control[:, 1])
+        batch.tables.copy_(batch.control[:, 2:])
+        batch.step.zero_()
+        return batch
 
-    def _begin(self, bucket: _Bucket) -> None:
-        bucket.positions.copy_(bucket.control[:, 0])
-        bucket.tokens.copy_(bucket.control[:, 1])
-        bucket.tables.copy_(bucket.control[:, 2:])
-        bucket.step.zero_()
+    def _batch(self, size: int) -> Batch:
+        if size not in self._batches:
+            batch = Batch(size, self._table_width, self.network.device)
+            batch.tables.fill_(self._scratch)
+            batch.replay = self._capture(lambda: self._step(batch), prepare=batch.step.zero_)
+            self._batches[size] = batch
+        return self._batches[size]
 
-    def _bucket(self, size: int) -> _Bucket:
-        if size not in self._buckets:
-            bucket = _Bucket(size, self._table_width, self.network.device)
-            bucket.tables.fill_(self._scratch)
-            self._capture(bucket)
-            self._buckets[size] = bucket
-        return self._buckets[size]
-
-    def _capture(self, bucket: _Bucket) -> None:
-        def step() -> None:
-            bucket.logits = self._step(bucket)
-
-        if not self._use_graphs:
-            bucket.replay = step
-            return
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self._stream):
-            for _ in range(2):  # compiles kernels, and lets libraries allocate their workspaces
-                bucket.step.zero_()
-                step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            step()
-        self._pool = self._pool or graph.pool()
-        bucket.replay = graph.replay
-
-    def _step(self, bucket: _Bucket) -> Tensor:
-        x = self.network.embed[bucket.tokens]
-        if len(bucket.tokens) == 1:
-            x = self._one(x, bucket)
+    def _step(self, batch: Batch) -> None:
+        x, size = self.network.embed[batch.tokens], len(batch)
+        if size == 1:
+            x = self._one(x, batch)
         else:
-            x = run_layers(self.network, x, lambda qkv, layer: self._attend(qkv, layer, bucket))
-        drawn = x.argmax(dim=-1)
-        size = len(bucket.tokens)
+            x = run_layers(self.network, x, lambda qkv, layer: self._attend(qkv, layer, batch))
         kernels.advance[(1,)](
-            drawn, bucket.tokens, bucket.positions, bucket.history, bucket.step, size, BLOCK=max(size, 2)
+            x.argmax(dim=-1), batch.tokens, batch.positions, batch.history, batch.step, size, BLOCK=max(size, 2)
         )
-        return x
+        batch.logits = x
 
     # --- batch 1: matrix-vector products ---
 
-    def _one(self, x: Tensor, bucket: _Bucket) -> Tensor:
+    def _one(self, x: Tensor, batch: Batch) -> Tensor:
         network, spec = self.network, self.network.spec
         x = x.flatten()
         for layer in range(spec.layers):
             qkv = self._matvec(x, network.matrix("qkv", layer), norm=network.norms[2 * layer])
-            attention = self._attend(qkv[None], layer, bucket)[0]
+            attention = self._attend(network.norm_heads(qkv[None], layer), layer, batch)[0]
             x = self._matvec(attention, network.matrix("o", layer), residual=x)
             inner = self._gate_up(x, network.matrix("gate_up", layer), network.norms[2 * layer + 1])
             x = self._matvec(inner, network.matrix("down", layer), residual=x)
@@ -197,7 +195,7 @@ class Decoder:
         if key not in self._configs:
             fits = [config for config in kernels.MATVEC_CONFIGS if config[1] <= max(2 * width, 256)]
             best = fits[0]
-            if self._use_graphs:
+            if self._capture.use_graphs:
                 from triton.testing import do_bench
 
                 times = {config: do_bench(lambda c=config: launch(*c), warmup=3, rep=12) for config in fits}
@@ -207,7 +205,7 @@ class Decoder:
 
     # --- any number of rows ---
 
-    def _attend(self, qkv: Tensor, layer: int, bucket: _Bucket) -> Tensor:
+    def _attend(self, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         spec, rows = self.network.spec, len(qkv)
         keys, values = self.cache.keys_LKCD[layer], self.cache.values_LKCD[layer]
         splits = 1
@@ -220,7 +218,7 @@ class Decoder:
         pdl = self.pdl and rows == 1
         options = self._launch_options() if pdl else {}
         kernels.attend[(rows, spec.kv_heads, splits)](
-            qkv, self.network.cos, self.network.sin, keys, values, bucket.tables, bucket.positions, out, part_o,
+            qkv, self.network.cos, self.network.sin, keys, values, batch.tables, batch.positions, out, part_o,
             part_ml, keys.shape[1], self._table_width, spec.head_dim**-0.5,
             H=spec.heads, K=spec.kv_heads, D=spec.head_dim, BLOCK=64, SPLITS=splits, PAGE=BLOCK_TOKENS, PDL=pdl,
             num_warps=4, **options,

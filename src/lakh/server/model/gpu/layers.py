@@ -26,7 +26,8 @@ def run_layers(network: Network, x_NW: Tensor, attend: Attend, places: Tensor | 
     delta: Tensor | None = None
     for layer in range(spec.layers):
         h = _add_norm(network, x_NW, delta, network.norms[2 * layer])
-        delta = attend(h @ network.matrix("qkv", layer).T, layer) @ network.matrix("o", layer).T
+        qkv = network.norm_heads(h @ network.matrix("qkv", layer).T, layer)
+        delta = attend(qkv, layer) @ network.matrix("o", layer).T
         h = _add_norm(network, x_NW, delta, network.norms[2 * layer + 1])
         both = h @ network.matrix("gate_up", layer).T
         inner = torch.empty(len(x_NW), spec.ffn, dtype=x_NW.dtype, device=x_NW.device)

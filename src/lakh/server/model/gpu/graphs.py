@@ -1,0 +1,40 @@
+"""Capturing a step as a graph. All graphs of one `Capture` share a pool of memory and a stream.
+
+A step is a function that always touches the same tensors: the graph knows their addresses. Without graphs (Triton's
+interpreter, tests) the function itself is what is called. Knows nothing of what a step does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["Capture", "Step"]
+
+Step = Callable[[], None]
+
+
+class Capture:
+    def __init__(self, device: torch.device, *, use_graphs: bool = True) -> None:
+        self.use_graphs = use_graphs
+        self._pool: Any = None
+        self._stream = torch.cuda.Stream(device) if use_graphs else None
+
+    def __call__(self, step: Step, prepare: Callable[[], object] = lambda: None) -> Step:
+        """What does the step from now on; `prepare` comes before each of the runs that warm it up."""
+        if not self.use_graphs:
+            return step
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream):
+            for _ in range(2):  # compiles kernels, and lets libraries allocate their workspaces
+                prepare()
+                step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            step()
+        self._pool = self._pool or graph.pool()
+        replay: Step = graph.replay
+        return replay
