@@ -26,16 +26,19 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from lakh.errors import ConfigError, UserError
+from lakh.errors import UserError
 from lakh.server import fim
-from lakh.server.guesses.draft import Drafter, Guess
+from lakh.server.guesses.draft import Guess
+from lakh.server.guesses.guesser import Guesser, drafter_for
 from lakh.server.guesses.rejection import keep_or_replace
-from lakh.server.guesses.speculate import MAX_GUESSES, RETRY_EVERY, SMOOTHING, Costs, Lookup, Record, decide
-from lakh.server.heal import Healed, Healer
+from lakh.server.heal import Healed
+from lakh.server.metrics import TOKENS, Histogram
 from lakh.server.model import weights as model_weights
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.network import Network, Precision, Segment
 from lakh.server.model.runner import Runner
+from lakh.server.phases import Phases
+from lakh.server.prompt import Prompt, Prompts
 from lakh.server.row import Chunk, Completion, FinishReason, Row
 from lakh.server.sampling import Draws, Sampling, choose, log_probabilities, probabilities
 from lakh.server.schedule import share_budget
@@ -53,8 +56,6 @@ MAX_ROWS = {"cpu": 32, "cuda": 128}
 BURST = 8  # greedy steps on the GPU before their tokens are read (model/gpu/decode.py)
 BURST_SHARED = 2  # the same beside other rows: who comes meanwhile waits for the end of it
 
-Prompt = str | Sequence[int]
-"""Text, or ids for what text cannot say: special tokens stand in no text (see `Engine.infill`)."""
 Speculation = Literal["lookup", "draft", "off"]
 NO_GUESS = Guess([], [])
 
@@ -71,6 +72,8 @@ class Counts:
     computed_tokens: int = 0
     """That went through the network: prompts, drawn tokens and guesses."""
     drawn_tokens: int = 0
+    drafts: int = 0
+    """Times that a row brought guesses to a step."""
     drafted_tokens: int = 0
     kept_tokens: int = 0
     preempted_rows: int = 0
@@ -108,18 +111,16 @@ class Engine:
         )
         self.network, self.pool, self.cache = self._runner.network, self._runner.pool, self._runner.cache
         self.speculation: Speculation = "draft" if draft is not None else speculation
-        self._drafter = None if draft is None else _drafter(draft, self._runner, tokenizer)
-        self._guess_s = 0.0
-        self._record = Record()  # of all rows: what a new one begins with
-        self._healer: Healer | None = None  # made when first asked for: it spells the whole vocabulary
+        self._drafter = None if draft is None else drafter_for(self._runner, tokenizer, draft)
+        self._guesser = None if self.speculation == "off" else Guesser(spec.context, clock, self._drafter)
+        self._prompts = Prompts(tokenizer, spec)
         self.weights_version = 0
         self.counts = Counts()
+        self.phases, self.step_sizes = Phases(), Histogram(TOKENS)
         self.clock = clock
         self.step_tokens, self.max_rows = STEP_TOKENS[self.device.type], MAX_ROWS[self.device.type]
         self._waiting: deque[Row] = deque()
         self._running: list[Row] = []
-        self._lookups: dict[Row, tuple[Lookup, Record]] = {}
-        self._costs = Costs()
         self._lock = threading.RLock()
 
     @staticmethod
@@ -224,31 +225,19 @@ class Engine:
 
     def infill(self, prefix: str, suffix: str, max_tokens: int, order: fim.Order = "psm") -> tuple[int, ...]:
         """The prompt that asks for what stands between prefix and suffix, with room for max_tokens (fim.py)."""
-        before, after = self.encode(prefix), self.encode(suffix, "suffix")
-        room = _room(self.spec.context, max_tokens)
-        return fim.prompt(self.tokenizer, before, after, room, context=self.spec.context, order=order)
+        return self._prompts.infill(prefix, suffix, max_tokens, order)
 
     def heal(self, ids: tuple[int, ...]) -> Healed:
         """A prompt whose last token the first drawn one may complete (heal.py); pass its parts to `row`."""
-        if self._healer is None:
-            self._healer = Healer(self.tokenizer)
-        return self._healer.heal(ids)
+        return self._prompts.heal(ids)
 
     def encode(self, prompt: Prompt, where: str = "prompt") -> tuple[int, ...]:
         """The ids of a prompt, all of them; a UserError where it is no text or has ids that do not exist."""
-        if not isinstance(prompt, str):
-            if any(not 0 <= token < self.spec.vocab for token in prompt):
-                raise UserError(where, "has ids outside the vocabulary", f"use 0 to {self.spec.vocab - 1}")
-            return tuple(prompt)
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(where, f"has half a character at {error.start}", "send whole Unicode characters") from None
-        return tuple(self.tokenizer.encode(prompt))
+        return self._prompts.encode(prompt, where)
 
     def cut(self, ids: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
         """The end of a prompt that leaves room for max_tokens; an empty prompt begins a document."""
-        return (ids or (self.tokenizer.eot,))[-_room(self.spec.context, sampling.max_tokens) :]
+        return self._prompts.cut(ids, sampling.max_tokens)
 
     # --- rows ---
 
@@ -272,6 +261,9 @@ class Engine:
 
     def submit(self, *rows: Row) -> None:
         """In the order of arrival; they come to work in `step`."""
+        now_s = self.clock()
+        for row in rows:
+            row.arrived_s = now_s
         with self._lock:
             self._waiting.extend(rows)
 
@@ -332,7 +324,7 @@ class Engine:
         with self._lock:
             changed = self._expire()
             self._admit()
-            guesses = self._guess()
+            guesses = {} if self._guesser is None else self._guesser.guess(self._running)
             steps = 0 if guesses else self._burst_steps()
             if steps:
                 return changed + self._burst(steps)
@@ -345,8 +337,9 @@ class Engine:
             num_tokens = sum(len(segment.tokens) for segment in segments)
             self.counts.steps += 1
             self.counts.computed_tokens += num_tokens
-            if all(segment.start for segment in segments):  # steps that only draw: what guesses are weighed by
-                self._costs.record(num_tokens, self.clock() - began_s)
+            self.step_sizes.add(num_tokens)
+            if self._guesser is not None and all(segment.start for segment in segments):
+                self._guesser.record_step(num_tokens, self.clock() - began_s)
             return changed
 
     def _burst_steps(self) -> int:
@@ -379,13 +372,15 @@ class Engine:
             self._settle(row)
         self.counts.steps += steps
         self.counts.computed_tokens += steps * len(rows)
+        for _ in range(steps):
+            self.step_sizes.add(len(rows))
         return rows
 
     def warm_up(self) -> None:
         """Compile kernels and capture graphs now, so that the first requests do not wait for it."""
         self._runner.warm_up()
-        if self._drafter is not None:
-            self._drafter.warm_up()
+        if self._guesser is not None:
+            self._guesser.warm_up()
         self.generate([(self.tokenizer.eot,)] * 2, Sampling(max_tokens=3))
 
     def _expire(self) -> list[Row]:
@@ -412,6 +407,7 @@ class Engine:
             if row.lease.copy is not None:
                 self._runner.copy_block(*row.lease.copy)
             row.num_computed = row.lease.num_cached
+            row.began_s = row.began_s or self.clock()
             if not row.tokens:
                 row.num_cached = row.lease.num_cached
                 self.counts.prompt_tokens += len(row.prompt)
@@ -447,40 +443,6 @@ class Engine:
         while row.lease is not None and not self.pool.extend(row.lease, num_tokens):
             self._preempt(self._running[-1])
 
-    def _guess(self) -> dict[Row, Guess]:
-        """Guesses for the rows that draw, as many as pay."""
-        if self.speculation == "off":
-            return {}
-        drawing = [row for row in self._running if row.num_pending == 1 and row.tokens]
-        numbers = {row: number for row in drawing if (number := self._num_guesses(row, len(drawing)))}
-        if self._drafter is None:
-            looked_up = {row: self._lookups[row][0].guess(row.ids, number) for row, number in numbers.items()}
-            guesses = {row: Guess(tokens, []) for row, tokens in looked_up.items() if tokens}
-        elif numbers:
-            began_s, reads_prompts = self.clock(), not all(self._drafter.knows(row) for row in numbers)
-            guesses = self._drafter.guess(list(numbers.items()))
-            if guesses and not reads_prompts:
-                took_s = (self.clock() - began_s) / max(len(guess.tokens) for guess in guesses.values())
-                self._guess_s += (SMOOTHING if self._guess_s else 1.0) * (took_s - self._guess_s)
-        else:
-            guesses = {}
-        for row in guesses:
-            self._lookups[row][1].steps_since_guess = 0
-        return guesses
-
-    def _num_guesses(self, row: Row, num_drawing: int) -> int:
-        if row not in self._lookups:
-            self._lookups[row] = (Lookup(), Record(acceptance=self._record.acceptance))
-        _, record = self._lookups[row]
-        most = min(MAX_GUESSES, row.limit - len(row.tokens) - 1, self.spec.context - len(row.ids) - 1)
-        if most < 1:
-            return 0
-        number = decide(
-            acceptance=record.acceptance, num_rows=num_drawing, costs=self._costs, guess_s=self._guess_s, most=most
-        ).num_guesses
-        record.steps_since_guess += 1
-        return 1 if number == 0 and record.steps_since_guess >= RETRY_EVERY else number
-
     def _draw(
         self, rows: Sequence[Row], segments: Sequence[Segment], all_guesses: Sequence[Guess], logits: Tensor
     ) -> list[Row]:
@@ -503,11 +465,11 @@ class Engine:
                 p = probabilities(logits[here.start : here.stop], samplings[here.start : here.stop])
                 tokens = keep_or_replace(guess.tokens, guess.probabilities, list(p), lambda: float(torch.rand(())))
             row.num_computed = segment.start + len(segment.tokens) - len(guess.tokens)
-            kept = self._push(row, tokens, guess.tokens, logits[here.start : here.stop])
+            kept = self._push(row, tokens, guess.tokens, logits, here.start)
             row.num_computed += kept
-            if guess.tokens:
-                for record in (self._lookups[row][1], self._record):
-                    record.add(len(guess.tokens), kept)
+            if guess.tokens and self._guesser is not None:
+                self._guesser.record_guess(row, len(guess.tokens), kept)
+                self.counts.drafts += 1
                 self.counts.drafted_tokens += len(guess.tokens)
                 self.counts.kept_tokens += kept
             if tokens:
@@ -515,11 +477,13 @@ class Engine:
             self._settle(row)
         return changed
 
-    def _push(self, row: Row, tokens: Sequence[int], guesses: Sequence[int], logits: Tensor) -> int:
-        """The drawn tokens, up to the first that was not guessed; returns how many guesses were right."""
+    def _push(self, row: Row, tokens: Sequence[int], guesses: Sequence[int], logits: Tensor, first: int) -> int:
+        """The drawn tokens, up to the first that was not guessed; returns how many guesses were right. Their scores
+        are logits[first], logits[first + 1], ...
+        """
         for index, token in enumerate(tokens):
             if row.sampling.logprobs is not None:
-                row.logprobs.append(log_probabilities(logits[index], token, row.sampling.logprobs))
+                row.logprobs.append(log_probabilities(logits[first + index], token, row.sampling.logprobs))
             row.push(token)
             self.counts.drawn_tokens += 1
             if index >= len(guesses) or guesses[index] != token:
@@ -531,11 +495,24 @@ class Engine:
     def _settle(self, row: Row) -> None:
         """After a step: a row that ended leaves, another shares what it has computed."""
         assert row.lease is not None
+        if row.tokens and row.first_s is None:
+            row.first_s = self.clock()
         if row.finish_reason is not None:
             self._running.remove(row)
             self._release(row)
+            self._count_phases(row)
         elif row.num_computed // BLOCK_TOKENS > len(row.lease.nodes):
             self.pool.share(row.lease, row.ids[: row.num_computed])
+
+    def _count_phases(self, row: Row) -> None:
+        if row.began_s is not None and row.first_s is not None:
+            self.phases.add(
+                arrived_s=row.arrived_s,
+                began_s=row.began_s,
+                first_s=row.first_s,
+                last_s=self.clock(),
+                num_tokens=len(row.tokens),
+            )
 
     def _preempt(self, row: Row) -> None:
         """Back to the head of the queue; what it drew so far counts as prompt."""
@@ -548,47 +525,10 @@ class Engine:
         if row.lease is not None:
             self.pool.close(row.lease, row.ids[: row.num_computed])
             row.lease, row.num_computed = None, 0
-        if self._drafter is not None:
-            self._drafter.release(row)
-        if row.finish_reason is not None:
-            self._lookups.pop(row, None)
-
-
-def _drafter(draft: model_weights.Loaded, target: Runner, tokenizer: Tokenizer) -> Drafter:
-    """The draft beside its model: on the same device, in the same precision, for as many tokens."""
-    from lakh.tokens.tokenizer import Tokenizer as Other
-
-    theirs = Other.load(draft.tokenizer_json)
-    if theirs.vocab_size != tokenizer.vocab_size or any(
-        theirs.decode([token], show_special=True) != tokenizer.decode([token], show_special=True)
-        for token in range(0, tokenizer.vocab_size, max(tokenizer.vocab_size // 512, 1))
-    ):
-        todo = "give a draft that was trained with the model's tokenizer"
-        raise UserError(f"draft {draft.name}", "has another tokenizer than the model", todo)
-    if draft.spec.context < target.network.spec.context:
-        found = f"has a context of {draft.spec.context} tokens and the model {target.network.spec.context}"
-        raise UserError(f"draft {draft.name}", found, "give a draft with at least the model's context")
-    network = target.network
-    precision = network.precision if network.precision != "int8" else "f32"
-    room = target.pool.num_blocks * BLOCK_TOKENS
-    runner = Runner(
-        draft.spec,
-        draft.weights,
-        tokenizer.vocab_size,
-        device=network.device,
-        precision=precision,
-        cache_tokens=room,
-    )
-    return Drafter(runner)
+        if self._guesser is not None:
+            self._guesser.release(row)
 
 
 def _only(logits_V: Tensor, ids: frozenset[int]) -> Tensor:
     allowed = torch.tensor(sorted(ids), device=logits_V.device)
     return torch.full_like(logits_V, -torch.inf).index_copy(0, allowed, logits_V[allowed])
-
-
-def _room(context: int, max_tokens: int) -> int:
-    """Tokens of a prompt that are kept."""
-    if context < 2:
-        raise ConfigError("model.context", f"{context} has no room for a prompt and a token", "train with more")
-    return max(context - max_tokens, context // 2)

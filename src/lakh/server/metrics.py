@@ -19,11 +19,23 @@ from pathlib import Path
 
 from lakh.server.backend import Backend, Family
 
-__all__ = ["CONTENT_TYPE", "Histogram", "Metrics", "labelled", "page", "resident_bytes"]
+__all__ = [
+    "BETWEEN_S",
+    "CONTENT_TYPE",
+    "LATENCY_S",
+    "TOKENS",
+    "Histogram",
+    "Metrics",
+    "labelled",
+    "page",
+    "resident_bytes",
+]
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 LATENCY_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
 BETWEEN_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+CHOICES = (1, 2, 5, 10, 20)
 
 
 class Histogram:
@@ -60,6 +72,10 @@ class Metrics:
     latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_S))
     first_token: Histogram = field(default_factory=lambda: Histogram(LATENCY_S))
     between_pieces: Histogram = field(default_factory=lambda: Histogram(BETWEEN_S))
+    prompt_sizes: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    generation_sizes: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    asked_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    asked_choices: Histogram = field(default_factory=lambda: Histogram(CHOICES))
 
     def families(self) -> list[Family]:
         shown, accepted = self.feedback["shown"], self.feedback["accepted"]
@@ -79,6 +95,10 @@ class Metrics:
             self.latency.family("e2e_request_latency_seconds", "From a request's arrival to its last byte."),
             self.first_token.family("time_to_first_token_seconds", "From a request's arrival to its first text."),
             self.between_pieces.family("inter_token_latency_seconds", "Between two pieces of one request."),
+            self.prompt_sizes.family("request_prompt_tokens", "Prompt tokens of a request."),
+            self.generation_sizes.family("request_generation_tokens", "Tokens drawn for a request."),
+            self.asked_tokens.family("request_params_max_tokens", "max_tokens of a request."),
+            self.asked_choices.family("request_params_n", "n of a request."),
         ]
 
 

@@ -69,6 +69,10 @@ class Row:
     """Tokens (prompt, then drawn ones) whose keys and values lie in the lease's blocks."""
     num_cached: int = 0
     """Prompt tokens that were found in the cache and not computed."""
+    arrived_s: float = 0.0
+    """These three on the engine's clock: submitted, let in for the first time, and its first token drawn."""
+    began_s: float | None = None
+    first_s: float | None = None
 
     def __post_init__(self) -> None:
         self._stop = StopText(self.sampling.stop)

@@ -41,10 +41,18 @@ class Draws:
         return self._numbers[index]
 
 
+def _largest(logits_BV: Tensor) -> list[int]:
+    """The first of the largest scores of each row."""
+    if logits_BV.device.type == "cpu" and logits_BV.dtype == torch.float32:
+        largest: list[int] = logits_BV.numpy().argmax(axis=-1).tolist()  # tens of times as fast as torch's there
+        return largest
+    return logits_BV.argmax(dim=-1).tolist()
+
+
 def choose(logits_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
     """The next token of every row, decided by its scores and one random number; greedy rows do without."""
     if all(sampling.temperature == 0 for sampling in samplings):
-        return logits_BV.argmax(dim=-1).tolist()
+        return _largest(logits_BV)
     greedy_B = torch.tensor([s.temperature == 0 for s in samplings], device=logits_BV.device)
     by_id_BV = probabilities(logits_BV, samplings)
     reached_BV = by_id_BV.cumsum(dim=-1)

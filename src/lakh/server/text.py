@@ -27,24 +27,23 @@ class TextStream:
         # context.
         self._settled: list[int] = []
         self._pending: list[int] = []
+        self._before = ""  # the text of the settled tokens
 
     def push(self, token: int) -> str:
         self._pending.append(token)
-        before, text = self._texts()
+        text = self._decode([*self._settled, *self._pending])
         if text.endswith(UNFINISHED):
             return ""
-        return self._settle(before, text)
+        return self._settle(text)
 
     def finish(self) -> str:
         """What is left, incomplete characters included."""
-        return self._settle(*self._texts()) if self._pending else ""
+        return self._settle(self._decode([*self._settled, *self._pending])) if self._pending else ""
 
-    def _texts(self) -> tuple[str, str]:
-        return self._decode(self._settled), self._decode([*self._settled, *self._pending])
-
-    def _settle(self, before: str, text: str) -> str:
+    def _settle(self, text: str) -> str:
+        new = text[len(self._before) :]
         self._settled, self._pending = self._pending, []
-        new = text[len(before) :]
+        self._before = self._decode(self._settled)
         if self._skip:
             size = min(len(self._skip), len(new))
             skipped, self._skip = self._skip[:size] == new[:size], self._skip[size:]

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
-from lakh.server import engine as engine_module
 from lakh.server.engine import Engine, Sampling
+from lakh.server.guesses import guesser as guesser_module
 from lakh.server.guesses.rejection import draw, keep_or_replace
 from lakh.server.guesses.speculate import Costs, Decision, decide
 from lakh.server.model import weights as model_weights
@@ -25,7 +25,11 @@ from lakh.workloads.code.model import CodeModel, init_weights
 
 Make = Callable[..., Engine]
 ids = st.lists(st.integers(7, 299), min_size=1, max_size=60)
-few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# The same examples every time: sums in another order move a score by 1e-5, which decides one sampled token in tens of
+# thousands, and a test that fails once in a hundred runs says nothing.
+few = settings(
+    max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 SPEC = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=64, vocab=320, context=96)
 
 
@@ -64,17 +68,18 @@ def test_a_draft_changes_no_greedy_and_no_seeded_answer(
 ) -> None:
     plain, drafted = make(noise=None), make(noise=noise)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "decide", lambda **given: Decision(min(most, given["most"]), "the test says so"))
+        patch.setattr(guesser_module, "decide", lambda **given: Decision(min(most, given["most"]), "the test says so"))
         for _ in range(2):  # the second time from cached prefixes, of model and draft
-            assert drafted.generate(prompts, sampling) == plain.generate(prompts, sampling)
+            done = plain.generate(prompts, sampling)
+            assert drafted.generate(prompts, sampling) == done
     assert drafted._drafter is not None
     assert (drafted.pool.num_held, drafted._drafter.num_held) == (0, 0)
-    if noise == 0.0:
+    if noise == 0.0 and all(one.finish_reason == "length" for one in done):  # guesses past an end are not looked at
         assert drafted.counts.kept_tokens == drafted.counts.drafted_tokens  # the model itself guesses right
 
 
 def test_a_good_draft_saves_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "decide", lambda **given: Decision(min(4, given["most"]), "the test says so"))
+    monkeypatch.setattr(guesser_module, "decide", lambda **given: Decision(min(4, given["most"]), "the test says so"))
     drafted = make(noise=0.0)
     done = drafted.generate([[30, 31, 32]], Sampling(max_tokens=40))[0]
     assert drafted.counts.steps <= 1 + -(-len(done.tokens) // 5)
@@ -83,7 +88,7 @@ def test_a_good_draft_saves_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -
 def test_rows_that_give_way_and_a_draft_without_room_change_nothing(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "decide", lambda **given: Decision(min(3, given["most"]), "the test says so"))
+    monkeypatch.setattr(guesser_module, "decide", lambda **given: Decision(min(3, given["most"]), "the test says so"))
     small, plain = make(noise=0.2, cache_tokens=1), make(noise=None)  # room for one full context each
     prompts = [[7 + i, *range(20, 50)] for i in range(6)]
     assert small.generate(prompts, Sampling(max_tokens=60)) == plain.generate(prompts, Sampling(max_tokens=60))
@@ -128,7 +133,7 @@ def test_equal_distributions_keep_every_guess_and_certainty_is_respected() -> No
 def test_an_unseeded_answer_with_a_draft_has_the_models_distribution(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "decide", lambda **given: Decision(min(2, given["most"]), "the test says so"))
+    monkeypatch.setattr(guesser_module, "decide", lambda **given: Decision(min(2, given["most"]), "the test says so"))
     torch.manual_seed(5)
     drafted, plain = make(noise=0.3), make(noise=None)
     sampling = Sampling(max_tokens=3, temperature=1.0, top_k=3)

@@ -14,6 +14,7 @@ from lakh import checkpoint, config
 from lakh.errors import UserError
 from lakh.server import engine as engine_module
 from lakh.server.engine import Chunk, Completion, Engine, Sampling
+from lakh.server.guesses import guesser as guesser_module
 from lakh.server.guesses.speculate import Decision
 from lakh.spec import Data, Run
 from lakh.tokens.tokenizer import Tokenizer
@@ -23,7 +24,11 @@ from lakh.workloads.code.model import CodeModel
 MakeEngine = Callable[..., Engine]
 EOT = 0
 ids = st.lists(st.integers(7, 299), min_size=1, max_size=60)
-few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# The same examples every time: sums in another order move a score by 1e-5, which decides one sampled token in tens of
+# thousands, and a test that fails once in a hundred runs says nothing.
+few = settings(
+    max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def greedy_from_scratch(model: CodeModel, num_ids: int, prompt: list[int], num_tokens: int) -> tuple[int, ...]:
@@ -138,7 +143,7 @@ def test_guesses_change_no_answer(
     prompts = [(prompt * repeats)[-60:] for prompt in prompts]
     guessing = make_engine(options={"speculation": "lookup"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "decide", lambda **_: Decision(most, "the test says so"))
+        patch.setattr(guesser_module, "decide", lambda **_: Decision(most, "the test says so"))
         assert guessing.generate(prompts, sampling) == engine.generate(prompts, sampling)
     counts = guessing.counts
     assert counts.kept_tokens <= counts.drafted_tokens
@@ -148,7 +153,7 @@ def test_guesses_change_no_answer(
 
 def test_a_loop_is_guessed_and_saves_steps(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(options={"speculation": "lookup"})
-    monkeypatch.setattr(engine_module, "decide", lambda **_: Decision(5, "the test says so"))
+    monkeypatch.setattr(guesser_module, "decide", lambda **_: Decision(5, "the test says so"))
     loop = iter([20, 21, 22] * 50)
     asked: list[int] = []
 

@@ -28,6 +28,19 @@ PATIENCE_S = 20.0
 LONG = {"prompt": "def add(", "max_tokens": 60, "temperature": 0}
 
 
+# What vLLM's dashboards ask for and has a meaning here; left out: LoRA, swapping to the CPU, sleeping.
+VLLM_NAMES = [
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
+    *("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total"),
+    *("request_success_total", "request_prompt_tokens", "request_generation_tokens", "request_params_n"),
+    *("request_params_max_tokens", "iteration_tokens_total", "time_to_first_token_seconds"),
+    *("inter_token_latency_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"),
+    *("request_prefill_time_seconds", "request_decode_time_seconds", "request_inference_time_seconds"),
+    *("request_time_per_output_token_seconds", "spec_decode_num_drafts_total"),
+    *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
+]
+
+
 class GatedEngine(Engine):
     """Takes a step for every permit, and counts them: tests decide how far a generation has come."""
 
@@ -246,6 +259,7 @@ def test_pages_about_the_server(engine: Engine) -> None:
         latency_s = next(float(line.split()[1]) for line in lines if "latency_seconds_sum" in line)
         assert latency_s > 0
         names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+        assert {f"lakh:{name}" for name in VLLM_NAMES} <= names
         samples = [line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")]
         assert {re.sub("_(sum|count|bucket)$", "", name) for name in samples} <= names
 

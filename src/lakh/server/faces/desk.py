@@ -67,6 +67,8 @@ class Desk:
         is_first = True
         num_tokens = 0  # to be paid for, also by a client that goes away before the end
         self.model(request)
+        metrics.asked_tokens.add(request.sampling.max_tokens)
+        metrics.asked_choices.add(request.n)
         async with (
             self.quotas.admitted(request.tenant) as charge,
             contextlib.aclosing(self.backend.complete(request)) as items,
@@ -76,6 +78,8 @@ class Desk:
                 if isinstance(item, Usage):
                     metrics.prompt_tokens += item.prompt_tokens
                     metrics.generation_tokens += item.completion_tokens
+                    metrics.prompt_sizes.add(item.prompt_tokens)
+                    metrics.generation_sizes.add(item.completion_tokens)
                     metrics.latency.add(now_s - began_s)
                     charge(item.prompt_tokens + item.completion_tokens)
                 else:

@@ -35,6 +35,7 @@ from lakh.server.gateway.affinity import Ring, choose
 from lakh.server.gateway.fim_text import Template
 from lakh.server.gateway.replica import Replica, ReplicaBusy, ReplicaFailed
 from lakh.server.metrics import labelled
+from lakh.server.phases import Phases
 from lakh.server.requests import BadRequest, CompletionRequest
 from lakh.server.store import Store
 
@@ -61,6 +62,10 @@ class _Job:
         self.items: asyncio.Queue[Piece | Usage | Exception] = asyncio.Queue()
         self.task: asyncio.Task[None] | None = None
         self.replica: Replica | None = None
+        self.arrived_s = time.monotonic()
+        self.began_s: float | None = None
+        """When the first replica was asked."""
+        self.first_s: float | None = None
         self.is_lost = False
         """Its replica went down while it was read from."""
 
@@ -90,6 +95,7 @@ class Gateway:
         self._random = random.Random(seed)
         self.num_failovers = self.num_superseded = 0
         self.routed: Counter[str] = Counter()
+        self.phases = Phases()
 
     # --- what it is ---
 
@@ -120,6 +126,7 @@ class Gateway:
             Family("gateway_routed_total", "counter", "Requests sent, by engine.", labelled("engine", self.routed)),
             Family("gateway_failovers_total", "counter", "Requests asked of another.", [("", self.num_failovers)]),
             Family("requests_superseded_total", "counter", "Overtaken.", [("", self.num_superseded)]),
+            *self.phases.families(),
         ]
 
     # --- a request ---
@@ -150,6 +157,7 @@ class Gateway:
                     return
                 if isinstance(item, Exception):
                     raise item
+                self._count_phases(job, item)
                 yield item
                 if isinstance(item, Usage):
                     return
@@ -161,6 +169,19 @@ class Gateway:
             if request.supersede is not None and self._by_key.get(request.supersede) is job:
                 del self._by_key[request.supersede]
             job.task.cancel()
+
+    def _count_phases(self, job: _Job, item: Piece | Usage) -> None:
+        now_s = time.monotonic()
+        if job.first_s is None:
+            job.first_s = now_s
+        if isinstance(item, Usage) and job.began_s is not None:
+            self.phases.add(
+                arrived_s=job.arrived_s,
+                began_s=job.began_s,
+                first_s=job.first_s,
+                last_s=now_s,
+                num_tokens=item.completion_tokens,
+            )
 
     def _supersede(self, key: Hashable, job: _Job) -> None:
         if key is None:
@@ -191,6 +212,7 @@ class Gateway:
                     raise BadRequest(None, "all engines are full; try again later", status=429, code="queue_full")
                 raise BadRequest(None, "no engine can be reached; try again later", status=503, code="no_engine")
             job.replica = replica
+            job.began_s = job.began_s or time.monotonic()
             self.routed[replica.url] += 1
             try:
                 left_s = None if until_s is None else until_s - time.monotonic()

@@ -1,0 +1,110 @@
+"""Which guesses rows bring to a step, and what became of them: the engine asks before it and tells after it.
+
+Keeps, for each row, what its lookup has read and how its guesses fared; for all rows together, what steps and guesses
+cost. How many guesses pay is speculate.py's to decide. Knows rows; knows nothing of the large model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lakh.errors import UserError
+from lakh.server.guesses.draft import Drafter, Guess
+from lakh.server.guesses.speculate import MAX_GUESSES, RETRY_EVERY, SMOOTHING, Costs, Lookup, Record, decide
+from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.runner import Runner
+from lakh.server.model.weights import Loaded
+from lakh.server.row import Row
+from lakh.tokens.tokenizer import Tokenizer
+
+__all__ = ["Guesser", "drafter_for"]
+
+SAMPLED_IDS = 512  # of two tokenizers, to see whether they are one
+
+
+class Guesser:
+    def __init__(self, context: int, clock: Callable[[], float], drafter: Drafter | None = None) -> None:
+        """With a drafter it guesses, else the text so far is looked up."""
+        self.drafter = drafter
+        self._context, self._clock = context, clock
+        self._rows: dict[Row, tuple[Lookup, Record]] = {}
+        self._all = Record()  # what a new row begins with
+        self._costs = Costs()
+        self._guess_s = 0.0
+
+    def guess(self, running: Sequence[Row]) -> dict[Row, Guess]:
+        """Guesses for the rows that draw, as many as pay."""
+        drawing = [row for row in running if row.num_pending == 1 and row.tokens]
+        numbers = {row: number for row in drawing if (number := self._number(row, len(drawing)))}
+        if self.drafter is None:
+            looked_up = {row: self._rows[row][0].guess(row.ids, number) for row, number in numbers.items()}
+            guesses = {row: Guess(tokens, []) for row, tokens in looked_up.items() if tokens}
+        else:
+            guesses = self._draft(self.drafter, numbers) if numbers else {}
+        for row in guesses:
+            self._rows[row][1].steps_since_guess = 0
+        return guesses
+
+    def record_step(self, num_tokens: int, seconds: float) -> None:
+        """A step of rows that only draw: what guesses are weighed by."""
+        self._costs.record(num_tokens, seconds)
+
+    def record_guess(self, row: Row, drafted: int, kept: int) -> None:
+        for record in (self._rows[row][1], self._all):
+            record.add(drafted, kept)
+
+    def release(self, row: Row) -> None:
+        """The row ended or gave way."""
+        if self.drafter is not None:
+            self.drafter.release(row)
+        if row.finish_reason is not None:
+            self._rows.pop(row, None)
+
+    def warm_up(self) -> None:
+        if self.drafter is not None:
+            self.drafter.warm_up()
+
+    def _draft(self, drafter: Drafter, numbers: dict[Row, int]) -> dict[Row, Guess]:
+        began_s, reads_prompts = self._clock(), not all(drafter.knows(row) for row in numbers)
+        guesses = drafter.guess(list(numbers.items()))
+        if guesses and not reads_prompts:
+            took_s = (self._clock() - began_s) / max(len(guess.tokens) for guess in guesses.values())
+            self._guess_s += (SMOOTHING if self._guess_s else 1.0) * (took_s - self._guess_s)
+        return guesses
+
+    def _number(self, row: Row, num_drawing: int) -> int:
+        if row not in self._rows:
+            self._rows[row] = (Lookup(), Record(acceptance=self._all.acceptance))
+        _, record = self._rows[row]
+        most = min(MAX_GUESSES, row.limit - len(row.tokens) - 1, self._context - len(row.ids) - 1)
+        if most < 1:
+            return 0
+        number = decide(
+            acceptance=record.acceptance, num_rows=num_drawing, costs=self._costs, guess_s=self._guess_s, most=most
+        ).num_guesses
+        record.steps_since_guess += 1
+        return 1 if number == 0 and record.steps_since_guess >= RETRY_EVERY else number
+
+
+def drafter_for(target: Runner, tokenizer: Tokenizer, draft: Loaded) -> Drafter:
+    """The draft beside its model: on the same device, in the same precision, for as many tokens."""
+    theirs = Tokenizer.load(draft.tokenizer_json)
+    if theirs.vocab_size != tokenizer.vocab_size or any(
+        theirs.decode([token], show_special=True) != tokenizer.decode([token], show_special=True)
+        for token in range(0, tokenizer.vocab_size, max(tokenizer.vocab_size // SAMPLED_IDS, 1))
+    ):
+        todo = "give a draft that was trained with the model's tokenizer"
+        raise UserError(f"draft {draft.name}", "has another tokenizer than the model", todo)
+    network = target.network
+    if draft.spec.context < network.spec.context:
+        found = f"has a context of {draft.spec.context} tokens and the model {network.spec.context}"
+        raise UserError(f"draft {draft.name}", found, "give a draft with at least the model's context")
+    runner = Runner(
+        draft.spec,
+        draft.weights,
+        tokenizer.vocab_size,
+        device=network.device,
+        precision=network.precision if network.precision != "int8" else "f32",
+        cache_tokens=target.pool.num_blocks * BLOCK_TOKENS,
+    )
+    return Drafter(runner)
