@@ -250,7 +250,7 @@ def test_an_engine_that_breaks_off_in_mid_answer_is_replaced_without_a_seam(
             backend = server.desk.backend
             assert isinstance(backend, LocalBackend)
             for job in list(backend.worker._jobs):
-                job.end(RuntimeError("pulled the plug"))
+                job.hear(RuntimeError("pulled the plug"))
             text, events = await task
             assert text
             if body is ASK:
@@ -314,6 +314,17 @@ def test_without_engines_it_says_so_and_waits_for_them() -> None:
             assert response.status == 200
 
     run([], story, urls=("http://127.0.0.1:1",))
+
+
+def test_a_gateway_tells_the_phases_that_it_sees(pair: list[Engine]) -> None:
+    async def story(fleet: Fleet) -> None:
+        await fleet.stream(ASK)
+        found = {family.name: dict(family.samples) for family in fleet.gateway.families()}
+        phases = [f"request_{name}_time_seconds" for name in ("queue", "prefill", "decode", "inference")]
+        assert [found[name]["_count"] for name in phases] == [1, 1, 1, 1]
+        assert found[phases[3]]["_sum"] == pytest.approx(found[phases[1]]["_sum"] + found[phases[2]]["_sum"], abs=1e-5)
+
+    run(pair, story)
 
 
 def test_a_gateway_needs_no_torch() -> None:

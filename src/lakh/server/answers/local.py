@@ -11,12 +11,13 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
-from lakh.server.answers.worker import Job, QueueFull, Stopped, Superseded, Worker
+from lakh.server.answers.mailbox import Mailbox
+from lakh.server.answers.worker import Heard, Job, QueueFull, Stopped, Superseded, Worker
 from lakh.server.backend import Family, ModelCard, Piece, Usage
 from lakh.server.engine import Engine
 from lakh.server.heal import Healed
@@ -54,35 +55,28 @@ class LocalBackend:
         return [ModelCard(engine.name, engine.spec.context, self._fingerprint(engine.weights_version))]
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Piece | Usage, None]:
+        mailbox = Mailbox(RESULT_TIMEOUT_S)
+        leave = await self.begin(request, mailbox.put)
+        try:
+            async for item in mailbox.read():
+                yield item
+        finally:
+            leave()
+
+    async def begin(
+        self, request: CompletionRequest, put: Callable[[Piece | Usage | Exception | None], None]
+    ) -> Callable[[], None]:
+        """Set to work. `put` hears pieces as they become certain, then a Usage and None, or what went wrong. What it
+        returns ends the work, whoever reads it; at the end it says nothing.
+        """
         loop = asyncio.get_running_loop()
         rows = await loop.run_in_executor(self.encoders, rows_of, self.engine, request)
-        job = Job(rows, request.supersede)
-        offsets: Counter[int] = Counter()
-        num_tokens = 0
+        job = Job(rows, _Telling(self.engine, request, rows, put), request.supersede)
         try:
             self.worker.submit(job)
-            async for index, chunk in job.results(RESULT_TIMEOUT_S):
-                num_tokens += len(chunk.tokens)
-                logprobs = None
-                if chunk.logprobs is not None:
-                    logprobs = _logprobs(self.engine, chunk.logprobs, offsets[index])
-                    offsets[index] += len(chunk.text)
-                yield Piece(index, chunk.text, chunk.finish_reason, chunk.tokens, logprobs)
-        except QueueFull:
-            message = f"{self.worker.max_waiting} requests are waiting already; try again later"
-            raise BadRequest(None, message, status=429, code="queue_full") from None
-        except Superseded:
-            message = "a newer request took this one's place"
-            raise BadRequest(None, message, status=409, code="superseded") from None
-        except Stopped:
-            raise BadRequest(None, "the server is shutting down", status=503) from None
-        except TimeoutError:
-            message = f"no answer within {RESULT_TIMEOUT_S:g} s"
-            raise BadRequest(None, message, status=503, code="timeout") from None
-        finally:
-            self.worker.cancel(job)
-        prompt_tokens = sum(len(row.prompt) for row in rows[:: request.n])
-        yield Usage(prompt_tokens, num_tokens, sum(row.num_cached for row in rows[:: request.n]))
+        except (QueueFull, Stopped) as error:
+            raise _refusal(error, self.worker) from None
+        return lambda: self.worker.cancel(job)
 
     def families(self) -> list[Family]:
         counts, pool = self.engine.counts, self.engine.pool
@@ -93,8 +87,11 @@ class LocalBackend:
             Family("prefix_cache_hits_total", "counter", "Prompt tokens found.", [("", counts.cached_tokens)]),
             Family("num_preemptions_total", "counter", "Rows that gave way.", [("", counts.preempted_rows)]),
             Family("requests_superseded_total", "counter", "Overtaken.", [("", self.worker.num_superseded)]),
+            Family("spec_decode_num_drafts_total", "counter", "Rows' steps with guesses.", [("", counts.drafts)]),
             Family("spec_decode_num_draft_tokens_total", "counter", "Guesses.", [("", counts.drafted_tokens)]),
             Family("spec_decode_num_accepted_tokens_total", "counter", "Guesses kept.", [("", counts.kept_tokens)]),
+            self.engine.step_sizes.family("iteration_tokens_total", "Tokens of a step."),
+            *self.engine.phases.families(),
             Family("engine_process_id", "gauge", "Of the engine's process.", [("", os.getpid())]),
             Family("engine_resident_memory_bytes", "gauge", "Of the engine's process.", [("", resident_bytes())]),
             Family("engine_cpu_seconds_total", "counter", "Of the engine's process.", [("", time.process_time())]),
@@ -110,6 +107,49 @@ class LocalBackend:
     async def close(self) -> None:
         self.encoders.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.worker.close, CLOSE_S)
+
+
+class _Telling:
+    """What the worker says of one job, in the words of a backend."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        request: CompletionRequest,
+        rows: Sequence[Row],
+        put: Callable[[Piece | Usage | Exception | None], None],
+    ) -> None:
+        self._engine, self._rows, self._put = engine, rows[:: request.n], put
+        self._offsets: Counter[int] = Counter()
+        self._num_tokens = 0
+
+    def __call__(self, heard: Heard) -> None:
+        if heard is None:
+            prompt_tokens = sum(len(row.prompt) for row in self._rows)
+            self._put(Usage(prompt_tokens, self._num_tokens, sum(row.num_cached for row in self._rows)))
+            self._put(None)
+        elif isinstance(heard, Exception):
+            self._put(_refusal(heard))
+        else:
+            index, chunk = heard
+            self._num_tokens += len(chunk.tokens)
+            logprobs = None
+            if chunk.logprobs is not None:
+                logprobs = _logprobs(self._engine, chunk.logprobs, self._offsets[index])
+                self._offsets[index] += len(chunk.text)
+            self._put(Piece(index, chunk.text, chunk.finish_reason, chunk.tokens, logprobs))
+
+
+def _refusal(error: Exception, worker: Worker | None = None) -> Exception:
+    """What a client is told; a bug of ours as it is."""
+    if isinstance(error, QueueFull) and worker is not None:
+        message = f"{worker.max_waiting} requests are waiting already; try again later"
+        return BadRequest(None, message, status=429, code="queue_full")
+    if isinstance(error, Superseded):
+        return BadRequest(None, "a newer request took this one's place", status=409, code="superseded")
+    if isinstance(error, Stopped):
+        return BadRequest(None, "the server is shutting down", status=503)
+    return error
 
 
 def rows_of(engine: Engine, request: CompletionRequest) -> list[Row]:
@@ -178,6 +218,6 @@ def _fingerprint(engine: Engine) -> str:
     network = engine.network
     step = max(network.embed.shape[0] // SAMPLED_ROWS, 1)
     digest = hashlib.sha256(repr(engine.spec).encode())
-    for tensor in (network.norms, network.embed[::step]):
+    for tensor in (network.norms, network.head_norms, network.embed[::step]):
         digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lakh.errors import LakhError, PeerLost, from_dict
+from lakh.server.answers.mailbox import Mailbox
 from lakh.server.backend import Family, ModelCard, Piece, Usage
 from lakh.server.requests import BadRequest, CompletionRequest
 
@@ -80,7 +81,7 @@ class ProcessBackend:
         """How, where it ended and nobody asked it to."""
         self._closed = False
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Queue[Any]] = {}
+        self._asked: dict[int, Mailbox] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self.figures = Figures()
@@ -125,30 +126,17 @@ class ProcessBackend:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Piece | Usage, None]:
-        number, pieces = next(self._numbers), asyncio.Queue[Any]()
         if self.died or self._closed or self._writer is None:
             raise _gone()
-        self._asked[number] = pieces
-        is_over = False
+        number, mailbox = next(self._numbers), Mailbox(RESULT_TIMEOUT_S)
+        self._asked[number] = mailbox
         try:
             self._send(("ask", number, request))
-            while True:
-                try:
-                    item = await asyncio.wait_for(pieces.get(), RESULT_TIMEOUT_S)
-                except TimeoutError:
-                    message = f"no answer within {RESULT_TIMEOUT_S:g} s"
-                    raise BadRequest(None, message, status=503, code="timeout") from None
-                is_over = item is None or isinstance(item, _Refusal | Exception)
-                if item is None:
-                    return
-                if isinstance(item, _Refusal):
-                    raise BadRequest(**item._asdict())
-                if isinstance(item, Exception):
-                    raise item
+            async for item in mailbox.read():
                 yield item
         finally:
             del self._asked[number]
-            if not is_over:
+            if not mailbox.is_over:
                 self._send(("leave", number))
 
     async def drain(self, deadline_s: float) -> None:
@@ -188,12 +176,13 @@ class ProcessBackend:
                     continue
                 for number, item in what:
                     if number in self._asked:
-                        self._asked[number].put_nowait(item)
+                        is_refusal = isinstance(item, _Refusal)
+                        self._asked[number].put(BadRequest(**item._asdict()) if is_refusal else item)
         if not self._closed:
             code = await asyncio.to_thread(self._process.wait, CLOSE_S)
             self.died = f"ended with exit code {code}"
-            for pieces in self._asked.values():
-                pieces.put_nowait(_gone())
+            for mailbox in self._asked.values():
+                mailbox.put(_gone())
             self._on_death()
 
     def _kill(self, after_s: float = 0.0) -> None:
@@ -262,7 +251,8 @@ def main(descriptor: int) -> None:
 async def _serve(backend: Any, link: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=link, limit=MAX_MESSAGE_BYTES)
     outbox: list[tuple[int, Any]] = []
-    asked: dict[int, asyncio.Task[None]] = {}
+    beginning: dict[int, asyncio.Task[None]] = {}
+    leaving: dict[int, Callable[[], None]] = {}
     loop = asyncio.get_running_loop()
 
     def flush() -> None:
@@ -275,20 +265,20 @@ async def _serve(backend: Any, link: socket.socket) -> None:
             loop.call_soon(flush)  # once, after all that is ready now
         outbox.append((number, item))
 
-    async def answer(number: int, request: CompletionRequest) -> None:
+    async def begin(number: int, request: CompletionRequest) -> None:
+        """No task waits for a request at work: its pieces go from the worker's calls straight into the outbox."""
+
+        def hear(item: Piece | Usage | Exception | None) -> None:
+            if item is None or isinstance(item, Exception):
+                leaving.pop(number, None)
+            put(number, _portable(item) if isinstance(item, Exception) else item)
+
         try:
-            async with contextlib.aclosing(backend.complete(request)) as pieces:
-                async for piece in pieces:
-                    put(number, piece)
-            put(number, None)
-        except BadRequest as error:
-            put(number, _Refusal(error.param, error.message, error.status, error.code, error.retry_after_s))
-        except LakhError as error:
-            put(number, error)
-        except Exception as error:  # noqa: BLE001 - it crosses the socket as words; the face logs it as a 500
-            put(number, RuntimeError(f"{type(error).__name__}: {error}"))
+            leaving[number] = await backend.begin(request, hear)
+        except Exception as error:  # noqa: BLE001 - it crosses the socket
+            put(number, _portable(error))
         finally:
-            asked.pop(number, None)
+            beginning.pop(number, None)
 
     async def tell() -> None:
         last = None
@@ -305,18 +295,29 @@ async def _serve(backend: Any, link: socket.socket) -> None:
             size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
             kind, *rest = pickle.loads(await reader.readexactly(size))
             if kind == "ask":
-                asked[rest[0]] = asyncio.create_task(answer(*rest))
-            elif kind == "leave" and rest[0] in asked:
-                asked[rest[0]].cancel()
+                beginning[rest[0]] = asyncio.create_task(begin(*rest))
+            elif kind == "leave" and rest[0] in beginning:
+                beginning[rest[0]].cancel()
+            elif kind == "leave" and rest[0] in leaving:
+                leaving.pop(rest[0])()
             elif kind == "drain":
                 await backend.drain(0.0)
     except (OSError, EOFError):
         pass  # the parent has gone, or closed: so do we
     finally:
         telling.cancel()
-        for task in asked.values():
+        for task in beginning.values():
             task.cancel()
+        for leave in leaving.values():
+            leave()
         await backend.close()
+
+
+def _portable(error: Exception) -> Any:
+    """An error as it crosses the socket; one that is a bug of ours as words, which the face logs as a 500."""
+    if isinstance(error, BadRequest):
+        return _Refusal(error.param, error.message, error.status, error.code, error.retry_after_s)
+    return error if isinstance(error, LakhError) else RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _figures(backend: Any) -> Figures:

@@ -14,16 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Hashable, Sequence
-from typing import Any
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Sequence
 
 from lakh.server.engine import Engine
 from lakh.server.row import Chunk, Row
 
-__all__ = ["Job", "QueueFull", "Stopped", "Superseded", "Worker"]
+__all__ = ["Heard", "Job", "QueueFull", "Stopped", "Superseded", "Worker"]
 
-_END = object()
 POLL_S = 0.05
 IDLE_S = 60.0  # how long the thread sleeps before it looks again on its own
 
@@ -40,46 +38,35 @@ class Superseded(Exception):
     """A newer job with the same key took this one's place."""
 
 
+Heard = tuple[int, Chunk] | Exception | None
+"""A row's number and its piece; what went wrong; or None: nothing more comes."""
+
+
 class Job:
-    """Rows of one request. Made and read in the event loop, fed by the worker's thread."""
+    """Rows of one request. Made in the event loop, which hears of it by `hear`; fed by the worker's thread."""
 
-    def __init__(self, rows: Sequence[Row], key: Hashable = None) -> None:
-        self.rows, self.key = list(rows), key
-        self._loop = asyncio.get_running_loop()
-        self._results: asyncio.Queue[Any] = asyncio.Queue()
+    def __init__(self, rows: Sequence[Row], hear: Callable[[Heard], None], key: Hashable = None) -> None:
+        self.rows, self.key, self.hear = list(rows), key, hear
+        self.loop = asyncio.get_running_loop()
         self._ended: set[int] = set()
-
-    async def results(self, timeout_s: float) -> AsyncIterator[tuple[int, Chunk]]:
-        """(row's number, piece) as they become certain, then the job's error if it had one. TimeoutError if nothing
-        comes for so long.
-        """
-        while True:
-            item = await asyncio.wait_for(self._results.get(), timeout_s)
-            if item is _END:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            yield item
 
     # --- in the worker's thread ---
 
-    def post(self) -> bool:
-        """Hand over what is new; True once every row has ended."""
+    def take(self) -> list[tuple[int, Chunk]]:
+        """What is new, row by row."""
+        new = []
         for index, row in enumerate(self.rows):
             chunk = None if index in self._ended else row.take_chunk()
             if chunk is not None:
                 if chunk.finish_reason is not None:
                     self._ended.add(index)
-                self._put((index, chunk))
+                new.append((index, chunk))
+        return new
+
+    @property
+    def is_over(self) -> bool:
+        """Every row has ended, and its last piece was taken."""
         return len(self._ended) == len(self.rows)
-
-    def end(self, error: Exception | None = None) -> None:
-        """Nothing more comes."""
-        self._put(_END if error is None else error)
-
-    def _put(self, item: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody reads any more
-            self._loop.call_soon_threadsafe(self._results.put_nowait, item)
 
 
 class Worker:
@@ -90,6 +77,7 @@ class Worker:
         self._gone: deque[tuple[Job, Exception | None]] = deque()
         self._jobs: dict[Job, None] = {}  # with the engine, in the order of arrival
         self._by_key: dict[Hashable, Job] = {}
+        self._outbox: list[tuple[Job, Heard]] = []
         self._closed = False
         self._changed = threading.Condition()
         # A daemon: a step that will not end cannot keep the process from ending.
@@ -155,7 +143,7 @@ class Worker:
                 while not (self._new or self._gone or self._jobs or self._closed):
                     self._changed.wait(timeout=IDLE_S)
                 if self._closed:
-                    return
+                    break
                 new, self._new = self._new, deque()
                 gone, self._gone = self._gone, deque()
                 for job in new:
@@ -172,8 +160,21 @@ class Worker:
                 for job in list(self._jobs):
                     self._leave(job, error)
             for job in list(self._jobs):
-                if job.post():
+                self._outbox += [(job, piece) for piece in job.take()]
+                if job.is_over:
                     self._leave(job, None)
+            self._send()
+        self._send()
+
+    def _send(self) -> None:
+        """All that became certain in a step, in one call: waking the event loop costs more than what it then does."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Job, Heard]]] = defaultdict(list)
+        for job, heard in self._outbox:
+            by_loop[job.loop].append((job, heard))
+        self._outbox = []
+        for loop, pairs in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody reads any more
+                loop.call_soon_threadsafe(_hear, pairs)
 
     def _leave(self, job: Job, error: Exception | None) -> None:
         self.engine.abort(*job.rows)
@@ -184,9 +185,14 @@ class Worker:
             known = self._jobs.pop(job, job) is None  # first: whoever reads the end finds the worker free
         if known:
             if error is None:
-                job.post()
-            job.end(error)
+                self._outbox += [(job, piece) for piece in job.take()]
+            self._outbox.append((job, error))
 
     def _forget_key(self, job: Job) -> None:
         if job.key is not None and self._by_key.get(job.key) is job:
             del self._by_key[job.key]
+
+
+def _hear(pairs: Sequence[tuple[Job, Heard]]) -> None:
+    for job, heard in pairs:
+        job.hear(heard)
