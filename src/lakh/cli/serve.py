@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lakh.cli.face import console
-from lakh.cli.serve_options import LOOPBACK, face_options, listen_address
+from lakh.cli.serve_options import Face, face_options, listens
 from lakh.errors import PeerLost
 
 if TYPE_CHECKING:
@@ -21,15 +21,7 @@ __all__ = ["serve"]
 
 @click.command()
 @click.argument("model")
-@click.option(
-    "--http",
-    "address",
-    metavar="HOST:PORT",
-    default="127.0.0.1:8000",
-    show_default=True,
-    help="Where to listen; :PORT is this machine only, port 0 takes a free one.",
-)
-@click.option("--grpc", "grpc_address", metavar="HOST:PORT", help="Also answer gRPC (lakh.v1.Completion) there.")
+@listens("127.0.0.1:8000")
 @click.option(
     "--precision",
     type=click.Choice(["f32", "bf16", "int8"]),
@@ -77,19 +69,11 @@ __all__ = ["serve"]
 @click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON line: url, model, pid.")
 def serve(
     model: str,
-    address: str,
-    grpc_address: str | None,
+    face: Face,
     precision: Any,
     speculate: bool,
     draft: str | None,
     cache_tokens: int | None,
-    cache: str,
-    keys_file: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_client_ca: str | None,
-    max_body_mb: float,
-    drain_s: float,
     max_waiting: int,
     threads: int | None,
     tensor: int,
@@ -103,17 +87,6 @@ def serve(
     in OpenAI's form, /v1/fim/completions and /infill in those of Mistral and llama.cpp, and GET /v1/models,
     /health, /ready and /metrics. SIGTERM or Ctrl-C ends it once the requests at work are answered.
     """
-    host, port = listen_address("--http", address)
-    also = None if grpc_address is None else listen_address("--grpc", grpc_address)
-    from lakh.server.answers.textcache import TextCache
-    from lakh.server.faces import http
-    from lakh.server.faces.keys import Keys
-    from lakh.server.faces.tls import tls_of
-    from lakh.server.store import open_store
-
-    keys = Keys.load(keys_file) if keys_file else None
-    tls = tls_of(tls_cert, tls_key, tls_client_ca)
-    store = open_store(cache)
     talk = console()
     load = {
         "path": model,
@@ -127,8 +100,6 @@ def serve(
     }
     with talk.status(f"loading {model}"):
         backend, words = _in_process(load, max_waiting) if engine_in == "process" else _in_thread(load, max_waiting)
-    if host not in LOOPBACK and keys is None:
-        talk.print(f"{host} may be reached by others, and there are no keys: see --keys", style="yellow")
 
     def ready(url: str, grpc_at: str | None) -> None:
         body = json.dumps({"prompt": "def hello(", "max_tokens": 32, "temperature": 0})
@@ -140,9 +111,7 @@ def serve(
             name = backend.models()[0].id
             click.echo(json.dumps({"url": url, "grpc": grpc_at, "model": name, "pid": os.getpid()}))
 
-    behind = backend if store is None else TextCache(backend, store)
-    options = {"keys": keys, "store": store, "drain_s": drain_s, "max_body_bytes": int(max_body_mb * 2**20)}
-    http.serve(behind, host, port, ready=ready, grpc_address=also, tls=tls, **options)
+    face.serve(backend, talk, ready)
     died = getattr(backend, "died", None)
     if died is not None:
         raise PeerLost("engine process", died, "start the server again; out of memory is a likely cause")

@@ -1,16 +1,25 @@
-"""Options that a server and a gateway share: who may come in, what is kept, how it ends."""
+"""What a server and a gateway share: where they listen, who may come in, what is kept, how it ends.
+
+`@listens(default)` and `@face_options` add the options; the command gets one `face` instead of all of them.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
 
 from lakh.errors import UserError
 
-__all__ = ["LOOPBACK", "face_options", "listen_address"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lakh.server.backend import Backend
+
+__all__ = ["LOOPBACK", "Face", "face_options", "listen_address", "listens"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -44,10 +53,77 @@ _OPTIONS = [
 ]
 
 
+NAMES = ("cache", "keys_file", "tls_cert", "tls_key", "tls_client_ca", "max_body_mb", "drain_s")
+
+
 def face_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def listens(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--http and --grpc; from them and `face_options`, the command's argument `face`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_face(address: str, grpc_address: str | None, **options: Any) -> Any:
+            face = Face(address, grpc_address, **{name: options.pop(name) for name in NAMES})
+            return command(face=face, **options)
+
+        grpc = click.option(
+            "--grpc", "grpc_address", metavar="HOST:PORT", help="Also answer gRPC (lakh.v1.Completion) there."
+        )
+        http = click.option(
+            "--http",
+            "address",
+            metavar="HOST:PORT",
+            default=default,
+            show_default=True,
+            help="Where to listen; :PORT is this machine only, port 0 takes a free one.",
+        )
+        return http(grpc(with_face))
+
+    return decorate
+
+
+class Face:
+    """Where and for whom to listen; whatever is wrong with it is said here, before a model is loaded."""
+
+    def __init__(
+        self,
+        address: str,
+        grpc_address: str | None,
+        *,
+        cache: str,
+        keys_file: str | None,
+        tls_cert: str | None,
+        tls_key: str | None,
+        tls_client_ca: str | None,
+        max_body_mb: float,
+        drain_s: float,
+    ) -> None:
+        self.host, self.port = listen_address("--http", address)
+        self._also = None if grpc_address is None else listen_address("--grpc", grpc_address)
+        from lakh.server.faces.keys import Keys
+        from lakh.server.faces.tls import tls_of
+        from lakh.server.store import open_store
+
+        self._keys = Keys.load(keys_file) if keys_file else None
+        self._tls = tls_of(tls_cert, tls_key, tls_client_ca)
+        self.store = open_store(cache)
+        self._limits = {"drain_s": drain_s, "max_body_bytes": int(max_body_mb * 2**20)}
+
+    def serve(self, backend: Backend, talk: Console, ready: Callable[[str, str | None], None]) -> None:
+        """Until SIGTERM or SIGINT, with known answers in front of the backend where a store keeps them."""
+        from lakh.server.answers.textcache import TextCache
+        from lakh.server.faces import http
+
+        if self.host not in LOOPBACK and self._keys is None:
+            talk.print(f"{self.host} may be reached by others, and there are no keys: see --keys", style="yellow")
+        behind = backend if self.store is None else TextCache(backend, self.store)
+        options = {"keys": self._keys, "store": self.store, "tls": self._tls, **self._limits}
+        http.serve(behind, self.host, self.port, ready=ready, grpc_address=self._also, **options)
 
 
 def listen_address(option: str, address: str) -> tuple[str, int]:
