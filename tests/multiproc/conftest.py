@@ -1,0 +1,33 @@
+"""A tiny random model with a tiny real tokenizer, as a directory that `lakh serve` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    from lakh.spec.model import Model
+    from lakh.tokens.tokenizer import SPECIAL_TOKENS
+    from lakh.workloads.code import hf
+    from lakh.workloads.code.model import CodeModel, init_weights
+
+    folder = tmp_path_factory.mktemp("served")
+    spec = Model(layers=2, width=64, heads=4, kv_heads=2, ffn=128, vocab=512, context=512)
+    model = CodeModel(spec)
+    init_weights(model, 1)
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet)
+    made.train_from_iterator([Path(__file__).read_text()] * 4, trainer)
+    made.save(str(folder / "tokenizer.json"))
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    hf.save(folder / "model", spec, weights, folder / "tokenizer.json")
+    return folder / "model"
