@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -150,7 +151,7 @@ def watch(
     def passed_over(path: str, error: LakhError) -> None:
         console().print(f"warning: passed over {path}: {error}", style="yellow")
 
-    with make_sandbox(unsafe, rung) as sandbox:
+    with make_sandbox(unsafe, rung) if loaded else nullcontext() as sandbox:  # bits per byte runs no programs
         follow(
             run_dir, loaded, sandbox, origin, n=n, every=every, poll_s=poll, until=lambda: once, texts=read,
             told=tell, passed_over=passed_over, workers=workers,
@@ -166,11 +167,16 @@ def watch(
 @answers
 def curve(run_dir: str, task: str | None) -> Answer:
     """Show how the checkpoints of a run scored, step by step."""
+    from rich.console import Group
+
+    from lakh.evals.watch import bits_per_byte
     from lakh.evals.watch import curve as read_curve
 
     found = read_curve(run_dir, task)
-    if not found:
-        return Answer({"points": []}, "nothing is scored yet: lakh eval watch RUN_DIR --tasks humaneval")
+    bits = [] if task else [{"step": event.step, **event.values} for event in bits_per_byte(run_dir)]
+    data = {"points": [asdict(event) for event in found], "bits_per_byte": bits}
+    if not found and not bits:
+        return Answer(data, "nothing is scored yet: lakh eval watch RUN_DIR --tasks humaneval")
     best = max((event.pass_at_1 or 0.0 for event in found), default=0.0) or 1.0
     rows = []
     for event in found:
@@ -178,6 +184,13 @@ def curve(run_dir: str, task: str | None) -> Answer:
         interval = "" if event.low is None or event.high is None else f"{event.low:.3f} - {event.high:.3f}"
         drawn = "█" * round(CURVE_CHARS * share / best)
         rows.append([event.task, event.step, f"{share:.4f}", interval, f"{event.passed} of {event.total}", drawn])
-    columns = ["task", "step", "pass@1", "95 %", "passed", ""]
-    points = [asdict(event) for event in found]
-    return Answer({"points": points}, table(columns, rows))
+    blocks = [table(["task", "step", "pass@1", "95 %", "passed", ""], rows)] if rows else []
+    if bits:
+        most = max(row["bits_per_byte"] for row in bits)
+        bars = [
+            [row["step"], f"{row['bits_per_byte']:.4f}", f"{row['low']:.3f} - {row['high']:.3f}",
+             "█" * round(CURVE_CHARS * row["bits_per_byte"] / most)]
+            for row in bits
+        ]  # fmt: skip
+        blocks.append(table(["step", "bits per byte", "95 %", ""], bars))
+    return Answer(data, Group(*blocks))

@@ -23,7 +23,7 @@ from lakh.evals.run import Result, score
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
 
-__all__ = ["WATCHER_RANK", "Pending", "curve", "pending", "watch"]
+__all__ = ["WATCHER_RANK", "Pending", "bits_per_byte", "curve", "pending", "watch"]
 
 WATCHER_RANK = 99_999  # its own file of events: those of the ranks have one writer each
 FOLDER = "evals"
@@ -55,7 +55,7 @@ def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> list[tuple
 def watch(
     run_dir: str,
     tasks: Sequence[Task],
-    sandbox: Sandbox,
+    sandbox: Sandbox | None,
     origin: Origin,
     *,
     n: int = 1,
@@ -71,7 +71,7 @@ def watch(
 ) -> int:
     """Score checkpoints until `until()` holds and none is left. Returns how many results were made.
 
-    Where `texts` (name, text) are given, bits per byte are measured on them too.
+    Where `texts` (name, text) are given, bits per byte are measured on them too; without tasks no sandbox is needed.
     """
     if not storage.exists(run_dir):
         raise UserError(run_dir, "no such folder", "give the folder of a run: lakh train --out RUNDIR")
@@ -84,6 +84,7 @@ def watch(
             found = measure(item.checkpoint, texts).as_dict()
             storage.write_bytes(storage.join(item.out, RESULT), json.dumps(found, indent=1).encode())
             return found, _measured(item, found)
+        assert sandbox is not None, "tasks run programs"
         if loaded is None or loaded[0] != item.checkpoint:
             loaded = item.checkpoint, load(item.checkpoint)
         samples = generate(loaded[1], by_name[name], origin, n=n)
@@ -127,6 +128,13 @@ def curve(run_dir: str, task: str | None = None) -> list[events.Scored]:
         if isinstance(event, events.Scored) and task in (None, event.task)
     }
     return [found[key] for key in sorted(found)]
+
+
+def bits_per_byte(run_dir: str) -> list[events.Measured]:
+    """What was measured so far, by step; of a checkpoint that was measured twice, the later."""
+    told = events.read(run_dir, WATCHER_RANK)
+    found = {e.step: e for e in told if isinstance(e, events.Measured) and e.hook == perplexity.NAME}
+    return [found[step] for step in sorted(found)]
 
 
 def _measured(item: Pending, found: dict[str, Any]) -> events.Measured:

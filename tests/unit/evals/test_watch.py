@@ -113,16 +113,27 @@ def test_a_checkpoint_that_vanishes_is_passed_over(run_dir: Path, toy_task: Task
     assert passed_over == ["3"]
 
 
+TEXTS = [("a.py", "x = 1\n")]
+
+
+def measure_by_step(path: str, given: Sequence[tuple[str, str]]) -> BitsPerByte:
+    assert given == TEXTS
+    bits = 48.0 / int(Path(path).name)
+    return BitsPerByte(path, 1, 5, 6, bits, (bits / 6 - 0.1, bits / 6 + 0.1), 512, "sha", 0.1)
+
+
+def test_bits_per_byte_alone_need_no_sandbox(run_dir: Path) -> None:
+    def load(path: str) -> Learner:
+        raise AssertionError("nothing is generated")
+
+    more = {"until": lambda: True, "texts": TEXTS, "measure": measure_by_step, "load": load}
+    assert watch(str(run_dir), [], None, ORIGIN, **more) == 3
+    assert watch(str(run_dir), [], None, ORIGIN, **more) == 0
+
+
 def test_bits_per_byte_are_measured_once_beside_the_scores(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
-    texts = [("a.py", "x = 1\n")]
-
-    def measure(path: str, given: Sequence[tuple[str, str]]) -> BitsPerByte:
-        assert given == texts
-        bits = 48.0 / int(Path(path).name)
-        return BitsPerByte(path, 1, 5, 6, bits, (bits / 6 - 0.1, bits / 6 + 0.1), 512, "sha", 0.1)
-
     told: list[tuple[int, str]] = []
-    more = {"texts": texts, "measure": measure, "told": lambda step, found: told.append((step, found["task"]))}
+    more = {"texts": TEXTS, "measure": measure_by_step, "told": lambda step, found: told.append((step, found["task"]))}
     assert follow(run_dir, toy_task, sandbox, **more) == 6
     assert told[:2] == [(3, "toy"), (3, "bits-per-byte")]
     assert follow(run_dir, toy_task, sandbox, **more) == 0
@@ -135,15 +146,18 @@ def test_bits_per_byte_are_measured_once_beside_the_scores(run_dir: Path, toy_ta
 def test_the_command_draws_the_curve(
     run_dir: Path, toy_task: Task, sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    follow(run_dir, toy_task, sandbox)
+    follow(run_dir, toy_task, sandbox, texts=TEXTS, measure=measure_by_step)
     with pytest.raises(SystemExit) as ended:
         main(["eval", "curve", str(run_dir), "--json"])
     assert not ended.value.code
-    points = json.loads(capsys.readouterr().out.splitlines()[-1])["points"]
-    assert [point["step"] for point in points] == [1, 2, 3]
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [point["step"] for point in found["points"]] == [1, 2, 3]
+    assert [point["bits_per_byte"] for point in found["bits_per_byte"]] == [8.0, 4.0, 8 / 3]
     with pytest.raises(SystemExit):
         main(["eval", "curve", str(run_dir)])
-    assert "3 of 3" in capsys.readouterr().out
+    drawn = capsys.readouterr().out
+    assert "3 of 3" in drawn
+    assert "2.6667" in drawn
 
 
 def test_a_run_without_scores_and_a_folder_that_is_not_there(tmp_path: Path) -> None:
