@@ -64,7 +64,7 @@ class Saving:
         """`writes_whole` says whether this rank writes the plain tensors, which several ranks hold alike: one rank of
         each pipeline stage does, and rank 0 where it is left out."""
         self.folder, self.step = folder, step
-        self._file, self._attachments = f"rank-{rank:05d}.safetensors", attachments
+        self._file, self._attachments = f"rank-{rank:05d}.safetensors", attachments if rank == 0 else {}
         self._facts: dict[str, Any] = {
             "step": step,
             "sequence_index": sequence_index,
@@ -80,7 +80,7 @@ class Saving:
             for name, part in mine.items()
         }
         self._tensors = {name: part.local for name, part in mine.items()}
-        self._entry: dict[str, Any] = {}
+        self._entries: dict[str, dict[str, Any]] = {}
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -106,11 +106,14 @@ class Saving:
         return self.is_written
 
     def write(self) -> None:
-        """Write this rank's file."""
+        """Write this rank's file, and on rank 0 the attachments."""
         storage.make_dir(self.folder)
         tensors = {name: tensor.detach().cpu() for name, tensor in self._tensors.items()}
-        self._entry = write_tensors(storage.join(self.folder, self._file), tensors)
+        self._entries[self._file] = write_tensors(storage.join(self.folder, self._file), tensors)
         self._tensors = {}
+        for name, content in self._attachments.items():
+            storage.write_bytes(storage.join(self.folder, name), content)
+            self._entries[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
     def _write_or_fail(self) -> None:
         try:
@@ -128,16 +131,12 @@ class Saving:
             raise PeerTimeout(storage.join(self.folder, self._file), found, "look after the disk, then: lakh resume")
         if self._failure is not None:
             raise self._failure
-        gathered = gather((self._file, self._entry, self._boxes))
+        gathered = gather((self._file, self._entries, self._boxes))
         if gathered is None:
             return None
-        files = {name: entry for name, entry, _ in gathered}
-        for name, content in self._attachments.items():
-            storage.write_bytes(storage.join(self.folder, name), content)
-            files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         manifest = Manifest(
             **self._facts,
-            files=files,
+            files={name: entry for _, entries, _ in gathered for name, entry in entries.items()},
             tensors=_collect([(file, boxes) for file, _, boxes in gathered]),
             versions={"lakh": __version__, "torch": torch.__version__},
         )
