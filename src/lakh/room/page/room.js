@@ -483,7 +483,10 @@ function show() {
   const chosen = data.runs.length > 1 && view.run === null ? data.details : data.details.filter((run) => view.run === null || run.name === view.run);
   if (!data.runs.length)
     inner.push(make("p", { class: "empty" }, "No runs here yet. A run appears as soon as it begins: ", make("code", {}, "lakh train laptop --out " + data.folder)));
-  else if (!chosen.length) inner.push(make("p", { class: "empty" }, "reading …"));
+  else if (!chosen.length) {
+    const known = data.runs.some((run) => run.name === view.run);
+    inner.push(make("p", { class: "empty" }, known ? "reading …" : `There is no run ${view.run} here (any more).`));
+  }
   else {
     if (data.runs.length > 1 && view.run === null) inner.push(runsTable(data.runs));
     else inner.push(...head(chosen[0]));
@@ -502,7 +505,8 @@ function show() {
 }
 
 function choose() {
-  let name = decodeURIComponent(location.hash.slice(1)) || null;
+  let name = null;
+  try { name = decodeURIComponent(location.hash.slice(1)) || null; } catch { /* not an address of ours: all runs */ }
   if (view.data && view.data.runs.length === 1) name = view.data.runs[0].name;
   view.run = name;
   view.window = null;
