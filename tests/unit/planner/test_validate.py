@@ -73,7 +73,10 @@ def test_held_out_errors_are_within_their_bars(points: Points, source: str, mape
         ("vTrain", "A100", 0.12),
         ("Megatron-Bridge", "H100", 0.12),
         ("llm-foundry", "H100", 0.12),
-        ("DGX", "H100", 0.14),  # above the bar of the others: its program is the fastest of all
+        ("llm-foundry", "A100", 0.12),
+        ("DGX", "H100", 0.125),  # 11.9 %; least squares on another processor may differ in the last digits
+        ("Megatron-Bridge", "Blackwell", 0.125),  # 11.7 %
+        ("DGX", "Blackwell", 0.14),  # above the bar of the others: two of its 16 rows are far slower than counted
     ],
 )
 def test_fitted_on_one_source_the_others_are_near(points: Points, source: str, kind: str, bar: float) -> None:
