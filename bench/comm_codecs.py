@@ -1,11 +1,12 @@
 """What each codec costs in validation loss: a small code model, the same seed and data for every codec.
 
-    python bench/comm_codecs.py [STEPS]
+    python bench/comm_codecs.py [STEPS [PLOT.svg]]
 
 Two replicas with batches of their own; their gradients are averaged as two hosts of c3 would: each encoded with the
 native codec (with or without error feedback), decoded, added in the same order. Both replicas are played in one
 process, which gives the numbers of two, since every rank decodes the same bytes. "slow tier only" has two ranks in
-each of two hosts: they are added in float32 first, and only the two host sums are encoded. Prints a Markdown table.
+each of two hosts: they are added in float32 first, and only the two host sums are encoded. Prints a Markdown table;
+the held-out loss on the way is drawn (needs matplotlib), beside that of float32.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ VARIANTS = [
     ("int4 + feedback, slow tier only", "int4", True, 4),
 ]
 CONTEXT, BATCH, WIDTH, LAYERS = 64, 8, 96, 2
+POINTS = 20
+"""Of each curve."""
 
 
 class Model(torch.nn.Module):
@@ -81,7 +84,8 @@ def through(codec: str, values: torch.Tensor, residual: torch.Tensor | None, see
     return out
 
 
-def train(codec: str, feedback: bool, ranks: int, steps: int) -> float:
+def train(codec: str, feedback: bool, ranks: int, steps: int) -> list[tuple[int, float]]:
+    """(step, held-out loss) on the way; the last one is that of the end."""
     torch.manual_seed(0)
     training, held_out = code()
     model = Model()
@@ -90,6 +94,7 @@ def train(codec: str, feedback: bool, ranks: int, steps: int) -> float:
     count = sum(p.numel() for p in parameters)
     residuals = [torch.zeros(count) for _ in range(2)]
     generator = torch.Generator().manual_seed(1)
+    curve = []
     for step in range(steps):
         sums = [torch.zeros(count) for _ in range(2)]  # of each host
         for rank in range(ranks):
@@ -107,9 +112,34 @@ def train(codec: str, feedback: bool, ranks: int, steps: int) -> float:
             parameter.grad = average[at : at + parameter.numel()].view_as(parameter)
             at += parameter.numel()
         optimizer.step()
+        if (step + 1) % max(1, steps // POINTS) == 0 or step + 1 == steps:
+            curve.append((step + 1, _held_out_loss(model, held_out)))
+    return curve
+
+
+def _held_out_loss(model: Model, held_out: torch.Tensor) -> float:
     with torch.no_grad():
         generator = torch.Generator().manual_seed(2)
         return sum(float(loss_of(model, batch(held_out, generator, 32))) for _ in range(8)) / 8
+
+
+def draw(path: str, curves: dict[str, list[tuple[int, float]]]) -> None:
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "lakh"  # the same picture, the same bytes
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(2, 1, figsize=(7, 7), sharex=True)
+    for name, curve in curves.items():
+        base = dict(curves["float32, 4 ranks" if name.endswith(("4 ranks", "slow tier only")) else "float32"])
+        above.plot([step for step, _ in curve], [loss for _, loss in curve], label=name, linewidth=1)
+        below.plot([step for step, _ in curve], [loss - base[step] for step, loss in curve], linewidth=1)
+    above.set(ylabel="held-out loss, nats per byte")
+    below.set(xlabel="step", ylabel="beside float32")
+    above.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
@@ -120,11 +150,15 @@ def main() -> None:
     print("| gradients on the wire | bits per value | held-out loss, nats per byte | beside float32 |")
     print("|---|---|---|---|")
     base: dict[int, float] = {}
+    curves: dict[str, list[tuple[int, float]]] = {}
     for name, codec, feedback, ranks in VARIANTS:
-        loss = train(codec, feedback, ranks, steps)
+        curves[name] = train(codec, feedback, ranks, steps)
+        loss = curves[name][-1][1]
         base.setdefault(ranks, loss)
         bits = 8 * codec_bytes(codec, 3200) / 3200
         print(f"| {name} | {bits:g} | {loss:.4f} | {loss - base[ranks]:+.4f} |", flush=True)
+        if len(sys.argv) > 2 and len(curves) > 1:
+            draw(sys.argv[2], curves)
 
 
 if __name__ == "__main__":
