@@ -16,10 +16,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lakh.events import CheckpointSaved, Evaluated, Event, Initialised, Restarted, StepDone, StepSkipped
+from lakh.events import (
+    CheckpointSaved,
+    CheckpointSkipped,
+    Evaluated,
+    Event,
+    Initialised,
+    Restarted,
+    SettingChanged,
+    StepDone,
+    StepSkipped,
+)
 
 __all__ = ["goodput"]
 
+BEFORE_INITIALISED = (Restarted, SettingChanged, CheckpointSkipped)
 CLASSES = ("productive", "data_wait", "lost", "evaluation", "checkpoint", "init", "down")
 
 
@@ -31,7 +42,7 @@ def goodput(events: Sequence[Event]) -> dict[str, Any]:
     classes = dict.fromkeys(CLASSES, 0.0)
     first_s = before_s = None
     for event in events:
-        if isinstance(event, Restarted):
+        if isinstance(event, BEFORE_INITIALISED):
             continue  # the next attempt is already on its way: its `initialised` tells when it began
         if id(event) in begins:
             began_s = event.time_s - begins[id(event)]

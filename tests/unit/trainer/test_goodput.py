@@ -2,7 +2,17 @@
 
 import pytest
 
-from lakh.events import CheckpointSaved, Evaluated, Initialised, Restarted, RunEnded, RunStarted, StepDone, StepSkipped
+from lakh.events import (
+    CheckpointSaved,
+    Evaluated,
+    Initialised,
+    Restarted,
+    RunEnded,
+    RunStarted,
+    SettingChanged,
+    StepDone,
+    StepSkipped,
+)
 from lakh.trainer.goodput import goodput
 
 
@@ -44,6 +54,13 @@ def test_a_killed_run_is_billed_for_what_it_lost() -> None:
     assert classes["down"] == pytest.approx(3.0)  # from 105 to 108
     assert (classes["data_wait"], classes["checkpoint"], classes["evaluation"]) == pytest.approx((0.25, 0.5, 1.0))
     assert found["ratio"] == pytest.approx(2.75 / 14)
+
+
+def test_a_run_that_goes_on_with_another_setting_was_down_until_it_began_again() -> None:
+    changed = SettingChanged(step=1, time_s=109.5, path="mesh.tp", before=2, after=1)
+    found = goodput([*started(102.0, 2.0), step(1, 103.0), changed, *started(110.0, 2.0), step(2, 111.0)])
+    assert found["classes_s"]["down"] == pytest.approx(5.0)  # from 103 to 108
+    assert found["classes_s"]["other"] == pytest.approx(0.0)
 
 
 def test_no_events_are_no_time() -> None:
