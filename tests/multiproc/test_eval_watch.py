@@ -20,9 +20,10 @@ def test_each_checkpoint_is_scored_once_and_told_as_an_event(
 ) -> None:
     run = tmp_path / "run"
     run_lakh("train", str(tiny_recipe), "--out", str(run), "--nproc", "1")
-    words = ["eval", "watch", str(run), "--tasks", "line-completion", "--data", str(code_dir), "--limit", "6"]
+    tasks = ["--tasks", "line-completion,bits-per-byte"]
+    words = ["eval", "watch", str(run), *tasks, "--data", str(code_dir), "--limit", "6"]
     found = run_lakh(*words, "--max-tokens", "8", "--once", "--every", "4")
-    steps = [row["step"] for row in found["results"]]
+    steps = [row["step"] for row in found["results"] if row["task"] == "line-completion"]
     assert steps == sorted(steps, reverse=True)
     assert 12 in steps
     told = [event for event in events.read(run, WATCHER_RANK) if isinstance(event, Scored)]
@@ -33,7 +34,10 @@ def test_each_checkpoint_is_scored_once_and_told_as_an_event(
     assert result["settings"]["max_tokens"] == 8
     assert run_lakh(*words, "--max-tokens", "8", "--once")["results"] == []
 
-    bits = run_lakh("eval", str(run), "--tasks", "bits-per-byte", "--data", str(code_dir), "--limit", "5")
+    bits = run_lakh("eval", str(run), "--tasks", "bits-per-byte", "--texts", str(code_dir), "--limit", "6")
+    measured = {event.step: event for event in events.read(run, WATCHER_RANK) if isinstance(event, events.Measured)}
+    assert sorted(measured) == sorted(steps)
+    assert measured[12].values["bits_per_byte"] == pytest.approx(bits["bits_per_byte"])  # the newest is what a run is
     assert 0 < bits["bits_per_byte"] < 8
     assert bits["interval"][0] <= bits["bits_per_byte"] <= bits["interval"][1]
     uniform = math.log2(512) * bits["tokens"] / bits["bytes"]
