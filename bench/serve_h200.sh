@@ -1,31 +1,51 @@
 #!/bin/sh
-# Serving on one GPU under typing load: steps by themselves, then `lakh serve` with a random model of 1.245B parameters.
-#   sh bench/serve_h200.sh OUT_FOLDER [RATE...]        (MODEL=DIR: that model; STEPS=0: no steps by themselves)
+# Every figure that the server promises for one H200, in one call of about two minutes:
+#   sh bench/serve_h200.sh OUT_FOLDER      parts: OUT_FOLDER/*.json and *.log; the last lines say which bars are reached
+# MODEL=DIR takes that model instead of a random one of 1.245B parameters; SYNC=135m the smaller weights; RATE, SECONDS_EACH.
 out=${1:-bench/results}
-[ $# -gt 0 ] && shift
+mkdir -p "$out"
 export PYTHONPATH="$PWD/src" PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 scratch=$(mktemp -d)
-shape=${SHAPE:-1.2b}
-[ -n "${MODEL:-}" ] || [ "${STEPS:-1}" = 0 ] || timeout 90 "$python" bench/decode_gpu.py --steps 2>&1 | tail -40
+server=
+finish() {
+  [ -z "$server" ] || kill "$server" 2>/dev/null
+  rm -rf "$scratch"
+}
+trap finish EXIT
+say() { echo "[$(($(date +%s) - began)) s] $*"; }
+began=$(date +%s)
 model=${MODEL:-$scratch/model}
-[ -n "${MODEL:-}" ] || timeout 60 "$python" -c "import sys, pathlib; from lakh.server.bench.decode import random_model; \
-random_model(sys.argv[2], pathlib.Path(sys.argv[1]))" "$scratch" "$shape"
-"$python" -m lakh serve "$model" --http 127.0.0.1:8123 ${SERVE_OPTIONS:-} >"$out/serve.log" 2>&1 &
+[ -n "${MODEL:-}" ] || timeout 40 "$python" -c "import sys, pathlib; from lakh.server.bench.decode import random_model; \
+random_model('1.2b', pathlib.Path(sys.argv[1]))" "$scratch"
+say "model"
+
+# The server loads and captures its graphs; nothing else runs on the GPU meanwhile or later but what is measured.
+"$python" -m lakh serve "$model" --http 127.0.0.1:8123 --max-waiting 256 ${SERVE_OPTIONS:-} >"$out/serve.log" 2>&1 &
 server=$!
-for _ in $(seq 180); do
+for _ in $(seq 240); do
   grep -q "^try" "$out/serve.log" && break
-  sleep 0.5
+  kill -0 "$server" 2>/dev/null || break
+  sleep 0.25
 done
-"$python" bench/serve_ttft.py http://127.0.0.1:8123 40
-for rate in ${*:-20 100}; do
-  echo "rate $rate"
-  timeout 40 "$python" -m lakh loadgen http://127.0.0.1:8123 --rate "$rate" --seconds "${SECONDS_EACH:-12}" --users 60 \
-    --max-tokens 32 --prefix-chars 1600 --suffix-chars 450 --timeout-ms 1000 --order spm --json 2>&1 | tail -1
-done
+say "serving"
+timeout 20 "$python" bench/serve_ttft.py http://127.0.0.1:8123 40 --json | tee "$out/ttft.json"
+load() {
+  timeout 40 "$python" -m lakh loadgen http://127.0.0.1:8123 --rate "$1" --seconds "$2" --users 60 --max-tokens 32 \
+    --prefix-chars 1600 --suffix-chars 450 --timeout-ms 1000 --order spm --json 2>&1 | tail -1
+}
+load 30 2 >/dev/null # people are at work already when the measured load comes
+load "${RATE:-100}" "${SECONDS_EACH:-12}" | tee "$out/loadgen.json"
 "$python" -c "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8123/metrics', timeout=5).read().decode())" \
-  | grep -v '^#' | grep -v _bucket
+  | grep -v '^#' >"$out/metrics.txt"
 kill $server
 wait $server 2>/dev/null
-tail -5 "$out/serve.log"
-rm -rf "$scratch"
+server=
+say "load"
+
+timeout 45 "$python" -m lakh bench decode "$model" --batch 1,64 --prompt "${PROMPT:-512}" --new 128 --repeats 2 \
+  --systems lakh --json 2>"$out/decode.log" | tail -1 | tee "$out/decode.json"
+say "decode"
+timeout 40 "$python" bench/weight_sync.py --shape "${SYNC:-1.2b}" --backend gloo --repeats 2 | tee "$out/sync.json"
+say "weight sync"
+"$python" bench/serve_bars.py "$out"

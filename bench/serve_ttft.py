@@ -1,7 +1,7 @@
 """Time to the first piece from a running server, one request at a time: a new prompt (cold), then the same and a few
 characters more (warm), as someone who types. Prompts are 1,500 characters of the standard library's source.
 
-    python bench/serve_ttft.py URL [TIMES]
+    python bench/serve_ttft.py URL [TIMES] [--json]
 
 Where the tokenizer has no merges (a random model's) a character is a token. Prints percentiles in milliseconds.
 """
@@ -28,15 +28,16 @@ def ask(link: http.client.HTTPConnection, prompt: str) -> float:
     return first_ms
 
 
-def percentiles(values: list[float]) -> str:
+def percentiles(values: list[float]) -> dict[str, float]:
     ranked = sorted(values)
-    return "  ".join(f"p{q} {ranked[min(len(ranked) * q // 100, len(ranked) - 1)]:.2f}" for q in (50, 90, 99))
+    return {f"p{q}": round(ranked[min(len(ranked) * q // 100, len(ranked) - 1)], 2) for q in (50, 90, 99)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("times", type=int, nargs="?", default=60)
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     text = Path(argparse.__file__).read_text(encoding="utf-8") + Path(http.client.__file__).read_text(encoding="utf-8")
     link = http.client.HTTPConnection(urlsplit(options.url).netloc, timeout=60)
@@ -45,7 +46,16 @@ def main() -> None:
         start = number * 631 % (len(text) - CHARS - TYPED)
         cold.append(ask(link, text[start : start + CHARS]))
         warm.append(ask(link, text[start : start + CHARS + TYPED]))
-    print(f"first piece, ms, cold: {percentiles(cold[2:])}; warm: {percentiles(warm[2:])} ({options.times} each)")
+    found: dict[str, object] = {
+        "cold_ms": percentiles(cold[2:]),
+        "warm_ms": percentiles(warm[2:]),
+        "times": options.times,
+    }
+    if options.json:
+        print(json.dumps(found))
+        return
+    for name, figures in (("cold", found["cold_ms"]), ("warm", found["warm_ms"])):
+        print(f"first piece, ms, {name}: {figures} ({options.times} requests)")
 
 
 if __name__ == "__main__":
