@@ -24,6 +24,7 @@ namespace {
 constexpr uint64_t kMagic = 0x6c616b682d633302;  // "lakh-c3", layout 2
 constexpr int64_t kSpinNs = 20000;               // about the price of a futex sleep and wake-up
 constexpr int64_t kTickNs = 50000000;            // how often a waiting rank asks whether the others live
+constexpr int64_t kSpreadEveryNs = 20000000;      // how often a rank asks whether it should be on another core
 constexpr int64_t kYieldNs = 50000;              // with more ranks than cores: let the others run before going to sleep
 static_assert(sizeof(Control) <= 4096, "the control block is one page");
 
@@ -215,12 +216,42 @@ void HostRanks::give_way(uint32_t target) {
       on_our_core = on_our_core || peer->cpu.load(std::memory_order_relaxed) == here;
     }
     if (!late) return;
+    if (start - spread_at_ > kSpreadEveryNs) {
+      spread_at_ = start;
+      spread(here);
+    }
     if (on_our_core) {
       ::sched_yield();
     } else {
       for (int i = 0; i < 32; ++i) pause_core();
     }
   } while (now_ns() - start < kYieldNs);
+}
+
+// Ranks that take turns every few microseconds always look too hot to move, and the kernel can leave all of them on one
+// core for seconds while another idles. The last rank on a core that holds more than its share steps over to the core that
+// holds the fewest; it is not bound there.
+void HostRanks::spread(int here) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+  std::map<int, int> holds;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &allowed)) holds[core] = 0;
+  }
+  for (int i = 0; i < size(); ++i) {
+    const int core = i == me_ ? here : peers_[i].control->cpu.load(std::memory_order_relaxed);
+    ++holds[core];
+    if (i > me_ && core == here) return;  // it is not for us to move
+  }
+  const int share = (size() + CPU_COUNT(&allowed) - 1) / CPU_COUNT(&allowed);
+  const auto emptiest = std::min_element(holds.begin(), holds.end(), [](const auto &a, const auto &b) { return a.second < b.second; });
+  if (holds[here] <= share || !CPU_ISSET(emptiest->first, &allowed)) return;
+  cpu_set_t there;
+  CPU_ZERO(&there);
+  CPU_SET(emptiest->first, &there);
+  ::sched_setaffinity(0, sizeof there, &there);
+  ::sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
 Status HostRanks::wait_for(int index, uint32_t target) {
