@@ -9,6 +9,7 @@ import click
 
 from lakh.cli.face import Answer, answers, table
 from lakh.cli.plan_question import PRECISIONS, ask, numbers, question_options
+from lakh.planner.layout import GRAPHS
 
 __all__ = ["search"]
 
@@ -18,6 +19,7 @@ __all__ = ["search"]
 @click.option("--also-gpus", help="More numbers of GPUs to try, e.g. 512,1024.")
 @click.option("--days", type=click.FloatRange(min=0, min_open=True), help="The run must end within so many days.")
 @click.option("--precision", type=click.Choice(list(PRECISIONS)), default="bf16", show_default=True)
+@click.option("--graphs", type=click.Choice(GRAPHS), default="none", show_default=True, help="CUDA graphs.")
 @click.option("--trainable", is_flag=True, help="Only layouts that `lakh train` runs; implied by RUN.")
 @click.option("--no-offload", is_flag=True, help="Leave optimizer states in GPU memory.")
 @click.option("--prices", type=click.Path(dir_okay=False), help="A price book of your own (TOML).")
@@ -35,6 +37,7 @@ def search(
     also_gpus: str | None,
     days: float | None,
     precision: str,
+    graphs: str,
     trainable: bool,
     no_offload: bool,
     prices: str | None,
@@ -56,7 +59,7 @@ def search(
         raise UserError(f"cluster {question.cluster.name}", f"has {question.cluster.gpus:,} GPUs", "ask for fewer")
     limits = Limits(
         batch=question.batch, sequence=question.sequence, gpus=counts, tokens=question.tokens, days=days,
-        low_precision=PRECISIONS[precision], offload=not no_offload,
+        low_precision=PRECISIONS[precision], graphed=float(GRAPHS.index(graphs)), offload=not no_offload,
         trainable=trainable or bool(out) or (question.run is not None and question.run.model.is_plain),
     )  # fmt: skip
     rented = load_prices(prices).rented.get(kind_of(question.cluster.gpu.kind))

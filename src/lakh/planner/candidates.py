@@ -33,6 +33,7 @@ class Limits:
     max_cp: int = 16
     max_micro_batch: int = 64
     low_precision: float = 0.0
+    graphed: float = 0.0
     offload: bool = True
     trainable: bool = False
     """Only what `lakh train` runs: FSDP2 with float32 masters, 1F1B or two chunks, degrees that divide the model."""
@@ -145,6 +146,7 @@ def _as_layout(table: Array, limits: Limits) -> Layout:
         sequence_parallel=(columns["tp"] > 1).astype(float),
         tensor_overlap=float(not limits.trainable),  # it takes no memory: the program has it or not
         low_precision=limits.low_precision,
+        graphed=limits.graphed,
         gradient_bytes=4.0,
         **own,
         **columns,

@@ -229,13 +229,13 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     dense_params = params - experts
     copies = expert_copies(lo)
     expert_stride = np.asarray(lo.ep, dtype=float) * np.where(lo.experts_whole, 1.0, tp * cp)
-    expert_shards = group(net, np.minimum(lo.shard, copies), expert_stride)
     gradient_bytes = lo.gradient_bytes * trained
     fsdp_comm = 2 * gather_s(net, shard_group, dense_params / stage_layers * 2)
     fsdp_comm = fsdp_comm + gather_s(net, shard_group, dense_params / stage_layers * gradient_bytes)
-    fsdp_comm = fsdp_comm + np.where(
-        experts > 0, gather_s(net, expert_shards, experts / stage_layers * (4 + gradient_bytes)), 0.0
-    )
+    if np.any(moe_share):
+        expert_shards = group(net, np.minimum(lo.shard, copies), expert_stride)
+        of_experts = gather_s(net, expert_shards, experts / stage_layers * (4 + gradient_bytes))
+        fsdp_comm = fsdp_comm + np.where(experts > 0, of_experts, 0.0)
     # A pipeline keeps the gathered weights of its stage for the whole step; without one each micro-batch gathers anew.
     gathers = np.where(np.asarray(lo.pp) > 1, 1.0, lo.micro_batches)
     fsdp_layer = np.where(
@@ -258,14 +258,14 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     # --- gradients across data ranks, once per step ---
     data = lo.data_ranks * cp
     dp_group = group(net, data, lo.data_stride / cp)
-    expert_group = group(net, copies, expert_stride)
     replicas = group(net, np.maximum(data / np.maximum(lo.shard, 1), 1.0), lo.data_stride / cp * lo.shard)
-    dense_gradient, expert_gradient = dense_params * gradient_bytes, experts * gradient_bytes
+    dense_gradient = dense_params * gradient_bytes
     plain = all_reduce_s(net, dp_group, dense_gradient)
     scatter = gather_s(net, dp_group, dense_gradient)
     zero = scatter + gather_s(net, dp_group, dense_params * 2 * trained)
     across = all_reduce_s(net, replicas, dense_gradient / lo.shard)
     if np.any(moe_share):
+        expert_group, expert_gradient = group(net, copies, expert_stride), experts * gradient_bytes
         plain = plain + np.where(experts > 0, all_reduce_s(net, expert_group, expert_gradient), 0.0)
         expert_scatter = np.where(experts > 0, gather_s(net, expert_group, expert_gradient), 0.0)
         zero = zero + expert_scatter + np.where(experts > 0, gather_s(net, expert_group, experts * 2 * trained), 0.0)
