@@ -147,6 +147,25 @@ def test_slow_links_are_played_by_the_core(tmp_path) -> None:
     assert all(sent >= 400_000 for sent in with_ranks(FOUR_HOSTS[:2], body))
 
 
+def test_a_slow_host_sends_its_input_once_and_all_hold_the_same_sum() -> None:
+    topology = Topology(tuple(FOUR_HOSTS), {"host": Link(50e6)}, {"//h1": 12.5e6})
+    inputs = [np.random.default_rng(rank).normal(size=200_001).astype(np.float32) for rank in range(4)]
+
+    def body(group):
+        plan = group.plan("all_reduce", 200_001, 4)
+        return reduce_all(group, inputs[group.rank].copy()), plan, group.counters()["bytes_sent"]
+
+    found = with_ranks(FOUR_HOSTS, body, topology=topology)
+    expected = np.sum([values.astype(np.float64) for values in inputs], axis=0)
+    for result, plan, _ in found:
+        assert np.array_equal(result, found[0][0])
+        assert np.allclose(result, expected, atol=1e-5)
+        assert "unequal parts" in plan.reason
+    sent = [sent for _, _, sent in found]
+    assert 200_001 * 4 <= sent[1] < 1.01 * 200_001 * 4  # and a few headers
+    assert min(sent[0], sent[2], sent[3]) > 1.6 * 200_001 * 4
+
+
 def test_ranks_that_disagree_over_the_network_are_all_told() -> None:
     def body(group):
         reduce_all(group, np.ones(10 + (group.rank == 0), np.float32))
