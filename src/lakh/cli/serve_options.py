@@ -122,7 +122,7 @@ class Face:
         if self.host not in LOOPBACK and self._keys is None:
             talk.print(f"{self.host} may be reached by others, and there are no keys: see --keys", style="yellow")
         behind = backend if self.store is None else TextCache(backend, self.store)
-        options = {"keys": self._keys, "store": self.store, "tls": self._tls, **self._limits}
+        options: dict[str, Any] = {"keys": self._keys, "store": self.store, "tls": self._tls, **self._limits}
         http.serve(behind, self.host, self.port, ready=ready, grpc_address=self._also, **options)
 
 

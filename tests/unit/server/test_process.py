@@ -62,12 +62,12 @@ def test_it_answers_refuses_frees_and_dies_as_told(model_dir: Path) -> None:
         await pieces.aclose()  # the reader has gone
         await until(lambda: figure(backend, "kv_cache_blocks_held") == 0 and backend.num_running == 0)
         assert figure(backend, "prefix_cache_queries_total") > 0
-        pieces = backend.complete(request(max_tokens=80, n=16))
-        await anext(pieces)
+        os.kill(backend.pid, signal.SIGSTOP)  # it answers nothing more before it dies
+        waiting = asyncio.create_task(ask(backend, max_tokens=80, n=16))
+        await until(lambda: backend._asked)
         os.kill(backend.pid, signal.SIGKILL)
         with pytest.raises(BadRequest) as gone:
-            async for _ in pieces:
-                pass
+            await waiting
         assert gone.value.status == 503
         await until(lambda: deaths == ["died"])
         assert backend.models() == []
