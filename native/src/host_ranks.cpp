@@ -24,7 +24,7 @@ namespace {
 constexpr uint64_t kMagic = 0x6c616b682d633302;  // "lakh-c3", layout 2
 constexpr int64_t kSpinNs = 20000;               // about the price of a futex sleep and wake-up
 constexpr int64_t kTickNs = 50000000;            // how often a waiting rank asks whether the others live
-constexpr int64_t kSpreadEveryNs = 20000000;      // how often a rank asks whether it should be on another core
+constexpr int64_t kSpreadEveryNs = 1000000;       // how often a rank asks whether it should be on another core
 constexpr int64_t kYieldNs = 50000;              // with more ranks than cores: let the others run before going to sleep
 static_assert(sizeof(Control) <= 4096, "the control block is one page");
 
@@ -232,6 +232,9 @@ void HostRanks::give_way(uint32_t target) {
 // core for seconds while another idles. The last rank on a core that holds more than its share steps over to the core that
 // holds the fewest; it is not bound there.
 void HostRanks::spread(int here) {
+  int beside = 0;
+  for (int i = 0; i < me_; ++i) beside += peers_[i].control->cpu.load(std::memory_order_relaxed) == here ? 1 : 0;
+  if (beside == 0) return;
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
