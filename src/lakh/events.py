@@ -185,6 +185,8 @@ class Scored(Event, kind="scored"):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event, kind="checkpoint_saved"):
+    """A checkpoint became whole. `seconds` is how long training stood still for it, not how long it was written."""
+
     path: str
     bytes: int
     seconds: float
