@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,9 @@ import pytest
 # No deadline: a slow machine is not a failure. The same examples on every run of CI: a failure there can be repeated.
 hypothesis.settings.register_profile("lakh", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("lakh")
+
+# A shell that starts us in the background lets us, and whom we start, ignore Ctrl-C: tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def lakh(*arguments: str, timeout_s: float = 240, check: bool = True, **environment: str):
