@@ -75,6 +75,18 @@ def test_copies_that_average_give_the_losses_of_shards(calm, tiny_recipe: Path, 
     assert {len(stored.slices) for stored in manifest.tensors.values()} == {1}  # each slice is written once
 
 
+def test_copies_may_exchange_their_gradients_in_fewer_bits(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+    settings = ("train.backend=c3", "mesh.dp_replicate=2", "train.replica_codec=int8")
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    done = run_lakh("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", *arguments)
+    found, exact = losses(tmp_path / "run"), losses(calm(2, tiny_recipe))
+    assert found == pytest.approx(exact, abs=0.01)
+    assert found != exact  # they were rounded
+    (started, *_) = [e for e in events.read(tmp_path / "run", rank=0) if isinstance(e, events.RunStarted)]
+    as_they_are = 4 * started.parameters  # two ranks: half of the bytes, twice
+    assert sum(done["sent_bytes"].values()) < 0.3 * as_they_are
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killing_a_rank_costs_only_time(ranks: int, calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
     hurt = tmp_path / "run"

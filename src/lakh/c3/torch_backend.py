@@ -20,6 +20,7 @@ from lakh.c3.torch_group import BACKEND, AnyWork, StartsOperations
 from lakh.c3.torch_tensors import DTYPES, in_place, one, op_of, running, spread
 from lakh.c3.torch_work import DoneWork
 from lakh.errors import UserError
+from lakh.spec.schedule import codec_bytes
 
 __all__ = ["BACKEND", "DTYPES", "C3ProcessGroup", "register"]
 
@@ -64,8 +65,8 @@ class C3ProcessGroup(StartsOperations):
             if status:
                 raise native.error_of(status, f"c3 all_reduce, rank {self.group.rank}")
             return DoneWork([tensor])
-        if self._expected is not None and self._expected[:2] == (tensor.data_ptr(), tensor.numel()):
-            unit, self._expected = self._expected[2], None
+        if (unit := self._unit_of(tensor)) is not None:
+            self._expected = None
             if unit.codec != "none" and op in (_SUM, _AVG) and self.group.size > 1:
                 return self.allreduce_encoded(tensor, unit.codec, unit.take_residual(tensor), unit.sums, op=op)
         flat, finish = in_place(tensor)
@@ -77,6 +78,16 @@ class C3ProcessGroup(StartsOperations):
     def expect_encoded(self, tensor: torch.Tensor, unit: Unit) -> None:
         """The next sum of exactly this tensor is encoded as `unit` says; see hsdp.py."""
         self._expected = (tensor.data_ptr(), tensor.numel(), unit)
+
+    def encoded_bytes(self, tensor: torch.Tensor) -> int | None:
+        """The bytes that stand for this tensor on the wire where its sum, if it comes next, is encoded; else None."""
+        unit = self._unit_of(tensor)
+        return None if unit is None else codec_bytes(unit.codec, tensor.numel())
+
+    def _unit_of(self, tensor: torch.Tensor) -> Unit | None:
+        if self._expected is None or self._expected[:2] != (tensor.data_ptr(), tensor.numel()):
+            return None
+        return self._expected[2]
 
     def allreduce_encoded(
         self, tensor: torch.Tensor, codec: str, residual: torch.Tensor | None, seed: int = 0, op: int = _AVG

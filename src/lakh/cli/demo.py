@@ -285,6 +285,7 @@ def _report(told: list[dict[str, Any]], folder: str, seconds: float) -> Any:
     rows = [(entry["name"], _took(entry), entry["summary"], _place(entry["output"])) for entry in told]
     next_commands = [
         f"lakh serve {folder}/run",
+        f"lakh room {folder}/run",
         f"lakh resume {folder}/run --nproc 2 --set train.steps=1000",
         "lakh corpus build YOUR/CODE --out corpus",
     ]

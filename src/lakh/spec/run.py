@@ -126,6 +126,9 @@ class Training:
     """Where the model is trained; "auto" is a GPU where there is one, one for each rank of a machine."""
     backend: Literal["auto", "gloo", "nccl", "c3"] = "auto"
     """torch.distributed backend; "auto" is nccl on GPUs and gloo on CPUs, "c3" is lakh's own, for CPUs."""
+    replica_codec: Literal["none", "bf16", "int8", "int4"] = "none"
+    """How gradients travel between copies of the model (mesh.dp_replicate) over c3: as they are, or in fewer bits, with
+    what is lost added at the next step (at zero again after a resume)."""
     compile: Literal["auto", "none", "block", "model"] = "auto"
     """What torch.compile gets: nothing, each block, or all of them as one; "auto" is blocks on a GPU, none on a CPU."""
     attention: Literal["auto", "torch", "flash", "cudnn"] = "auto"

@@ -386,14 +386,14 @@ class _Training:
     # --- parts ---
 
     def _build_model(self) -> nn.Module:
-        return parallelise(
-            self.run,
-            self.mesh,
-            self.world.groups(self.mesh, self.run.train.peer_timeout_s),
-            builder(self.run),
-            bf16=uses_bf16(self.run, self.world.device),
-            device=self.world.device,
-        )
+        groups = self.world.groups(self.mesh, self.run.train.peer_timeout_s)
+        bf16, device = uses_bf16(self.run, self.world.device), self.world.device
+        model = parallelise(self.run, self.mesh, groups, builder(self.run), bf16=bf16, device=device)
+        if self.run.train.replica_codec != "none" and groups.fsdp is not None and self.mesh.dp_replicate > 1:
+            from lakh.c3.hsdp import encode_replicas
+
+            encode_replicas(model, groups.fsdp.get_group("dp_replicate"), self.run.train.replica_codec)
+        return model
 
     def _open_batches(self) -> Batches:
         return Batches(

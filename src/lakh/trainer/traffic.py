@@ -7,8 +7,8 @@ how many bytes. A rank of n sends, by the ring and bandwidth-optimal forms that 
     all-reduce                                          twice that
     send                                                the tensor
 
-The tier is the innermost one of the cluster that holds the group's ranks; inside a tier a hierarchical backend may send
-less over the outer links.
+What c3 encodes counts in its encoded form, scales included. The tier is the innermost one of the cluster that holds the
+group's ranks; inside a tier a hierarchical backend may send less over the outer links.
 
 Noted where Python hands a collective to its process group. Compiled blocks run as always: FSDP's collectives stand
 between them, and those inside a block (tensor and context parallelism) are operators that compiled code calls back
@@ -95,8 +95,15 @@ class Traffic:
     def _note(self, kind: str, group: dist.ProcessGroup, arguments: Sequence[Any]) -> None:
         ranks = dist.get_process_group_ranks(group)
         sides = (tree_flatten(argument)[0] for argument in arguments)
-        sizes = (sum(value.nbytes for value in side if isinstance(value, Tensor)) for side in sides)
+        sizes = (sum(_wire_bytes(group, value) for value in side if isinstance(value, Tensor)) for side in sides)
         sent = max(sizes, default=0)  # the side, input or output, that holds the whole
         if kind != "send":
             sent = _ROUNDS[kind] * sent * (len(ranks) - 1) // len(ranks)
         self.sent_bytes[tier_of_ranks(ranks, self.cluster), _KINDS.get(kind, kind)] += sent
+
+
+def _wire_bytes(group: dist.ProcessGroup, tensor: Tensor) -> int:
+    """c3's groups, and they alone, may encode what they sum between copies of the model."""
+    ask = getattr(group, "encoded_bytes", None)
+    encoded = ask(tensor) if ask is not None else None
+    return tensor.nbytes if encoded is None else int(encoded)

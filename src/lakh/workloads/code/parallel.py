@@ -52,6 +52,9 @@ def check(run: Run, world: int) -> Mesh:
         )
     if mesh.pp > 1:
         _check_pipeline(run, mesh, accumulation)
+    if run.train.replica_codec != "none" and run.train.backend != "c3":
+        found = f"{run.train.replica_codec} needs train.backend = c3, which is {run.train.backend}"
+        raise InfeasiblePlan("train.replica_codec", found, 'set train.backend = "c3", or train.replica_codec = "none"')
     return mesh
 
 
