@@ -150,8 +150,7 @@ def test_a_killed_rank_is_noticed_within_2_s_and_the_rest_goes_on_and_it_can_ret
     noticed = run.facts("epoch")
     assert {tuple(fact["members"]) for fact in noticed} == {(0, 2)}
     assert all("rank 1" in fact["reason"] for fact in noticed)
-    # noticing takes milliseconds on one host, 2 s at most; the rest is what a loaded machine may need to meet again
-    assert max(fact["time_s"] for fact in noticed) - killed_s < 2.0 + 3.0
+    assert max(fact["time_s"] for fact in noticed) - killed_s < 2.0
     run.start(1, rejoining=True)
     run.until(lambda: any(f["member"] == 1 and f["time_s"] > killed_s for f in run.facts("step")))
     (run.folder / "stop").touch()
@@ -207,7 +206,7 @@ def test_a_cut_link_is_noticed_within_2_s_and_the_lonely_rank_stops(ranks, tmp_p
         run.until(lambda: len([f for f in run.facts("epoch") if tuple(f["members"]) == (0, 1)]) == 2)
         noticed = [f for f in run.facts("epoch") if tuple(f["members"]) == (0, 1)]
         # noticing takes 2 s; signing up for the next epoch may take the settling time more, as the lonely one is alive
-        assert max(fact["time_s"] for fact in noticed) - cut_s < 2.0 + 2.0 + 3.0
+        assert max(fact["time_s"] for fact in noticed) - cut_s < 2.0 + 2.0 + 1.0
         run.until(lambda: run.processes[2].poll() is not None)
         assert run.processes[2].returncode != 0
         run.end()

@@ -25,11 +25,7 @@ from lakh.workloads.code.model import CodeModel, init_weights
 
 Make = Callable[..., Engine]
 ids = st.lists(st.integers(7, 299), min_size=1, max_size=60)
-# The same examples every time: sums in another order move a score by 1e-5, which decides one sampled token in tens of
-# thousands, and a test that fails once in a hundred runs says nothing.
-few = settings(
-    max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SPEC = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=64, vocab=320, context=96)
 
 

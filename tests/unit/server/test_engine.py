@@ -24,11 +24,7 @@ from lakh.workloads.code.model import CodeModel
 MakeEngine = Callable[..., Engine]
 EOT = 0
 ids = st.lists(st.integers(7, 299), min_size=1, max_size=60)
-# The same examples every time: sums in another order move a score by 1e-5, which decides one sampled token in tens of
-# thousands, and a test that fails once in a hundred runs says nothing.
-few = settings(
-    max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def greedy_from_scratch(model: CodeModel, num_ids: int, prompt: list[int], num_tokens: int) -> tuple[int, ...]:
