@@ -33,6 +33,7 @@ __all__ = [
     "commit",
     "create",
     "exists",
+    "explain",
     "is_complete",
     "is_local",
     "join",
@@ -75,7 +76,8 @@ def join(url: str | Path, *parts: str) -> str:
 
 def exists(url: str | Path) -> bool:
     if is_local(url):
-        return local_path(url).exists()
+        with _local_errors(url):
+            return local_path(url).exists()
     fs, path = _filesystem(url)
     return bool(retry(lambda: fs.exists(path), f"look for {url}"))
 
@@ -83,10 +85,11 @@ def exists(url: str | Path) -> bool:
 def list_dir(url: str | Path) -> list[str]:
     """Names (not paths) in a folder, sorted; empty where there is no such folder."""
     if is_local(url):
-        try:
-            return sorted(entry.name for entry in local_path(url).iterdir())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        with _local_errors(url):
+            try:
+                return sorted(entry.name for entry in local_path(url).iterdir())
+            except (FileNotFoundError, NotADirectoryError):
+                return []
     fs, path = _filesystem(url)
 
     def names() -> list[str]:
@@ -311,21 +314,35 @@ def require_space(url: str | Path, size_bytes: int) -> None:
         )
 
 
+def explain(error: OSError, where: str | Path) -> LakhError | None:
+    """What a refusal of the operating system means to whoever runs us; None where they can do nothing about it."""
+    place, words = str(error.filename or where), (error.strerror or str(error)).lower()
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        todo = "free some space and run the same command again; nothing incomplete was kept"
+        return DiskFull(place, "no space left on the disk", todo)
+    if isinstance(error, FileNotFoundError):
+        return UserError(place, "no such file", "check the path")
+    if isinstance(error, PermissionError):
+        return UserError(place, "permission denied", "check its owner and mode")
+    if error.errno == errno.EROFS:
+        return UserError(place, words, "choose a place that can be written to")
+    if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
+        return UserError(place, words, "check the path")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return UserError(place, words, "raise the limit (ulimit -n), or start fewer workers")
+    if error.errno == errno.EIO:
+        return DataError(place, "the disk failed to read or write", "check the disk (dmesg), and copy what is on it")
+    return None
+
+
 @contextlib.contextmanager
 def _local_errors(url: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            todo = "free some space and run the same command again; nothing incomplete was kept"
-            raise DiskFull(str(url), "no space left on the disk", todo) from None
-        if isinstance(error, FileNotFoundError):
-            raise UserError(str(error.filename or url), "no such file", "check the path") from None
-        if isinstance(error, PermissionError):
-            raise UserError(str(error.filename or url), "permission denied", "check its owner and mode") from None
-        if isinstance(error, NotADirectoryError | FileExistsError | IsADirectoryError):
-            raise UserError(str(error.filename or url), error.strerror or str(error), "check the path") from None
-        raise
+        if (explained := explain(error, url)) is None:
+            raise
+        raise explained from None
 
 
 def _sync_folder(folder: Path) -> None:

@@ -48,7 +48,7 @@ def answers(function: Callable[..., Answer]) -> Callable[..., int]:
         elif answer.text is not None:
             from rich.console import Console
 
-            Console().print(answer.text)
+            Console().print(answer.text, crop=False)  # a line that may not be broken is longer than the window
         return answer.exit_code
 
     return wrapper
@@ -84,7 +84,16 @@ def _cell(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_inner(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_inner, value))
     return "" if value is None else str(value)
+
+
+def _inner(value: Any) -> str:
+    """A value inside another; brackets where it has parts itself."""
+    return f"({_cell(value)})" if isinstance(value, dict | list | tuple) else _cell(value)
 
 
 def _finite(value: Any) -> Any:

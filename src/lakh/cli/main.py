@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import click
 
-from lakh import __version__
+from lakh import __version__, storage
 from lakh.cli.lazy import LazyGroup
-from lakh.errors import Interrupted, LakhError, MissingExtra
+from lakh.errors import Interrupted, LakhError, MissingExtra, UserError
 
 __all__ = ["COMMANDS", "cli", "main"]
 
@@ -75,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
+        _refuse_empty(arguments)
         result = cli.main(arguments, prog_name="lakh", standalone_mode=False)
     except LakhError as error:
         return _report(error, arguments)
@@ -96,12 +97,34 @@ def _run(arguments: list[str]) -> int:
             raise
         command = f"lakh {arguments[0]}" if arguments else "lakh"
         return _report(MissingExtra(command, module, EXTRAS[module]), arguments)
+    except OSError as error:
+        explained = _of_the_machine(error)
+        return _report(explained, arguments) if explained else _bug(arguments)
     except Exception:  # noqa: BLE001 - the outermost frame: whatever comes here is a bug of ours
-        traceback.print_exc()
-        click.echo("error: this is a bug in lakh; please report it with the lines above", err=True)
-        _json_error({"kind": "Bug", "found": traceback.format_exc(limit=-1).strip(), "exit_code": 1}, arguments)
-        return 1
+        return _bug(arguments)
     return result if isinstance(result, int) else 0
+
+
+def _refuse_empty(arguments: list[str]) -> None:
+    """Most paths take an empty word for the current folder, which nobody means who types $NAME."""
+    if "" in arguments:
+        before = arguments[: arguments.index("")]
+        where = " ".join(["lakh", *before])
+        raise UserError(where, "the next word is empty", "give it a value: perhaps a variable of the shell is not set")
+
+
+def _of_the_machine(error: OSError) -> LakhError | None:
+    """A full or read-only disk, rights, limits: not our bug, wherever it happened. A file that is not there may be."""
+    if isinstance(error, FileNotFoundError | FileExistsError | NotADirectoryError | IsADirectoryError):
+        return None
+    return storage.explain(error, "lakh")
+
+
+def _bug(arguments: list[str]) -> int:
+    traceback.print_exc()
+    click.echo("error: this is a bug in lakh; please report it with the lines above", err=True)
+    _json_error({"kind": "Bug", "found": traceback.format_exc(limit=-1).strip(), "exit_code": 1}, arguments)
+    return 1
 
 
 def _report(error: LakhError, arguments: list[str]) -> int:

@@ -1,5 +1,6 @@
 """The command line: quick, strict, and one exit code per kind of outcome."""
 
+import errno
 import json
 import os
 import subprocess
@@ -92,6 +93,9 @@ def test_a_missing_extra_names_the_line_that_installs_it(engine: str, tmp_path: 
         (("checkpoint", "list", "/nowhere"), "no such folder"),
         (("resume", "/nowhere"), "no such"),
         ((), "Usage"),
+        (("corpus", "build", "", "--out", "x"), "lakh corpus build: the next word is empty"),
+        (("config", "check", "x" * 300), "file name too long; check the path"),
+        (("checkpoint", "list", "x" * 300), "file name too long; check the path"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(arguments: tuple[str, ...], words: str) -> None:
@@ -114,6 +118,11 @@ def test_an_error_is_a_document_too() -> None:
         (errors.CorruptShard("a", "b", "c"), 65),
         (errors.PeerLost("a", "b", "c"), 75),
         (KeyboardInterrupt(), 75),
+        (OSError(errno.ENOSPC, "No space left on device"), 2),
+        (OSError(errno.EROFS, "Read-only file system", "runs/mine"), 2),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/mine"), 2),
+        (OSError(errno.EIO, "Input/output error", "shard"), 65),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "ours"), 1),
         (RuntimeError("bug"), 1),
     ],
 )

@@ -1,0 +1,32 @@
+"""What people see: every value in words, and no line cut off."""
+
+import click
+import pytest
+from click.testing import CliRunner
+from rich.console import Group
+from rich.text import Text
+
+from lakh.cli.face import Answer, answers, table
+
+
+def shown(answer: Answer) -> str:
+    @click.command()
+    @answers
+    def command() -> Answer:
+        return answer
+
+    return CliRunner().invoke(command, []).output
+
+
+def test_a_line_that_may_not_be_broken_is_whole_in_a_narrow_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    protocol = " | ".join(f"setting{number}={number}" for number in range(40))
+    text = Group(table(["a"], [["b"]]), Text(protocol, no_wrap=True, overflow="ignore"))
+    assert protocol in shown(Answer({}, text)).splitlines()
+
+
+def test_values_with_parts_are_shown_in_words() -> None:
+    goodput = {"total_s": 60.10233, "classes_s": {"productive": 53.9, "lost": 0.0}}
+    printed = " ".join(shown(Answer({}, table(["what", "value"], [("goodput", goodput), ("steps", [1, 2])]))).split())
+    assert "goodput total_s 60.1, classes_s (productive 53.9, lost 0)" in printed
+    assert "steps 1, 2" in printed
