@@ -12,7 +12,7 @@ from lakh.trainer.step import plain_pass, update
 from lakh.workloads.code.attention import KERNELS, Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.compiling import speed_up
-from lakh.workloads.code.loss import _score, linear_cross_entropy
+from lakh.workloads.code.loss import Objective, _score, linear_cross_entropy
 from lakh.workloads.code.model import CodeModel, init_weights, rotary, rotate, swiglu
 
 pytestmark = [
@@ -61,6 +61,14 @@ def test_add_norm_is_the_sum_and_its_norm(width: int) -> None:
         assert distance(a, b) < 2 * BF16
 
 
+@pytest.mark.parametrize("shape", [(64, 64), (515, 70), (2048, 5504)])
+def test_a_transpose_is_laid_out_row_by_row(shape: tuple[int, int]) -> None:
+    from lakh.workloads.code import kernels
+
+    x = normal(*shape)
+    assert torch.equal(kernels.transpose(x), x.t().contiguous())
+
+
 @pytest.mark.parametrize("rows_of_positions", [1, 3])
 def test_turn_rotates_queries_and_keys_and_leaves_values(rows_of_positions: int) -> None:
     from lakh.workloads.code import kernels
@@ -79,16 +87,18 @@ def test_turn_rotates_queries_and_keys_and_leaves_values(rows_of_positions: int)
     assert distance(a, b) < BF16
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("vocab", [515, 32064, 65536])
-def test_scores_and_their_gradient_are_those_of_the_plain_form(vocab: int) -> None:
+def test_scores_and_their_gradient_are_those_of_the_plain_form(vocab: int, smoothing: float) -> None:
     from lakh.workloads.code import kernels
 
     logits = normal(40, vocab)
     targets = torch.randint(0, vocab, (40,), device="cuda")
     targets[7] = -100
     scale = torch.full((), 0.25, device="cuda")
-    loss, grad = _score(logits.float(), targets, scale, 1e-3)
-    fast_loss, fast_grad = kernels.score_rows_(logits.clone(), targets, scale, 1e-3)
+    objective = Objective(z_loss=1e-3, label_smoothing=smoothing)
+    loss, grad = _score(logits.float(), targets, scale, objective)
+    fast_loss, fast_grad = kernels.score_rows_(logits.clone(), targets, scale, objective)
     assert float(fast_loss) == pytest.approx(float(loss), rel=1e-5)
     assert distance(fast_grad, grad) < BF16
     assert not fast_grad[7].any()
@@ -153,7 +163,7 @@ def test_a_recorded_pass_trains_like_a_plain_one(weight: float | None, micro_bat
         speed_up(model, device="cuda")
         run = Run(name="r", model=SPEC, data=Data(sequence=64, batch=4, micro_batch=2), optim=Optimizer(warmup_steps=0))
         optimizer = build_optimizer(model, run.optim)
-        graphed = Graphed(plain_pass(0.0), adds=micro_batch < 4) if records else None
+        graphed = Graphed(plain_pass(Objective()), adds=micro_batch < 4) if records else None
         losses = []
         for step in range(4):
             rows = torch.randint(0, 515, (4, 65), generator=torch.Generator().manual_seed(step)).cuda()

@@ -56,7 +56,7 @@ TWO = [
     case({"pp": 2}, packed=True),
     case({}, recompute="selective"),
     case({}, recompute="full"),
-    case({"tp": 2}, z_loss=1e-3),
+    case({"tp": 2}, z_loss=1e-3, label_smoothing=0.1),
     case({}, optim="muon"),
     case({"dp_replicate": 2}, optim="muon"),
     case({"tp": 2}, optim="muon"),
@@ -161,9 +161,8 @@ def test_what_would_go_wrong_is_refused_with_the_reason(refused: dict, ranks: in
 
 
 def test_one_process_learns_other_things_from_packed_documents(played) -> None:
-    """The reference itself notices what the matrix varies: masks and z-loss change the loss."""
-    plain, packed, z_loss = (
-        played(1, "gloo")[REFERENCE[name]]["losses"] for name in ("tp=2", "tp=2 packed", "tp=2 z_loss=0.001")
-    )
+    """The reference itself notices what the matrix varies: masks, z-loss and label smoothing change the loss."""
+    names = ("tp=2", "tp=2 packed", "tp=2 z_loss=0.001 label_smoothing=0.1")
+    plain, packed, asked = (played(1, "gloo")[REFERENCE[name]]["losses"] for name in names)
     assert packed != pytest.approx(plain, abs=1e-4)
-    assert z_loss != pytest.approx(plain, abs=1e-4)
+    assert asked != pytest.approx(plain, abs=1e-4)

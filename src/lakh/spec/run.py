@@ -151,6 +151,8 @@ class Training:
     written as events."""
     z_loss: float = 0.0
     """Weight of the squared log of the softmax's denominator in the loss: keeps logits small. 1e-4 is usual."""
+    label_smoothing: float = 0.0
+    """Share of a target's weight that is spread over the whole vocabulary; held-out losses are without it."""
     on_spike: Literal["apply", "skip", "rewind"] = "apply"
     """When a step stands out from those before it: apply it all the same; leave out an update whose gradient is too
     large; or go back to the last checkpoint when the loss jumps, and pass the step's sequences over. An update that is
@@ -170,6 +172,8 @@ class Training:
             raise ConfigError("eval_every", "eval_every or threads is negative", "use 0 or more")
         if self.z_loss < 0:
             raise ConfigError("z_loss", f"{self.z_loss} is negative", "use 0 or more, e.g. 1e-4")
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError("label_smoothing", f"{self.label_smoothing} is no share", "choose 0 up to 1, e.g. 0.1")
         if self.spike_factor <= 1:
             raise ConfigError("spike_factor", f"{self.spike_factor} is not above 1", "choose e.g. 4")
         if not 0 <= self.prometheus_port < 65536:

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from lakh.spec import Data, Model, Optimizer, Run, Training
 from lakh.trainer.graphs import Graphed
+from lakh.trainer.memory import ran_out
 from lakh.trainer.optim import build_optimizer
-from lakh.trainer.step import Updated, plain_pass, update
+from lakh.trainer.step import Updated, objective_of, plain_pass, update
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.compiling import speed_up
@@ -181,10 +182,10 @@ def measure(name: str, shape: Shape, system: System, *, repeats: int = 8, warmup
             for _ in range(warmup):
                 step()
             step_s = _median_step_s(step, repeats)
-        except torch.OutOfMemoryError as error:
-            failed = replace(_row(name, shape, system, float("inf"), None), failed="out of memory")
-            del error
-            return failed
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
+            return replace(_row(name, shape, system, float("inf"), None), failed="out of memory")
         return _row(name, shape, system, step_s, torch.cuda.max_memory_allocated())
 
 
@@ -253,7 +254,7 @@ def stepper(
     if system.is_peer and system.compile != "none":
         model = torch.compile(model, dynamic=False)  # type: ignore[assignment]
     optimizer = build_optimizer(model, run.optim, adamw=_adamw_of(system))
-    graphed = Graphed(plain_pass(run.train.z_loss), adds=False) if system.graphs else None
+    graphed = Graphed(plain_pass(objective_of(run)), adds=False) if system.graphs else None
     counter = itertools.count()
 
     def step() -> Updated:

@@ -34,14 +34,14 @@ from lakh.tokens.training_data import open_data
 from lakh.trainer.goodput import goodput
 from lakh.trainer.graphs import Graphed, choose_graphs
 from lakh.trainer.initial import builder
-from lakh.trainer.memory import memory_bytes
+from lakh.trainer.memory import memory_bytes, ran_out
 from lakh.trainer.optim import build_optimizer, named_state
 from lakh.trainer.readings import Measured, Reading, StepClock
 from lakh.trainer.recovery import StopRequest, strike
 from lakh.trainer.sinks import showing
 from lakh.trainer.spikes import HISTORY, judge_loss, norm_limit
 from lakh.trainer.state import State
-from lakh.trainer.step import loss_sum, plain_pass, update, uses_bf16
+from lakh.trainer.step import loss_sum, objective_of, plain_pass, update, uses_bf16
 from lakh.trainer.survive import Carried, Survivors, held
 from lakh.trainer.traffic import Traffic
 from lakh.trainer.world import World
@@ -91,7 +91,9 @@ def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restar
                     training = _Training(run, str(run_dir), world, log, started, carried)
                     outcome = training.to_the_end(stop, faults)
                 break
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not ran_out(error):
+                    raise
                 found = f"does not fit into the memory of {world.device} ({str(error).partition('.')[0]})"
                 raise InfeasiblePlan(
                     f"rank {world.rank}", found, "make data.micro_batch smaller, or use more ranks"
@@ -151,7 +153,7 @@ class _Training:
         self.state.optimizer.register_step_post_hook(lambda *_: setattr(self, "in_update", False))
         records = choose_graphs(run, device=world.device.type, world=world.size)[0]
         adds = run.accumulation(world.size) > 1
-        self.graphed = Graphed(plain_pass(run.train.z_loss), adds=adds) if records else None
+        self.graphed = Graphed(plain_pass(objective_of(run)), adds=adds) if records else None
         self.heldout, self.evaluated = float("nan"), -1
         self.traffic_told = False
         self.pending: list[tuple[int, float, Reading, float]] = []  # step, lr, numbers on their way, wait for data

@@ -1,15 +1,17 @@
 """The micro-batch that a run should have on this GPU: the largest that fits as it is, unless a smaller one is faster.
 
-Memory grows in a straight line with the micro-batch, so two small tries tell where the line meets the limit; that
-micro-batch is tried, and smaller ones after it should it not fit. `choose` decides, and knows nothing of GPUs;
-`try_one` takes a few real steps of the run's own model, compiled, on random tokens. One rank alone: ranks that share
-the states have room for more.
+Memory grows nearly in a straight line with the micro-batch, so two small tries tell where the line meets the limit;
+that micro-batch is tried, smaller ones should it not fit, and larger ones should the line turn out flatter. `choose`
+decides, and knows nothing of GPUs; `try_one` takes a few real steps of the run's own model, compiled, on random tokens,
+and leaves the GPU as it found it, also when memory ran out. One rank alone: ranks that share the states have room for
+more.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ import torch
 
 from lakh.errors import InfeasiblePlan, UserError
 from lakh.spec import Mesh, Run
+from lakh.trainer.memory import ran_out
 from lakh.trainer.optim import build_optimizer
 from lakh.trainer.step import update, uses_bf16
 from lakh.workloads.code.batch import Batch
@@ -26,7 +29,7 @@ from lakh.workloads.code.parallel import Groups, parallelise
 
 __all__ = ["Chosen", "Tried", "choose", "find_micro_batch", "try_one"]
 
-LIMIT_SHARE = 0.93  # of the memory; the rest is what fragmentation takes in a long run
+LIMIT_SHARE = 0.93  # of the memory that is free; the rest is what fragmentation takes in a long run
 WARM_UP_STEPS, TIMED_STEPS = 2, 4
 FASTER = 1.01  # by less than this, the smaller of two is taken: memory is worth something
 
@@ -64,10 +67,15 @@ def choose(sizes: list[int], attempt: Callable[[int], Tried], limit_bytes: int) 
         raise InfeasiblePlan("data.micro_batch", found, "recompute (train.recompute), or use more GPUs")
     if len(sizes) == 1:
         return answer(sizes[0], "the only size that divides the batch")
-    largest = sizes[0]
-    if fits(sizes[1]):
-        below = _below_the_limit(sizes, tried[sizes[0]], tried[sizes[1]], limit_bytes)
-        largest = next(size for size in reversed(below) if fits(size))
+    fitting, too_large, candidate = [sizes[0]], math.inf, sizes[1]
+    while candidate > fitting[-1]:
+        if fits(candidate):
+            fitting.append(candidate)
+        else:
+            too_large = candidate
+        reach = _reach(tried[fitting[-2]], tried[fitting[-1]], limit_bytes) if len(fitting) > 1 else 0.0
+        candidate = max(size for size in sizes if size == fitting[-1] or (size <= reach and size < too_large))
+    largest = fitting[-1]
     smaller = max((size for size in sizes if size < largest), default=largest)
     if smaller != largest and fits(smaller) and tried[largest].tok_per_s < FASTER * tried[smaller].tok_per_s:
         gain = tried[largest].tok_per_s / tried[smaller].tok_per_s - 1
@@ -75,15 +83,18 @@ def choose(sizes: list[int], attempt: Callable[[int], Tried], limit_bytes: int) 
     return answer(largest, "the largest that fits, and the fastest")
 
 
-def _below_the_limit(sizes: list[int], first: Tried, second: Tried, limit_bytes: int) -> list[int]:
-    """The sizes that should fit, by the line through two that do; at least the first of them."""
+def _reach(first: Tried, second: Tried, limit_bytes: int) -> float:
+    """The size at which the line through two that fit meets the limit.
+
+    The line bends where a part of the memory is full grown (a piece of logits has its most, and stays so), which is
+    why it is drawn again through each two largest that are known.
+    """
     assert first.peak_bytes is not None
     assert second.peak_bytes is not None
     slope = (second.peak_bytes - first.peak_bytes) / (second.micro_batch - first.micro_batch)
     if slope <= 0:
-        return sizes
-    reach = first.micro_batch + (limit_bytes - first.peak_bytes) / slope
-    return [size for size in sizes if size <= max(reach, second.micro_batch)]
+        return math.inf
+    return first.micro_batch + (limit_bytes - first.peak_bytes) / slope + 1e-6  # of rounding
 
 
 def find_micro_batch(run: Run, *, progress: Callable[[str], None] = lambda text: None) -> Chosen:
@@ -97,28 +108,43 @@ def find_micro_batch(run: Run, *, progress: Callable[[str], None] = lambda text:
         return try_one(run, size, device)
 
     sizes = [size for size in range(1, run.data.batch + 1) if run.data.batch % size == 0]
-    total = torch.cuda.get_device_properties(device).total_memory
-    return choose(sizes, attempt, int(LIMIT_SHARE * total))
+    _clear(device)
+    free_bytes, _ = torch.cuda.mem_get_info(device)  # others may be at work on it, and CUDA itself needs some
+    return choose(sizes, attempt, int(LIMIT_SHARE * free_bytes))
 
 
 def try_one(run: Run, micro_batch: int, device: torch.device) -> Tried:
-    """A few steps of one micro-batch each."""
-    data = dataclasses.replace(run.data, batch=micro_batch, micro_batch=micro_batch)
+    """A few steps of this micro-batch: of two of them each where the run would add up gradients, which then lie beside
+    the activations."""
+    passes = min(2, run.data.batch // micro_batch)
+    data = dataclasses.replace(run.data, batch=passes * micro_batch, micro_batch=micro_batch)
     alone = dataclasses.replace(run, data=data, mesh=Mesh())
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.compiler.reset()
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    _clear(device)
+    tried = Tried(micro_batch, None)
     try:
         tok_per_s = _measure(alone, device)
-    except torch.OutOfMemoryError:
-        return Tried(micro_batch, None)
-    return Tried(micro_batch, torch.cuda.max_memory_allocated() if on_gpu else 0, tok_per_s)
+        peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        tried = Tried(micro_batch, peak_bytes, tok_per_s)
+    except RuntimeError as error:
+        if not ran_out(error):
+            raise
+    _clear(device)  # here the error and its frames, which hold the model, are gone
+    return tried
+
+
+def _clear(device: torch.device) -> None:
+    """Forget compiled code, which holds models, and hand back what they lay in."""
+    torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _measure(run: Run, device: torch.device) -> float:
+    """Tokens per second."""
+
     def build() -> CodeModel:
         with device:
             return CodeModel(run.model)  # torch's own first weights: speed and memory do not depend on them
@@ -128,7 +154,7 @@ def _measure(run: Run, device: torch.device) -> float:
     optimizer = build_optimizer(model, run.optim)
     shape = (run.data.micro_batch, run.data.sequence + 1)
     rows = torch.randint(0, run.model.vocab, shape, generator=torch.Generator().manual_seed(0)).to(device)
-    batches = [Batch(rows[:, :-1], rows[:, 1:])]
+    batches = [Batch(rows[:, :-1], rows[:, 1:])] * run.accumulation(1)
     began_s = 0.0
     for step in range(WARM_UP_STEPS + TIMED_STEPS):
         if step == WARM_UP_STEPS:
@@ -141,4 +167,4 @@ def _measure(run: Run, device: torch.device) -> float:
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)

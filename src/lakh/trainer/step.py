@@ -23,9 +23,10 @@ from lakh.trainer.graphs import Graphed, Pass
 from lakh.trainer.optim import learning_rate, set_learning_rate
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
+from lakh.workloads.code.loss import PLAIN, Objective
 from lakh.workloads.code.pipeline import Pipeline
 
-__all__ = ["Updated", "loss_sum", "plain_pass", "update", "uses_bf16"]
+__all__ = ["Updated", "loss_sum", "objective_of", "plain_pass", "update", "uses_bf16"]
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,13 @@ def update(
         graphed.begin_step(optimizer)
     scales = [_scale(batch, len(batches)) for batch in batches]
     if isinstance(model, Pipeline):
-        loss = model.run(batches, scales, z_loss=run.train.z_loss)
+        loss = model.run(batches, scales, objective=objective_of(run))
     else:
         loss = torch.zeros((), device=batches[0].inputs.device)
         for index, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
             if isinstance(model, FSDPModule):  # reduce once, after the last micro-batch
                 model.set_requires_gradient_sync(index == len(batches) - 1)
-            loss += (graphed or plain_pass(run.train.z_loss))(model, batch, scale)
+            loss += (graphed or plain_pass(objective_of(run)))(model, batch, scale)
     parts = _held_gradients(model)
     grad_norm = _norm(parts, batches[0].inputs.device)
     applied = torch.isfinite(grad_norm) & (grad_norm <= max_norm)
@@ -78,33 +79,37 @@ def loss_sum(model: nn.Module, batch: Batch) -> Tensor:
     """The sum of the losses of a batch's counted targets: for evaluation."""
     if isinstance(model, Pipeline):
         return model.run([batch], [1.0], train=False)
-    return _loss(model, batch, 1.0, 0.0)
+    return _loss(model, batch, 1.0, PLAIN)
 
 
-def plain_pass(z_loss: float) -> Pass:
+def plain_pass(objective: Objective) -> Pass:
     """Forward and backward of one micro-batch, started kernel by kernel."""
 
     def run_pass(model: nn.Module, batch: Batch, scale: float | Tensor) -> Tensor:
-        loss = _loss(model, batch, scale, z_loss)
+        loss = _loss(model, batch, scale, objective)
         loss.backward()
         return loss.detach()
 
     return run_pass
 
 
-def _loss(model: nn.Module, batch: Batch, scale: float | Tensor, z_loss: float) -> Tensor:
+def _loss(model: nn.Module, batch: Batch, scale: float | Tensor, objective: Objective) -> Tensor:
     return model(
         batch.inputs,
         batch.positions,
         targets_BT=batch.targets,
         documents=Documents.of(batch),
         scale=scale,
-        z_loss=z_loss,
+        objective=objective,
     )
 
 
 def _scale(batch: Batch, micro_batches: int) -> float:
     return 1 / (batch.targets.numel() * micro_batches) if batch.weight is None else batch.weight
+
+
+def objective_of(run: Run) -> Objective:
+    return Objective(z_loss=run.train.z_loss, label_smoothing=run.train.label_smoothing)
 
 
 def uses_bf16(run: Run, device: torch.device) -> bool:

@@ -1,6 +1,7 @@
 """The micro-batch of a run is the largest that fits, unless that is no faster."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -41,6 +42,28 @@ def test_the_largest_that_fits_is_found_in_few_tries(fixed: int, each: int, limi
 def test_memory_that_grows_faster_than_it_seemed_ends_at_what_fits() -> None:
     chosen = choose(SIZES, lambda size: Tried(size, size**2 if size <= 16 else None, 100.0 * size), 200)
     assert chosen.micro_batch == 8  # 16 and more do not fit into 200
+
+
+def test_memory_that_grows_slower_than_it_seemed_is_followed_to_the_largest() -> None:
+    """A piece of logits grows with small micro-batches and then no more."""
+    chosen = choose(SIZES, lambda size: Tried(size, 10 * min(size, 4) + size, 100.0 * size), 110)
+    assert chosen.micro_batch == 64
+    assert [tried.micro_batch for tried in chosen.tried] == [1, 2, 8, 16, 32, 64]
+
+
+def test_a_try_that_ran_out_of_memory_is_an_answer_and_other_errors_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(words: str) -> Callable[..., float]:
+        def measure(*_: object) -> float:
+            raise RuntimeError(words)
+
+        return measure
+
+    for words in ("CUDA error: out of memory", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"):
+        monkeypatch.setattr("lakh.trainer.micro_batch._measure", fails(words))
+        assert try_one(RUN, 2, torch.device("cpu")) == Tried(2, None)
+    monkeypatch.setattr("lakh.trainer.micro_batch._measure", fails("shapes differ"))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        try_one(RUN, 2, torch.device("cpu"))
 
 
 def test_a_larger_one_that_is_no_faster_is_left() -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.workloads.code.loss import linear_cross_entropy, next_token_loss
+from lakh.workloads.code.loss import Objective, linear_cross_entropy
 
 
 def inputs(tokens: int, vocab: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
@@ -20,16 +20,18 @@ def inputs(tokens: int, vocab: int, dtype: torch.dtype = torch.float64) -> tuple
     vocab=st.integers(2, 50),
     logit_bytes=st.integers(1, 20_000),
     z=st.sampled_from([0.0, 0.1]),
+    smoothing=st.sampled_from([0.0, 0.1, 0.5]),
 )
 def test_any_pieces_give_the_loss_and_gradients_of_whole_logits(
-    tokens: int, vocab: int, logit_bytes: int, z: float
+    tokens: int, vocab: int, logit_bytes: int, z: float, smoothing: float
 ) -> None:
     x, weight, targets = inputs(tokens, vocab, torch.float32)
     targets[tokens // 2 :: 3] = -100
-    pieces = linear_cross_entropy(x, weight, targets, scale=0.5, z_loss=z, logit_bytes=logit_bytes)
+    objective = Objective(z_loss=z, label_smoothing=smoothing)
+    pieces = linear_cross_entropy(x, weight, targets, scale=0.5, objective=objective, logit_bytes=logit_bytes)
     logits = x @ weight.T
     counts = targets != -100
-    whole = 0.5 * next_token_loss(logits[None], targets[None], reduction="sum")
+    whole = 0.5 * torch.nn.functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
     whole = whole + 0.5 * z * (logits.logsumexp(-1) ** 2)[counts].sum()
     # float32 sums of up to 40 x 50 terms near 10: a few units in the last place.
     assert float(pieces.detach()) == pytest.approx(float(whole.detach()), rel=1e-5, abs=1e-5)
@@ -48,6 +50,6 @@ def test_the_weight_keeps_its_type_and_products_are_made_in_that_of_the_input() 
 def test_targets_that_do_not_count_leave_no_gradient() -> None:
     x, weight, targets = inputs(6, 9, torch.float32)
     targets[:] = -100
-    loss = linear_cross_entropy(x, weight, targets, scale=1.0, z_loss=0.1)
+    loss = linear_cross_entropy(x, weight, targets, scale=1.0, objective=Objective(z_loss=0.1, label_smoothing=0.1))
     assert float(loss.detach()) == 0
     assert not any(grad.any() for grad in torch.autograd.grad(loss, (x, weight)))

@@ -7,12 +7,13 @@ logits become its loss and, at once, its gradient, and are gone. No logits are k
 pass only scales what is there. Cost: three matrix products per piece, as plain autograd; memory: one piece of logits
 (LOGIT_BYTES), the gradient of the hidden states, and that of the head in float32.
 
-Targets of IGNORED do not count. With `group`, each rank holds a part of the vocabulary, and the sums over it are
-made over the group.
+What is asked of the logits besides the next token is an `Objective`. Targets of IGNORED do not count. With `group`,
+each rank holds a part of the vocabulary, and the sums over it are made over the group.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,9 +23,22 @@ from torch import Tensor
 
 from lakh.workloads.code.batch import IGNORED
 
-__all__ = ["linear_cross_entropy", "next_token_loss"]
+__all__ = ["Objective", "linear_cross_entropy", "next_token_loss"]
 
 LOGIT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What training asks for besides the next token; evaluation asks for nothing else."""
+
+    z_loss: float = 0.0
+    """Adds that much of the squared log of the softmax's sum per token."""
+    label_smoothing: float = 0.0
+    """Share of a target's weight that goes to all tokens of the vocabulary alike, as in torch's cross_entropy."""
+
+
+PLAIN = Objective()
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -40,15 +54,15 @@ def linear_cross_entropy(
     targets_N: Tensor,
     *,
     scale: float | Tensor,
-    z_loss: float = 0.0,
+    objective: Objective = PLAIN,
     group: dist.ProcessGroup | None = None,
     logit_bytes: int = LOGIT_BYTES,
 ) -> Tensor:
-    """`scale` times the sum of the losses; z_loss adds that much of the squared log of the softmax's sum per token.
+    """`scale` times the sum of the losses.
 
     Products are made in the type of x_NW, whatever the type the weight is kept in.
     """
-    return _LinearCrossEntropy.apply(x_NW, weight_VW, targets_N, scale, z_loss, group, logit_bytes)
+    return _LinearCrossEntropy.apply(x_NW, weight_VW, targets_N, scale, objective, group, logit_bytes)
 
 
 def _rows_of_a_piece(x_NW: Tensor, weight_VW: Tensor, logit_bytes: int) -> int:
@@ -66,7 +80,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_VW: Tensor,
         targets_N: Tensor,
         scale: float | Tensor,
-        z_loss: float,
+        objective: Objective,
         group: dist.ProcessGroup | None,
         logit_bytes: int,
     ) -> Tensor:
@@ -80,7 +94,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         score = _scorer(x_NW.device) if group is None else _score_over(group, weight_VW.shape[0])
         for at in range(0, x_NW.shape[0], rows):
             x = x_NW[at : at + rows]
-            loss, grad = score(x @ weight.T, targets_N[at : at + rows], scale_, z_loss)
+            loss, grad = score(x @ weight.T, targets_N[at : at + rows], scale_, objective)
             total += loss
             if grad_x is not None:
                 torch.mm(grad, weight, out=grad_x[at : at + rows])
@@ -101,18 +115,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_x, grad_weight, None, None, None, None, None
 
 
-def _score(logits: Tensor, targets: Tensor, scale: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
+def _score(logits: Tensor, targets: Tensor, scale: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
     """Scaled sum of the losses of some tokens, and its gradient with respect to their logits."""
+    z_loss, smoothing = objective.z_loss, objective.label_smoothing
     log_probability = F.log_softmax(logits.float(), dim=-1)  # in one pass over memory, which is what a CPU waits for
     counts = targets != IGNORED
     target = targets.clamp_min(0)[:, None]
     log_right = log_probability.gather(-1, target).squeeze(-1)
     log_sum = logits.gather(-1, target).squeeze(-1).float() - log_right
-    losses = z_loss * log_sum * log_sum - log_right
+    losses = z_loss * log_sum * log_sum - (1.0 - smoothing) * log_right
+    if smoothing:
+        losses -= smoothing * log_probability.mean(-1)
     loss = torch.where(counts, losses, 0.0).sum() * scale
     weight = torch.where(counts, scale, 0.0)
     grad = log_probability.exp_().mul_((weight * (1.0 + 2.0 * z_loss * log_sum))[:, None])
-    grad.scatter_add_(-1, target, -weight[:, None])
+    grad.scatter_add_(-1, target, (smoothing - 1.0) * weight[:, None])
+    if smoothing:
+        grad -= (smoothing / logits.shape[-1]) * weight[:, None]
     return loss, grad.to(logits.dtype)
 
 
@@ -127,9 +146,10 @@ def _scorer(device: torch.device) -> Any:
 
 def _score_over(group: dist.ProcessGroup, width: int) -> Any:
     """`_score` where this rank holds the columns [rank * width, (rank + 1) * width) of the logits."""
-    first = dist.get_rank(group) * width
+    first, vocabulary = dist.get_rank(group) * width, dist.get_world_size(group) * width
 
-    def score(logits: Tensor, targets: Tensor, scale: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
+    def score(logits: Tensor, targets: Tensor, scale: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+        z_loss, smoothing = objective.z_loss, objective.label_smoothing
         logits_f32 = logits.float()
         top = logits_f32.amax(-1)
         dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
@@ -139,7 +159,10 @@ def _score_over(group: dist.ProcessGroup, width: int) -> Any:
         is_here = (target >= 0) & (target < width)
         target = target.clamp(0, width - 1)
         right = torch.where(is_here, logits_f32.gather(-1, target[:, None]).squeeze(-1), 0.0)
-        sums = torch.stack((exponents.sum(-1), right))
+        aims = (1.0 - smoothing) * right  # the logits, weighted as the targets are
+        if smoothing:
+            aims += smoothing / vocabulary * logits_f32.sum(-1)
+        sums = torch.stack((exponents.sum(-1), aims))
         dist.all_reduce(sums, group=group)
         log_sum = sums[0].log() + top
         losses = log_sum - sums[1] + z_loss * log_sum * log_sum
@@ -148,7 +171,9 @@ def _score_over(group: dist.ProcessGroup, width: int) -> Any:
         probability = exponents / sums[0][:, None] * (1.0 + 2.0 * z_loss * log_sum)[:, None]
         columns = torch.arange(width, device=logits.device)
         hit = (columns == target[:, None]) & is_here[:, None]
-        return loss, (torch.where(hit, probability - 1.0, probability) * weight).to(logits.dtype)
+        even = smoothing / vocabulary
+        aimed = torch.where(hit, 1.0 - smoothing + even, even)
+        return loss, ((probability - aimed) * weight).to(logits.dtype)
 
     return score
 

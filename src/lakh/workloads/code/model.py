@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from lakh.spec.model import Model
 from lakh.workloads.code.attention import Attend, Documents, torch_choice
-from lakh.workloads.code.loss import linear_cross_entropy
+from lakh.workloads.code.loss import PLAIN, Objective, linear_cross_entropy
 
 __all__ = ["Block", "Cache", "CodeModel", "init_weights"]
 
@@ -210,7 +210,7 @@ class CodeModel(nn.Module):
         targets_BT: Tensor | None = None,
         documents: Documents | None = None,
         scale: float | Tensor | None = None,
-        z_loss: float = 0.0,
+        objective: Objective = PLAIN,
     ) -> Tensor:
         """Logits B T V; with targets, `scale` times the sum of their losses (the mean over all where it is left out).
 
@@ -228,7 +228,7 @@ class CodeModel(nn.Module):
             local(self.head_weight),
             self.take_piece(targets_BT).flatten(),
             scale=scale * self.pieces,  # ranks that share a sequence are averaged over, like all others
-            z_loss=z_loss,
+            objective=objective,
             group=self.head_group,
         )
 

@@ -29,6 +29,7 @@ from torch.distributed.pipelining.schedules import (
 
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
+from lakh.workloads.code.loss import PLAIN, Objective
 from lakh.workloads.code.model import CodeModel
 
 __all__ = ["Pipeline", "layers_of_stage", "split"]
@@ -115,7 +116,7 @@ class Pipeline(nn.Module):
             yield from chunk.named_parameters(*args, **kwargs)
 
     def run(
-        self, batches: Sequence[Batch], scales: Sequence[float], *, z_loss: float = 0.0, train: bool = True
+        self, batches: Sequence[Batch], scales: Sequence[float], *, objective: Objective = PLAIN, train: bool = True
     ) -> Tensor:
         """Forward, and backward for `train`; the summed loss on the rank of the last stage, 0 elsewhere."""
         kwargs = [
@@ -124,7 +125,7 @@ class Pipeline(nn.Module):
                 "targets_BT": batch.targets,
                 "documents": Documents.of(batch),
                 "scale": scale,
-                "z_loss": z_loss,
+                "objective": objective,
             }
             for batch, scale in zip(batches, scales, strict=True)
         ]
