@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from lakh import checkpoint, storage
-from lakh.errors import UserError
+from lakh.errors import LakhError, UserError
 from lakh.spec.model import Model
 from lakh.workloads.code import gguf, hf
 
@@ -48,19 +48,38 @@ def read(path: str | Path) -> Loaded:
         return Loaded(name, str(path), spec, weights, _tokenizer_json(path))
     if not {"run.toml", "checkpoints"} & set(names):  # a manifest alone may be that of a corpus
         raise UserError(str(path), "holds no model", MAY_BE)
+    return _from_checkpoint(path)
+
+
+def _from_checkpoint(path: str | Path) -> Loaded:
+    """A run that goes on removes its old checkpoints, also the one that is being read: then the next one is read."""
     folder = checkpoint.find(path)
-    run, weights = checkpoint.read_model(folder)
+    while True:
+        try:
+            run, weights = checkpoint.read_model(folder)
+            tokenizer_json = _kept(_tokenizer_json(folder).read_bytes())
+            break
+        except (LakhError, OSError):
+            newer = checkpoint.find(path)
+            if newer == folder:
+                raise
+            folder = newer
     hf.check_weights(folder, run.model, weights, todo="use a checkpoint of the code workload")
-    return Loaded(run.name, folder, run.model, weights, _tokenizer_json(folder))
+    return Loaded(run.name, folder, run.model, weights, tokenizer_json)
 
 
 def _from_gguf(path: Path) -> Loaded:
-    found = gguf.load(path)
-    folder = Path(tempfile.mkdtemp(prefix="lakh-gguf-"))  # the file has its tokenizer inside; readers want a file
+    found = gguf.load(path)  # has its tokenizer inside
+    return Loaded(found.name, str(path), found.spec, found.weights, _kept(found.tokenizer_json))
+
+
+def _kept(tokenizer_json: bytes) -> Path:
+    """The bytes as a file, which is what readers want, until this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="lakh-tokenizer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    tokenizer_json = folder / "tokenizer.json"
-    storage.write_bytes(tokenizer_json, found.tokenizer_json)
-    return Loaded(found.name, str(path), found.spec, found.weights, tokenizer_json)
+    file = folder / "tokenizer.json"
+    storage.write_bytes(file, tokenizer_json)
+    return file
 
 
 def _tokenizer_json(folder: str | Path) -> Path:

@@ -1,0 +1,57 @@
+"""The model behind a path, also while its run goes on."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lakh import checkpoint, config
+from lakh.errors import DataError
+from lakh.server.model import weights
+from lakh.spec import Data, Model, Run
+from lakh.workloads.code.model import CodeModel, init_weights
+
+SPEC = Model(layers=1, width=16, heads=2, kv_heads=1, ffn=16, vocab=40, context=16)
+
+
+def save(run_dir: Path, step: int) -> str:
+    model = CodeModel(SPEC)
+    init_weights(model, step)
+    run = Run(name="r", model=SPEC, data=Data(sequence=16))
+    folder = str(run_dir / "checkpoints" / checkpoint.folder_name(step))
+    checkpoint.save(
+        folder,
+        {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
+        step=step,
+        sequence_index=step,
+        run_sha256=config.fingerprint(run),
+        data_sha256="d",
+        attachments={"run.toml": config.to_toml(run).encode(), "tokenizer.json": b"{}"},
+    )
+    return folder
+
+
+def test_a_checkpoint_that_its_run_removes_meanwhile_gives_way_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = save(tmp_path, 5)
+    read_model = checkpoint.read_model
+
+    def read_late(folder: str) -> object:
+        if folder == old:
+            new = save(tmp_path, 10)
+            shutil.rmtree(old)
+            assert new != old
+        return read_model(folder)
+
+    monkeypatch.setattr(checkpoint, "read_model", read_late)
+    found = weights.read(tmp_path)
+    assert found.source.endswith("step-00000010")
+    shutil.rmtree(found.source)
+    assert found.tokenizer_json.read_bytes() == b"{}", "what was read does not need its folder any more"
+
+
+def test_a_damaged_newest_checkpoint_is_an_error(tmp_path: Path) -> None:
+    (Path(save(tmp_path, 5)) / "rank-00000.safetensors").unlink()
+    with pytest.raises(DataError, match=r"rank-00000\.safetensors"):
+        weights.read(tmp_path)
