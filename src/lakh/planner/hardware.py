@@ -36,6 +36,8 @@ class Hardware:
     memory_Bps: Array
     processors: Array
     """Streaming multiprocessors: how many tiles of a matrix product are worked on at once."""
+    tile_columns: Array
+    """Width of the tiles that large matrix products are cut into: see TILE_COLUMNS."""
     node_size: Array
     node_Bps: Array
     node_latency_s: Array
@@ -73,6 +75,9 @@ class Hardware:
 
 # Streaming multiprocessors: NVIDIA's architecture white papers (V100, A100, H100, Blackwell).
 PROCESSORS = {"V100": 80, "A100": 108, "H100": 132, "H200": 132, "B200": 148, "GB200": 148, "B300": 148, "GB300": 148}
+
+# cuBLAS's usual tiles of large products are 128 x 256 or 256 x 256 from the H100 on; on older parts 256 x 128 and less.
+TILE_COLUMNS = {"H100": 256.0, "H200": 256.0, "B200": 256.0, "GB200": 256.0, "B300": 256.0, "GB300": 256.0}
 
 # Parts of one design run at their power limit under matrix products, and clocks there follow the power: at the lowest
 # voltage it is proportional to the clock. So they sustain less or more than their data-sheet peaks say. NVIDIA's data
@@ -115,6 +120,7 @@ def hardware_of(cluster: Cluster) -> Hardware:
         memory_bytes=cluster.gpu.memory_GiB * 2**30,
         memory_Bps=cluster.gpu.memory_bandwidth_GBps * 1e9,
         processors=float(PROCESSORS.get(kind, 100)),
+        tile_columns=TILE_COLUMNS.get(kind, 128.0),
         node_size=float(node.size),
         node_Bps=node.bandwidth_GBps * 1e9,
         node_latency_s=node.latency_us * 1e-6,

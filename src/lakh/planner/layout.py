@@ -73,6 +73,10 @@ class Layout:
     """1 replays a recorded graph of each layer's attention and router, 2 of the whole step (CUDA graphs)."""
     adapters: Array = 0.0
     """1 trains low-rank adapters beside frozen weights: no gradients, states or traffic of the weights themselves."""
+    repeats_activation: Array = 0.0
+    """1 computes the activation between an expert's products again in the backward pass."""
+    repeats_latent: Array = 0.0
+    """1 computes the up-projections of latent attention again in the backward pass."""
     pp_inside: Array = 0.0
     low_precision: Array = 0.0
     """Speed of linear layers' peak relative to bf16, minus one: 0 bf16, 1 fp8, 3 nvfp4."""

@@ -24,12 +24,29 @@ import numpy as np
 from lakh import storage
 from lakh.errors import DataError, UserError
 from lakh.planner.code_bases import CodeBase, code_base
-from lakh.planner.hardware import ATTENTION_GAIN, PROCESSORS, SOFTMAX_KNEE, Hardware, Level, kind_of, sustained
+from lakh.planner.hardware import (
+    ATTENTION_GAIN,
+    PROCESSORS,
+    SOFTMAX_KNEE,
+    TILE_COLUMNS,
+    Hardware,
+    Level,
+    kind_of,
+    sustained,
+)
 from lakh.planner.layout import RECOMPUTE, Layout
-from lakh.planner.recipes import exposes_tensor_traffic, graphs, overlaps_experts, sends_once_per_node
+from lakh.planner.recipes import (
+    exposes_tensor_traffic,
+    graphs,
+    overlaps_experts,
+    repeats_activation,
+    repeats_latent,
+    sends_once_per_node,
+    writes_scores,
+)
 from lakh.planner.shape import Shape
 
-__all__ = ["Point", "Points", "read_points", "stack"]
+__all__ = ["Index", "Point", "Points", "read_points", "stack"]
 
 Index: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 
@@ -197,6 +214,8 @@ def _shape(row: dict[str, str], code: CodeBase) -> dict[str, float]:
     }
     if "gpt-oss" in note:  # its model card: every other layer looks back 128 tokens; experts have biases
         shape |= {"window": 128.0, "windowed": 0.5, "expert_bias": 1.0}
+    if "qwen3" in note:  # its report (arXiv 2505.09388), section 2
+        shape["qk_norm"] = 1.0
     if "shared" in note and experts:
         shape["shared_experts"] = 1.0
     if "MLA" in note and "deepseek-v3" in note:  # DeepSeek-V3 report (arXiv 2412.19437), section 4.2
@@ -220,6 +239,8 @@ def _layout(row: dict[str, str], code: CodeBase) -> dict[str, float]:
     recompute = row["recompute"] or code.recompute
     if code.name == "torchtitan" and recompute == "selective":
         recompute = "half"  # torchtitan's "selective" repeats every other layer, or every other matrix product
+    if writes_scores(row):
+        recompute = "selective"
     zero1 = ("ZeRO-1" in note) if code.name == "nanotron" else code.zero1
     sp = code.sequence_parallel or "sequence parallelism on" in note
     low = LOW_PRECISION[row["precision"]]
@@ -239,7 +260,7 @@ def _layout(row: dict[str, str], code: CodeBase) -> dict[str, float]:
         "recompute": float(RECOMPUTE.index(recompute)),
         "zero1": float(zero1 and shard == 1),
         "sequence_parallel": float(sp),
-        "flash": float(code.flash),
+        "flash": float(code.flash and not writes_scores(row)),
         "native_attention": float(code.native_attention),
         "eager": float(code.eager and "compile" not in note),
         "overlap": float(code.overlap),
@@ -253,6 +274,8 @@ def _layout(row: dict[str, str], code: CodeBase) -> dict[str, float]:
         "expert_overlap": float(overlaps_experts(row)),
         "adapters": float("LoRA" in note),
         "graphed": float(graphs(row)),
+        "repeats_activation": float(repeats_activation(row)),
+        "repeats_latent": float(repeats_latent(row)),
         "pp_inside": 0.0,
     }
 
@@ -294,6 +317,7 @@ def _hardware(row: dict[str, str]) -> dict[str, float]:
         "memory_bytes": memory_GB * 1e9,
         "memory_Bps": memory_GBps * 1e9,
         "processors": float(PROCESSORS[kind_of(row["gpu"])]),
+        "tile_columns": TILE_COLUMNS.get(kind_of(row["gpu"]), 128.0),
         "node_size": float(row["gpus_per_node"] or 8),
         "node_Bps": node_GBps * 1e9,
         "nic_Bps": nic_GBps * 1e9,

@@ -45,6 +45,8 @@ class Shape:
     """Most nodes that the router sends a token to; 0 is no limit."""
     expert_bias: Array = 0.0
     """1 where experts have biases and clamped gates, as in GPT-OSS."""
+    qk_norm: Array = 0.0
+    """1 where queries and keys are normed head by head."""
     window: Array = 0.0
     """Tokens that layers with a sliding window look back; 0 is none."""
     windowed: Array = 0.0
@@ -152,5 +154,6 @@ def shape_of(model: Model) -> Shape:
         vocab=float(model.vocab),
         gated=1.0,
         tied=float(model.tied),
+        qk_norm=float(model.qk_norm),
         **{name: float(value) for name, value in extra.items()},
     )

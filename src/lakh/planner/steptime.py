@@ -25,6 +25,7 @@ from lakh.planner.collectives import (
     group,
     point_to_point_s,
 )
+from lakh.planner.elementwise import elementwise
 from lakh.planner.hardware import Hardware
 from lakh.planner.layout import Layout
 from lakh.planner.memory import expert_copies, stage_experts, stage_parameters
@@ -32,7 +33,8 @@ from lakh.planner.shape import Array, Shape
 
 __all__ = ["Fractions", "Step", "step_time"]
 
-TILE_ROWS, TILE_COLUMNS = 128.0, 128.0
+TILE_ROWS, TILE_COLUMNS = 128.0, 128.0  # the smallest that a part's processors share a product by
+WIDE = 4.0  # products of so many of the part's usual tiles and more are cut into those, and the last one is padded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,16 +94,18 @@ class Step:
 def gemm_s(m: Array, k: Array, n: Array, hw: Hardware, fr: Fractions, speed: Array) -> Array:
     """One matrix product of (m, k) by (k, n): the slower of arithmetic and memory."""
     tiles = np.ceil(m / TILE_ROWS) * np.ceil(n / TILE_COLUMNS)
+    padded = np.where(n >= WIDE * hw.tile_columns, np.ceil(n / hw.tile_columns) * hw.tile_columns, n)
     waves = np.maximum(tiles, 1.0) / hw.processors
     filled = waves / (waves + fr.wave * (np.ceil(waves) - waves))
     efficiency = fr.gemm * filled * k / (k + fr.gemm_knee)
-    arithmetic = 2 * m * k * n / (hw.arithmetic_FLOPs * speed * efficiency)
+    arithmetic = 2 * m * k * padded / (hw.arithmetic_FLOPs * speed * efficiency)
     traffic = 2 * (m * k + k * n + m * n) / (hw.memory_Bps * fr.memory)
     return np.maximum(arithmetic, traffic)
 
 
 def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step:
     net = Network(hw, fr.node, fr.nic, fr.collective_us * 1e-6)
+    memory_Bps = hw.memory_Bps * fr.memory
     lo, sh = layout, shape
     tp, cp = np.asarray(lo.tp, dtype=float), np.asarray(lo.cp, dtype=float)
     tokens = lo.micro_batch * lo.sequence / cp
@@ -144,25 +148,12 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     fused = score_flops / 2 / (hw.arithmetic_FLOPs * fr.attention * kernel)
     scores = tokens * lo.sequence * sh.heads / tp
     unfused = score_flops / (hw.arithmetic_FLOPs * fr.gemm * sh.head_dim / (sh.head_dim + fr.gemm_knee))
-    unfused = unfused + scores * UNFUSED_SCORE_BYTES / (hw.memory_Bps * fr.memory)
+    unfused = unfused + scores * UNFUSED_SCORE_BYTES / memory_Bps
     piece = lo.sequence / (2 * cp)  # a ring of cp ranks works on two pieces each, and short pieces fill a GPU badly
     fused = fused * np.where(cp > 1, 1 + ATTENTION_KNEE / piece, 1.0)
     attention = np.where(lo.flash, fused, unfused)
 
-    # --- element-wise work, forward: norms, residuals, dropout; activation of the feed-forward ---
-    active_f = np.where(
-        moe_share > 0, (1 - moe_share) * sh.ffn + moe_share * (sh.top_k + sh.shared_experts) * sh.expert_ffn, sh.ffn
-    )
-    bytes_forward = tokens * (
-        h * WIDTH_BYTES_PER_TOKEN / split + active_f * (2 + np.asarray(sh.gated)) * width_bytes / tp
-    )
-    copy_bytes = np.where(lo.node_dispatch, PERMUTE_BYTES, 2 * PERMUTE_BYTES)  # a plain exchange sorts again on arrival
-    copy_bytes = copy_bytes + np.asarray(sh.expert_bias) * EXPERT_BIAS_BYTES
-    bytes_forward = bytes_forward + tokens * moe_share * sh.top_k * h * copy_bytes
-    bytes_forward = bytes_forward + np.where(
-        np.asarray(lo.low_precision) > 0, tokens * (h * 6 + active_f * 3 / tp), 0.0
-    )
-    elementwise = bytes_forward * np.where(lo.eager, EAGER_BYTES, 1.0) / (hw.memory_Bps * fr.memory)
+    moved = elementwise(sh, lo, tokens)
 
     # --- passes over a layer: forward 1, backward 2 (attention 2.5 when fused), recomputation 0 to 1 ---
     full = np.asarray(REPEATED, dtype=float)[np.asarray(lo.recompute, dtype=int)]
@@ -170,8 +161,7 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     trained = np.where(lo.adapters, 0.0, 1.0)  # frozen weights need no product for their gradient
     gemm_passes = 2 + trained + full
     attention_passes = np.where(lo.flash, 3.5, 3.0) + full + selective
-    elementwise_passes = 3 + full
-    host_passes = 3 + full
+    passes = 3 + full  # of element-wise work and of the host
 
     # --- tensor parallelism: two collectives of the residual stream per pass ---
     tp_group = group(net, tp, 1.0)
@@ -206,7 +196,12 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     # --- one micro-batch on one stage ---
     stage_layers = np.ceil(sh.layers / lo.pp)  # of the fullest stage
     compute_layer = gemms * gemm_passes + attention * attention_passes
-    elementwise_layer = elementwise * elementwise_passes
+    if np.any(lo.repeats_latent):
+        queries = sh.heads * (sh.head_dim + sh.rope_dim)
+        again = gemm_s(tokens, np.maximum(sh.q_rank, 1.0), queries / tp, hw, fr, speed)
+        again = again + gemm_s(tokens, np.maximum(sh.kv_rank, 1.0), 2 * sh.heads * sh.head_dim / tp, hw, fr, speed)
+        compute_layer = compute_layer + np.where(sh.is_mla, lo.repeats_latent, 0.0) * (1 - full) * again
+    elementwise_layer = (moved.forward_bytes * passes + moved.again_bytes * (1 - full)) / memory_Bps
     local_experts = np.maximum(sh.experts / lo.ep, 1.0)
     casts = np.where(np.asarray(lo.low_precision) > 0, 2.0, 1.0)  # narrow types double an expert's kernels
     # A graph of the attention and router kernels is one launch; the experts' sizes are known to the host alone, unless
@@ -214,12 +209,13 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     graphed = np.asarray(lo.graphed)
     launches = np.where(lo.flash, 1.0, UNFUSED_LAUNCHES)
     kernels = np.where(graphed > 0, GRAPH_LAUNCH, 1 + moe_share * ROUTING_KERNELS)
-    kernels = kernels + np.where(graphed > 1, 0.0, moe_share * EXPERT_KERNELS * casts * local_experts)
+    per_expert = EXPERT_KERNELS * casts + EXPERT_BIAS_KERNELS * np.asarray(sh.expert_bias)
+    kernels = kernels + np.where(graphed > 1, 0.0, moe_share * per_expert * local_experts)
     working = compute_layer + elementwise_layer + tensor_layer + context_layer + expert_layer
-    host_layer = _waited_for(fr.host_us * 1e-6 * host_passes * launches * kernels, working)
+    host_layer = _waited_for(fr.host_us * 1e-6 * passes * launches * kernels, working)
     layer_s = working + host_layer  # what data traffic may hide behind, whoever is busy meanwhile
     head = (2 + trained) * gemm_s(tokens, h, sh.vocab / tp, hw, fr, 1.0)
-    head_memory = tokens * sh.vocab / tp * HEAD_BYTES / (hw.memory_Bps * fr.memory)
+    head_memory = tokens * sh.vocab / tp * HEAD_BYTES / memory_Bps
 
     # --- sharded parameters (FSDP): gathered for forward and backward, gradients scattered, per micro-batch ---
     # Experts are shared only by ranks that hold the same ones, which lie further apart than other data ranks.
@@ -286,7 +282,7 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     # --- optimizer: read gradient, master and moments, write master, moments and weight ---
     owners = np.where(np.asarray(lo.shard) > 1, lo.shard, np.where(lo.zero1, data, 1.0))
     owned = (dense_params / owners + experts / np.minimum(owners, copies)) * trained
-    optimizer = owned * OPTIMIZER_BYTES / (hw.memory_Bps * fr.memory)
+    optimizer = owned * OPTIMIZER_BYTES / memory_Bps
     optimizer = optimizer + np.where(lo.offload, owned * 16 / hw.host_Bps, 0.0)
 
     repeat = count * stage_layers
@@ -313,20 +309,11 @@ ROUTING_KERNELS = 2.0  # host work of routing, permuting and exchanging, in unit
 UNFUSED_LAUNCHES = 3.0
 GRAPH_LAUNCH = 0.2  # and of a layer whose kernels are recorded and replayed
 EXPERT_KERNELS = 0.5  # and of each expert that a rank holds: its products
+EXPERT_BIAS_KERNELS = 0.25  # and its bias, added expert by expert: nine kernels in three passes, a dense layer has 36
 REPEATED = (0.0, 0.0, 1.0, 0.5)  # share of the forward pass that is run again: none, selective, full, half
 
-# Bytes that element-wise kernels read and write, counted from the operations of a block (bf16 activations):
-WIDTH_BYTES_PER_TOKEN = (
-    22.0  # two norms (read 2, write 2), two residual additions with dropout (read 4, write 2, mask 1)
-)
 UNFUSED_SCORE_BYTES = 13.0  # write scores; softmax read and write; dropout read, write and mask; read for the values
-PERMUTE_BYTES = 8.0  # gather rows for the experts and scatter them back, bf16, per routed copy
-# Experts with biases and clamped gates (GPT-OSS), per routed copy and pass, as Megatron-Core 0.15 does both outside its
-# fused kernels: 20 for bias times probability, expert by expert (product and sum in float32, cast, joined again), 12
-# for the clamp of both halves of the gate (cut, clamped, joined again). Its width and its experts' are the same.
-EXPERT_BIAS_BYTES = 32.0
 HEAD_BYTES = 20.0  # logits in bf16, their float32 copy, softmax, its gradient
-EAGER_BYTES = 3.0  # times the above when each operation is its own kernel: float32 norms, rotary positions, gates
 OPTIMIZER_BYTES = 34.0  # gradient 2 read twice (norm, update), master and two moments read and written, weight written
 
 

@@ -168,3 +168,33 @@ def test_tensor_traffic_sticks_out_where_the_recipe_switches_its_overlap_off(rea
     assert one(read(row)).layout["tensor_overlap"] == 0
     assert one(read({**row, "gpu": "H100-80"})).layout["tensor_overlap"] == 1
     assert one(read({**row, "source": "Megatron-Bridge"})).layout["tensor_overlap"] == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "gpu", "note", "fused"),
+    [
+        ("DGX Cloud benchmarking", "GB200", "model=deepseek-v3; MLA", 0),  # no fused backward pass for its heads then
+        ("DGX Cloud benchmarking", "H100-80", "model=deepseek-v3; MLA", 1),
+        ("DGX Cloud benchmarking", "GB200", "model=llama3-405b", 1),
+        ("Megatron-Bridge", "GB200", "model=deepseek-v3; MLA; NeMo container 25.09", 1),
+    ],
+)
+def test_latent_heads_on_blackwell_were_not_fused_at_first(
+    source: str, gpu: str, note: str, fused: int, read: Callable[..., Points]
+) -> None:
+    layout = one(read({"source": source, "gpu": gpu, "note": note, "recompute": "", "precision": "bf16"})).layout
+    assert layout["flash"] == fused
+    assert layout["recompute"] == (0 if fused else 1)
+
+
+def test_published_recipes_say_what_is_computed_again(read: Callable[..., Points]) -> None:
+    def layout(gpu: str, note: str, precision: str = "bf16") -> dict[str, float]:
+        row = {"source": "Megatron-Bridge", "gpu": gpu, "precision": precision, "note": note}
+        return one(read(row)).layout
+
+    small, large = layout("GB200", "model=gpt-oss-120b"), layout("GB300", "model=gpt-oss-120b")
+    assert (small["repeats_activation"], large["repeats_activation"]) == (1, 0)
+    assert small["node_dispatch"] == large["node_dispatch"] == 0
+    latent = "model=deepseek-v3; MLA"
+    assert layout("GB300", latent, "mxfp8")["repeats_latent"] == layout("GB200", latent)["repeats_latent"] == 1
+    assert layout("GB300", latent)["repeats_latent"] == layout("GB200", "model=llama3-70b")["repeats_latent"] == 0

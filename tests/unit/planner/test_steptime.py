@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from lakh.planner.calibration import calibrated
 from lakh.planner.catalogue import architecture
 from lakh.planner.collectives import Network, all_reduce_s, all_to_all_s, dispatch_s, gather_s, group
+from lakh.planner.elementwise import elementwise
 from lakh.planner.hardware import Hardware, hardware_of
 from lakh.planner.layout import FULL, NONE, Layout
 from lakh.planner.memory import memory
 from lakh.planner.shape import Shape
-from lakh.planner.steptime import Fractions, step_time
+from lakh.planner.steptime import Fractions, gemm_s, step_time
 from lakh.spec.cluster import load_cluster
 
 MODELS = [architecture(name).shape for name in ("llama3-70b", "deepseek-v3", "gpt3-175b")]
@@ -48,6 +49,8 @@ layouts = st.builds(
     expert_overlap=st.sampled_from([0.0, 1.0]),
     graphed=st.sampled_from([0.0, 1.0, 2.0]),
     adapters=st.sampled_from([0.0, 1.0]),
+    repeats_latent=st.sampled_from([0.0, 1.0]),
+    repeats_activation=st.sampled_from([0.0, 1.0]),
 )
 
 
@@ -100,6 +103,34 @@ def test_recomputation_costs_a_third_and_a_bubble_shrinks_with_chunks() -> None:
     )
     plain, interleaved = (float(step_time(MODELS[0], replace(layout, chunks=c), HW, FR).bubble_s) for c in (1.0, 5.0))
     assert interleaved == pytest.approx(plain / 5, rel=0.1)  # a little more traffic between stages
+
+
+@pytest.mark.parametrize("part", ["repeats_latent", "repeats_activation"])
+def test_repeating_a_part_of_a_layer_costs_less_than_repeating_all_of_it(part: str) -> None:
+    layout = Layout(gpus=1024.0, sequence=4096.0, batch=2048.0, pp=8.0, ep=64.0)
+    plain, some, all_ = (seconds(replace(layout, **what), model=1) for what in ({}, {part: 1.0}, {"recompute": 2.0}))
+    assert plain < some < all_
+    assert seconds(replace(layout, **{part: 1.0}), model=0) == seconds(layout, model=0)  # a dense model has neither
+    assert seconds(replace(layout, recompute=2.0, **{part: 1.0}), model=1) == all_  # nothing is repeated twice
+
+
+def test_work_beside_the_products_is_counted() -> None:
+    layout = Layout(gpus=64.0, sequence=4096.0, batch=512.0, ep=8.0)
+    plain = replace(MODELS[1], kv_rank=0.0, q_rank=0.0, rope_dim=0.0)
+    for extra in ("qk_norm", "expert_bias"):
+        more = step_time(replace(plain, **{extra: 1.0}), layout, HW, FR)
+        assert more.elementwise_s > step_time(plain, layout, HW, FR).elementwise_s
+    fused, eager = (float(elementwise(MODELS[0], replace(layout, eager=e), 1.0).forward_bytes) for e in (0.0, 1.0))
+    rotary = 4 * (64 + 8) * 128  # queries and keys of Llama 3 70B, read and written
+    assert eager == pytest.approx(3 * (fused - rotary))
+
+
+def test_products_that_do_not_fill_their_last_tile_pay_for_it() -> None:
+    def per_column(columns: float) -> float:
+        return float(gemm_s(65536.0, 8192.0, columns, HW, FR, 1.0)) / columns
+
+    assert per_column(2880.0) == pytest.approx(per_column(3072.0) * 3072 / 2880, rel=0.01)
+    assert per_column(640.0) < per_column(1152.0)  # narrow products have narrower tiles to choose from
 
 
 def test_attention_kernels_of_the_gpu_count_where_sequences_are_long() -> None:
