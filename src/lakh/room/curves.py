@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lakh.room.thin import bucket_means, thin
+from lakh.room.thin import bucket_means, running_means, thin
 
 __all__ = ["Sparse", "as_points", "curve", "thinned"]
 
 MEAN_POINTS = 80
+SHORT_POINTS = 4 * MEAN_POINTS
 Floats = NDArray[np.float64]
 
 
@@ -20,13 +21,19 @@ def curve(steps: Floats, times: Floats, values: Floats, most_points: int, *, rat
     """The points that stay and the mean of each bucket; of a rate, so much in all over so much time in all."""
     kept = thin(values, most_points)
     averaged = 1 / np.where(values > 0, values, np.nan) if rate else values
-    buckets = max(1, min(MEAN_POINTS, len(values) // 4))
-    mean_x, mean_y = bucket_means(steps, averaged, buckets)
-    mean_t, _ = bucket_means(times, np.where(np.isfinite(averaged), times, np.nan), buckets)
+    mean_x, mean_y = _means(steps, averaged)
+    mean_t, _ = _means(times, averaged)
     if rate:
         mean_y = 1 / mean_y
     found = as_points(steps[kept], times[kept], values[kept])
     return {**found, "mean": as_points(mean_x, mean_t, mean_y)}
+
+
+def _means(positions: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Of few points a mean that runs along with them; of many, one mean for each stretch."""
+    if len(values) <= SHORT_POINTS:
+        return running_means(positions, values, max(5, len(values) // 20))
+    return bucket_means(positions, values, MEAN_POINTS)
 
 
 def as_points(steps: Floats, times: Floats, values: Floats) -> dict[str, Any]:

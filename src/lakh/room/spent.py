@@ -23,6 +23,7 @@ from lakh.room.table import StepTable, number
 __all__ = ["CLASSES", "Spent"]
 
 CLASSES = ("productive", "data_wait", "lost", "evaluation", "checkpoint", "init", "down", "other")
+BEFORE_INITIALISED = ("restarted", "setting_changed", "checkpoint_skipped")
 OF_KIND = {"evaluated": "evaluation", "checkpoint_saved": "checkpoint"}
 Span = tuple[float, float]
 
@@ -38,7 +39,7 @@ class Spent:
 
     def fold(self, record: dict[str, Any]) -> None:
         kind, time_s = record["kind"], float(record["time_s"])
-        if kind == "restarted":
+        if kind in BEFORE_INITIALISED:
             return  # the next attempt is already on its way: its `initialised` tells when it began
         if kind == "initialised":
             began_s = time_s - max(0.0, number(record.get("seconds")))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["bucket_means", "thin"]
+__all__ = ["bucket_means", "running_means", "thin"]
 
 Floats = NDArray[np.float64]
 
@@ -39,6 +39,18 @@ def bucket_means(positions: Floats, values: Floats, most_points: int) -> tuple[F
         x, y = (np.nanmean(_rows(column, max(1, most_points)), axis=1) for column in (positions, values))
     kept = np.isfinite(y)
     return x[kept], y[kept]
+
+
+def running_means(positions: Floats, values: Floats, width: int) -> tuple[Floats, Floats]:
+    """At every finite value, the mean of the `width` values around it; fewer at the ends, as many on either side."""
+    finite = np.isfinite(values)
+    positions, values = positions[finite], values[finite]
+    last = len(values) - 1
+    reaches = [min(width // 2, at, last - at) for at in range(len(values))]
+    with np.errstate(over="ignore"):  # no running sum: one huge value would leave its error in all after it
+        means = np.array([values[at - reach : at + reach + 1].mean() for at, reach in enumerate(reaches)])
+    kept = np.isfinite(means)
+    return positions[kept], means[kept]
 
 
 def _rows(values: Floats, buckets: int) -> Floats:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.room.thin import bucket_means, thin
+from lakh.room.thin import bucket_means, running_means, thin
 
 VALUES = st.lists(st.floats(width=32), min_size=1, max_size=400)
 
@@ -53,3 +53,19 @@ def test_the_mean_of_a_flat_curve_is_the_curve() -> None:
     x, y = bucket_means(np.arange(100.0), np.full(100, 3.0), 10)
     assert list(y) == [3.0] * 10
     assert x[0] == 4.5
+
+
+@given(st.lists(st.one_of(st.floats(-1e9, 1e9), st.just(math.nan)), max_size=60), st.integers(1, 9))
+def test_running_means_stand_at_every_number_and_begin_and_end_with_the_curve(values: list[float], width: int) -> None:
+    x, y = running_means(np.arange(len(values), dtype=float), np.array(values), width)
+    finite = [value for value in values if math.isfinite(value)]
+    assert len(x) == len(y) == len(finite)
+    if finite:
+        assert (y[0], y[-1]) == (finite[0], finite[-1])
+        room = 1e-6 * max(1.0, *map(abs, finite))
+        assert all(min(finite) - room <= mean <= max(finite) + room for mean in y)
+
+
+def test_one_huge_value_leaves_no_trace_in_later_means() -> None:
+    values = np.array([1.0, 1e300, *[2.0] * 20])
+    assert running_means(np.arange(22.0), values, 5)[1][-10:].tolist() == [2.0] * 10

@@ -54,6 +54,17 @@ def test_time_is_shared_out_as_the_trainer_does(hurt_run: Any) -> None:
     assert found["spent_s"]["down"] == pytest.approx(4.0)
 
 
+def test_a_run_that_goes_on_with_another_setting_was_down_meanwhile(hurt_run: Any) -> None:
+    from lakh.trainer.goodput import goodput
+
+    hurt_run.tell("setting_changed", step=120, after_s=30.0, path="train.steps", before=120, after=130)
+    hurt_run.begin(120)
+    hurt_run.steps(121, 130)
+    found = watched(hurt_run)["spent_s"]
+    assert found == pytest.approx(goodput(events.read(hurt_run.run_dir, rank=0))["classes_s"], abs=1e-6)
+    assert found["down"] == pytest.approx(4.0 + 30.0)
+
+
 def test_by_the_clock_every_stretch_is_shared_out_whole_and_sums_to_the_same(hurt_run: Any) -> None:
     found = watched(hurt_run)
     shares, width_s = found["clock"]["shares"], (found["clock"]["ended_s"] - found["clock"]["began_s"]) / 120

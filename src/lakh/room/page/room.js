@@ -492,6 +492,8 @@ function show() {
     else inner.push(...head(chosen[0]));
     for (const run of chosen.filter((r) => r.read.bytes < r.read.of_bytes - 65536))
       inner.push(make("p", { class: "hint" }, `reading ${run.name}: ${percent(run.read.bytes / run.read.of_bytes)} of ${digits(run.read.of_bytes / 1e6, 3)} MB so far`));
+    if (view.run === null && chosen.length < data.runs.length)
+      inner.push(make("p", { class: "hint" }, `curves of ${chosen.length} of ${data.runs.length} runs, those with the newest events; choose any other in the table`));
     if (view.window) inner.push(make("p", { class: "hint" }, "zoomed in; ", make("button", { id: "whole", onclick: () => zoom(null) }, "show all")));
     inner.push(...charted(chosen));
   }
