@@ -45,6 +45,7 @@ __all__ = [
     "read_bytes",
     "read_manifest",
     "remove_tree",
+    "require_folder",
     "require_space",
     "retry",
     "sha256",
@@ -100,6 +101,14 @@ def list_dir(url: str | Path) -> list[str]:
             return []
 
     return retry(names, f"list {url}")
+
+
+def require_folder(url: str | Path, todo: str) -> None:
+    """Refuse what is no folder; `todo` says which one to give."""
+    if not exists(url):
+        raise UserError(str(url), "no such folder", todo)
+    if is_local(url) and not local_path(url).is_dir():
+        raise UserError(str(url), "is a file", todo)
 
 
 def make_dir(url: str | Path) -> None:

@@ -6,7 +6,7 @@ import click
 
 from lakh.cli.face import Answer, answers, table
 from lakh.errors import DataError, UserError
-from lakh.storage import exists, is_complete
+from lakh.storage import is_complete, require_folder
 
 __all__ = ["checkpoint"]
 
@@ -23,8 +23,7 @@ def list_(run_dir: str) -> Answer:
     """List the complete checkpoints of a run, oldest first."""
     from lakh.checkpoint import Manifest, list_complete
 
-    if not exists(run_dir):
-        raise UserError(run_dir, "no such folder", "give a run's folder")
+    require_folder(run_dir, "give a run's folder")
     rows = []
     for step, folder in list_complete(run_dir):
         manifest = Manifest.read(folder)
@@ -63,5 +62,6 @@ def gc(run_dir: str, keep: int) -> Answer:
     """Remove all but the newest checkpoints, and leftovers of saves that never finished."""
     from lakh.checkpoint import thin_out
 
+    require_folder(run_dir, "give a run's folder")
     removed = thin_out(run_dir, keep=keep)
     return Answer({"removed": removed}, "\n".join(["removed:", *removed]) if removed else "nothing to remove")

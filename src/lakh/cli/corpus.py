@@ -91,6 +91,7 @@ def build_command(
             progress=told_now_and_then(progress),
         )
     head = f"{out}: already built from the same files, reused" if made.reused else f"{out}: built"
+    head += "" if made.kept else ", and nothing was kept: below is why"
     return Answer(made.as_dict(), _summary(made, head))
 
 

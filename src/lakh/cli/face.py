@@ -25,6 +25,9 @@ set_option = click.option(
 )
 
 
+SHORT_WORD_CHARS = 8  # columns of such words and of numbers keep their lines; in a narrow window the others fold
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a command found: `data` for --json, `text` (or a rich renderable) for people."""
@@ -71,7 +74,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
     result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        result.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        whole = numeric or all(len(_cell(row[index])) <= SHORT_WORD_CHARS for row in rows)
+        result.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
     for row in rows:
         result.add_row(*[Text(_cell(value)) for value in row])  # Text: no markup, "[train]" stays
     return result
@@ -83,7 +87,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.4g}"
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:,.4g}"
     if isinstance(value, dict):
         return ", ".join(f"{key} {_inner(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):

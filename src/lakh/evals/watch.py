@@ -28,6 +28,7 @@ __all__ = ["WATCHER_RANK", "Pending", "bits_per_byte", "curve", "pending", "watc
 WATCHER_RANK = 99_999  # its own file of events: those of the ranks have one writer each
 FOLDER = "evals"
 RESULT = "result.json"
+A_RUN = "give the folder of a run: lakh train --out RUNDIR"
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,7 @@ def watch(
 
     Where `texts` (name, text) are given, bits per byte are measured on them too; without tasks no sandbox is needed.
     """
-    if not storage.exists(run_dir):
-        raise UserError(run_dir, "no such folder", "give the folder of a run: lakh train --out RUNDIR")
+    storage.require_folder(run_dir, A_RUN)
     made, refused = 0, set()
     loaded: tuple[str, Generator] | None = None  # tasks of one checkpoint follow each other
 
@@ -120,8 +120,7 @@ def watch(
 
 def curve(run_dir: str, task: str | None = None) -> list[events.Scored]:
     """What was scored so far, by task and step; of a checkpoint that was scored twice, the later result."""
-    if not storage.exists(run_dir):
-        raise UserError(run_dir, "no such folder", "give the folder of a run: lakh train --out RUNDIR")
+    storage.require_folder(run_dir, A_RUN)
     found = {
         (event.task, event.step or 0): event
         for event in events.read(run_dir, WATCHER_RANK)

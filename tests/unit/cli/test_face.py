@@ -30,3 +30,10 @@ def test_values_with_parts_are_shown_in_words() -> None:
     printed = " ".join(shown(Answer({}, table(["what", "value"], [("goodput", goodput), ("steps", [1, 2])]))).split())
     assert "goodput total_s 60.1, classes_s (productive 53.9, lost 0)" in printed
     assert "steps 1, 2" in printed
+
+
+def test_numbers_and_short_words_are_never_broken_over_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    row = ["a-run-with-quite-a-long-name", "running", 100_000, 409_512.4, 1.6384]
+    printed = shown(Answer({}, table(["run", "state", "step", "tokens/s", "loss"], [row])))
+    assert {"running", "100,000", "409,512", "1.638"} <= set(printed.split())

@@ -91,6 +91,9 @@ def test_a_missing_extra_names_the_line_that_installs_it(engine: str, tmp_path: 
         (("train", "laptop", "--fault", "burn", "--out", "/proc/none"), "error"),
         (("checkpoint", "verify", "/nowhere"), "no complete checkpoint"),
         (("checkpoint", "list", "/nowhere"), "no such folder"),
+        (("checkpoint", "list", "pyproject.toml"), "is a file; give a run's folder"),
+        (("checkpoint", "gc", "/nowhere"), "no such folder"),
+        (("eval", "curve", "pyproject.toml"), "is a file; give the folder of a run"),
         (("resume", "/nowhere"), "no such"),
         ((), "Usage"),
         (("corpus", "build", "", "--out", "x"), "lakh corpus build: the next word is empty"),
@@ -152,3 +155,11 @@ def test_shells_get_a_completion_script(shell: str) -> None:
     done = lakh("completion", shell)
     assert done.returncode == 0
     assert "_LAKH_COMPLETE" in done.stdout
+
+
+def test_a_name_that_is_no_text_can_be_shown(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(folder)
+    done = lakh("checkpoint", "list", os.fsdecode(folder), PYTHONUTF8="1")
+    assert done.returncode == 0, done.stderr
+    assert "caf\\udce9: no complete checkpoint" in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -247,6 +248,13 @@ def test_line_completion_asks_the_same_lines_every_time(code_dir: Path) -> None:
     assert (problem.prompt.rpartition("\n")[2] + problem.canonical).rstrip() == line.rstrip()
     assert task.build(problem, problem.canonical + "  \nmore") == Verdict("passed")
     assert task.build(problem, "x" + problem.canonical).kind == "failed"  # type: ignore[union-attr]
+
+
+def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.py", "w") as file:
+        file.write("def total(numbers):\n    result = 0\n    for number in numbers:\n        result += number\n")
+    task = load_task("line-completion", str(tmp_path))
+    assert task.problems[0].id.startswith("caf\\udce9.py:")
 
 
 def test_line_completion_says_what_is_missing(tmp_path: Path) -> None:

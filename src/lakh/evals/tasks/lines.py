@@ -38,7 +38,8 @@ def source_texts(data: str | None, task: str) -> list[tuple[str, str]]:
     for path in paths:
         if path.is_file() and path.stat().st_size <= LARGEST_FILE_BYTES:
             try:
-                texts.append((path.name if path == base else str(path.relative_to(base)), _read(path)))
+                name = path.name if path == base else str(path.relative_to(base))
+                texts.append((name.encode("utf-8", "backslashreplace").decode(), _read(path)))  # names need not be text
             except UnicodeDecodeError:
                 continue
     texts = [(name, text) for name, text in texts if text.strip()]
@@ -48,7 +49,7 @@ def source_texts(data: str | None, task: str) -> list[tuple[str, str]]:
 
 
 def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8").replace("\r\n", "\n")
+    return storage.read_bytes(path).decode("utf-8").replace("\r\n", "\n")
 
 
 def load(data: str | None = None) -> Task:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lakh import storage
 from lakh.errors import ConfigError, CorruptCheckpoint, UserError
 from lakh.spec.model import Model
 from lakh.workloads.code import hf
@@ -77,7 +78,7 @@ def is_gguf(path: str | Path) -> bool:
     path = Path(path)
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with storage.open_read(path) as file:
         return file.read(4) == MAGIC
 
 
