@@ -160,7 +160,7 @@ def create(url: str | Path) -> Iterator[IO[bytes]]:
         return
     target = local_path(url)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
-    with _local_errors(url):
+    with _local_errors(url, hidden=temporary):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as local:
@@ -314,13 +314,16 @@ def require_space(url: str | Path, size_bytes: int) -> None:
     path = local_path(url).absolute()
     while not path.exists():
         path = path.parent
+    if not os.access(path, os.W_OK):
+        raise UserError(str(url), f"{path} cannot be written to", "choose another place, or check its owner and mode")
     free = shutil.disk_usage(path).free
     if free < size_bytes:
-        raise DiskFull(
-            str(url),
-            f"needs about {size_bytes / 1e9:.2f} GB and {free / 1e9:.2f} GB are free",
-            "free some space or choose another disk",
-        )
+        found = f"needs about {_size(size_bytes)} and {_size(free)} are free"
+        raise DiskFull(str(url), found, "free some space or choose another disk")
+
+
+def _size(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.2f} MB"
 
 
 def explain(error: OSError, where: str | Path) -> LakhError | None:
@@ -345,10 +348,13 @@ def explain(error: OSError, where: str | Path) -> LakhError | None:
 
 
 @contextlib.contextmanager
-def _local_errors(url: str | Path) -> Iterator[None]:
+def _local_errors(url: str | Path, hidden: Path | None = None) -> Iterator[None]:
+    """A file of our own, `hidden`, is not what they know: errors are those of `url`."""
     try:
         yield
     except OSError as error:
+        if hidden is not None and error.filename == str(hidden):
+            error.filename = str(url)
         if (explained := explain(error, url)) is None:
             raise
         raise explained from None

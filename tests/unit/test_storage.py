@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -129,3 +130,17 @@ def test_space_is_checked_before_work_begins(tmp_path: Path) -> None:
     storage.require_space(tmp_path / "not" / "yet", 1)
     with pytest.raises(DiskFull, match="are free"):
         storage.require_space(tmp_path, 10**18)
+
+
+def test_a_place_that_cannot_be_written_to_is_named_as_it_was_given() -> None:
+    for call in (lambda: storage.write_bytes("/proc/self/page.html", b""), lambda: storage.require_space("/proc/x", 1)):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert caught.value.where in ("/proc/self/page.html", "/proc/x")
+        assert ".part" not in str(caught.value)
+
+
+def test_small_sizes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=2_500_000))
+    with pytest.raises(DiskFull, match=r"needs about 4\.00 MB and 2\.50 MB are free"):
+        storage.require_space(tmp_path, 4_000_000)

@@ -56,6 +56,7 @@ PROCESS_TIMEOUT_S = 1500.0
 WATCH_S = 0.05
 RAW = pa.schema([("id", pa.string()), ("repo_name", pa.string()), ("path", pa.string()), ("content", pa.string())])
 GROUP_BYTES = 8 << 20
+MOST_TIMES = 1000  # that the same code is taken again
 FILE_BYTES = 64 << 20
 
 Say = Callable[[str], None]
@@ -130,6 +131,9 @@ def make_records(words: Sequence[str], work: Path, name: str, size_bytes: float)
     known = _known(folder, words, size_bytes)
     if known:
         return known
+    if total * MOST_TIMES < size_bytes:
+        found = f"hold {total / 1e6:.3g} MB of code, of which {size_bytes / 1e6:g} MB are to be made"
+        raise UserError(", ".join(words), found, "choose larger sources, or fewer MB")
     step = max(1, int(total // size_bytes))
     with _Records(folder) as out:
         for again in range(int(size_bytes // total) + 1):

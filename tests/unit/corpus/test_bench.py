@@ -43,6 +43,12 @@ def test_stages_and_builds_are_measured_whole(tree: Callable[..., Path], tmp_pat
     assert all(row.cpu_s > 0 and row.peak_rss_bytes > 0 and row.ratio_to_datatrove is None for row in rows)
 
 
+def test_sources_far_too_small_for_what_is_asked_are_refused(tree: Callable[..., Path], tmp_path: Path) -> None:
+    source = tree("tiny", {"a.py": code(0)})
+    with pytest.raises(UserError, match="choose larger sources"):
+        make_records([str(source)], tmp_path / "work", "sample", 1e9)
+
+
 def test_sources_without_code_are_the_users_to_mend(tree: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="hold no code"):
         make_records([str(tree("proj", {"a.png": b"x"}))], tmp_path / "work", "small", 1000)
