@@ -46,13 +46,19 @@ def engine(tokenizer_json: Path, device: str, **options: object) -> Engine:
     return Engine("m", SPEC, weights(1), tokenizer, device=device, precision="f32", **options)  # type: ignore[arg-type]
 
 
-def agreement(left: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> float:
-    """Share of tokens before the first difference: tensor cores round float32 products, and a near tie may tip."""
-    same = total = 0
-    for ours, theirs in zip(left, right, strict=True):
-        total += len(theirs)
-        same += next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs))
-    return same / total
+def assert_same(seed: int, found: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> None:
+    """Equal, or apart from a token on for which two ids nearly tied: tensor cores round float32 products to 11 bits."""
+    reference = CodeModel(SPEC)
+    reference.load_state_dict(weights(seed))
+    for prompt, ours, theirs in zip(PROMPTS, found, expected, strict=True):
+        at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+        if at is None:
+            assert ours == theirs
+            continue
+        with torch.no_grad():
+            scores = reference(torch.tensor([[*prompt, *theirs[:at]]]))[0, -1]
+        gap = float(scores.max() - min(scores[ours[at]], scores[theirs[at]]))
+        assert gap < 0.1 * float(scores.std()), (at, ours, theirs)
 
 
 def test_answers_are_those_of_the_cpu(tokenizer_json: Path) -> None:
@@ -62,7 +68,7 @@ def test_answers_are_those_of_the_cpu(tokenizer_json: Path) -> None:
         gpu = engine(tokenizer_json, "cuda", **options)
         for _ in range(2):  # the second time from cached prefixes
             found = [done.tokens for done in gpu.generate(PROMPTS, GREEDY)]
-            assert agreement(found, expected) > 0.9
+            assert_same(1, found, expected)
         assert gpu.pool.num_held == 0
     assert gpu.counts.drafted_tokens > 0
 
@@ -73,4 +79,4 @@ def test_new_weights_reach_the_captured_graphs(tokenizer_json: Path) -> None:
     gpu.swap(weights(2))
     cpu = Engine("m", SPEC, weights(2), Tokenizer.load(tokenizer_json), device="cpu", precision="f32")
     found, expected = ([done.tokens for done in one.generate(PROMPTS, GREEDY)] for one in (gpu, cpu))
-    assert agreement(found, expected) > 0.9
+    assert_same(2, found, expected)

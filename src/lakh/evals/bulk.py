@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lakh.evals.bulk_rows import Draw, Row, draw_numbers, numbers_of, pick
+from lakh.evals.bulk_rows import Draw, Row, draw_keys, keys_of, pick
 from lakh.server.engine import Completion, Engine, FinishReason, Prompt, Sampling
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.network import Network, Segment
@@ -109,9 +109,9 @@ class Bulk:
                 encoded[prompt] = engine.cut(engine.encode(prompt), sampling)
             ids = encoded[prompt]
             limit = min(sampling.max_tokens, engine.spec.context - len(ids))
-            numbers = draw_numbers(sampling, copies[ids, sampling], limit)
+            keys = draw_keys(sampling, copies[ids, sampling], limit)
             copies[ids, sampling] += 1
-            rows.append(Row(ids, limit, numbers, place))
+            rows.append(Row(ids, limit, keys, place))
         return sorted(rows, key=lambda row: (-len(row.prompt) - row.limit, row.prompt, row.place))
 
     def _admit(self, waiting: deque[Row], running: list[Row]) -> None:
@@ -203,14 +203,14 @@ class _Plain:
     @torch.inference_mode()
     def run(self, rows: Sequence[Row], steps: int, draw: Draw) -> list[list[int]]:
         drawn: list[list[int]] = [[] for _ in rows]
-        numbers = numbers_of(rows, steps).to(self._network.device)
+        keys = keys_of(rows, steps).to(self._network.device)
         for step in range(steps):
             segments = [
                 Segment([new[-1] if new else row.last], row.position + step, row.blocks)
                 for row, new in zip(rows, drawn, strict=True)
             ]
             logits = self._network.forward(segments, self._cache)
-            for new, token in zip(drawn, pick(logits, draw, numbers[:, step]).tolist(), strict=True):
+            for new, token in zip(drawn, pick(logits, draw, keys[:, step]).tolist(), strict=True):
                 new.append(token)
         return drawn
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lakh.evals.bulk_rows import Draw, Row, numbers_of, pick
+from lakh.evals.bulk_rows import Draw, Row, keys_of, pick
 from lakh.server.model.gpu.decode import Decoder, can_decode
 from lakh.server.model.kv import PagedCache
 from lakh.server.model.network import Network
@@ -31,13 +31,13 @@ class Graphs:
         last, positions = [row.last for row in rows], [row.position for row in rows]
         batch = self._decoder.begin(last, positions, [row.blocks for row in rows], SIZES)
         device = batch.tokens.device
-        numbers = torch.zeros(len(batch), steps)
-        numbers[:num] = numbers_of(rows, steps)
-        numbers = numbers.to(device)
+        keys = torch.zeros(len(batch), steps, dtype=torch.int64)
+        keys[:num] = keys_of(rows, steps)
+        keys = keys.to(device)
         history = torch.zeros(steps, len(batch), dtype=torch.int64, device=device)
         for step in range(steps):
             batch.replay()
-            drawn = pick(batch.logits, draw, numbers[:, step])
+            drawn = pick(batch.logits, draw, keys[:, step])
             batch.redraw(drawn)
             history[step] = drawn
         return history[:, :num].T.tolist()

@@ -1,4 +1,4 @@
-"""Rows of a bulk generation: how far each has come, its random numbers, and the next token of them all.
+"""Rows of a bulk generation: how far each has come, the keys of its noise, and the next token of them all.
 
 Drawing is server.sampling's, for rows that draw alike, on the device where the scores lie. Knows nothing of text.
 """
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from lakh.server.model.blocks import Lease
 from lakh.server.params import Sampling
-from lakh.server.sampling import Draws
+from lakh.server.sampling import Draws, noise
 
-__all__ = ["Draw", "Row", "draw_numbers", "numbers_of", "pick"]
+__all__ = ["Draw", "Row", "draw_keys", "keys_of", "pick"]
 
 
 @dataclass(eq=False, slots=True)
@@ -23,8 +23,8 @@ class Row:
     prompt: tuple[int, ...]
     limit: int
     """At most so many new tokens."""
-    numbers: Tensor
-    """One random number for each of them."""
+    keys: Tensor
+    """One for each of them (server.sampling.Draws)."""
     place: int
     """Among the completions that were asked for."""
     tokens: list[int] = field(default_factory=list)
@@ -55,38 +55,32 @@ class Draw:
     top_p: float
 
 
-def numbers_of(rows: Sequence[Row], steps: int) -> Tensor:
-    """Random numbers of the next steps, rows x steps; what lies past a row's limit is thrown away, whatever it is."""
-    numbers = torch.zeros(len(rows), steps)
-    for row, numbers_S in zip(rows, numbers, strict=True):
-        part = row.numbers[len(row.tokens) : len(row.tokens) + steps]
-        numbers_S[: len(part)] = part
-    return numbers
+def keys_of(rows: Sequence[Row], steps: int) -> Tensor:
+    """Keys of the next steps, rows x steps; what lies past a row's limit is thrown away, whatever it is."""
+    keys = torch.zeros(len(rows), steps, dtype=torch.int64)
+    for row, keys_S in zip(rows, keys, strict=True):
+        part = row.keys[len(row.tokens) : len(row.tokens) + steps]
+        keys_S[: len(part)] = part
+    return keys
 
 
-def draw_numbers(sampling: Sampling, copy: int, count: int) -> Tensor:
-    """The random numbers of one request, as the engine draws them; none for a greedy one."""
+def draw_keys(sampling: Sampling, copy: int, count: int) -> Tensor:
+    """The keys of one request, as the engine has them; none for a greedy one."""
     if sampling.temperature == 0:
-        return torch.zeros(0)
+        return torch.zeros(0, dtype=torch.int64)
     draws = Draws(sampling, copy)
-    return torch.rand(count, generator=draws._generator)  # the same stream as one number at a time
+    return torch.tensor([draws[place] for place in range(count)], dtype=torch.int64)
 
 
-def pick(logits_BV: Tensor, draw: Draw, numbers_B: Tensor) -> Tensor:
+def pick(logits_BV: Tensor, draw: Draw, keys_B: Tensor) -> Tensor:
     """The next token of every row: server.sampling.choose for rows that draw alike, without leaving the device."""
     if draw.temperature == 0:
         return logits_BV.argmax(dim=-1)
     scores_BV = logits_BV.float()
     scores_BV = (scores_BV - scores_BV.amax(dim=-1, keepdim=True)) / draw.temperature
-    probabilities_BV = scores_BV.softmax(dim=-1)
     if draw.top_p < 1:
-        probabilities_BV = _likeliest(probabilities_BV, draw.top_p)
-    reached_BV = probabilities_BV.cumsum(dim=-1)
-    # The first id whose cumulated probability exceeds the number; rounding must not carry it past the last kept id.
-    picks_B = (reached_BV <= numbers_B[:, None] * reached_BV[:, -1:]).sum(dim=-1)
-    ranks_V = torch.arange(scores_BV.shape[-1], device=scores_BV.device)
-    last_B = ((probabilities_BV > 0) * ranks_V).amax(dim=-1)
-    return torch.minimum(picks_B, last_B)
+        scores_BV = scores_BV.where(_likeliest(scores_BV.softmax(dim=-1), draw.top_p) > 0, -torch.inf)
+    return (scores_BV + noise(keys_B, scores_BV.shape[-1])).argmax(dim=-1)
 
 
 def _likeliest(probabilities_BV: Tensor, top_p: float) -> Tensor:

@@ -1,14 +1,15 @@
 """The engine: prompts in, completions out, for one model in one process.
 
-A request becomes a Row (row.py). `step` is the whole of it: let waiting rows in, share the step's tokens among rows
-(schedule.py), find room for them (blocks.py), compute (runner.py), draw (sampling.py), and give back the blocks of
-rows that ended. `generate` and `stream` step until their own rows are done; a server steps all the time (worker.py)
-and adds rows between steps.
+A request becomes a Row (row.py). `step` is the whole of it: let waiting rows in and find room for what they bring
+(seating.py), compute (runner.py), draw (sampling.py), and let rows go that ended. `generate` and `stream` step until
+their own rows are done; a server steps all the time (worker.py) and adds rows between steps.
 
 Whatever the batch, a row's own scores and random numbers decide its tokens: alone, among others, from a cached
-prefix, in chunks, or with guesses (speculate.py), a request gets the same answer (in float32; in bfloat16 sums of
-other shapes may round differently; with a draft, one that samples without a seed gets another answer of the same
-distribution). Ids that the tokenizer does not know (a padded embedding table has some) are never chosen.
+prefix, in chunks, or with guesses (speculate.py), a request gets the same answer, up to ties: sums of other shapes
+round differently, by some 1e-5 of a score in float32 and 1e-2 in bfloat16, so two tokens that stand closer than that
+may change places (once in some millions of tokens in float32; sampling.py keeps it as rare as it can be). With a
+draft, a row that samples without a seed gets another answer of the same distribution. Ids that the tokenizer does not
+know (a padded embedding table has some) are never chosen.
 
 When blocks run out the youngest row gives its blocks back and is computed again later. New weights (`swap`) do the
 same to all rows and forget every remembered prefix. Knows a model, a tokenizer and a clock; knows nothing of HTTP.
@@ -18,9 +19,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -28,20 +28,22 @@ from torch import Tensor
 
 from lakh.errors import UserError
 from lakh.server import fim
+from lakh.server.counts import Counts
 from lakh.server.guesses.draft import Guess
 from lakh.server.guesses.guesser import Guesser, drafter_for
 from lakh.server.guesses.rejection import keep_or_replace
 from lakh.server.heal import Healed
+from lakh.server.lines import ANY, Reading
 from lakh.server.metrics import TOKENS, Histogram
 from lakh.server.model import weights as model_weights
-from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.network import Network, Precision, Segment
 from lakh.server.model.runner import Runner
 from lakh.server.phases import Phases
 from lakh.server.prompt import Prompt, Prompts
 from lakh.server.row import Chunk, Completion, FinishReason, Row
 from lakh.server.sampling import Draws, Sampling, choose, log_probabilities, probabilities
-from lakh.server.schedule import share_budget
+from lakh.server.schedule import burst_steps
+from lakh.server.seating import Seating
 from lakh.server.text import StopRule, TextStream
 from lakh.spec.model import Model
 
@@ -53,31 +55,8 @@ __all__ = ["Chunk", "Completion", "Counts", "Engine", "FinishReason", "Prompt", 
 
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}  # of one step: bounds how long rows that draw wait for a long prompt
 MAX_ROWS = {"cpu": 32, "cuda": 128}
-BURST = 8  # greedy steps on the GPU before their tokens are read (model/gpu/decode.py)
-BURST_SHARED = 2  # the same beside other rows: who comes meanwhile waits for the end of it
 
 Speculation = Literal["lookup", "draft", "off"]
-NO_GUESS = Guess([], [])
-
-
-@dataclass
-class Counts:
-    """What an engine did since it was made."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    """Of rows that were let in."""
-    cached_tokens: int = 0
-    """Of these, found in the cache."""
-    computed_tokens: int = 0
-    """That went through the network: prompts, drawn tokens and guesses."""
-    drawn_tokens: int = 0
-    drafts: int = 0
-    """Times that a row brought guesses to a step."""
-    drafted_tokens: int = 0
-    kept_tokens: int = 0
-    preempted_rows: int = 0
-    aborted_rows: int = 0
 
 
 class Engine:
@@ -115,12 +94,10 @@ class Engine:
         self._guesser = None if self.speculation == "off" else Guesser(spec.context, clock, self._drafter)
         self._prompts = Prompts(tokenizer, spec)
         self.weights_version = 0
-        self.counts = Counts()
-        self.phases, self.step_sizes = Phases(), Histogram(TOKENS)
+        self.counts, self.step_sizes = Counts(), Histogram(TOKENS)
         self.clock = clock
         self.step_tokens, self.max_rows = STEP_TOKENS[self.device.type], MAX_ROWS[self.device.type]
-        self._waiting: deque[Row] = deque()
-        self._running: list[Row] = []
+        self._seating = Seating(self._runner, self.counts, clock, self._released)
         self._lock = threading.RLock()
 
     @staticmethod
@@ -223,17 +200,21 @@ class Engine:
         finally:
             self.abort(row)
 
-    def infill(self, prefix: str, suffix: str, max_tokens: int, order: fim.Order = "psm") -> tuple[int, ...]:
+    def infill(
+        self, prefix: str, suffix: str, max_tokens: int, order: fim.Order = "psm", *, reading: Reading = ANY
+    ) -> tuple[int, ...]:
         """The prompt that asks for what stands between prefix and suffix, with room for max_tokens (fim.py)."""
-        return self._prompts.infill(prefix, suffix, max_tokens, order)
+        return self._prompts.infill(prefix, suffix, max_tokens, order, reading)
 
     def heal(self, ids: tuple[int, ...]) -> Healed:
         """A prompt whose last token the first drawn one may complete (heal.py); pass its parts to `row`."""
         return self._prompts.heal(ids)
 
-    def encode(self, prompt: Prompt, where: str = "prompt") -> tuple[int, ...]:
-        """The ids of a prompt, all of them; a UserError where it is no text or has ids that do not exist."""
-        return self._prompts.encode(prompt, where)
+    def encode(self, prompt: Prompt, where: str = "prompt", *, reading: Reading = ANY) -> tuple[int, ...]:
+        """The ids of a prompt, all of them; a UserError where it is no text or has ids that do not exist.
+        `reading` says whose remembered lines it may use (lines.py).
+        """
+        return self._prompts.encode(prompt, where, reading)
 
     def cut(self, ids: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
         """The end of a prompt that leaves room for max_tokens; an empty prompt begins a document."""
@@ -261,32 +242,26 @@ class Engine:
 
     def submit(self, *rows: Row) -> None:
         """In the order of arrival; they come to work in `step`."""
-        now_s = self.clock()
-        for row in rows:
-            row.arrived_s = now_s
         with self._lock:
-            self._waiting.extend(rows)
+            self._seating.submit(rows)
 
     def abort(self, *rows: Row) -> None:
         """End these rows now, and free their blocks now. Says nothing to rows that have ended."""
         with self._lock:
-            for row in rows:
-                if row.finish_reason is None:
-                    row.finish("abort")
-                    self.counts.aborted_rows += 1
-                if row in self._running:
-                    self._running.remove(row)
-                elif row in self._waiting:
-                    self._waiting.remove(row)
-                self._release(row)
+            self._seating.abort(rows)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._seating.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._seating.waiting)
+
+    @property
+    def phases(self) -> Phases:
+        """How long completions waited, read and drew."""
+        return self._seating.phases
 
     def stage(self) -> Network:
         """Room for other weights beside those at work: `put` every tensor there, `finish`, then `swap`."""
@@ -305,8 +280,7 @@ class Engine:
             staged = self.stage()
             staged.load(weights)
         with self._lock:
-            while self._running:
-                self._preempt(self._running[-1])
+            self._seating.clear()
             self.pool.forget()
             self.network.exchange(staged)
             self.weights_version += 1
@@ -322,13 +296,13 @@ class Engine:
     def step(self) -> list[Row]:
         """Advance the rows at work; returns those that drew a token or ended."""
         with self._lock:
-            changed = self._expire()
-            self._admit()
-            guesses = {} if self._guesser is None else self._guesser.guess(self._running)
+            changed = self._seating.expire()
+            self._seating.admit(self.max_rows, self.weights_version)
+            guesses = {} if self._guesser is None else self._guesser.guess(self._seating.running)
             steps = 0 if guesses else self._burst_steps()
             if steps:
                 return changed + self._burst(steps)
-            segments, rows, kept_guesses = self._plan(guesses)
+            segments, rows, kept_guesses = self._seating.plan(guesses, self.step_tokens)
             if not segments:
                 return changed
             began_s = self.clock()
@@ -344,22 +318,21 @@ class Engine:
 
     def _burst_steps(self) -> int:
         """Greedy steps that the GPU may take unwatched: none where a row waits, samples or still reads its prompt."""
-        rows = self._running
-        if self._runner.decoder is None or not rows or self._waiting or self.speculation == "draft":
+        rows = self._seating.running
+        if self._runner.decoder is None or not rows or self._seating.waiting or self.speculation == "draft":
             return 0
         if any(
             row.num_pending != 1 or row.sampling.temperature or row.sampling.logprobs is not None or row.first_ids
             for row in rows
         ):
             return 0
-        most = BURST if len(rows) == 1 else BURST_SHARED
-        return min(most, *(row.limit - len(row.tokens) for row in rows))
+        return min(burst_steps(len(rows)), *(row.limit - len(row.tokens) for row in rows))
 
     def _burst(self, steps: int) -> list[Row]:
-        rows = list(self._running)
+        rows = list(self._seating.running)
         for row in rows:
             if row.lease is not None:
-                self._make_room(row, row.num_computed + steps)
+                self._seating.make_room(row, row.num_computed + steps)
         rows = [row for row in rows if row.lease is not None]
         blocks = [row.lease.blocks for row in rows if row.lease is not None]
         drawn = self._runner.greedy([row.ids[-1] for row in rows], [row.num_computed for row in rows], blocks, steps)
@@ -369,7 +342,7 @@ class Engine:
                 row.push(token)  # says nothing once the row has ended
             self.counts.drawn_tokens += len(row.tokens) - before
             row.num_computed += len(row.tokens) - before
-            self._settle(row)
+            self._seating.settle(row)
         self.counts.steps += steps
         self.counts.computed_tokens += steps * len(rows)
         for _ in range(steps):
@@ -383,77 +356,17 @@ class Engine:
             self._guesser.warm_up()
         self.generate([(self.tokenizer.eot,)] * 2, Sampling(max_tokens=3))
 
-    def _expire(self) -> list[Row]:
-        now_s = self.clock()
-        late = [
-            row for row in (*self._waiting, *self._running) if row.deadline_s is not None and row.deadline_s < now_s
-        ]
-        self.abort(*late)
-        return late
-
-    def _admit(self) -> None:
-        """Let rows in while there is room for their prompts. One prompt many times is computed once, then shared."""
-        computing = {row.prompt for row in self._running if row.num_pending > 1}
-        held_back: list[Row] = []
-        while self._waiting and len(self._running) < self.max_rows:
-            row = self._waiting[0]
-            if len(row.ids) // BLOCK_TOKENS + 2 > self.pool.num_available and self._running:
-                break
-            self._waiting.popleft()
-            if row.prompt in computing and len(row.prompt) > BLOCK_TOKENS:
-                held_back.append(row)
-                continue
-            row.lease = self.pool.open((row.space, self.weights_version), row.ids)
-            if row.lease.copy is not None:
-                self._runner.copy_block(*row.lease.copy)
-            row.num_computed = row.lease.num_cached
-            row.began_s = row.began_s or self.clock()
-            if not row.tokens:
-                row.num_cached = row.lease.num_cached
-                self.counts.prompt_tokens += len(row.prompt)
-                self.counts.cached_tokens += row.num_cached
-            if row.num_pending > 1:
-                computing.add(row.prompt)
-            self._running.append(row)
-        self._waiting.extendleft(reversed(held_back))
-
-    def _plan(self, guesses: Mapping[Row, Guess]) -> tuple[list[Segment], list[Row], list[Guess]]:
-        """What every row brings to this step, with room for it; the youngest rows give way where there is none."""
-        counts = share_budget([row.num_pending for row in self._running], self.step_tokens).counts
-        work = [(row, count) for row, count in zip(self._running, counts, strict=True) if count]
-        segments, rows, all_guesses = [], [], []
-        for row, count in work:
-            if row.lease is None:  # gave way to an older row
-                continue
-            guess = guesses.get(row, NO_GUESS)
-            end = row.num_computed + count
-            if not self.pool.extend(row.lease, end + len(guess.tokens)):
-                guess = NO_GUESS
-                self._make_room(row, end)
-                if row.lease is None:
-                    continue
-            is_last = end == len(row.ids)
-            new = [*row.ids[row.num_computed : end], *guess.tokens]
-            segments.append(Segment(new, row.num_computed, row.lease.blocks, len(guess.tokens) + 1 if is_last else 0))
-            rows.append(row)
-            all_guesses.append(guess)
-        return segments, rows, all_guesses
-
-    def _make_room(self, row: Row, num_tokens: int) -> None:
-        while row.lease is not None and not self.pool.extend(row.lease, num_tokens):
-            self._preempt(self._running[-1])
-
     def _draw(
         self, rows: Sequence[Row], segments: Sequence[Segment], all_guesses: Sequence[Guess], logits: Tensor
     ) -> list[Row]:
         """Draw a token at every scored place, and keep guesses while they are what was drawn."""
         places = [(row, i) for row, segment in zip(rows, segments, strict=True) for i in range(segment.scored)]
         samplings = [row.sampling for row, _ in places]
-        draws = [0.0 if row.sampling.temperature == 0 else row.draws[len(row.tokens) + i] for row, i in places]
+        keys = [0 if row.sampling.temperature == 0 else row.draws[len(row.tokens) + i] for row, i in places]
         for at, (row, i) in enumerate(places):
             if row.first_ids is not None and not row.tokens and i == 0:
                 logits[at] = _only(logits[at], row.first_ids)
-        drawn = choose(logits, samplings, draws) if places else []
+        drawn = choose(logits, samplings, keys) if places else []
         changed = []
         end = 0
         for row, segment, guess in zip(rows, segments, all_guesses, strict=True):
@@ -474,7 +387,7 @@ class Engine:
                 self.counts.kept_tokens += kept
             if tokens:
                 changed.append(row)
-            self._settle(row)
+            self._seating.settle(row)
         return changed
 
     def _push(self, row: Row, tokens: Sequence[int], guesses: Sequence[int], logits: Tensor, first: int) -> int:
@@ -492,39 +405,7 @@ class Engine:
                 return index + 1
         return 0
 
-    def _settle(self, row: Row) -> None:
-        """After a step: a row that ended leaves, another shares what it has computed."""
-        assert row.lease is not None
-        if row.tokens and row.first_s is None:
-            row.first_s = self.clock()
-        if row.finish_reason is not None:
-            self._running.remove(row)
-            self._release(row)
-            self._count_phases(row)
-        elif row.num_computed // BLOCK_TOKENS > len(row.lease.nodes):
-            self.pool.share(row.lease, row.ids[: row.num_computed])
-
-    def _count_phases(self, row: Row) -> None:
-        if row.began_s is not None and row.first_s is not None:
-            self.phases.add(
-                arrived_s=row.arrived_s,
-                began_s=row.began_s,
-                first_s=row.first_s,
-                last_s=self.clock(),
-                num_tokens=len(row.tokens),
-            )
-
-    def _preempt(self, row: Row) -> None:
-        """Back to the head of the queue; what it drew so far counts as prompt."""
-        self._running.remove(row)
-        self._release(row)
-        self._waiting.appendleft(row)
-        self.counts.preempted_rows += 1
-
-    def _release(self, row: Row) -> None:
-        if row.lease is not None:
-            self.pool.close(row.lease, row.ids[: row.num_computed])
-            row.lease, row.num_computed = None, 0
+    def _released(self, row: Row) -> None:
         if self._guesser is not None:
             self._guesser.release(row)
 

@@ -1,6 +1,7 @@
 """Prompts as ids: text or ids of a client, cut to the room that a context leaves; holes (fim.py); half words (heal.py).
 
-Knows a tokenizer and a model's context and vocabulary; knows nothing of rows. What is no text is a UserError.
+Lines of text are remembered by space, a tenant's (lines.py). Knows a tokenizer and a model's context and vocabulary;
+knows nothing of rows. What is no text is a UserError.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from lakh.errors import ConfigError, UserError
 from lakh.server import fim
 from lakh.server.heal import Healed, Healer
+from lakh.server.lines import ANY, Lines, Reading
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 
@@ -22,9 +24,10 @@ Prompt = str | Sequence[int]
 class Prompts:
     def __init__(self, tokenizer: Tokenizer, spec: Model) -> None:
         self._tokenizer, self._spec = tokenizer, spec
+        self._lines = Lines(tokenizer)
         self._healer: Healer | None = None  # made when first asked for: it spells the whole vocabulary
 
-    def encode(self, prompt: Prompt, where: str = "prompt") -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, where: str = "prompt", reading: Reading = ANY) -> tuple[int, ...]:
         """The ids of a prompt, all of them; a UserError where it is no text or has ids that do not exist."""
         if not isinstance(prompt, str):
             if prompt and not 0 <= min(prompt) <= max(prompt) < self._spec.vocab:
@@ -34,15 +37,17 @@ class Prompts:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise UserError(where, f"has half a character at {error.start}", "send whole Unicode characters") from None
-        return tuple(self._tokenizer.encode(prompt))
+        return tuple(self._lines.encode(prompt, reading))
 
     def cut(self, ids: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
         """The end of a prompt that leaves room for max_tokens; an empty prompt begins a document."""
         return (ids or (self._tokenizer.eot,))[-_room(self._spec.context, max_tokens) :]
 
-    def infill(self, prefix: str, suffix: str, max_tokens: int, order: fim.Order) -> tuple[int, ...]:
+    def infill(
+        self, prefix: str, suffix: str, max_tokens: int, order: fim.Order, reading: Reading = ANY
+    ) -> tuple[int, ...]:
         """The prompt that asks for what stands between prefix and suffix, with room for max_tokens."""
-        before, after = self.encode(prefix), self.encode(suffix, "suffix")
+        before, after = self.encode(prefix, reading=reading), self.encode(suffix, "suffix", reading)
         room = _room(self._spec.context, max_tokens)
         return fim.prompt(self._tokenizer, before, after, room, context=self._spec.context, order=order)
 

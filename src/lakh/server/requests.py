@@ -90,6 +90,11 @@ class CompletionRequest:
         return f"{self.tenant}\0{self.cache_salt}" if self.cache_salt else self.tenant
 
     @property
+    def num_chars(self) -> int:
+        """Of all prompts (an id counts as one) and the suffix."""
+        return sum(len(prompt) for prompt in self.prompts) + len(self.suffix or "")
+
+    @property
     def num_choices(self) -> int:
         return self.n * len(self.prompts)
 

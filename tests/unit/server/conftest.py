@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from lakh.server.engine import Engine
+from lakh.server.engine import Completion, Engine, Sampling
+from lakh.server.sampling import Draws, noise, probabilities
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code import hf
@@ -77,6 +79,37 @@ def reference(engine: Engine) -> CodeModel:
     model = CodeModel(engine.spec)
     model.load_state_dict(random_weights(engine.spec))
     return model.requires_grad_(False)
+
+
+TIE = 1e-3  # of scores that differ by whole units; sums in another order move them by 1e-5
+
+
+@pytest.fixture(scope="session")
+def assert_same(engine: Engine, reference: CodeModel) -> Callable[..., None]:
+    """Answers to the same prompts are equal, or go apart at a token for which two ids stood within rounding of each
+    other: there sums in another order may decide otherwise, and both are right. Takes Completions, or their tokens.
+    """
+
+    def contest(ids: Sequence[int], sampling: Sampling, key: int) -> torch.Tensor:
+        scores = reference(torch.tensor([list(ids)]))[:, -1, : engine.tokenizer.vocab_size]
+        if sampling.temperature == 0:
+            return scores[0]
+        return probabilities(scores, [sampling])[0].log() + noise(torch.tensor([key]), scores.shape[-1])[0]
+
+    def check(prompts: Sequence[Sequence[int]], sampling: Sampling, left: Sequence[Any], right: Sequence[Any]) -> None:
+        copies: Counter[tuple[int, ...]] = Counter()
+        for prompt, one, other in zip(prompts, left, right, strict=True):
+            copy = copies[tuple(prompt)]
+            copies[tuple(prompt)] += 1
+            if one == other:
+                continue
+            a, b = (answer.tokens if isinstance(answer, Completion) else answer for answer in (one, other))
+            at = next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+            assert at is not None, (one, other)
+            scores = contest([*prompt, *a[:at]], sampling, Draws(sampling, copy)[at])
+            assert max(float(scores.max() - scores[token]) for token in (a[at], b[at])) < TIE, (one, other)
+
+    return check
 
 
 @pytest.fixture

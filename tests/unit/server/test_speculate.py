@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lakh.server.guesses.speculate import Costs, Lookup, Record, decide, expected_tokens
-from lakh.server.schedule import share_budget
+from lakh.server.schedule import burst_steps, share_budget
 
 
 def test_a_lookup_goes_on_as_the_text_did_before() -> None:
@@ -65,3 +65,7 @@ def test_rows_that_draw_go_first_and_prompts_share_the_rest() -> None:
     assert share_budget([1] * 20, 10).counts == [1] * 20  # a row that draws never waits
     assert share_budget([5], 0).counts == [1]  # and something always moves
     assert "1 rows draw" in share_budget([1, 50], 10).reason
+
+
+def test_bursts_are_short_where_a_newcomer_would_wait_and_few_share_the_work() -> None:
+    assert [burst_steps(rows) for rows in (1, 2, 8, 9, 31, 32, 128)] == [8, 2, 2, 4, 4, 8, 8]

@@ -120,20 +120,20 @@ class Drafter:
     def _take(self, scores: Tensor, rows: Sequence[Row], made: dict[Row, Guess]) -> None:
         """One more guess for each of these rows."""
         samplings = [row.sampling for row in rows]
-        numbers = []
+        keys = []
         for row in rows:
             if row.sampling.temperature == 0:
-                numbers.append(0.0)
+                keys.append(0)
             elif row.sampling.seed is None:
-                numbers.append(self._random.random())
+                keys.append(self._random.getrandbits(63))
             else:
-                numbers.append(row.draws[len(row.tokens) + len(made[row].tokens)])
+                keys.append(row.draws[len(row.tokens) + len(made[row].tokens)])
         free = [at for at, row in enumerate(rows) if row.is_free]
         if free:
             q = probabilities(scores[free], [samplings[at] for at in free])
             for at, vector in zip(free, q, strict=True):
                 made[rows[at]].probabilities.append(vector)
-        for row, token in zip(rows, choose(scores, samplings, numbers), strict=True):
+        for row, token in zip(rows, choose(scores, samplings, keys), strict=True):
             made[row].tokens.append(token)
 
 

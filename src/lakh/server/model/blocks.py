@@ -39,10 +39,12 @@ class _Node:
         self.used_at = 0
         self.is_forgotten = False
 
-    def find(self, tokens: Sequence[int]) -> _Node | None:
+    def find(self, tokens: tuple[int, ...]) -> _Node | None:
         """The child that spells exactly these tokens."""
-        wanted = tuple(tokens)
-        return next((child for child in self.children.get(wanted[0], ()) if child.tokens == wanted), None)
+        for child in self.children.get(tokens[0], ()):  # a hundred times for every prompt: no generator
+            if child.tokens == tokens:
+                return child
+        return None
 
     def nearest(self, tokens: Sequence[int]) -> tuple[_Node | None, int]:
         """The child that agrees with the beginning of `tokens` for longest, and for how long."""
@@ -99,7 +101,7 @@ class BlockPool:
         node = root
         while len(lease.blocks) * size + size <= usable:
             start = len(lease.blocks) * size
-            child = node.find(tokens[start : start + size])
+            child = node.find(tuple(tokens[start : start + size]))
             if child is None:
                 break
             self._hold(child)
