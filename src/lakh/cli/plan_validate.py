@@ -23,10 +23,21 @@ COLUMNS = ["n", "mape", "median_ape", "p95_ape", "bias", "kendall_tau"]
 @click.option("--unseen", "only_unseen", is_flag=True, help="Only configurations that no fit has seen.")
 @click.option("--leave-one-out", is_flag=True, help="Also predict every family by a fit without it (some minutes).")
 @click.option("--transfer", help="Also fit on the sources whose name begins so, and test on all others.")
+@click.option(
+    "--cross-validate", "crossed", metavar="SOURCE", help="Also predict each row of a source by fits without it."
+)
+@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True, help="Of --cross-validate.")
 @click.option("--worst", type=click.IntRange(min=0), default=0, help="List so many of the worst rows.")
 @answers
 def validate(
-    points: str, calibration: str | None, only_unseen: bool, leave_one_out: bool, transfer: str | None, worst: int
+    points: str,
+    calibration: str | None,
+    only_unseen: bool,
+    leave_one_out: bool,
+    transfer: str | None,
+    crossed: str | None,
+    repeats: int,
+    worst: int,
 ) -> Answer:
     """The planner's error on published measurements."""
     from lakh.errors import UserError
@@ -60,6 +71,12 @@ def validate(
                 data["leave_one_family_out"] |= {f"{n} ({kind})": s for n, s in _plain(scores).items()}
     if transfer is not None:
         data["transfer"] = _plain_nested(judge.transfer(everything, transfer))
+    if crossed is not None:
+        from lakh.planner.crossvalidate import FOLDS, cross_validate
+
+        with console().status("fitting") as status:
+            found_again = cross_validate(everything, crossed, repeats=repeats, progress=status.update)
+        data["cross_validation"] = {"source": crossed, "folds": FOLDS, "repeats": repeats, **asdict(found_again)}
     if worst:
         ratio = [(float(a) / p.step_s - 1, p) for a, p in zip(predicted, rows, strict=True)]
         ratio.sort(key=lambda pair: -abs(pair[0]))
@@ -130,6 +147,24 @@ def _line(name: str, score: dict[str, Any]) -> list[Any]:
     return [name, score["n"], *shares, "" if tau is None else f"{tau:.2f}"]
 
 
+def _crossed(data: dict[str, Any]) -> list[Any]:
+    title = f"Each row by fits without it or its near twins: {data['folds']} folds, {data['repeats']} times"
+    head = ["source", "rows", "MAPE", "median", "p95", "bias", "tau in clusters"]
+    pages = [table(head, [_line(data["source"], data["score"])], title)]
+    if data["pairs"]:
+        pages.append(
+            f"{data['groups']} groups of near twins, {data['pairs']} pairs of layouts, {len(data['wrong'])} in the"
+            f" wrong order; tau {data['score']['kendall_tau']:.2f}, 95 % of resamples between {data['tau_low']:.2f}"
+            f" and {data['tau_high']:.2f}"
+        )
+    if data["wrong"]:
+        rows = [
+            [w["faster"], w["slower"], f"{w['measured_gap']:.1%}", f"{w['predicted_gap']:+.1%}"] for w in data["wrong"]
+        ]
+        pages.append(table(["faster", "slower", "measured gap", "predicted gap"], rows, "Pairs in the wrong order"))
+    return pages
+
+
 def _page(data: dict[str, Any]) -> Any:
     from rich.console import Group
 
@@ -146,6 +181,8 @@ def _page(data: dict[str, Any]) -> Any:
         for kind, value in data["transfer"].items():
             rows += [_line(kind, value)] if "n" in value else [_line(f"{kind}: {n}", s) for n, s in value.items()]
         pages.append(table(head, rows, "Fitted on one source, tested on the others, software factors at 1"))
+    if "cross_validation" in data:
+        pages += _crossed(data["cross_validation"])
     if "worst" in data:
         rows = [[w["id"], w["source"], f"{w['error']:+.1%}", w["step_s"]] for w in data["worst"]]
         pages.append(table(["row", "source", "error", "measured s"], rows, "Worst rows"))

@@ -20,21 +20,24 @@ from lakh.spec.run import Data, Run, Training
 __all__ = ["mesh_of", "run_of", "with_layout"]
 
 
+PLANNED = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "pp_schedule")  # what a layout says of a mesh
+
+
 def mesh_of(layout: Layout) -> Mesh:
     """The mesh of a layout: shards inside, whole copies outside."""
     lo = layout
     shard = max(int(lo.shard) // int(lo.cp), 1) if int(lo.shard) > 1 else 1
     ranks = int(lo.data_ranks)
-    degrees = {axis: int(getattr(lo, axis)) for axis in ("tp", "pp", "cp", "ep")}
+    tp, pp, cp, ep = (int(getattr(lo, axis)) for axis in ("tp", "pp", "cp", "ep"))
     schedule: Literal["1f1b", "interleaved"] = "interleaved" if int(lo.chunks) > 1 else "1f1b"
-    return Mesh(dp_replicate=ranks // shard, dp_shard=shard, pp_schedule=schedule, **degrees)
+    return Mesh(dp_replicate=ranks // shard, dp_shard=shard, pp_schedule=schedule, tp=tp, pp=pp, cp=cp, ep=ep)
 
 
 def with_layout(run: Run, layout: Layout, cluster: Cluster) -> Run:
     """The same run, laid out in this way on this cluster."""
     run.model.require_plain()
-    mesh = config.to_dict(mesh_of(layout))
-    sets = [f"mesh.{axis}={size}" for axis, size in mesh.items()]
+    mesh = mesh_of(layout)
+    sets = [f"mesh.{name}={getattr(mesh, name)}" for name in PLANNED]
     sets += [f"data.micro_batch={int(layout.micro_batch)}", f"train.recompute={RECOMPUTE[int(layout.recompute)]}"]
     return config.with_sets(replace(run, cluster=cluster), sets, origin="the plan")
 

@@ -9,16 +9,28 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from lakh.planner.calibration import KINDS, Calibrated, calibrated, fit, is_held_out, predict
 from lakh.planner.memory import memory
-from lakh.planner.points import Point, stack
+from lakh.planner.points import Index, Point, stack
 from lakh.planner.shape import Array
 
-__all__ = ["Score", "calibrate", "leave_one_family_out", "peaks", "predictions", "score", "table", "transfer"]
+__all__ = [
+    "Pairs",
+    "Score",
+    "calibrate",
+    "leave_one_family_out",
+    "ordered_pairs",
+    "peaks",
+    "predictions",
+    "score",
+    "table",
+    "transfer",
+]
 
 Progress = Callable[[str], None]
 
@@ -50,24 +62,41 @@ def score(points: Sequence[Point], predicted: Array) -> Score:
 TIE = 0.005  # steps closer than run-to-run noise are no order to be right about
 
 
-def _kendall(points: Sequence[Point], predicted: Array) -> float | None:
-    """Concordant minus discordant pairs over all pairs, pooled over clusters. Measured ties do not count, nor does one
-    layout in two releases of a program: there is nothing to choose between."""
+@dataclass(frozen=True)
+class Pairs:
+    """Rows of one cluster, two by two, whose order is worth getting right. Gaps are logarithms, left over right."""
+
+    left: Index
+    right: Index
+    measured_gap: Array
+    guessed_gap: Array
+
+    @property
+    def agreement(self) -> Array:
+        """1 where the order is right, -1 where it is wrong."""
+        return np.sign(self.measured_gap) * np.sign(self.guessed_gap)
+
+
+def ordered_pairs(points: Sequence[Point], predicted: Array) -> Pairs:
+    """All pairs inside clusters, less measured ties and one layout in two releases of a program: there is nothing to
+    choose between."""
     clusters: dict[str, list[int]] = defaultdict(list)
     for i, point in enumerate(points):
         clusters[point.cluster].append(i)
-    agree = pairs = 0
-    for rows in clusters.values():
-        measured = np.log([points[i].step_s for i in rows])
-        guess = np.log(predicted[rows])
-        left, right = np.triu_indices(len(rows), 1)
-        gap = measured[left] - measured[right]
-        layouts = [points[i].layout for i in rows]
-        differ = np.array([layouts[i] != layouts[j] for i, j in zip(left, right, strict=True)], dtype=bool)
-        real = (np.abs(gap) > TIE) & differ
-        agree += int(np.sum(np.sign(gap[real]) * np.sign((guess[left] - guess[right])[real])))
-        pairs += int(real.sum())
-    return agree / pairs if pairs else None
+    pairs = [pair for rows in clusters.values() for pair in combinations(rows, 2)]
+    pairs = [(i, j) for i, j in pairs if points[i].layout != points[j].layout]
+    left, right = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
+    measured, guess = np.log([point.step_s for point in points]), np.log(predicted)
+    gap = measured[left] - measured[right]
+    real = np.abs(gap) > TIE
+    left, right = left[real], right[real]
+    return Pairs(left, right, gap[real], guess[left] - guess[right])
+
+
+def _kendall(points: Sequence[Point], predicted: Array) -> float | None:
+    """Concordant minus discordant pairs over all pairs, pooled over clusters."""
+    agreement = ordered_pairs(points, predicted).agreement
+    return float(agreement.mean()) if len(agreement) else None
 
 
 def predictions(points: Sequence[Point], found: Mapping[str, Calibrated] | None = None) -> Array:

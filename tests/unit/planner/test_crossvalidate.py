@@ -1,0 +1,89 @@
+"""Each row is judged by fits that saw neither it nor its near twins, and the interval of tau means what it says."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lakh.errors import UserError
+from lakh.planner import crossvalidate
+from lakh.planner.calibration import Calibrated, calibrated
+from lakh.planner.crossvalidate import FOLDS, cross_validate, tau_interval, twins
+from lakh.planner.points import Point, Points
+from lakh.planner.validate import ordered_pairs
+
+SOURCE = "vTrain multi-node"
+
+
+@pytest.fixture
+def rows(points: Points) -> list[Point]:
+    return [p for p in points.kept if p.source == SOURCE]
+
+
+def test_no_fit_sees_a_row_that_it_judges_or_a_near_twin(
+    points: Points, rows: list[Point], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[tuple[set[str], set[str]]] = []
+
+    def fit(seen: list[Point], kind: str, start: object) -> Calibrated:
+        judged.append(({twins(p) for p in seen}, {p.config for p in seen}))
+        return calibrated(kind)[0]
+
+    counted = []
+
+    def predict(out: list[Point], *_: object) -> np.ndarray:
+        seen_twins, seen_configs = judged[-1]
+        assert not seen_twins & {twins(p) for p in out}
+        assert not seen_configs & {p.config for p in out}
+        counted.extend(p.id for p in out)
+        return np.array([p.step_s for p in out])
+
+    monkeypatch.setattr(crossvalidate, "fit", fit)
+    monkeypatch.setattr(crossvalidate, "predict", predict)
+    found = cross_validate(points.kept, SOURCE, repeats=2)
+    assert sorted(counted) == sorted(2 * [p.id for p in rows])
+    assert len(judged) == 2 * FOLDS
+    assert found.score.n == len(rows)
+    assert found.score.mape == pytest.approx(0, abs=1e-9)
+    assert (found.score.kendall_tau, found.tau_low, found.tau_high, found.wrong) == (1.0, 1.0, 1.0, ())
+
+
+def test_rows_that_differ_in_their_micro_batch_alone_are_near_twins(rows: list[Point]) -> None:
+    first = rows[0]
+    assert twins(first) == twins(replace(first, layout={**first.layout, "micro_batch": 64.0}))
+    assert twins(first) != twins(replace(first, layout={**first.layout, "tp": 16.0}))
+    assert len({twins(p) for p in rows}) == 18
+
+
+def test_a_pair_in_the_wrong_order_names_the_faster_row_first(rows: list[Point]) -> None:
+    slow, fast = rows[0], replace(rows[0], id="fast", step_s=rows[0].step_s / 2, layout={**rows[0].layout, "tp": 2.0})
+    (wrong,) = crossvalidate._wrong([slow, fast], ordered_pairs([slow, fast], np.array([1.0, 1.5])))
+    assert (wrong.faster, wrong.slower) == ("fast", slow.id)
+    assert wrong.measured_gap == pytest.approx(1.0)
+    assert wrong.predicted_gap == pytest.approx(1 / 1.5 - 1)
+
+
+def test_the_interval_of_tau_holds_it_and_narrows_with_rows(rows: list[Point]) -> None:
+    first = rows[0]
+
+    def interval(count: int) -> tuple[float, float]:
+        many = [replace(first, step_s=1.0 + i, layout={**first.layout, "tp": float(i)}) for i in range(count)]
+        guess = np.array([p.step_s for p in many])
+        guess[::5] *= 1.5  # some are judged too slow
+        pairs = ordered_pairs(many, guess)
+        low, high = tau_interval(many, pairs, resamples=400)
+        assert low is not None
+        assert high is not None
+        assert low <= pairs.agreement.mean() <= high
+        return low, high
+
+    (wide_low, wide_high), (low, high) = interval(10), interval(60)
+    assert high - low < wide_high - wide_low
+    assert tau_interval(rows[:1], ordered_pairs(rows[:1], np.array([1.0]))) == (None, None)
+
+
+def test_a_source_without_enough_rows_is_refused(points: Points) -> None:
+    with pytest.raises(UserError, match="names no source"):
+        cross_validate(points.kept, "nobody")
+    with pytest.raises(UserError, match="groups of near twins"):
+        cross_validate(points.kept, "Llama 3")
