@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from lakh.cli.face import Answer, answers, table
+from lakh.cli.lazy import Group
 from lakh.errors import DataError, UserError
 from lakh.storage import is_complete, require_folder
 
 __all__ = ["checkpoint"]
 
 
-@click.group()
+@click.group(cls=Group)
 def checkpoint() -> None:
     """List, verify and thin out the checkpoints of a run."""
 
@@ -21,9 +22,9 @@ def checkpoint() -> None:
 @answers
 def list_(run_dir: str) -> Answer:
     """List the complete checkpoints of a run, oldest first."""
+    require_folder(run_dir, "give a run's folder")  # before torch is imported, which takes seconds
     from lakh.checkpoint import Manifest, list_complete
 
-    require_folder(run_dir, "give a run's folder")
     rows = []
     for step, folder in list_complete(run_dir):
         manifest = Manifest.read(folder)
@@ -60,8 +61,8 @@ def verify(path: str) -> Answer:
 @answers
 def gc(run_dir: str, keep: int) -> Answer:
     """Remove all but the newest checkpoints, and leftovers of saves that never finished."""
+    require_folder(run_dir, "give a run's folder")
     from lakh.checkpoint import thin_out
 
-    require_folder(run_dir, "give a run's folder")
     removed = thin_out(run_dir, keep=keep)
     return Answer({"removed": removed}, "\n".join(["removed:", *removed]) if removed else "nothing to remove")

@@ -8,12 +8,13 @@ import click
 
 from lakh import config as settings
 from lakh.cli.face import Answer, answers, set_option, table
+from lakh.cli.lazy import Group
 from lakh.spec import Run, load_run
 
 __all__ = ["amounts", "config"]
 
 
-@click.group()
+@click.group(cls=Group)
 def config() -> None:
     """Show, compare and check the settings of runs."""
 

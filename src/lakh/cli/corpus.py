@@ -9,6 +9,7 @@ import click
 
 from lakh import config, storage
 from lakh.cli.face import Answer, answers, console, set_option, table
+from lakh.cli.lazy import Group
 from lakh.cli.progress import progress_bar
 from lakh.corpus import REASONS, Report, Settings, build, read_report
 from lakh.corpus.document import Progress
@@ -25,7 +26,7 @@ TOLD_S = 20.0
 BUILD_FACTS = ("reused", "seconds", "cpu_seconds", "mb_per_cpu_second", "engine", "tasks", "peak_rss_bytes")
 
 
-@click.group()
+@click.group(cls=Group)
 def corpus() -> None:
     """Raw code to clean Parquet."""
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 import click
 
 from lakh.cli.face import Answer, answers, set_option, table
+from lakh.cli.lazy import Group
 from lakh.cli.progress import progress_bar
 from lakh.spec import load_run
 from lakh.tokens import learn, packing
@@ -17,7 +18,7 @@ from lakh.tokens.tokenizer import Tokenizer
 __all__ = ["tokens"]
 
 
-@click.group()
+@click.group(cls=Group)
 def tokens() -> None:
     """Train a tokenizer, pack a corpus into token shards."""
 
