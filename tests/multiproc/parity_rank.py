@@ -18,6 +18,7 @@ import torch._dynamo  # the optimizers and pipelines want it: before the ranks a
 from lakh.errors import LakhError
 from lakh.spec import Data, Mesh, Model, Optimizer, Run, Training
 from lakh.spec.cluster import Tier, load_cluster
+from lakh.spec.mesh import AXES
 from lakh.trainer.optim import build_optimizer
 from lakh.trainer.step import loss_sum, update
 from lakh.trainer.traffic import Traffic
@@ -62,7 +63,7 @@ def play(world: World, case: dict) -> dict:
     run = Run(
         name="parity",
         model=Model(layers=4, width=64, heads=8, kv_heads=4, ffn=96, vocab=VOCAB, context=SEQUENCE, **case["model"]),
-        mesh=Mesh(**case["mesh"]),
+        mesh=Mesh(**{**case["mesh"], "order": tuple(case["mesh"].get("order", AXES))}),
         data=Data(sequence=SEQUENCE, batch=case["batch"], micro_batch=1),
         optim=Optimizer(lr=1e-3, warmup_steps=0, kind=case["optim"]),
         train=Training(steps=10, precision="f32", device="cpu", **case["train"]),

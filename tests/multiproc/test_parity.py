@@ -74,6 +74,7 @@ FOUR = [
     case({"pp": 2, "tp": 2}),
     case({"pp": 2, "cp": 2}),
     case({"pp": 4}),
+    case({"cp": 2, "tp": 2, "order": ["tp", "pp", "cp", "dp_shard", "dp_replicate"]}),
     case({"dp_replicate": 2, "tp": 2}, recompute="full"),
     case({"cp": 2}, packed=True, recompute="selective"),
     case({}, optim="muon"),

@@ -93,12 +93,16 @@ def resume(run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, f
 def _plan(run: Run, ranks: int) -> Answer:
     """What would be trained: counted, and estimated by the planner. A run that does not fit is refused."""
     from lakh.planner.estimate import estimate
+    from lakh.spec.placement import place_axes
 
     found = estimate(run, ranks)
     if not found.fits:
         raise _unfit(run, ranks, found)
     data = {
         **amounts(run, ranks),
+        "placement": [
+            f"{p.axis} over the {p.tier}: {p.reason}" for p in place_axes(run.mesh.resolve(ranks), run.cluster)
+        ],
         "memory_bytes_per_gpu": round(found.memory_bytes["total"]),
         "memory_limit_bytes": round(found.memory_bytes["limit"]),
         "step_s": found.step_s,

@@ -7,7 +7,8 @@
     tp            single matrices cut up over ranks              (inside a node: constant, small messages)
     ep            experts; laid over dp_shard x cp, so it does not multiply the rank count
 
-Axes are listed from the outermost (slowest network tier) to the innermost.
+Axes are listed from the outermost (slowest network tier) to the innermost: so are ranks numbered, unless `order` says
+otherwise. placement.py says what an order means for the network.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from lakh.spec.model import Model
 
 __all__ = ["AXES", "Mesh"]
 
-AXES = ("dp_replicate", "pp", "dp_shard", "cp", "tp")
+Axis = Literal["dp_replicate", "pp", "dp_shard", "cp", "tp"]
+AXES: tuple[Axis, ...] = ("dp_replicate", "pp", "dp_shard", "cp", "tp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +42,16 @@ class Mesh:
     """Ranks that share the experts of a layer."""
     pp_schedule: Literal["1f1b", "gpipe", "interleaved", "zero_bubble"] = "1f1b"
     """The order in which pipeline stages take micro-batches."""
+    order: tuple[Axis, ...] = AXES
+    """How ranks are numbered, from the axis whose ranks are farthest apart to the one whose ranks are neighbours."""
 
     def __post_init__(self) -> None:
         for name in (*AXES, "ep"):
             size = getattr(self, name)
             if size < 1 and not (name == "dp_shard" and size == -1):
                 raise ConfigError(name, f"{size} is not a number of ranks", "choose 1 or more")
+        if sorted(self.order) != sorted(AXES):
+            raise ConfigError("order", f"{list(self.order)} is no order of the axes", f"name each once: {list(AXES)}")
 
     @property
     def is_resolved(self) -> bool:
@@ -63,15 +69,19 @@ class Mesh:
 
     def data_rank(self, rank: int) -> int:
         """Which of the data_ranks different parts of a batch rank `rank` of a resolved mesh reads."""
-        inner = self.cp * self.tp
-        shard = rank // inner % self.dp_shard
-        replica = rank // (inner * self.dp_shard * self.pp)
-        return replica * self.dp_shard + shard
+        at = self.coordinates(rank)
+        return at["dp_replicate"] * self.dp_shard + at["dp_shard"]
 
     def leads_stage(self, rank: int) -> bool:
         """Whether this is the first rank of its pipeline stage, the one that speaks for what all of them hold."""
-        inner = self.dp_shard * self.cp * self.tp
-        return rank % inner == 0 and rank // (inner * self.pp) == 0
+        return not any(place for axis, place in self.coordinates(rank).items() if axis != "pp")
+
+    def coordinates(self, rank: int) -> dict[Axis, int]:
+        """Where rank `rank` of a resolved mesh lies along each axis."""
+        places: dict[Axis, int] = {}
+        for axis in reversed(self.order):
+            rank, places[axis] = divmod(rank, getattr(self, axis))
+        return places
 
     def resolve(self, world: int) -> Mesh:
         """The mesh for exactly `world` ranks, with dp_shard = -1 filled in."""

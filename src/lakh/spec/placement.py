@@ -1,8 +1,8 @@
 """Which network tier each axis of a mesh talks over: a pure function of mesh and cluster, with reasons.
 
 Ranks are numbered so that neighbours along tp are neighbours in the cluster, then cp, dp_shard, pp and dp_replicate:
-what talks most lies innermost. An axis of n ranks at a stride of s spans n x s neighbouring GPUs, and the innermost
-tier that holds these carries it.
+what talks most lies innermost; `mesh.order` overrules that. An axis of n ranks at a stride of s spans n x s
+neighbouring GPUs, and the innermost tier that holds these carries it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AxisPlace:
 def place_axes(mesh: Mesh, cluster: Cluster) -> list[AxisPlace]:
     """The axes of a resolved mesh that have more than one rank, innermost first."""
     places, stride = [], 1
-    for axis in reversed(AXES):
+    for axis in reversed(mesh.order):
         ranks = getattr(mesh, axis)
         if ranks > 1:
             tier = cluster.tier_of(ranks * stride)
@@ -48,6 +48,8 @@ def place_axes(mesh: Mesh, cluster: Cluster) -> list[AxisPlace]:
                 reason += (
                     f": more than a {inside.name} of {inside.size}, where it would be {_times(inside, tier)} faster"
                 )
+            if mesh.order != AXES:
+                reason += "; where it lies was asked for (mesh.order)"
             bandwidth = tier.bandwidth_GBps / tier.oversubscription
             places.append(AxisPlace(axis, ranks, stride, tier.name, bandwidth, reason))
         stride *= ranks

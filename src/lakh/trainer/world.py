@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from lakh.errors import PeerLost, PeerTimeout, UserError
 from lakh.spec import Mesh, Training
+from lakh.spec.mesh import AXES
 from lakh.workloads.code.parallel import Groups
 
 __all__ = ["World"]
@@ -33,6 +34,8 @@ class World:
     device: torch.device
     backend: str
     attempt: int = 0
+    local_size: int = 1
+    """Ranks on this machine."""
     member: int = -1
     """The rank that this process was started as; ranks are numbered anew where some were lost (survive.py)."""
 
@@ -53,7 +56,7 @@ class World:
         if backend == "c3":
             import lakh.c3.torch_backend  # noqa: F401 - registers the name
         attempt = int(os.environ.get("LAKH_ATTEMPT", "0"))
-        world = World(rank, size, device, backend, attempt=attempt, member=rank)
+        world = World(rank, size, device, backend, attempt=attempt, local_size=local_size, member=rank)
         if size == 1:
             yield world
             return
@@ -93,18 +96,16 @@ class World:
             "fsdp": mesh.dp_shard * mesh.cp,
             "tp": mesh.tp,
         }
+        ranks = ranks_by_axis(mesh)
         # FSDP over one rank still serves copies; over one rank and without copies there is nothing for it to do.
         wanted = {name: size for name, size in sizes.items() if size > 1 or (name == "fsdp" and mesh.dp_replicate > 1)}
         if not wanted:
             return Groups()
-        root = init_device_mesh(self.device.type, tuple(wanted.values()), mesh_dim_names=tuple(wanted))
+        root = DeviceMesh(self.device.type, ranks.reshape(*wanted.values()), mesh_dim_names=tuple(wanted))
         cp = None
         if mesh.cp > 1:
-            inner = init_device_mesh(
-                self.device.type,
-                (self.size // (mesh.cp * mesh.tp), mesh.cp, mesh.tp),
-                mesh_dim_names=("outer", "cp", "inner"),
-            )
+            pieces = ranks.reshape(-1, mesh.cp, mesh.tp)
+            inner = DeviceMesh(self.device.type, pieces, mesh_dim_names=("outer", "cp", "inner"))
             cp = inner.get_group("cp")
         axes = tuple(name for name in ("dp_replicate", "fsdp") if name in wanted)
         groups = Groups(
@@ -141,6 +142,12 @@ class World:
         box = [value]
         dist.broadcast_object_list(box)
         return box[0]
+
+
+def ranks_by_axis(mesh: Mesh) -> torch.Tensor:
+    """The ranks of a resolved mesh, one dim for each of AXES, whatever the order they are numbered in."""
+    numbered = torch.arange(mesh.ranks, dtype=torch.int).reshape([getattr(mesh, axis) for axis in mesh.order])
+    return numbered.permute([mesh.order.index(axis) for axis in AXES])
 
 
 def _from_environment() -> tuple[int, int, int, int]:

@@ -1,7 +1,13 @@
 """Each axis of a mesh is carried by the innermost tier that holds it, and says why."""
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.errors import ConfigError
 from lakh.spec import Mesh
 from lakh.spec.cluster import load_cluster
+from lakh.spec.mesh import AXES, Axis
 from lakh.spec.placement import place_axes
 
 CLUSTER = load_cluster("llama3-24k-roce")
@@ -26,6 +32,31 @@ def test_matrices_cut_up_beyond_a_node_say_what_it_costs() -> None:
     (place,) = place_axes(Mesh(tp=16, dp_shard=1), CLUSTER)
     assert place.tier == "rack"
     assert "more than a node of 8, where it would be 9 times faster" in place.reason
+
+
+def test_an_order_that_was_asked_for_is_followed_and_said() -> None:
+    """Copies in one node: their sums get the fast links, and the shards the slow ones."""
+    order = ("pp", "tp", "dp_shard", "cp", "dp_replicate")
+    mesh = Mesh(dp_replicate=8, dp_shard=16, order=order).resolve(128)
+    inner, outer = place_axes(mesh, CLUSTER)
+    assert (inner.axis, inner.stride, inner.tier) == ("dp_replicate", 1, "node")
+    assert (outer.axis, outer.stride, outer.tier) == ("dp_shard", 8, "zone")
+    assert outer.reason.endswith("where it lies was asked for (mesh.order)")
+    assert mesh.coordinates(9) == {"dp_replicate": 1, "cp": 0, "dp_shard": 1, "tp": 0, "pp": 0}
+
+
+@given(st.permutations(AXES))
+def test_in_any_order_every_rank_has_a_place_of_its_own(order: list[Axis]) -> None:
+    mesh = Mesh(dp_replicate=2, pp=3, dp_shard=2, cp=2, tp=2, order=tuple(order))
+    places = [tuple(mesh.coordinates(rank)[axis] for axis in AXES) for rank in range(mesh.ranks)]
+    assert len(set(places)) == mesh.ranks == 48
+    leaders = [rank for rank in range(mesh.ranks) if mesh.leads_stage(rank)]
+    assert sorted(mesh.coordinates(rank)["pp"] for rank in leaders) == [0, 1, 2]
+
+
+def test_an_order_names_every_axis_once() -> None:
+    with pytest.raises(ConfigError, match="is no order of the axes; name each once"):
+        Mesh(order=("tp", "cp"))
 
 
 def test_one_rank_talks_to_nobody() -> None:
