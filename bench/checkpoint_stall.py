@@ -8,22 +8,15 @@ A small model on this CPU, one thread, 12 steps, a checkpoint every 3; figures b
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 from lakh import events
 from lakh.spec import Checkpoints, Data, Model, Optimizer, Run, Training
 from lakh.trainer.loop import train
-from lakh.trainer.state import State
 
 TOKENS = Path(__file__).resolve().parents[1] / "tests" / "golden" / "tokens-1"
-BEGIN = State.begin_save
-
-
-def begin_and_wait(state: State, *facts) -> None:
-    BEGIN(state, *facts)
-    state.finish_save()
 
 
 def main() -> None:
@@ -41,9 +34,10 @@ def main() -> None:
         checkpoint=Checkpoints(every=3, keep=1),
     )
     for _ in range(asked.turns):
-        for name, begin in (("waited for", begin_and_wait), ("behind the steps", BEGIN)):
-            with tempfile.TemporaryDirectory() as folder, mock.patch.object(State, "begin_save", begin):
-                outcome = train(run, folder)
+        for name, background in (("waited for", "off"), ("behind the steps", "on")):
+            saves = dataclasses.replace(run.checkpoint, background=background)
+            with tempfile.TemporaryDirectory() as folder:
+                outcome = train(dataclasses.replace(run, checkpoint=saves), folder)
                 told = events.read(folder)
             saved = [event for event in told if isinstance(event, events.CheckpointSaved)]
             steps = sorted(event.step_s for event in told if isinstance(event, events.StepDone))

@@ -29,6 +29,7 @@ from lakh.errors import UserError
 __all__ = [
     "CheckpointSaved",
     "CheckpointSkipped",
+    "Chosen",
     "Evaluated",
     "Event",
     "EventsDropped",
@@ -197,6 +198,15 @@ class CheckpointSkipped(Event, kind="checkpoint_skipped"):
     """A checkpoint that was found damaged and passed over on resume."""
 
     path: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen(Event, kind="chosen"):
+    """What was left to lakh, what it chose, and why."""
+
+    what: str
+    choice: str
     reason: str
 
 

@@ -84,6 +84,11 @@ class Saving:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def bytes_to_write(self) -> int:
+        """Of the tensors of this rank that are not written yet."""
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
     def start(self, copies: HostCopies) -> None:
         """Copy the tensors, so that they may change, and write the copies in a thread.
 

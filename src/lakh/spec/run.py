@@ -136,7 +136,7 @@ class Training:
     recompute: Literal["none", "selective", "full", "budget"] = "none"
     """What the backward pass computes again instead of keeping it: nothing, what is cheap, whole blocks, or what the
     compiler chooses."""
-    graphs: Literal["auto", "on", "off"] = "off"
+    graphs: Literal["auto", "on", "off"] = "auto"
     """CUDA graphs: passes of small models are recorded and replayed; "auto" where a micro-batch is short work."""
     fp8: bool = False
     """Matrix products of the blocks in 8-bit floats: faster from a billion parameters on, at some cost in loss."""
@@ -191,6 +191,9 @@ class Checkpoints:
     """Steps between checkpoints; 0 saves only at the end and when stopped."""
     keep: int = 3
     """Newest checkpoints that stay; older ones are removed after a new one is complete."""
+    background: Literal["auto", "on", "off"] = "auto"
+    """Whether checkpoints are written behind the steps, from a copy of the state in host memory, or waited for; "auto"
+    is behind where the copy finds room."""
 
     def __post_init__(self) -> None:
         if self.every < 0:

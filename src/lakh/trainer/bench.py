@@ -75,8 +75,6 @@ class System:
     chunked_loss: bool = True
     kernels: bool = True
     graphs: bool = False
-    one_pass: bool = False
-    """AdamW of one_pass.py instead of torch's."""
 
     @property
     def features(self) -> str:
@@ -85,7 +83,6 @@ class System:
         words += ["chunked loss"] if self.chunked_loss else []
         words += ["lakh's kernels"] if self.kernels and not self.is_peer else []
         words += ["CUDA graph"] if self.graphs else []
-        words += ["AdamW in one pass"] if self.one_pass else []
         return ", ".join(words)
 
 
@@ -101,7 +98,6 @@ ABLATIONS = (
     System("full recomputation", recompute="full"),
     System("float32 master weights", precision="mixed"),
     System("CUDA graph", graphs=True),
-    System("AdamW in one pass", one_pass=True),
 )
 
 
@@ -253,8 +249,8 @@ def stepper(
         model.bfloat16()
     if system.is_peer and system.compile != "none":
         model = torch.compile(model, dynamic=False)  # type: ignore[assignment]
-    optimizer = build_optimizer(model, run.optim, adamw=_adamw_of(system))
-    graphed = Graphed(plain_pass(objective_of(run)), adds=False) if system.graphs else None
+    optimizer = build_optimizer(model, run.optim)
+    graphed = Graphed(plain_pass(objective_of(run))) if system.graphs else None
     counter = itertools.count()
 
     def step() -> Updated:
@@ -264,14 +260,6 @@ def stepper(
         return update(run, model, optimizer, [Batch(rows[:, :-1], rows[:, 1:])], step=100, graphed=graphed)
 
     return step
-
-
-def _adamw_of(system: System) -> type[torch.optim.AdamW]:
-    if not system.one_pass:
-        return torch.optim.AdamW
-    from lakh.trainer.one_pass import OnePassAdamW  # imports triton
-
-    return OnePassAdamW
 
 
 def _batch(shape: Shape, device: torch.device) -> Batch:

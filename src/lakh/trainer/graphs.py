@@ -21,8 +21,10 @@ from lakh.workloads.code.batch import Batch
 __all__ = ["Graphed", "choose_graphs"]
 
 WARM_UP_PASSES = 3  # compiles, and lets libraries choose their kernels: neither can be recorded
-BUSY_FLOPS = 6e12
-"""Of a micro-batch: above, the GPU works for some 15 ms on it, and Python is ahead of it anyway."""
+BUSY_FLOPS_PER_LAYER = 0.9e12
+"""Of a micro-batch: above, the GPU works longer on a layer than Python takes to start its kernels. Python took 2.2 ms
+for each of 6 layers and their part of the step (H200, 2026-11-15, 13.1 ms where a replay took 2.4); an H200 does some
+400 TFLOP/s."""
 
 Pass = Callable[[nn.Module, Batch, float | Tensor], Tensor]
 """Forward and backward: leaves gradients, returns the loss."""
@@ -40,40 +42,26 @@ def choose_graphs(run: Run, *, device: str, world: int) -> tuple[bool, str]:
         return False, "packed documents change shapes from batch to batch"
     if run.train.graphs == "on":
         return True, "asked for"
-    flops = run.data.micro_batch * run.data.sequence * run.model.flops_per_token(run.data.sequence)
-    if flops > BUSY_FLOPS:
-        return (
-            False,
-            f"{flops / 1e12:.0f} TFLOP of a micro-batch keep the GPU busy while Python starts the next kernels",
-        )
-    return True, f"{flops / 1e12:.2f} TFLOP of a micro-batch end before Python has started the next kernels"
+    flops = run.data.micro_batch * run.data.sequence * run.model.flops_per_token(run.data.sequence) / run.model.layers
+    if flops > BUSY_FLOPS_PER_LAYER:
+        return False, f"{flops / 1e12:.1f} TFLOP a layer keep the GPU busy while Python starts the next kernels"
+    return True, f"{flops / 1e12:.2f} TFLOP a layer end before Python has started the next kernels"
 
 
 class Graphed:
     """A pass that is recorded at its first call, for that micro-batch's shape; another shape takes the plain way.
 
-    `adds`: gradients are added to those that are there, as a step of several micro-batches needs; else they take their
-    place, which spares a step the zeroing and the adding: two reads and two writes of every gradient.
+    Gradients are added to those that are there, where they are: they are zeroed, not dropped, between steps.
     """
 
-    def __init__(self, plain: Pass, *, adds: bool) -> None:
-        self.adds = adds
+    def __init__(self, plain: Pass) -> None:
         self._plain = plain
         self._graph: torch.cuda.CUDAGraph | None = None
-
-    def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradients ready for the first pass of a step."""
-        if self.adds:
-            optimizer.zero_grad(set_to_none=False)  # a recording adds to them where they are
-        elif self._graph is None:
-            optimizer.zero_grad(set_to_none=True)
 
     def __call__(self, model: nn.Module, batch: Batch, scale: float | Tensor) -> Tensor:
         if self._graph is None:
             self._record(model, batch, scale)
         if batch.inputs.shape != self._batch.inputs.shape or batch.cu_seqlens is not None:
-            if not self.adds:
-                torch._foreach_zero_(_gradients(model))
             return self._plain(model, batch, scale)
         self._fill(batch, scale)
         assert self._graph is not None
@@ -90,26 +78,21 @@ class Graphed:
         self._batch = Batch(batch.inputs.clone(), batch.targets.clone())
         self._scale = torch.zeros((), device=device)
         self._fill(batch, scale)
-        before: list[Tensor] = []
-        if self.adds:
-            for parameter in model.parameters():
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            before = [gradient.clone() for gradient in _gradients(model)]
+        for parameter in model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        before = [gradient.clone() for gradient in _gradients(model)]
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(WARM_UP_PASSES):
                 self._plain(model, self._batch, self._scale)
         torch.cuda.current_stream().wait_stream(aside)
-        if not self.adds:
-            model.zero_grad(set_to_none=True)  # where there are none, the recording makes its own and keeps them
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._loss = self._plain(model, self._batch, self._scale)
         self._graph = graph
-        if self.adds:
-            torch._foreach_copy_(_gradients(model), before)  # what the warm-up has added goes again
+        torch._foreach_copy_(_gradients(model), before)  # what the warm-up has added goes again
 
 
 def _gradients(model: nn.Module) -> list[Tensor]:

@@ -151,9 +151,9 @@ class _Training:
         self.in_update = False
         self.state.optimizer.register_step_pre_hook(lambda *_: setattr(self, "in_update", True))
         self.state.optimizer.register_step_post_hook(lambda *_: setattr(self, "in_update", False))
-        records = choose_graphs(run, device=world.device.type, world=world.size)[0]
-        adds = run.accumulation(world.size) > 1
-        self.graphed = Graphed(plain_pass(objective_of(run)), adds=adds) if records else None
+        records, reason = choose_graphs(run, device=world.device.type, world=world.size)
+        self._say("graphs", "recorded" if records else "none", reason)
+        self.graphed = Graphed(plain_pass(objective_of(run))) if records else None
         self.heldout, self.evaluated = float("nan"), -1
         self.traffic_told = False
         self.pending: list[tuple[int, float, Reading, float]] = []  # step, lr, numbers on their way, wait for data
@@ -390,7 +390,9 @@ class _Training:
     def _build_model(self) -> nn.Module:
         groups = self.world.groups(self.mesh, self.run.train.peer_timeout_s)
         bf16, device = uses_bf16(self.run, self.world.device), self.world.device
-        model = parallelise(self.run, self.mesh, groups, builder(self.run), bf16=bf16, device=device)
+        model = parallelise(
+            self.run, self.mesh, groups, builder(self.run), bf16=bf16, device=device, say=lambda it: self._say(*it)
+        )
         if self.run.train.replica_codec != "none" and groups.fsdp is not None and self.mesh.dp_replicate > 1:
             from lakh.c3.hsdp import encode_replicas
 
@@ -411,6 +413,11 @@ class _Training:
         own = self.mesh.data_rank(self.world.rank)
         first = next(rank for rank in range(self.world.size) if self.mesh.data_rank(rank) == own)
         return self.batches.digest if first == self.world.rank else type(self.batches.digest)()
+
+    def _say(self, what: str, choice: str, reason: str) -> None:
+        """On a GPU, where there is something to choose from."""
+        if self.world.rank == 0 and self.world.device.type == "cuda":
+            self.log.write(events.Chosen(step=0, what=what, choice=choice, reason=reason))
 
     def _say_started(self) -> None:
         self.log.write(events.Initialised(step=self.state.step, seconds=time.monotonic() - self.started))

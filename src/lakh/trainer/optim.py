@@ -38,24 +38,20 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def build_optimizer(
-    model: nn.Module, settings: Optimizer, *, adamw: type[torch.optim.AdamW] = torch.optim.AdamW
-) -> torch.optim.Optimizer:
-    """The optimizer of a model, with decay on matrices only. `adamw`: whose AdamW it is, or is a part of it."""
+def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
+    """The optimizer of a model, with decay on matrices only."""
     named = list(model.named_parameters())
     if settings.kind == "muon":
         matrices = [p for name, p in named if p.dim() == 2 and "blocks." in name]
         turned = {id(p) for p in matrices}
-        return Muon(matrices, _adamw([p for _, p in named if id(p) not in turned], settings, adamw), settings)
-    return _adamw([p for _, p in named], settings, adamw)
+        return Muon(matrices, _adamw([p for _, p in named if id(p) not in turned], settings), settings)
+    return _adamw([p for _, p in named], settings)
 
 
-def _adamw(
-    parameters: Sequence[nn.Parameter], settings: Optimizer, kind: type[torch.optim.AdamW] = torch.optim.AdamW
-) -> torch.optim.AdamW:
+def _adamw(parameters: Sequence[nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
     decayed = [p for p in parameters if p.dim() >= 2]
     plain = [p for p in parameters if p.dim() < 2]
-    optimizer = kind(
+    optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
         lr=settings.lr,
         betas=settings.betas,

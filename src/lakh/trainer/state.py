@@ -2,8 +2,8 @@
 
 `restore` fills it from the newest whole checkpoint. A checkpoint is made in two moves: `begin_save` copies the state
 and lets a thread write it, `finish_save`, when every rank has written its part, makes it whole; training goes on
-between them. It carries stream.json beside the weights: the hash of the stream up to its position, so that a resumed
-run prints the hash of all of it.
+between them, unless there is no room for the copy. It carries stream.json beside the weights: the hash of the stream up
+to its position, so that a resumed run prints the hash of all of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 from lakh import checkpoint, config, storage
 from lakh.errors import CorruptCheckpoint, UserError
-from lakh.events import CheckpointSaved, CheckpointSkipped, Log, SettingChanged
+from lakh.events import CheckpointSaved, CheckpointSkipped, Chosen, Log, SettingChanged
 from lakh.spec import Run
 from lakh.tokens.digest import StreamDigest
 from lakh.tokens.training_data import TrainingData
@@ -45,6 +45,7 @@ class State:
         self.last_saved = ""
         self._saving: checkpoint.Saving | None = None
         self._copies = checkpoint.HostCopies()
+        self._background: bool | None = None
         self._keep = 1
         self._stood_still_s = 0.0
 
@@ -110,9 +111,27 @@ class State:
             world=self.world.size,
             writes_whole=run.mesh.resolve(self.world.size).leads_stage(self.world.rank),
         )
-        self._saving.start(self._copies)
         self._keep = run.checkpoint.keep
-        self._stood_still_s = time.monotonic() - began_s
+        if self._in_background(run.checkpoint.background, self._saving.bytes_to_write):
+            self._saving.start(self._copies)
+            self._stood_still_s = time.monotonic() - began_s
+        else:
+            self._saving.write()
+            self._stood_still_s = time.monotonic() - began_s
+            self.finish_save()
+
+    def _in_background(self, wanted: str, own_bytes: int) -> bool:
+        """Decided once, by all ranks together: where one has no room for a copy, all of them wait. A collective."""
+        if self._background is None:
+            free_bytes = checkpoint.free_host_bytes()
+            copy_bytes = own_bytes * self.world.local_size
+            mine = checkpoint.choose_background(wanted, copy_bytes=copy_bytes, free_bytes=free_bytes)
+            votes: list[tuple[bool, str]] = self.world.broadcast(self.world.gather(mine))
+            self._background, reason = min(votes)  # a refusal, where there is one
+            choice = "behind the steps" if self._background else "waited for"
+            if self.world.rank == 0:
+                self.log.write(Chosen(step=self.step, what="checkpoints", choice=choice, reason=reason))
+        return self._background
 
     @property
     def is_written(self) -> bool:

@@ -54,8 +54,7 @@ def update(
     if graphed is None:
         optimizer.zero_grad(set_to_none=True)
     else:
-        assert graphed.adds or len(batches) == 1, "a recording that replaces gradients serves one micro-batch"
-        graphed.begin_step(optimizer)
+        optimizer.zero_grad(set_to_none=False)  # a recording adds to them where they are
     scales = [_scale(batch, len(batches)) for batch in batches]
     if isinstance(model, Pipeline):
         loss = model.run(batches, scales, objective=objective_of(run))

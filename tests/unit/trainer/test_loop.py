@@ -149,6 +149,20 @@ def test_steps_go_on_while_a_checkpoint_is_written(run: Run, tmp_path: Path, mon
     assert outcome.checkpoint.endswith("step-00000030")
 
 
+def test_where_a_copy_finds_no_room_the_run_waits_for_its_checkpoints_and_says_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "free_host_bytes", lambda: 1000)
+    monkeypatch.setattr(checkpoint.HostCopies, "take", None)  # nothing is copied
+    train(changed(run, steps=20), tmp_path / "run")
+    told = events.read(tmp_path / "run")
+    (chosen,) = (event for event in told if isinstance(event, events.Chosen) and event.what == "checkpoints")
+    assert chosen.choice == "waited for"
+    assert "more than 60%" in chosen.reason
+    kinds = [(type(event), event.step) for event in told]
+    assert kinds.index((events.CheckpointSaved, 10)) < kinds.index((events.StepDone, 11))
+
+
 def test_hooks_are_called_after_each_evaluation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_hooks.py").write_text(
         "def weights(run, step, model):\n    return {'count': sum(p.numel() for p in model.parameters())}\n"

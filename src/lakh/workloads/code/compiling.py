@@ -8,6 +8,8 @@ Names of parameters do not change. Choices come back with their reasons, for the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,13 @@ from lakh.workloads.code.fp8 import fp8_linear
 from lakh.workloads.code.model import CodeModel, RMSNorm
 from lakh.workloads.code.recompute import recompute
 
-__all__ = ["choose_compile", "speed_up"]
+__all__ = ["Choice", "choose_compile", "speed_up"]
+
+
+class Choice(NamedTuple):
+    what: str
+    choice: str
+    reason: str
 
 
 def choose_compile(wanted: str, *, device: str) -> tuple[str, str]:
@@ -38,7 +46,7 @@ def speed_up(
     kernels: bool = True,
     fp8: bool = False,
     device: str,
-) -> list[str]:
+) -> list[Choice]:
     """Change the model in place; returns what was chosen and why."""
     weight_dtype = next(model.parameters()).dtype
     bf16 = (model.dtype or weight_dtype) == torch.bfloat16
@@ -60,7 +68,8 @@ def speed_up(
         model.stack = torch.compile(model.stack, dynamic=False)  # type: ignore[method-assign]
     elif mode != "none":
         raise UserError("train.compile", f"{mode!r} is no way to compile", "choose auto, none, block or model")
-    return [f"attention {kernel_reason}", f"compile {mode}: {mode_reason}", f"recompute {recomputation}"]
+    name, _, why = kernel_reason.partition(": ")
+    return [Choice("attention", name, why), Choice("compile", mode, mode_reason)]
 
 
 def _allow_many_shapes() -> None:

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from lakh.errors import InfeasiblePlan
 from lakh.spec import Mesh, Run
-from lakh.workloads.code.compiling import speed_up
+from lakh.workloads.code.compiling import Choice, speed_up
 from lakh.workloads.code.context import cut_sequences
 from lakh.workloads.code.model import CodeModel
 from lakh.workloads.code.pipeline import CHUNKS, Pipeline, split
@@ -96,9 +96,12 @@ def parallelise(
     *,
     bf16: bool,
     device: torch.device,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[Choice], None] = lambda choice: None,
 ) -> nn.Module:
-    """The part of the model that this rank trains. `build` makes the whole model, with equal weights on every rank."""
+    """The part of the model that this rank trains; what was chosen for it goes to `say`.
+
+    `build` makes the whole model, with equal weights on every rank.
+    """
     if groups.pp is None:
         chunks = [build()]
     else:
@@ -122,8 +125,8 @@ def parallelise(
             cut_sequences(model, groups.cp)  # after the choice of a kernel, which it replaces
         if groups.fsdp is not None:
             _shard(model, groups.fsdp, bf16=bf16)
-    for reason in chosen:
-        say(reason)
+    for choice in chosen:
+        say(choice)
     if groups.pp is None:
         return chunks[0]
     tokens = run.data.sequence

@@ -1,0 +1,45 @@
+"""Checkpoints are written behind the steps where the copy that it takes finds room, and the choice says why."""
+
+from pathlib import Path
+
+import pytest
+
+from lakh.checkpoint import choose_background, free_host_bytes
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("wanted", "copy_bytes", "free_bytes", "behind", "words"),
+    [
+        ("auto", 3 * GB, 10 * GB, True, "a copy of the state takes 3.00 GB of 10.00 GB of free host memory"),
+        ("auto", 7 * GB, 10 * GB, False, "takes 7.00 GB of 10.00 GB of free host memory, more than 60%"),
+        ("auto", 7 * GB, None, True, "cannot be told here"),
+        ("on", 7 * GB, 1 * GB, True, "asked for"),
+        ("off", 0, 10 * GB, False, "asked for"),
+    ],
+)
+def test_room_decides_unless_somebody_did(
+    wanted: str, copy_bytes: int, free_bytes: int | None, behind: bool, words: str
+) -> None:
+    found, reason = choose_background(wanted, copy_bytes=copy_bytes, free_bytes=free_bytes)
+    assert found is behind
+    assert words in reason
+
+
+def test_free_memory_is_the_lesser_of_the_machines_and_the_containers(tmp_path: Path) -> None:
+    assert free_host_bytes(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 2000 kB\nMemAvailable:    1000 kB\n")
+    assert free_host_bytes(tmp_path) == 1_024_000
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    for name, content in {"memory.max": "900", "memory.current": "700", "memory.stat": "inactive_file 50"}.items():
+        (group / name).write_text(content + "\n")
+    assert free_host_bytes(tmp_path) == 250
+    (group / "memory.max").write_text("max\n")
+    assert free_host_bytes(tmp_path) == 1_024_000
+
+
+def test_this_machine_says_what_is_free() -> None:
+    assert (free_host_bytes() or 0) > 0
