@@ -94,8 +94,6 @@ STEPS = [
     ("1.2b-4k", 8, System("eager", kernels=False, chunked_loss=False, compile="none")),
     ("1.2b-4k", 8, System("full", recompute="full")),
     ("1.2b-4k", 8, System("CUDA graph", graphs=True)),
-    ("1.2b-4k", 8, System("AdamW in one pass", one_pass=True)),
-    ("1.2b-4k", 8, System("CUDA graph, AdamW in one pass", graphs=True, one_pass=True)),
     ("15m-1k", 4, System("plain", precision="mixed")),
     ("15m-1k", 4, System("CUDA graph", precision="mixed", graphs=True)),
 ]
@@ -112,7 +110,7 @@ def steps(tiny):
         try:
             if tiny:
                 precision = {"bf16": "f32", "fp8": "f32"}.get(system.precision, system.precision)
-                system = replace(system, attention="torch", precision=precision, graphs=False, one_pass=False)
+                system = replace(system, attention="torch", precision=precision, graphs=False)
                 step = bench.stepper(toy(SHAPES[name]), system, DEVICE)
                 print(f"step {name} {system.name}: {float(step().loss):.4f}")
             else:

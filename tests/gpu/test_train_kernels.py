@@ -61,14 +61,6 @@ def test_add_norm_is_the_sum_and_its_norm(width: int) -> None:
         assert distance(a, b) < 2 * BF16
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (515, 70), (2048, 5504)])
-def test_a_transpose_is_laid_out_row_by_row(shape: tuple[int, int]) -> None:
-    from lakh.workloads.code import kernels
-
-    x = normal(*shape)
-    assert torch.equal(kernels.transpose(x), x.t().contiguous())
-
-
 @pytest.mark.parametrize("rows_of_positions", [1, 3])
 def test_turn_rotates_queries_and_keys_and_leaves_values(rows_of_positions: int) -> None:
     from lakh.workloads.code import kernels
@@ -154,46 +146,23 @@ def test_the_fast_model_has_the_loss_and_gradient_of_the_plain_one(recomputation
 @pytest.mark.parametrize("micro_batch", [2, 4])
 @pytest.mark.parametrize("weight", [None, 1e-3])
 def test_a_recorded_pass_trains_like_a_plain_one(weight: float | None, micro_batch: int) -> None:
-    """Of a step in two micro-batches, whose gradients are added up, and of a step in one, whose gradients are new."""
+    """Steps in two micro-batches, whose gradients are added up, and in one; two batches in turn, so that it learns."""
     results = []
     for records in (False, True):
         model = CodeModel(SPEC)
         init_weights(model, 1)
         model.cuda().bfloat16()
         speed_up(model, device="cuda")
-        run = Run(name="r", model=SPEC, data=Data(sequence=64, batch=4, micro_batch=2), optim=Optimizer(warmup_steps=0))
+        data, optim = Data(sequence=64, batch=4, micro_batch=2), Optimizer(lr=3e-3, warmup_steps=0)
+        run = Run(name="r", model=SPEC, data=data, optim=optim)
         optimizer = build_optimizer(model, run.optim)
-        graphed = Graphed(plain_pass(Objective()), adds=micro_batch < 4) if records else None
+        graphed = Graphed(plain_pass(Objective())) if records else None
         losses = []
-        for step in range(4):
-            rows = torch.randint(0, 515, (4, 65), generator=torch.Generator().manual_seed(step)).cuda()
+        for step in range(6):
+            rows = torch.randint(0, 515, (4, 65), generator=torch.Generator().manual_seed(step % 2)).cuda()
             batches = [Batch(part[:, :-1], part[:, 1:], weight=weight) for part in rows.split(micro_batch)]
             losses.append(float(update(run, model, optimizer, batches, step, graphed=graphed).loss))
         results.append(losses)
-    assert results[1] == pytest.approx(results[0], rel=1e-3)
-    assert results[0][0] != pytest.approx(results[0][-1], rel=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_adamw_in_one_pass_is_that_of_torch(dtype: torch.dtype) -> None:
-    from lakh.trainer.one_pass import OnePassAdamW
-
-    results = []
-    for kind in (torch.optim.AdamW, OnePassAdamW):
-        weights = [normal(300, 70, dtype=dtype).requires_grad_(), normal(5000, dtype=dtype).requires_grad_()]
-        groups = [{"params": weights[:1], "weight_decay": 0.1}, {"params": weights[1:], "weight_decay": 0.0}]
-        optimizer = kind(groups, lr=1e-2, betas=(0.9, 0.95), fused=True)
-        for weight in weights:
-            moments = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
-            optimizer.state[weight] = {"step": torch.zeros((), device="cuda"), **moments}
-        for step in range(5):
-            for number, weight in enumerate(weights):
-                generator = torch.Generator("cuda").manual_seed(10 * step + number)
-                weight.grad = torch.randn(weight.shape, device="cuda", generator=generator).to(dtype)
-            optimizer.grad_scale = torch.full((), 2.0, device="cuda")  # type: ignore[union-attr]
-            optimizer.found_inf = torch.full((), float(step == 2), device="cuda")  # type: ignore[union-attr]
-            optimizer.step()
-        state = [value for weight in weights for value in optimizer.state[weight].values()]
-        results.append([*weights, *state])
-    for a, b in zip(*results, strict=True):
-        assert distance(b, a) < (1e-6 if dtype == torch.float32 else 2 * BF16)
+    assert results[1] == pytest.approx(results[0], rel=5e-3)  # atomic sums of the embedding's gradient, in bf16
+    for first, last in ((0, 4), (1, 5)):  # the same rows
+        assert results[0][last] < 0.98 * results[0][first]

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +12,6 @@ from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.compiling import choose_compile, speed_up
 from lakh.workloads.code.context import piece_of
 from lakh.workloads.code.model import CodeModel, init_weights
-from lakh.workloads.code.products import linear, transposed
 
 SPEC = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
 
@@ -36,16 +34,6 @@ def test_recomputation_changes_nothing_but_memory(recomputation: str) -> None:
     again, grad_again = loss_and_gradient(recomputation=recomputation)
     assert again == loss
     assert torch.equal(grad_again, grad)
-
-
-def test_products_that_lay_weights_out_anew_are_those_of_torch() -> None:
-    """In the order of the sums alone: the products themselves are the same."""
-    x, weight = torch.randn(2, 3, 20).requires_grad_(), torch.randn(70, 20).requires_grad_()
-    grad = torch.randn(2, 3, 70)
-    results = [(y, *torch.autograd.grad(y, (x, weight), grad)) for y in (linear(x, weight), F.linear(x, weight))]
-    for ours, plain in zip(*results, strict=True):
-        assert torch.allclose(ours, plain, atol=1e-5)
-    assert transposed(weight.detach()).is_contiguous()
 
 
 @pytest.mark.slow

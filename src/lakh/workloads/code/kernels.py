@@ -1,10 +1,9 @@
-"""Five Triton kernels for NVIDIA GPUs, each one pass over its data where the compiler makes more, or slower ones.
+"""Four Triton kernels for NVIDIA GPUs, each one pass over its data where the compiler makes more, or slower ones.
 
     add_norm      residual stream and what is added -> their sum and its norm; and back, with the gradient of the weight
     swiglu        gate-up product -> silu(gate) * up, and back into one gradient for the fused product
     turn          query-key-value product -> rotated queries and keys, and values; and back into one gradient
     score_rows_   logits -> losses, and their gradient in the place of the logits: memory is read once and written once
-    transpose     a matrix, laid out by its columns
 
 Measured on an H200 for 131,072 tokens of a 162M model (2026-11-15): the compiler's backward of `turn` moved 1.2 GB in
 2.5 ms, a quarter of the memory's speed, because it writes three interleaved parts by one kernel with masks.
@@ -25,11 +24,12 @@ from torch import Tensor
 from lakh.workloads.code.batch import IGNORED
 from lakh.workloads.code.loss import Objective
 
-__all__ = ["add_norm", "score_rows_", "swiglu", "transpose", "turn"]
+__all__ = ["add_norm", "score_rows_", "swiglu", "turn"]
 
 _COLUMNS = 1024
 _PROGRAMS = 1056  # eight for each multiprocessor of an H100 or H200
-_STAGES = 1  # rows that a program of add_norm_backward has on their way at once
+_STAGES = 3  # rows that add_norm_backward has on their way: 146 us where one took 164 (H200, 32,768 x 2,048)
+_SHARED_BYTES = 160 << 10  # of a multiprocessor's memory that these may take
 
 
 # --- add_norm -------------------------------------------------------------------------------------------------
@@ -105,9 +105,11 @@ def add_norm_backward(
     programs = min(rows, _PROGRAMS)
     sums = torch.empty(programs, width, dtype=torch.float32, device=total.device)
     columns = triton.next_power_of_2(width)
+    row_bytes = columns * (total.element_size() + grad_y.element_size() + grad_total.element_size())
+    stages = _STAGES if _STAGES * row_bytes <= _SHARED_BYTES else 1
     _add_norm_backward[(programs,)](
         grad_total, grad_y, total, weight, grad_x, sums, rows, width, eps,
-        COLUMNS=columns, TURNS=triton.cdiv(rows, programs), STAGES=_STAGES, num_warps=max(1, min(16, columns // 256)),
+        COLUMNS=columns, TURNS=triton.cdiv(rows, programs), STAGES=stages, num_warps=max(1, min(16, columns // 256)),
     )  # fmt: skip
     return grad_x, sums.sum(0).to(weight.dtype)
 
@@ -340,25 +342,3 @@ def score_rows_(logits: Tensor, targets: Tensor, scale: Tensor, objective: Objec
         V=columns, COLUMNS=size, SMOOTHS=objective.label_smoothing > 0, num_warps=8,
     )  # fmt: skip
     return losses.sum(), logits
-
-
-# --- transpose -------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _transpose(x, y, ROWS, COLUMNS, TILE: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    column = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
-    tile = tl.load(
-        x + row[:, None] * COLUMNS + column[None, :], mask=(row[:, None] < ROWS) & (column[None, :] < COLUMNS)
-    )
-    there = (column[:, None] < COLUMNS) & (row[None, :] < ROWS)
-    tl.store(y + column[:, None] * ROWS + row[None, :], tl.trans(tile), mask=there)
-
-
-def transpose(x: Tensor) -> Tensor:
-    """x.t(), row by row; both sides are read and written in whole lines of memory."""
-    rows, columns = x.shape
-    y = x.new_empty(columns, rows)
-    _transpose[(triton.cdiv(rows, 64), triton.cdiv(columns, 64))](x.contiguous(), y, rows, columns, TILE=64)
-    return y
