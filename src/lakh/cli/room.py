@@ -73,6 +73,21 @@ def _look_once(run_dir: str, out: str | None) -> Answer:
 
 
 def _standing(runs: list[dict[str, Any]]) -> Any:
-    columns = ["run", "state", "step", "of", "loss", "held-out", "tokens/s", "goodput", "restarts"]
-    keys = ("step", "steps", "loss", "heldout_loss", "tokens_per_s", "goodput", "restarts")
-    return table(columns, [[run["name"], run["state"]["word"], *(run[key] for key in keys)] for run in runs])
+    """What fits 80 columns beside a name: the goal where it is not reached, restarts where there were any."""
+    columns = {"loss": "loss", "held-out": "heldout_loss", "tokens/s": "tokens_per_s", "goodput": "goodput"}
+    if any(run["restarts"] for run in runs):
+        columns["restarts"] = "restarts"
+    rows = [
+        [
+            run["name"],
+            run["state"]["word"],
+            _progress(run["step"], run["steps"]),
+            *(run[key] for key in columns.values()),
+        ]
+        for run in runs
+    ]
+    return table(["run", "state", "step", *columns], rows)
+
+
+def _progress(step: int | None, steps: int | None) -> str:
+    return f"{step or 0:,}" if not steps or step == steps else f"{step or 0:,}/{steps:,}"

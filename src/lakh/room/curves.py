@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lakh.room.thin import bucket_means, running_means, thin
 
-__all__ = ["Sparse", "as_points", "curve", "thinned"]
+__all__ = ["Sparse", "as_points", "curve", "ordained", "thinned"]
 
 MEAN_POINTS = 80
 SHORT_POINTS = 4 * MEAN_POINTS
@@ -27,6 +27,12 @@ def curve(steps: Floats, times: Floats, values: Floats, most_points: int, *, rat
         mean_y = 1 / mean_y
     found = as_points(steps[kept], times[kept], values[kept])
     return {**found, "mean": as_points(mean_x, mean_t, mean_y)}
+
+
+def ordained(steps: Floats, times: Floats, values: Floats, most_points: int) -> dict[str, Any]:
+    """A curve that was set and not measured, such as the learning rate: it is its own mean."""
+    found = thinned(steps, times, values, most_points)
+    return {**found, "mean": found}
 
 
 def _means(positions: Floats, values: Floats) -> tuple[Floats, Floats]:

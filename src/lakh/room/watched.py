@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lakh import storage
 from lakh.errors import LakhError
 from lakh.room import state, unusual
-from lakh.room.curves import Sparse, curve, thinned
+from lakh.room.curves import Sparse, curve, ordained, thinned
 from lakh.room.spent import Spent
 from lakh.room.table import StepTable, number
 from lakh.room.tail import Record, Replaced, Tails
@@ -260,7 +260,8 @@ class Watched:
         for name in CURVES:
             values = table.column(name)
             if np.isfinite(values[current]).any():
-                found[name] = curve(steps[current], times[current], values[current], points, rate=name in RATES)
+                shown = steps[current], times[current], values[current], points
+                found[name] = ordained(*shown) if name == "lr" else curve(*shown, rate=name in RATES)
         share = table.column("data_wait_s") / np.maximum(table.column("step_s"), 1e-9)
         if np.isfinite(share[current]).any():
             found["data_wait"] = curve(steps[current], times[current], share[current], points)
