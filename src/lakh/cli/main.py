@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -138,4 +139,5 @@ def _report(error: LakhError, arguments: list[str]) -> int:
 
 def _json_error(error: dict[str, str | int], arguments: list[str]) -> None:
     if "--json" in arguments:
-        click.echo(json.dumps({"error": error}))
+        with contextlib.suppress(OSError):  # stdout itself may be what failed
+            click.echo(json.dumps({"error": error}))

@@ -177,3 +177,15 @@ def test_a_name_that_is_no_text_can_be_shown() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONUTF8": "1"}
     )
     assert (done.returncode, done.stdout) == (0, "caf\\udce9\n"), done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["text", "json"])
+def test_answers_that_cannot_be_written_are_no_bug(more: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lakh", "config", "show", "laptop", *more],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert "no space left" in done.stderr
