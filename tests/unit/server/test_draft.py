@@ -41,13 +41,13 @@ def weights_of(spec: Model, seed: int, noise: float = 0.0) -> dict[str, torch.Te
 def make(tokenizer_json: Path) -> Make:
     tokenizer = Tokenizer.load(tokenizer_json)
 
-    def make(*, noise: float | None, cache_tokens: int | None = None) -> Engine:
+    def make(*, noise: float | None, cache_tokens: int | None = None, spec: Model = SPEC) -> Engine:
         """With `noise`, a draft that is the model with so much noise on its weights."""
         draft = None
         if noise is not None:
-            draft = model_weights.Loaded("draft", "", SPEC, weights_of(SPEC, 1, noise), tokenizer_json)
-        weights = weights_of(SPEC, 1)
-        return Engine("m", SPEC, weights, tokenizer, device="cpu", draft=draft, cache_tokens=cache_tokens)
+            draft = model_weights.Loaded("draft", "", spec, weights_of(spec, 1, noise), tokenizer_json)
+        weights = weights_of(spec, 1)
+        return Engine("m", spec, weights, tokenizer, device="cpu", draft=draft, cache_tokens=cache_tokens)
 
     return make
 
@@ -85,6 +85,17 @@ def test_a_good_draft_saves_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -
     drafted = make(noise=0.0)
     done = drafted.generate([[30, 31, 32]], Sampling(max_tokens=40))[0]
     assert drafted.counts.steps <= 1 + -(-len(done.tokens) // 5)
+
+
+def test_on_a_cpu_a_draft_takes_eight_bits_where_its_widths_allow(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guesser_module, "decide", lambda **given: Decision(min(3, given["most"]), "the test says so"))
+    wide = dataclasses.replace(SPEC, width=64, ffn=128)
+    plain, drafted = make(noise=None, spec=wide), make(noise=0.0, spec=wide)
+    prompts = [[30, 31, 32], list(range(40, 70))]
+    assert drafted.generate(prompts, Sampling(max_tokens=40)) == plain.generate(prompts, Sampling(max_tokens=40))
+    assert drafted._drafter is not None
+    assert (drafted._drafter.precision, make(noise=0.0)._drafter.precision) == ("int8", "f32")  # type: ignore[union-attr]
+    assert drafted.counts.kept_tokens > drafted.counts.drafted_tokens / 2
 
 
 def test_rows_that_give_way_and_a_draft_without_room_change_nothing(

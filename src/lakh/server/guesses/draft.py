@@ -20,7 +20,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lakh.server.model.blocks import Lease
-from lakh.server.model.network import Segment
+from lakh.server.model.network import Precision, Segment
 from lakh.server.model.runner import Runner
 from lakh.server.row import Row
 from lakh.server.sampling import choose, probabilities
@@ -87,6 +87,10 @@ class Drafter:
         seat = self._seats.pop(row, None)
         if seat is not None:
             self._runner.pool.close(seat.lease, seat.ids[: _common(seat.ids, row.ids)])
+
+    @property
+    def precision(self) -> Precision:
+        return self._runner.network.precision
 
     @property
     def num_held(self) -> int:

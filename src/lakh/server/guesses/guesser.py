@@ -12,9 +12,12 @@ from lakh.errors import UserError
 from lakh.server.guesses.draft import Drafter, Guess
 from lakh.server.guesses.speculate import MAX_GUESSES, RETRY_EVERY, SMOOTHING, Costs, Lookup, Record, decide
 from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.kernels_cpu import GROUP
+from lakh.server.model.network import Network, Precision
 from lakh.server.model.runner import Runner
 from lakh.server.model.weights import Loaded
 from lakh.server.row import Row
+from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["Guesser", "drafter_for"]
@@ -87,7 +90,7 @@ class Guesser:
 
 
 def drafter_for(target: Runner, tokenizer: Tokenizer, draft: Loaded) -> Drafter:
-    """The draft beside its model: on the same device, in the same precision, for as many tokens."""
+    """The draft beside its model: on the same device, for as many tokens."""
     theirs = Tokenizer.load(draft.tokenizer_json)
     if theirs.vocab_size != tokenizer.vocab_size or any(
         theirs.decode([token], show_special=True) != tokenizer.decode([token], show_special=True)
@@ -104,7 +107,15 @@ def drafter_for(target: Runner, tokenizer: Tokenizer, draft: Loaded) -> Drafter:
         draft.weights,
         tokenizer.vocab_size,
         device=network.device,
-        precision=network.precision if network.precision != "int8" else "f32",
+        precision=_precision(network, draft.spec),
         cache_tokens=target.pool.num_blocks * BLOCK_TOKENS,
     )
     return Drafter(runner)
+
+
+def _precision(target: Network, spec: Model) -> Precision:
+    """On a CPU a guess costs the reading of the draft's weights: 8 bits of each where its widths allow. What a draft
+    rounds is never seen in an answer."""
+    if target.device.type == "cpu" and not spec.width % GROUP and not spec.ffn % GROUP:
+        return "int8"
+    return "f32" if target.precision == "int8" else target.precision

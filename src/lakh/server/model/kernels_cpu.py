@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from lakh.server.model.products_cpu import compiled, matmul_f32
 
 __all__ = ["GROUP", "LIGHT_BYTES", "MAX_TOKENS", "MAX_TOKENS_LIGHT", "attend", "run_f32", "run_int8"]
 
@@ -26,47 +27,11 @@ MAX_TOKENS = 8
 LIGHT_BYTES, MAX_TOKENS_LIGHT = 64 << 20, 32
 GROUP = 64  # weights that share a scale in int8
 
-_njit = numba.njit(fastmath=True, nogil=True, cache=True, error_model="numpy")
 f32 = np.float32
 i32 = np.int32
 
 
-@_njit
-def _matmul_f32(w: Any, x: Any, y: Any, num: int) -> None:
-    """y[:num] = x[:num] @ w.T: four tokens, then two, then one share each row of w while it is in the cache."""
-    rows, width = w.shape
-    for i in range(rows):
-        row = w[i]
-        n = 0
-        while num - n >= 4:
-            x0, x1, x2, x3 = x[n], x[n + 1], x[n + 2], x[n + 3]
-            a, b, c, d = f32(0), f32(0), f32(0), f32(0)
-            for j in range(width):
-                v = row[j]
-                a += x0[j] * v
-                b += x1[j] * v
-                c += x2[j] * v
-                d += x3[j] * v
-            y[n, i], y[n + 1, i], y[n + 2, i], y[n + 3, i] = a, b, c, d
-            n += 4
-        if num - n >= 2:
-            x0, x1 = x[n], x[n + 1]
-            a, b = f32(0), f32(0)
-            for j in range(width):
-                v = row[j]
-                a += x0[j] * v
-                b += x1[j] * v
-            y[n, i], y[n + 1, i] = a, b
-            n += 2
-        if num - n == 1:
-            x0 = x[n]
-            a = f32(0)
-            for j in range(width):
-                a += x0[j] * row[j]
-            y[n, i] = a
-
-
-@_njit
+@compiled
 def _round_to_int8(x: Any, num: int, width: int, q: Any, scales: Any) -> None:
     for n in range(num):
         for g in range(width // 64):
@@ -80,7 +45,7 @@ def _round_to_int8(x: Any, num: int, width: int, q: Any, scales: Any) -> None:
                 q[n, j] = np.int8(np.rint(x[n, j] * inverse))
 
 
-@_njit
+@compiled
 def _matmul_int8(w: Any, scales: Any, q: Any, q_scales: Any, y: Any, num: int) -> None:
     rows, width = w.shape
     groups = width // 64  # GROUP, written out: a constant length lets the compiler unroll
@@ -97,7 +62,7 @@ def _matmul_int8(w: Any, scales: Any, q: Any, q_scales: Any, y: Any, num: int) -
             y[n, i] = total
 
 
-@_njit
+@compiled
 def _norm(x: Any, weight: Any, eps: float, out: Any, num: int) -> None:
     width = x.shape[1]
     for n in range(num):
@@ -109,7 +74,7 @@ def _norm(x: Any, weight: Any, eps: float, out: Any, num: int) -> None:
             out[n, j] = x[n, j] * scale * weight[j]
 
 
-@_njit
+@compiled
 def attend(q: Any, keys: Any, values: Any, slots: Any, starts: Any, lengths: Any, out: Any, scores: Any) -> None:
     """out[n] = softmax(q[n] . keys) values over the first lengths[n] slots from slots[starts[n]] on.
 
@@ -144,7 +109,7 @@ def attend(q: Any, keys: Any, values: Any, slots: Any, starts: Any, lengths: Any
                     result[d] += weight * value[d]
 
 
-@_njit
+@compiled
 def _rotate(x: Any, cos: Any, sin: Any) -> None:
     """In place: element i of a head pairs with i + D/2."""
     half = cos.shape[0]
@@ -154,7 +119,7 @@ def _rotate(x: Any, cos: Any, sin: Any) -> None:
         x[i + half] = right * cos[i] + left * sin[i]
 
 
-@_njit
+@compiled
 def _norm_heads(qkv: Any, weights: Any, eps: float, heads: int, kv_heads: int) -> None:
     """In place: the norm of every query's head, then of every key's. weights: 2 D."""
     size = weights.shape[1]
@@ -169,7 +134,7 @@ def _norm_heads(qkv: Any, weights: Any, eps: float, heads: int, kv_heads: int) -
                 x[d] *= scale * weight[d]
 
 
-@_njit
+@compiled
 def _attention(
     qkv: Any, positions: Any, rope: Any, k: Any, v: Any, heads: int, place: Any, out: Any, scores: Any
 ) -> None:
@@ -192,7 +157,7 @@ def _attention(
     attend(q, k, v, slots, starts, lengths, out.reshape(num, heads, size), scores)
 
 
-@_njit
+@compiled
 def _gate(both: Any, out: Any, num: int) -> None:
     """silu(gate) * up, where both = gate | up."""
     ffn = out.shape[1]
@@ -202,7 +167,7 @@ def _gate(both: Any, out: Any, num: int) -> None:
             out[n, j] = g / (f32(1) + np.exp(-g)) * both[n, ffn + j]
 
 
-@_njit
+@compiled
 def run_f32(
     x: Any, w: Any, all_norms: Any, eps: float, positions: Any, rope: Any, kv: Any, heads: int, place: Any
 ) -> Any:
@@ -222,22 +187,22 @@ def run_f32(
     scores = np.empty(place[2].max(), np.float32)
     for layer in range(qkv.shape[0]):
         _norm(x, norms[2 * layer], eps, h, num)
-        _matmul_f32(qkv[layer], h, b_qkv, num)
+        matmul_f32(qkv[layer], h, b_qkv, num)
         if head_norms.shape[0] > 0:
             _norm_heads(b_qkv, head_norms[layer], eps, heads, keys.shape[1])
         _attention(b_qkv, positions, rope, keys[layer], values[layer], heads, place, b_attention, scores)
-        _matmul_f32(o[layer], b_attention, h, num)
+        matmul_f32(o[layer], b_attention, h, num)
         x += h
         _norm(x, norms[2 * layer + 1], eps, h, num)
-        _matmul_f32(gate_up[layer], h, b_both, num)
+        matmul_f32(gate_up[layer], h, b_both, num)
         _gate(b_both, b_inner, num)
-        _matmul_f32(down[layer], b_inner, h, num)
+        matmul_f32(down[layer], b_inner, h, num)
         x += h
     _norm(x, norms[norms.shape[0] - 1], eps, h, num)
     return h
 
 
-@_njit
+@compiled
 def run_int8(
     x: Any, w: Any, s: Any, all_norms: Any, eps: float, positions: Any, rope: Any, kv: Any, heads: int, place: Any
 ) -> Any:
@@ -277,15 +242,15 @@ def run_int8(
     return h
 
 
-@_njit
+@compiled
 def head_f32(w: Any, x: Any) -> Any:
     """Scores N V of normed rows."""
     out = np.empty((x.shape[0], w.shape[0]), np.float32)
-    _matmul_f32(w, x, out, x.shape[0])
+    matmul_f32(w, x, out, x.shape[0])
     return out
 
 
-@_njit
+@compiled
 def head_int8(w: Any, scales: Any, x: Any) -> Any:
     num, width = x.shape
     q = np.empty((num, width), np.int8)
