@@ -317,8 +317,7 @@ class _Gather(_Way):
 
     def back(self, job: Job, piece: Piece, made: torch.Tensor, group: Group) -> None:
         assert job.target is not None
-        rows = job.target.view(group.size, -1)
-        rows[:, piece.begin : piece.end].copy_(made.view(group.size, -1), non_blocking=True)
+        _by_row(job.target.view(group.size, -1)[:, piece.begin : piece.end], made.view(group.size, -1))
 
 
 class _Scatter(_Gather):
@@ -330,7 +329,7 @@ class _Scatter(_Gather):
         width = piece.end - piece.begin
         staged = _like(memory, width * (group.size + 1), job.source.dtype)
         given, made = staged[: width * group.size], staged[width * group.size :]
-        given.view(group.size, -1).copy_(columns, non_blocking=True)
+        _by_row(given.view(group.size, -1), columns)
         return given, made
 
     def back(self, job: Job, piece: Piece, made: torch.Tensor, group: Group) -> None:
@@ -345,6 +344,12 @@ _WAYS: dict[str, _Way] = {
     "all_gather": _Gather(),
     "reduce_scatter": _Scatter(),
 }
+
+
+def _by_row(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Each row is dense on both sides, a copy engine's work; all at once would take a kernel and memory for strides."""
+    for to, given in zip(target, source, strict=True):
+        to.copy_(given, non_blocking=True)
 
 
 def _promise(device: torch.device) -> Any:
