@@ -24,8 +24,9 @@ namespace {
 constexpr uint64_t kMagic = 0x6c616b682d633302;  // "lakh-c3", layout 2
 constexpr int64_t kSpinNs = 20000;               // about the price of a futex sleep and wake-up
 constexpr int64_t kTickNs = 50000000;            // how often a waiting rank asks whether the others live
-constexpr int64_t kSpreadEveryNs = 1000000;       // how often a rank asks whether it should be on another core
-constexpr int64_t kYieldNs = 50000;              // with more ranks than cores: let the others run before going to sleep
+constexpr int64_t kSpreadEveryNs = 1000000;       // how often a rank may move to another core
+constexpr int64_t kYieldNs = 500000;             // with more ranks than cores: let the others run before going to sleep
+constexpr int64_t kLookNs = 20000;               // how long a rank looks at others' cores before it offers its own
 static_assert(sizeof(Control) <= 4096, "the control block is one page");
 
 // Segments that ranks of this process made. Ranks that are threads of one process use one mapping, which stays as long as
@@ -139,6 +140,7 @@ Status HostRanks::attach(const std::vector<int32_t> &ranks, const std::vector<in
   CPU_ZERO(&allowed);
   const int cores = ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
   crowded_ = size() > cores;
+  fair_share_ = (size() + cores - 1) / cores;
   spin_ns_ = crowded_ ? 0 : kSpinNs;
   // Reading a peer's memory through the kernel saves a copy and costs page look-ups; on some machines it is several times
   // slower than copying twice through the cache. Tried once; everybody must find it worth while.
@@ -203,56 +205,58 @@ Status HostRanks::wait_all(uint32_t phase) {
 }
 
 // More ranks than cores: who is late may be waiting for our core, and then it gets it at once; who runs on another core
-// is worth a short look. Switches to another process are what such an operation costs, and this makes the fewest.
+// is worth a look. Switches to another process are what such an operation costs, and this makes the fewest. Going to
+// sleep instead costs a wake-up, and the kernel, which then sees idle ranks, piles them on one core.
 void HostRanks::give_way(uint32_t target) {
   const int64_t start = now_ns();
-  const int here = ::sched_getcpu();
+  int64_t now = start, offered = start;
   do {
-    bool late = false, on_our_core = false;
+    const int here = ::sched_getcpu();
+    bool late = false;
+    int before = 0, beside = 0;  // ranks on our core: those with lower numbers, and those that are late
     for (int i = 0; i < size(); ++i) {
       Control *peer = peers_[i].control;
-      if (i == me_ || static_cast<int32_t>(peer->progress.load() - target) >= 0) continue;
+      if (i == me_) continue;
+      const bool is_here = peer->cpu.load(std::memory_order_relaxed) == here;
+      before += is_here && i < me_ ? 1 : 0;
+      if (static_cast<int32_t>(peer->progress.load() - target) >= 0) continue;
       late = true;
-      on_our_core = on_our_core || peer->cpu.load(std::memory_order_relaxed) == here;
+      beside += is_here ? 1 : 0;
     }
     if (!late) return;
-    if (start - spread_at_ > kSpreadEveryNs) {
-      spread_at_ = start;
-      spread(here);
+    if (before >= fair_share_ && now - spread_at_ > kSpreadEveryNs) {
+      spread_at_ = now;
+      spread(here, before);
+      continue;
     }
-    if (on_our_core) {
+    if (beside > 0 || now - offered > kLookNs) {  // the late may also have been moved here since they last said where
       ::sched_yield();
+      offered = now;
     } else {
       for (int i = 0; i < 32; ++i) pause_core();
     }
-  } while (now_ns() - start < kYieldNs);
+  } while ((now = now_ns()) - start < kYieldNs);
 }
 
 // Ranks that take turns every few microseconds always look too hot to move, and the kernel can leave all of them on one
-// core for seconds while another idles. The last rank on a core that holds more than its share steps over to the core that
-// holds the fewest; it is not bound there.
-void HostRanks::spread(int here) {
-  int beside = 0;
-  for (int i = 0; i < me_; ++i) beside += peers_[i].control->cpu.load(std::memory_order_relaxed) == here ? 1 : 0;
-  if (beside == 0) return;
+// core for seconds while another idles. Those on a core that holds more than its share step over to the emptiest ones, each
+// to another where there are several; they are not bound there. `before`: ranks on our core that have the right to stay.
+void HostRanks::spread(int here, int before) {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
-  std::map<int, int> holds;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  std::vector<std::pair<int, int>> holds;  // ranks, core
   for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &allowed)) holds[core] = 0;
+    if (!CPU_ISSET(core, &allowed)) continue;
+    int ranks = 0;
+    for (int i = 0; i < size(); ++i) ranks += (i == me_ ? here : peers_[i].control->cpu.load(std::memory_order_relaxed)) == core ? 1 : 0;
+    if (core != here && ranks < fair_share_) holds.emplace_back(ranks, core);
   }
-  for (int i = 0; i < size(); ++i) {
-    const int core = i == me_ ? here : peers_[i].control->cpu.load(std::memory_order_relaxed);
-    ++holds[core];
-    if (i > me_ && core == here) return;  // it is not for us to move
-  }
-  const int share = (size() + CPU_COUNT(&allowed) - 1) / CPU_COUNT(&allowed);
-  const auto emptiest = std::min_element(holds.begin(), holds.end(), [](const auto &a, const auto &b) { return a.second < b.second; });
-  if (holds[here] <= share || !CPU_ISSET(emptiest->first, &allowed)) return;
+  if (holds.empty()) return;
+  std::sort(holds.begin(), holds.end());
   cpu_set_t there;
   CPU_ZERO(&there);
-  CPU_SET(emptiest->first, &there);
+  CPU_SET(holds[static_cast<size_t>(before - fair_share_) % holds.size()].second, &there);
   ::sched_setaffinity(0, sizeof there, &there);
   ::sched_setaffinity(0, sizeof allowed, &allowed);
 }

@@ -103,7 +103,7 @@ class HostRanks {
   void advance(uint32_t phase);
   Status wait_all(uint32_t phase);
   void give_way(uint32_t target);
-  void spread(int here);
+  void spread(int here, int before);
   Status wait_for(int index, uint32_t target);
   Status look_around(int index);
   Status disagreement();
@@ -134,6 +134,7 @@ class HostRanks {
   uint32_t seq_ = 0;
   int64_t spin_ns_ = 0;
   bool crowded_ = false;  // more ranks than cores
+  int fair_share_ = 1;    // ranks on a core where all cores hold equally many
   int64_t spread_at_ = 0;
   int64_t deadline_ = 0;
   const char *what_ = "";

@@ -44,7 +44,8 @@ class C3ProcessGroup(StartsOperations):
     # --- reductions --------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> AnyWork:
-        tensor, op = one(tensors, "all_reduce"), op_of(opts)
+        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else one(tensors, "all_reduce")
+        op = op_of(opts)
         dtype = DTYPES.get(tensor.dtype)
         # The commonest case, without detours: contiguous, synchronous, on one host.
         if (

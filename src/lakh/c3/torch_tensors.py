@@ -29,8 +29,8 @@ DTYPES = {
     torch.uint8: U8,
     torch.int8: native.DTYPES["i8"],
 }
+_TORCH_SUM = dist.ReduceOp.SUM
 _OPS = {
-    dist.ReduceOp.SUM: _SUM,
     dist.ReduceOp.AVG: _AVG,
     dist.ReduceOp.MIN: _MIN,
     dist.ReduceOp.MAX: _MAX,
@@ -59,7 +59,9 @@ def dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
 
 
 def op_of(options: Any) -> int:
-    wanted = getattr(options, "reduceOp", dist.ReduceOp.SUM)
+    wanted = getattr(options, "reduceOp", _TORCH_SUM)
+    if wanted == _TORCH_SUM:  # the commonest one
+        return _SUM
     for known, number in _OPS.items():
         if wanted == known:
             return number

@@ -111,18 +111,36 @@ class C3Work(dist.Work):
     source_rank = _source_rank
 
 
-class DoneWork(C3Work):
-    """An operation that was over when it returned. One is made for each synchronous call, so it holds the result and
-    nothing else.
+class DoneWork:
+    """What a synchronous call returns: an operation that was over by then.
+
+    Speaks as dist.Work does without being one: making one of those goes through C++ and costs more than a small
+    operation itself. torch asks synchronous calls only to wait.
     """
 
-    _end = _error = _finish = _keep = _future = None
-    _operation = ""
-    _lock = threading.Lock()  # nobody ever waits under it
+    __slots__ = ("_result",)
 
     def __init__(self, result: list[torch.Tensor]) -> None:
-        dist.Work.__init__(self)
         self._result = result
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self._result)
+        return future
+
+    def is_completed(self) -> bool:
+        return True
+
+    is_success = is_completed
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return self._result
+
+    def synchronize(self) -> None:
+        return None
