@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define LAKH_C3_ABI 2
+#define LAKH_C3_ABI 3
 #define LAKH_C3_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -112,6 +112,11 @@ LAKH_C3_EXPORT lakh_c3_group *lakh_c3_open(const uint8_t uuid[16], int32_t rank,
 LAKH_C3_EXPORT int32_t lakh_c3_join(lakh_c3_group *group, const int32_t *host, const int32_t *pid,
                                     const int32_t *memory, const char *const *address, int64_t timeout_ms,
                                     int32_t streams, int64_t single_copy_from_bytes);
+
+/* How large messages travel to `peer`: cut into chunks, which its streams take in turn, each with so many bytes under way at
+ * most (the kernel may allow less). Both ends must say the same, after joining and before any data. */
+LAKH_C3_EXPORT int32_t lakh_c3_wire(lakh_c3_group *group, int32_t peer, int32_t streams, int64_t chunk_bytes,
+                                    int64_t in_flight_bytes);
 
 LAKH_C3_EXPORT void lakh_c3_set_timeout(lakh_c3_group *group, int64_t timeout_ms);
 

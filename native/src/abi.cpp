@@ -72,6 +72,10 @@ int32_t lakh_c3_join(lakh_c3_group *group, const int32_t *host, const int32_t *p
   return guarded([&] { return group->join(host, pid, memory, address, timeout_ms, streams, single_copy_from_bytes); });
 }
 
+int32_t lakh_c3_wire(lakh_c3_group *group, int32_t peer, int32_t streams, int64_t chunk_bytes, int64_t in_flight_bytes) {
+  return guarded([&] { return group->links.set_wire(peer, lakh::Wire{streams, chunk_bytes, in_flight_bytes}); });
+}
+
 void lakh_c3_set_timeout(lakh_c3_group *group, int64_t timeout_ms) { group->timeout_ms.store(timeout_ms); }
 
 int32_t lakh_c3_shape(lakh_c3_group *group, int32_t peer, const char *file, int32_t link, double bytes_per_s, int64_t delay_us) {

@@ -14,8 +14,7 @@ namespace lakh {
 namespace {
 
 constexpr uint32_t kMagic = 0x6c633378;
-constexpr int64_t kUnitBytes = 64;  // messages are cut at multiples of this, which every element type divides
-constexpr int64_t kStreamFromBytes = 256 << 10;  // smaller messages are not worth a second stream
+constexpr int64_t kUnitBytes = 64;  // every element type divides it, and chunks are multiples of it
 constexpr int64_t kLandBytes = 64 << 10;         // reduce what has arrived in pieces of this size
 constexpr int64_t kShapedBytes = 16 << 10;       // grain of a virtual link
 constexpr int64_t kBurstNs = 2000000;            // a virtual link forgives us waking up so much too late
@@ -40,17 +39,15 @@ void Exchange::cut(int32_t peer, char *data, int64_t bytes, bool out, std::funct
   first.bytes = sizeof header;
   first.is_header = true;
   flow(peer, 0, out).pieces.push_back(first);
-  const int64_t streams = std::clamp<int64_t>(bytes / kStreamFromBytes, 1, links_->streams());
-  const int64_t units = bytes / kUnitBytes;
-  for (int64_t s = 0; s < streams; ++s) {
-    const int64_t begin = units * s / streams * kUnitBytes;
-    const int64_t end = s + 1 == streams ? bytes : units * (s + 1) / streams * kUnitBytes;
-    if (begin == end) continue;
+  const Wire wire = links_->wire(peer);
+  const int64_t streams = std::clamp<int64_t>(bytes / wire.chunk_bytes, 1, wire.streams);
+  const int64_t chunk = streams == 1 ? bytes : wire.chunk_bytes;
+  for (int64_t begin = 0, number = 0; begin < bytes; begin += chunk, ++number) {
     Piece piece;
     piece.data = data + begin;
-    piece.bytes = end - begin;
+    piece.bytes = std::min(chunk, bytes - begin);
     piece.landed = landed;
-    flow(peer, static_cast<int>(s), out).pieces.push_back(std::move(piece));
+    flow(peer, static_cast<int>(number % streams), out).pieces.push_back(std::move(piece));
   }
 }
 

@@ -1,7 +1,8 @@
 // Moves the sends and receives of one stage of a schedule over TCP, all at once.
 //
 // Each message starts with a header that says which operation it belongs to; a header that does not fit what this rank
-// is doing ends the group with the difference in words, never a wrong sum. Large messages are cut over all streams.
+// is doing ends the group with the difference in words, never a wrong sum. Large messages are cut into chunks, which the
+// streams to the peer take in turn (Wire, per peer).
 // Received pieces are reduced while the rest is still on the wire.
 #ifndef LAKH_EXCHANGE_H
 #define LAKH_EXCHANGE_H

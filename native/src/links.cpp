@@ -29,7 +29,6 @@ constexpr unsigned kUnacknowledgedMs = 1500;   // a link without acknowledgement
 constexpr int64_t kHelloTimeoutNs = 5000000000;
 constexpr int64_t kProbeEveryNs = 500000000;
 constexpr int kProbeMs = 1500;
-constexpr int kSocketBufferBytes = 4 << 20;
 constexpr int32_t kQuestion = -1;  // in place of a lane: what has become of this group?
 constexpr size_t kGoneKept = 256;
 
@@ -39,15 +38,11 @@ struct Hello {
   uint8_t uuid[16];
 };
 
-void set_options(int fd, int lane) {
+void set_options(int fd) {
   const int one = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   const unsigned limit = kUnacknowledgedMs;
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
-  if (lane >= kFirstStream) {
-    ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
-    ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
-  }
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
@@ -252,7 +247,7 @@ class Endpoint {
         if (it->hello.magic != kHelloMagic) {
           ::close(it->fd);
         } else {
-          set_options(it->fd, it->hello.lane);
+          set_options(it->fd);
           const std::lock_guard<std::mutex> lock(mutex_);
           const auto group = std::find_if(groups_.begin(), groups_.end(), [&](Links *l) { return addressed_to(it->hello, l); });
           const Word *over = obituary(it->hello);
@@ -326,7 +321,7 @@ Links::~Links() {
 
 void Links::join(std::vector<std::string> addresses, int32_t streams) {
   addresses_ = std::move(addresses);
-  streams_ = std::max(1, streams);
+  wire_.streams = std::max(1, streams);
   Endpoint::get().add(this);
 }
 
@@ -397,7 +392,7 @@ Status Links::dial(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
     if (fate_->over()) return fate_->status();
     const int s = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (s < 0) return fail(LAKH_C3_SYSTEM, std::string("socket: ") + std::strerror(errno));
-    set_options(s, lane);
+    set_options(s);
     int error = ::connect(s, reinterpret_cast<sockaddr *>(&address), length) == 0 ? 0 : errno;
     if (error == EINPROGRESS) {
       pollfd ready = {s, POLLOUT, 0};
@@ -473,9 +468,32 @@ void Links::arrived(int32_t peer, int lane, int fd) {
     }
     fds[lane] = fd;
     connections_.fetch_add(1);
+    if (lane >= kFirstStream) {
+      const auto found = wires_.find(peer);
+      const int bytes = static_cast<int>((found == wires_.end() ? wire_ : found->second).in_flight_bytes);
+      ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+      ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+    }
   }
   changed_.notify_all();
   if (lane == kControl) Endpoint::get().watch(this, peer, fd);
+}
+
+Status Links::set_wire(int32_t peer, const Wire &wire) {
+  const bool fits = wire.streams >= 1 && wire.streams <= 64 && wire.chunk_bytes >= 64 && wire.chunk_bytes % 64 == 0 &&
+                    wire.in_flight_bytes >= 4096 && wire.in_flight_bytes <= INT32_MAX;
+  if (!fits || peer < 0 || peer >= size_) {
+    return fail(LAKH_C3_INVALID, "wire to rank " + std::to_string(peer) + ": 1 to 64 streams, chunks of whole 64 bytes, at least 4 KB in flight");
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  wires_[peer] = wire;
+  return {};
+}
+
+Wire Links::wire(int32_t peer) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = wires_.find(peer);
+  return found == wires_.end() ? wire_ : found->second;
 }
 
 bool Links::has_left(int32_t peer) {

@@ -30,6 +30,12 @@ struct Word {  // on the control lane
   char text[308];
 };
 
+struct Wire {  // how large messages travel to a peer; see lakh_c3_wire
+  int32_t streams = 1;
+  int64_t chunk_bytes = 256 << 10;      // less is not worth a second stream
+  int64_t in_flight_bytes = 4 << 20;    // of each stream
+};
+
 struct Shaper {  // a path of virtual links; see lakh_c3_shape
   struct Hop {
     std::atomic<int64_t> *free_at_ns;  // in memory shared by all processes
@@ -53,9 +59,11 @@ class Links {
   Status shape(int32_t peer, const char *file, int32_t link, double bytes_per_s, int64_t delay_us);
   const Shaper *shaper(int32_t peer) const;
 
+  Status set_wire(int32_t peer, const Wire &wire);
+  Wire wire(int32_t peer) const;
+
   int32_t rank() const { return rank_; }
   int32_t size() const { return size_; }
-  int32_t streams() const { return streams_; }
   uint64_t connections() const { return connections_.load(); }
 
   // For the endpoint's thread.
@@ -79,7 +87,9 @@ class Links {
 
   Fate *fate_;
   uint8_t uuid_[16];
-  int32_t rank_, size_, streams_ = 1;
+  int32_t rank_, size_;
+  Wire wire_;                        // to most peers
+  std::map<int32_t, Wire> wires_;    // to those of other tiers
   std::vector<std::string> addresses_;
   mutable std::mutex mutex_;
   std::recursive_mutex dialling_;

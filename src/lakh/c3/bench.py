@@ -25,11 +25,12 @@ from lakh.c3.topology import Topology, read_topology
 from lakh.errors import MissingExtra, PeerLost, PeerTimeout, UserError
 from lakh.spec.collectives import codec_bytes
 
-__all__ = ["BACKENDS", "DTYPES", "OPS", "Sweep", "name_slow", "parse_size", "run_bench", "run_ranks"]
+__all__ = ["BACKENDS", "DTYPES", "OPS", "Sweep", "calls_of", "name_slow", "parse_size", "run_bench", "run_ranks"]
 
 BACKENDS = ("c3", "gloo", "mpi")
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
 DTYPES = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "i64": "int64"}
+SMALL_BYTES = 64 << 10
 SLOW_SHARE = 0.5
 """A pair below this share of the median is slow."""
 
@@ -47,7 +48,10 @@ class Sweep:
     codec: str = "none"
     algorithm: str = ""
     emulate: str = ""
-    repeats: int = 25
+    untold: bool = False
+    """c3 is told where the emulated ranks are and not what their links carry: it must find out."""
+    repeats: int | None = None
+    """Timed calls of each; None: by the size."""
     find_slow: bool = False
     timeout_s: float = 300.0
 
@@ -63,6 +67,8 @@ class Sweep:
                     raise UserError(f"{what} {name}", "is not known", f"choose from: {', '.join(known)}")
         if self.ranks < 2:
             raise UserError(f"--ranks {self.ranks}", "a collective needs two", "give 2 or more")
+        if self.untold and not self.emulate:
+            raise UserError("--untold", "there are no emulated links to keep from c3", "add --emulate FILE")
         if self.find_slow and "c3" not in self.backends:
             raise UserError("--find-slow", "sends messages over c3", "add c3 to --backends")
 
@@ -75,6 +81,11 @@ def parse_size(text: str) -> int:
         if text.upper().endswith(unit) and number.strip().isdigit():
             return int(number) * factor
     raise UserError(f"--sizes {text}", "is not a size", "write 1KB, 8MB, ...")
+
+
+def calls_of(size_bytes: int, asked: int | None = None) -> int:
+    """How often an operation is timed. A few late wake-ups are half of 25 small calls, so small ones run more often."""
+    return asked or (200 if size_bytes <= SMALL_BYTES else 25)
 
 
 def run_bench(sweep: Sweep, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
@@ -112,8 +123,9 @@ def _run(sweep: Sweep, backends: list[str], topology: Topology | None, notes: li
             "codec": sweep.codec,
             "algorithm": sweep.algorithm,
             "emulate": sweep.emulate,
+            "untold": sweep.untold,
             "shaper": "",
-            "repeats": sweep.repeats,
+            "repeats": {str(size): calls_of(size, sweep.repeats) for size in sweep.sizes},
             "find_slow": sweep.find_slow,
             "timeout_s": sweep.timeout_s,
             "rendezvous": str(Path(folder) / "meet"),
@@ -123,7 +135,12 @@ def _run(sweep: Sweep, backends: list[str], topology: Topology | None, notes: li
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(sweep.ranks)}
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if topology is not None:
-            environment["LAKH_C3_TOPOLOGY"] = str(Path(sweep.emulate).resolve())
+            told = Path(sweep.emulate).resolve()
+            if sweep.untold:
+                told = Path(folder) / "told.toml"
+                # A line of its own: figures that an earlier emulation left in the cache are of other links.
+                told.write_text(f"# {folder}\n{topology.places_as_toml()}", encoding="utf-8")
+            environment["LAKH_C3_TOPOLOGY"] = str(told)
             reason = why_not(topology)
             if reason:
                 if "gloo" in backends:

@@ -20,8 +20,8 @@ from typing import Any
 
 from lakh.c3 import native
 from lakh.c3.bootstrap import Store, share_records
-from lakh.c3.selection import Choice, choose_all_reduce, choose_spreading, fastest_first
-from lakh.c3.topology import Link, Topology, labels_from_environment, numa_node, read_topology
+from lakh.c3.selection import DEFAULT_LINKS, Choice, choose_all_reduce, choose_spreading, fastest_first
+from lakh.c3.topology import WIRES, Link, Topology, labels_from_environment, numa_node, read_topology
 from lakh.errors import LakhError, PeerLost, UserError
 from lakh.spec import collectives
 from lakh.spec.collectives import Schedule
@@ -30,7 +30,6 @@ __all__ = ["Failure", "Group", "Plan"]
 
 SINGLE_COPY_FROM_BYTES = 64 << 10
 """From here on data is read out of the peer's memory; below, a copy through shared memory costs less than the call."""
-STREAMS = 2
 PLANS_KEPT = 256
 MAY_HAVE_GIVEN_UP = ("closed its connection", "lost its connection", "has left the group")
 DIED = "its process died"
@@ -89,7 +88,6 @@ class Group:
         timeout_s: float = 600.0,
         topology: Topology | None = None,
         single_copy_from_bytes: int = SINGLE_COPY_FROM_BYTES,
-        streams: int = STREAMS,
         place: tuple[str, str, str] | None = None,
     ) -> Group:
         """Join the other ranks. `topology` overrules what the ranks find out themselves; `place` what this rank
@@ -135,9 +133,10 @@ class Group:
                     _int32s([one["memory"] for one in records]),
                     (ctypes.c_char_p * size)(*[one["address"].encode() for one in records]),
                     int(timeout_s * 1000),
-                    streams,
+                    found.wires["host"].streams,
                     single_copy_from_bytes,
                 )
+                status = status or _set_wires(library, handle, rank, found)
                 joined = {"problem": str(native.error_of(status, f"rank {rank}")) if status else ""}
                 for one in share_records(store, f"{name}/joined", rank, size, joined):
                     problem = problem or one["problem"]
@@ -153,6 +152,11 @@ class Group:
     def numa_nodes(self) -> list[int | None]:
         """The NUMA node that each rank is bound to; None where it may run on several."""
         return [record["numa"] for record in self.records]
+
+    def know(self, topology: Topology, links: Mapping[str, Link]) -> None:
+        """Choose by these from now on; all ranks must be given the same ones, between the same operations."""
+        self.topology, self.links = topology, links
+        self._plans.clear()
 
     # --- collectives ---------------------------------------------------------------------------------------------
 
@@ -237,7 +241,8 @@ class Group:
         if operation in ("broadcast", "reduce"):
             tree = collectives.broadcast if operation == "broadcast" else collectives.reduce
             order = fastest_first(self.topology, self.links)
-            why = "a tree" if order is None else "a tree whose leaves are the slowest hosts"
+            slow = self.topology.slow_hosts({**DEFAULT_LINKS, **self.topology.links, **self.links})
+            why = "a tree" if order is None else f"a tree whose leaves are the slowest hosts: {slow}"
             return tree(rank, size, count, root, order), why
         one_stage = collectives.gather if operation == "gather" else collectives.scatter
         return one_stage(rank, size, count, root), "one stage to or from the root"
@@ -379,6 +384,20 @@ def _contradiction(records: list[dict[str, Any]], topology: Topology) -> str:
             name = topology.places[rank][0]
             return f"ranks {first} and {rank} are said to be on one host ({name}) and are on two"
     return ""
+
+
+def _set_wires(library: Any, handle: int, rank: int, topology: Topology) -> int:
+    """Tell the core how messages travel to each rank on another host; 0, or the status of what it refused."""
+    usual = WIRES["host"]
+    if topology.wires["host"] == usual and len({place[1:] for place in topology.places}) == 1:
+        return 0  # one rack: what the core does by itself
+    for peer in range(topology.size):
+        tier = topology.distance(rank, peer)
+        if tier != "memory" and (wire := topology.wires[tier]) != usual:
+            given = (wire.streams, wire.chunk_KB << 10, wire.in_flight_KB << 10)
+            if status := library.lakh_c3_wire(handle, peer, *given):
+                return int(status)
+    return 0
 
 
 def _native_steps(schedule: Schedule) -> Any:

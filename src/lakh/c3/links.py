@@ -1,9 +1,10 @@
-"""What the links between hosts carry, measured: latency and bandwidth of each tier, for the choice of algorithms.
+"""What the links between hosts carry, measured: latency and bandwidth of each tier, and which hosts are clearly slower.
 
-The first group of a process that spans hosts and has no topology file with links measures them once (tens of
-milliseconds on a fast network), and every later group of the same ranks uses the figures; they are also kept in a
-file, so that the next start does not measure again. A tier's bandwidth is that of one of its groups to the outside: all
-hosts of two racks talk at once to find a trunk's.
+The first group of a process that spans hosts measures once (tens of milliseconds on a fast network), and every later
+group of the same ranks uses the figures; they are also kept in a file, so that the next start does not measure again. A
+tier's bandwidth is that of one of its groups to the outside: all hosts of two racks talk at once to find a trunk's. A
+topology file's word on tiers and on a host's cable is believed; cables of which it says nothing are measured (who
+talks to whom, and what follows: `cables.py`).
 
 All ranks end with the same figures, so that all choose the same algorithm. Fails as messages fail: PeerLost,
 PeerTimeout.
@@ -17,23 +18,37 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from lakh import storage
-from lakh.c3 import native
+from lakh.c3 import cables, native
 from lakh.c3.group import Group
 from lakh.c3.topology import TIERS, Link, Topology
 from lakh.errors import LakhError
 
-__all__ = ["measured_links", "probes", "remembered_links", "to_links"]
+__all__ = ["Network", "learn_network", "measured_network", "probes", "to_links", "with_network"]
 
 ROUNDS = 9
 BULK_BYTES = 2 << 20
+CABLE_BYTES, OPENING_BYTES = 1 << 20, 128 << 10
+"""Of a host's cable: what is timed, and what goes before it, which opens the connection and its window."""
 TAG = 0x6C696E6B
 KEPT_S = 24 * 3600.0
 """How long a file's figures are believed."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What was found out."""
+
+    links: Mapping[str, Link]
+    """Of each tier that was measured."""
+    slow: Mapping[str, float]
+    """Bytes per second of the hosts whose cables are clearly slower than the others', by the names of the topology."""
+    reason: str = ""
 
 
 def probes(topology: Topology) -> dict[str, list[tuple[int, int]]]:
@@ -67,46 +82,93 @@ def to_links(one_way_us: Mapping[str, float], bytes_per_s: Mapping[str, float]) 
     return links
 
 
-def measured_links(group: Group, cache: str | None = None) -> dict[str, Link]:
-    """The links of a group that spans hosts, on every rank; all ranks call it. `cache`: a folder; None: the user's."""
-    plan = probes(group.topology)
-    if not plan:
-        return {}
+def measured_network(group: Group, cache: str | None = None) -> Network:
+    """What a group that spans hosts finds out of its network; all ranks call it and get the same.
+
+    `cache` is a folder; None: the user's.
+    """
+    topology = group.topology
+    plan = {} if topology.links else probes(topology)
+    meetings = cables.rounds(topology)
+    if not plan and not meetings:
+        return Network({}, {})
     folder = cache if cache is not None else str(Path.home() / ".cache" / "lakh" / "c3")
-    file = storage.join(folder, f"links-{_digest(group.topology)}.json")
-    figures = np.zeros(2 * len(TIERS))
+    file = storage.join(folder, f"links-{_digest(topology)}.json")
+    tiers, rates = np.zeros(2 * len(TIERS)), np.zeros(topology.size)
+    figures = np.concatenate([tiers, rates])
     if group.rank == 0:
-        figures = _read(file)
+        figures = _read(file, figures.size)
     _reduce(group, figures)
     if not figures.any():
         for number, tier in enumerate(TIERS):
             if tier in plan:
-                figures[2 * number : 2 * number + 2] = _probe(group, plan[tier])
+                tiers[2 * number : 2 * number + 2] = _probe(group, plan[tier])
+        rates = _cable_rates(group, meetings)
+        if cables.judge(topology.hosts, rates.tolist()).slow:  # a busy moment looks the same: it must be slow twice
+            rates = np.maximum(rates, _cable_rates(group, meetings))
+        figures = np.concatenate([tiers, rates])
         _reduce(group, figures)
         if group.rank == 0:
             _keep(file, figures)
-    one_way_us = {tier: float(figures[2 * number]) for number, tier in enumerate(TIERS) if tier in plan}
-    rates = {
-        tier: len(plan[tier]) * BULK_BYTES / max(1e-9, float(figures[2 * number + 1]))
+    tiers, rates = figures[: 2 * len(TIERS)], figures[2 * len(TIERS) :]
+    found = cables.judge(topology.hosts, rates.tolist())
+    one_way_us = {tier: float(tiers[2 * number]) for number, tier in enumerate(TIERS) if tier in plan}
+    carries = {
+        tier: len(plan[tier]) * BULK_BYTES / max(1e-9, float(tiers[2 * number + 1]))
         for number, tier in enumerate(TIERS)
         if tier in plan
     }
-    return to_links(one_way_us, rates)
+    if found.typical and "host" in carries:
+        carries["host"] = found.typical  # of many hosts, not of two that may be the slow ones
+    return Network(to_links(one_way_us, carries), found.slow, found.reason)
 
 
-def remembered_links(group: Group) -> Mapping[str, Link]:
-    """The figures of an earlier group, where all ranks of `group` have the same ones; measured now where not."""
-    mark = int(hashlib.sha256(repr(sorted(_remembered.items())).encode()).hexdigest()[:12], 16) if _remembered else 0
+def with_network(topology: Topology, network: Network) -> tuple[Topology, Mapping[str, Link]]:
+    """What a group believes: the file where it speaks, and what was measured where it is silent."""
+    told = set(topology.cables) - topology.measured
+    measured = {host: rate for host, rate in network.slow.items() if host in topology.hosts and host not in told}
+    believed = {host: rate for host, rate in topology.cables.items() if host in told}
+    known = replace(topology, cables={**believed, **measured}, measured=frozenset(measured))
+    return known, {} if topology.links else network.links
+
+
+def learn_network(group: Group, *, again: bool = False) -> None:
+    """Let a group that spans hosts choose by what its network carries.
+
+    The figures are those of an earlier group where all ranks have the same ones, and are measured now where not, or
+    if told to do so again.
+    """
+    global _remembered
+    mark = int(hashlib.sha256(repr(_remembered).encode()).hexdigest()[:12], 16) if _remembered and not again else 0
     marks = np.array([mark, -mark], dtype=np.float64)  # of 48 bits: exact
     _reduce(group, marks)
     if mark == 0 or marks[0] != -marks[1]:
-        _remembered.clear()
-        _remembered.update(measured_links(group) or {"": Link(0.0)})
-    return {tier: link for tier, link in _remembered.items() if tier}
+        _remembered = measured_network(group)
+    assert _remembered is not None
+    group.know(*with_network(group.topology, _remembered))
 
 
-_remembered: dict[str, Link] = {}
-"""Of this process; an entry without a name where there was nothing to measure."""
+_remembered: Network | None = None
+"""Of this process."""
+
+
+def _cable_rates(group: Group, meetings: list[list[tuple[int, int]]]) -> np.ndarray:
+    """The best bytes per second that each rank has reached with those that it met; the same on all ranks."""
+    rates = np.zeros(group.size)
+    opening, data = ctypes.create_string_buffer(OPENING_BYTES), ctypes.create_string_buffer(CABLE_BYTES)
+    for pairs in meetings:
+        mine = next((pair for pair in pairs if group.rank in pair), None)
+        if mine is not None:
+            _there_and_back(group, mine, opening)
+        group.run("barrier", native.DTYPES["u8"], -1, -1, 0, 0, 0)
+        if mine is not None:
+            seconds = _there_and_back(group, mine, data)
+            if group.rank == mine[0]:  # whose time holds both ways; the other's send ends when the kernel has it
+                rate = 2 * CABLE_BYTES / max(1e-9, seconds)
+                rates[list(mine)] = np.maximum(rates[list(mine)], rate)
+        group.run("barrier", native.DTYPES["u8"], -1, -1, 0, 0, 0)
+    _reduce(group, rates)
+    return rates
 
 
 def _probe(group: Group, pairs: list[tuple[int, int]]) -> tuple[float, float]:
@@ -144,19 +206,20 @@ def _reduce(group: Group, figures: np.ndarray) -> None:
 
 
 def _digest(topology: Topology) -> str:
-    return hashlib.sha256(json.dumps([topology.places, os.environ.get("MASTER_ADDR", "")]).encode()).hexdigest()[:16]
+    known = [topology.places, topology.digest, os.environ.get("MASTER_ADDR", "")]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
 
 
-def _read(file: str) -> np.ndarray:
+def _read(file: str, size: int) -> np.ndarray:
     """What was measured not long ago; zeros where nothing was."""
     try:
         kept = json.loads(storage.read_bytes(file))
         figures = np.array(kept["figures"], dtype=np.float64)
-        if 0 <= time.time() - kept["time_s"] < KEPT_S and figures.shape == (2 * len(TIERS),):
+        if 0 <= time.time() - kept["time_s"] < KEPT_S and figures.shape == (size,):
             return figures
     except (LakhError, OSError, ValueError, KeyError, TypeError):
         pass
-    return np.zeros(2 * len(TIERS))
+    return np.zeros(size)
 
 
 def _keep(file: str, figures: np.ndarray) -> None:

@@ -31,7 +31,7 @@ __all__ = [
     "require_library",
 ]
 
-ABI = 2
+ABI = 3
 FILE = "liblakh_c3.so"
 
 # The numbers of native/include/lakh_c3.h.
@@ -119,6 +119,7 @@ _FUNCTIONS = {
         _i32,
         [_pointer, *[ctypes.POINTER(_i32)] * 3, ctypes.POINTER(ctypes.c_char_p), _i64, _i32, _i64],
     ),
+    "lakh_c3_wire": (_i32, [_pointer, _i32, _i32, _i64, _i64]),
     "lakh_c3_set_timeout": (None, [_pointer, _i64]),
     "lakh_c3_shape": (_i32, [_pointer, _i32, ctypes.c_char_p, _i32, ctypes.c_double, _i64]),
     "lakh_c3_run": (_i32, [_pointer, ctypes.POINTER(Call), ctypes.POINTER(_i64)]),

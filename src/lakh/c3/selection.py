@@ -115,7 +115,8 @@ def choose_all_reduce(
     name, _, unequal = best.partition(" with ")
     others = ", ".join(f"{label} {seconds * 1e3:.3g} ms" for label, seconds in priced.items() if label != best)
     beside = f" beside {others}" if others else ": the only one that fits"
-    reason = f"{best} {priced[best] * 1e3:.3g} ms{beside}, by latency and busiest link"
+    slow = topology.slow_hosts(known)
+    reason = f"{best} {priced[best] * 1e3:.3g} ms{beside}, by latency and busiest link" + (slow and f"; {slow}")
     return Choice(name, priced[best], reason, rates if unequal else None, order)
 
 

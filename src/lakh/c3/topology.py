@@ -10,6 +10,10 @@ Found out by itself (host identity; LAKH_C3_RACK and LAKH_C3_ZONE as labels from
     [links.host]                # what one host's cable carries; links.rack: one rack's trunk; links.zone
     Mbit_per_s = 800
     delay_us = 50
+    [wire.zone]                 # how large messages travel between zones; wire.host, wire.rack likewise
+    streams = 8                 # connections that take chunks in turn
+    chunk_KB = 1024
+    in_flight_KB = 16384        # of each connection
 
 A file that contradicts what the ranks see (two hosts of the file that are one are fine: an emulation; one host of the
 file that is two is a lie) is refused on all ranks. No torch, no network here.
@@ -18,24 +22,42 @@ file that is two is a lie) is refused on all ranks. No torch, no network here.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lakh.errors import UserError
 
-__all__ = ["TIERS", "Link", "Topology", "labels_from_environment", "numa_node", "read_topology"]
+__all__ = ["TIERS", "WIRES", "Link", "Topology", "Wire", "labels_from_environment", "numa_node", "read_topology"]
 
 TIERS = ("host", "rack", "zone")
+KEYS = ("name", "rack", "zone")
+"""Of an entry of [[hosts]]; in the order of TIERS."""
 
 
 @dataclass(frozen=True)
 class Link:
     bytes_per_s: float
     delay_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How large messages travel between two ranks: chunks, which several connections take in turn."""
+
+    streams: int
+    chunk_KB: int
+    in_flight_KB: int
+    """Of each connection; the kernel may allow less (net.core.wmem_max, rmem_max)."""
+
+
+# The farther, the more connections, each with more under way: one connection fills a path only up to its window over
+# the round trip, and a lost packet halves that window for it alone.
+WIRES: Mapping[str, Wire] = {"host": Wire(2, 256, 4096), "rack": Wire(4, 256, 4096), "zone": Wire(8, 1024, 16384)}
 
 
 @dataclass(frozen=True)
@@ -48,6 +70,11 @@ class Topology:
     """Bytes per second of the hosts whose cables differ from links["host"], by the names that `hosts` gives."""
     digest: str = ""
     """Of the file it came from; all ranks must have read the same one."""
+    measured: frozenset[str] = frozenset()
+    """The hosts of `cables` that no file told of."""
+
+    wires: Mapping[str, Wire] = field(default_factory=lambda: WIRES)
+    """By the tier that a message crosses; the same on all ranks."""
 
     @property
     def size(self) -> int:
@@ -75,6 +102,29 @@ class Topology:
         """Bytes per second of each rank's host; None where all are alike."""
         found = tuple(self.bytes_per_s("host", host, links) for host in self.hosts)
         return found if len(set(found)) > 1 else None
+
+    def slow_hosts(self, links: Mapping[str, Link]) -> str:
+        """In words, which hosts' cables differ and how that is known; "" where all are alike."""
+        if self.rates(links) is None:
+            return ""
+        known = {
+            host: f"{host.rpartition('/')[2]} {rate / 1e6:.3g} MB/s ({'measured' if host in self.measured else 'told'})"
+            for host, rate in sorted(self.cables.items())
+            if host in self.hosts
+        }
+        return f"{', '.join(known.values())} beside {links['host'].bytes_per_s / 1e6:.3g} of other hosts"
+
+    def places_as_toml(self) -> str:
+        """A topology file that says where the ranks are, and nothing of links."""
+        ranks: dict[tuple[str, ...], list[int]] = {}
+        for rank, place in enumerate(self.places):
+            ranks.setdefault(place, []).append(rank)
+        return "\n".join(
+            "[[hosts]]\n"
+            + "".join(f"{key} = {json.dumps(word)}\n" for key, word in zip(KEYS, place, strict=True) if word)
+            + f"ranks = {held}\n"
+            for place, held in ranks.items()
+        )
 
     def tiers(self) -> tuple[tuple[str, ...], ...]:
         """Places without the tiers that distinguish nothing: all ranks in one group, or one group per inner group."""
@@ -142,9 +192,9 @@ def read_topology(path: str | Path, size: int | None = None) -> Topology:
         raise UserError(where, error.strerror or "cannot be read", "check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(where, f"is not TOML ({error})", "mend the file") from None
-    unknown = set(document) - {"hosts", "links"}
+    unknown = set(document) - {"hosts", "links", "wire"}
     if unknown:
-        raise UserError(where, f"has unknown keys {sorted(unknown)}", "use [[hosts]] and [links.TIER]")
+        raise UserError(where, f"has unknown keys {sorted(unknown)}", "use [[hosts]], [links.TIER] and [wire.TIER]")
     places: dict[int, tuple[str, ...]] = {}
     names: set[tuple[str, ...]] = set()
     cables: dict[str, float] = {}
@@ -176,7 +226,19 @@ def read_topology(path: str | Path, size: int | None = None) -> Topology:
         if not (isinstance(rate, int | float) and rate > 0 and isinstance(delay, int | float) and delay >= 0):
             raise UserError(where, f"[links.{tier}] {entry}", "Mbit_per_s must be above 0 and delay_us not below it")
         links[tier] = Link(rate * 1e6 / 8, delay)
-    return Topology(tuple(places[r] for r in range(expected)), links, cables, hashlib.sha256(raw).hexdigest())
+    wires = {**WIRES, **{tier: _wire(tier, entry, where) for tier, entry in document.get("wire", {}).items()}}
+    ranks = tuple(places[rank] for rank in range(expected))
+    return Topology(ranks, links, cables, hashlib.sha256(raw).hexdigest(), wires=wires)
+
+
+def _wire(tier: str, entry: Any, where: str) -> Wire:
+    limits = {"streams": 64, "chunk_KB": 1 << 20, "in_flight_KB": 1 << 20}
+    if tier not in TIERS or not isinstance(entry, dict) or set(entry) - set(limits):
+        raise UserError(where, f"[wire.{tier}] {entry}", f"use wire.host, rack or zone with {', '.join(limits)}")
+    for key, value in entry.items():
+        if type(value) is not int or not 1 <= value <= limits[key]:
+            raise UserError(where, f"[wire.{tier}] {key} = {value!r}", f"give a whole number from 1 to {limits[key]}")
+    return replace(WIRES[tier], **entry)
 
 
 def _list(value: Any, where: str) -> Sequence[dict[str, Any]]:

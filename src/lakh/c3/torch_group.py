@@ -27,14 +27,14 @@ from torch.distributed import ProcessGroup
 
 from lakh.c3.gpu import CudaWork, GpuStaging
 from lakh.c3.group import Group
-from lakh.c3.links import remembered_links
+from lakh.c3.links import learn_network
 from lakh.c3.torch_tensors import U8, dense, element_of, in_place, one, write
-from lakh.c3.torch_work import C3Work
+from lakh.c3.torch_work import C3Work, DoneWork
 
 __all__ = ["BACKEND", "AnyWork", "StartsOperations"]
 
 BACKEND = "c3"
-AnyWork = C3Work | CudaWork
+AnyWork = C3Work | CudaWork | DoneWork
 
 
 class StartsOperations(ProcessGroup):
@@ -51,8 +51,8 @@ class StartsOperations(ProcessGroup):
         self._pending: queue.SimpleQueue[tuple[C3Work, Any] | None] = queue.SimpleQueue()
         self._completer: threading.Thread | None = None
         self.group = Group.meet(store, rank, size, name="c3", timeout_s=timeout.total_seconds())
-        if not self.group.on_one_host and not self.group.topology.links:
-            self.group.links = remembered_links(self.group)
+        if not self.group.on_one_host:
+            learn_network(self.group)
         self._fast = self.group.library.lakh_c3_collective
         self._gpus: dict[int, GpuStaging] = {}
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, _gloo_options(timeout))

@@ -22,9 +22,10 @@ __all__ = ["comm"]
 @click.option("--percent", default="100", show_default=True, help="Also with a part of the ranks: 10,50,100.")
 @click.option("--registered", is_flag=True, help="Buffers in registered memory, which ranks of a host share.")
 @click.option("--emulate", type=click.Path(dir_okay=False), help="Topology file: play its hosts, racks and links.")
+@click.option("--untold", is_flag=True, help="With --emulate: c3 must find out what the links carry.")
 @click.option("--codec", default="none", show_default=True, help="Of none, bf16, int8, int4: between outer groups.")
 @click.option("--algorithm", default="", help="Overrule c3's choice: flat, halving_doubling, ring, hierarchical.")
-@click.option("--repeats", type=click.IntRange(min=5), default=25, show_default=True, help="Timed calls of each.")
+@click.option("--repeats", type=click.IntRange(min=5), help="Timed calls of each: 200 up to 64KB, else 25.")
 @click.option("--find-slow", is_flag=True, help="Also measure every pair of ranks and name the slow one.")
 @click.option("--fsdp", is_flag=True, help="Instead: a whole FSDP2 training step of a 10M-parameter model.")
 @click.option("--chaos", type=click.IntRange(min=1), help="Instead: hurt ranks so many times and check every sum.")
@@ -47,7 +48,7 @@ def comm(
     if chaos:
         return _drill(chaos, seed)
     if fsdp:
-        return _training_step(ranks, options["repeats"], out)
+        return _training_step(ranks, options["repeats"] or 25, out)
     from lakh.c3.bench import Sweep, parse_size, run_bench
 
     for name in ("backends", "ops", "dtypes"):
@@ -64,10 +65,11 @@ def comm(
         data["plot"] = _draw(plot, data["rows"])
     if out:
         words = {name: ",".join(options[name]) for name in ("backends", "ops", "dtypes")}
-        words |= {"sizes": sizes, "ranks": str(ranks), "repeats": str(options["repeats"]), "codec": options["codec"]}
+        words |= {"sizes": sizes, "ranks": str(ranks), "codec": options["codec"]}
+        words |= {"repeats": str(options["repeats"])} if options["repeats"] else {}
         words |= {"emulate": options["emulate"]} if options["emulate"] else {}
         command = "lakh bench comm " + " ".join(f"--{name} {value}" for name, value in words.items())
-        command += " --registered" if options["registered"] else ""
+        command += "".join(f" --{name}" for name in ("registered", "untold") if options[name])
         data["file"] = keep(Path(out), "comm", command, data)
     columns = ["what", "size", "min us", "median", "p99", "algbw", "busbw", "bound", "x gloo"]
     shown = table(columns, [_cells(row) for row in data["rows"]])
@@ -75,6 +77,8 @@ def comm(
         console().print(data["slow"]["reason"])
     for note in data.get("notes", []):
         console().print(note)
+    for size, reason in data.get("reasons", {}).items() if options["emulate"] else ():
+        console().print(f"c3, {size} bytes: {reason}")
     return Answer(data, shown)
 
 

@@ -11,7 +11,7 @@ from lakh.c3 import native
 from lakh.c3.bootstrap import MemoryStore
 from lakh.c3.group import Group
 from lakh.c3.metrics import name_slowest, serve_metrics
-from lakh.c3.topology import Link, Topology
+from lakh.c3.topology import WIRES, Link, Topology, Wire
 from lakh.errors import LakhError, PeerError, PeerTimeout, UserError
 
 pytestmark = [
@@ -76,6 +76,22 @@ def test_all_reduce_gives_the_same_bits_everywhere(places, algorithm) -> None:
             assert not isinstance(result, LakhError), result
             np.testing.assert_allclose(result[index], expected, rtol=1e-5, atol=1e-6)  # a few roundings of float32
             assert np.array_equal(result[index], found[0][index])
+
+
+def test_a_far_peer_gets_more_connections_and_chunks_of_any_size_arrive_in_order() -> None:
+    far, near = [("a", "", "z0"), ("b", "", "z1")], [("a", "", ""), ("b", "", "")]
+    count = 100_001  # 400 KB: seven chunks of 64 KB, the last one ragged
+
+    def body(group):
+        group.algorithm = "ring"
+        ramp = np.arange(count, dtype=np.float32)
+        assert np.array_equal(reduce_all(group, ramp.copy()), 2 * ramp)
+        return group.counters()["connections"]
+
+    for places, streams in ((near, 2), (far, 3)):
+        wires = {**WIRES, "host": Wire(2, 64, 64), "zone": Wire(3, 64, 64)}
+        found = with_ranks(places, body, topology=Topology(tuple(places), wires=wires))
+        assert found == [streams + 1] * 2, found  # and one to watch
 
 
 @pytest.mark.parametrize("places", [FOUR_HOSTS, ONE_HOST], ids=["hosts", "host"])

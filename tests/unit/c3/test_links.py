@@ -1,4 +1,4 @@
-"""Latency and bandwidth of each tier are measured once, are the same on all ranks, and decide the algorithm."""
+"""Latency and bandwidth of each tier and of slow hosts are measured once, alike on all ranks, and decide."""
 
 import json
 import threading
@@ -9,9 +9,9 @@ import pytest
 from lakh.c3 import native
 from lakh.c3.bootstrap import MemoryStore
 from lakh.c3.group import Group
-from lakh.c3.links import measured_links, probes, to_links
+from lakh.c3.links import Network, measured_network, probes, to_links, with_network
 from lakh.c3.selection import choose_all_reduce
-from lakh.c3.topology import Link, Topology
+from lakh.c3.topology import Link, Topology, read_topology
 
 RACKS = Topology(tuple((f"h{rank // 2}", f"r{rank // 4}", "") for rank in range(8)))
 
@@ -42,15 +42,40 @@ def test_what_is_measured_decides() -> None:
     assert slow.seconds > 0.02
 
 
+FOUR = Topology(tuple((f"h{rank}", "", "") for rank in range(4)), {"host": Link(50e6)})
+
+
+def test_a_slow_host_that_no_file_confesses_gets_a_smaller_part() -> None:
+    known, links = with_network(FOUR, Network({}, {"//h1": 12.5e6, "//elsewhere": 1.0}))
+    choice = choose_all_reduce(known, 2_000_000, 4, links=links)
+    assert choice.rates == (50e6, 12.5e6, 50e6, 50e6)
+    assert "h1 12.5 MB/s (measured) beside 50 of other hosts" in choice.reason
+    assert with_network(known, Network({}, {}))[0] == FOUR  # measured again, and found as fast as the others
+
+
+def test_what_a_file_says_of_a_cable_is_believed() -> None:
+    told = Topology(FOUR.places, FOUR.links, {"//h1": 40e6})
+    known, _ = with_network(told, Network({}, {"//h1": 12.5e6, "//h2": 10e6}))
+    assert known.cables == {"//h1": 40e6, "//h2": 10e6}
+    assert "h1 40 MB/s (told), h2 10 MB/s (measured)" in choose_all_reduce(known, 2_000_000, 4).reason
+
+
+def test_places_are_told_without_links(tmp_path: Path) -> None:
+    file = tmp_path / "told.toml"
+    file.write_text(RACKS.places_as_toml())
+    told = read_topology(file, 8)
+    assert (told.places, told.links, told.cables) == (RACKS.places, {}, {})
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.skipif(native.open_library() is None, reason="the native core is not built: apt-get install g++")
 def test_all_ranks_learn_the_same_figures_and_the_next_start_reads_them(tmp_path: Path) -> None:
     def start() -> list[dict[str, Link]]:
-        store, found = MemoryStore(20.0), [{}] * 3
+        store, found = MemoryStore(20.0), [dict[str, Link]()] * 3
 
         def one(rank: int) -> None:
             group = Group.meet(store, rank, 3, timeout_s=20.0, place=(f"h{rank}", "", ""))
-            found[rank] = measured_links(group, cache=str(tmp_path))
+            found[rank] = measured_network(group, cache=str(tmp_path)).links
             group.close()
 
         threads = [threading.Thread(target=one, args=(rank,)) for rank in range(3)]

@@ -2,10 +2,10 @@
 
 import pytest
 
-from lakh.c3.bench import name_slow, parse_size
+from lakh.c3.bench import calls_of, name_slow, parse_size
 from lakh.c3.membership import decide_membership, reachable
 from lakh.c3.selection import choose_all_reduce, fastest_first
-from lakh.c3.topology import Link, Topology, numa_node, read_topology
+from lakh.c3.topology import WIRES, Link, Topology, Wire, numa_node, read_topology
 from lakh.errors import UserError
 
 RACKS = Topology(
@@ -78,6 +78,8 @@ BAD = {
     "an unknown word": '[[hosts]]\nname="a"\nranks=[0,1]\ncolour="red"',
     "a host of no speed": '[[hosts]]\nname="a"\nranks=[0,1]\nMbit_per_s=0',
     "a link of no speed": '[[hosts]]\nname="a"\nranks=[0,1]\n[links.host]\nMbit_per_s=0',
+    "a wire of no connections": '[[hosts]]\nname="a"\nranks=[0,1]\n[wire.zone]\nstreams=0',
+    "a wire of an unknown word": '[[hosts]]\nname="a"\nranks=[0,1]\n[wire.zone]\nspeed=1',
     "a link of no tier": '[[hosts]]\nname="a"\nranks=[0,1]\n[links.moon]\nMbit_per_s=1',
 }
 
@@ -90,10 +92,23 @@ def test_a_topology_file_is_refused_with(bad, tmp_path) -> None:
         read_topology(path, 2)
 
 
+def test_a_file_says_how_messages_travel_in_a_tier(tmp_path) -> None:
+    path = tmp_path / "topology.toml"
+    path.write_text('[[hosts]]\nname="a"\nranks=[0,1]\n[wire.zone]\nstreams=16\n')
+    wires = read_topology(path, 2).wires
+    assert wires["zone"] == Wire(16, WIRES["zone"].chunk_KB, WIRES["zone"].in_flight_KB)
+    assert wires["host"] == WIRES["host"]
+
+
 def test_sizes_are_read() -> None:
     assert [parse_size(text) for text in ("1KB", "8MB", "2gb", "17B")] == [1024, 8 << 20, 2 << 30, 17]
     with pytest.raises(UserError):
         parse_size("large")
+
+
+def test_small_operations_are_timed_more_often() -> None:
+    assert calls_of(1 << 10) > calls_of(8 << 20)
+    assert calls_of(1 << 10, asked=7) == calls_of(8 << 20, asked=7) == 7
 
 
 def test_a_slow_rank_is_told_from_a_slow_link() -> None:
