@@ -83,6 +83,7 @@ KINDS = {
     "A100": Plan(
         free=("gemm", "gemm_knee", "memory", "attention", "host_us", "collective_us", "node", "nic", "fixed_ms"),
         codes=("mt-nlg", "deepspeed-zero3", "megatron-deepspeed"),
+        priors={"wave": 1.0},  # a block of its kernels works on one tile; those of later parts take one after another
     ),
     "H100": Plan(
         free=(

@@ -2,9 +2,10 @@
 
 A group of n ranks, `stride` apart, has m members in each node and spans N = n/m nodes. A ring moves 2(n-1)/n of the
 buffer through each rank; inside the node that goes over NVLink, between nodes over the NICs of the m members, which
-no other group uses. A ring is a pipeline, so the slower of the two parts sets the pace. Latency is one launch plus a
-tree of hops between nodes. What a ring gets of a NIC is calibrated. A plain send gets nearly all of it; an exchange of
-all with all keeps every pair of NICs busy for a moment only, and gets less than a ring does.
+no other group uses. A ring is a pipeline, so the slower of the two parts sets the pace. Latency is one launch, and as
+much again for each doubling of the members in a node unless its switch reduces, and a tree of hops between nodes. What
+a ring gets of a NIC is calibrated. A plain send gets nearly all of it; an exchange of all with all keeps every pair of
+NICs busy for a moment only, and gets less than a ring does.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Group:
     nic_Bps: Array
     """Of all m members together."""
     hop_s: Array
+    start_s: Array
+    """Of a ring: launch, and synchronisation of the members in a node."""
 
 
 def group(net: Network, size: Array, stride: Array) -> Group:
@@ -57,6 +60,7 @@ def group(net: Network, size: Array, stride: Array) -> Group:
         node_Bps=hw.node_Bps * net.node_efficiency,
         nic_Bps=in_node * hw.outside_Bps(span) * net.nic_efficiency,
         hop_s=hw.outside_latency_s(span),
+        start_s=net.launch_s * (1 + np.log2(in_node) * (1 - np.asarray(hw.switch_reduces))),
     )
 
 
@@ -64,14 +68,14 @@ def gather_s(net: Network, g: Group, size_bytes: Array) -> Array:
     """All-gather or reduce-scatter of a buffer of so many bytes (the whole of it, not a rank's part)."""
     inside = np.where(g.in_node > 1, (g.size - 1) / g.size * size_bytes / g.node_Bps, 0.0)
     outside = (g.nodes - 1) / g.nodes * size_bytes / g.nic_Bps
-    latency = net.launch_s + g.hop_s * np.log2(g.nodes)
+    latency = g.start_s + g.hop_s * np.log2(g.nodes)
     return np.where(g.size > 1, np.maximum(inside, outside) + latency, 0.0)
 
 
 def all_reduce_s(net: Network, g: Group, size_bytes: Array) -> Array:
     """Reduce-scatter and all-gather in one call: twice the bytes, one launch."""
     one = gather_s(net, g, size_bytes)
-    return np.where(g.size > 1, 2 * one - net.launch_s, 0.0)
+    return np.where(g.size > 1, 2 * one - g.start_s, 0.0)
 
 
 def all_to_all_s(net: Network, g: Group, size_bytes: Array) -> Array:

@@ -42,6 +42,8 @@ class Hardware:
     node_Bps: Array
     node_latency_s: Array
     levels: tuple[Level, ...] = ()
+    switch_reduces: Array = 0.0
+    """1 where the node's switches add up what passes them: see SWITCH_REDUCES."""
     sustained: Array = 1.0
     """Speed of arithmetic beyond what the peak says, by the part's power limit: see `sustained`."""
     attention_gain: Array = 1.0
@@ -79,6 +81,10 @@ PROCESSORS = {"V100": 80, "A100": 108, "H100": 132, "H200": 132, "B200": 148, "G
 # cuBLAS's usual tiles of large products are 128 x 256 or 256 x 256 from the H100 on; on older parts 256 x 128 and less.
 TILE_COLUMNS = {"H100": 256.0, "H200": 256.0, "B200": 256.0, "GB200": 256.0, "B300": 256.0, "GB300": 256.0}
 
+# NVSwitch from its third generation on (H100) reduces and copies in the switch (NVIDIA's H100 white paper), so that the
+# members of a node meet there once; before it, a ring or tree takes them one after another.
+SWITCH_REDUCES = {"H100", "H200", "B200", "GB200", "B300", "GB300"}
+
 # Parts of one design run at their power limit under matrix products, and clocks there follow the power: at the lowest
 # voltage it is proportional to the clock. So they sustain less or more than their data-sheet peaks say. NVIDIA's data
 # sheets have 1,000 W and 2,250 TFLOP/s of dense bf16 for B200, and for its relatives:
@@ -114,6 +120,7 @@ def hardware_of(cluster: Cluster) -> Hardware:
     return Hardware(
         kind=kind,
         peak_FLOPs=cluster.gpu.dense_bf16_TFLOPs * 1e12,
+        switch_reduces=float(kind in SWITCH_REDUCES),
         sustained=sustained(kind, cluster.gpu.dense_bf16_TFLOPs),
         attention_gain=ATTENTION_GAIN.get(kind, 1.0),
         softmax_knee=SOFTMAX_KNEE.get(kind, 0.0),

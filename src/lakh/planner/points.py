@@ -28,6 +28,7 @@ from lakh.planner.hardware import (
     ATTENTION_GAIN,
     PROCESSORS,
     SOFTMAX_KNEE,
+    SWITCH_REDUCES,
     TILE_COLUMNS,
     Hardware,
     Level,
@@ -311,6 +312,7 @@ def _hardware(row: dict[str, str]) -> dict[str, float]:
         node_GBps = 200.0
     return {
         "peak_FLOPs": peak * 1e12,
+        "switch_reduces": float(kind_of(row["gpu"]) in SWITCH_REDUCES),
         "sustained": sustained(kind_of(row["gpu"]), peak),
         "softmax_knee": SOFTMAX_KNEE.get(kind_of(row["gpu"]), 0.0),
         "attention_gain": ATTENTION_GAIN.get(kind_of(row["gpu"]), 1.0),

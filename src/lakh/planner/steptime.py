@@ -246,7 +246,9 @@ def step_time(shape: Shape, layout: Layout, hw: Hardware, fr: Fractions) -> Step
     # Only a stage that runs two chunks ahead has work while its results travel; others wait for them in lockstep.
     is_ahead = (np.asarray(lo.chunks) > 1) & (np.asarray(lo.run_ahead) >= 2)
     hidden = np.where(np.asarray(lo.overlap, dtype=bool) & is_ahead, fr.interference, 1.0)
-    pipeline = count * transfers * hidden
+    # The last stage has the logits and one neighbour, the others two: whichever is slower sets the pace.
+    spared = np.where(np.asarray(lo.pp) > 1, np.minimum(hop * hidden, head + head_memory), 0.0)
+    pipeline = count * (transfers * hidden - spared)
     stage_s = stage_layers * layer_s + transfers
     idle = (np.asarray(lo.pp) - 1) / lo.chunks * np.where(lo.zero_bubble, 1 / 3, 1.0)
     bubble = idle * stage_s

@@ -254,3 +254,23 @@ def test_a_window_leaves_out_scores_and_their_flops() -> None:
 def seconds_of(shape: Shape) -> float:
     layout = Layout(gpus=64.0, sequence=8192.0, batch=64.0, tp=8.0, zero1=1.0)
     return float(step_time(shape, layout, HW, FR).total_s)
+
+
+def test_members_of_a_node_meet_one_after_another_unless_the_switch_reduces() -> None:
+    def launches(members: float, reduces: float) -> float:
+        net = Network(replace(HW, switch_reduces=reduces), 0.8, 0.8, 1e-4)
+        return float(gather_s(net, group(net, members, 1.0), 0.0)) / 1e-4
+
+    assert [launches(n, 0.0) for n in (2.0, 4.0, 8.0)] == pytest.approx([2, 3, 4])
+    assert [launches(n, 1.0) for n in (2.0, 4.0, 8.0)] == pytest.approx([1, 1, 1])
+
+
+def test_the_last_stage_has_the_logits_and_one_neighbour_the_others_two() -> None:
+    """Whichever is slower sets the pace: logits as quick as a transfer are free."""
+    layout = Layout(gpus=512.0, sequence=4096.0, batch=1024.0, tp=8.0, pp=8.0, overlap=0.0)
+    none, small = (step_time(replace(MODELS[0], vocab=v), layout, HW, FR) for v in (0.0, 64.0))
+    grown = float(small.compute_s + small.elementwise_s - none.compute_s - none.elementwise_s)
+    assert grown > 0
+    assert float(none.pipeline_s - small.pipeline_s) == pytest.approx(grown)
+    alone = replace(layout, pp=1.0)
+    assert float(step_time(MODELS[0], alone, HW, FR).pipeline_s) == 0

@@ -90,6 +90,13 @@ def test_fitted_on_one_source_the_others_are_near(points: Points, source: str, k
     assert transfer(rows, source)[f"{kind}, all"].mape <= bar
 
 
+def test_layouts_of_one_cluster_are_put_in_order(points: Points) -> None:
+    rows = held_out(points, "vTrain multi-node")
+    tau = score(rows, predictions(rows)).kendall_tau
+    assert tau is not None
+    assert tau >= 0.9
+
+
 def test_a_program_is_told_from_the_gpu_only_beside_another_one() -> None:
     """Where every row has a program with a factor, the most frequent one is the measure of the others."""
     codes = KINDS["H100"].codes
