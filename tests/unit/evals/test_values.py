@@ -118,7 +118,38 @@ def test_a_message_with_a_huge_length_is_refused_before_it_is_read() -> None:
     read, write = os.pipe()
     os.write(write, (1 << 60).to_bytes(8, "little"))
     with pytest.raises(ValueError, match="too large"):
-        values.receive(read)
+        values.Inbox(read).next()
     os.close(write)
-    assert values.receive(read) is None
+    assert values.Inbox(read).next() is None
     os.close(read)
+
+
+def test_messages_come_as_they_were_sent_however_they_were_cut() -> None:
+    read, write = os.pipe()
+    sent = [b"", b"one", b"x" * 9000, b"two"]
+    for body in sent:
+        values.send_bytes(write, body)
+    whole = os.read(read, 1 << 16)
+    inbox = values.Inbox(read)
+    for part in (whole[:3], whole[3:11], whole[11:5000], whole[5000:]):
+        os.write(write, part)
+    found = [inbox.next() for _ in sent]
+    os.write(write, b"half")
+    os.close(write)
+    assert found == sent
+    assert inbox.next() is None
+    os.close(read)
+
+
+@given(plain)
+def test_messages_are_the_json_that_json_makes(value: Any) -> None:
+    form = values.encode(value, refuse)
+    text = values.text_of(form)
+    assert text == json.dumps(form, separators=(",", ":"))
+    assert values.text_of(values.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "[1", "[1] ", "[1][2]", "nothing", "{'a': 1}"])
+def test_what_is_no_document_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        values.parse(text)

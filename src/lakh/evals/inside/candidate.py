@@ -7,7 +7,7 @@ arguments at a time.
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import sys
 from typing import Any
@@ -39,11 +39,10 @@ def answer_calls(source_fd: int, requests: int, replies: int) -> None:
         values.send(replies, _error(error))
         return
     values.send(replies, ["ok", None, None])
-    kept: dict[int, Any] = {}
-    while (request := values.receive(requests)) is not None:
+    answers, inbox = Answers(vars(module)), values.Inbox(requests)
+    while (request := inbox.next()) is not None:
         try:
-            reply = _answer(json.loads(request), vars(module), kept)
-            values.send(replies, reply)
+            values.send(replies, answers.to(marshal.loads(request)))
         except BaseException as error:  # noqa: BLE001
             values.send(replies, _error(error))
 
@@ -55,7 +54,7 @@ def rehearse() -> None:
     requests, ask = os.pipe()
     hear, replies = os.pipe()
     for _ in range(2):
-        values.send(ask, ["call", ["n", "f"], ["l", ["l", 1.5, 2], "a", ["t", True]], ["d"]])
+        values.send_bytes(ask, marshal.dumps(["call", ["n", "f"], ["l", ["l", 1.5, 2], "a", ["t", True]], ["d"]]))
     os.close(ask)
     answer_calls(source, requests, replies)
     for descriptor in (requests, hear, replies):
@@ -63,45 +62,52 @@ def rehearse() -> None:
     del sys.modules["solution"]
 
 
-def _answer(request: list[Any], names: dict[str, Any], kept: dict[int, Any]) -> list[Any]:
-    def keep(value: Any) -> Any:
-        number = len(kept)
-        kept[number] = value
+class Answers:
+    """What the program says when asked; what is no plain data is kept here, and known by a number."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+        self._kept: dict[int, Any] = {}
+
+    def to(self, request: list[Any]) -> list[Any]:
+        what, target, *rest = request
+        if target[0] == "n":
+            if target[1] not in self._names:
+                raise NameError(f"name '{target[1]}' is not defined")
+            thing = self._names[target[1]]
+        else:
+            thing = self._kept[target[1]]
+        parts = [values.decode(part, self._kept.__getitem__) for part in rest]
+        if what == "call":
+            arguments, named = parts
+            result = thing(*arguments, **named)
+            changed = None
+            if values.holds_mutable(arguments):
+                after = self._form(arguments)
+                changed = after if after != rest[0] else None
+            return ["ok", self._form(result), changed]
+        if what == "get":
+            return ["ok", self._form(getattr(thing, parts[0])), None]
+        if what == "set":
+            setattr(thing, parts[0], parts[1])
+            return ["ok", None, None]
+        if what == "list":
+            return ["ok", self._form(list(thing)), None]
+        if what == "next":
+            return ["ok", self._form([next(thing)]), None]
+        if what == "len":
+            return ["ok", len(thing), None]
+        if what == "item":
+            return ["ok", self._form(thing[parts[0]]), None]
+        return ["ok", str(thing), None]
+
+    def _form(self, value: Any) -> Any:
+        return values.encode(value, self._keep)
+
+    def _keep(self, value: Any) -> Any:
+        number = len(self._kept)
+        self._kept[number] = value
         return ["h", number]
-
-    def form(value: Any) -> Any:
-        return values.encode(value, keep)
-
-    what, target, *rest = request
-    if target[0] == "n":
-        if target[1] not in names:
-            raise NameError(f"name '{target[1]}' is not defined")
-        thing = names[target[1]]
-    else:
-        thing = kept[target[1]]
-    parts = [values.decode(part, kept.__getitem__) for part in rest]
-    if what == "call":
-        arguments, named = parts
-        result = thing(*arguments, **named)
-        changed = None
-        if values.holds_mutable(arguments):
-            after = form(arguments)
-            changed = after if after != rest[0] else None
-        return ["ok", form(result), changed]
-    if what == "get":
-        return ["ok", form(getattr(thing, parts[0])), None]
-    if what == "set":
-        setattr(thing, parts[0], parts[1])
-        return ["ok", None, None]
-    if what == "list":
-        return ["ok", form(list(thing)), None]
-    if what == "next":
-        return ["ok", form([next(thing)]), None]
-    if what == "len":
-        return ["ok", len(thing), None]
-    if what == "item":
-        return ["ok", form(thing[parts[0]]), None]
-    return ["ok", str(thing), None]
 
 
 def _error(error: BaseException) -> list[Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import functools
 import json
+import marshal
 import os
 import random
 import resource
@@ -40,19 +41,19 @@ class Line:
     """The pipes to the candidate's process."""
 
     def __init__(self, requests: int, replies: int) -> None:
-        self._requests, self._replies = requests, replies
+        self._requests, self._inbox = requests, values.Inbox(replies)
 
     def ask(self, *request: Any) -> list[Any]:
         try:
-            values.send(self._requests, request)
+            values.send_bytes(self._requests, marshal.dumps(list(request)))  # to read, not from, the candidate
         except BrokenPipeError:
             raise CandidateGone from None
         return self.hear()
 
     def hear(self) -> list[Any]:
         try:
-            body = values.receive(self._replies)
-            reply = None if body is None else json.loads(body)
+            body = self._inbox.next()
+            reply = None if body is None else values.parse(body.decode())
         except (ValueError, RecursionError) as error:
             raise CandidateLied(str(error)) from None
         if reply is None:

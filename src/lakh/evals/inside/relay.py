@@ -21,12 +21,13 @@ from lakh.evals.inside import values, zygote
 
 def main() -> None:
     orders, reports = os.dup(0), os.dup(1)
+    inbox = values.Inbox(orders)
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1):
         os.dup2(null, number)
     os.close(null)
     line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    setup = _next(orders)
+    setup = _next(inbox)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what loses its parent comes to us, and is not waited for
     if os.fork() == 0:
         try:
@@ -42,7 +43,7 @@ def main() -> None:
     line.send(json.dumps(setup).encode())
     values.send(reports, json.loads(_hear(line)))
     while True:
-        values.send(reports, _relay(line, _next(orders)))
+        values.send(reports, _relay(line, _next(inbox)))
 
 
 def _relay(line: socket.socket, order: dict[str, Any]) -> dict[str, Any]:
@@ -61,8 +62,8 @@ def _relay(line: socket.socket, order: dict[str, Any]) -> dict[str, Any]:
     return {"report": report, "said": base64.b64encode(said).decode()}
 
 
-def _next(orders: int) -> dict[str, Any]:
-    frame = values.receive(orders)
+def _next(inbox: values.Inbox) -> dict[str, Any]:
+    frame = inbox.next()
     if frame is None:
         os._exit(0)
     document: dict[str, Any] = json.loads(frame)

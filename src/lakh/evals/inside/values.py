@@ -26,7 +26,37 @@ from typing import Any
 LARGEST_MESSAGE_BYTES = 64 << 20
 LONG_INT = 10**4000  # above this many digits, Python itself refuses to read a number as text
 LENGTH_BYTES = 8
-_text_of = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps would make one for every message
+READ_BYTES = 1 << 16
+
+
+def _encoder() -> Callable[[Any], str]:
+    """JSON's own encoder, made once: both json.dumps and JSONEncoder.encode make one for every document."""
+    plain = json.JSONEncoder(separators=(",", ":")).encode
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    try:
+        write = make(None, plain, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
+        tried = [None, True, 1, -1.5, "a\ud800", ["l", float("inf")]]
+        if "".join(write(tried, 0)) == plain(tried):
+            return lambda document: "".join(write(document, 0))
+    except TypeError:  # another Python's takes other arguments
+        pass
+    return plain
+
+
+text_of = _encoder()
+_scan: Any = vars(json.JSONDecoder())["scan_once"]
+
+
+def parse(text: str) -> Any:
+    """The document that `text_of` made a text of; ValueError for anything else."""
+    try:
+        document, end = _scan(text, 0)
+    except StopIteration:
+        raise ValueError("no JSON") from None
+    if end != len(text):
+        raise ValueError("more than one document")
+    return document
+
 
 _SCALARS = (type(None), bool, int, float, str)
 _SEQUENCES: dict[str, Any] = {"l": list, "t": tuple, "s": set, "f": frozenset}
@@ -126,40 +156,45 @@ def holds_mutable(values: Any) -> bool:
     return any(isinstance(value, list | dict | set | bytearray | deque) for value in values)
 
 
-# --- messages over a pipe: a length, then JSON --------------------------------------------------------------------
+# --- messages over a pipe: a length, then bytes -------------------------------------------------------------------
 
 
-def send(descriptor: int, document: Any) -> bytes:
-    """Write one message; returns its JSON bytes."""
-    body = _text_of(document).encode()
+def send(descriptor: int, document: Any) -> None:
+    """Write one message of JSON."""
+    send_bytes(descriptor, text_of(document).encode())
+
+
+def send_bytes(descriptor: int, body: bytes) -> None:
     if len(body) > LARGEST_MESSAGE_BYTES:
         raise ValueError("too large to send")
-    data = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
-    while data:
-        data = data[os.write(descriptor, data) :]
-    return body
+    data = len(body).to_bytes(LENGTH_BYTES, "little") + body
+    written = os.write(descriptor, data)
+    while written < len(data):
+        written += os.write(descriptor, memoryview(data)[written:])
 
 
-def receive(descriptor: int) -> bytes | None:
-    """The JSON bytes of one message; None at the end. ValueError for a length that nobody honest sends."""
-    head = read_exactly(descriptor, LENGTH_BYTES)
-    if head is None:
-        return None
-    length = int.from_bytes(head, "little")
-    if length > LARGEST_MESSAGE_BYTES:
-        raise ValueError("an answer too large to read")
-    return read_exactly(descriptor, length)
+class Inbox:
+    """The messages that come over a pipe; one read for each, where they are small and come one at a time."""
 
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._read = bytearray()
 
-def read_exactly(descriptor: int, size: int) -> bytes | None:
-    parts = []
-    while size > 0:
-        part = os.read(descriptor, min(size, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+    def next(self) -> bytes | None:
+        """The bytes of one message; None at the end. ValueError for a length that nobody honest sends."""
+        while True:
+            if len(self._read) >= LENGTH_BYTES:
+                end = LENGTH_BYTES + int.from_bytes(self._read[:LENGTH_BYTES], "little")
+                if end > LENGTH_BYTES + LARGEST_MESSAGE_BYTES:
+                    raise ValueError("an answer too large to read")
+                if len(self._read) >= end:
+                    body = bytes(self._read[LENGTH_BYTES:end])
+                    del self._read[:end]
+                    return body
+            block = os.read(self._descriptor, READ_BYTES)
+            if not block:
+                return None
+            self._read += block
 
 
 def read_all(descriptor: int) -> bytes:

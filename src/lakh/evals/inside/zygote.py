@@ -66,7 +66,7 @@ def main() -> None:
     gc.freeze()
     to_examiner, from_zygote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     end = from_zygote.fileno()
-    _fork(place, place.uids[1], None, [end], EXAMINER_LIMITS, lambda: examiner.serve(from_zygote, receive))
+    asks = _fork(place, place.uids[1], None, [end], EXAMINER_LIMITS, lambda: examiner.serve(from_zygote, receive))
     from_zygote.close()
     zygote = os.fork()
     if zygote == 0:
@@ -76,7 +76,12 @@ def main() -> None:
             os._exit(1)
     while True:
         child, _ = os.wait()
+        asks = 0 if child == asks else asks
         if child == zygote:
+            if asks:
+                with contextlib.suppress(OSError):
+                    os.kill(asks, signal.SIGKILL)
+                    os.waitpid(asks, 0)  # so that its CPU time is counted: what merely dies with process 1 is not
             os._exit(0)
 
 
