@@ -12,8 +12,10 @@ Knows nothing of what the bytes mean; no torch.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -30,6 +32,7 @@ from lakh.errors import DataError, DiskFull, LakhError, MissingExtra, PeerLost, 
 __all__ = [
     "MANIFEST",
     "HashingFile",
+    "cache_folder",
     "commit",
     "create",
     "exists",
@@ -159,6 +162,11 @@ def create(url: str | Path) -> Iterator[IO[bytes]]:
             retry(lambda: fs.put_file(str(staged), path), f"write {url}")
         return
     target = local_path(url)
+    if target.exists() and not target.is_file() and not target.is_dir():
+        with _local_errors(url), target.open("wb") as device:  # /dev/null, a pipe: never replaced by a file
+            yield device
+        return
+    target = Path(os.path.realpath(target)) if target.is_symlink() else target  # the link stays one
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
     with _local_errors(url, hidden=temporary):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -234,6 +242,20 @@ class HashingFile:
 
     def close(self) -> None:
         self.closed = True  # the file itself belongs to whoever opened it
+
+
+def cache_folder(name: str) -> Path:
+    """Where this user keeps what can be had again: under $XDG_CACHE_HOME, or ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's would raise
+    return Path(_cache_of_a_process() if base.startswith("~") else base) / "lakh" / name
+
+
+@functools.cache
+def _cache_of_a_process() -> str:
+    """For a user without a home, as containers have: private, and gone with the process."""
+    folder = tempfile.mkdtemp(prefix="lakh-cache-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 # --- sets of files -----------------------------------------------------------------------------------------------

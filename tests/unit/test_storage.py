@@ -49,6 +49,24 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(base: str) -> N
     assert storage.list_dir(base) == ["file"]
 
 
+def test_a_pipe_is_written_into_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    storage.write_bytes(pipe, b"page")
+    assert os.read(reader, 10) == b"page"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_link_stays_and_the_file_behind_it_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("real")
+    storage.write_bytes(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+
+
 def test_a_full_disk_is_said_plainly_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -144,3 +162,13 @@ def test_small_sizes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=2_500_000))
     with pytest.raises(DiskFull, match=r"needs about 4\.00 MB and 2\.50 MB are free"):
         storage.require_space(tmp_path, 4_000_000)
+
+
+def test_caches_are_the_users_own_and_a_user_without_a_home_has_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/where")
+    assert storage.cache_folder("rules") == Path("/where/lakh/rules")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert storage.cache_folder("rules") == Path("/home/me/.cache/lakh/rules")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a uid that nobody has
+    assert storage.cache_folder("rules").parents[1].is_dir()

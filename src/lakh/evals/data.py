@@ -11,19 +11,17 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lakh import storage
 from lakh.errors import UserError
 
-__all__ = ["BenchmarkFile", "cache_folder", "read_rows"]
+__all__ = ["BenchmarkFile", "read_rows"]
 
 DOWNLOAD_TIMEOUT_S = 60.0
 LARGEST_DOWNLOAD_BYTES = 64 << 20
@@ -45,7 +43,7 @@ class BenchmarkFile:
             return self._checked(path, storage.read_bytes(path))
         if packaged is not None:
             return self._checked(packaged, storage.read_bytes(packaged))
-        kept = cache_folder() / self.name
+        kept = storage.cache_folder("benchmarks") / self.name
         if kept.exists():
             return self._checked(str(kept), kept.read_bytes())
         raw = self._checked(self.url, self._download())
@@ -73,10 +71,6 @@ class BenchmarkFile:
             reason = getattr(error, "reason", error)
             raise UserError(self.url, f"cannot be fetched ({reason})", todo) from None
         return raw
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakh" / "benchmarks"
 
 
 def read_rows(name: str, raw: bytes, needed: Sequence[str]) -> list[dict[str, Any]]:

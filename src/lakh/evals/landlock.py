@@ -87,7 +87,8 @@ class Landlock:
             os.close(ruleset)
 
     def probe(self) -> str:
-        return _PROBE.replace("HOME", repr(str(Path.home()))).replace("FILE", repr(__file__))
+        home = os.path.expanduser("~")  # noqa: PTH111 - Path's raises for a user without one
+        return _PROBE.replace("HOME", repr(home)).replace("FILE", repr(__file__))
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from lakh.evals import bubblewrap, walls
-from lakh.evals.data import cache_folder
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Problem, Program, Task
+from lakh.storage import cache_folder
 
 
 def missing_for_sandbox() -> str | None:
@@ -95,8 +95,8 @@ def wait_for_count() -> Callable[[str, Callable[[int], bool]], None]:
 @pytest.fixture(scope="session")
 def benchmarks(shared_data: Callable[[str, str], Path]) -> Path:
     """The folder with the benchmarks' own files: where lakh downloads them to, or beside the checkout."""
-    if (cache_folder() / "mbpp.jsonl").exists():
-        return cache_folder()
+    if (cache_folder("benchmarks") / "mbpp.jsonl").exists():
+        return cache_folder("benchmarks")
     return shared_data("benchmarks", "benchmark files (lakh eval score --canonical --task mbpp also downloads them)")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lakh import storage
 from lakh.errors import UserError
 from lakh.evals import data
 from lakh.evals.data import BenchmarkFile
@@ -211,7 +212,7 @@ def test_a_file_is_downloaded_once_and_checked(web: str, tmp_path: Path, monkeyp
     assert file.read(None) == b'{"a": 1}\n'
     (tmp_path / "web" / "x.jsonl").unlink()
     assert file.read(None) == b'{"a": 1}\n'
-    (data.cache_folder() / "x.jsonl").write_bytes(b"changed")
+    (storage.cache_folder("benchmarks") / "x.jsonl").write_bytes(b"changed")
     with pytest.raises(UserError, match="has sha256"):
         file.read(None)
 
@@ -220,7 +221,7 @@ def test_a_download_that_is_not_the_file_is_not_kept(web: str, tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(UserError, match="has sha256"):
         BenchmarkFile("x.jsonl", HASH, f"{web}x.jsonl").read(None)
-    assert not (data.cache_folder() / "x.jsonl").exists()
+    assert not (storage.cache_folder("benchmarks") / "x.jsonl").exists()
     for url in (f"{web}none.jsonl", "http://127.0.0.1:9/x.jsonl"):
         with pytest.raises(UserError, match=r"cannot be fetched.*--data"):
             BenchmarkFile("x.jsonl", HASH, url).read(None)

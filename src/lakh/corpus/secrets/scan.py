@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import os
 import platform
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lakh import storage
@@ -147,7 +145,7 @@ def _database(rules: Sequence[Rule]) -> Any:
     quick = [(number, rule.quick) for number, rule in enumerate(rules)]
     listed = [(n, text) for n, texts in quick for text in ((texts,) if isinstance(texts, str) else texts)]
     made_of = repr((listed, int(flags), importlib.metadata.version("hyperscan"), platform.machine()))
-    place = _cache_folder() / f"{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.hyperscan"
+    place = storage.cache_folder("rules") / f"{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.hyperscan"
     try:
         database = hyperscan.loadb(place.read_bytes(), hyperscan.HS_MODE_BLOCK)
         database.scratch = hyperscan.Scratch(database)
@@ -162,7 +160,3 @@ def _database(rules: Sequence[Rule]) -> Any:
         with contextlib.suppress(OSError, LakhError):  # a read-only home: the next process compiles again
             storage.write_bytes(place, hyperscan.dumpb(database))
     return database
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakh" / "rules"

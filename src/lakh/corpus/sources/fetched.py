@@ -43,6 +43,7 @@ from lakh.errors import DataError, PeerTimeout, UserError
 
 __all__ = ["KINDS", "Fetched", "fetch", "fetch_url"]
 
+CACHE = "sources"
 KINDS = ("pypi:", "npm:", "debian:", "git:")
 COMMAND_TIMEOUT_S = 1800.0
 REQUEST_TIMEOUT_S = 60.0
@@ -82,7 +83,7 @@ class Fetched:
 def fetch(word: str) -> list[Path]:
     """The archives that a word stands for, from the cache or from where they are."""
     kind, _, rest = word.partition(":")
-    folder = _cache() / kind / hashlib.sha256(rest.encode()).hexdigest()[:16]
+    folder = storage.cache_folder(CACHE) / kind / hashlib.sha256(rest.encode()).hexdigest()[:16]
     if not (folder / "complete").exists() or kind == "git":  # a commit is looked up again: HEAD moves
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A name of its own: another build may be fetching the same package.
@@ -113,10 +114,6 @@ def fetch_url(url: str, target: Path, sha256: str = "") -> None:
             raise DataError(url, f"has the SHA-256 {digest.hexdigest()}", f"expected {sha256}: do not use it")
 
     storage.retry(get, f"fetch {url}")
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakh" / "sources"
 
 
 def _pypi(rest: str, folder: Path) -> None:
@@ -180,7 +177,7 @@ def _npm(rest: str, folder: Path) -> None:
 
 
 def _debian(rest: str, folder: Path) -> None:
-    where, apt = f"debian:{rest}", _cache() / "apt"
+    where, apt = f"debian:{rest}", storage.cache_folder(CACHE) / "apt"
     options = _source_lists(apt, where)
     _command(["apt-get", *options, "source", "--download-only", "--tar-only", "-qq", rest], where, "apt", folder)
     for path in folder.iterdir():  # Debian's own changes are patches and packaging, not the program
