@@ -198,7 +198,7 @@ def parts(folder: Path) -> dict[str, float]:
 def _spell(engine: object, ids: tuple[int, ...]) -> None:
     from lakh.server.text import TextStream
 
-    stream = TextStream(engine.tokenizer.decode)  # type: ignore[attr-defined]
+    stream = TextStream(engine._spelling)  # type: ignore[attr-defined]
     for token in ids:
         stream.push(token)
 

@@ -44,6 +44,7 @@ from lakh.server.row import Chunk, Completion, FinishReason, Row
 from lakh.server.sampling import Draws, Sampling, choose, log_probabilities, probabilities
 from lakh.server.schedule import burst_steps
 from lakh.server.seating import Seating
+from lakh.server.spelling import Spelling
 from lakh.server.text import StopRule, TextStream
 from lakh.spec.model import Model
 
@@ -92,7 +93,7 @@ class Engine:
         self.speculation: Speculation = "draft" if draft is not None else speculation
         self._drafter = None if draft is None else drafter_for(self._runner, tokenizer, draft)
         self._guesser = None if self.speculation == "off" else Guesser(spec.context, clock, self._drafter)
-        self._prompts = Prompts(tokenizer, spec)
+        self._prompts, self._spelling = Prompts(tokenizer, spec), Spelling(tokenizer)
         self.weights_version = 0
         self.counts, self.step_sizes = Counts(), Histogram(TOKENS)
         self.clock = clock
@@ -216,6 +217,10 @@ class Engine:
         """
         return self._prompts.encode(prompt, where, reading)
 
+    def least_tokens(self, prompt: Prompt) -> int:
+        """So many ids the prompt has for sure, known without reading it."""
+        return self._prompts.least_tokens(prompt)
+
     def cut(self, ids: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
         """The end of a prompt that leaves room for max_tokens; an empty prompt begins a document."""
         return self._prompts.cut(ids, sampling.max_tokens)
@@ -236,7 +241,7 @@ class Engine:
     ) -> Row:
         """A request, not yet submitted. `tenant` names whose cache it shares; `skip` is text that it repeats first."""
         limit = min(sampling.max_tokens, self.spec.context - len(ids))
-        text = TextStream(self.tokenizer.decode, skip)
+        text = TextStream(self._spelling, skip)
         draws = Draws(sampling, copy)
         return Row(ids, sampling, limit, draws, self.tokenizer.eot, text, tenant, deadline_s, rule, first_ids)
 

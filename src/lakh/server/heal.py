@@ -13,12 +13,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
+from lakh.server.spelling import UNFINISHED
+
 if TYPE_CHECKING:
     from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["Healed", "Healer"]
-
-UNFINISHED = "\ufffd"
 
 
 class Healed(NamedTuple):

@@ -22,6 +22,7 @@ __all__ = ["Lines", "Reading", "Unread", "cut", "may_cut"]
 MAX_LINES = 1 << 16  # remembered, twice: about 30 MB where lines are those of code
 MAX_CHARS = 1 << 10  # of a line that is remembered
 FEW = 4  # lines that are sooner read than handed to threads
+AT_ONCE = 1 << 12  # lines that are handed over together: bounds the memory for it
 
 
 class Unread(Exception):
@@ -43,7 +44,10 @@ ANY = Reading()
 class Lines:
     def __init__(self, tokenizer: Tokenizer, max_lines: int = MAX_LINES) -> None:
         self._tokenizer, self._max_lines = tokenizer, max_lines
-        self._may_cut = may_cut(json.loads(tokenizer.raw))
+        description = json.loads(tokenizer.raw)
+        self._may_cut = may_cut(description)
+        # A token spells at least a byte for each character of its name; None where one may stand for any text.
+        self._longest = max(map(len, description["model"]["vocab"])) if self._may_cut else None
         # Two generations: when the young are many they become the old, and the old are forgotten. Several threads may
         # read and write: each step is one of a dict, and what is lost by a race is only read again.
         self._young: dict[tuple[Hashable, str], list[int]] = {}
@@ -57,17 +61,22 @@ class Lines:
                 raise Unread
             return self._tokenizer.encode(text)
         lines = cut(text)
-        found = [self._known((space, line)) for line in lines]
-        new = [line for line, ids in zip(lines, found, strict=True) if ids is None]
+        found = {line: self._known((space, line)) for line in lines}
+        new = [line for line, ids in found.items() if ids is None]
         if most_new is not None and sum(map(len, new)) > most_new:
             raise Unread
-        many = len(new) > FEW
-        read = self._tokenizer.encode_batch(new) if many else [self._tokenizer.encode(line) for line in new]
-        made = iter(self._remember(space, new, read))
+        for start in range(0, len(new), AT_ONCE):
+            some = new[start : start + AT_ONCE]
+            read = self._tokenizer.encode_batch(some) if len(some) > FEW else map(self._tokenizer.encode, some)
+            found.update(self._remember(space, dict(zip(some, read, strict=True))))
         whole: list[int] = []
-        for ids in found:
-            whole += next(made) if ids is None else ids
+        for line in lines:
+            whole += found[line] or ()
         return whole
+
+    def least_tokens(self, text: str) -> int:
+        """So many the text has for sure, known without reading it; 0 where nothing is known."""
+        return 0 if self._longest is None else -(-len(text) // self._longest)
 
     def _known(self, key: tuple[Hashable, str]) -> list[int] | None:
         ids = self._young.get(key)
@@ -75,14 +84,14 @@ class Lines:
             self._young[key] = ids
         return ids
 
-    def _remember(self, space: Hashable, lines: list[str], made: list[list[int]]) -> list[list[int]]:
+    def _remember(self, space: Hashable, read: dict[str, list[int]]) -> dict[str, list[int]]:
         if len(self._young) >= self._max_lines:
             self._young, self._old = {}, self._young
         young = self._young
-        for line, ids in zip(lines, made, strict=True):
+        for line, ids in read.items():
             if len(line) <= MAX_CHARS:
                 young[space, line] = ids
-        return made
+        return read
 
 
 def cut(text: str) -> list[str]:

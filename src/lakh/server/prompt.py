@@ -39,6 +39,10 @@ class Prompts:
             raise UserError(where, f"has half a character at {error.start}", "send whole Unicode characters") from None
         return tuple(self._lines.encode(prompt, reading))
 
+    def least_tokens(self, prompt: Prompt) -> int:
+        """So many it has for sure: enough to refuse a prompt of megabytes unread."""
+        return self._lines.least_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+
     def cut(self, ids: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
         """The end of a prompt that leaves room for max_tokens; an empty prompt begins a document."""
         return (ids or (self._tokenizer.eot,))[-_room(self._spec.context, max_tokens) :]

@@ -78,7 +78,8 @@ class Seating:
             if row.prompt in computing and len(row.prompt) > BLOCK_TOKENS:
                 held_back.append(row)
                 continue
-            row.lease = self._pool.open((row.space, weights_version), row.ids)
+            tokens = row.ids if row.tokens else row.prompt  # the same; of a tuple parts are cut faster
+            row.lease = self._pool.open((row.space, weights_version), tokens)
             if row.lease.copy is not None:
                 self._runner.copy_block(*row.lease.copy)
             row.num_computed = row.lease.num_cached

@@ -4,24 +4,24 @@ Two things hold text back: bytes that are not yet a whole character (a token may
 that may be the beginning of a stop text. Both are released when the doubt is over. The pieces put together
 are the same as if all tokens had come at once.
 
-Knows a function that decodes ids; knows nothing of models or requests.
+Knows how tokens are spelt (spelling.py); knows nothing of models or requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+from lakh.server.spelling import UNFINISHED, Spelling
 
 __all__ = ["StopRule", "StopText", "TextStream", "columns"]
-
-UNFINISHED = "\ufffd"  # what decoders write for bytes that are no character (yet)
 
 
 class TextStream:
     """Incremental decoding: `push` a token, get the text that is now certain."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], skip: str = "") -> None:
+    def __init__(self, spelling: Spelling, skip: str = "") -> None:
         """`skip` is left out where the text begins with it: what a prompt said already."""
-        self._decode = decode
+        self._decode, self._alone = spelling.decode, spelling.alone
         self._skip = skip
         # Decoders may treat the first token specially (a leading space), so the last settled tokens stay as
         # context.
@@ -30,6 +30,11 @@ class TextStream:
         self._before = ""  # the text of the settled tokens
 
     def push(self, token: int) -> str:
+        if not self._pending:
+            alone = self._alone(token)
+            if alone is not None:
+                self._settled, self._before = [], ""
+                return self._shown(alone)
         self._pending.append(token)
         text = self._decode([*self._settled, *self._pending])
         if text.endswith(UNFINISHED):
@@ -44,6 +49,9 @@ class TextStream:
         new = text[len(self._before) :]
         self._settled, self._pending = self._pending, []
         self._before = self._decode(self._settled)
+        return self._shown(new)
+
+    def _shown(self, new: str) -> str:
         if self._skip:
             size = min(len(self._skip), len(new))
             skipped, self._skip = self._skip[:size] == new[:size], self._skip[size:]
@@ -63,6 +71,8 @@ class StopText:
         """The text that may be shown now. Once a stop text was `found`, nothing follows."""
         if self.found:
             return ""
+        if not self._stops:
+            return text
         self._held += text
         starts = [start for start in (self._held.find(stop) for stop in self._stops) if start >= 0]
         if starts:

@@ -82,6 +82,14 @@ def test_no_space_learns_what_another_has_sent(tokenizer: Tokenizer) -> None:
         lines.encode(text, Reading("b", len(text) - 1))
 
 
+def test_what_a_text_has_at_least_is_known_unread(tokenizer: Tokenizer) -> None:
+    lines = Lines(tokenizer)
+    for text in ("", "x", "def add(left, right):\n    return left + right\n" * 30, "日本" * 50, " " * 500):
+        assert lines.least_tokens(text) <= len(tokenizer.encode(text))
+    assert lines.least_tokens("x" * 1_000_000) > 10_000
+    assert Lines(tokenizer, max_lines=1).encode("x\n" * 20_000) == tokenizer.encode("x\n" * 20_000)
+
+
 def test_a_very_long_line_is_not_kept(tokenizer: Tokenizer) -> None:
     lines = Lines(tokenizer)
     text = "x" * (MAX_CHARS + 1)

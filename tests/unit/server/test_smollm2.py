@@ -46,7 +46,7 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_greedy_text_of_twenty_prompts_is_that_of_transformers(smollm2: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
     prompts = [inspect.getsource(thing)[:240] for thing in PYTHON] + PROSE
     assert len(prompts) == 20
     spec, weights = hf.load(smollm2)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lakh.server.spelling import Spelling, adds_up
 from lakh.server.text import StopText, TextStream
+from lakh.tokens.tokenizer import Tokenizer
 
 pieces = st.lists(st.text("ab\n", max_size=4), max_size=12)
 stops = st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -37,12 +43,22 @@ def test_no_more_is_held_back_than_a_stop_needs(pieces: list[str], stops: list[s
         assert stop.found or held == "" or any(text.startswith(held) for text in stops)
 
 
+class Spelt:
+    """A spelling that remembers nothing."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self.decode = decode
+
+    def alone(self, token: int) -> None:
+        return None
+
+
 @given(st.binary(max_size=40))
 def test_bytes_in_pieces_decode_as_they_do_together(data: bytes) -> None:
     def decode(ids: object) -> str:
         return bytes(ids).decode("utf-8", "replace")  # type: ignore[call-overload, no-any-return]
 
-    stream = TextStream(decode)
+    stream = TextStream(Spelt(decode))  # type: ignore[arg-type]
     shown = ""
     for number in data:
         shown += stream.push(number)
@@ -51,5 +67,30 @@ def test_bytes_in_pieces_decode_as_they_do_together(data: bytes) -> None:
 
 
 def test_a_decoder_that_drops_the_first_space_still_spaces_words() -> None:
-    stream = TextStream(lambda ids: " ".join(f"w{number}" for number in ids))
+    stream = TextStream(Spelt(lambda ids: " ".join(f"w{number}" for number in ids)))  # type: ignore[arg-type]
     assert [stream.push(number) for number in (1, 2, 3)] == ["w1", " w2", " w3"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ids=st.lists(st.integers(0, 299), max_size=40), skip=st.sampled_from(["", "d", "de"]))
+def test_tokens_that_are_remembered_read_as_those_that_are_decoded(
+    tokenizer_json: Path, ids: list[int], skip: str
+) -> None:
+    tokenizer = Tokenizer.load(tokenizer_json)
+    remembered, decoded = TextStream(Spelling(tokenizer), skip), TextStream(Spelt(tokenizer.decode), skip)  # type: ignore[arg-type]
+    for token in ids:
+        assert remembered.push(token) == decoded.push(token)
+    assert remembered.finish() == decoded.finish()
+
+
+def test_only_byte_level_decoders_add_up(tokenizer_json: Path) -> None:
+    description = json.loads(tokenizer_json.read_bytes())
+    assert adds_up(description)
+    for other in (
+        None,
+        {"type": "Metaspace"},
+        {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "ByteLevel"}]},
+    ):
+        assert not adds_up({**description, "decoder": other})
+    tokenizer = Tokenizer(json.dumps({**description, "decoder": None}).encode())
+    assert Spelling(tokenizer).alone(tokenizer.encode("d")[0]) is None

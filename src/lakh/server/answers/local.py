@@ -173,11 +173,9 @@ def rows_of(engine: Engine, request: CompletionRequest, most_new: int | None = N
         if request.suffix is not None and isinstance(prompt, str):
             ids = engine.infill(prompt, request.suffix, sampling.max_tokens, request.order, reading=reading)
         else:
+            _check_length(engine, engine.least_tokens(prompt), sampling.max_tokens, "at least ")
             ids = engine.encode(prompt, reading=reading)
-            if len(ids) + sampling.max_tokens > engine.spec.context:
-                found = f"prompt: {len(ids)} tokens and max_tokens {sampling.max_tokens} are more than the context"
-                found += f" of {engine.spec.context}"
-                raise BadRequest("prompt", found, code="context_length_exceeded")
+            _check_length(engine, len(ids), sampling.max_tokens)
             ids = engine.cut(ids, sampling)
         # The cursor stands at the prompt's end only where nothing follows it.
         ends_at_cursor = isinstance(prompt, str) and (request.suffix is None or request.order == "spm")
@@ -196,6 +194,12 @@ def rows_of(engine: Engine, request: CompletionRequest, most_new: int | None = N
             rows.append(row)
             copies[ids] += 1
     return rows
+
+
+def _check_length(engine: Engine, num_ids: int, max_tokens: int, about: str = "") -> None:
+    if num_ids + max_tokens > engine.spec.context:
+        found = f"prompt: {about}{num_ids} tokens and max_tokens {max_tokens} are more than the context"
+        raise BadRequest("prompt", f"{found} of {engine.spec.context}", code="context_length_exceeded")
 
 
 def _stop_rule(kind: str | None, prompt: object) -> StopRule | None:

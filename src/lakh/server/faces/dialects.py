@@ -104,7 +104,7 @@ def _llama_cpp(answer: Answered) -> dict[str, Any]:
     result: dict[str, Any] = {"index": 0, "content": choice["text"], "stop": reason is not None}
     if reason is not None:
         result |= {"model": answer.frame["model"], "stop_type": {"stop": "eos", "length": "limit"}.get(reason, "none")}
-        result["truncated"] = reason == "length"
+        result["truncated"] = False  # of the context: prompts are cut to leave room
     if answer.usage is not None:
         result["tokens_predicted"] = answer.usage["completion_tokens"]
         result["tokens_evaluated"] = answer.usage["prompt_tokens"]

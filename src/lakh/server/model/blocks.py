@@ -98,17 +98,17 @@ class BlockPool:
         root = self._roots.setdefault(space, _Node(None, (), -1))
         lease = Lease(root)
         size, usable = self.block_tokens, len(tokens) - 1
-        node = root
-        while len(lease.blocks) * size + size <= usable:
-            start = len(lease.blocks) * size
+        node, nodes = root, lease.nodes
+        for start in range(0, usable - size + 1, size):
             child = node.find(tuple(tokens[start : start + size]))
             if child is None:
                 break
-            self._hold(child)
-            lease.nodes.append(child)
-            lease.blocks.append(child.block)
+            nodes.append(child)
             node = child
-        lease.num_cached = len(lease.blocks) * size
+        for held in nodes:
+            self._hold(held)
+        lease.blocks = [held.block for held in nodes]
+        lease.num_cached = len(nodes) * size
         near, length = node.nearest(tokens[lease.num_cached : min(usable, lease.num_cached + size)])
         if near is not None:
             self._hold(near)  # so that making room does not take it
