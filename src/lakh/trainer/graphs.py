@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from lakh.errors import UserError
 from lakh.spec import Run
 from lakh.workloads.code.batch import Batch
 
@@ -31,7 +32,14 @@ Pass = Callable[[nn.Module, Batch, float | Tensor], Tensor]
 
 
 def choose_graphs(run: Run, *, device: str, world: int) -> tuple[bool, str]:
-    """Whether passes are recorded, and the reason."""
+    """Whether passes are recorded, and the reason. Refuses where they were asked for and cannot be."""
+    records, reason = _choose(run, device, world)
+    if run.train.graphs == "on" and not records:
+        raise UserError("train.graphs = on", reason, 'set train.graphs = "auto"')
+    return records, reason
+
+
+def _choose(run: Run, device: str, world: int) -> tuple[bool, str]:
     if run.train.graphs == "off":
         return False, "switched off"
     if device != "cuda":

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lakh.errors import UserError
 from lakh.spec import Data, Model, Run, Training
 from lakh.trainer.graphs import choose_graphs
 
@@ -33,3 +34,8 @@ def test_short_work_on_one_gpu_is_recorded(run: Run, device: str, world: int, re
     chosen, reason = choose_graphs(run, device=device, world=world)
     assert chosen is records
     assert words in reason
+
+
+def test_graphs_that_were_asked_for_and_cannot_be_are_refused() -> None:
+    with pytest.raises(UserError, match=r'train\.graphs = on: there are none on cpu; set train\.graphs = "auto"'):
+        choose_graphs(replace(SMALL, train=Training(graphs="on")), device="cpu", world=1)

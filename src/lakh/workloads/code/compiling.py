@@ -94,11 +94,12 @@ def _use_kernels(model: CodeModel) -> None:
 
 
 def _use_fp8(model: CodeModel, device: str) -> None:
-    sizes = (model.spec.width, model.spec.ffn, model.spec.kv_heads * model.spec.head_dim)
+    spec = model.spec
+    sizes = (spec.width, spec.ffn // model.parts, spec.kv_heads * spec.head_dim // model.parts)
     if device != "cuda" or torch.cuda.get_device_capability() < (8, 9):
         raise UserError("train.fp8", "this device has no products of 8-bit floats", "set train.fp8 = false")
     if any(size % 16 for size in sizes):
-        found = f"needs width, ffn and key heads in multiples of 16, and they are {sizes}"
+        found = f"needs width, ffn and key heads of a rank in multiples of 16, and they are {sizes}"
         raise UserError("train.fp8", found, "set train.fp8 = false")
     for block in model.each_block():
         block.attention.product = block.ffn.product = fp8_linear

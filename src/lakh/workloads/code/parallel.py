@@ -52,6 +52,12 @@ def check(run: Run, world: int) -> Mesh:
         )
     if mesh.pp > 1:
         _check_pipeline(run, mesh, accumulation)
+    if run.train.compile == "model" and world > 1:
+        raise InfeasiblePlan(
+            "train.compile",
+            f"{world} ranks gather and hand on between blocks, and one graph of all blocks leaves no place for it",
+            'set train.compile = "block"',
+        )
     if run.train.replica_codec != "none" and run.train.backend != "c3":
         found = f"{run.train.replica_codec} needs train.backend = c3, which is {run.train.backend}"
         raise InfeasiblePlan("train.replica_codec", found, 'set train.backend = "c3", or train.replica_codec = "none"')
