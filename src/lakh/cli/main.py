@@ -78,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    command = " ".join(["lakh", *arguments[:1]])
     try:
         _refuse_empty(arguments)
         result = cli.main(arguments, prog_name="lakh", standalone_mode=False)
@@ -91,7 +92,8 @@ def _run(arguments: list[str]) -> int:
         _json_error({"kind": "UsageError", "found": error.format_message(), "exit_code": 2}, arguments)
         return 2
     except (KeyboardInterrupt, click.Abort):
-        return _report(Interrupted("lakh", "interrupted", "run the same command again to go on"), arguments)
+        todo = "run it again: what it had finished and kept is reused"
+        return _report(Interrupted(command, "interrupted", todo), arguments)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; do not complain about that
         return 0
@@ -99,7 +101,6 @@ def _run(arguments: list[str]) -> int:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
             raise
-        command = f"lakh {arguments[0]}" if arguments else "lakh"
         return _report(MissingExtra(command, module, EXTRAS[module]), arguments)
     except OSError as error:
         explained = _of_the_machine(error)
