@@ -44,11 +44,11 @@ def _machine(root: Path) -> int | None:
 
 
 def _group(root: Path) -> int | None:
-    """Of a container: its limit less what it uses and could not give back."""
+    """Of a container: its limit less what it uses and could not give back, as it could its files in memory."""
     folder = root / "sys/fs/cgroup"
     try:
         limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return int(limit) - int(used) + int(stat.get("inactive_file", 0))
+        return int(limit) - int(used) + sum(int(stat.get(name, 0)) for name in ("active_file", "inactive_file"))
     except (OSError, ValueError):  # no such group, or "max": no limit
         return None

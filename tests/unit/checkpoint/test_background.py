@@ -34,7 +34,11 @@ def test_free_memory_is_the_lesser_of_the_machines_and_the_containers(tmp_path: 
     assert free_host_bytes(tmp_path) == 1_024_000
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
-    for name, content in {"memory.max": "900", "memory.current": "700", "memory.stat": "inactive_file 50"}.items():
+    for name, content in {
+        "memory.max": "900",
+        "memory.current": "700",
+        "memory.stat": "inactive_file 30\nactive_file 20",
+    }.items():
         (group / name).write_text(content + "\n")
     assert free_host_bytes(tmp_path) == 250
     (group / "memory.max").write_text("max\n")

@@ -132,7 +132,8 @@ def test_steps_go_on_while_a_checkpoint_is_written(run: Run, tmp_path: Path, mon
 
     monkeypatch.setattr(loop, "Batches", Watched)
     monkeypatch.setattr("lakh.checkpoint.saving.write_tensors", slow)
-    outcome = train(run, tmp_path / "run")
+    behind = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, background="on"))
+    outcome = train(behind, tmp_path / "run")
     told = events.read(tmp_path / "run")
     saved = [event.step for event in told if isinstance(event, events.CheckpointSaved)]
     assert saved == [10, 20, 30]
