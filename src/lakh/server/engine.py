@@ -57,7 +57,7 @@ __all__ = ["Chunk", "Completion", "Counts", "Engine", "FinishReason", "Prompt", 
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}  # of one step: bounds how long rows that draw wait for a long prompt
 MAX_ROWS = {"cpu": 32, "cuda": 128}
 
-Speculation = Literal["lookup", "draft", "off"]
+Speculation = Literal["lookup", "off"]
 
 
 class Engine:
@@ -76,8 +76,8 @@ class Engine:
         team: Team | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """By default on the GPU in bfloat16 where there is one, else on the CPU in float32. With a `draft`, a smaller
-        model of the same tokenizer, speculation is "draft".
+        """By default on the GPU in bfloat16 where there is one, else on the CPU in float32. A `draft`, a smaller model
+        of the same tokenizer, guesses too, or alone where speculation is "off".
         """
         self.name, self.spec, self.tokenizer = name, spec, tokenizer
         if tokenizer.vocab_size > spec.vocab:
@@ -90,9 +90,11 @@ class Engine:
             spec, weights, num_ids, device=self.device, precision=precision, cache_tokens=cache_tokens, team=team
         )
         self.network, self.pool, self.cache = self._runner.network, self._runner.pool, self._runner.cache
-        self.speculation: Speculation = "draft" if draft is not None else speculation
+        self.speculation: Speculation = speculation
         self._drafter = None if draft is None else drafter_for(self._runner, tokenizer, draft)
-        self._guesser = None if self.speculation == "off" else Guesser(spec.context, clock, self._drafter)
+        looks_up = speculation == "lookup"
+        guesses = looks_up or self._drafter is not None
+        self._guesser = Guesser(spec.context, clock, self._drafter, looks_up=looks_up) if guesses else None
         self._prompts, self._spelling = Prompts(tokenizer, spec), Spelling(tokenizer)
         self.weights_version = 0
         self.counts, self.step_sizes = Counts(), Histogram(TOKENS)
@@ -324,7 +326,7 @@ class Engine:
     def _burst_steps(self) -> int:
         """Greedy steps that the GPU may take unwatched: none where a row waits, samples or still reads its prompt."""
         rows = self._seating.running
-        if self._runner.decoder is None or not rows or self._seating.waiting or self.speculation == "draft":
+        if self._runner.decoder is None or not rows or self._seating.waiting:
             return 0
         if any(
             row.num_pending != 1 or row.sampling.temperature or row.sampling.logprobs is not None or row.first_ids
@@ -340,7 +342,10 @@ class Engine:
                 self._seating.make_room(row, row.num_computed + steps)
         rows = [row for row in rows if row.lease is not None]
         blocks = [row.lease.blocks for row in rows if row.lease is not None]
+        began_s = self.clock()
         drawn = self._runner.greedy([row.ids[-1] for row in rows], [row.num_computed for row in rows], blocks, steps)
+        if self._guesser is not None:  # what guesses must be faster than
+            self._guesser.record_step(len(rows), (self.clock() - began_s) / steps)
         for row, *tokens in zip(rows, *drawn, strict=True):
             before = len(row.tokens)
             for token in tokens:

@@ -183,3 +183,26 @@ def test_a_draft_with_other_tokens_is_refused(tmp_path: Path, tokenizer_json: Pa
     draft = model_weights.Loaded("other", "", SPEC, weights_of(SPEC, 1), other)
     with pytest.raises(UserError):
         Engine("m", SPEC, weights_of(SPEC, 1), Tokenizer.load(tokenizer_json), device="cpu", draft=draft)
+
+
+def test_looked_up_and_drafted_guesses_are_weighed_against_each_other(
+    tokenizer_json: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its own past: here looking up is always right and the draft, another model, hardly ever."""
+    tokenizer = Tokenizer.load(tokenizer_json)
+    prompt, sampling = (30, 31, 32), Sampling(max_tokens=40)
+    plain = Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu").generate([prompt], sampling)[0]
+    told = (*prompt, *plain.tokens)
+    draft = model_weights.Loaded("draft", "", SPEC, weights_of(SPEC, 5), tokenizer_json)
+    both = Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu", draft=draft, speculation="lookup")
+    monkeypatch.setattr(guesser_module.Lookup, "guess", lambda _, ids, most: list(told[len(ids) : len(ids) + most]))
+    monkeypatch.setattr(
+        guesser_module,
+        "decide",
+        lambda **given: Decision(min(2, given["most"]), "the test says so", gain=given["acceptance"]),
+    )
+    assert both.generate([prompt], sampling)[0] == plain
+    assert both._guesser is not None
+    looked_up, drafted = both._guesser._all.looked_up, both._guesser._all.drafted
+    assert 0 < drafted.drafted <= 4, "the draft was tried, and left alone once it was known to be wrong"
+    assert looked_up.kept == looked_up.drafted > 20

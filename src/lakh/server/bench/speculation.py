@@ -5,8 +5,9 @@ middle: what an editor asks when someone renames a thing and goes on. Every syst
 with the same weights. Time runs from a prompt's first new token to its last; of `repeats` alternating rounds the best
 is reported for each. `equal_output` says whether all answers were those of the plain engine; in float32 they must be.
 
-Systems: lakh (no guesses), lakh-ngram (looked up in the text so far), lakh-draft (a smaller model guesses). The engine
-decides by measured cost how many guesses pay, none included: a speed-up near 1 with few guesses is that decision.
+Systems: lakh (no guesses), lakh-ngram (looked up in the text so far), lakh-draft (a smaller model guesses), lakh-both
+(whichever is expected to give more at a place). The engine decides by measured cost how many guesses pay, none
+included: a speed-up near 1 with few guesses is that decision.
 """
 
 from __future__ import annotations
@@ -65,15 +66,15 @@ def bench_speculation(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     prompts = [tuple(tokenizer.encode(text))[-(loaded.spec.context - new) :] for text in edit_prompts()]
     engines: dict[str, Engine] = {}
-    for name in ("lakh", "lakh-ngram", *(["lakh-draft"] if draft else [])):
+    for name in ("lakh", "lakh-ngram", *(["lakh-draft", "lakh-both"] if draft else [])):
         progress(f"{name}: loading")
         engines[name] = Engine(
             loaded.name,
             loaded.spec,
             loaded.weights,
             tokenizer,
-            speculation="lookup" if name == "lakh-ngram" else "off",
-            draft=model_weights.read(draft) if draft and name == "lakh-draft" else None,
+            speculation="lookup" if name in ("lakh-ngram", "lakh-both") else "off",
+            draft=model_weights.read(draft) if draft and name in ("lakh-draft", "lakh-both") else None,
         )
         engines[name].warm_up()
         _continue(engines[name], prompts[:2], new)  # compiles; and the costs of steps get known

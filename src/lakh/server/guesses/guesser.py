@@ -7,10 +7,11 @@ cost. How many guesses pay is speculate.py's to decide. Knows rows; knows nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from lakh.errors import UserError
 from lakh.server.guesses.draft import Drafter, Guess
-from lakh.server.guesses.speculate import MAX_GUESSES, RETRY_EVERY, SMOOTHING, Costs, Lookup, Record, decide
+from lakh.server.guesses.speculate import MAX_GUESSES, RETRY_EVERY, SMOOTHING, Costs, Decision, Lookup, Record, decide
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.kernels_cpu import GROUP
 from lakh.server.model.network import Network, Precision
@@ -22,39 +23,70 @@ from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["Guesser", "drafter_for"]
 
+NOTHING = Decision(0, "no such guesses here")
 SAMPLED_IDS = 512  # of two tokenizers, to see whether they are one
 
 
+@dataclass
+class _Past:
+    """How a row's guesses fared, by where they came from."""
+
+    looked_up: Record = field(default_factory=Record)
+    drafted: Record = field(default_factory=Record)
+    lookup: Lookup = field(default_factory=Lookup)
+    is_drafted: bool = False
+    """The last ones."""
+
+
 class Guesser:
-    def __init__(self, context: int, clock: Callable[[], float], drafter: Drafter | None = None) -> None:
-        """With a drafter it guesses, else the text so far is looked up."""
+    def __init__(
+        self, context: int, clock: Callable[[], float], drafter: Drafter | None = None, *, looks_up: bool = True
+    ) -> None:
+        """`looks_up` in the text so far, which costs nothing; a drafter guesses where that is expected to give more."""
         self.drafter = drafter
-        self._context, self._clock = context, clock
-        self._rows: dict[Row, tuple[Lookup, Record]] = {}
-        self._all = Record()  # what a new row begins with
+        self._context, self._clock, self._looks_up = context, clock, looks_up
+        self._rows: dict[Row, _Past] = {}
+        self._all = _Past()  # what a new row begins with
         self._costs = Costs()
         self._guess_s = 0.0
 
     def guess(self, running: Sequence[Row]) -> dict[Row, Guess]:
         """Guesses for the rows that draw, as many as pay."""
         drawing = [row for row in running if row.num_pending == 1 and row.tokens]
-        numbers = {row: number for row in drawing if (number := self._number(row, len(drawing)))}
-        if self.drafter is None:
-            looked_up = {row: self._rows[row][0].guess(row.ids, number) for row, number in numbers.items()}
-            guesses = {row: Guess(tokens, []) for row, tokens in looked_up.items() if tokens}
-        else:
-            guesses = self._draft(self.drafter, numbers) if numbers else {}
-        for row in guesses:
-            self._rows[row][1].steps_since_guess = 0
-        return guesses
+        looked_up: dict[Row, Guess] = {}
+        numbers: dict[Row, int] = {}
+        for row in drawing:
+            past = self._past(row)
+            most = min(MAX_GUESSES, row.limit - len(row.tokens) - 1, self._context - len(row.ids) - 1)
+            if most < 1:
+                continue
+            drafted = self._decide(past.drafted, most, len(drawing), self._guess_s) if self.drafter else NOTHING
+            found = self._decide(past.looked_up, most, len(drawing), 0.0) if self._looks_up else NOTHING
+            if found.num_guesses and (not drafted.num_guesses or found.gain > drafted.gain):
+                tokens = past.lookup.guess(row.ids, found.num_guesses)
+                if tokens:
+                    looked_up[row] = Guess(tokens, [])
+                    past.looked_up.steps_since_guess = 0
+                    continue
+            if drafted.num_guesses:
+                numbers[row] = drafted.num_guesses
+        made = self._draft(self.drafter, numbers) if self.drafter and numbers else {}
+        for row in made:
+            self._rows[row].drafted.steps_since_guess = 0
+            self._rows[row].is_drafted = True
+        for row in looked_up:
+            self._rows[row].is_drafted = False
+        return looked_up | made
 
     def record_step(self, num_tokens: int, seconds: float) -> None:
         """A step of rows that only draw: what guesses are weighed by."""
         self._costs.record(num_tokens, seconds)
 
     def record_guess(self, row: Row, drafted: int, kept: int) -> None:
-        for record in (self._rows[row][1], self._all):
-            record.add(drafted, kept)
+        """What became of the row's last guesses."""
+        is_drafted = self._rows[row].is_drafted
+        for past in (self._rows[row], self._all):
+            (past.drafted if is_drafted else past.looked_up).add(drafted, kept)
 
     def release(self, row: Row) -> None:
         """The row ended or gave way."""
@@ -67,6 +99,22 @@ class Guesser:
         if self.drafter is not None:
             self.drafter.warm_up()
 
+    def _past(self, row: Row) -> _Past:
+        if row not in self._rows:
+            self._rows[row] = _Past(
+                Record(acceptance=self._all.looked_up.acceptance), Record(acceptance=self._all.drafted.acceptance)
+            )
+        return self._rows[row]
+
+    def _decide(self, record: Record, most: int, num_drawing: int, guess_s: float) -> Decision:
+        found = decide(
+            acceptance=record.acceptance, num_rows=num_drawing, costs=self._costs, guess_s=guess_s, most=most
+        )
+        record.steps_since_guess += 1
+        if found.num_guesses == 0 and record.steps_since_guess >= RETRY_EVERY:
+            return Decision(1, "given up a while ago, tried once more")
+        return found
+
     def _draft(self, drafter: Drafter, numbers: dict[Row, int]) -> dict[Row, Guess]:
         began_s, reads_prompts = self._clock(), not all(drafter.knows(row) for row in numbers)
         guesses = drafter.guess(list(numbers.items()))
@@ -74,19 +122,6 @@ class Guesser:
             took_s = (self._clock() - began_s) / max(len(guess.tokens) for guess in guesses.values())
             self._guess_s += (SMOOTHING if self._guess_s else 1.0) * (took_s - self._guess_s)
         return guesses
-
-    def _number(self, row: Row, num_drawing: int) -> int:
-        if row not in self._rows:
-            self._rows[row] = (Lookup(), Record(acceptance=self._all.acceptance))
-        _, record = self._rows[row]
-        most = min(MAX_GUESSES, row.limit - len(row.tokens) - 1, self._context - len(row.ids) - 1)
-        if most < 1:
-            return 0
-        number = decide(
-            acceptance=record.acceptance, num_rows=num_drawing, costs=self._costs, guess_s=self._guess_s, most=most
-        ).num_guesses
-        record.steps_since_guess += 1
-        return 1 if number == 0 and record.steps_since_guess >= RETRY_EVERY else number
 
 
 def drafter_for(target: Runner, tokenizer: Tokenizer, draft: Loaded) -> Drafter:

@@ -74,6 +74,8 @@ def _continued(ids: Sequence[int], place: int, most: int) -> list[int]:
 class Decision(NamedTuple):
     num_guesses: int
     reason: str
+    gain: float = 1.0
+    """Tokens a second, to those without guesses."""
 
 
 @dataclass
@@ -155,4 +157,4 @@ def decide(
     gain = best_rate * alone
     if best == 0:
         return Decision(0, f"at acceptance {acceptance:.2f} no number of guesses pays for {num_rows} rows")
-    return Decision(best, f"{gain:.2f}x at acceptance {acceptance:.2f} for {num_rows} rows")
+    return Decision(best, f"{gain:.2f}x at acceptance {acceptance:.2f} for {num_rows} rows", gain)
