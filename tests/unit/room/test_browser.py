@@ -147,6 +147,18 @@ async def _drive(story: Any, tmp_path: Path) -> None:
             await tab.call("Page.navigate", url=saved.as_uri())
             await tab.until("document.querySelectorAll('svg path.mean').length >= 7")
             assert "saved" in await tab.ask("document.getElementById('alive').textContent")
+
+            # Of many runs the newest few are drawn, and the page says so.
+            for number in range(10):
+                sweep = type(story)(tmp_path / "many" / f"sweep-{number}")
+                sweep.begin()
+                sweep.steps(1, 3)
+            many = House(str(tmp_path / "many"))
+            many.read_all()
+            saved.write_text(page(many.data()))
+            await tab.call("Page.navigate", url=saved.as_uri())
+            await tab.until("document.querySelectorAll('tbody tr').length === 10")
+            assert "curves of 8 of 10 runs" in await tab.ask("document.body.innerText")
             assert tab.complaints == []
     finally:
         await runner.cleanup()
