@@ -19,7 +19,7 @@ __all__ = ["cost"]
 @click.option("--tokens", type=float, required=True, help="Tokens of the run, e.g. 1.4e12.")
 @click.option("--sequence", type=click.IntRange(min=1), default=4096, show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), help="Sequences per step  [default: 4M tokens]")
-@click.option("--days", type=float, help="How many GPUs finish in so many days?")
+@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How many GPUs finish in so many days?")
 @click.option("--gpus", type=click.IntRange(min=1), help="How many days do so many GPUs take?")
 @click.option("--tflops", type=float, help="Rate of a GPU in a step  [default: of the best layout found]")
 @click.option("--goodput", type=float, help="Share of the time that stays  [default: from the failure rates]")

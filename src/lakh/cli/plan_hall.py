@@ -32,22 +32,18 @@ def hall(file: str | None, cooling: str, moved: tuple[str, ...], with_map: bool)
     else:
         found = scenarios(described)
     data = {"hall": described.name, "source": described.source, "simulated": True, "fills": [asdict(f) for f in found]}
-    rows = [
-        [f.scenario, f.gpus, f.zones[0] if f.zones else 0, f.gpu_racks, f.servers_per_rack, f.network_racks,
-         f.support_racks, round(f.power_kW), f"{f.longest_cable_m:.0f}", f.binds]
-        for f in found
-    ]  # fmt: skip
-    head = [
-        "scenario",
-        "GPUs",
-        "largest zone",
-        "GPU racks",
-        "servers/rack",
-        "network racks",
-        "services",
-        "kW",
-        "cable m",
-        "binds",
-    ]
-    page = table(head, rows, f"{described.name}: simulated, {described.source}")
-    return Answer(data, Group(page, "\n".join(found[-1].placement)) if with_map else page)
+    facts = {
+        "GPUs": [f"{f.gpus:,}" for f in found],
+        "largest zone": [f"{f.zones[0]:,}" if f.zones else 0 for f in found],
+        "GPU racks": [f.gpu_racks for f in found],
+        "servers per rack": [f.servers_per_rack for f in found],
+        "network racks": [f.network_racks for f in found],
+        "support racks": [f.support_racks for f in found],
+        "power, kW": [f"{f.power_kW:,.0f}" for f in found],
+        "longest cable, m": [f"{f.longest_cable_m:.0f}" for f in found],
+    }
+    numbers = [str(number) for number in range(1, len(found) + 1)]  # a scenario's words are too wide for a column
+    rows = [[name, *values] for name, values in facts.items()]
+    words = [f"{number}  {f.scenario}: {f.binds} binds" for number, f in zip(numbers, found, strict=True)]
+    pages = [table(["", *numbers], rows, f"{described.name}: simulated, {described.source}"), "\n".join(words)]
+    return Answer(data, Group(*pages, *(["\n".join(found[-1].placement)] if with_map else [])))

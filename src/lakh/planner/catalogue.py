@@ -40,6 +40,8 @@ class Architecture:
     shared_experts: int = 0
     dense_layers: int = 0
     routed_nodes: int = 0
+    qk_norm: bool = False
+    """Whether queries and keys are normed head by head."""
     expert_bias: bool = False
     """Whether experts have biases and clamped gates."""
     window: int = 0

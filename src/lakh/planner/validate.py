@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lakh.errors import UserError
 from lakh.planner.calibration import KINDS, Calibrated, calibrated, fit, is_held_out, predict
 from lakh.planner.memory import memory
 from lakh.planner.points import Index, Point, stack
@@ -191,6 +192,8 @@ def transfer(points: Sequence[Point], source: str) -> dict[str, Any]:
     """Calibrated on the rows of one source alone, tested on all other sources of the same GPU type: programs that the
     source does not show have no factor of their own."""
     own = [point for point in points if point.source.startswith(source)]
+    if not own:
+        raise UserError(f"transfer from {source!r}", "names no source of these points", "give the beginning of a name")
     kinds = {point.kind for point in own}
     result: dict[str, Any] = {}
     for kind in sorted(kinds):

@@ -190,3 +190,27 @@ def test_plans_need_neither_torch_nor_numba_nor_scipy() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert "pip install 'lakh[plan]'" in done.stderr
+
+
+def test_a_hall_can_be_read_on_a_narrow_terminal(lakh: Lakh, last_line: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = lakh("plan", "hall")
+    fills = last_line(lakh("plan", "hall", "--json")[1])["fills"]
+    assert len(fills) >= 4
+    for fill in fills:
+        assert f"{fill['gpus']:,}" in out
+        assert f"{fill['scenario']}: {fill['binds']} binds" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["validate", "--transfer", "nobody"],
+        ["validate", "--cross-validate", "nobody"],
+        ["validate", "--cross-validate", "vTrain", "--repeats", "0"],
+    ],
+)
+def test_a_source_that_nobody_published_is_an_error(arguments: list[str], lakh: Lakh, points_file: Path) -> None:
+    code, _, err = lakh("plan", *arguments, "--points", str(points_file))
+    assert code == 2
+    assert "names no source" in err or "--repeats" in err
