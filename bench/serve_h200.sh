@@ -20,6 +20,10 @@ model=${MODEL:-$scratch/model}
 random_model('1.2b', pathlib.Path(sys.argv[1]))" "$scratch"
 say "model"
 
+timeout 45 "$python" -m lakh bench decode "$model" --batch 1,64 --prompt "${PROMPT:-512}" --new 128 --repeats 2 \
+  --systems lakh --json 2>"$out/decode.log" | tail -1 | tee "$out/decode.json"
+say "decode"
+
 # The server loads and captures its graphs; nothing else runs on the GPU meanwhile or later but what is measured.
 "$python" -m lakh serve "$model" --http 127.0.0.1:8123 --max-waiting 256 ${SERVE_OPTIONS:-} >"$out/serve.log" 2>&1 &
 server=$!
@@ -43,9 +47,6 @@ wait $server 2>/dev/null
 server=
 say "load"
 
-timeout 45 "$python" -m lakh bench decode "$model" --batch 1,64 --prompt "${PROMPT:-512}" --new 128 --repeats 2 \
-  --systems lakh --json 2>"$out/decode.log" | tail -1 | tee "$out/decode.json"
-say "decode"
 timeout 40 "$python" bench/weight_sync.py --shape "${SYNC:-1.2b}" --backend gloo --repeats 2 | tee "$out/sync.json"
 say "weight sync"
 "$python" bench/serve_bars.py "$out"

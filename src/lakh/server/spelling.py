@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lakh.tokens.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["UNFINISHED", "Spelling", "adds_up"]
 
