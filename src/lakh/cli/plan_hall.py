@@ -32,7 +32,7 @@ def hall(file: str | None, cooling: str, moved: tuple[str, ...], with_map: bool)
     else:
         found = scenarios(described)
     data = {"hall": described.name, "source": described.source, "simulated": True, "fills": [asdict(f) for f in found]}
-    facts = {
+    facts: dict[str, list[object]] = {
         "GPUs": [f"{f.gpus:,}" for f in found],
         "largest zone": [f"{f.zones[0]:,}" if f.zones else 0 for f in found],
         "GPU racks": [f.gpu_racks for f in found],
