@@ -351,6 +351,9 @@ def test_a_bad_streaming_request_is_a_plain_400(engine: Engine) -> None:
     async def story(client: Client) -> None:
         status, answer = await client.post({"prompt": "x" * 2000, "stream": True})
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        status, answer = await client.post({"prompt": "x\n" * 1_000_000})  # refused unread
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert "at least" in answer["error"]["message"]
 
     run(engine, story)
 
