@@ -115,7 +115,7 @@ def test_tokens_that_survive_rejection_are_distributed_as_the_models() -> None:
     p = [torch.rand(4, generator=generator) ** 2 for _ in range(3)]
     q = [torch.rand(4, generator=generator) ** 2 for _ in range(2)]
     p, q = [[v / v.sum() for v in vectors] for vectors in (p, q)]
-    numbers, times = random.Random(1), 20_000
+    numbers, times = random.Random(1), 6_000
     firsts: Counter[int] = Counter()
     seconds: Counter[int] = Counter()
     kept = 0
