@@ -14,13 +14,12 @@ Raises ValueError for what is not of this form, TypeError for what cannot be sen
 from __future__ import annotations
 
 import builtins
+import importlib
 import json
 import os
-from collections import Counter, OrderedDict, defaultdict, deque
+import sys
+from collections import deque
 from collections.abc import Callable
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 LARGEST_MESSAGE_BYTES = 64 << 20
@@ -61,20 +60,28 @@ def parse(text: str) -> Any:
 _SCALARS = (type(None), bool, int, float, str)
 _SEQUENCES: dict[str, Any] = {"l": list, "t": tuple, "s": set, "f": frozenset}
 
-# library types: name -> (type, to plain parts, from plain parts)
-_LIBRARY: dict[str, tuple[type, Callable[[Any], list[Any]], Callable[..., Any]]] = {
-    "Counter": (Counter, lambda v: [dict(v)], lambda d: Counter(d)),
-    "OrderedDict": (OrderedDict, lambda v: [dict(v)], lambda d: OrderedDict(d)),
-    "defaultdict": (defaultdict, lambda v: [dict(v)], lambda d: defaultdict(None, d)),
-    "deque": (deque, lambda v: [list(v), v.maxlen], lambda items, most: deque(items, most)),
-    "Decimal": (Decimal, lambda v: [str(v)], lambda text: Decimal(text)),
-    "Fraction": (Fraction, lambda v: [v.numerator, v.denominator], lambda a, b: Fraction(a, b)),
-    "datetime": (datetime, lambda v: [v.isoformat()], lambda text: datetime.fromisoformat(text)),
-    "date": (date, lambda v: [v.isoformat()], lambda text: date.fromisoformat(text)),
-    "time": (time, lambda v: [v.isoformat()], lambda text: time.fromisoformat(text)),
-    "timedelta": (timedelta, lambda v: [v.days, v.seconds, v.microseconds], lambda d, s, m: timedelta(d, s, m)),
+# library types: name -> (module, to plain parts, from the type and its plain parts). Modules are imported when such a
+# value comes: what is not in memory need not be copied for every program.
+_LIBRARY: dict[str, tuple[str, Callable[[Any], list[Any]], Callable[..., Any]]] = {
+    "Counter": ("collections", lambda v: [dict(v)], lambda kind, d: kind(d)),
+    "OrderedDict": ("collections", lambda v: [dict(v)], lambda kind, d: kind(d)),
+    "defaultdict": ("collections", lambda v: [dict(v)], lambda kind, d: kind(None, d)),
+    "deque": ("collections", lambda v: [list(v), v.maxlen], lambda kind, items, most: kind(items, most)),
+    "Decimal": ("decimal", lambda v: [str(v)], lambda kind, text: kind(text)),
+    "Fraction": ("fractions", lambda v: [v.numerator, v.denominator], lambda kind, a, b: kind(a, b)),
+    "datetime": ("datetime", lambda v: [v.isoformat()], lambda kind, text: kind.fromisoformat(text)),
+    "date": ("datetime", lambda v: [v.isoformat()], lambda kind, text: kind.fromisoformat(text)),
+    "time": ("datetime", lambda v: [v.isoformat()], lambda kind, text: kind.fromisoformat(text)),
+    "timedelta": ("datetime", lambda v: [v.days, v.seconds, v.microseconds], lambda kind, d, s, m: kind(d, s, m)),
 }
-_BY_TYPE = {entry[0]: name for name, entry in _LIBRARY.items()}
+
+
+def _library_name(kind: type) -> str:
+    """The name of a library type; empty for any other, whatever it calls itself."""
+    name = kind.__name__
+    if name in _LIBRARY and getattr(sys.modules.get(_LIBRARY[name][0]), name, None) is kind:
+        return name
+    return ""
 
 
 def encode(value: Any, keep: Callable[[Any], Any]) -> Any:
@@ -97,8 +104,7 @@ def encode(value: Any, keep: Callable[[Any], Any]) -> Any:
         return ["c", value.real, value.imag]
     if kind is range:
         return ["r", value.start, value.stop, value.step]
-    if kind in _BY_TYPE:
-        known = _BY_TYPE[kind]
+    if known := _library_name(kind):
         return ["x", known, *[encode(part, keep) for part in _LIBRARY[known][1](value)]]
     name = getattr(value, "__name__", "") if kind is type else ""
     if name and vars(builtins).get(name) is value:
@@ -147,7 +153,8 @@ def decode(form: Any, find: Callable[[int], Any]) -> Any:
     if tag == "y" and isinstance(vars(builtins).get(parts[0]), type):
         return vars(builtins)[parts[0]]
     if tag == "x" and parts and parts[0] in _LIBRARY:
-        return _LIBRARY[parts[0]][2](*[decode(part, find) for part in parts[1:]])
+        module, _, make = _LIBRARY[parts[0]]
+        return make(getattr(importlib.import_module(module), parts[0]), *[decode(part, find) for part in parts[1:]])
     raise ValueError(f"unknown tag {tag!r}")
 
 
