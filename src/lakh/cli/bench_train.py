@@ -60,7 +60,7 @@ def train(
         options += ["--ablations"] if ablations else []
         command = " ".join(["lakh bench train", f"--shapes {shapes} --peers {peers} --repeats {repeats}", *options])
         data["file"] = keep(Path(out), "train", command, data)
-    shown = ["system", "shape", "micro_batch", "tok_per_s", "mfu", "mfu_palm", "peak_bytes", "ratio", "failed"]
+    shown = ["system", "shape", "micro_batch", "tok_per_s", "mfu", "mfu_palm", "peak_bytes", "ratio", "cpu_s", "failed"]
     return Answer(data, table(shown, [[row[name] for name in shown] for row in rows]))
 
 

@@ -2,7 +2,8 @@
 
 Every system does the same work on the same random tokens: forward, backward, clip, fused AdamW. On a GPU weights,
 gradients and moments are bf16 for both ("bf16"), and a row with float32 master weights ("mixed"), which is how `lakh
-train` trains, stands beside them; on a CPU both are float32, and alternate so that a busy moment hits both.
+train` trains, stands beside them; on a CPU both are float32, and alternate so that a busy moment hits both; the time
+of the processor, which other work on the machine does not take from, stands beside the time of the clock.
 
 MFU is model FLOPs over the dense peak: causal-exact, nothing for recomputation; the PaLM-style figure, which counts
 attention twice, stands beside it. A row that runs out of memory stays in the table with its reason.
@@ -116,6 +117,8 @@ class Row:
     ratio: float | None
     """Of tokens/s to the first peer's; 1 for the peer itself."""
     features: str
+    cpu_s: float | None = None
+    """Processor time of a step, over all threads; on a CPU only."""
     failed: str = ""
 
 
@@ -162,11 +165,15 @@ def _measure_apart(
 def _measure_alternately(name: str, shape: Shape, systems: Sequence[System], repeats: int) -> list[Row]:
     device = torch.device("cpu")
     steps = {system: stepper(shape, system, device) for system in systems}
-    times: dict[System, list[float]] = {system: [] for system in systems}
+    times: dict[System, list[tuple[float, float]]] = {system: [] for system in systems}
     for _ in range(2 + repeats):
         for system, step in steps.items():
-            times[system].append(_timed(step, device))
-    return [_row(name, shape, system, statistics.median(times[system][2:]), None) for system in systems]
+            times[system].append(_timed(step))
+    rows = []
+    for system in systems:
+        step_s, cpu_s = (statistics.median(kind) for kind in zip(*times[system][2:], strict=True))
+        rows.append(replace(_row(name, shape, system, step_s, None), cpu_s=cpu_s))
+    return rows
 
 
 def measure(name: str, shape: Shape, system: System, *, repeats: int = 8, warmup: int = 4) -> Row:
@@ -344,9 +351,8 @@ class _PeerModel(nn.Module):
         return next_token_loss(self.inner(inputs, use_cache=False).logits, targets_BT)
 
 
-def _timed(step: Callable[[], object], device: torch.device) -> float:
-    began = time.perf_counter()
+def _timed(step: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of the clock, and of the processor over all threads."""
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
     step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return time.perf_counter() - began_s, time.process_time() - began_cpu_s
