@@ -69,8 +69,9 @@ def _score_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         errors = f"warning: {data['sandbox_errors']} of {data['total']} programs did not run (sandbox_error)"
         console().print(f"{errors}: the score is too low", style="yellow")
     rows: list[tuple[str, Any]] = [("passed", f"{data['passed']} of {data['total']}")]
-    rows += [(f"pass@{k}", f"{value:.4f}") for k, value in data["pass_at_k"].items()]
-    if data["interval"]:
-        rows += [("pass@1, 95 % interval", "{:.4f} - {:.4f}".format(*data["interval"]))]
+    for k, value in data["pass_at_k"].items():
+        rows.append((f"pass@{k}", f"{value:.4f}"))
+        if k in data.get("intervals", {}):  # results of earlier versions have none
+            rows.append((f"pass@{k}, 95 % interval", "{:.4f} - {:.4f}".format(*data["intervals"][k])))
     rows += [(kind, count) for kind, count in data["kinds"].items() if kind != "passed" and count]
     return [*rows, ("seconds", f"{data['seconds']:.1f}")]

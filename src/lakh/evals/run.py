@@ -55,6 +55,7 @@ class Result:
             "problems": len(self.summary.problems),
             "pass_at_k": {str(k): value for k, value in self.summary.pass_at_k.items()},
             "interval": list(interval) if interval else None,
+            "intervals": {str(k): list(pair) for k, pair in self.summary.intervals.items()},
             "timeouts": self.summary.kinds["timeout"],
             "sandbox_errors": self.summary.kinds["sandbox_error"],
             "not_run": self.summary.kinds["not_run"],

@@ -94,11 +94,16 @@ class Summary:
     total: int
     """Samples, over all problems."""
     pass_at_k: dict[int, float]
-    interval: tuple[float, float] | None
-    """95 % interval of pass@1; none where nothing could be run."""
+    intervals: dict[int, tuple[float, float]]
+    """95 % intervals of pass@k, by k; empty where nothing could be run."""
     kinds: dict[str, int]
     """How many samples ended in each class, zeros included."""
     problems: tuple[ProblemScore, ...]
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """That of pass@1."""
+        return self.intervals.get(1)
 
 
 def summarise(verdicts: Iterable[tuple[str, Verdict]], *, ks: Sequence[int] = DEFAULT_KS, seed: int = 0) -> Summary:
@@ -122,14 +127,14 @@ def summarise(verdicts: Iterable[tuple[str, Verdict]], *, ks: Sequence[int] = DE
     if not problems:
         if not not_run:
             raise ValueError("no verdicts")
-        return Summary(0, 0, {}, None, none_ran, ())
+        return Summary(0, 0, {}, {}, none_ran, ())
     fewest = min(problem.num_samples for problem in problems)
     scores = {k: [pass_at_k(p.num_samples, p.num_passed, k) for p in problems] for k in (1, *ks) if k <= fewest}
     return Summary(
         passed=sum(problem.num_passed for problem in problems),
         total=sum(problem.num_samples for problem in problems),
         pass_at_k={k: sum(values) / len(values) for k, values in scores.items()},
-        interval=_interval(scores[1], seed=seed),
+        intervals={k: _interval(values, seed=seed) for k, values in scores.items()},
         kinds={kind: none_ran[kind] + sum(problem.kinds.get(kind, 0) for problem in problems) for kind in none_ran},
         problems=problems,
     )

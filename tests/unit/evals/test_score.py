@@ -79,3 +79,11 @@ def test_what_was_not_run_is_counted_and_is_no_failure() -> None:
     assert summary.pass_at_k == {1: 1.0}
     nothing = summarise([("a", Verdict("not_run"))])
     assert (nothing.total, nothing.pass_at_k, nothing.interval) == (0, {}, None)
+
+
+def test_every_k_has_its_interval() -> None:
+    verdicts = [(f"{i}", Verdict("passed" if j < i % 4 else "failed")) for i in range(30) for j in range(10)]
+    found = summarise(verdicts, ks=(1, 5, 10))
+    assert set(found.intervals) == set(found.pass_at_k) == {1, 5, 10}
+    assert all(low < found.pass_at_k[k] < high for k, (low, high) in found.intervals.items())
+    assert found.interval == found.intervals[1]
