@@ -26,17 +26,14 @@ class Spelling:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.decode = tokenizer.decode
         """The text of several tokens."""
-        self._adds_up = adds_up(json.loads(tokenizer.raw))
-        self._known: dict[int, str | None] = {}  # at most the vocabulary
+        # All of them now (0.2 s for 50,000): what one tenant's answers spell makes no other's faster.
+        every = range(tokenizer.vocab_size if adds_up(json.loads(tokenizer.raw)) else 0)
+        texts = ((token, self.decode([token])) for token in every)
+        self._known = {token: text for token, text in texts if UNFINISHED not in text}
 
     def alone(self, token: int) -> str | None:
         """What the token adds to text that ends with a whole character; None where that is not known."""
-        try:
-            return self._known[token]
-        except KeyError:
-            text = self.decode([token]) if self._adds_up else UNFINISHED
-            self._known[token] = None if UNFINISHED in text else text
-            return self._known[token]
+        return self._known.get(token)
 
 
 def adds_up(description: Mapping[str, Any]) -> bool:
