@@ -82,10 +82,10 @@ def to_links(one_way_us: Mapping[str, float], bytes_per_s: Mapping[str, float]) 
     return links
 
 
-def measured_network(group: Group, cache: str | None = None) -> Network:
+def measured_network(group: Group, cache: str | None = None, *, again: bool = False) -> Network:
     """What a group that spans hosts finds out of its network; all ranks call it and get the same.
 
-    `cache` is a folder; None: the user's.
+    `cache` is a folder; None: the user's. `again`: whatever it holds, measure now.
     """
     topology = group.topology
     plan = {} if topology.links else probes(topology)
@@ -96,7 +96,7 @@ def measured_network(group: Group, cache: str | None = None) -> Network:
     file = storage.join(folder, f"links-{_digest(topology)}.json")
     tiers, rates = np.zeros(2 * len(TIERS)), np.zeros(topology.size)
     figures = np.concatenate([tiers, rates])
-    if group.rank == 0:
+    if group.rank == 0 and not again:
         figures = _read(file, figures.size)
     _reduce(group, figures)
     if not figures.any():
@@ -143,7 +143,7 @@ def learn_network(group: Group, *, again: bool = False) -> None:
     marks = np.array([mark, -mark], dtype=np.float64)  # of 48 bits: exact
     _reduce(group, marks)
     if mark == 0 or marks[0] != -marks[1]:
-        _remembered = measured_network(group)
+        _remembered = measured_network(group, again=again)
     assert _remembered is not None
     group.know(*with_network(group.topology, _remembered))
 
