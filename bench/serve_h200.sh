@@ -1,7 +1,8 @@
 #!/bin/sh
 # Every figure that the server promises for one H200, in one call of about two minutes:
 #   sh bench/serve_h200.sh OUT_FOLDER      parts: OUT_FOLDER/*.json and *.log; the last lines say which bars are reached
-# MODEL=DIR takes that model instead of a random one of 1.245B parameters; SYNC=135m the smaller weights; RATE, SECONDS_EACH.
+# MODEL=DIR takes that model instead of a random one of 1.245B parameters; SYNC=135m the smaller weights, SYNC=off none;
+# RATE, SECONDS_EACH.
 out=${1:-bench/results}
 mkdir -p "$out"
 export PYTHONPATH="$PWD/src" PYTHONUNBUFFERED=1
@@ -47,6 +48,8 @@ wait $server 2>/dev/null
 server=
 say "load"
 
-timeout 40 "$python" bench/weight_sync.py --shape "${SYNC:-1.2b}" --backend gloo --repeats 2 | tee "$out/sync.json"
-say "weight sync"
+if [ "${SYNC:-1.2b}" != off ]; then
+  timeout 40 "$python" bench/weight_sync.py --shape "${SYNC:-1.2b}" --backend gloo --repeats 2 | tee "$out/sync.json"
+  say "weight sync"
+fi
 "$python" bench/serve_bars.py "$out"

@@ -219,7 +219,8 @@ wire_log.addFilter(_is_ours)
 
 async def _read_json(http: web.Request) -> object:
     try:
-        body = await asyncio.wait_for(http.read(), READ_TIMEOUT_S)
+        async with asyncio.timeout(READ_TIMEOUT_S):  # `wait_for` makes a task of it (Python 3.11)
+            body = await http.read()
     except TimeoutError:
         raise BadRequest(None, f"the body did not come within {READ_TIMEOUT_S:g} s", status=408) from None
     except web.RequestPayloadError as error:  # a content-encoding that it is not in, a chunk that is none
