@@ -126,12 +126,15 @@ def ask(
     )
 
 
+DEGREES = {"tp", "pp", "cp", "ep", "shard"}  # any of them given, the run's mesh is no longer meant
+
+
 def with_options(question: Question, changes: dict[str, Any]) -> Layout:
     """The layout asked for: the run's own, or a modern fused program's, with the options on top."""
     given = {name: value for name, value in changes.items() if value is not None}
     if question.run is not None:
-        base = layout_of(replace(question.run, cluster=question.cluster), question.gpus) if not given else None
-        base = base or _loose(question)
+        own = replace(question.run, cluster=question.cluster)
+        base = _loose(question) if DEGREES & given.keys() else layout_of(own, question.gpus)
     else:
         base = Layout(
             gpus=float(question.gpus), sequence=float(question.sequence), batch=float(question.batch), zero1=1.0,

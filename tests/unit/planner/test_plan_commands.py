@@ -214,3 +214,13 @@ def test_a_source_that_nobody_published_is_an_error(arguments: list[str], lakh: 
     code, _, err = lakh("plan", *arguments, "--points", str(points_file))
     assert code == 2
     assert "names no source" in err or "--repeats" in err
+
+
+def test_an_option_that_is_no_degree_keeps_the_mesh_of_a_run(lakh: Lakh, last_line: Json) -> None:
+    def layout(*more: str) -> dict:
+        return last_line(lakh("plan", "estimate", "recipes/cluster.py:code_70b_24k", *more, "--json")[1])["layout"]
+
+    own = layout()
+    assert own["tp"] == 8
+    assert layout("--recompute", "half") == own | {"recompute": "half"}
+    assert layout("--tp", "8", "--pp", "2")["shard"] != own["shard"]  # a degree stands for a whole new mesh
