@@ -26,7 +26,6 @@ def main(job: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     from lakh.c3 import torch_backend
-    from lakh.c3.links import learn_network
     from lakh.c3.topology import read_topology
 
     torch.set_num_threads(1)
@@ -48,8 +47,6 @@ def main(job: dict[str, Any]) -> None:
         groups["c3"].codec = job["codec"]
         if job["shaper"]:
             groups["c3"].group.shape(read_topology(job["emulate"], size), job["shaper"])
-            if job["untold"]:
-                learn_network(groups["c3"].group, again=True)  # what was measured before is of links without a shape
         if job["algorithm"]:
             groups["c3"].group.algorithm = job["algorithm"]
     control = groups.get("gloo") or groups["c3"]

@@ -33,6 +33,8 @@ __all__ = ["Network", "learn_network", "measured_network", "probes", "to_links",
 
 ROUNDS = 9
 BULK_BYTES = 2 << 20
+CONFIRMATIONS = 2
+"""Times that a slow host must show itself again: a busy moment looks the same."""
 CABLE_BYTES, OPENING_BYTES = 1 << 20, 128 << 10
 """Of a host's cable: what is timed, and what goes before it, which opens the connection and its window."""
 TAG = 0x6C696E6B
@@ -82,10 +84,10 @@ def to_links(one_way_us: Mapping[str, float], bytes_per_s: Mapping[str, float]) 
     return links
 
 
-def measured_network(group: Group, cache: str | None = None, *, again: bool = False) -> Network:
+def measured_network(group: Group, cache: str | None = None) -> Network:
     """What a group that spans hosts finds out of its network; all ranks call it and get the same.
 
-    `cache` is a folder; None: the user's. `again`: whatever it holds, measure now.
+    `cache` is a folder; None: the user's.
     """
     topology = group.topology
     plan = {} if topology.links else probes(topology)
@@ -96,7 +98,7 @@ def measured_network(group: Group, cache: str | None = None, *, again: bool = Fa
     file = storage.join(folder, f"links-{_digest(topology)}.json")
     tiers, rates = np.zeros(2 * len(TIERS)), np.zeros(topology.size)
     figures = np.concatenate([tiers, rates])
-    if group.rank == 0 and not again:
+    if group.rank == 0:
         figures = _read(file, figures.size)
     _reduce(group, figures)
     if not figures.any():
@@ -104,8 +106,9 @@ def measured_network(group: Group, cache: str | None = None, *, again: bool = Fa
             if tier in plan:
                 tiers[2 * number : 2 * number + 2] = _probe(group, plan[tier])
         rates = _cable_rates(group, meetings)
-        if cables.judge(topology.hosts, rates.tolist()).slow:  # a busy moment looks the same: it must be slow twice
-            rates = np.maximum(rates, _cable_rates(group, meetings))
+        for _ in range(CONFIRMATIONS):
+            if cables.judge(topology.hosts, rates.tolist()).slow:
+                rates = np.maximum(rates, _cable_rates(group, meetings))
         figures = np.concatenate([tiers, rates])
         _reduce(group, figures)
         if group.rank == 0:
@@ -132,18 +135,17 @@ def with_network(topology: Topology, network: Network) -> tuple[Topology, Mappin
     return known, {} if topology.links else network.links
 
 
-def learn_network(group: Group, *, again: bool = False) -> None:
+def learn_network(group: Group) -> None:
     """Let a group that spans hosts choose by what its network carries.
 
-    The figures are those of an earlier group where all ranks have the same ones, and are measured now where not, or
-    if told to do so again.
+    The figures are those of an earlier group where all ranks have the same ones, and are measured now where not.
     """
     global _remembered
-    mark = int(hashlib.sha256(repr(_remembered).encode()).hexdigest()[:12], 16) if _remembered and not again else 0
+    mark = int(hashlib.sha256(repr(_remembered).encode()).hexdigest()[:12], 16) if _remembered else 0
     marks = np.array([mark, -mark], dtype=np.float64)  # of 48 bits: exact
     _reduce(group, marks)
     if mark == 0 or marks[0] != -marks[1]:
-        _remembered = measured_network(group, again=again)
+        _remembered = measured_network(group)
     assert _remembered is not None
     group.know(*with_network(group.topology, _remembered))
 
