@@ -57,7 +57,7 @@ def test_serve_on_a_port_in_use_exits_2(model_dir: Path, capsys: pytest.CaptureF
     assert "the port is in use" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("address", ["8000", "", "host", "127.0.0.1:x", "127.0.0.1:99999", "http://a:1", "a:1/b"])
+@pytest.mark.parametrize("address", ["8000", "host", "127.0.0.1:x", "127.0.0.1:99999", "http://a:1", "a:1/b"])
 def test_serve_refuses_what_is_no_address(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert lakh("serve", "anything", "--http", address) == 2
     assert "HOST:PORT" in capsys.readouterr().err
