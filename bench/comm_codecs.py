@@ -183,7 +183,7 @@ def show(runs: list[dict[str, Any]]) -> None:
     seeds = ", ".join(str(run["seed"]) for run in runs)
     print(f"{size:,} parameters, {runs[0]['steps']} steps of {2 * BATCH} x {CONTEXT} bytes, seeds {seeds}\n")
     print("Beside float32 of the same seed, one figure a seed: at the end, and over the whole curve.\n")
-    print("| gradients on the wire | bits per value | held-out loss, mean | at the end | over the curve |")
+    print("| gradients on the wire | bits per value | held-out loss | at the end | over the curve |")
     print("|---|---|---|---|---|")
     for name, codec, _, _ in VARIANTS:
         pairs = [(run["curves"][name], run["curves"][base_of(name)]) for run in runs if name in run["curves"]]
@@ -194,7 +194,7 @@ def show(runs: list[dict[str, Any]]) -> None:
         bits = 8 * codec_bytes(codec, 3200) / 3200
         end = ", ".join(f"{differences[-1]:+.4f}" for differences in beside)
         whole = ", ".join(f"{statistics.mean(differences):+.4f}" for differences in beside)
-        print(f"| {name} | {bits:g} | {statistics.mean(losses):.4f} | {end} | {whole} |")
+        print(f"| {name} | {bits:g} | {', '.join(f'{loss:.4f}' for loss in losses)} | {end} | {whole} |")
     floats = [run["curves"]["float32"][-1][1] for run in runs if "float32" in run["curves"]]
     if len(floats) > 1:
         print(f"\nfloat32 of each seed: {', '.join(f'{x:.4f}' for x in floats)} (s = {statistics.stdev(floats):.4f})")
