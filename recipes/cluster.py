@@ -11,8 +11,8 @@ from lakh.spec.cluster import load_cluster
 
 
 def code_70b_24k() -> Run:
-    """One copy over 32 GPUs, 768 copies."""
-    copies = 24_576 // 32
+    """One copy over 64 GPUs, 384 copies."""
+    copies = 24_576 // 64
     return Run(
         name="code-70b",
         cluster=load_cluster("llama3-24k-roce"),
@@ -27,8 +27,8 @@ def code_70b_24k() -> Run:
             context=16384,
             rope_base=500_000.0,
         ),
-        mesh=Mesh(dp_replicate=copies, dp_shard=4, tp=8),
-        data=Data(tokens="s3://corpus/tokens", sequence=16384, batch=copies * 4, micro_batch=1, prefetch=100),
+        mesh=Mesh(dp_replicate=copies, dp_shard=8, tp=8),
+        data=Data(tokens="s3://corpus/tokens", sequence=16384, batch=copies * 8, micro_batch=1, prefetch=100),
         optim=Optimizer(lr=1e-4, warmup_steps=2000),
         train=Training(steps=28_000, precision="bf16", eval_every=1000, eval_sequences=4096),
     )

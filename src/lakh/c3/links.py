@@ -19,7 +19,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -94,7 +93,7 @@ def measured_network(group: Group, cache: str | None = None) -> Network:
     meetings = cables.rounds(topology)
     if not plan and not meetings:
         return Network({}, {})
-    folder = cache if cache is not None else str(Path.home() / ".cache" / "lakh" / "c3")
+    folder = cache if cache is not None else str(storage.cache_folder("c3"))
     file = storage.join(folder, f"links-{_digest(topology)}.json")
     tiers, rates = np.zeros(2 * len(TIERS)), np.zeros(topology.size)
     figures = np.concatenate([tiers, rates])

@@ -155,7 +155,7 @@ def test_a_run_begins_with_the_weights_of_a_file_that_fits_it(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_smollm2_answers_as_in_transformers_and_knows_python(smollm2_gguf: Path, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
     loaded = gguf.load(smollm2_gguf)
     assert loaded.spec.parameters == 134_515_008
     model = CodeModel(loaded.spec)
