@@ -92,7 +92,7 @@ def _run(arguments: list[str]) -> int:
         _json_error({"kind": "UsageError", "found": error.format_message(), "exit_code": 2}, arguments)
         return 2
     except (KeyboardInterrupt, click.Abort):
-        todo = "run it again: what it had finished and kept is reused"
+        todo = "run the same command again: what it had finished and kept is reused"
         return _report(Interrupted(command, "interrupted", todo), arguments)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; do not complain about that
