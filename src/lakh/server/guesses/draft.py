@@ -78,9 +78,10 @@ class Drafter:
     def warm_up(self) -> None:
         self._runner.warm_up()
 
-    def knows(self, row: Row) -> bool:
-        """Whether it has read the row's prompt."""
-        return row in self._seats
+    def num_unread(self, row: Row) -> int:
+        """Tokens of the row that it reads before it guesses: one or two where it guessed last time."""
+        seat = self._seats.get(row)
+        return len(row.ids) if seat is None else len(row.ids) - min(_common(seat.ids, row.ids), len(row.ids) - 1)
 
     def release(self, row: Row) -> None:
         """The row has ended or gave way: its blocks go back, what they say of its tokens stays remembered."""

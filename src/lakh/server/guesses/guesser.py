@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 
 from lakh.errors import UserError
 from lakh.server.guesses.draft import Drafter, Guess
-from lakh.server.guesses.speculate import MAX_GUESSES, RETRY_EVERY, SMOOTHING, Costs, Decision, Lookup, Record, decide
+from lakh.server.guesses.speculate import (
+    FASTER,
+    MAX_GUESSES,
+    RETRY_EVERY,
+    SLOWER,
+    Costs,
+    Decision,
+    Lookup,
+    Record,
+    decide,
+)
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.kernels_cpu import GROUP
 from lakh.server.model.network import Network, Precision
@@ -24,6 +34,7 @@ from lakh.tokens.tokenizer import Tokenizer
 __all__ = ["Guesser", "drafter_for"]
 
 NOTHING = Decision(0, "no such guesses here")
+UP_TO_DATE = 2  # tokens that a draft which guessed last time has yet to read
 SAMPLED_IDS = 512  # of two tokenizers, to see whether they are one
 
 
@@ -48,7 +59,7 @@ class Guesser:
         self._rows: dict[Row, _Past] = {}
         self._all = _Past()  # what a new row begins with
         self._costs = Costs()
-        self._guess_s = 0.0
+        self._guess_s, self._is_first = 0.0, True
 
     def guess(self, running: Sequence[Row]) -> dict[Row, Guess]:
         """Guesses for the rows that draw, as many as pay."""
@@ -60,19 +71,22 @@ class Guesser:
             most = min(MAX_GUESSES, row.limit - len(row.tokens) - 1, self._context - len(row.ids) - 1)
             if most < 1:
                 continue
-            drafted = self._decide(past.drafted, most, len(drawing), self._guess_s) if self.drafter else NOTHING
-            found = self._decide(past.looked_up, most, len(drawing), 0.0) if self._looks_up else NOTHING
+            drafted, found = NOTHING, NOTHING
+            if self.drafter:
+                drafted = self._decide(past.drafted, self._all.drafted, most, len(drawing), self._guess_s)
+            if self._looks_up:
+                found = self._decide(past.looked_up, self._all.looked_up, most, len(drawing), 0.0)
             if found.num_guesses and (not drafted.num_guesses or found.gain > drafted.gain):
                 tokens = past.lookup.guess(row.ids, found.num_guesses)
                 if tokens:
                     looked_up[row] = Guess(tokens, [])
-                    past.looked_up.steps_since_guess = 0
+                    self._all.looked_up.steps_since_guess = 0
                     continue
             if drafted.num_guesses:
                 numbers[row] = drafted.num_guesses
         made = self._draft(self.drafter, numbers) if self.drafter and numbers else {}
         for row in made:
-            self._rows[row].drafted.steps_since_guess = 0
+            self._all.drafted.steps_since_guess = 0
             self._rows[row].is_drafted = True
         for row in looked_up:
             self._rows[row].is_drafted = False
@@ -106,21 +120,26 @@ class Guesser:
             )
         return self._rows[row]
 
-    def _decide(self, record: Record, most: int, num_drawing: int, guess_s: float) -> Decision:
+    def _decide(self, record: Record, of_all: Record, most: int, num_drawing: int, guess_s: float) -> Decision:
+        """By the row's own past; but most rows are short, so whether it is time to try again is known for all."""
         found = decide(
             acceptance=record.acceptance, num_rows=num_drawing, costs=self._costs, guess_s=guess_s, most=most
         )
-        record.steps_since_guess += 1
-        if found.num_guesses == 0 and record.steps_since_guess >= RETRY_EVERY:
+        of_all.steps_since_guess += 1
+        if found.num_guesses == 0 and of_all.steps_since_guess >= RETRY_EVERY:
             return Decision(1, "given up a while ago, tried once more")
         return found
 
     def _draft(self, drafter: Drafter, numbers: dict[Row, int]) -> dict[Row, Guess]:
-        began_s, reads_prompts = self._clock(), not all(drafter.knows(row) for row in numbers)
+        catches_up = any(drafter.num_unread(row) > UP_TO_DATE for row in numbers)  # costs what later guesses do not
+        began_s = self._clock()
         guesses = drafter.guess(list(numbers.items()))
-        if guesses and not reads_prompts:
+        if guesses and not catches_up and not self._is_first:  # the first one may wait for a compiler
             took_s = (self._clock() - began_s) / max(len(guess.tokens) for guess in guesses.values())
-            self._guess_s += (SMOOTHING if self._guess_s else 1.0) * (took_s - self._guess_s)
+            # As of steps (Costs): a guess is never faster than it can be, but often slower.
+            weight = (FASTER if took_s < self._guess_s else SLOWER) if self._guess_s else 1.0
+            self._guess_s += weight * (took_s - self._guess_s)
+        self._is_first = self._is_first and catches_up
         return guesses
 
 

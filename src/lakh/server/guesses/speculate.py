@@ -29,7 +29,7 @@ SMOOTHING = 0.1  # weight of the newest figure
 FASTER, SLOWER = 0.5, 0.02  # weight of a step's time that is below, or above, what was known
 FIRST_ACCEPTANCE = 0.5
 WIDTH = array("i").itemsize
-RETRY_EVERY = 64  # steps after which a row that gave up on guessing tries once more
+RETRY_EVERY = 64  # steps without a guess of any row, after which one tries once more
 
 
 class Lookup:
