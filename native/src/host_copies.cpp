@@ -11,18 +11,15 @@ namespace {
 
 constexpr size_t kCopyPieceBytes = 256 << 10;  // our slot, a peer's and our input together fit a second-level cache
 
-// Reads once and writes twice: a core copies at the same rate wherever the bytes come from, so one pass beats two.
+// Reads memory once and writes twice. In blocks that stay in the cache from one copy to the next: with a cache line at a
+// time the three streams get into each other's way at some addresses (9.5 ms for 64 MB where it is 5.7 at others).
 void copy_to_both(char *one, char *other, const char *from, size_t bytes) {
-  constexpr size_t kBlock = 64;
-  size_t at = 0;
-  for (; at + kBlock <= bytes; at += kBlock) {
-    unsigned char block[kBlock];
-    std::memcpy(block, from + at, kBlock);
-    std::memcpy(one + at, block, kBlock);
-    std::memcpy(other + at, block, kBlock);
+  constexpr size_t kBlock = 64 << 10;
+  for (size_t at = 0; at < bytes; at += kBlock) {
+    const size_t length = std::min(kBlock, bytes - at);
+    std::memcpy(one + at, from + at, length);
+    std::memcpy(other + at, from + at, length);
   }
-  std::memcpy(one + at, from + at, bytes - at);
-  std::memcpy(other + at, from + at, bytes - at);
 }
 
 }  // namespace

@@ -1,24 +1,27 @@
 """Hosts and racks on one machine: network namespaces with shaped links, made from a topology file. Needs root.
 
 Each host of the file becomes a namespace with one interface, each rack a bridge in a namespace of switches; token
-buckets
-hold every host's cable and every rack's trunk to what [links.*] says. Delays need the kernel's netem; where it is
+buckets hold every host's cable and every rack's trunk to what [links.*] says. Delays need the kernel's netem; where it is
 missing (or without root) the native core's own shaper plays the links instead (`Group.shape`), for c3 alone.
 
-Everything is removed at the end, also after an error; names carry our process id.
+Everything is removed at the end, also after an error. Names carry our process id: what a killed process left behind is
+removed by the next one.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import TracebackType
 
 from lakh.c3.topology import Topology
 from lakh.errors import UserError
 
-__all__ = ["Namespaces", "why_not"]
+__all__ = ["Namespaces", "left_behind", "why_not"]
 
 COMMAND_TIMEOUT_S = 20
 QUEUE_BYTES = 16 << 20
@@ -72,6 +75,8 @@ class Namespaces:
         _run("ip", "-n", self.namespaces[self.topology.hosts[rank]], "link", "set", "eth0", "down")
 
     def _make(self) -> None:
+        for name in left_behind(_list(), lambda process: Path(f"/proc/{process}").exists()):
+            _run("ip", "netns", "delete", name)
         _run("ip", "netns", "add", self.switch)
         _run("ip", "-n", self.switch, "link", "add", "core", "type", "bridge")
         _run("ip", "-n", self.switch, "link", "set", "core", "up")
@@ -120,6 +125,12 @@ class Namespaces:
         for name in [*self.namespaces.values(), self.switch]:
             if name in _list():
                 _run("ip", "netns", "delete", name)
+
+
+def left_behind(namespaces: Iterable[str], is_alive: Callable[[int], bool]) -> list[str]:
+    """Those of ours whose process is gone."""
+    ours = ((name, re.fullmatch(r"lakh(\d+)(?:h\d+|sw)", name)) for name in namespaces)
+    return [name for name, found in ours if found is not None and not is_alive(int(found[1]))]
 
 
 def _list() -> list[str]:
