@@ -1,8 +1,8 @@
 """Hosts and racks on one machine: network namespaces with shaped links, made from a topology file. Needs root.
 
 Each host of the file becomes a namespace with one interface, each rack a bridge in a namespace of switches; token
-buckets hold every host's cable and every rack's trunk to what [links.*] says. Delays need the kernel's netem; where it is
-missing (or without root) the native core's own shaper plays the links instead (`Group.shape`), for c3 alone.
+buckets hold every host's cable and every rack's trunk to what [links.*] says. Delays need the kernel's netem; where it
+is missing (or without root) the native core's own shaper plays the links instead (`Group.shape`), for c3 alone.
 
 Everything is removed at the end, also after an error. Names carry our process id: what a killed process left behind is
 removed by the next one.
