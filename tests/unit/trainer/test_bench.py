@@ -9,7 +9,7 @@ from lakh.spec import Model
 from lakh.trainer import bench
 from lakh.trainer.bench import Row, Shape, bench_train
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="pip install transformers")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the shapes are those of a GPU")
 
 TINY = Shape(Model(layers=1, width=16, heads=2, kv_heads=1, ffn=24, vocab=32, context=16), 16, 2)
