@@ -7,7 +7,15 @@ from typing import Any
 import click
 
 from lakh.cli.eval_generate import generate as generate_only
-from lakh.cli.eval_options import TEXTS_OPTION, asking_options, common, make_sandbox, split_names, task_folder
+from lakh.cli.eval_options import (
+    RECALIBRATE_OPTION,
+    TEXTS_OPTION,
+    asking_options,
+    common,
+    make_sandbox,
+    split_names,
+    task_folder,
+)
 from lakh.cli.eval_results import curve, diff, export, reproduce, watch
 from lakh.cli.eval_show import bar, generated, show
 from lakh.cli.face import Answer, answers
@@ -39,11 +47,12 @@ evaluate.default = "model"
 @click.argument("model")
 @asking_options
 @TEXTS_OPTION
+@RECALIBRATE_OPTION
 @common
 @answers
 def model(
-    model: str, tasks: str, n: int, texts: str | None, data: str | None, limit: int | None, out: str | None,
-    workers: int | None, rung: str | None, unsafe: bool, **asked: Any,
+    model: str, tasks: str, n: int, texts: str | None, recalibrate: bool, data: str | None, limit: int | None,
+    out: str | None, workers: int | None, rung: str | None, unsafe: bool, **asked: Any,
 ) -> Answer:  # fmt: skip
     """Generate completions with a model and score them.
 
@@ -68,8 +77,9 @@ def model(
                     bar(f"{task.name}: running", len(samples)) as progress,
                 ):
                     result = score_samples(
-                        task, samples, sandbox, origin, workers=workers, progress=progress, out=folder
-                    )
+                        task, samples, sandbox, origin, workers=workers, progress=progress, recalibrate=recalibrate,
+                        out=folder,
+                    )  # fmt: skip
                 blocks.append(result.as_dict())
     return show(blocks)
 
@@ -81,13 +91,17 @@ def model(
 @click.option("--partial", is_flag=True, help="Allow problems without a sample, left out, and more of some.")
 @click.option("--n", type=click.IntRange(min=1), help="Refuse a file that has not so many samples of each problem.")
 @click.option("--cpu-limit", type=click.IntRange(min=1), metavar="S", help="CPU seconds; default: by the reference.")
+@RECALIBRATE_OPTION
 @common
 @answers
 def score(
     samples: str | None, name: str, canonical: bool, partial: bool, n: int | None, cpu_limit: int | None,
-    data: str | None, limit: int | None, out: str | None, workers: int | None, rung: str | None, unsafe: bool,
+    recalibrate: bool, data: str | None, limit: int | None, out: str | None, workers: int | None, rung: str | None,
+    unsafe: bool,
 ) -> Answer:  # fmt: skip
     """Score completions from a JSONL file of {task_id, completion}."""
+    if recalibrate and cpu_limit is not None:
+        raise UserError("lakh eval score", "--cpu-limit leaves nothing to calibrate", "give one of the two")
     if (samples is None) != canonical:
         raise UserError("lakh eval score", "takes either a samples file or --canonical", "give one of them")
     task = load_task(name, data)
@@ -105,8 +119,9 @@ def score(
             raise UserError(samples, f"has no sample for the first {limit} problems", "raise --limit")
     with make_sandbox(unsafe, rung) as sandbox, bar(f"{task.name}: running", len(given)) as progress:
         result = score_samples(
-            task, given, sandbox, origin, cpu_s=cpu_limit, workers=workers, progress=progress, out=out
-        )
+            task, given, sandbox, origin, cpu_s=cpu_limit, workers=workers, progress=progress,
+            recalibrate=recalibrate, out=out,
+        )  # fmt: skip
     return show([result.as_dict()], result)
 
 

@@ -15,6 +15,7 @@ from lakh.evals.task import Task
 __all__ = [
     "DATA_OPTION",
     "LIMIT_OPTION",
+    "RECALIBRATE_OPTION",
     "TEXTS_OPTION",
     "asking_options",
     "common",
@@ -27,6 +28,9 @@ __all__ = [
 DATA_OPTION = click.option("--data", metavar="PATH", help="The benchmark's file, or the folder it lies in.")
 LIMIT_OPTION = click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N problems only.")
 
+RECALIBRATE_OPTION = click.option(
+    "--recalibrate", is_flag=True, help="Measure the reference solutions again, whatever is kept."
+)
 TEXTS_OPTION = click.option("--texts", metavar="PATH", help="Code for bits-per-byte; default: what --data says.")
 
 

@@ -78,7 +78,7 @@ def reproduce(
         with bar("running", len(given)) as progress:
             again: Result = score(
                 request.task, given, sandbox, request.origin, cpu_s=request.cpu_s, workers=workers,
-                progress=progress, out=out,
+                progress=progress, calibration=request.settings.get("calibration", "given"), out=out,
             )  # fmt: skip
     changed = differences(request, list(again.verdicts))
     parts = again.protocol.parts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -32,6 +33,9 @@ def generated(engine: Generator, task: Task, origin: Origin, n: int, folder: str
 
 @contextlib.contextmanager
 def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    if not sys.stderr.isatty():
+        yield lambda done: None  # nobody looks, so nothing is drawn, nor is what draws it imported
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -40,34 +44,46 @@ def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: progress.update(task, completed=done)
 
 
+class Shown:
+    """Results as people see them: made when they are printed, which --json never does."""
+
+    def __init__(self, results: list[dict[str, Any]], failures_of: Result | None) -> None:
+        self._results, self._failures_of = results, failures_of
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        blocks: list[Any] = []
+        for data in self._results:
+            if "bits_per_byte" in data:
+                keys = ("bits_per_byte", "perplexity_per_token", "tokens", "bytes", "documents", "seconds")
+                rows = [(key, data[key]) for key in keys]
+            else:
+                rows = _score_rows(data)
+            blocks += [
+                table(["", "value"], rows, title=data["task"]),
+                Text(data["protocol"], no_wrap=True, overflow="ignore"),
+            ]
+        if self._failures_of is not None:
+            pairs = zip(self._failures_of.samples, self._failures_of.verdicts, strict=True)
+            failed = [(sample.task_id, v.kind, v.detail[:90]) for sample, v in pairs if not v.passed][:20]
+            if failed:
+                title = "did not pass (at most 20 are shown)"
+                blocks.append(table(["problem", "ended as", "why"], failed, title=title))
+        return Group(*blocks)
+
+
 def show(results: list[dict[str, Any]], failures_of: Result | None = None) -> Answer:
     """One table per result, its protocol line below; for people also the first problems that did not pass."""
-    from rich.console import Group
-    from rich.text import Text
-
-    blocks: list[Any] = []
     for data in results:
-        if "bits_per_byte" in data:
-            keys = ("bits_per_byte", "perplexity_per_token", "tokens", "bytes", "documents", "seconds")
-            rows = [(key, data[key]) for key in keys]
-        else:
-            rows = _score_rows(data)
-        blocks += [
-            table(["", "value"], rows, title=data["task"]),
-            Text(data["protocol"], no_wrap=True, overflow="ignore"),
-        ]
-    if failures_of is not None:
-        pairs = zip(failures_of.samples, failures_of.verdicts, strict=True)
-        failed = [(sample.task_id, v.kind, v.detail[:90]) for sample, v in pairs if not v.passed][:20]
-        if failed:
-            blocks.append(table(["problem", "ended as", "why"], failed, title="did not pass (at most 20 are shown)"))
-    return Answer(results[0] if len(results) == 1 else {"results": results}, Group(*blocks))
+        if data.get("sandbox_errors"):
+            errors = f"warning: {data['sandbox_errors']} of {data['total']} programs did not run (sandbox_error)"
+            console().print(f"{errors}: the score is too low", style="yellow")
+    return Answer(results[0] if len(results) == 1 else {"results": results}, Shown(results, failures_of))
 
 
 def _score_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
-    if data["sandbox_errors"]:
-        errors = f"warning: {data['sandbox_errors']} of {data['total']} programs did not run (sandbox_error)"
-        console().print(f"{errors}: the score is too low", style="yellow")
     rows: list[tuple[str, Any]] = [("passed", f"{data['passed']} of {data['total']}")]
     for k, value in data["pass_at_k"].items():
         rows.append((f"pass@{k}", f"{value:.4f}"))

@@ -13,7 +13,7 @@
     verdict.py    how a program ended, decided from what is known
 
     run.py        many programs over a pool of workers; result files; journal.py lets them go on after a stop
-    calibrate.py  the CPU limit of each problem, from its reference solution
+    calibrate.py  the CPU limit of each problem, from its reference solution; calibration_cache.py keeps what those need
     score.py      unbiased pass@k and its interval      compare.py     two results, and whether they differ
     protocol.py   the line that says how it was made    reproduce.py   the same result again from that line
     perplexity.py bits per byte on held-out code        watch.py       checkpoints scored as they appear

@@ -11,8 +11,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import urllib.error
-import urllib.request
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,6 +59,9 @@ class BenchmarkFile:
         return raw
 
     def _download(self) -> bytes:
+        import urllib.error
+        import urllib.request
+
         todo = f"give --data the file {self.name}, or a folder that holds it"
         if not self.url:
             raise UserError(self.name, "has no address to be fetched from", todo)

@@ -55,6 +55,8 @@ class Protocol:
     samples_sha256: str = ""
     cpu_s: Mapping[str, int] = field(default_factory=dict)
     """Problem id -> its CPU limit."""
+    calibration: str = "given"
+    """What those limits rest on: a measurement of the references by name and date, or "given"."""
 
     def parts(self) -> dict[str, Any]:
         known = {key: value for key, value in asdict(self.origin).items() if value is not None}
@@ -71,6 +73,7 @@ class Protocol:
             "samples_sha256": self.samples_sha256,
             "limits": asdict(self.limits) | {"cpu_s": usual},
             "cpu_s_of": others,
+            "calibration": self.calibration,
             "sandbox": self.sandbox,
             "versions": {"lakh": __version__, "python": platform.python_version(), "machine": platform.machine()},
         }

@@ -118,19 +118,26 @@ def score(
     workers: int | None = None,
     progress: Progress | None = None,
     calibrating: Progress | None = None,
+    calibration: str = "given",
+    recalibrate: bool = False,
     out: str | None = None,
 ) -> Result:
-    """Judge and summarise. CPU limits are calibrated on the reference unless given: one for all, or one per problem."""
+    """Judge and summarise. CPU limits are calibrated on the reference unless given: one for all, or one per problem.
+
+    `calibration` says where given ones came from; `recalibrate` measures references again, whatever is kept of them.
+    """
     workers = workers or os.cpu_count() or 1
     started_s = time.monotonic()
     counts = Counter(sample.task_id for sample in samples)
     asked = [problem for problem in task.problems if problem.id in counts]
-    if cpu_s is None:
-        cpu_s = calibrate(task, asked, sandbox, workers=workers, progress=calibrating)
-    elif isinstance(cpu_s, int):
-        cpu_s = dict.fromkeys(counts, cpu_s)
     sha256 = fingerprint(samples)
     key = {"samples": sha256, "task": task.name, "data": task.data_sha256, "sandbox": sandbox.description}
+    if cpu_s is None:
+        measured = calibrate(task, asked, sandbox, workers=workers, progress=calibrating, anew=recalibrate)
+        cpu_s, calibration = measured.limits(task.limits.cpu_s), str(measured)
+    elif isinstance(cpu_s, int):
+        key["cpu_limit"] = str(cpu_s)  # verdicts under another limit are no part of this work
+        cpu_s = dict.fromkeys(counts, cpu_s)
     journal = Journal(storage.join(out, JOURNAL) if out else None, key)
     try:
         verdicts = judge(task, samples, sandbox, cpu_s=cpu_s, workers=workers, progress=progress, journal=journal)
@@ -140,8 +147,9 @@ def score(
     low, high = min(counts.values()), max(counts.values())
     per_problem = str(low) if low == high else f"{low}-{high}"
     protocol = Protocol(
-        task, origin, task.limits, sandbox.description, len(counts), per_problem, samples_sha256=sha256, cpu_s=cpu_s
-    )
+        task, origin, task.limits, sandbox.description, len(counts), per_problem,
+        samples_sha256=sha256, cpu_s=cpu_s, calibration=calibration,
+    )  # fmt: skip
     result = Result(protocol, tuple(samples), tuple(verdicts), summary, time.monotonic() - started_s)
     if out:
         write_result(out, result)

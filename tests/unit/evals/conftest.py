@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lakh.evals import bubblewrap, walls
+from lakh.evals import bubblewrap, calibration_cache, walls
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Problem, Program, Task
 from lakh.storage import cache_folder
@@ -43,6 +43,13 @@ def marked_processes() -> None:
     """Everything that these tests start in a sandbox has the token in its environment, wherever it hides."""
     name, _, value = TOKEN.partition("=")
     walls.ENVIRONMENT[name] = value
+
+
+@pytest.fixture(autouse=True)
+def own_calibrations(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests measure stays theirs, and what this machine's user has kept is not believed."""
+    folder = tmp_path_factory.mktemp("calibrations")
+    monkeypatch.setattr(calibration_cache, "cache_folder", lambda name: folder / name)
 
 
 @pytest.fixture

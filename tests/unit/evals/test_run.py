@@ -8,20 +8,18 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lakh.errors import UserError
-from lakh.evals.calibrate import calibrate, cpu_limit
 from lakh.evals.journal import Journal
 from lakh.evals.protocol import Origin, Protocol, parse
 from lakh.evals.run import JOURNAL, judge, score
 from lakh.evals.samples import Sample, canonical_samples, fingerprint, read_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
-from lakh.evals.verdict import Limits, Verdict
+from lakh.evals.verdict import Limits
 
 RIGHT, WRONG, SLOW = "    return x + 0\n", "    return x - 1\n", "    import time; time.sleep(0.3); return x\n"
 
@@ -80,25 +78,6 @@ def test_what_was_judged_before_a_stop_is_not_run_again(sandbox: Sandbox, toy_ta
     assert [verdict.detail for verdict in result.verdicts] == ["", "from the journal", ""]
     assert not (tmp_path / JOURNAL).exists()
     assert (tmp_path / "result.json").exists()
-
-
-def test_the_cpu_limit_follows_the_reference() -> None:
-    assert cpu_limit(Verdict("passed", cpu_s=0.01), 10)[0] == 3
-    assert cpu_limit(Verdict("passed", cpu_s=0.31), 10)[0] == 6
-    assert cpu_limit(Verdict("passed", cpu_s=9.0), 10)[0] == 96
-    assert cpu_limit(Verdict("passed", cpu_s=500.0), 10)[0] == 192
-    assert cpu_limit(Verdict("failed", cpu_s=0.01), 10)[0] == 10
-    assert cpu_limit(None, 10) == (10, "no reference that passes: the default")
-
-
-def test_a_slow_reference_raises_its_own_limit_only(sandbox: Sandbox, toy_task: Task) -> None:
-    slow = "    while time.process_time() < 0.5: pass\n"
-    first, *rest = toy_task.problems
-    heavy = replace(first, prompt=f"import time\n{first.prompt}", canonical=slow + first.canonical)
-    task = replace(toy_task, problems=(heavy, *rest))
-    limits = calibrate(task, task.problems, sandbox, workers=1)
-    assert limits["Toy/0"] >= 6
-    assert limits["Toy/1"] == limits["Toy/2"] == 3
 
 
 DRIVER = """
