@@ -150,11 +150,25 @@ def _unfit(run: Run, ranks: int, found: Estimate) -> InfeasiblePlan:
     sets = [f"--set {names[key]}={value}" for key, value in change.items() if key in names]
     if "shard" in change:
         sets.append(f"--set mesh.dp_replicate={run.mesh.resolve(ranks).data_ranks // int(change['shard'])}")
-    todo = "use more GPUs, or a smaller model"
+    todo = _more_gpus(run, ranks) or "use more GPUs, or a smaller model"
     if found.nearest and sets:
         todo = f"the nearest that fits ({found.nearest['memory_bytes'] / 2**30:.1f} GiB): {' '.join(sets)}"
     limit_GiB = found.memory_bytes["limit"] / 2**30
     return InfeasiblePlan("memory of one GPU", f"{found.binds}; {limit_GiB:.1f} GiB can be used", todo)
+
+
+def _more_gpus(run: Run, ranks: int) -> str:
+    """What to do where the run fits on all GPUs of a node of its cluster; empty where it does not."""
+    from lakh.planner.estimate import estimate
+
+    node = run.cluster.node_size
+    try:
+        found = estimate(run, node) if node > ranks else None
+    except LakhError:
+        return ""
+    if found is None or not found.fits:
+        return ""
+    return f"it fits on {node} GPUs ({found.memory_bytes['total'] / 2**30:.1f} GiB each): --nproc {node}"
 
 
 def run_ranks(run: Run, run_dir: str, *, nproc: int, max_restarts: int, faults: tuple[str, ...] = ()) -> Answer:

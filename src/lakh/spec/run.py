@@ -275,9 +275,9 @@ class Run:
         return self.data.batch // per_pass
 
     def memory_bytes(self, world: int) -> dict[str, int]:
-        """Bytes on one rank: states sharded over dp_shard x tp x pp, activations of one micro-batch. A first count."""
+        """Bytes on one rank: states cut up over all ranks of a copy, activations of one micro-batch. A first count."""
         mesh = self.mesh.resolve(world)
-        shards = mesh.dp_shard * mesh.tp * mesh.pp
+        shards = mesh.dp_shard * mesh.cp * mesh.tp * mesh.pp
         bf16 = self.train.precision == "bf16"
         tokens = self.data.micro_batch * self.data.sequence // mesh.cp
         activations = self.model.activation_bytes(tokens, dtype_bytes=2 if bf16 else 4) // (mesh.tp * mesh.pp)

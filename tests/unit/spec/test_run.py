@@ -40,7 +40,9 @@ def test_every_cluster_file_loads_and_every_number_has_a_source(file: Path) -> N
 
 
 def test_the_big_recipes_fill_their_clusters() -> None:
-    assert load_run("recipes/cluster.py:code_70b_100k").mesh.ranks == 98_304
+    lakh = load_run("recipes/cluster.py:code_70b_100k")
+    assert lakh.mesh.ranks == 98_304
+    assert lakh.memory_bytes(98_304)["states"] == pytest.approx(2.2e9, rel=0.02)  # of one copy on 512 GPUs
     run = load_run("recipes/cluster.py:code_70b_24k")
     assert run.mesh.ranks == run.cluster.gpus == 24_576
     assert run.tokens == pytest.approx(1.4e12, rel=0.01)

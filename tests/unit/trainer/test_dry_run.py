@@ -1,0 +1,36 @@
+"""lakh train --dry-run: the recipes fit where they say, and who asks for too little is told what would do."""
+
+import json
+
+import pytest
+
+from lakh.cli.main import main
+
+SIZES = ["code_160m", "code_1b", "code_3b", "code_7b"]
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], recipe: str, *arguments: str) -> tuple[int, dict]:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", recipe, "--dry-run", "--json", *arguments])
+    return int(ended.value.code or 0), json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_size_fits_on_a_node_of_its_cluster(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, plan = dry_run(capsys, f"recipes/sizes.py:{size}", *([] if size == "code_160m" else ["--nproc", "8"]))
+    assert code == 0
+    assert plan["memory_bytes_per_gpu"] < plan["memory_limit_bytes"]
+    assert plan["step_s_low"] <= plan["step_s"] <= plan["step_s_high"]
+
+
+def test_what_needs_a_node_says_so_on_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = dry_run(capsys, "recipes/sizes.py:code_7b")
+    assert code == 2
+    assert "most of it optimizer" in answer["error"]["found"]
+    assert answer["error"]["todo"].endswith("--nproc 8")
+
+
+def test_what_fits_nowhere_on_a_node_is_not_sent_there(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = dry_run(capsys, "recipes/sizes.py:code_7b", "--set", "model.layers=320")
+    assert code == 2
+    assert "--nproc" not in answer["error"]["todo"]
