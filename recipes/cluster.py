@@ -35,12 +35,12 @@ def code_70b_24k() -> Run:
 
 
 def code_70b_100k() -> Run:
-    """One lakh, in whole groups of the cluster: 8 nodes share each sequence, and 8 such groups, with ten layers each, one
-    copy.
+    """One lakh, in whole groups of the cluster: 8 nodes share each sequence, and 8 such groups, of ten layers each, are
+    one copy.
 
     512 GPUs with 2.2 GB of AdamW state each. 192 copies make a batch of 25 million tokens, about as large as published
-    runs end with, and leave each GPU with 256 tokens: simulated, a step takes 1.29 s at 9.6 % MFU (1.90 s at 6.5 % where
-    the 8 groups share the weights instead of the layers). Larger batches use that many GPUs better.
+    runs end with, and leave each GPU with 256 tokens: simulated, a step takes 1.29 s at 9.6 % MFU (1.90 s at 6.5 %
+    where the 8 groups share the weights instead of the layers). Larger batches use that many GPUs better.
     """
     run, copies = code_70b_24k(), 98_304 // 512
     return replace(
