@@ -9,8 +9,9 @@
 
 The input of every all_reduce is kept until `commit`. When a member is lost in between, the survivors agree on the next
 epoch, put the kept inputs back and run the same reductions again, with the divisor of the new epoch. If one survivor
-has passed a commit and another has not, everybody had all results before it: the other counts it as passed. The unit of
-failure is whoever calls this: in hybrid sharding, a replica.
+has passed a commit and another has not, everybody had all results before it: the other counts it as passed, and tells
+its caller what the first has told (`caught_up`). The unit of failure is whoever calls this: in hybrid sharding, a
+replica.
 
 Costs one copy of each bucket, kept until the commit. The names follow torchcomms: `reconfigure`,
 `get_reconfigure_handle`.
@@ -21,7 +22,8 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -32,10 +34,40 @@ from lakh.c3.native import OPS
 from lakh.c3.torch_tensors import DTYPES
 from lakh.errors import PeerError, PeerLost, PeerTimeout, UserError
 
-__all__ = ["ResilientGroup"]
+__all__ = ["Position", "ResilientGroup", "caught_up"]
 
 MAX_EPOCHS_PER_CALL = 16
 """A call that has lost ranks so many times in a row gives up."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a member has come; what it signs up for the next epoch with."""
+
+    committed: int = 0
+    synchronised: int = 0
+    reported: int = 0
+    """The epoch that its caller was last told of: a commit in a later one says that the membership has changed."""
+    admits: bool = False
+    """It has passed its last commit, and is still inside it to let others in: its caller will be told of the epoch."""
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Position:
+        """From what a member signed with, or an answer to one who joins."""
+        return cls(**{one.name: record[one.name] for one in fields(cls)})
+
+
+def caught_up(said: Iterable[Position], epoch: int) -> Position:
+    """Where every member of a new epoch stands, from what all of them signed: with those who had come farthest.
+
+    Nobody can be ahead by more than one commit, and all who have passed it go on in the same way: they let others in,
+    or they have told their callers. Whoever is behind does as they did, or callers would part.
+    """
+    positions = list(said)
+    committed = max(one.committed for one in positions)
+    ahead = [one for one in positions if one.committed == committed]
+    reported = epoch if any(one.admits for one in ahead) else max(one.reported for one in ahead)
+    return Position(committed, max(one.synchronised for one in positions), reported)
 
 
 class ResilientGroup:
@@ -57,12 +89,11 @@ class ResilientGroup:
         self.store, self.member, self.name = store, member, name
         self.timeout_s, self.min_ranks, self.settle_s, self.on_epoch = timeout_s, min_ranks, settle_s, on_epoch
         self.epoch = _epoch or Epoch(0, tuple(range(size)))
-        self.committed = 0
-        self.synchronised = 0
+        self._position = Position(reported=self.epoch.number)
         self._fresh: set[int] = set()
         """Members that have joined and have nothing of their own yet."""
         self._kept: list[tuple[torch.Tensor, torch.Tensor, str]] = []
-        self._joins_seen = 0
+        self._joins_answered = 0
         self._group: Group | None = None
         self._meet(first=_epoch is None)
 
@@ -76,6 +107,11 @@ class ResilientGroup:
     def rank(self) -> int:
         return self.epoch.members.index(self.member)
 
+    @property
+    def committed(self) -> int:
+        """How many commits were passed."""
+        return self._position.committed
+
     def all_reduce(self, tensor: torch.Tensor, op: str = "avg") -> None:
         """In place, over the members of the epoch; again over the next epoch's where members are lost."""
         if not tensor.is_contiguous() or tensor.device.type != "cpu" or tensor.dtype not in DTYPES:
@@ -88,31 +124,25 @@ class ResilientGroup:
 
     def commit(self) -> bool:
         """Wait until every member has all its results. True where the membership has changed since the last commit."""
-        number = self.epoch.number
+        reported, target = self._position.reported, self.committed + 1
         for _ in range(MAX_EPOCHS_PER_CALL):
-            target = self.committed + 1
-            waiting = torch.tensor([self._somebody_joins()], dtype=torch.int32)
+            waiting = torch.tensor([int(self.rank == 0 and bool(self._joiners()))], dtype=torch.int32)
             try:
                 self._reduce(waiting, "max")
             except PeerError as error:
                 self._recover(error)
-                if self.committed >= target:
-                    # Another survivor had passed it and is in its next step: all are told at the next commit.
-                    return False
+                if self.committed >= target:  # another survivor had passed it
+                    return self._position.reported != reported
                 continue
-            self._pass_commit()
+            self._advance(replace(self._position, committed=target, reported=self.epoch.number))
             if int(waiting):
                 self.reconfigure("ranks ask to join", joining=True)
-            break
-        else:
-            raise PeerLost(f"c3, member {self.member}", "too many losses in one commit", "start again")
-        changed = self.epoch.number != number or self._changed
-        self._changed = False
-        return changed
+            return self._position.reported != reported
+        raise PeerLost(f"c3, member {self.member}", "too many losses in one commit", "start again")
 
     def synchronise(self, tensors: Iterable[torch.Tensor]) -> None:
         """The values of the lowest member that has not just joined, for everybody; again where members are lost."""
-        wanted, target = list(tensors), self.synchronised + 1
+        wanted, target = list(tensors), self._position.synchronised + 1
         for _ in range(MAX_EPOCHS_PER_CALL):
             try:
                 for tensor in wanted:
@@ -120,10 +150,10 @@ class ResilientGroup:
                 self._reduce(torch.zeros(1, dtype=torch.int32), "max")  # whoever is past it knows that all have all
             except PeerError as error:
                 self._recover(error)
-                if self.synchronised >= target:
+                if self._position.synchronised >= target:
                     return
                 continue
-            self._pass_synchronise()
+            self._advance(replace(self._position, synchronised=target))
             return
         raise PeerLost(f"c3, member {self.member}", "too many losses while synchronising", "start again")
 
@@ -136,20 +166,20 @@ class ResilientGroup:
     def reconfigure(
         self, reason: str, *, dead: Iterable[int] = (), suspects: Iterable[int] = (), joining: bool = False
     ) -> Epoch:
-        """Agree with the other survivors on the next epoch and meet in it."""
+        """Agree with the other survivors on the next epoch and meet in it. `joining`: from inside a passed commit."""
         gone, silent = set(dead), set(suspects)
+        position = replace(self._position, admits=joining)
         for _ in range(MAX_EPOCHS_PER_CALL):
             joiners = self._joiners() if joining else {}
             if self._group is not None:
                 self._group.abort(f"epoch {self.epoch.number} is over: {reason}")
             before = self.epoch.members
-            record = {"committed": self.committed, "synchronised": self.synchronised}
             epoch, records = agree(
                 self.store,
                 self.name,
                 self.epoch,
                 self.member,
-                record,
+                asdict(position),
                 gone,
                 suspects=silent,
                 joining=joiners.values(),
@@ -159,10 +189,8 @@ class ResilientGroup:
             )
             self.epoch = Epoch(epoch.number, epoch.members, epoch.dead, f"{reason}; {epoch.reason}")
             there = [records[member] for member in epoch.members if member in records]
-            if max(record["committed"] for record in there) > self.committed:
-                self._pass_commit()
-            if max(record["synchronised"] for record in there) > self.synchronised:
-                self._pass_synchronise()
+            position = caught_up(map(Position.of, there), epoch.number)
+            self._advance(position)
             self._fresh = (self._fresh & set(epoch.members)) | (set(epoch.members) - set(before))
             for nonce, member in joiners.items():
                 if member in epoch.members:
@@ -170,11 +198,9 @@ class ResilientGroup:
                         "number": epoch.number,
                         "members": epoch.members,
                         "fresh": sorted(self._fresh),
-                        "committed": self.committed,
-                        "synchronised": self.synchronised,
+                        "position": asdict(position),
                     }
                     self.store.set(f"{self.name}/admitted/{nonce}", json.dumps(admitted))
-            self._changed = True
             try:
                 self._meet(first=False)
             except PeerTimeout:
@@ -192,15 +218,17 @@ class ResilientGroup:
 
         Call `synchronise` next: the members do so after that commit.
         """
-        nonce = secrets.token_hex(8)
-        slot = store.add(f"{name}/joins", 1)
-        store.set(f"{name}/join/{slot}", f"{nonce}:{member}")
+        nonce, slot = secrets.token_hex(8), 1
+        mine = f"{nonce}:{member}"
+        while (
+            bytes(store.compare_set(f"{name}/join/{slot}", "", mine)).decode() != mine
+        ):  # one step: a kill leaves no gap
+            slot += 1
         admitted = json.loads(PollingStore(store, patience_s).get(f"{name}/admitted/{nonce}"))
         epoch = Epoch(admitted["number"], tuple(admitted["members"]), (), "joined")
         group = ResilientGroup(store, member, len(epoch.members), name=name, _epoch=epoch, **options)
-        group.committed, group.synchronised = admitted["committed"], admitted["synchronised"]
+        group._position = Position.of(admitted["position"])
         group._fresh = set(admitted["fresh"])
-        group._joins_seen = int(slot)
         return group
 
     def close(self) -> None:
@@ -209,8 +237,6 @@ class ResilientGroup:
             self._group = None
 
     # --- inside -----------------------------------------------------------------------------------------------------
-
-    _changed = False
 
     def _live(self) -> Group:
         if self._group is None:
@@ -247,27 +273,28 @@ class ResilientGroup:
             self._live().run("broadcast", DTYPES[torch.uint8], -1, root, 0, flat.data_ptr(), size_bytes)
             tensor.copy_(flat)
 
-    def _pass_synchronise(self) -> None:
-        self.synchronised += 1
-        self._fresh = set()
-
-    def _pass_commit(self) -> None:
-        self.committed += 1
-        self._kept.clear()
-
-    def _somebody_joins(self) -> int:
-        if self.rank != 0:
-            return 0
-        return int(bool(self.store.check([f"{self.name}/join/{self._joins_seen + 1}"])))
+    def _advance(self, position: Position) -> None:
+        if position.synchronised > self._position.synchronised:
+            self._fresh = set()
+        if position.committed > self._position.committed:
+            self._kept.clear()
+        self._position = position
 
     def _joiners(self) -> dict[str, int]:
-        """Who asks to join, by the nonce of the asking process. The last one of a member counts."""
-        found: dict[str, int] = {}
-        while self.store.check([f"{self.name}/join/{self._joins_seen + 1}"]):
-            self._joins_seen += 1
-            nonce, _, member = self.store.get(f"{self.name}/join/{self._joins_seen}").decode().partition(":")
-            found = {n: m for n, m in found.items() if m != int(member)} | {nonce: int(member)}
-        return {nonce: member for nonce, member in found.items() if member not in self.epoch.members}
+        """Who asks to join and was not answered yet, by the nonce of the asking process; a member's last one counts.
+
+        Asked again at every commit until there is an answer: the epoch may be decided by one who had not looked.
+        """
+        asked: dict[int, str] = {}
+        slot = self._joins_answered + 1
+        while self.store.check([f"{self.name}/join/{slot}"]):
+            nonce, _, member = self.store.get(f"{self.name}/join/{slot}").decode().partition(":")
+            asked[int(member)] = nonce
+            slot += 1
+        waiting = {m: nonce for m, nonce in asked.items() if not self.store.check([f"{self.name}/admitted/{nonce}"])}
+        if not waiting:
+            self._joins_answered = slot - 1
+        return {nonce: member for member, nonce in waiting.items() if member not in self.epoch.members}
 
     def _meet(self, first: bool) -> None:
         patience_s = self.timeout_s if first else self.settle_s + 5.0
