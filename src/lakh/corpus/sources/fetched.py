@@ -2,7 +2,7 @@
 
     pypi:NAME[==VERSION]      the sdist (or, where there is none, the wheel) from the index that pip is told to use
     npm:NAME[@VERSION]        npm pack
-    debian:NAME[=VERSION]     apt-get source --download-only, from the mirrors that this machine's apt uses; no root
+    debian:NAME[=VERSION]     its source archives, from the mirrors that this machine's apt uses (debian.py)
     git:PATH_OR_URL[@REV]     the files of one commit, HEAD if none is given: git archive, after git clone for a URL
 
 `pip download` is not used: to learn an sdist's metadata it runs the package's own build code, and this room runs
@@ -25,7 +25,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -36,18 +35,17 @@ from pathlib import Path
 from typing import Any
 
 from lakh import storage
-from lakh.corpus.sources import archives
+from lakh.corpus.sources import archives, debian
 from lakh.corpus.sources.files import ContainerFile
 from lakh.corpus.sources.listing import Listed
-from lakh.errors import DataError, PeerTimeout, UserError
+from lakh.corpus.sources.program import run
+from lakh.errors import DataError, UserError
 
 __all__ = ["KINDS", "Fetched", "fetch", "fetch_url"]
 
 CACHE = "sources"
 KINDS = ("pypi:", "npm:", "debian:", "git:")
-COMMAND_TIMEOUT_S = 1800.0
 REQUEST_TIMEOUT_S = 60.0
-LISTS_MAX_AGE_S = 7 * 86400.0
 NAME = re.compile(r"@?[A-Za-z0-9][A-Za-z0-9._+/~-]*")
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"
 _one_asks_pip = threading.Lock()
@@ -88,7 +86,7 @@ def fetch(word: str) -> list[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A name of its own: another build may be fetching the same package.
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", suffix=".part", dir=folder.parent) as partial:
-            {"pypi": _pypi, "npm": _npm, "debian": _debian, "git": _git}[kind](rest, Path(partial))
+            {"pypi": _pypi, "npm": _npm, "debian": debian.download, "git": _git}[kind](rest, Path(partial))
             (Path(partial) / "complete").touch()
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # somebody else was faster, with the same files
@@ -173,37 +171,7 @@ def _choose(files: Sequence[dict[str, Any]], package: str, version: str) -> dict
 
 
 def _npm(rest: str, folder: Path) -> None:
-    _command(["npm", "pack", rest, "--pack-destination", str(folder), "--silent"], f"npm:{rest}", "npm")
-
-
-def _debian(rest: str, folder: Path) -> None:
-    where, apt = f"debian:{rest}", storage.cache_folder(CACHE) / "apt"
-    options = _source_lists(apt, where)
-    _command(["apt-get", *options, "source", "--download-only", "--tar-only", "-qq", rest], where, "apt", folder)
-    for path in folder.iterdir():  # Debian's own changes are patches and packaging, not the program
-        if ".debian.tar" in path.name:
-            path.unlink()
-
-
-def _source_lists(apt: Path, where: str) -> list[str]:
-    """Options that let apt-get find sources without root: this machine's mirrors, in lists of our own."""
-    lines = "deb-src $(REPO_URI) $(CODENAME) $(COMPONENT)"
-    asked = ["apt-get", "indextargets", "--format", lines, "Created-By: Packages"]
-    told = _command(asked, where, "apt", todo="run apt-get update as root once")
-    wanted = "\n".join(sorted(set(told.splitlines()))) + "\n"
-    for name in ("lists/partial", "archives/partial"):
-        (apt / name).mkdir(parents=True, exist_ok=True)
-    options = ["-o", f"Dir::Etc::sourcelist={apt / 'sources.list'}", "-o", "Dir::Etc::sourceparts=-"]
-    options += ["-o", f"Dir::State::lists={apt / 'lists'}", "-o", f"Dir::Cache={apt}", "-o", "APT::Sandbox::User="]
-    stamp = apt / "sources.list"
-    if not stamp.exists() or stamp.read_text() != wanted or time.time() - stamp.stat().st_mtime > LISTS_MAX_AGE_S:
-        stamp.write_text(wanted)
-        try:
-            _command(["apt-get", *options, "update", "-qq"], where, "apt", todo="check the network")
-        except UserError:
-            stamp.unlink()
-            raise
-    return options
+    run(["npm", "pack", rest, "--pack-destination", str(folder), "--silent"], f"npm:{rest}", "npm")
 
 
 def _git(rest: str, folder: Path) -> None:
@@ -214,35 +182,11 @@ def _git(rest: str, folder: Path) -> None:
     if not checkout.exists():
         checkout = folder / "clone"
         clone = ["git", "clone", "--quiet", "--bare", "--filter=blob:none", where, str(checkout)]
-        _command(clone, f"git:{rest}", "git", todo="check the URL")
+        run(clone, f"git:{rest}", "git", todo="check the URL")
     name = f"{where.rstrip('/').removesuffix('.git').rpartition('/')[2] or 'repository'}.tar"
     archive = ["git", "-C", str(checkout), "archive", "--format=tar", f"--output={(folder / name).resolve()}", revision]
-    _command(archive, f"git:{rest}", "git", todo="check the path and the revision")
+    run(archive, f"git:{rest}", "git", todo="check the path and the revision")
     shutil.rmtree(folder / "clone", ignore_errors=True)
-
-
-def _command(
-    command: list[str], where: str, tool: str, cwd: Path | None = None, todo: str = "check the name and version"
-) -> str:
-    """Run it and return what it printed."""
-    if shutil.which(command[0]) is None:
-        raise UserError(
-            where, f"needs {command[0]}, which is not installed", f"install it with: apt-get install {tool}"
-        )
-    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}  # a question would wait for ever
-    try:
-        done = subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False, env=environment,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise PeerTimeout(
-            where, f"{command[0]} took over COMMAND_TIMEOUT_S = {COMMAND_TIMEOUT_S:g} s", "try again"
-        ) from None
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        raise UserError(where, f"{command[0]}: {lines[-1][:300] if lines else 'failed'}", todo)
-    return done.stdout
 
 
 def _index_files(url: str, where: str) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 A name that its index does not have stops nothing: the others are fetched first, then all missing names are told
 together, or (with `skip_missing`) become one counted row each. What the network lost is told last and is worth another
-try: the cache keeps the rest. One thread for Debian, whose lists have one owner, and few for npm, which is a program of
-its own each time; an index is asked by THREADS at most.
+try: the cache keeps the rest. Few threads for npm, which is a program of its own each time;
+an index or a mirror is asked by THREADS at most.
 
 Fails with UserError (names), PeerLost (the network) and DataError (a file with another hash than its index says).
 """
@@ -23,7 +23,7 @@ from lakh.errors import DataError, LakhError, PeerError, PeerLost, UserError
 __all__ = ["fetch_all"]
 
 THREADS = 8
-THREADS_OF = {"debian": 1, "npm": 2}
+THREADS_OF = {"npm": 2}
 SHOWN = 12
 WAIT_S = 1.0
 
