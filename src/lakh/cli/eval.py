@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -117,7 +118,11 @@ def score(
         given = [sample for sample in given if sample.task_id in kept]
         if not given:
             raise UserError(samples, f"has no sample for the first {limit} problems", "raise --limit")
-    with make_sandbox(unsafe, rung) as sandbox, bar(f"{task.name}: running", len(given)) as progress:
+    cells = min(workers or os.cpu_count() or 1, len(given))
+    with (
+        make_sandbox(unsafe, rung, workers=cells) as sandbox,
+        bar(f"{task.name}: running", len(given)) as progress,
+    ):
         result = score_samples(
             task, given, sandbox, origin, cpu_s=cpu_limit, workers=workers, progress=progress,
             recalibrate=recalibrate, out=out,

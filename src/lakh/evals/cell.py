@@ -12,6 +12,7 @@ Not for two threads at one time. Every wait has its limit: START_TIMEOUT_S, the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -88,11 +89,9 @@ class Cell:
     def run(self, program: Program | Commands, limits: Limits) -> tuple[Verdict, bool]:
         """The verdict, and whether the cell may be used again."""
         nonce = secrets.token_hex(16)
-        extra = {"by_data": True} if isinstance(program, Commands) else {}
-        mode = "commands" if isinstance(program, Commands) else "python"
         assert self._line is not None
         try:
-            self._line.order({"mode": mode, "limits": asdict(limits) | extra}, _documents(program, nonce))
+            self._line.order(_order(isinstance(program, Commands), limits), _documents(program, nonce))
             report, said = self._receive(time.monotonic() + limits.wall_s + REPORT_TIMEOUT_S, limits)
         except Lost:
             self._refuse_excess(limits)
@@ -200,6 +199,14 @@ class Cell:
         os.set_blocking(self._process.stderr.fileno(), False)
         lines = (self._process.stderr.read() or b"").decode("utf-8", "replace").strip().splitlines()
         return lines[-1][:300] if lines else "no answer from inside"
+
+
+@functools.lru_cache(maxsize=256)
+def _order(of_commands: bool, limits: Limits) -> dict[str, Any]:
+    """To be read only: programs with the same limits share it."""
+    if of_commands:
+        return {"mode": "commands", "limits": asdict(limits) | {"by_data": True}}
+    return {"mode": "python", "limits": asdict(limits)}
 
 
 def _documents(program: Program | Commands, nonce: str) -> Sequence[bytes]:

@@ -18,6 +18,7 @@ program.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 
@@ -46,10 +47,10 @@ class Sandbox:
         self._idle: list[Cell] = []
 
     @staticmethod
-    def choose(*, unsafe: bool = False, rung: str | None = None) -> Sandbox:
+    def choose(*, unsafe: bool = False, rung: str | None = None, workers: int = 1) -> Sandbox:
         """The strongest walls that hold on this machine, or those of `rung`; an error where none do.
 
-        `unsafe` takes no walls at all.
+        `unsafe` takes no walls at all. For several workers, their cells are started while the first is tried.
         """
         if unsafe:
             sandbox = Sandbox(NoWalls())
@@ -62,7 +63,8 @@ class Sandbox:
         refusals = []
         for name in RUNGS if rung is None else (rung,):
             try:
-                return Sandbox._prove(_walls(name), cgroup.find() if name in HOST_RUNGS else None)
+                ahead = min(workers, os.cpu_count() or 1) - 1 if name == "bubblewrap" else 0
+                return Sandbox._prove(_walls(name), cgroup.find() if name in HOST_RUNGS else None, ahead)
             except UserError as error:
                 refusals.append(error)
         todo = "; ".join(dict.fromkeys(error.todo for error in refusals))
@@ -125,6 +127,11 @@ class Sandbox:
                     return cell
         return Cell(self._walls, limits, self._stopping, self._groups)
 
+    def _start_ahead(self) -> None:
+        """A cell that nobody waits for yet. One that cannot start says so to whoever needs it."""
+        with contextlib.suppress(CellLost, Interrupted):
+            self._give(Cell(self._walls, Limits(), self._stopping, self._groups), clean=True)
+
     def _give(self, cell: Cell, clean: bool) -> None:
         with self._lock:
             if clean and not self._stopping.is_set():
@@ -133,11 +140,21 @@ class Sandbox:
         cell.close()
 
     @staticmethod
-    def _prove(walls: Walls, groups: cgroup.Tree | None) -> Sandbox:
+    def _prove(walls: Walls, groups: cgroup.Tree | None, ahead: int) -> Sandbox:
         """Run a program that tries the walls; it passes only where all of them hold."""
         sandbox = Sandbox(walls, groups)
         program = Program(walls.probe(), "check()", names=("check",))
-        verdict = sandbox.run(program, Limits(cpu_s=5, wall_s=30))
+        others = [threading.Thread(target=sandbox._start_ahead, name="lakh-eval-start") for _ in range(ahead)]
+        try:
+            for thread in others:
+                thread.start()
+            verdict = sandbox.run(program, Limits(cpu_s=5, wall_s=30))
+        except BaseException:
+            sandbox.stop()
+            raise
+        finally:
+            for thread in others:
+                thread.join()
         if verdict.passed:
             return sandbox
         sandbox.stop()

@@ -43,7 +43,8 @@ OWN_UIDS = range(0x30000000, 0x70000000)  # far above every range that systems h
 UIDS_PER_PROCESS = 256
 
 # Not -I: it would ignore PYTHONHASHSEED, and with it the order of sets would change from run to run.
-PYTHON_FLAGS = ("-s", "-S", "-P", "-B")
+# Columns of code are for tracebacks that nobody sees: without them there is less memory to copy for every program.
+PYTHON_FLAGS = ("-s", "-S", "-P", "-B", "-X", "no_debug_ranges")
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
 # The beginning of every rung's probe: what its check() asks with.

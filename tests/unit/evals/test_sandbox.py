@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import socket
@@ -15,7 +16,7 @@ import pytest
 
 import lakh
 from lakh.errors import ConfigError, Interrupted, UserError
-from lakh.evals import bubblewrap, landlock, seccomp, walls
+from lakh.evals import bubblewrap, inside, landlock, seccomp, walls
 from lakh.evals.sandbox import Limits, Sandbox
 from lakh.evals.task import Program
 from lakh.evals.walls import NoWalls
@@ -386,7 +387,23 @@ def test_where_bubblewrap_cannot_start_we_refuse_with_its_words(
     broken.chmod(0o755)
     monkeypatch.setattr(bubblewrap, "find", lambda: str(broken))
     with pytest.raises(UserError, match=r"cannot start here \(bwrap: setting up uid map: Permission denied\)"):
-        Sandbox.choose(rung="bubblewrap")
+        Sandbox.choose(rung="bubblewrap", workers=2)
+
+
+def test_cells_for_several_workers_are_started_while_the_first_is_tried(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    with Sandbox.choose(rung="bubblewrap", workers=8) as chosen:
+        assert len(chosen._idle) == 3
+        assert [cell.run(program(RIGHT), LIMITS)[0].kind for cell in chosen._idle] == ["passed"] * 3
+    assert chosen._idle == []
+
+
+def test_no_path_of_the_host_goes_into_the_sandbox_with_our_code() -> None:
+    """Code objects carry the name of the file that they came from."""
+    words = inside.command_line()
+    assert os.fsencode(Path(inside.__file__).parent) not in base64.b64decode(words[2])
 
 
 HOLES = {
@@ -412,7 +429,7 @@ def test_the_self_test_finds_a_hole(
 
     monkeypatch.setattr(bubblewrap, "command", with_hole)
     with pytest.raises(UserError, match=finding):
-        Sandbox.choose(rung="bubblewrap")
+        Sandbox.choose(rung="bubblewrap", workers=2)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can stay root")

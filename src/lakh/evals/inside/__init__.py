@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import functools
 import marshal
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
 
@@ -44,9 +45,20 @@ sys.modules["lakh.evals.inside.START"].main()
 @functools.cache
 def command_line(*, start: str = "zygote", as_text: bool = False) -> tuple[str, ...]:
     """What follows the interpreter and its flags. `as_text` is for a Python of another version than ours."""
-    folder = Path(__file__).parent
     codes: dict[str, str | CodeType] = {}
     for name in MODULES[: MODULES.index(start) + 1]:
-        text = (folder / f"{name}.py").read_text(encoding="utf-8")
-        codes[name] = text if as_text else compile(text, f"<lakh.evals.inside.{name}>", "exec", dont_inherit=True)
+        path = Path(__file__).parent / f"{name}.py"
+        codes[name] = path.read_text(encoding="utf-8") if as_text else _code(f"{__name__}.{name}", path)
     return "-c", _START.replace("START", start), base64.b64encode(marshal.dumps(codes)).decode()
+
+
+def _code(name: str, path: Path) -> CodeType:
+    """As Python keeps it beside the text, which is quicker than compiling that; but no path of ours goes inside."""
+    code = SourceFileLoader(name, str(path)).get_code(name)
+    assert code is not None, "a text has code"
+    return _renamed(code, f"<{name}>")
+
+
+def _renamed(code: CodeType, name: str) -> CodeType:
+    inner = (_renamed(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_filename=name, co_consts=tuple(inner))
