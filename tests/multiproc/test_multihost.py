@@ -82,7 +82,8 @@ def test_the_slurm_script_starts_one_torchrun_per_node_and_goes_on_where_there_i
     """With stand-ins for Slurm's own commands that say what they were asked."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    (tools / "scontrol").write_text('#!/bin/sh\n[ "$1" = show ] && echo node-a && echo node-b || echo requeue "$2"\n')
+    many = "echo node-a; seq -f node-%g 20000"  # more than a pipe holds: who reads one name only breaks it
+    (tools / "scontrol").write_text(f'#!/bin/sh\nif [ "$1" = show ]; then {many}; else echo requeue "$2"; fi\n')
     (tools / "srun").write_text('#!/bin/sh\necho "$@"\nexit ${SRUN_CODE:-0}\n')
     for tool in tools.iterdir():
         tool.chmod(0o755)
