@@ -27,6 +27,7 @@ extern "C" {
 #define LAKH_C3_TIMEOUT 3  /* a wait ran out: the group is over */
 #define LAKH_C3_ABORTED 4  /* somebody gave the group up: the group is over */
 #define LAKH_C3_SYSTEM 5   /* the operating system refused something */
+#define LAKH_C3_CLOSED 6   /* the group is NULL: its owner has closed it */
 
 /* Types of elements, operators, operations. */
 enum { LAKH_C3_F32, LAKH_C3_F64, LAKH_C3_F16, LAKH_C3_BF16, LAKH_C3_I32, LAKH_C3_I64, LAKH_C3_U8, LAKH_C3_I8 };

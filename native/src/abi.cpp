@@ -1,9 +1,11 @@
-// The C functions: each catches everything, keeps the reason for its thread, and returns a status.
+// The C functions: each catches everything, keeps the reason for its thread, and returns a status. A group that was closed is
+// NULL to its owner, and every function says so.
 #include <cstring>
 #include <exception>
 #include <new>
 
 #include "codec.h"
+#include "endpoint.h"
 #include "group.h"
 #include "lakh_c3.h"
 #include "memory.h"
@@ -38,6 +40,12 @@ int32_t guarded(Body body) {
   }
 }
 
+template <class Body>
+int32_t guarded(lakh_c3_group *group, Body body) {
+  if (group == nullptr) return give(lakh::fail(LAKH_C3_CLOSED, "the group was closed"));
+  return guarded(body);
+}
+
 }  // namespace
 
 extern "C" {
@@ -45,7 +53,7 @@ extern "C" {
 int32_t lakh_c3_listen(const char *address) {
   int32_t port = 0;
   guarded([&] {
-    port = lakh::listen_on(address);
+    port = lakh::endpoint::listen(address);
     return lakh::Status{};
   });
   return port;
@@ -69,26 +77,28 @@ lakh_c3_group *lakh_c3_open(const uint8_t uuid[16], int32_t rank, int32_t size, 
 
 int32_t lakh_c3_join(lakh_c3_group *group, const int32_t *host, const int32_t *pid, const int32_t *memory,
                      const char *const *address, int64_t timeout_ms, int32_t streams, int64_t single_copy_from_bytes) {
-  return guarded([&] { return group->join(host, pid, memory, address, timeout_ms, streams, single_copy_from_bytes); });
+  return guarded(group, [&] { return group->join(host, pid, memory, address, timeout_ms, streams, single_copy_from_bytes); });
 }
 
 int32_t lakh_c3_wire(lakh_c3_group *group, int32_t peer, int32_t streams, int64_t chunk_bytes, int64_t in_flight_bytes) {
-  return guarded([&] { return group->links.set_wire(peer, lakh::Wire{streams, chunk_bytes, in_flight_bytes}); });
+  return guarded(group, [&] { return group->links.set_wire(peer, lakh::Wire{streams, chunk_bytes, in_flight_bytes}); });
 }
 
-void lakh_c3_set_timeout(lakh_c3_group *group, int64_t timeout_ms) { group->timeout_ms.store(timeout_ms); }
+void lakh_c3_set_timeout(lakh_c3_group *group, int64_t timeout_ms) {
+  if (group != nullptr) group->timeout_ms.store(timeout_ms);
+}
 
 int32_t lakh_c3_shape(lakh_c3_group *group, int32_t peer, const char *file, int32_t link, double bytes_per_s, int64_t delay_us) {
-  return guarded([&] { return group->links.shape(peer, file, link, bytes_per_s, delay_us); });
+  return guarded(group, [&] { return group->links.shape(peer, file, link, bytes_per_s, delay_us); });
 }
 
 int32_t lakh_c3_run(lakh_c3_group *group, const lakh_c3_call *call, int64_t *ticket) {
-  return guarded([&] { return group->run(*call, ticket); });
+  return guarded(group, [&] { return group->run(*call, ticket); });
 }
 
 int32_t lakh_c3_collective(lakh_c3_group *group, int32_t operation, int32_t dtype, int32_t op, int32_t root, const void *input,
                            void *output, int64_t count) {
-  return guarded([&] {
+  return guarded(group, [&] {
     lakh_c3_call call{};
     call.operation = operation;
     call.dtype = dtype;
@@ -102,13 +112,13 @@ int32_t lakh_c3_collective(lakh_c3_group *group, int32_t operation, int32_t dtyp
 }
 
 int32_t lakh_c3_wait(lakh_c3_group *group, int64_t ticket, int64_t timeout_ms) {
-  return guarded([&] { return group->wait(ticket, timeout_ms); });
+  return guarded(group, [&] { return group->wait(ticket, timeout_ms); });
 }
 
-int32_t lakh_c3_done(lakh_c3_group *group, int64_t ticket) { return group->done(ticket) ? 1 : 0; }
+int32_t lakh_c3_done(lakh_c3_group *group, int64_t ticket) { return group == nullptr || group->done(ticket) ? 1 : 0; }
 
 int32_t lakh_c3_send(lakh_c3_group *group, int32_t peer, int32_t tag, const void *data, int64_t bytes, int64_t *ticket) {
-  return guarded([&] {
+  return guarded(group, [&] {
     if (peer < 0 || peer >= group->size || peer == group->rank) return lakh::fail(LAKH_C3_INVALID, "send: not another rank of the group");
     if (group->fate.over()) return group->fate.status();
     *ticket = group->messages.send(peer, tag, data, bytes);
@@ -117,7 +127,7 @@ int32_t lakh_c3_send(lakh_c3_group *group, int32_t peer, int32_t tag, const void
 }
 
 int32_t lakh_c3_recv(lakh_c3_group *group, int32_t peer, int32_t tag, void *data, int64_t bytes, int32_t *source, int64_t *ticket) {
-  return guarded([&] {
+  return guarded(group, [&] {
     if (peer < -1 || peer >= group->size || peer == group->rank) return lakh::fail(LAKH_C3_INVALID, "recv: not another rank of the group");
     if (group->fate.over()) return group->fate.status();
     *ticket = group->messages.receive(peer, tag, data, bytes, source);
@@ -126,7 +136,7 @@ int32_t lakh_c3_recv(lakh_c3_group *group, int32_t peer, int32_t tag, void *data
 }
 
 int32_t lakh_c3_wait_message(lakh_c3_group *group, int64_t ticket, int64_t timeout_ms) {
-  return guarded([&] { return group->messages.wait(ticket, timeout_ms); });
+  return guarded(group, [&] { return group->messages.wait(ticket, timeout_ms); });
 }
 
 void *lakh_c3_allocate(size_t bytes) {
@@ -143,21 +153,26 @@ void lakh_c3_free(void *memory) { lakh::free_registered(memory); }
 size_t lakh_c3_error(char *text, size_t size) { return copy_out(last_error, text, size); }
 
 int32_t lakh_c3_failure(lakh_c3_group *group, char *text, size_t size, int32_t *dead, int32_t dead_size) {
-  const lakh::Status status = group->fate.status();
+  const lakh::Status status = group == nullptr ? lakh::fail(LAKH_C3_CLOSED, "the group was closed") : group->fate.status();
   copy_out(status.text, text, size);
-  const std::vector<int32_t> ranks = group->fate.dead();
+  const std::vector<int32_t> ranks = group == nullptr ? std::vector<int32_t>{} : group->fate.dead();
   for (int32_t i = 0; i < dead_size; ++i) dead[i] = i < static_cast<int32_t>(ranks.size()) ? ranks[static_cast<size_t>(i)] : -1;
   return status.code;
 }
 
-void lakh_c3_abort(lakh_c3_group *group, const char *reason) { group->fate.end(lakh::fail(LAKH_C3_ABORTED, reason), -1); }
+void lakh_c3_abort(lakh_c3_group *group, const char *reason) {
+  if (group != nullptr) group->fate.end(lakh::fail(LAKH_C3_ABORTED, reason), -1);
+}
 
 void lakh_c3_close(lakh_c3_group *group) {
+  if (group == nullptr) return;
   group->close();
   delete group;
 }
 
 void lakh_c3_read_counters(lakh_c3_group *group, lakh_c3_counters *counters) {
+  *counters = {};
+  if (group == nullptr) return;
   uint64_t waited = 0;
   for (const auto &one : group->host.waited_us) waited += one.load();
   *counters = {group->operations.load(), group->bytes_in.load(), group->sent.load(), group->received.load(), waited,
@@ -165,6 +180,7 @@ void lakh_c3_read_counters(lakh_c3_group *group, lakh_c3_counters *counters) {
 }
 
 void lakh_c3_waited_us(lakh_c3_group *group, uint64_t *per_rank) {
+  if (group == nullptr) return;
   for (const auto &one : group->host.waited_us) *per_rank++ = one.load();
 }
 

@@ -128,7 +128,7 @@ Status lakh_c3_group::execute(const lakh_c3_call &call) {
   operations.fetch_add(1, std::memory_order_relaxed);
   bytes_in.fetch_add(static_cast<uint64_t>(call.count) * lakh::element_bytes(call.dtype), std::memory_order_relaxed);
   const int64_t deadline = lakh::now_ns() + timeout_ms.load() * 1000000;
-  if (call.num_steps > 0 || call.operation == LAKH_C3_SCHEDULE) return run_schedule(call, deadline);
+  if (call.steps != nullptr || call.operation == LAKH_C3_SCHEDULE) return run_schedule(call, deadline);  // also of no steps
   if (host.size() == size) return host.run(call, deadline);
   return fail(LAKH_C3_INVALID, "ranks on several hosts need a schedule");
 }

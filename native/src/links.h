@@ -1,6 +1,6 @@
 // Connections to ranks of other hosts (and messages between any two ranks), made when they are first needed.
 //
-// A process has one listening socket and one thread for all its groups. That thread accepts, and watches a *control*
+// A process has one listening socket and one thread for all its groups (endpoint.h). That thread watches a *control*
 // connection per pair of ranks: it sends a word four times a second, and the kernel's own acknowledgements tell a cut
 // link (none come: TCP_USER_TIMEOUT) from a stopped or busy process (they come all the same). A process that dies closes
 // its connections. Whoever finds a death tells everybody it is connected to, and later whoever asks.
@@ -100,8 +100,6 @@ class Links {
   std::atomic<uint64_t> connections_{0};
   std::atomic<bool> closing_{false};
 };
-
-int32_t listen_on(const char *address);  // the process's port, 0 on failure
 
 }  // namespace lakh
 #endif

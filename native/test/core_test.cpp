@@ -194,12 +194,37 @@ void a_death() {
 
 }  // namespace
 
+// A closed group is NULL to its owner: every function says so, none touches it.
+void a_closed_group() {
+  lakh_c3_call call{};
+  int64_t ticket = 0;
+  int32_t source = 0, dead[2] = {0, 0};
+  char text[64];
+  float value = 1;
+  CHECK(lakh_c3_run(nullptr, &call, &ticket) == LAKH_C3_CLOSED);
+  CHECK(lakh_c3_collective(nullptr, LAKH_C3_ALL_REDUCE, LAKH_C3_F32, LAKH_C3_SUM, -1, &value, &value, 1) == LAKH_C3_CLOSED);
+  CHECK(lakh_c3_wait(nullptr, 1, 1) == LAKH_C3_CLOSED);
+  CHECK(lakh_c3_done(nullptr, 1) == 1);
+  CHECK(lakh_c3_send(nullptr, 0, 0, &value, 4, &ticket) == LAKH_C3_CLOSED);
+  CHECK(lakh_c3_recv(nullptr, 0, 0, &value, 4, &source, &ticket) == LAKH_C3_CLOSED);
+  CHECK(lakh_c3_wait_message(nullptr, 1, 1) == LAKH_C3_CLOSED);
+  CHECK(lakh_c3_failure(nullptr, text, sizeof text, dead, 2) == LAKH_C3_CLOSED);
+  CHECK(dead[0] == -1 && std::string(text) == "the group was closed");
+  lakh_c3_counters counters;
+  lakh_c3_read_counters(nullptr, &counters);
+  CHECK(counters.operations == 0);
+  lakh_c3_abort(nullptr, "why");
+  lakh_c3_set_timeout(nullptr, 1);
+  lakh_c3_close(nullptr);
+}
+
 int main() {
   a_death();  // first: it forks, and a process with threads should not
   reductions();
   queue_and_disagreement();
   over_tcp();
   codecs();
+  a_closed_group();
   std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }

@@ -21,18 +21,24 @@ from pathlib import Path
 from typing import Any
 
 from lakh.c3.emulate import Namespaces, why_not
+from lakh.c3.pairs import name_slow
 from lakh.c3.topology import Topology, read_topology
 from lakh.errors import MissingExtra, PeerLost, PeerTimeout, UserError
 from lakh.spec.collectives import codec_bytes
 
-__all__ = ["BACKENDS", "DTYPES", "OPS", "Sweep", "calls_of", "name_slow", "parse_size", "run_bench", "run_ranks"]
+__all__ = ["BACKENDS", "DTYPES", "OPS", "Sweep", "calls_of", "calls_within", "parse_size", "run_bench", "run_ranks"]
 
 BACKENDS = ("c3", "gloo", "mpi")
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
 DTYPES = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "i64": "int64"}
+ALGORITHMS = ("flat", "halving_doubling", "ring", "hierarchical")
 SMALL_BYTES = 64 << 10
-SLOW_SHARE = 0.5
-"""A pair below this share of the median is slow."""
+WARM_UP = 3
+"""Calls before each turn: another backend has left ranks on other cores and caches cold."""
+LONG_S = 0.5
+"""An operation that takes so long does not feel that, and is not called in vain."""
+MOST_S = 10.0
+"""Of timed calls of one operation, where nobody says how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +59,8 @@ class Sweep:
     repeats: int | None = None
     """Timed calls of each; None: by the size."""
     find_slow: bool = False
+    metrics_port: int | None = None
+    """Rank r serves its counters at this port + r while it runs; None: not."""
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
@@ -61,6 +69,7 @@ class Sweep:
             ("--ops", self.ops, OPS),
             ("--dtypes", self.dtypes, tuple(DTYPES)),
             ("--codec", (self.codec,), ("none", "bf16", "int8", "int4")),
+            ("--algorithm", (self.algorithm,) if self.algorithm else (), ALGORITHMS),
         ):
             for name in given:
                 if name not in known:
@@ -71,6 +80,9 @@ class Sweep:
             raise UserError("--untold", "there are no emulated links to keep from c3", "add --emulate FILE")
         if self.find_slow and "c3" not in self.backends:
             raise UserError("--find-slow", "sends messages over c3", "add c3 to --backends")
+        if self.metrics_port is not None and not 0 < self.metrics_port <= 65536 - self.ranks:
+            found = f"leaves no port for each of {self.ranks} ranks"
+            raise UserError(f"--metrics-port {self.metrics_port}", found, "give one from 1024 to 60000")
 
 
 def parse_size(text: str) -> int:
@@ -78,7 +90,7 @@ def parse_size(text: str) -> int:
     units = {"GB": 1 << 30, "MB": 1 << 20, "KB": 1 << 10, "B": 1}
     for unit, factor in units.items():
         number = text.upper().removesuffix(unit)
-        if text.upper().endswith(unit) and number.strip().isdigit():
+        if text.upper().endswith(unit) and number.strip().isdigit() and int(number):
             return int(number) * factor
     raise UserError(f"--sizes {text}", "is not a size", "write 1KB, 8MB, ...")
 
@@ -88,9 +100,16 @@ def calls_of(size_bytes: int, asked: int | None = None) -> int:
     return asked or (200 if size_bytes <= SMALL_BYTES else 25)
 
 
+def calls_within(calls: int, seconds: float, turns: int) -> tuple[int, int]:
+    """Of an operation that takes `seconds`: the calls in vain before each turn, and the timed ones in it."""
+    if seconds < LONG_S:
+        return WARM_UP, max(1, calls // turns)
+    return 0, max(1, min(calls, int(MOST_S / seconds)) // turns)
+
+
 def run_bench(sweep: Sweep, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Measure everything in the sweep: {"rows": [...], ...} as `lakh bench comm --json` prints."""
-    topology = read_topology(sweep.emulate, sweep.ranks) if sweep.emulate else None
+    topology = _emulated(sweep) if sweep.emulate else None
     reports: list[dict[str, Any]] = []
     notes: list[str] = []
     torch_backends = [name for name in sweep.backends if name != "mpi"]
@@ -107,8 +126,16 @@ def run_bench(sweep: Sweep, say: Callable[[str], None] = lambda text: None) -> d
     data["reasons"] = {str(row["size_bytes"]): row["reason"] for row in reports[0]["rows"] if "reason" in row}
     if sweep.find_slow:
         data["pairs"] = reports[0]["pairs"]
-        data["slow"] = name_slow({tuple(p["ranks"]): p["GBps"] for p in reports[0]["pairs"]}, sweep.ranks)
+        data["slow"] = name_slow({tuple(p["ranks"]): p["GBps"] for p in reports[0]["pairs"]}, sweep.ranks, topology)
     return data
+
+
+def _emulated(sweep: Sweep) -> Topology:
+    whole = read_topology(sweep.emulate)
+    if whole.size < sweep.ranks:
+        found = f"describes {whole.size} ranks and not {sweep.ranks}"
+        raise UserError(sweep.emulate, found, f"give --ranks {whole.size}, or describe more")
+    return whole.first(sweep.ranks)
 
 
 def _run(sweep: Sweep, backends: list[str], topology: Topology | None, notes: list[str]) -> dict[str, Any]:
@@ -122,9 +149,11 @@ def _run(sweep: Sweep, backends: list[str], topology: Topology | None, notes: li
             "registered": sweep.registered,
             "codec": sweep.codec,
             "algorithm": sweep.algorithm,
-            "emulate": sweep.emulate,
+            "emulate": "",
             "shaper": "",
             "repeats": {str(size): calls_of(size, sweep.repeats) for size in sweep.sizes},
+            "as_asked": sweep.repeats is not None,
+            "metrics_port": sweep.metrics_port,
             "find_slow": sweep.find_slow,
             "timeout_s": sweep.timeout_s,
             "rendezvous": str(Path(folder) / "meet"),
@@ -134,12 +163,11 @@ def _run(sweep: Sweep, backends: list[str], topology: Topology | None, notes: li
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(sweep.ranks)}
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if topology is not None:
-            told = Path(sweep.emulate).resolve()
-            if sweep.untold:
-                told = Path(folder) / "told.toml"
-                # A line of its own: figures that an earlier emulation left in the cache are of other links.
-                told.write_text(f"# {folder}\n{topology.places_as_toml()}", encoding="utf-8")
-            environment["LAKH_C3_TOPOLOGY"] = str(told)
+            told = Path(folder) / "told.toml"
+            # A line of its own: figures that an earlier emulation left in the cache are of other links.
+            head = f"# {folder}\n" if sweep.untold else ""
+            told.write_text(head + topology.as_toml(links=not sweep.untold), encoding="utf-8")
+            environment["LAKH_C3_TOPOLOGY"] = job["emulate"] = str(told)
             reason = why_not(topology)
             if reason and sweep.untold:  # it slows collectives, and messages measure
                 raise UserError("--untold", f"{reason}, which measuring does not see", "run as root, without delays")
@@ -231,6 +259,7 @@ def _rows(sweep: Sweep, reports: list[dict[str, Any]], topology: Topology | None
                     "codec": sweep.codec if backend == "c3" else "none",
                     "min_us": min(values),
                     "median_us": medians[backend],
+                    "calls": len(values),
                     "p99_us": sorted(values)[min(len(values) - 1, int(0.99 * len(values)))],
                     "algbw_GBps": algbw,
                     "busbw_GBps": algbw * _bus_factor(first["op"], sweep.ranks),
@@ -259,25 +288,3 @@ def _bound_s(size_bytes: int, copies: dict[str, float], topology: Topology | Non
         return None
     rate = copies[str(64 << 20)] if size_bytes > 4 << 20 else copies[str(1 << 20)]
     return size_bytes / (rate * 1e9)
-
-
-def name_slow(pairs: dict[tuple[int, ...], float], ranks: int) -> dict[str, Any]:
-    """Which rank or link is slow, from GB/s between every two ranks; the culprit and the reason.
-
-    A rank whose links are nearly all slow is slow itself; a slow link between two ranks that are fine elsewhere is a
-    link.
-    """
-    typical = statistics.median(pairs.values())
-    slow = {pair: rate for pair, rate in pairs.items() if rate < SLOW_SHARE * typical}
-    counts = {rank: sum(rank in pair for pair in slow) for rank in range(ranks)}
-    bad_ranks = [rank for rank in range(ranks) if ranks > 2 and counts[rank] > (ranks - 1) / 2]
-    bad_links = [list(pair) for pair in slow if not any(rank in bad_ranks for rank in pair)]
-    if not slow:
-        reason = f"all {len(pairs)} pairs reach at least {SLOW_SHARE:g} of the median {typical:.2f} GB/s"
-    else:
-        parts = [
-            f"rank {rank}: {counts[rank]} of its {ranks - 1} links are below half the median" for rank in bad_ranks
-        ]
-        parts += [f"link {a}-{b}: {pairs[(a, b)]:.2f} GB/s, median {typical:.2f}" for a, b in bad_links]
-        reason = "; ".join(parts)
-    return {"ranks": bad_ranks, "links": bad_links, "reason": reason}

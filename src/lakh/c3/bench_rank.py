@@ -15,7 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-WARM_UP = 3
+from lakh.c3.bench import WARM_UP, calls_within
+
 ROUNDS = 5
 """Each backend is measured in so many turns, so that a busy moment of the machine does not fall on one alone."""
 
@@ -26,6 +27,7 @@ def main(job: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     from lakh.c3 import torch_backend
+    from lakh.c3.metrics import serve_metrics
     from lakh.c3.topology import read_topology
 
     torch.set_num_threads(1)
@@ -48,7 +50,9 @@ def main(job: dict[str, Any]) -> None:
         if job["shaper"]:
             groups["c3"].group.shape(read_topology(job["emulate"], size), job["shaper"])
         if job["algorithm"]:
-            groups["c3"].group.algorithm = job["algorithm"]
+            groups["c3"].group.plans.algorithm = job["algorithm"]
+        if job["metrics_port"] is not None:
+            serve_metrics(groups["c3"].group, job["metrics_port"] + rank)
     control = groups.get("gloo") or groups["c3"]
     report: dict[str, Any] = {"rows": [], "memcpy_GBps": _memcpy(torch, dist, control, size)}
     if job["find_slow"]:
@@ -65,7 +69,7 @@ def main(job: dict[str, Any]) -> None:
                     row["reason"] = (
                         "shared memory"
                         if group.on_one_host
-                        else group.choose(size_bytes // width, width, job["codec"]).reason
+                        else group.plans.choose(size_bytes // width, width, job["codec"]).reason
                     )
                 report["rows"].append(row)
     if rank == 0:
@@ -114,19 +118,29 @@ def _time(
     ranks = dist.get_world_size()
     call = _call(torch, dist, op, dtype, size_bytes, ranks, job["registered"])
     times: dict[str, list[float]] = {backend: [] for backend in groups}
-    for _turn in range(ROUNDS):
+    calls = job["repeats"][str(size_bytes)]
+
+    def turn(group: Any, vain: int, timed: int) -> list[float]:
+        """Seconds of the slowest rank, the same on all ranks."""
+        for _ in range(vain):
+            call(group)
+        dist.barrier(group=control)
+        mine = []
+        for _ in range(timed):
+            start = time.perf_counter()
+            call(group)
+            mine.append(time.perf_counter() - start)
+        slowest = torch.tensor(mine, dtype=torch.float64)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=control)
+        return list(slowest.tolist())
+
+    plan = {}
+    for backend, group in groups.items():  # the first call opens connections, and says how long the others will take
+        vain, timed = calls_within(calls, turn(group, 0, 1)[0], ROUNDS)
+        plan[backend] = (vain, max(1, calls // ROUNDS) if job["as_asked"] else timed)
+    for _ in range(ROUNDS):
         for backend, group in groups.items():
-            for _ in range(WARM_UP):  # in every turn: the other backend has left ranks on other cores
-                call(group)
-            dist.barrier(group=control)
-            mine = []
-            for _ in range(max(1, job["repeats"][str(size_bytes)] // ROUNDS)):
-                start = time.perf_counter()
-                call(group)
-                mine.append((time.perf_counter() - start) * 1e6)
-            slowest = torch.tensor(mine, dtype=torch.float64)
-            dist.all_reduce(slowest, dist.ReduceOp.MAX, group=control)
-            times[backend] += slowest.tolist()
+            times[backend] += [seconds * 1e6 for seconds in turn(group, *plan[backend])]
     return times
 
 

@@ -1,10 +1,8 @@
 """A group of ranks without torch: collectives on addresses, run by the native core.
 
 `Group.meet` is called by every rank with a common store. Ranks of one host share memory; others are reached over TCP by
-a schedule (`spec.collectives`) that `selection` chose and that is built once per size. `run` is synchronous; `start`
-returns
-a ticket for `wait`. Errors: UserError where ranks disagree (the group goes on), PeerLost and PeerTimeout where it is
-over.
+a schedule that `plans` has built. `run` is synchronous; `start` returns a ticket for `wait`. Errors: UserError where
+ranks disagree (the group goes on) or the group was closed, PeerLost and PeerTimeout where it is over.
 """
 
 from __future__ import annotations
@@ -13,24 +11,21 @@ import ctypes
 import os
 import secrets
 import socket
-from collections import OrderedDict
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lakh.c3 import native
 from lakh.c3.bootstrap import Store, share_records
-from lakh.c3.selection import DEFAULT_LINKS, Choice, choose_all_reduce, choose_spreading, fastest_first
+from lakh.c3.plans import Plans
 from lakh.c3.topology import WIRES, Link, Topology, labels_from_environment, numa_node, read_topology
 from lakh.errors import LakhError, PeerLost, UserError
-from lakh.spec import collectives
-from lakh.spec.collectives import Schedule
 
-__all__ = ["Failure", "Group", "Plan"]
+__all__ = ["Failure", "Group"]
 
 SINGLE_COPY_FROM_BYTES = 64 << 10
 """From here on data is read out of the peer's memory; below, a copy through shared memory costs less than the call."""
-PLANS_KEPT = 256
 MAY_HAVE_GIVEN_UP = ("closed its connection", "lost its connection", "has left the group")
 DIED = "its process died"
 """The native core's words for the end of a connection, which proves little, and of a process, which does."""
@@ -51,15 +46,6 @@ class Failure:
         return DIED in self.reason or not any(words in self.reason for words in MAY_HAVE_GIVEN_UP)
 
 
-@dataclass
-class Plan:
-    """A schedule in the form that the native core takes, and why it was chosen."""
-
-    schedule: Schedule
-    steps: Any
-    reason: str
-
-
 class Group:
     """One rank's membership. Make it with `Group.meet`."""
 
@@ -70,13 +56,12 @@ class Group:
         self.handle = handle
         self.rank = rank
         self.size = size
-        self.topology = topology
         self.uuid = uuid
         self.records = records
         self.on_one_host = topology.num_hosts == 1
-        self.links: Mapping[str, Link] = {}
-        self.algorithm: str | None = None  # set to overrule the selection, in experiments
-        self._plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
+        self.plans = Plans(rank, topology)
+        self._reading = threading.Lock()
+        """Held while another thread may look at counters, and while the handle is given up."""
 
     @staticmethod
     def meet(
@@ -153,10 +138,13 @@ class Group:
         """The NUMA node that each rank is bound to; None where it may run on several."""
         return [record["numa"] for record in self.records]
 
+    @property
+    def topology(self) -> Topology:
+        return self.plans.topology
+
     def know(self, topology: Topology, links: Mapping[str, Link]) -> None:
         """Choose by these from now on; all ranks must be given the same ones, between the same operations."""
-        self.topology, self.links = topology, links
-        self._plans.clear()
+        self.plans.know(topology, links)
 
     # --- collectives ---------------------------------------------------------------------------------------------
 
@@ -190,68 +178,6 @@ class Group:
         if status:
             raise native.error_of(status, f"c3 {operation}, rank {self.rank}")
 
-    def plan(
-        self,
-        operation: str,
-        count: int,
-        width: int,
-        root: int = 0,
-        splits: Sequence[int] | None = None,
-        codec: str = "none",
-    ) -> Plan:
-        """The schedule of an operation between hosts; built once per size."""
-        key = (operation, count, width, root, tuple(splits or ()), codec, self.algorithm)
-        if key not in self._plans:
-            schedule, reason = self._schedule(operation, count, width, root, splits, codec)
-            self._plans[key] = Plan(schedule, _native_steps(schedule), reason)
-            if len(self._plans) > PLANS_KEPT:
-                self._plans.popitem(last=False)
-        return self._plans[key]
-
-    def _schedule(
-        self, operation: str, count: int, width: int, root: int, splits: Sequence[int] | None, codec: str
-    ) -> tuple[Schedule, str]:
-        rank, size = self.rank, self.size
-        if operation == "all_reduce":
-            choice = self.choose(count, width, codec)
-            tiers = self.topology.tiers()
-            made = collectives.all_reduce(
-                choice.algorithm,
-                rank,
-                size,
-                count,
-                places=tiers,
-                codec=codec,
-                rates=choice.rates,
-                order=choice.order,
-            )
-            return made, choice.reason
-        if operation in ("all_gather", "reduce_scatter"):
-            choice = choose_spreading(self.topology, asked=self.algorithm)
-            make_one = collectives.all_gather if operation == "all_gather" else collectives.reduce_scatter
-            hosts = [(host,) for host in self.topology.hosts]
-            return make_one(choice.algorithm, rank, size, count, places=hosts), choice.reason
-        if operation == "all_to_all":
-            assert splits is not None
-            sends = [splits[r + 1] - splits[r] for r in range(size)]
-            receives = [splits[size + 2 + r] - splits[size + 1 + r] for r in range(size)]
-            return collectives.all_to_all(rank, size, sends, receives), "one stage"
-        if operation == "barrier":
-            return collectives.barrier(rank, size), "dissemination"
-        if operation in ("broadcast", "reduce"):
-            tree = collectives.broadcast if operation == "broadcast" else collectives.reduce
-            order = fastest_first(self.topology, self.links)
-            slow = self.topology.slow_hosts({**DEFAULT_LINKS, **self.topology.links, **self.links})
-            why = "a tree" if order is None else f"a tree whose leaves are the slowest hosts: {slow}"
-            return tree(rank, size, count, root, order), why
-        one_stage = collectives.gather if operation == "gather" else collectives.scatter
-        return one_stage(rank, size, count, root), "one stage to or from the root"
-
-    def choose(self, count: int, width: int, codec: str = "none") -> Choice:
-        if self.algorithm is not None:
-            return Choice(self.algorithm, float("nan"), "asked for")
-        return choose_all_reduce(self.topology, count, width, links=self.links, codec=codec)
-
     def _call(
         self,
         operation: str,
@@ -275,7 +201,7 @@ class Group:
         if not self.on_one_host or (codec != "none" and self.size > 1):
             if operation == "barrier":
                 call.dtype = native.DTYPES["u8"]
-            plan = self.plan(operation, count, WIDTHS[call.dtype], root, splits, codec)
+            plan = self.plans.plan(operation, count, WIDTHS[call.dtype], root, splits, codec)
             call.steps = ctypes.cast(plan.steps, ctypes.POINTER(native.NativeStep))
             call.num_steps = len(plan.schedule.steps)
             call.scratch_count = plan.schedule.scratch_count
@@ -313,18 +239,16 @@ class Group:
 
     def failure(self) -> Failure | None:
         """Why the group is over; None while it is not."""
-        if not self.handle:
-            return Failure("the group was closed", ())
         text = ctypes.create_string_buffer(1024)
         dead = (ctypes.c_int32 * self.size)()
-        if not self.library.lakh_c3_failure(self.handle, text, len(text), dead, self.size):
-            return None
+        with self._reading:
+            if not self.library.lakh_c3_failure(self.handle, text, len(text), dead, self.size):
+                return None
         return Failure(text.value.decode(errors="replace"), tuple(rank for rank in dead if rank >= 0))
 
     def abort(self, reason: str) -> None:
         """End the group on every rank, with this reason."""
-        if self.handle:
-            self.library.lakh_c3_abort(self.handle, reason.encode()[:300])
+        self.library.lakh_c3_abort(self.handle, reason.encode()[:300])
 
     def set_timeout(self, timeout_s: float) -> None:
         self.library.lakh_c3_set_timeout(self.handle, int(timeout_s * 1000))
@@ -349,20 +273,23 @@ class Group:
                     raise native.error_of(status, f"c3, virtual link {link}")
 
     def counters(self) -> dict[str, int]:
+        """What was done so far; zeros where the group was closed."""
         values = native.Counters()
-        self.library.lakh_c3_read_counters(self.handle, ctypes.byref(values))
+        with self._reading:
+            self.library.lakh_c3_read_counters(self.handle, ctypes.byref(values))
         return {name: int(getattr(values, name)) for name in native.COUNTERS}
 
     def waited_us(self) -> list[int]:
         """How long this rank has waited for each rank."""
         values = (ctypes.c_uint64 * self.size)()
-        self.library.lakh_c3_waited_us(self.handle, values)
+        with self._reading:
+            self.library.lakh_c3_waited_us(self.handle, values)
         return [int(value) for value in values]
 
     def close(self) -> None:
-        if self.handle:
+        with self._reading:
             handle, self.handle = self.handle, 0
-            self.library.lakh_c3_close(handle)
+        self.library.lakh_c3_close(handle)
 
 
 WIDTHS = {0: 4, 1: 8, 2: 2, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1}
@@ -398,17 +325,6 @@ def _set_wires(library: Any, handle: int, rank: int, topology: Topology) -> int:
             if status := library.lakh_c3_wire(handle, peer, *given):
                 return int(status)
     return 0
-
-
-def _native_steps(schedule: Schedule) -> Any:
-    return (native.NativeStep * max(1, len(schedule.steps)))(
-        *[
-            native.NativeStep(
-                s.stage, int(s.kind), s.peer, int(s.src), int(s.dst), s.fan, s.src_offset, s.dst_offset, s.count
-            )
-            for s in schedule.steps
-        ]
-    )
 
 
 def _int32s(values: Sequence[int]) -> Any:

@@ -28,11 +28,17 @@ def text_of(group: Group) -> str:
         lines.append(f"lakh_c3_waited_for_microseconds_total{{{labels}}} {waited_us}")
     host, rack, zone = group.topology.places[group.rank]
     node = group.numa_nodes[group.rank]
-    place = f'rank="{group.rank}",host="{host}",rack="{rack}",zone="{zone}",numa="{"" if node is None else node}"'
+    named = {"host": host, "rack": rack, "zone": zone, "numa": "" if node is None else str(node)}
+    place = ",".join([f'rank="{group.rank}"', *(f'{name}="{_escaped(value)}"' for name, value in named.items())])
     lines += ["# TYPE lakh_c3_place_info gauge", f"lakh_c3_place_info{{{place}}} 1"]
     over = group.failure()
     lines += ["# TYPE lakh_c3_up gauge", f'lakh_c3_up{{rank="{group.rank}"}} {0 if over else 1}']
     return "\n".join(lines) + "\n"
+
+
+def _escaped(value: str) -> str:
+    """As a label's value may stand in the text format; labels come from whoever runs the cluster."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def serve_metrics(group: Group, port: int = 0, address: str = "127.0.0.1") -> ThreadingHTTPServer:

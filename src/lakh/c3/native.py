@@ -55,7 +55,7 @@ OPERATIONS = {
     )
 }
 CODECS = {"none": 0, "bf16": 1, "int8": 2, "int4": 3}
-_INVALID, _LOST, _TIMEOUT, _ABORTED, _SYSTEM = 1, 2, 3, 4, 5
+_INVALID, _LOST, _TIMEOUT, _ABORTED, _SYSTEM, _CLOSED = 1, 2, 3, 4, 5, 6
 
 _i32, _i64, _u64, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
 
@@ -182,6 +182,8 @@ def error_from(status: int, where: str, text: str) -> LakhError:
         return PeerTimeout(where, text, "look at that rank, or allow more time; the group must be made anew")
     if status in (_LOST, _ABORTED):
         return PeerLost(where, text, "go on without it (reconfigure), or start again from the last checkpoint")
+    if status == _CLOSED:
+        return UserError(where, text, "make a new group")
     return UserError(where, text, "see the c3 guide for what the operating system must allow")
 
 

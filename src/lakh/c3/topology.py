@@ -26,7 +26,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,17 +114,30 @@ class Topology:
         }
         return f"{', '.join(known.values())} beside {links['host'].bytes_per_s / 1e6:.3g} of other hosts"
 
-    def places_as_toml(self) -> str:
-        """A topology file that says where the ranks are, and nothing of links."""
+    def first(self, count: int) -> Topology:
+        """The same without the ranks from `count` on."""
+        hosts = set(self.hosts[:count])
+        cables = {host: rate for host, rate in self.cables.items() if host in hosts}
+        return replace(self, places=self.places[:count], cables=cables)
+
+    def as_toml(self, *, links: bool) -> str:
+        """A topology file that says where the ranks are; of the network only where `links` says so."""
         ranks: dict[tuple[str, ...], list[int]] = {}
         for rank, place in enumerate(self.places):
             ranks.setdefault(place, []).append(rank)
-        return "\n".join(
-            "[[hosts]]\n"
-            + "".join(f"{key} = {json.dumps(word)}\n" for key, word in zip(KEYS, place, strict=True) if word)
-            + f"ranks = {held}\n"
-            for place, held in ranks.items()
-        )
+        text = ""
+        for place, held in ranks.items():
+            text += "[[hosts]]\n"
+            text += "".join(f"{key} = {json.dumps(word)}\n" for key, word in zip(KEYS, place, strict=True) if word)
+            rate = self.cables.get("/".join(reversed(place)))
+            text += f"Mbit_per_s = {rate * 8 / 1e6}\n" if links and rate is not None else ""
+            text += f"ranks = {held}\n\n"
+        for tier, link in self.links.items() if links else ():
+            text += f"[links.{tier}]\nMbit_per_s = {link.bytes_per_s * 8 / 1e6}\ndelay_us = {link.delay_us}\n\n"
+        for tier, wire in self.wires.items() if links else ():
+            words = "".join(f"{one.name} = {getattr(wire, one.name)}\n" for one in fields(wire))
+            text += f"[wire.{tier}]\n{words}\n"
+        return text
 
     def tiers(self) -> tuple[tuple[str, ...], ...]:
         """Places without the tiers that distinguish nothing: all ranks in one group, or one group per inner group."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,16 @@ __all__ = ["comm"]
 @click.option("--ops", default="all_reduce", show_default=True, help="Of all_reduce, all_gather, reduce_scatter, ...")
 @click.option("--sizes", default="1KB,1MB,8MB", show_default=True, help="Buffer sizes; KB is 1024 bytes.")
 @click.option("--dtypes", default="f32", show_default=True, help="Of f32, f64, f16, bf16, i32, i64.")
-@click.option("--ranks", type=int, default=2, show_default=True, help="Processes on this machine.")
+@click.option("--ranks", type=int, help="Processes on this machine: 2, or those of the --emulate file.")
 @click.option("--percent", default="100", show_default=True, help="Also with a part of the ranks: 10,50,100.")
 @click.option("--registered", is_flag=True, help="Buffers in registered memory, which ranks of a host share.")
 @click.option("--emulate", type=click.Path(dir_okay=False), help="Topology file: play its hosts, racks and links.")
 @click.option("--untold", is_flag=True, help="With --emulate: c3 must find out what the links carry.")
 @click.option("--codec", default="none", show_default=True, help="Of none, bf16, int8, int4: between outer groups.")
 @click.option("--algorithm", default="", help="Overrule c3's choice: flat, halving_doubling, ring, hierarchical.")
-@click.option("--repeats", type=click.IntRange(min=5), help="Timed calls of each: 200 up to 64KB, else 25.")
+@click.option("--repeats", type=click.IntRange(min=5), help="Timed calls of each: 200 up to 64KB, else 25, or 10 s.")
 @click.option("--find-slow", is_flag=True, help="Also measure every pair of ranks and name the slow one.")
+@click.option("--metrics-port", type=int, metavar="PORT", help="Counters for Prometheus, of rank R at PORT + R.")
 @click.option("--fsdp", is_flag=True, help="Instead: a whole FSDP2 training step of a 10M-parameter model.")
 @click.option("--chaos", type=click.IntRange(min=1), help="Instead: hurt ranks so many times and check every sum.")
 @click.option("--seed", default=0, show_default=True, help="Of --chaos.")
@@ -35,7 +37,7 @@ __all__ = ["comm"]
 @answers
 def comm(
     sizes: str,
-    ranks: int,
+    ranks: int | None,
     percent: str,
     plot: str | None,
     out: str | None,
@@ -48,13 +50,16 @@ def comm(
     if chaos:
         return _drill(chaos, seed)
     if fsdp:
-        return _training_step(ranks, options["repeats"] or 25, out)
+        return _training_step(2 if ranks is None else ranks, options["repeats"] or 25, out)
     from lakh.c3.bench import Sweep, parse_size, run_bench
 
     for name in ("backends", "ops", "dtypes"):
         options[name] = tuple(word.strip() for word in options[name].split(",") if word.strip())
     options["emulate"] = options["emulate"] or ""
+    ranks = _ranks(ranks, options["emulate"])
     counts = _counts(ranks, percent)
+    if plot:
+        _can_draw(plot)
     data: dict[str, Any] = {"machine": machine(), "rows": []}
     for count in counts:
         sweep = Sweep(sizes=tuple(parse_size(word.strip()) for word in sizes.split(",")), ranks=count, **options)
@@ -125,6 +130,16 @@ def _training_step(ranks: int, steps: int, out: str | None) -> Answer:
     return Answer(data, table(["backend", "min ms", "median ms", "tokens/s", "x gloo"], rows, title=title))
 
 
+def _ranks(asked: int | None, emulate: str) -> int:
+    from lakh.c3.topology import read_topology
+    from lakh.errors import UserError
+
+    described = read_topology(emulate).size if emulate else None
+    if asked is not None and described is not None and asked != described:
+        raise UserError(f"--ranks {asked}", f"{emulate} describes {described}", "leave it out, or give --percent")
+    return (described or 2) if asked is None else asked
+
+
 def _counts(ranks: int, percent: str) -> list[int]:
     from lakh.errors import UserError
 
@@ -134,17 +149,30 @@ def _counts(ranks: int, percent: str) -> list[int]:
         parts = [float(word) for word in percent.split(",")]
     except ValueError:
         raise UserError(f"--percent {percent}", "is not a list of numbers", "write 10,50,100") from None
+    if not all(0 < part <= 100 for part in parts):
+        raise UserError(f"--percent {percent}", "is no part of the ranks", "give numbers above 0 and up to 100")
     return sorted({max(2, round(ranks * part / 100)) for part in parts})
 
 
-def _draw(path: str, rows: list[dict[str, Any]]) -> str:
-    from lakh.errors import MissingExtra
+def _can_draw(path: str) -> None:
+    """Refused before anything is measured."""
+    from lakh.errors import MissingExtra, UserError
 
     try:
-        import matplotlib
+        import matplotlib as mpl
     except ImportError:
         raise MissingExtra("--plot", "matplotlib", "bench") from None
-    matplotlib.use("Agg")
+    mpl.use("Agg")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if Path(path).suffix.removeprefix(".").lower() not in kinds:
+        raise UserError(f"--plot {path}", "is no kind of picture", f"end it in one of {', '.join(sorted(kinds))}")
+    if not os.access(Path(path).parent, os.W_OK):
+        raise UserError(f"--plot {path}", "its folder is not there or cannot be written to", "name another one")
+
+
+def _draw(path: str, rows: list[dict[str, Any]]) -> str:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots()

@@ -66,7 +66,7 @@ def test_all_reduce_gives_the_same_bits_everywhere(places, algorithm) -> None:
     ]
 
     def body(group):
-        group.algorithm = algorithm
+        group.plans.algorithm = algorithm
         return [reduce_all(group, values.copy(), AVG) for values in inputs[group.rank]]
 
     found = with_ranks(places, body)
@@ -83,7 +83,7 @@ def test_a_far_peer_gets_more_connections_and_chunks_of_any_size_arrive_in_order
     count = 100_001  # 400 KB: seven chunks of 64 KB, the last one ragged
 
     def body(group):
-        group.algorithm = "ring"
+        group.plans.algorithm = "ring"
         ramp = np.arange(count, dtype=np.float32)
         assert np.array_equal(reduce_all(group, ramp.copy()), 2 * ramp)
         return group.counters()["connections"]
@@ -128,6 +128,81 @@ def test_every_operation_between_hosts(places) -> None:
     assert with_ranks(places, body) == ["ok"] * size
 
 
+@pytest.mark.parametrize("places", [FOUR_HOSTS, RACKS, UNEQUAL, ONE_HOST], ids=["hosts", "racks", "unequal", "host"])
+def test_a_gather_whose_input_lies_in_its_output_copies_nothing_onto_itself(places) -> None:
+    def body(group):
+        for count in (1, 999, 300_001):
+            everyone = np.full((group.size, count), -1, np.float32)
+            mine = everyone[group.rank]
+            mine[:] = group.rank
+            group.run("all_gather", F32, -1, -1, mine.ctypes.data, everyone.ctypes.data, count)
+            assert (everyone == np.arange(group.size)[:, None]).all()
+        return "ok"
+
+    assert with_ranks(places, body) == ["ok"] * len(places)
+
+
+@pytest.mark.parametrize("places", [FOUR_HOSTS, RACKS, UNEQUAL, ONE_HOST], ids=["hosts", "racks", "unequal", "host"])
+def test_no_elements_are_no_mistake(places) -> None:
+    def body(group):
+        there = np.zeros(1, np.float32).ctypes.data
+        for operation, op, root in (
+            ("all_reduce", AVG, -1),
+            ("reduce_scatter", SUM, -1),
+            ("all_gather", -1, -1),
+            ("broadcast", -1, 1),
+            ("reduce", SUM, 1),
+            ("gather", -1, 0),
+            ("scatter", -1, 0),
+        ):
+            group.run(operation, F32, op, root, there, there, 0)
+        group.run("all_reduce", F32, SUM, -1, there, there, 0, codec="int4")
+        # one pair has something to say to each other, the rest has not
+        mine, other = group.rank, 1 - group.rank
+        counts = [int(mine < 2 and rank == other) for rank in range(group.size)]
+        offsets = [sum(counts[:rank]) for rank in range(group.size + 1)]
+        given, got = np.full(1, mine, np.float32), np.full(1, -1, np.float32)
+        group.run("all_to_all", F32, -1, -1, given.ctypes.data, got.ctypes.data, 0, splits=2 * offsets)
+        assert got[0] == (other if mine < 2 else -1)
+        return float(reduce_all(group, np.ones(3, np.float32))[0])
+
+    assert with_ranks(places, body) == [len(places)] * len(places)
+
+
+def test_no_elements_on_one_rank_and_some_on_another_is_a_mistake_that_all_are_told_of() -> None:
+    def body(group):
+        reduce_all(group, np.ones(10 * (group.rank > 0), np.float32))
+
+    for places in (FOUR_HOSTS, ONE_HOST):
+        found = with_ranks(places, body)
+        assert all(isinstance(error, LakhError) for error in found), found
+        assert any("do not agree" in str(error) for error in found), found
+
+
+def test_a_closed_group_says_so_whatever_is_asked_of_it() -> None:
+    group = Group.meet(MemoryStore(5), 0, 1, place=ONE_HOST[0])
+    server = serve_metrics(group)
+    group.close()
+    group.close()
+    group.abort("again")
+    group.set_timeout(1.0)
+    there = np.ones(4, np.float32).ctypes.data
+    for call in (
+        lambda: group.run("all_reduce", F32, SUM, -1, there, there, 4),
+        lambda: group.start("all_reduce", F32, SUM, -1, there, there, 4),
+        lambda: group.wait(1),
+        lambda: group.send(0, 0, there, 4),
+        lambda: group.recv(-1, 0, there, 4),
+        lambda: group.wait_message(1, 0.1),
+    ):
+        with pytest.raises(UserError, match="the group was closed"):
+            call()
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
+        assert 'lakh_c3_up{rank="0"} 0' in answer.read().decode()
+    server.shutdown()
+    server.server_close()
+
+
 @pytest.mark.parametrize(("codec", "error"), [("bf16", 2**-7), ("int8", 0.02), ("int4", 0.3)])
 def test_codecs_lose_little_and_feed_it_back(codec, error) -> None:
     steps, count = 30, 5000
@@ -168,7 +243,7 @@ def test_a_slow_host_sends_its_input_once_and_all_hold_the_same_sum() -> None:
     inputs = [np.random.default_rng(rank).normal(size=200_001).astype(np.float32) for rank in range(4)]
 
     def body(group):
-        plan = group.plan("all_reduce", 200_001, 4)
+        plan = group.plans.plan("all_reduce", 200_001, 4)
         return reduce_all(group, inputs[group.rank].copy()), plan, group.counters()["bytes_sent"]
 
     found = with_ranks(FOUR_HOSTS, body, topology=topology)

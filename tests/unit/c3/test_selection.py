@@ -1,9 +1,12 @@
 """Topologies are read strictly, and the choice of algorithm follows from them, with a reason."""
 
+from dataclasses import replace
+
 import pytest
 
-from lakh.c3.bench import calls_of, name_slow, parse_size
+from lakh.c3.bench import calls_of, calls_within, parse_size
 from lakh.c3.membership import decide_membership, reachable
+from lakh.c3.pairs import name_slow
 from lakh.c3.selection import choose_all_reduce, fastest_first
 from lakh.c3.topology import WIRES, Link, Topology, Wire, numa_node, read_topology
 from lakh.errors import UserError
@@ -109,6 +112,41 @@ def test_sizes_are_read() -> None:
 def test_small_operations_are_timed_more_often() -> None:
     assert calls_of(1 << 10) > calls_of(8 << 20)
     assert calls_of(1 << 10, asked=7) == calls_of(8 << 20, asked=7) == 7
+
+
+def test_long_operations_are_not_called_in_vain_and_end_in_time() -> None:
+    assert calls_within(200, 1e-4, turns=5) == (3, 40)
+    assert calls_within(25, 2.4, turns=5) == (0, 1)  # one a turn at least
+    assert calls_within(25, 0.9, turns=5) == (0, 2)
+
+
+def test_a_topology_is_written_as_it_was_read_and_cut_to_its_first_ranks(tmp_path) -> None:
+    path = tmp_path / "topology.toml"
+    path.write_text(
+        '[[hosts]]\nname="a"\nrack="r"\nranks=[0,2]\n[[hosts]]\nname="b"\nranks=[1,3]\nMbit_per_s=50\n'
+        "[links.host]\nMbit_per_s=800\n[links.rack]\nMbit_per_s=100\ndelay_us=5\n[wire.zone]\nstreams=3\n"
+    )
+    read = read_topology(path, 4)
+    path.write_text(read.as_toml(links=True))
+    assert replace(read_topology(path, 4), digest=read.digest) == read
+    path.write_text(read.as_toml(links=False))
+    silent = read_topology(path, 4)
+    assert (silent.places, silent.links, silent.cables, silent.wires) == (read.places, {}, {}, WIRES)
+    assert read.first(1).places == read.places[:1]
+    assert read.first(1).cables == {}
+    assert read.first(2).cables == read.cables
+
+
+def test_a_link_between_racks_is_compared_with_its_like() -> None:
+    places = [("a", "r0", ""), ("b", "r0", ""), ("c", "r0", ""), ("d", "r0", ""), ("e", "r1", "")]
+    topology = Topology(tuple(places))
+    pairs = {(a, b): 0.1 if b == 4 else 1.0 for a in range(5) for b in range(a + 1, 5)}
+    assert name_slow(pairs, 5, topology)["ranks"] == []
+    assert name_slow(pairs, 5)["ranks"] == [4]
+    assert name_slow(pairs | {(0, b): 0.1 for b in (1, 2, 3)}, 5, topology)["ranks"] == [0]
+    found = name_slow(pairs | {(1, 4): 0.01}, 5, topology)
+    assert (found["ranks"], found["links"]) == ([], [[1, 4]])
+    assert "nothing to compare" in name_slow({(0, 1): 1.0}, 2)["reason"]
 
 
 def test_a_slow_rank_is_told_from_a_slow_link() -> None:
