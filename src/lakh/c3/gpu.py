@@ -302,16 +302,18 @@ class _Way:
 
 
 class _Gather(_Way):
-    """Every rank's part to all: the piece of each, one after another, then our own input."""
+    """Every rank's part to all: the piece of each, one after another, our own where it belongs, so that no core copies
+    it again.
+    """
 
     def copies(self, ranks: int) -> int:
-        return ranks + 1
+        return ranks
 
     def down(self, job: Job, piece: Piece, memory: torch.Tensor, group: Group) -> tuple[Any, Any]:
         assert job.source is not None
         part = job.source.view(-1)[piece.begin : piece.end]
-        staged = _like(memory, part.numel() * (group.size + 1), part.dtype)
-        made, given = staged[: part.numel() * group.size], staged[part.numel() * group.size :]
+        made = _like(memory, part.numel() * group.size, part.dtype)
+        given = made.view(group.size, -1)[group.rank]
         given.copy_(part, non_blocking=True)
         return given, made
 
@@ -320,8 +322,11 @@ class _Gather(_Way):
         _by_row(job.target.view(group.size, -1)[:, piece.begin : piece.end], made.view(group.size, -1))
 
 
-class _Scatter(_Gather):
+class _Scatter(_Way):
     """Sums of every rank's part: the piece of each, one after another, then our own result."""
+
+    def copies(self, ranks: int) -> int:
+        return ranks + 1
 
     def down(self, job: Job, piece: Piece, memory: torch.Tensor, group: Group) -> tuple[Any, Any]:
         assert job.source is not None
