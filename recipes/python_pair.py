@@ -8,6 +8,8 @@ Made for little time rather than for many tokens: Muon, which needs fewer of the
 to zero, which ends lower than a cosine that stops at a tenth; batches of a quarter million tokens.
 """
 
+from dataclasses import replace
+
 from lakh.spec import Checkpoints, Data, Model, Optimizer, Run, Source, Training
 from lakh.spec.cluster import load_cluster
 
@@ -27,6 +29,19 @@ def target() -> Run:
         optim=Optimizer(kind="muon", lr=2.5e-3, schedule="linear", min_lr_ratio=0.0, warmup_steps=60),
         train=Training(steps=1900, precision="bf16", eval_every=200, eval_sequences=128),
         checkpoint=Checkpoints(every=400, keep=1),
+    )
+
+
+def target2() -> Run:
+    """The target goes on where its first run ended, with Debian's sources beside the package index."""
+    first = target()
+    return replace(
+        first,
+        name="python-target2",
+        init_from="gguf/target",
+        data=replace(first.data, mixture=(Source(tokens="tokens/train", weight=4), Source(tokens="tokens/debian"))),
+        optim=replace(first.optim, lr=1e-3, warmup_steps=40),  # below half of the first peak: little is to be unlearnt
+        train=replace(first.train, steps=800),
     )
 
 
