@@ -218,6 +218,9 @@ def test_the_kernels_make_the_bytes_of_the_native_codec(codec: str, count: int) 
     wires, residual = [], torch.randn(count, generator=generator) * 0.1
     for values in (torch.randn(count, generator=generator), torch.randn(count, generator=generator) * spread):
         values[count // 3] = float("nan") if count == 33 else values[count // 3]
+        if count >= 1000:  # whole groups at the edges of float32
+            values[32:64], values[64], values[96:128] = 0.0, float("inf"), values[96:128] * 1e-38
+            values[128:160], values[160:192], values[192] = values[128:160] * 1e-44, 3.4e38, -3.4028234e38
         kept = residual.cuda()
         wire = torch.zeros(library.lakh_c3_codec_bytes(number, count), dtype=torch.uint8)
         library.lakh_c3_encode(number, values.data_ptr(), count, 0, wire.data_ptr(), residual.data_ptr())
