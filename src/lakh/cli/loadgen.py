@@ -14,6 +14,7 @@ from lakh.errors import PeerLost, UserError
 __all__ = ["loadgen"]
 
 FLOAT = click.FloatRange(min=0, min_open=True)
+INTERRUPTED = 130  # exit code of partial figures, as shells have it for Ctrl-C
 
 
 @click.command()
@@ -73,6 +74,9 @@ def loadgen(url: str, **options: Any) -> Answer:
         plot(report, Path(plot_file), f"{url}: {asked}")
     data = {**report.as_dict(price), "price": source}
     shown = table(["figure", "value"], [[name, _shown(value)] for name, value in data.items()])
+    if report.is_interrupted:
+        console().print(f"interrupted after {report.wall_s:.1f} s: what was measured until then")
+        return Answer(data, shown, exit_code=INTERRUPTED)
     return Answer(data, shown, exit_code=PeerLost.exit_code if report.sent and report.sent == data["failed"] else 0)
 
 
@@ -81,7 +85,7 @@ def _before_after(
 ) -> Answer:
     from lakh.server.load.before_after import rows_of, run_rows
 
-    rows, lines = [], []
+    rows, lines, is_interrupted = [], [], False
     threads_option = [] if threads is None else ["--threads", str(threads)]
     with console().status("starting the server") as status:
         for row, report in run_rows(
@@ -93,6 +97,7 @@ def _before_after(
             progress=lambda name, sent: status.update(f"{name}: {sent} requests sent"),
         ):
             data = report.as_dict(price)
+            is_interrupted = report.is_interrupted
             rows.append({"row": row.name, **data})
             ttft, e2e = data["ttft_ms"], data["e2e_ms"]
             late = (data["timeouts"] + data["rejected"] + data["failed"]) / max(data["sent"], 1)
@@ -113,10 +118,16 @@ def _before_after(
                     "" if data["cost_per_1k"] is None else f"{data['cost_per_1k']:.3f}",
                 ]
             )
+            if is_interrupted:
+                status.console.print(
+                    f"interrupted: {row.name} holds what was measured until then, the rest was not run"
+                )
+                break
     columns = ["technique", "first ms", "p50 ms", "p99 ms", "late", "done", "prefilled", "CPU ms"]
     columns += ["prefix hits", "text hits", "drafts kept"]
     title = f"{model}: {load.rate:g} requests/s for {load.seconds:g} s; price {source}"
-    return Answer({"rows": rows, "price": source}, table([*columns, "$ per 1k"], lines, title=title))
+    code = INTERRUPTED if is_interrupted else 0
+    return Answer({"rows": rows, "price": source}, table([*columns, "$ per 1k"], lines, title=title), exit_code=code)
 
 
 def _price(gpu: str | None, per_hour: float | None) -> tuple[float, str]:

@@ -26,10 +26,11 @@ from lakh.server.faces.http import running
 from lakh.server.faces.keys import Keys
 from lakh.server.faces.quota import Quota, Quotas, decide
 from lakh.server.faces.tls import Tls, tls_of
+from lakh.server.load import generator
 from lakh.server.load.before_after import rows_of
 from lakh.server.load.generator import Load, Techniques, body_of, run_load
-from lakh.server.load.report import Report, plot
-from lakh.server.load.typing_load import Ask, arrivals_s
+from lakh.server.load.report import ENDS, Report, plot
+from lakh.server.load.typing_load import Ask, arrivals_s, read_files
 from lakh.server.requests import BadRequest, parse
 from lakh.server.store import MemoryStore, RedisStore, Store
 
@@ -370,3 +371,30 @@ def test_a_load_is_counted_to_the_last_request_and_leaves_no_blocks(
         for name in ("a.png", "a.svg"):
             plot(report, tmp_path / name, "a load")
             assert (tmp_path / name).stat().st_size > 5000
+
+
+@pytest.mark.parametrize("clients", [None, 5])
+def test_an_interrupted_load_reports_what_it_measured(
+    tmp_path: Path, clients: int | None, make_engine: Callable[..., Engine]
+) -> None:
+    files = tmp_path / "a.py"
+    files.write_text("def add(left, right):\n    return left + right\n" * 60)
+    load = Load(rate=40, seconds=1000, clients=clients, users=4, max_tokens=4, timeout_s=PATIENCE_S, prefix_chars=60)
+
+    async def main() -> Report:
+        async with running(LocalBackend(make_engine()), "127.0.0.1", 0) as server:
+
+            def stop_at_the_tenth(sent: int) -> None:
+                if sent == 10:
+                    task.cancel()  # as asyncio.run does at Ctrl-C
+
+            run = generator._Run(server.url, read_files(tmp_path), load, None, stop_at_the_tenth)
+            task = asyncio.create_task(run.run())
+            return await task
+
+    data = asyncio.run(main()).as_dict(price_per_hour=3.6)
+    assert data["interrupted"] is True
+    assert data["sent"] == sum(data[end] for end in ENDS) >= 10
+    assert data["failed"] == 0, data["failures"]
+    assert data["blocks_held_after"] == 0
+    assert 0 < data["wall_s"] < 1000

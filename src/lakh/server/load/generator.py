@@ -22,6 +22,7 @@ from typing import Any
 
 import aiohttp
 
+from lakh.errors import LakhError
 from lakh.server.load.report import Report, Sample, both_processes
 from lakh.server.load.target import Outcome, Target, read_metrics, target_of
 from lakh.server.load.typing_load import Ask, Typist, arrivals_s, read_files
@@ -33,6 +34,7 @@ SAMPLE_EVERY_S = 1.0
 THINK_S = 1.0  # on average, between an answer and the next request of a client
 GIVEN_UP, PATIENCE_S = 0.2, 0.3  # so many requests of clients are given up, after so long
 SETTLE_S = 30.0  # for a server to become idle afterwards
+SETTLE_INTERRUPTED_S = 2.0
 METRICS_TIMEOUT_S = 10.0
 
 
@@ -74,7 +76,9 @@ def run_load(
     metrics_url: str | None = None,
     progress: Callable[[int], None] = lambda sent: None,
 ) -> Report:
-    """`metrics_url`: where the HTTP face is, if `url` is not it."""
+    """`metrics_url`: where the HTTP face is, if `url` is not it. Interrupted (Ctrl-C), the report says so and holds
+    what was measured until then.
+    """
     return asyncio.run(_Run(url, read_files(files), load, metrics_url, progress).run())
 
 
@@ -94,6 +98,7 @@ class _Run:
         self.typists = [Typist(user, files, random.Random(self.rng.random())) for user in range(count)]
         self.report = Report()
         self.began_s = 0.0
+        self._asking: list[asyncio.Task[None]] = []
 
     async def run(self) -> Report:
         target = target_of(self.url, self.load.timeout_s, self.load.key)
@@ -105,21 +110,34 @@ class _Run:
                 sampling = asyncio.create_task(self._sample(session))
                 try:
                     await (self._clients(target) if self.load.clients else self._typists(target))
-                    self.report.wall_s = time.monotonic() - self.began_s
+                except asyncio.CancelledError:
+                    self._interrupted()
                 finally:
-                    sampling.cancel()
-                    await asyncio.gather(sampling, return_exceptions=True)
-                await self._settle(session)
+                    self.report.wall_s = time.monotonic() - self.began_s
+                    for task in (sampling, *self._asking):
+                        task.cancel()
+                    await asyncio.gather(sampling, *self._asking, return_exceptions=True)
+                try:
+                    await self._settle(session)
+                except (asyncio.CancelledError, LakhError):
+                    if not self.report.is_interrupted:
+                        raise
         finally:
             await target.close()
         return self.report
+
+    def _interrupted(self) -> None:
+        """Ctrl-C cancels the run: what was measured until then is its report. The next one ends it at once."""
+        self.report.is_interrupted = True
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
 
     # --- open loop ---
 
     async def _typists(self, target: Target) -> None:
         load = self.load
         under_way: dict[int, asyncio.Task[None]] = {}
-        tasks = []
         for at_s in arrivals_s(load.rate, load.seconds, self.rng, load.burst):
             await asyncio.sleep(max(self.began_s + at_s - time.monotonic(), 0))
             user = self.rng.randrange(load.users)
@@ -127,8 +145,8 @@ class _Run:
             if older is not None and load.techniques.supersede:
                 older.cancel()
             under_way[user] = asyncio.create_task(self._one(target, self.typists[user].ask()))
-            tasks.append(under_way[user])
-        await asyncio.gather(*tasks, return_exceptions=True)
+            self._asking.append(under_way[user])
+        await asyncio.gather(*self._asking, return_exceptions=True)
 
     # --- closed loop ---
 
@@ -173,13 +191,13 @@ class _Run:
 
     async def _sample(self, session: aiohttp.ClientSession) -> None:
         while self.metrics_url is not None:
-            page = await self._metrics(session)
+            page = self.report.after = await self._metrics(session)
             self.report.samples.append(_sample(page, time.monotonic() - self.began_s))
             await asyncio.sleep(SAMPLE_EVERY_S)
 
     async def _settle(self, session: aiohttp.ClientSession) -> None:
         """Until the server has nothing to do: only then do its blocks tell anything."""
-        until_s = time.monotonic() + SETTLE_S
+        until_s = time.monotonic() + (SETTLE_INTERRUPTED_S if self.report.is_interrupted else SETTLE_S)
         while self.metrics_url is not None:
             self.report.after = await self._metrics(session)
             sample = _sample(self.report.after, time.monotonic() - self.began_s)

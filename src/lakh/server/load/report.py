@@ -45,8 +45,12 @@ class Report:
     after: dict[str, float] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     wall_s: float = 0.0
+    is_interrupted: bool = False
+    """Ended before its time; requests at work then count as cancelled."""
 
     def grew(self, name: str) -> float:
+        if not self.after:
+            return 0.0
         return self.after.get(f"lakh:{name}", 0.0) - self.before.get(f"lakh:{name}", 0.0)
 
     def as_dict(self, price_per_hour: float) -> dict[str, Any]:
@@ -58,6 +62,7 @@ class Report:
         has_metrics = bool(self.after)
         return {
             "sent": self.sent,
+            **({"interrupted": True} if self.is_interrupted else {}),
             **{end: self.ends[end] for end in ENDS},
             "ttft_ms": percentiles([ttft_s for _, ttft_s, _ in self.answers]),
             "e2e_ms": percentiles([e2e_s for _, _, e2e_s in self.answers]),
