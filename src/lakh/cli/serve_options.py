@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -123,6 +124,8 @@ class Face:
             talk.print(f"{self.host} may be reached by others, and there are no keys: see --keys", style="yellow")
         behind = backend if self.store is None else TextCache(backend, self.store)
         options: dict[str, Any] = {"keys": self._keys, "store": self.store, "tls": self._tls, **self._limits}
+        gc.collect()
+        gc.freeze()  # what is loaded by now stays: no request waits while it is looked through
         http.serve(behind, self.host, self.port, ready=ready, grpc_address=self._also, **options)
 
 
