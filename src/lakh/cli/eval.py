@@ -24,9 +24,8 @@ from lakh.cli.lazy import DefaultGroup
 from lakh.errors import UserError
 from lakh.evals.generate import check_request, load_engine, origin_from, origin_of
 from lakh.evals.protocol import Origin
-from lakh.evals.reproduce import CANONICAL
 from lakh.evals.run import score as score_samples
-from lakh.evals.samples import canonical_samples, read_samples
+from lakh.evals.samples import CANONICAL, canonical_samples, read_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.tasks import TASKS, load_task
 
@@ -78,8 +77,9 @@ def model(
                     bar(f"{task.name}: running", len(samples)) as progress,
                 ):
                     result = score_samples(
-                        task, samples, sandbox, origin, workers=workers, progress=progress, recalibrate=recalibrate,
-                        out=folder,
+                        task, samples, sandbox, origin, workers=workers, progress=progress,
+                        calibrating=progress.before(f"{task.name}: measuring references", len(task.problems)),
+                        recalibrate=recalibrate, out=folder,
                     )  # fmt: skip
                 blocks.append(result.as_dict())
     return show(blocks)
@@ -125,6 +125,7 @@ def score(
     ):
         result = score_samples(
             task, given, sandbox, origin, cpu_s=cpu_limit, workers=workers, progress=progress,
+            calibrating=progress.before(f"{task.name}: measuring references", len({s.task_id for s in given})),
             recalibrate=recalibrate, out=out,
         )  # fmt: skip
     return show([result.as_dict()], result)

@@ -16,7 +16,7 @@ from lakh.evals.run import Result
 from lakh.evals.samples import Sample
 from lakh.evals.task import Task
 
-__all__ = ["bar", "generated", "show"]
+__all__ = ["Bar", "bar", "generated", "show"]
 
 
 @contextlib.contextmanager
@@ -31,17 +31,35 @@ def generated(engine: Generator, task: Task, origin: Origin, n: int, folder: str
         journal.finish()
 
 
+class Bar:
+    """Hears how much is done, and shows it where somebody looks."""
+
+    def __init__(self, tell: Callable[[str, int, int], None], title: str, total: int) -> None:
+        self._tell, self._title, self._total = tell, title, total
+
+    def __call__(self, done: int) -> None:
+        self._tell(self._title, done, self._total)
+
+    def before(self, title: str, total: int) -> Bar:
+        """The same bar under another title, for work that comes first."""
+        return Bar(self._tell, title, total)
+
+
 @contextlib.contextmanager
-def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+def bar(title: str, total: int) -> Iterator[Bar]:
     if not sys.stderr.isatty():
-        yield lambda done: None  # nobody looks, so nothing is drawn, nor is what draws it imported
+        yield Bar(lambda *_: None, title, total)  # nobody looks, so nothing is drawn, nor is what draws it imported
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console(), transient=True) as progress:
         task = progress.add_task(title, total=total)
-        yield lambda done: progress.update(task, completed=done)
+        yield Bar(
+            lambda title, done, total: progress.update(task, description=title, completed=done, total=total),
+            title,
+            total,
+        )
 
 
 class Shown:

@@ -15,14 +15,12 @@ from lakh import storage
 from lakh.errors import UserError
 from lakh.evals.compare import read_result
 from lakh.evals.protocol import Origin, parse
-from lakh.evals.samples import Sample, canonical_samples, fingerprint, read_samples
+from lakh.evals.samples import CANONICAL, Sample, canonical_samples, fingerprint, read_samples
 from lakh.evals.task import Task
 from lakh.evals.tasks import load_task
 from lakh.evals.verdict import Verdict
 
-__all__ = ["CANONICAL", "Request", "differences", "read_request"]
-
-CANONICAL = "canonical solutions"
+__all__ = ["Request", "differences", "read_request"]
 
 
 @dataclass(frozen=True)

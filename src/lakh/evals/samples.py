@@ -21,7 +21,18 @@ from lakh.errors import UserError
 from lakh.evals.task import Commands, Problem, Program, Task
 from lakh.evals.verdict import Verdict
 
-__all__ = ["Sample", "canonical_samples", "fingerprint", "program_of", "read_samples", "whole_program", "write_samples"]
+__all__ = [
+    "CANONICAL",
+    "Sample",
+    "canonical_samples",
+    "fingerprint",
+    "program_of",
+    "read_samples",
+    "whole_program",
+    "write_samples",
+]
+
+CANONICAL = "canonical solutions"  # what a protocol says instead of a samples file
 
 
 @dataclass(frozen=True, slots=True)

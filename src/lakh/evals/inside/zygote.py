@@ -126,6 +126,7 @@ class Place:
         self.filter = bytes.fromhex(setup["filter"])
         self.processes_before: int = setup.get("processes_before", 0)
         self.adopts = True
+        self.null = os.open("/dev/null", os.O_RDWR)  # once for all children
         self.ruleset = descriptors[0] if descriptors else -1
         self.libc = ctypes.CDLL(None, use_errno=True)
 
@@ -247,9 +248,8 @@ def _fork(
     if child:
         return child
     try:
-        null = os.open("/dev/null", os.O_RDWR)
         for number in (0, 1, 2):
-            os.dup2(null if number == 0 or output is None else output, number)
+            os.dup2(place.null if number == 0 or output is None else output, number)
         kept = sorted([*keep, *([place.ruleset] if place.own_walls else [])])
         for low, high in zip([2, *kept], [*kept, 1024], strict=True):
             os.closerange(low + 1, high)
