@@ -220,6 +220,8 @@ def run(order: dict[str, Any], descriptors: list[int], to_examiner: socket.socke
     clean = gone and place.is_clean()
     if order["mode"] == "commands":
         os.close(finished)
+    elif stopped and not gone:
+        pass  # what is left may hold the candidate's end of the examiner's line; all of it ends with this place
     elif not _examiner_is_done(to_examiner):
         stopped, clean = stopped or "examiner", False
     return {
