@@ -217,19 +217,26 @@ def scenario_fsdp2_and_hsdp(dist, torch, c3, gloo):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
+    from lakh.c3 import memory
+    from lakh.c3.fsdp import register_buffers
+
     size = dist.get_world_size()
     found = []
-    for group in (c3, gloo):
+    for group, registered in ((c3, False), (gloo, False), (c3, True)):
         mesh = DeviceMesh.from_group(group, "cpu")
         model = _net(torch)
         for layer in model:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
+        assert not registered or register_buffers(model) == 1 + len(model)
         losses = _losses(torch, model, torch.optim.AdamW(model.parameters(), 1e-2), dist.get_rank())
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) if losses else 0
         found.append((losses, float(norm.full_tensor()) if hasattr(norm, "full_tensor") else float(norm)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-6)
+    assert found[2] == found[0]  # registered buffers change no bit
+    whole = 4 * (32 * 64 + 64)  # bytes of the first layer, gathered
+    assert memory._pool.get(whole), f"FSDP2 did not take its buffers from {sorted(memory._pool)}"
     if size == 4:
         mesh = torch.distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         model = fully_shard(_net(torch), mesh=mesh)

@@ -35,6 +35,7 @@ def bench_fsdp(
     batch: int = 2,
     length: int = 64,
     blocks: int = 12,
+    registered: bool = False,
     timeout_s: float = 600.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def bench_fsdp(
     with tempfile.TemporaryDirectory(prefix="lakh-bench-") as folder:
         report = Path(folder) / "report.json"
         job: dict[str, Any] = {"steps": steps, "batch": batch, "length": length, "blocks": blocks}
+        job["registered"] = registered
         job |= {"timeout_s": timeout_s, "rendezvous": str(Path(folder) / "meet"), "report": str(report)}
         run_ranks("lakh.c3.bench_fsdp", job, ranks, timeout_s)
         found = json.loads(report.read_text(encoding="utf-8"))
@@ -54,6 +56,7 @@ def bench_fsdp(
         {
             "backend": name,
             "ranks": ranks,
+            "registered": registered and name == "c3",
             "parameters": found["parameters"],
             "tokens_per_step": ranks * batch * length,
             "min_ms": min(times),
@@ -76,6 +79,7 @@ def _rank(job: dict[str, Any]) -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
     import lakh.c3.torch_backend  # noqa: F401 - makes the name known
+    from lakh.c3.fsdp import register_buffers
 
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -87,6 +91,8 @@ def _rank(job: dict[str, Any]) -> None:
     for backend in ("c3", "gloo"):
         mesh = DeviceMesh.from_group(dist.new_group(backend=backend), "cpu")
         trained[backend] = _Training(torch, mesh, rank, job)
+        if backend == "c3" and job["registered"]:
+            register_buffers(trained[backend].model)
     times_ms: dict[str, list[float]] = {backend: [] for backend in trained}
     for turn in range(ROUNDS):
         for backend, training in trained.items():

@@ -50,7 +50,7 @@ def comm(
     if chaos:
         return _drill(chaos, seed)
     if fsdp:
-        return _training_step(2 if ranks is None else ranks, options["repeats"] or 25, out)
+        return _training_step(2 if ranks is None else ranks, options["repeats"] or 25, options["registered"], out)
     from lakh.c3.bench import Sweep, parse_size, run_bench
 
     for name in ("backends", "ops", "dtypes"):
@@ -114,13 +114,14 @@ def _drill(faults: int, seed: int) -> Answer:
     return Answer(data, table(["what", "value"], rows, title="no hang, no wrong sum, nothing left behind"))
 
 
-def _training_step(ranks: int, steps: int, out: str | None) -> Answer:
+def _training_step(ranks: int, steps: int, registered: bool, out: str | None) -> Answer:
     from lakh.c3.bench_fsdp import bench_fsdp
 
     _counts(ranks, "100")
-    data: dict[str, Any] = {"machine": machine(), **bench_fsdp(ranks=ranks, steps=steps, say=console().print)}
+    found = bench_fsdp(ranks=ranks, steps=steps, registered=registered, say=console().print)
+    data: dict[str, Any] = {"machine": machine(), **found}
     if out:
-        command = f"lakh bench comm --fsdp --ranks {ranks} --repeats {steps}"
+        command = f"lakh bench comm --fsdp --ranks {ranks} --repeats {steps}" + " --registered" * registered
         data["file"] = keep(Path(out), "comm-fsdp", command, data)
     rows = [
         [row["backend"], *(f"{row[name]:.1f}" for name in ("min_ms", "median_ms", "tokens_per_s", "ratio_to_gloo"))]
