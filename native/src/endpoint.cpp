@@ -213,7 +213,7 @@ class Endpoint {
         if (it->hello.magic != kHelloMagic) {
           ::close(it->fd);
         } else {
-          endpoint::set_options(it->fd);
+          endpoint::set_options(it->fd, it->hello.lane);
           const std::lock_guard<std::mutex> lock(mutex_);
           const auto group = std::find_if(groups_.begin(), groups_.end(), [&](Links *l) { return addressed_to(it->hello, l); });
           const Word *over = obituary(it->hello);
@@ -254,11 +254,11 @@ class Endpoint {
 
 namespace endpoint {
 
-void set_options(int fd) {
+void set_options(int fd, int lane) {
   const int one = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   const unsigned limit = kUnacknowledgedMs;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
+  if (lane == kControl) ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 }

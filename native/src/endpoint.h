@@ -22,7 +22,9 @@ struct Hello {
 
 namespace endpoint {
 
-void set_options(int fd);  // of every connection: no delay, no blocking, cut after 1.5 s without acknowledgements
+// Of every connection: no delay, no blocking. A control connection also ends after 1.5 s without acknowledgements; one that
+// carries data must not, since a peer that is busy and does not read looks the same to the kernel once its window is full.
+void set_options(int fd, int lane);
 
 int32_t listen(const char *address);         // the process's port, 0 on failure; only the first call of a process counts
 void add(Links *links);                      // its connections arrive from now on

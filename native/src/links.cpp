@@ -139,7 +139,7 @@ Status Links::dial(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
     if (fate_->over()) return fate_->status();
     const int s = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (s < 0) return fail(LAKH_C3_SYSTEM, std::string("socket: ") + std::strerror(errno));
-    endpoint::set_options(s);
+    endpoint::set_options(s, lane);
     int error = ::connect(s, reinterpret_cast<sockaddr *>(&address), length) == 0 ? 0 : errno;
     if (error == EINPROGRESS) {
       pollfd ready = {s, POLLOUT, 0};

@@ -287,6 +287,24 @@ def test_an_aborted_group_tells_everybody_why() -> None:
             assert isinstance(error, PeerError)
 
 
+def test_a_rank_that_is_busy_for_seconds_is_waited_for_however_much_is_sent_to_it() -> None:
+    """What a busy rank does not read fills its window, and its kernel then looks like a cut link's to the sender's."""
+    sent = np.arange(6_000_000, dtype=np.float32)  # 24 MB: more than connections hold
+
+    def body(group):
+        values, got, other = np.ones(6_000_000, np.float32), np.empty_like(sent), 1 - group.rank
+        if group.rank == 1:
+            time.sleep(4)  # longer than the 1.5 s after which a link without acknowledgements is cut
+            message, _ = group.recv(other, 1, got.ctypes.data, got.nbytes)
+        else:
+            message = group.send(other, 1, sent.ctypes.data, sent.nbytes)
+        reduce_all(group, values)
+        group.wait_message(message, 20.0)
+        return bool((values == 2).all()) and (group.rank == 0 or np.array_equal(got, sent))
+
+    assert with_ranks(FOUR_HOSTS[:2], body) == [True, True]
+
+
 def test_a_topology_that_lies_is_refused_on_all_ranks(monkeypatch) -> None:
     lie = Topology(tuple([("one", "", "")] * 2))
     identities = iter(["this", "that"])
