@@ -322,20 +322,16 @@ class _Gather(_Way):
         _by_row(job.target.view(group.size, -1)[:, piece.begin : piece.end], made.view(group.size, -1))
 
 
-class _Scatter(_Way):
-    """Sums of every rank's part: the piece of each, one after another, then our own result."""
-
-    def copies(self, ranks: int) -> int:
-        return ranks + 1
+class _Scatter(_Gather):
+    """Sums of every rank's part: the piece of each, one after another; the result takes the place of our own."""
 
     def down(self, job: Job, piece: Piece, memory: torch.Tensor, group: Group) -> tuple[Any, Any]:
         assert job.source is not None
         columns = job.source.view(group.size, -1)[:, piece.begin : piece.end]
-        width = piece.end - piece.begin
-        staged = _like(memory, width * (group.size + 1), job.source.dtype)
-        given, made = staged[: width * group.size], staged[width * group.size :]
-        _by_row(given.view(group.size, -1), columns)
-        return given, made
+        given = _like(memory, (piece.end - piece.begin) * group.size, job.source.dtype)
+        rows = given.view(group.size, -1)
+        _by_row(rows, columns)
+        return given, rows[group.rank]
 
     def back(self, job: Job, piece: Piece, made: torch.Tensor, group: Group) -> None:
         assert job.target is not None

@@ -129,7 +129,7 @@ def test_every_operation_between_hosts(places) -> None:
 
 
 @pytest.mark.parametrize("places", [FOUR_HOSTS, RACKS, UNEQUAL, ONE_HOST], ids=["hosts", "racks", "unequal", "host"])
-def test_a_gather_whose_input_lies_in_its_output_copies_nothing_onto_itself(places) -> None:
+def test_a_part_may_lie_in_the_whole_that_it_is_gathered_into_or_scattered_from(places) -> None:
     def body(group):
         for count in (1, 999, 300_001):
             everyone = np.full((group.size, count), -1, np.float32)
@@ -137,6 +137,9 @@ def test_a_gather_whose_input_lies_in_its_output_copies_nothing_onto_itself(plac
             mine[:] = group.rank
             group.run("all_gather", F32, -1, -1, mine.ctypes.data, everyone.ctypes.data, count)
             assert (everyone == np.arange(group.size)[:, None]).all()
+            everyone += group.rank
+            group.run("reduce_scatter", F32, SUM, -1, everyone.ctypes.data, mine.ctypes.data, count)
+            assert (mine == group.size * group.rank + sum(range(group.size))).all()
         return "ok"
 
     assert with_ranks(places, body) == ["ok"] * len(places)
