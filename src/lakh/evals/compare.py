@@ -51,9 +51,19 @@ def read_result(path: str) -> dict[str, Any]:
         document = json.loads(storage.read_bytes(file))
     except ValueError:
         raise UserError(file, "is not JSON", todo) from None
-    if not isinstance(document, dict) or not {"task", "settings", "problem_scores"} <= document.keys():
+    if not _is_result(document):
         raise UserError(file, "is not a result of an evaluation", todo)
-    return document
+    found: dict[str, Any] = document
+    return found
+
+
+def _is_result(document: Any) -> bool:
+    try:
+        rows = document["problem_scores"]
+        kinds = [type(row["task_id"]) is str and 0 <= row["num_passed"] <= row["num_samples"] > 0 for row in rows]
+        return all(kinds) and type(document["settings"]["data_sha256"]) is type(document["task"]) is str
+    except (TypeError, KeyError):
+        return False
 
 
 def compare(left: Mapping[str, Any], right: Mapping[str, Any], *, seed: int = 0) -> Comparison:

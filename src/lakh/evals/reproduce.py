@@ -8,17 +8,17 @@ of the protocol: nothing is calibrated anew.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lakh import storage
-from lakh.errors import UserError
+from lakh.errors import DataError, UserError
 from lakh.evals.compare import read_result
 from lakh.evals.protocol import Origin, parse
 from lakh.evals.samples import CANONICAL, Sample, canonical_samples, fingerprint, read_samples
 from lakh.evals.task import Task
 from lakh.evals.tasks import load_task
-from lakh.evals.verdict import Verdict
+from lakh.evals.verdict import Limits, Verdict
 
 __all__ = ["Request", "differences", "read_request"]
 
@@ -50,33 +50,52 @@ def read_request(path: str, data: str | None, *, samples: str | None = None) -> 
             raise UserError(path, "was made with other data", f"give --data with sha256 {settings['data_sha256']}")
         names = {field.name for field in fields(Origin)}
         origin = Origin(**{key: settings[key] for key in names if key in settings})
-        usual = settings["limits"]["cpu_s"]
-        cpu_s = {problem.id: settings["cpu_s_of"].get(problem.id, usual) for problem in task.problems}
-        n = int(str(settings["n"]).partition("-")[0])
-    except (KeyError, TypeError, ValueError) as error:
+        limits = _limits(settings["limits"])
+        others = {name: _limits(settings["limits"] | {"cpu_s": s}).cpu_s for name, s in settings["cpu_s_of"].items()}
+        cpu_s = {problem.id: others.get(problem.id, limits.cpu_s) for problem in task.problems}
+        task = replace(task, limits=replace(limits, cpu_s=task.limits.cpu_s))
+        n, num_problems = int(str(settings["n"]).partition("-")[0]), int(settings["problems"])
+        sha256 = str(settings["samples_sha256"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(path, f"is no protocol of this version ({error})", "score the samples again") from None
-    given = _samples(task, origin, folder, samples, settings)
+    given = _samples(task, origin, folder, samples, num_problems, sha256)
     if given is None:
-        task = task.first(settings["problems"])  # as --limit had it
-    kinds = None
-    if folder is not None and given is not None:
-        lines = storage.read_bytes(storage.join(folder, "verdicts.jsonl")).splitlines()
-        kinds = [json.loads(line)["kind"] for line in lines]
+        task = task.first(num_problems)  # as --limit had it
+    kinds = _kinds(storage.join(folder, "verdicts.jsonl"), len(given)) if folder and given is not None else None
     return Request(task, origin, n, cpu_s, given, kinds, settings)
 
 
+def _limits(told: dict[str, Any]) -> Limits:
+    """ValueError or TypeError for what are none."""
+    odd = [name for name, value in told.items() if type(value) is not int and (name, type(value)) != ("wall_s", float)]
+    if odd:
+        raise ValueError(f"{odd[0]} is no number")
+    return Limits(**told)
+
+
+def _kinds(path: str, samples: int) -> list[str]:
+    """How each sample ended the first time."""
+    try:
+        kinds = [str(json.loads(line)["kind"]) for line in storage.read_bytes(path).splitlines()]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        kinds = []
+    if len(kinds) != samples:
+        raise DataError(path, f"is damaged: it has no verdict for each of {samples} samples", "score them again")
+    return kinds
+
+
 def _samples(
-    task: Task, origin: Origin, folder: str | None, samples: str | None, settings: dict[str, Any]
+    task: Task, origin: Origin, folder: str | None, samples: str | None, num_problems: int, sha256: str
 ) -> list[Sample] | None:
     if samples is None and folder is not None:
         samples = storage.join(folder, "samples.jsonl")
     if samples is None and origin.source == CANONICAL:
-        return canonical_samples(task)[: settings["problems"]]
+        return canonical_samples(task)[:num_problems]
     if samples is None and origin.temperature is not None:
         return None
     path = samples or origin.source
     found = read_samples(path, task, partial=True)
-    if fingerprint(found) != settings["samples_sha256"]:
+    if fingerprint(found) != sha256:
         raise UserError(path, "holds other samples than the result was made from", "give the original file")
     return found
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.evals.compare import compare, mcnemar, read_result, sign_flip
-from lakh.evals.sandbox import Sandbox
+from lakh.evals.protocol import Origin, Protocol
+from lakh.evals.sandbox import Limits, Sandbox
 from lakh.evals.task import Task
-from lakh.evals.tasks import TASKS
+from lakh.evals.tasks import TASKS, load_task
 
 
 def result(passed: list[int], n: int = 1, **settings: Any) -> dict[str, Any]:
@@ -70,9 +71,12 @@ def test_results_that_cannot_be_compared_are_refused() -> None:
 
 
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text("{}")
-    with pytest.raises(UserError, match="is not a result"):
-        read_result(str(tmp_path))
+    row = {"task_id": "T/0", "num_samples": 1, "num_passed": 2}
+    odd: list[Any] = [{}, [], {"settings": {}}, {"settings": [], "problem_scores": 7}, {"problem_scores": [row]}]
+    for document in odd:
+        (tmp_path / "result.json").write_text(json.dumps(result([1]) | document if document else document))
+        with pytest.raises(UserError, match="is not a result"):
+            read_result(str(tmp_path))
     (tmp_path / "result.json").write_text("{")
     with pytest.raises(UserError, match="is not JSON"):
         read_result(str(tmp_path))
@@ -134,6 +138,53 @@ def test_a_result_that_does_not_come_out_again_is_exit_65(
     code, _, err = lakh("eval", "reproduce", str(tmp_path / "a"), "--samples", str(samples))
     assert code == 2
     assert "other samples" in err
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"cpu_s": 3', '"cpu_s": "3"'),
+        ('"memory_MiB": 1024', '"memory_MiB": 0'),
+        ('"wall_s": 60.0', '"wall_s": null'),
+        ('n="1"', 'n="many"'),
+        ("problems=3", "problems=[]"),
+        ("cpu_s_of={}", 'cpu_s_of={"Toy/1": -1}'),
+        ("cpu_s_of={}", "cpu_s_of=[]"),
+        ("samples_sha256", "samples_sha512"),
+        ("limits={", 'limits={"new": 1, '),
+    ],
+)
+def test_a_line_whose_values_are_none_is_refused(
+    sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, before: str, after: str
+) -> None:
+    task = load_task("toy")
+    protocol = Protocol(task, Origin(str(samples)), Limits(cpu_s=3), "some walls", 3, "1", "ab" * 32)
+    assert before in protocol.line()
+    (tmp_path / "line.txt").write_text(protocol.line().replace(before, after))
+    code, _, err = lakh("eval", "reproduce", str(tmp_path / "line.txt"))
+    assert (code, "Traceback" in err) == (2, False)
+
+
+def test_the_limits_of_a_line_are_those_of_its_reproduction(
+    sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, last_line: Callable[[str], dict[str, Any]]
+) -> None:
+    code, out, _ = lakh("eval", "score", str(samples), "--task", "toy", "--cpu-limit", "7", "--json")
+    line = last_line(out)["protocol"].replace('"memory_MiB": 1024', '"memory_MiB": 300')
+    (tmp_path / "line.txt").write_text(line)
+    code, out, _ = lakh("eval", "reproduce", str(tmp_path / "line.txt"), "--json")
+    assert code == 0
+    assert last_line(out)["result"]["protocol"] == line
+
+
+@pytest.mark.parametrize("damage", ["garbage\n", "", '{"kind": "passed"}\n', "[]\n[]\n[]\n"])
+def test_verdicts_that_are_damaged_are_exit_65(
+    sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, damage: str
+) -> None:
+    lakh("eval", "score", str(samples), "--task", "toy", "--cpu-limit", "3", "--out", str(tmp_path / "a"))
+    (tmp_path / "a" / "verdicts.jsonl").write_text(damage)
+    code, _, err = lakh("eval", "reproduce", str(tmp_path / "a"))
+    assert code == 65
+    assert "is damaged" in err
 
 
 def test_diff_prints_its_test(
