@@ -12,6 +12,7 @@ with each of them on and off.
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import time
 import uuid
@@ -79,7 +80,13 @@ def run_load(
     """`metrics_url`: where the HTTP face is, if `url` is not it. Interrupted (Ctrl-C), the report says so and holds
     what was measured until then.
     """
-    return asyncio.run(_Run(url, read_files(files), load, metrics_url, progress).run())
+    run = _Run(url, read_files(files), load, metrics_url, progress)
+    gc.collect()
+    gc.freeze()  # a pause of ours would be counted as the server's
+    try:
+        return asyncio.run(run.run())
+    finally:
+        gc.unfreeze()
 
 
 class _Run:
