@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define LAKH_C3_ABI 3
+#define LAKH_C3_ABI 4
 #define LAKH_C3_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -141,6 +141,8 @@ LAKH_C3_EXPORT int32_t lakh_c3_send(lakh_c3_group *group, int32_t peer, int32_t 
 LAKH_C3_EXPORT int32_t lakh_c3_recv(lakh_c3_group *group, int32_t peer, int32_t tag, void *data, int64_t bytes,
                                     int32_t *source, int64_t *ticket);
 LAKH_C3_EXPORT int32_t lakh_c3_wait_message(lakh_c3_group *group, int64_t ticket, int64_t timeout_ms);
+/* 0 not yet, 1 done (well or badly) and not waited for. */
+LAKH_C3_EXPORT int32_t lakh_c3_message_done(lakh_c3_group *group, int64_t ticket);
 
 /* Registered memory: tensors in it are reduced in place by all ranks of a host. Never fails half-way: NULL. */
 LAKH_C3_EXPORT void *lakh_c3_allocate(size_t bytes);

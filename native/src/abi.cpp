@@ -139,6 +139,8 @@ int32_t lakh_c3_wait_message(lakh_c3_group *group, int64_t ticket, int64_t timeo
   return guarded(group, [&] { return group->messages.wait(ticket, timeout_ms); });
 }
 
+int32_t lakh_c3_message_done(lakh_c3_group *group, int64_t ticket) { return group == nullptr || group->messages.done(ticket) ? 1 : 0; }
+
 void *lakh_c3_allocate(size_t bytes) {
   void *memory = nullptr;
   guarded([&] {

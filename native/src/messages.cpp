@@ -188,6 +188,11 @@ Status Messages::move(int fd, char *data, int64_t bytes, bool out, int32_t peer,
   return {};
 }
 
+bool Messages::done(int64_t ticket) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return done_.count(ticket) != 0;
+}
+
 Status Messages::wait(int64_t ticket, int64_t timeout_ms) {
   std::unique_lock<std::mutex> lock(mutex_);
   const bool finished = changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return done_.count(ticket) != 0; });

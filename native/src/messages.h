@@ -24,6 +24,7 @@ class Messages {
   int64_t send(int32_t peer, int32_t tag, const void *data, int64_t bytes);
   int64_t receive(int32_t peer, int32_t tag, void *data, int64_t bytes, int32_t *source);
   Status wait(int64_t ticket, int64_t timeout_ms);
+  bool done(int64_t ticket);
   void stop();
 
  private:

@@ -208,6 +208,7 @@ void a_closed_group() {
   CHECK(lakh_c3_send(nullptr, 0, 0, &value, 4, &ticket) == LAKH_C3_CLOSED);
   CHECK(lakh_c3_recv(nullptr, 0, 0, &value, 4, &source, &ticket) == LAKH_C3_CLOSED);
   CHECK(lakh_c3_wait_message(nullptr, 1, 1) == LAKH_C3_CLOSED);
+  CHECK(lakh_c3_message_done(nullptr, 1) == 1);
   CHECK(lakh_c3_failure(nullptr, text, sizeof text, dead, 2) == LAKH_C3_CLOSED);
   CHECK(dead[0] == -1 && std::string(text) == "the group was closed");
   lakh_c3_counters counters;

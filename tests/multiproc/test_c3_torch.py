@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -133,6 +134,20 @@ def scenario_odd_tensors(dist, torch, c3, gloo):
             dist.all_reduce(works[-1], group=c3)
     together.wait()
     assert all((one == size).all() for one in works)
+    # whoever asks instead of waiting gets an answer, and finds the result in its place
+    asked = torch.zeros(3, 1000).t()
+    asked += rank
+    work = dist.all_reduce(asked, group=c3, async_op=True)
+    peer = (rank + 1) % size if rank % 2 == 0 else (rank - 1) % size
+    got = torch.empty(10)
+    messages = [dist.isend(torch.full((10,), float(rank)), peer, c3), dist.irecv(got, peer, c3)]
+    patient_until_s = time.monotonic() + 60
+    while not all(one.is_completed() for one in (work, *messages)):
+        assert time.monotonic() < patient_until_s, "an operation under way never says that it is over"
+        time.sleep(0.001)
+    assert work.is_success()
+    assert (asked == sum(range(size))).all()
+    assert (got == peer).all()
     future = dist.all_reduce(torch.ones(100_000), group=c3, async_op=True).get_future()
     assert (future.wait()[0] == size).all()
     return ["all_reduce", "all_gather"]

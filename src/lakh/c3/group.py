@@ -173,6 +173,10 @@ class Group:
             raise native.error_of(status, f"c3 {operation}, rank {self.rank}")
         return ticket.value, keep
 
+    def is_done(self, ticket: int) -> bool:
+        """Whether `wait` would return at once, well or not."""
+        return bool(self.library.lakh_c3_done(self.handle, ticket))
+
     def wait(self, ticket: int, operation: str = "collective", timeout_s: float = 1e6) -> None:
         status = self.library.lakh_c3_wait(self.handle, ticket, int(timeout_s * 1000))
         if status:
@@ -229,6 +233,10 @@ class Group:
         if status:
             raise native.error_of(status, f"c3 recv from rank {peer}, rank {self.rank}")
         return ticket.value, sender
+
+    def is_message_done(self, ticket: int) -> bool:
+        """Whether `wait_message` would return at once, well or not."""
+        return bool(self.library.lakh_c3_message_done(self.handle, ticket))
 
     def wait_message(self, ticket: int, timeout_s: float) -> None:
         status = self.library.lakh_c3_wait_message(self.handle, ticket, int(timeout_s * 1000))

@@ -31,7 +31,7 @@ __all__ = [
     "require_library",
 ]
 
-ABI = 3
+ABI = 4
 FILE = "liblakh_c3.so"
 
 # The numbers of native/include/lakh_c3.h.
@@ -129,6 +129,7 @@ _FUNCTIONS = {
     "lakh_c3_send": (_i32, [_pointer, _i32, _i32, _pointer, _i64, ctypes.POINTER(_i64)]),
     "lakh_c3_recv": (_i32, [_pointer, _i32, _i32, _pointer, _i64, ctypes.POINTER(_i32), ctypes.POINTER(_i64)]),
     "lakh_c3_wait_message": (_i32, [_pointer, _i64, _i64]),
+    "lakh_c3_message_done": (_i32, [_pointer, _i64]),
     "lakh_c3_allocate": (_pointer, [ctypes.c_size_t]),
     "lakh_c3_free": (None, [_pointer]),
     "lakh_c3_error": (ctypes.c_size_t, _text_out),

@@ -115,7 +115,8 @@ class StartsOperations(ProcessGroup):
             def end(limit_s: float) -> None:
                 self.group.wait(ticket, operation, limit_s)
 
-            work = C3Work(self, operation, result, end, finish, (source, target, keep, held))
+            held_too, is_done = (source, target, keep, held), partial(self.group.is_done, ticket)
+            work = C3Work(self, operation, result, end, finish, held_too, is_done)
         else:
             self.group.run(*arguments, **extra)
             work = C3Work(self, operation, result, None, finish)
@@ -173,7 +174,7 @@ class StartsOperations(ProcessGroup):
             # A little more than the native limit, so that its words and not ours are heard.
             self.group.wait_message(ticket, min(timeout_s, limit_s + 5.0))
 
-        return C3Work(self, what, result, end, finish, keep)
+        return C3Work(self, what, result, end, finish, keep, partial(self.group.is_message_done, ticket))
 
     # --- together, ending -------------------------------------------------------------------------------------------
 
@@ -189,7 +190,10 @@ class StartsOperations(ProcessGroup):
             for work in works:
                 work.wait(timedelta(seconds=limit_s))
 
-        return C3Work(self, "several", result, end if works else None, keep=works)
+        def is_done() -> bool:
+            return all(work.is_completed() for work in works)
+
+        return C3Work(self, "several", result, end if works else None, keep=works, is_done=is_done)
 
     def _set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout

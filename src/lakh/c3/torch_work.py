@@ -9,6 +9,7 @@ tensor. Failing futures are therefore made by raising inside `then`. Errors come
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -40,10 +41,11 @@ class C3Work(dist.Work):
         end: Callable[[float], None] | None,
         finish: Callable[[], None] | None = None,
         keep: Any = None,
+        is_done: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self._group, self._operation, self._result = group, operation, result
-        self._end, self._finish, self._keep = end, finish, keep
+        self._end, self._finish, self._keep, self._is_done = end, finish, keep, is_done
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._future: torch.futures.Future[Any] | None = None
@@ -90,10 +92,13 @@ class C3Work(dist.Work):
         return self._result
 
     def is_completed(self) -> bool:
+        if self._end is not None and self._error is None and self._is_done():
+            with contextlib.suppress(LakhError):  # kept, and raised by `wait`
+                self.wait()  # returns at once, and brings the result where it belongs
         return self._end is None or self._error is not None
 
     def is_success(self) -> bool:
-        return self._end is None and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> Any:
         return self._error
