@@ -166,3 +166,22 @@ def test_a_recorded_pass_trains_like_a_plain_one(weight: float | None, micro_bat
     assert results[1] == pytest.approx(results[0], rel=5e-3)  # atomic sums of the embedding's gradient, in bf16
     for first, last in ((0, 4), (1, 5)):  # the same rows
         assert results[0][last] < 0.98 * results[0][first]
+
+
+def test_products_by_measurement_are_the_librarys_products() -> None:
+    from lakh.workloads.code import products
+
+    products._chosen.clear()
+    found = []
+    x, weight, grad = (normal(*shape) for shape in ((2, 2048, 2048), (4096, 2048), (2, 2048, 4096)))
+    for multiply in (torch.nn.functional.linear, products.linear, products.linear):
+        mine = [tensor.detach().clone().requires_grad_() for tensor in (x, weight)]
+        y = multiply(*mine)
+        y.backward(grad)
+        found.append((y.detach(), *(tensor.grad for tensor in mine)))
+    for own, measured, again in zip(*found, strict=True):
+        assert distance(measured, own) < 0.005  # one rounding to bf16, of sums in another order
+        assert torch.equal(again, measured)
+    assert len(products._chosen) == 3
+    forms = {(form.is_a_turned, form.is_b_turned) for _, form in products._chosen}
+    assert forms == {(False, True), (False, False), (True, False)}

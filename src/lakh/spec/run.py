@@ -133,6 +133,9 @@ class Training:
     """What torch.compile gets: nothing, each block, or all of them as one; "auto" is blocks on a GPU, none on a CPU."""
     attention: Literal["auto", "torch", "flash", "cudnn"] = "auto"
     """The attention kernel; "auto" is the fastest one measured for the device."""
+    products: Literal["auto", "library"] = "auto"
+    """Who chooses the algorithm of a block's matrix products: "auto" measures in the first step where they are long
+    (NVIDIA GPUs, bf16), "library" leaves it to the library's own heuristic."""
     recompute: Literal["none", "selective", "full", "budget"] = "none"
     """What the backward pass computes again instead of keeping it: nothing, what is cheap, whole blocks, or what the
     compiler chooses."""

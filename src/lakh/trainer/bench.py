@@ -50,13 +50,14 @@ class Shape:
     """Tokens of the documents that a row is packed from, kept apart by masks; 0 for none."""
 
 
+# Micro-batches of the GPU shapes: the fullest waves (waves.py) of those that fit into an H200 for every system.
 SHAPES = {
     "demo": Shape(Model(layers=4, width=192, heads=6, kv_heads=2, ffn=512, vocab=4096, context=512), 256, 8),
     "162m-2k": Shape(
-        Model(layers=16, width=768, heads=12, kv_heads=12, ffn=2048, vocab=32064, tied=False, context=2048), 2048, 64
+        Model(layers=16, width=768, heads=12, kv_heads=12, ffn=2048, vocab=32064, tied=False, context=2048), 2048, 66
     ),
     "15m-1k": Shape(Model(layers=6, width=320, heads=5, kv_heads=5, ffn=896, vocab=16384, context=1024), 1024, 4),
-    "1.2b-4k": Shape(_1_2B, 4096, 8),
+    "1.2b-4k": Shape(_1_2B, 4096, 17),
     "1.2b-16k": Shape(_1_2B, 16384, 2),
     "1.2b-16k-packed": Shape(_1_2B, 16384, 2, document=2048),
 }
@@ -75,6 +76,7 @@ class System:
     recompute: str = "none"
     chunked_loss: bool = True
     kernels: bool = True
+    products: str = "auto"
     graphs: bool = False
 
     @property
@@ -83,6 +85,7 @@ class System:
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += ["chunked loss"] if self.chunked_loss else []
         words += ["lakh's kernels"] if self.kernels and not self.is_peer else []
+        words += [f"products {self.products}"] if not self.is_peer else []
         words += ["CUDA graph"] if self.graphs else []
         return ", ".join(words)
 
@@ -90,10 +93,11 @@ class System:
 LAKH = System("lakh")
 PEERS = {"transformers": System("transformers", is_peer=True, compile="model", attention="torch", chunked_loss=False)}
 ABLATIONS = (
-    System("eager", compile="none", attention="torch", chunked_loss=False),
-    System("+compile", compile="block", attention="torch", chunked_loss=False),
-    System("+attention", compile="block", chunked_loss=False),
-    System("+chunked loss", compile="block"),
+    System("eager", compile="none", attention="torch", chunked_loss=False, products="library"),
+    System("+compile", compile="block", attention="torch", chunked_loss=False, products="library"),
+    System("+attention", compile="block", chunked_loss=False, products="library"),
+    System("+chunked loss", compile="block", products="library"),
+    System("+measured products", compile="block"),
     System("whole-model compile", compile="model"),
     System("selective recomputation", recompute="selective"),
     System("full recomputation", recompute="full"),
@@ -303,6 +307,9 @@ def _lakh_model(shape: Shape, system: System, device: torch.device) -> nn.Module
         recomputation=system.recompute,
         compilation=system.compile,
         kernels=system.kernels,
+        products=system.products,
+        tokens=shape.micro_batch * shape.sequence,
+        run_flops=float("inf"),
         fp8=system.precision == "fp8",
         device=device.type,
     )

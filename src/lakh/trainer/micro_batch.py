@@ -1,7 +1,8 @@
 """The micro-batch that a run should have on this GPU: the largest that fits as it is, unless a smaller one is faster.
 
 Memory grows nearly in a straight line with the micro-batch, so two small tries tell where the line meets the limit;
-that micro-batch is tried, smaller ones should it not fit, and larger ones should the line turn out flatter. `choose`
+that micro-batch is tried, smaller ones should it not fit, and larger ones should the line turn out flatter. It runs
+against the next smaller one, and against the one that leaves the fewest multiprocessors idle (waves.py). `choose`
 decides, and knows nothing of GPUs; `try_one` takes a few real steps of the run's own model, compiled, on random tokens,
 and leaves the GPU as it found it, also when memory ran out. One rank alone: ranks that share the states have room for
 more.
@@ -23,6 +24,7 @@ from lakh.spec import Mesh, Run
 from lakh.trainer.memory import ran_out
 from lakh.trainer.optim import build_optimizer
 from lakh.trainer.step import update, uses_bf16
+from lakh.trainer.waves import fullness
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel
 from lakh.workloads.code.parallel import Groups, parallelise
@@ -49,8 +51,13 @@ class Chosen:
     tried: tuple[Tried, ...]
 
 
-def choose(sizes: list[int], attempt: Callable[[int], Tried], limit_bytes: int) -> Chosen:
-    """The best of some sizes, given in ascending order."""
+def choose(
+    sizes: list[int],
+    attempt: Callable[[int], Tried],
+    limit_bytes: int,
+    fullness: Callable[[int], float] = lambda size: 0.0,
+) -> Chosen:
+    """The best of some sizes, given in ascending order. `fullness`: what may make a smaller one faster."""
     tried: dict[int, Tried] = {}
 
     def fits(size: int) -> bool:
@@ -76,11 +83,16 @@ def choose(sizes: list[int], attempt: Callable[[int], Tried], limit_bytes: int) 
         reach = _reach(tried[fitting[-2]], tried[fitting[-1]], limit_bytes) if len(fitting) > 1 else 0.0
         candidate = max(size for size in sizes if size == fitting[-1] or (size <= reach and size < too_large))
     largest = fitting[-1]
-    smaller = max((size for size in sizes if size < largest), default=largest)
-    if smaller != largest and fits(smaller) and tried[largest].tok_per_s < FASTER * tried[smaller].tok_per_s:
-        gain = tried[largest].tok_per_s / tried[smaller].tok_per_s - 1
-        return answer(smaller, f"{largest} fits too, and changes tokens/s by {100 * gain:+.1f} % only")
-    return answer(largest, "the largest that fits, and the fastest")
+    rivals = {max((size for size in sizes if size < largest), default=largest)}
+    rivals.add(max((size for size in sizes if largest / 2 < size <= largest), key=lambda size: (fullness(size), size)))
+    contest = [size for size in sorted({*rivals, largest}) if fits(size)]
+    best = max(contest, key=lambda size: tried[size].tok_per_s)
+    chosen = next(size for size in contest if FASTER * tried[size].tok_per_s > tried[best].tok_per_s)
+    if chosen == largest:
+        return answer(largest, "the largest that fits, and the fastest")
+    gain = tried[largest].tok_per_s / tried[chosen].tok_per_s - 1
+    only = " only" if gain > 0 else ""
+    return answer(chosen, f"{largest} fits too, and changes tokens/s by {100 * gain:+.1f} %{only}")
 
 
 def _reach(first: Tried, second: Tried, limit_bytes: int) -> float:
@@ -110,7 +122,12 @@ def find_micro_batch(run: Run, *, progress: Callable[[str], None] = lambda text:
     sizes = [size for size in range(1, run.data.batch + 1) if run.data.batch % size == 0]
     _clear(device)
     free_bytes, _ = torch.cuda.mem_get_info(device)  # others may be at work on it, and CUDA itself needs some
-    return choose(sizes, attempt, int(LIMIT_SHARE * free_bytes))
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def full(size: int) -> float:
+        return fullness(run.model, size * run.data.sequence, processors)
+
+    return choose(sizes, attempt, int(LIMIT_SHARE * free_bytes), full)
 
 
 def try_one(run: Run, micro_batch: int, device: torch.device) -> Tried:

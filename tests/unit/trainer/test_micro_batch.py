@@ -72,6 +72,14 @@ def test_a_larger_one_that_is_no_faster_is_left() -> None:
     assert chosen.reason == "32 fits too, and changes tokens/s by +0.0 % only"
 
 
+def test_one_that_fills_its_waves_is_tried_though_it_is_not_next_to_the_largest() -> None:
+    sizes, speed = list(range(1, 31)), {17: 1040.0, 19: 1000.0, 20: 1000.0}
+    chosen = choose(sizes, lambda size: Tried(size, size, speed.get(size, 900.0)), 20, lambda size: float(size == 17))
+    assert chosen.micro_batch == 17
+    assert chosen.reason == "20 fits too, and changes tokens/s by -3.8 %"
+    assert [tried.micro_batch for tried in chosen.tried] == [1, 2, 17, 19, 20]
+
+
 def test_a_try_takes_real_steps_of_the_runs_own_model() -> None:
     tried = try_one(dataclasses.replace(RUN), 4, torch.device("cpu"))
     assert tried.micro_batch == 4

@@ -1,4 +1,4 @@
-"""Making one rank's model fast on its device: attention kernel, recomputation and compilation, put on in this order.
+"""Making one rank's model fast on its device: attention kernel, products, recomputation and compilation, in this order.
 
     block   each block compiled by itself: seconds, works with every cut over ranks; the default on a GPU
     model   all blocks as one graph: fuses across blocks, takes about a minute, one rank only
@@ -17,6 +17,7 @@ from lakh.errors import UserError
 from lakh.workloads.code.attention import choose_kernel
 from lakh.workloads.code.fp8 import fp8_linear
 from lakh.workloads.code.model import CodeModel, RMSNorm
+from lakh.workloads.code.products import choose_products, linear
 from lakh.workloads.code.recompute import recompute
 
 __all__ = ["Choice", "choose_compile", "speed_up"]
@@ -44,10 +45,16 @@ def speed_up(
     recomputation: str = "none",
     compilation: str = "auto",
     kernels: bool = True,
+    products: str = "auto",
+    tokens: int = 0,
+    run_flops: float = 0.0,
     fp8: bool = False,
     device: str,
 ) -> list[Choice]:
-    """Change the model in place; returns what was chosen and why."""
+    """Change the model in place; returns what was chosen and why.
+
+    What is chosen by measurement depends on the work of this rank: `tokens` of a micro-batch, `run_flops` in all.
+    """
     weight_dtype = next(model.parameters()).dtype
     bf16 = (model.dtype or weight_dtype) == torch.bfloat16
     kernel, kernel_reason = choose_kernel(attention, device=device, bf16=bf16, head_dim=model.spec.head_dim)
@@ -55,8 +62,21 @@ def speed_up(
         block.attention.attend = kernel
     if device == "cuda" and kernels:
         _use_kernels(model)
+    shortest_flops = 2.0 * tokens * model.spec.width * model.spec.heads * model.spec.head_dim / model.parts
+    measured, measured_reason = choose_products(
+        products,
+        device=device,
+        bf16=bf16,
+        recomputation=recomputation,
+        shortest_flops=shortest_flops,
+        run_flops=run_flops,
+    )
     if fp8:
         _use_fp8(model, device)
+        measured, measured_reason = False, "products are made in fp8"
+    elif measured:
+        for block in model.each_block():
+            block.attention.product = block.ffn.product = linear
     mode, mode_reason = choose_compile(compilation, device=device)
     recompute(model.each_block(), recomputation, compiled=mode != "none")
     if mode != "none":
@@ -69,7 +89,11 @@ def speed_up(
     elif mode != "none":
         raise UserError("train.compile", f"{mode!r} is no way to compile", "choose auto, none, block or model")
     name, _, why = kernel_reason.partition(": ")
-    return [Choice("attention", name, why), Choice("compile", mode, mode_reason)]
+    return [
+        Choice("attention", name, why),
+        Choice("products", "by measurement" if measured else "the library's own", measured_reason),
+        Choice("compile", mode, mode_reason),
+    ]
 
 
 def _allow_many_shapes() -> None:

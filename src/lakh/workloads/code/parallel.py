@@ -124,6 +124,9 @@ def parallelise(
             attention=run.train.attention,
             recomputation=run.train.recompute,
             compilation=run.train.compile,
+            products=run.train.products,
+            tokens=run.data.micro_batch * run.data.sequence // mesh.cp,
+            run_flops=run.flops / mesh.ranks,
             fp8=run.train.fp8,
             device=device.type,
         )
