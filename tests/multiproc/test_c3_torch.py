@@ -1,7 +1,8 @@
 """What torch builds on a process group works on c3: the same values as Gloo, and c3 really called.
 
-Ranks are this very file, started once for each number of ranks; every scenario runs in them, one after the other, and
-each is a test here. A scenario returns the names of c3 operations that it must have used.
+Ranks are this very file, started once for each number of ranks and hosts (pretended: they talk over TCP); every
+scenario runs in them, one after the other, and each is a test here. A scenario returns the names of c3 operations that
+it must have used.
 """
 
 import json
@@ -341,10 +342,14 @@ def scenario_dcp(dist, torch, c3, gloo):
 
 
 def scenario_mistakes_reach_every_rank(dist, torch, c3, gloo):
-    """Ranks that disagree all get an error that says who called what; the group goes on."""
+    """Ranks that disagree all get an error that says who called what; on one host the group goes on."""
     from lakh.errors import UserError
 
     rank, size = dist.get_rank(), dist.get_world_size()
+    if not c3.group.on_one_host:
+        with pytest.raises(UserError, match=r"do not agree.*11 f32"):
+            dist.all_reduce(torch.ones(10 + (rank == 0)), group=c3)
+        return ["all_reduce"]
 
     def refused(call, *words):
         with pytest.raises(UserError) as refusal:
@@ -411,20 +416,21 @@ def rank_main(rank: int, size: int, rendezvous: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.fixture(scope="module", params=[(2, 1), (4, 1), (2, 2)], ids=["2 ranks", "4 ranks", "2 ranks on 2 hosts"])
 def reports(request, tmp_path_factory):
+    size, hosts = request.param
     rendezvous = tmp_path_factory.mktemp("c3") / "meet"
     command = [sys.executable, __file__]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(request.param), str(rendezvous)],
+            [*command, str(rank), str(size), str(rendezvous)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment,
+            env=environment | ({"LAKH_C3_HOST": f"host-{rank % hosts}"} if hosts > 1 else {}),
         )
-        for rank in range(request.param)
+        for rank in range(size)
     ]
     found = []
     try:
