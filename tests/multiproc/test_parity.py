@@ -73,6 +73,7 @@ FOUR = [
     case(INTERLEAVED),
     case({"pp": 2, "tp": 2}),
     case({"pp": 2, "cp": 2}),
+    case({"dp_replicate": 2, **INTERLEAVED}),
     case({"pp": 4}),
     case({"cp": 2, "tp": 2, "order": ["tp", "pp", "cp", "dp_shard", "dp_replicate"]}),
     case({"dp_replicate": 2, "tp": 2}, recompute="full"),
