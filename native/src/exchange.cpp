@@ -81,11 +81,15 @@ Status Exchange::push(Flow *flow, bool *progress, int64_t *wake_ns) {
     int64_t want = piece.bytes - piece.done;
     if (flow->shaper != nullptr) {
       const int64_t now = now_ns();
-      // Take our turn on every virtual link of the path, one grain after the other, as wire time passes.
-      while (flow->reserved < 0 || (flow->departs_ns <= now && flow->reserved < (64 << 20))) {
+      int64_t pending = 0;
+      for (const Piece &one : flow->pieces) pending += one.bytes - one.done;
+      // Take our turn on every virtual link of the path, one grain after the other, as wire time passes; no more than there is to
+      // send, or what follows would leave before its time.
+      while (flow->departs_ns <= now && flow->reserved + flow->credit < pending) {
+        const int64_t grain = std::min(kShapedBytes, pending - flow->reserved - flow->credit);
         int64_t at = now;
         for (const Shaper::Hop &hop : flow->shaper->hops) {
-          const int64_t takes = static_cast<int64_t>(static_cast<double>(kShapedBytes) / hop.bytes_per_s * 1e9);
+          const int64_t takes = static_cast<int64_t>(static_cast<double>(grain) / hop.bytes_per_s * 1e9);
           int64_t free_at = hop.free_at_ns->load();
           int64_t start;
           do {
@@ -94,8 +98,8 @@ Status Exchange::push(Flow *flow, bool *progress, int64_t *wake_ns) {
           at = std::max(at, start + takes);
         }
         flow->departs_ns = at;
-        flow->reserved += kShapedBytes;
-        flow->allowed.emplace_back(kShapedBytes, at + flow->shaper->delay_ns);
+        flow->reserved += grain;
+        flow->allowed.emplace_back(grain, at + flow->shaper->delay_ns);
       }
       while (!flow->allowed.empty() && flow->allowed.front().second <= now) {
         flow->credit += flow->allowed.front().first;
@@ -104,7 +108,7 @@ Status Exchange::push(Flow *flow, bool *progress, int64_t *wake_ns) {
       }
       if (flow->credit <= 0) {
         if (!flow->allowed.empty()) *wake_ns = std::min(*wake_ns, flow->allowed.front().second);
-        *wake_ns = std::min(*wake_ns, flow->departs_ns);
+        if (flow->reserved < pending) *wake_ns = std::min(*wake_ns, flow->departs_ns);
         return {};
       }
       want = std::min(want, flow->credit);

@@ -241,6 +241,25 @@ def test_slow_links_are_played_by_the_core(tmp_path) -> None:
     assert all(sent >= 400_000 for sent in with_ranks(FOUR_HOSTS[:2], body))
 
 
+def test_a_played_delay_is_paid_by_every_operation(tmp_path) -> None:
+    topology = Topology(tuple(FOUR_HOSTS[:2]), {"host": Link(50e6, 20_000)})
+
+    def body(group):
+        group.shape(topology, str(tmp_path / "links"))
+        group.plans.algorithm = "ring"  # two stages, one after the other
+        times_s = []
+        for count in (10, 10, 50_000, 10):
+            began_s = time.monotonic()
+            assert (reduce_all(group, np.ones(count, np.float32)) == 2).all()
+            times_s.append(time.monotonic() - began_s)
+        return times_s
+
+    for times_s in with_ranks(FOUR_HOSTS[:2], body):
+        # both stages of each; a rank may begin while the other's first message is on its way
+        assert min(times_s[1:]) > 0.02, times_s
+        assert sum(times_s) > 8 * 0.02 - 0.02, times_s
+
+
 def test_a_slow_host_sends_its_input_once_and_all_hold_the_same_sum() -> None:
     topology = Topology(tuple(FOUR_HOSTS), {"host": Link(50e6)}, {"//h1": 12.5e6})
     inputs = [np.random.default_rng(rank).normal(size=200_001).astype(np.float32) for rank in range(4)]
