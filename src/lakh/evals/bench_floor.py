@@ -9,6 +9,7 @@ first compilation would make each child pay for.
 from __future__ import annotations
 
 import marshal
+import os
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,8 @@ for _ in range(10):
 gc.collect()
 gc.freeze()
 passed = 0
-for source, test in programs:
+while index := os.read(NEXT, 2):
+    source, test = programs[int.from_bytes(index, "little")]
     child = os.fork()
     if child == 0:
         try:
@@ -47,15 +49,28 @@ print(passed)
 
 
 def fork_each(programs: Sequence[tuple[str, str]], workers: int) -> int:
-    """Run (source, test) pairs over so many interpreters; how many passed."""
-    command = [interpreter(), *PYTHON_FLAGS, "-c", _LOOP.replace("COMMON", repr(COMMON))]
+    """Run (source, test) pairs over so many interpreters, each taking the next; how many passed."""
+    told = marshal.dumps(list(programs))
+    taken, waiting = os.pipe()  # small enough to hold all numbers at once, and a read of one is whole
+    loop = _LOOP.replace("COMMON", repr(COMMON)).replace("NEXT", str(taken))
+    command = [interpreter(), *PYTHON_FLAGS, "-c", loop]
 
-    def share(number: int) -> int:
-        told = marshal.dumps(list(programs[number::workers]))
+    def share(_: int) -> int:
         done = subprocess.run(
-            command, input=told, stdout=subprocess.PIPE, env=ENVIRONMENT, timeout=TIMEOUT_S, check=True
+            command,
+            input=told,
+            stdout=subprocess.PIPE,
+            env=ENVIRONMENT,
+            timeout=TIMEOUT_S,
+            check=True,
+            pass_fds=[taken],
         )
         return int(done.stdout)
 
-    with ThreadPoolExecutor(workers) as pool:
-        return sum(pool.map(share, range(workers)))
+    try:
+        os.write(waiting, b"".join(number.to_bytes(2, "little") for number in range(len(programs))))
+        os.close(waiting)
+        with ThreadPoolExecutor(workers) as pool:
+            return sum(pool.map(share, range(workers)))
+    finally:
+        os.close(taken)

@@ -118,7 +118,7 @@ def _error(error: BaseException) -> list[Any]:
             if trace.tb_frame.f_code.co_filename == "<solution>":
                 where = f" (solution line {trace.tb_lineno})"
             trace = trace.tb_next
-        if where == "" and isinstance(error, SyntaxError):
+        if where == "" and isinstance(error, SyntaxError) and error.lineno:
             where = f" (solution line {error.lineno})"
         kinds = [kind.__name__ for kind in type(error).__mro__]
         return ["error", kinds, str(error)[:WORDS_CHARS], where]
