@@ -98,8 +98,9 @@ void queue_and_disagreement() {
 }
 
 // Two "hosts": everything over TCP, by a schedule of one exchange.
-void over_tcp() {
-  with_ranks(2, {0, 1}, [](lakh_c3_group *group, int rank) {
+void over_tcp(const char *virtual_links) {  // nullptr: none
+  with_ranks(2, {0, 1}, [=](lakh_c3_group *group, int rank) {
+    if (virtual_links != nullptr) CHECK(lakh_c3_shape(group, 1 - rank, virtual_links, rank, 1e9, 200) == LAKH_C3_OK);
     for (int64_t count : {1, 1000, 700001}) {
       std::vector<float> data(static_cast<size_t>(count), static_cast<float>(rank + 1));
       const int32_t peer = 1 - rank;
@@ -223,7 +224,11 @@ int main() {
   a_death();  // first: it forks, and a process with threads should not
   reductions();
   queue_and_disagreement();
-  over_tcp();
+  over_tcp(nullptr);
+  char virtual_links[] = "/tmp/lakh-core-XXXXXX";
+  ::close(::mkstemp(virtual_links));
+  over_tcp(virtual_links);
+  ::unlink(virtual_links);
   codecs();
   a_closed_group();
   std::printf("%d failures\n", failures);
