@@ -157,6 +157,14 @@ def test_copies_keep_their_traffic_inside_the_node(played) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_what_a_pipeline_sends_is_counted_on_every_backend(played) -> None:
+    """Two micro-batches of 64 x 64 float32 values to the next stage, which rank 0 is before."""
+    for backend in ("gloo", "c3"):
+        assert played(4, backend)["pp=2"]["sent"]["zone send"] == 2 * 64 * 64 * 4, backend
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("refused", "ranks", "words"), REFUSED, ids=lambda value: str(value)[:40])
 def test_what_would_go_wrong_is_refused_with_the_reason(refused: dict, ranks: int, words: str, played) -> None:
     assert re.search(words, played(ranks, "gloo")[refused["name"]]["refused"])

@@ -66,7 +66,8 @@ class Traffic:
 
     def __enter__(self) -> Self:
         groups = distributed_c10d._world.pg_map
-        kinds: set[type] = {dist.ProcessGroup, *map(type, groups)}  # c3 has one of its own
+        bases = {base for group in groups for base in type(group).__mro__}  # c3 has classes of its own
+        kinds: set[type] = {dist.ProcessGroup} | {base for base in bases if issubclass(base, dist.ProcessGroup)}
         for owner in kinds:
             for name, method in list(vars(owner).items()):
                 if (kind := _kind_of(name)) is not None:
