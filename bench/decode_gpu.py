@@ -1,10 +1,11 @@
 """Decoding steps on one GPU, by themselves: are the kernels right, and how near do they come to the memory's speed?
 
-    PYTHONPATH=src python3 bench/decode_gpu.py [--layers N] [--steps]
+    PYTHONPATH=src python3 bench/decode_gpu.py [--layers N] [--steps | --quick]
 
 Random weights in the 1.2B shape. First the captured graph against the plain torch path of the same network (scores,
 relative error), then milliseconds per step at batch 1 .. 64 after 512 and 2,048 tokens, with and without programmatic
-dependent launch. With --steps instead: steps of several tokens of a row (prompts and guesses) as one graph.
+dependent launch, and the tiles that were chosen. With --steps instead: steps of several tokens of a row (prompts and
+guesses) as one graph; with --quick a few of both.
 """
 
 import argparse
@@ -20,11 +21,14 @@ from lakh.server.model.kv import PagedCache
 from lakh.server.model.network import Network, Segment
 from lakh.workloads.code import hf
 
+CASES = [(1, 5), (1, 15), (1, 60), (1, 250), (1, 500), (1, 1500), (8, 1), (8, 4), (32, 4)]  # rows, tokens of each
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", type=int, default=SHAPES["1.2b"].layers)
     parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     spec = dataclasses.replace(SHAPES["1.2b"], layers=options.layers)
     device = torch.device("cuda")
@@ -40,19 +44,18 @@ def main() -> None:
     print(f"ready after {time.perf_counter() - began_s:.1f} s; copy {read_Bps / 1e12:.2f} TB/s", flush=True)
     cache = PagedCache(spec, 64 * 160 + 1, device=device, dtype=torch.bfloat16)
     exact = Network(spec, _weights(network), spec.vocab, device, "f32")
-    if options.steps:
-        steps(network, exact, cache)
-        return
-    for pdl in (False, True):
+    if options.steps or options.quick:
+        steps(network, exact, cache, [(1, 15)] if options.quick else CASES)
+    for pdl in [] if options.steps else [True] if options.quick else [False, True]:
         try:
             decoder = Decoder(network, cache, pdl=pdl)
             check(network, exact, cache, decoder)
-            measure(network, decoder, read_Bps, pdl)
+            measure(network, decoder, read_Bps, pdl, [512] if options.quick else [512, 2048])
         except Exception as error:  # noqa: BLE001 - the other variant is still worth a line
             print(f"pdl {pdl}: {type(error).__name__}: {str(error)[:300]}", flush=True)
 
 
-def steps(network: Network, exact: Network, cache: PagedCache) -> None:
+def steps(network: Network, exact: Network, cache: PagedCache, cases: list[tuple[int, int]]) -> None:
     """Prompts after a cached beginning, and guesses of several rows, as one graph: right, and how fast?"""
     chunks = Chunks(network, cache)
     prompt = torch.randint(0, network.spec.vocab, (2048,)).tolist()
@@ -69,7 +72,6 @@ def steps(network: Network, exact: Network, cache: PagedCache) -> None:
             f"check {count} at {start}: error to float32: graph {errors[0]:.2e}, torch {errors[1]:.2e}: {words}",
             flush=True,
         )
-    cases = [(1, 5), (1, 15), (1, 60), (1, 250), (1, 500), (1, 1500), (8, 1), (8, 4), (32, 4)]
     for rows, count in cases:
         start = 0 if count == 1500 else 1500
         segments = [
@@ -130,9 +132,9 @@ def check(network: Network, exact: Network, cache: PagedCache, decoder: Decoder)
         )
 
 
-def measure(network: Network, decoder: Decoder, read_Bps: float, pdl: bool) -> None:
+def measure(network: Network, decoder: Decoder, read_Bps: float, pdl: bool, positions: list[int]) -> None:
     for rows in (1, 2, 8, 64):
-        for position in (512, 2048):
+        for position in positions:
             blocks = [list(range(row * 160, row * 160 + 160)) for row in range(rows)]
             arguments = ([5] * rows, [position] * rows, blocks)
             decoder.run(*arguments, 8)
@@ -148,7 +150,7 @@ def measure(network: Network, decoder: Decoder, read_Bps: float, pdl: bool) -> N
                 f"{share:.0%} of bandwidth",
                 flush=True,
             )
-    print({"/".join(map(str, key)): config for key, config in decoder._configs.items()}, flush=True)
+    print({"/".join(map(str, key)): config for key, config in decoder.configs.items()}, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 # RATE, SECONDS_EACH.
 out=${1:-bench/results}
 mkdir -p "$out"
-export PYTHONPATH="$PWD/src" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 scratch=$(mktemp -d)
 server=

@@ -68,6 +68,44 @@ def test_a_captured_step_scores_as_the_plain_path(heads: int, kv_heads: int, qk_
         assert torch.allclose(ours[:, :, :1600], theirs[:, :, :1600], atol=2e-2 * float(theirs.abs().max()))
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("heads", "kv_heads", "qk_norm"), SHAPES)
+def test_decoding_scores_as_the_plain_path(rows: int, heads: int, kv_heads: int, qk_norm: bool) -> None:
+    from lakh.server.model.gpu.decode import Decoder
+
+    network, plain, captured = make(heads, kv_heads, qk_norm)
+    decoder = Decoder(network, captured, use_graphs=not PLAYED)
+    lengths = [70 if PLAYED else 400, 17, 1][:rows]  # several parts of attention, and none
+    blocks = [list(range(row * 30, row * 30 + 30)) for row in range(rows)]
+    for cache in (plain, captured):
+        network.forward([Segment(ids(lengths[row], row), 0, blocks[row], 0) for row in range(rows)], cache)
+    tokens = [7 + row for row in range(rows)]
+    expected = network.forward([Segment([tokens[row]], lengths[row], blocks[row]) for row in range(rows)], plain)
+    with torch.inference_mode():
+        drawn, found = decoder.run(tokens, lengths, blocks, 1)
+    # tensor cores may round products to tf32
+    assert torch.allclose(found.float(), expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
+    assert drawn == [found.argmax(-1).tolist()]
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_burst_draws_what_its_steps_draw_one_by_one(rows: int) -> None:
+    from lakh.server.model.gpu.decode import LOOK_EARLY_ROWS, Decoder
+
+    network, cache, _ = make(4, 2)
+    decoder = Decoder(network, cache, use_graphs=not PLAYED)
+    steps = 2 if PLAYED else 5
+    blocks = [list(range(row * 6, row * 6 + 6)) for row in range(rows)]
+    with torch.inference_mode():
+        parts = list(decoder.burst([7] * rows, [0] * rows, blocks, steps))
+        assert len(parts) == (2 if rows >= LOOK_EARLY_ROWS and not PLAYED else 1)
+        one_by_one, tokens = [], [7] * rows
+        for step in range(steps):
+            tokens = decoder.run(tokens, [step] * rows, blocks, 1)[0][0]
+            one_by_one.append(tokens)
+    assert [step for part in parts for step in part] == one_by_one
+
+
 def test_what_does_not_fit_a_graph_is_said_so() -> None:
     from lakh.server.model.gpu.chunks import BUCKETS, MAX_ROWS, Chunks
 

@@ -333,7 +333,8 @@ class Engine:
             for row in rows
         ):
             return 0
-        return min(burst_steps(len(rows)), *(row.limit - len(row.tokens) for row in rows))
+        room = self.spec.context + 1 - max(len(row.ids) for row in rows)
+        return min(burst_steps([row.limit - len(row.tokens) for row in rows]), room)
 
     def _burst(self, steps: int) -> list[Row]:
         rows = list(self._seating.running)
@@ -343,15 +344,17 @@ class Engine:
         rows = [row for row in rows if row.lease is not None]
         blocks = [row.lease.blocks for row in rows if row.lease is not None]
         began_s = self.clock()
-        drawn = self._runner.greedy([row.ids[-1] for row in rows], [row.num_computed for row in rows], blocks, steps)
+        tokens, positions = [row.ids[-1] for row in rows], [row.num_computed for row in rows]
+        for drawn in self._runner.greedy(tokens, positions, blocks, steps):
+            for row, *new in zip(rows, *drawn, strict=True):
+                before = len(row.tokens)
+                for token in new:
+                    row.push(token)  # says nothing once the row has ended
+                self.counts.drawn_tokens += len(row.tokens) - before
+                row.num_computed += len(row.tokens) - before
         if self._guesser is not None:  # what guesses must be faster than
             self._guesser.record_step(len(rows), (self.clock() - began_s) / steps)
-        for row, *tokens in zip(rows, *drawn, strict=True):
-            before = len(row.tokens)
-            for token in tokens:
-                row.push(token)  # says nothing once the row has ended
-            self.counts.drawn_tokens += len(row.tokens) - before
-            row.num_computed += len(row.tokens) - before
+        for row in rows:
             self._seating.settle(row)
         self.counts.steps += steps
         self.counts.computed_tokens += steps * len(rows)

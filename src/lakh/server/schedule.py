@@ -12,6 +12,7 @@ from typing import NamedTuple
 __all__ = ["Share", "burst_steps", "share_budget"]
 
 BURSTS = ((32, 8), (9, 4), (2, 2), (1, 8))  # from so many rows on, so many greedy steps without a look
+NEEDED = 0.7  # of the tokens that a burst draws
 
 
 class Share(NamedTuple):
@@ -20,13 +21,19 @@ class Share(NamedTuple):
     reason: str
 
 
-def burst_steps(num_rows: int) -> int:
-    """Greedy steps that a GPU takes before their tokens are read. Who comes meanwhile waits for the end of it, so where
-    few rows share a step they are few; the host's work between two bursts grows with the rows, so where many do it is
-    done more seldom (64 rows, 1.2B parameters, H200: 1.1 ms, where a step takes 2.3). A row alone has no one beside it
-    that a newcomer would find at work: it goes as far as a graph remembers.
+def burst_steps(left: Sequence[int]) -> int:
+    """Greedy steps that a GPU takes before their tokens are read; `left`: tokens that each row may still draw.
+
+    Who comes meanwhile waits for the end of it, so where few rows share a step they are few; the host's work between
+    two bursts grows with the rows, so where many do it is done more seldom (64 rows, 1.2B parameters, H200: 1.1 ms,
+    where a step takes 2.3). A row alone has no one beside it that a newcomer would find at work: it goes as far as a
+    graph remembers. Rows that reach their end on the way cost nothing while others go on, but are answered late, and
+    the fewer still draw the less a step gives: a burst in which less than NEEDED of the tokens are wanted is halved.
     """
-    return next(steps for rows, steps in BURSTS if num_rows >= rows)
+    steps = min(next(steps for rows, steps in BURSTS if len(left) >= rows), max(left))
+    while steps > 1 and sum(min(count, steps) for count in left) < NEEDED * steps * len(left):
+        steps //= 2
+    return steps
 
 
 def share_budget(pending: Sequence[int], budget: int) -> Share:

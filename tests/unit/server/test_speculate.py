@@ -68,4 +68,13 @@ def test_rows_that_draw_go_first_and_prompts_share_the_rest() -> None:
 
 
 def test_bursts_are_short_where_a_newcomer_would_wait_and_few_share_the_work() -> None:
-    assert [burst_steps(rows) for rows in (1, 2, 8, 9, 31, 32, 128)] == [8, 2, 2, 4, 4, 8, 8]
+    assert [burst_steps([99] * rows) for rows in (1, 2, 8, 9, 31, 32, 128)] == [8, 2, 2, 4, 4, 8, 8]
+    assert [burst_steps([left]) for left in (1, 3, 9)] == [1, 3, 8]
+
+
+def test_a_burst_goes_past_the_end_of_some_rows_but_not_of_most() -> None:
+    assert burst_steps([1] + [50] * 63) == 8
+    assert burst_steps([1] * 38 + [50] * 26) == 2
+    assert burst_steps([1] * 63 + [50]) == 1
+    assert burst_steps([1, 2]) == 2
+    assert burst_steps([1, 1]) == 1

@@ -11,7 +11,7 @@ share one pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ __all__ = ["BURST", "Batch", "Decoder", "can_decode"]
 BURST = 8  # steps that may run before their tokens are read
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 SPLIT_PROGRAMS = 132  # attention is cut into parts until about so many programs run: the SMs of an H100 or H200
+LOOK_EARLY_ROWS = 16  # from so many rows on the first half of a burst is read while the second runs
+ROUNDS = 3  # in which tiles are timed in turn
+CLEARLY = 0.98  # of the default's time: another tile has to be that fast
 
 
 def can_decode(network: Network) -> bool:
@@ -49,6 +52,7 @@ class Batch:
         self.positions = torch.zeros(rows, dtype=torch.int32, device=device)
         self.tables = torch.zeros(rows, table_width, dtype=torch.int32, device=device)
         self.history = torch.zeros(BURST, rows, dtype=torch.int64, device=device)
+        self.early = torch.zeros(BURST, rows, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
         self.logits = torch.empty(0)
         self.replay: Step = lambda: None
@@ -66,12 +70,15 @@ class Batch:
 class Decoder:
     def __init__(self, network: Network, cache: PagedCache, *, use_graphs: bool = True, pdl: bool = True) -> None:
         """`cache` has a last block that no row owns: empty places of a bucket write there."""
-        self.network, self.cache, self.pdl = network, cache, pdl and use_graphs
+        self.network, self.cache = network, cache
+        # Hopper's and later chips can start a kernel before the one in front of it has ended.
+        self.pdl = pdl and use_graphs and torch.cuda.get_device_capability(network.device) >= (9, 0)
         self._scratch = cache.num_blocks - 1
         self._table_width = -(-network.spec.context // BLOCK_TOKENS)
         self._capture = Capture(network.device, use_graphs=use_graphs)
         self._batches: dict[int, Batch] = {}
-        self._configs: dict[tuple[str, int, int], tuple[int, int, int]] = {}
+        self.configs: dict[tuple[str, int, int], tuple[int, int, int]] = {}
+        """The tile of every product of batch 1."""
 
     @property
     def max_rows(self) -> int:
@@ -96,6 +103,25 @@ class Decoder:
             batch.replay()
         rows = len(tokens)
         return batch.history[:steps, :rows].tolist(), batch.logits[:rows]
+
+    def burst(
+        self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]], steps: int
+    ) -> Iterator[list[list[int]]]:
+        """The tokens of the same steps. Of many rows the first half comes while the second is still computed, so that
+        what is done with it costs no time.
+        """
+        batch, rows = self.begin(tokens, positions, blocks), len(tokens)
+        half = steps // 2 if rows >= LOOK_EARLY_ROWS and self._capture.use_graphs else 0
+        read = torch.cuda.Event() if half else None
+        for step in range(1, steps + 1):
+            batch.replay()
+            if read is not None and step == half:
+                batch.early.copy_(batch.history, non_blocking=True)
+                read.record()
+        if read is not None:
+            read.synchronize()
+            yield batch.early[:half, :rows].tolist()
+        yield batch.history[half:steps, :rows].tolist()
 
     @torch.inference_mode()
     def begin(
@@ -190,18 +216,12 @@ class Decoder:
         return y
 
     def _config(self, kind: str, num: int, width: int, launch: Callable[[int, int, int], None]) -> tuple[int, int, int]:
-        """The fastest tile for this product, timed once, cold: the weights of a step never fit the caches."""
+        """The tile for this product: the default, or one that was clearly faster, timed once."""
         key = (kind, num, width)
-        if key not in self._configs:
+        if key not in self.configs:
             fits = [config for config in kernels.MATVEC_CONFIGS if config[1] <= max(2 * width, 256)]
-            best = fits[0]
-            if self._capture.use_graphs:
-                from triton.testing import do_bench
-
-                times = {config: do_bench(lambda c=config: launch(*c), warmup=3, rep=12) for config in fits}
-                best = min(times, key=lambda config: times[config])
-            self._configs[key] = best
-        return self._configs[key]
+            self.configs[key] = _fastest(fits, launch) if self._capture.use_graphs else fits[0]
+        return self.configs[key]
 
     # --- any number of rows ---
 
@@ -231,3 +251,18 @@ class Decoder:
 
     def _launch_options(self) -> dict[str, bool]:
         return {"launch_pdl": True} if self.pdl else {}
+
+
+def _fastest(configs: Sequence[tuple[int, int, int]], launch: Callable[[int, int, int], None]) -> tuple[int, int, int]:
+    """The first of the tiles unless another is clearly faster, cold: the weights of a step never fit the caches. Each
+    has its best time of several rounds in turn; means of one round chose other tiles from start to start.
+    """
+    from triton.testing import do_bench
+
+    best_ms = dict.fromkeys(configs, float("inf"))
+    for _ in range(ROUNDS):
+        for config in configs:
+            took_ms = do_bench(lambda config=config: launch(*config), warmup=2, rep=6, return_mode="min")
+            best_ms[config] = min(best_ms[config], took_ms)
+    winner = min(configs, key=lambda config: best_ms[config])
+    return winner if best_ms[winner] < CLEARLY * best_ms[configs[0]] else configs[0]

@@ -33,8 +33,9 @@ __all__ = [
     "rotate_store",
 ]
 
-# rows of a program, columns of a tile, warps: a few shapes that keep 2 to 8 loads of 16 bytes in flight per thread
-MATVEC_CONFIGS = [(1, 1024, 4), (2, 512, 4), (2, 1024, 4), (4, 512, 4), (4, 1024, 8), (8, 256, 4), (8, 512, 8)]
+# Rows of a program, columns of a tile, warps: shapes that keep 2 to 8 loads of 16 bytes in flight per thread. The first
+# is the default: the fastest for most products of a 1.2B model on an H200, and never far behind.
+MATVEC_CONFIGS = [(2, 1024, 4), (1, 1024, 4), (4, 512, 4), (4, 1024, 8), (8, 512, 8), (8, 256, 4)]
 
 
 @triton.jit
