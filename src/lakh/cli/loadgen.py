@@ -9,12 +9,11 @@ from typing import Any
 import click
 
 from lakh.cli.face import Answer, answers, console, table
-from lakh.errors import PeerLost, UserError
+from lakh.errors import Interrupted, PeerLost, UserError
 
 __all__ = ["loadgen"]
 
 FLOAT = click.FloatRange(min=0, min_open=True)
-INTERRUPTED = 130  # exit code of partial figures, as shells have it for Ctrl-C
 
 
 @click.command()
@@ -76,7 +75,7 @@ def loadgen(url: str, **options: Any) -> Answer:
     shown = table(["figure", "value"], [[name, _shown(value)] for name, value in data.items()])
     if report.is_interrupted:
         console().print(f"interrupted after {report.wall_s:.1f} s: what was measured until then")
-        return Answer(data, shown, exit_code=INTERRUPTED)
+        return Answer(data, shown, exit_code=Interrupted.exit_code)
     return Answer(data, shown, exit_code=PeerLost.exit_code if report.sent and report.sent == data["failed"] else 0)
 
 
@@ -126,7 +125,7 @@ def _before_after(
     columns = ["technique", "first ms", "p50 ms", "p99 ms", "late", "done", "prefilled", "CPU ms"]
     columns += ["prefix hits", "text hits", "drafts kept"]
     title = f"{model}: {load.rate:g} requests/s for {load.seconds:g} s; price {source}"
-    code = INTERRUPTED if is_interrupted else 0
+    code = Interrupted.exit_code if is_interrupted else 0
     return Answer({"rows": rows, "price": source}, table([*columns, "$ per 1k"], lines, title=title), exit_code=code)
 
 
