@@ -13,7 +13,6 @@ import tempfile
 import time
 from datetime import timedelta
 
-
 IN_A_ROW = 5
 
 

@@ -3,9 +3,9 @@
     wire = encode("int4", gradients, residual)         # uint8, 18 bytes for every 32 values
     total = decode_sum("int4", [wire_0, wire_1], n)    # float32, added in this order
 
-Every result is that of one IEEE operation in the order of the native codec: divisions round to nearest, and multiply and
-add are never fused. One program of one warp works on 32 groups of 32; the wire is read and written in 16-bit words. Costs
-one pass over memory: a group's instructions were counted until memory, not arithmetic, set the pace (bench/results).
+Every result is that of one IEEE operation in the order of the native codec: divisions round to nearest, and multiply
+and add are never fused. One program of one warp works on 32 groups of 32; the wire is read and written in 16-bit words.
+Costs one pass over memory: instructions were counted until memory, not arithmetic, set the pace (bench/results).
 Needs triton, which comes with torch on CUDA.
 """
 
