@@ -209,10 +209,10 @@ def check_layout(shape: Shape, layout: Layout, cluster: Cluster) -> None:
 def nearest_that_fits(shape: Shape, layout: Layout, hw: Hardware) -> dict[str, Any] | None:
     """The smallest change that fits: recomputation and micro-batch first, then sharding, then model parallelism."""
     limit = float(hw.memory_bytes) * USABLE_SHARE
-    data = float(layout.data_ranks * layout.cp)
+    data, most = float(layout.data_ranks * layout.cp), int(layout.micro_batch)
     changes: list[dict[str, Any]] = []
     for recompute in (float(layout.recompute), float(FULL)):
-        for size in sorted({float(layout.micro_batch), 1.0}, reverse=True):
+        for size in (float(size) for size in range(most, 0, -1) if most % size == 0):
             base = {"recompute": recompute, "micro_batch": size}
             changes.append(base)
             if float(layout.weight_bytes) < 4:  # a program whose weights are their own master copy has FSDP only
