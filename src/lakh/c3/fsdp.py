@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from lakh.c3.memory import registered_empty
 from lakh.errors import UserError
 
-__all__ = ["RegisteredGather", "RegisteredScatter", "register_buffers"]
+__all__ = ["RegisteredGather", "RegisteredScatter", "Scatter", "register_buffers"]
 
 
 def register_buffers(model: torch.nn.Module) -> int:
@@ -50,8 +50,8 @@ class RegisteredGather(_Registered):
         return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
-class RegisteredScatter(_Registered):
-    """FSDP2's reduce-scatter of one unit."""
+class Scatter:
+    """FSDP2's reduce-scatter of one unit, as it is."""
 
     def __call__(
         self,
@@ -62,3 +62,7 @@ class RegisteredScatter(_Registered):
         async_op: bool = False,
     ) -> Any:
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+class RegisteredScatter(_Registered, Scatter):
+    pass

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from lakh.c3.fsdp import Scatter
 from lakh.c3.torch_backend import C3ProcessGroup
 from lakh.errors import UserError
 from lakh.spec.collectives import codec_bytes
@@ -47,7 +47,7 @@ def encode_replicas(
     return units
 
 
-class UnitGradients:
+class UnitGradients(Scatter):
     """FSDP2's reduce-scatter for one unit, which also tells the group of copies whose sum comes next."""
 
     def __init__(self, copies: C3ProcessGroup, codec: str, feedback: bool) -> None:
@@ -64,16 +64,6 @@ class UnitGradients:
         made = torch.empty(*size, dtype=dtype, device=device)
         self.copies.expect_encoded(made, self)
         return made
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> Any:
-        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
     def take_residual(self, like: torch.Tensor) -> torch.Tensor | None:
         self.sums += 1
