@@ -12,8 +12,9 @@ from lakh.trainer.step import plain_pass, update
 from lakh.workloads.code.attention import KERNELS, Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.compiling import speed_up
-from lakh.workloads.code.loss import Objective, _score, linear_cross_entropy
+from lakh.workloads.code.loss import _score, linear_cross_entropy
 from lakh.workloads.code.model import CodeModel, init_weights, rotary, rotate, swiglu
+from lakh.workloads.code.objective import Objective
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),

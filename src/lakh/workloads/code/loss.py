@@ -7,13 +7,12 @@ logits become its loss and, at once, its gradient, and are gone. No logits are k
 pass only scales what is there. Cost: three matrix products per piece, as plain autograd; memory: one piece of logits
 (LOGIT_BYTES), the gradient of the hidden states, and that of the head in float32.
 
-What is asked of the logits besides the next token is an `Objective`. Targets of IGNORED do not count. With `group`,
-each rank holds a part of the vocabulary, and the sums over it are made over the group.
+What is asked of the logits besides the next token is an `Objective` (objective.py). Targets of IGNORED do not count.
+With `group`, each rank holds a part of the vocabulary, and the sums over it are made over the group.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,23 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.workloads.code.batch import IGNORED
+from lakh.workloads.code.objective import PLAIN, Objective
 
-__all__ = ["Objective", "linear_cross_entropy", "next_token_loss"]
+__all__ = ["linear_cross_entropy", "next_token_loss"]
 
 LOGIT_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What training asks for besides the next token; evaluation asks for nothing else."""
-
-    z_loss: float = 0.0
-    """Adds that much of the squared log of the softmax's sum per token."""
-    label_smoothing: float = 0.0
-    """Share of a target's weight that goes to all tokens of the vocabulary alike, as in torch's cross_entropy."""
-
-
-PLAIN = Objective()
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, *, reduction: str = "mean") -> Tensor:

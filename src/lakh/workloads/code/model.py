@@ -23,7 +23,8 @@ from torch.distributed.tensor import DTensor
 
 from lakh.spec.model import Model
 from lakh.workloads.code.attention import Attend, Documents, torch_choice
-from lakh.workloads.code.loss import PLAIN, Objective, linear_cross_entropy
+from lakh.workloads.code.loss import linear_cross_entropy
+from lakh.workloads.code.objective import PLAIN, Objective
 
 __all__ = ["Block", "Cache", "CodeModel", "init_weights"]
 

@@ -29,8 +29,8 @@ from torch.distributed.pipelining.schedules import (
 
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.loss import PLAIN, Objective
 from lakh.workloads.code.model import CodeModel
+from lakh.workloads.code.objective import PLAIN, Objective
 
 __all__ = ["Pipeline", "layers_of_stage", "split"]
 

@@ -1,0 +1,18 @@
+"""What training asks for besides the next token; evaluation asks for nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PLAIN", "Objective"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    z_loss: float = 0.0
+    """Adds that much of the squared log of the softmax's sum per token."""
+    label_smoothing: float = 0.0
+    """Share of a target's weight that goes to all tokens of the vocabulary alike, as in torch's cross_entropy."""
+
+
+PLAIN = Objective()
