@@ -24,7 +24,7 @@ from lakh import __version__, config, storage
 from lakh.corpus import sources as listing
 from lakh.corpus.card import CARD, MADE, card
 from lakh.corpus.document import Progress
-from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, open_engine
+from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, AlreadyBuilt, open_engine
 from lakh.corpus.plan import Plan, Settings, Survey, make_plan, survey
 from lakh.corpus.report import Report, read_report
 from lakh.corpus.shards import FORMAT, MADE_BY, check_shard
@@ -93,6 +93,8 @@ def build(
             )
             try:
                 counts = run_steps(running, plan)
+            except AlreadyBuilt:
+                return _await_corpus(url)
             finally:
                 running.close()
             if counts is None:  # another member of the array commits

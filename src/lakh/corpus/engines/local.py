@@ -24,7 +24,7 @@ from typing import Any
 
 from lakh import storage
 from lakh.corpus.document import Progress
-from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, Rows, Step
+from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, AlreadyBuilt, Rows, Step
 from lakh.corpus.engines.workers import Done, Workers
 from lakh.corpus.exchange import Marker, RunWriter, read_marker, read_section
 from lakh.corpus.plan import Plan
@@ -89,7 +89,7 @@ class LocalEngine:
         self.tasks_reused += len(mine) - len(todo)
         self._do(_Job(self.plan, step, folder, tuple((k, tuple(v)) for k, v in inputs.items())), mine, todo)
         if of > 1 and (self.leads or not step.is_last):
-            _await_members(folder, step)
+            _await_members(folder, step, self.plan.out)
         return {port: LocalRows(folder, port, step.num_buckets) for port in step.ports}
 
     def collect(self, rows: Rows) -> Iterator[Any]:
@@ -178,12 +178,14 @@ def _finished_tasks(folder: str) -> set[int]:
     return finished
 
 
-def _await_members(folder: str, step: Step) -> None:
+def _await_members(folder: str, step: Step, out: str) -> None:
     deadline_s = time.monotonic() + MEMBER_TIMEOUT_S
     while True:
         missing = step.num_buckets - len(_finished_tasks(folder))
         if not missing:
             return
+        if storage.is_complete(out):
+            raise AlreadyBuilt
         if time.monotonic() > deadline_s:
             found = (
                 f"{missing} of {step.num_buckets} tasks were not done within MEMBER_TIMEOUT_S = {MEMBER_TIMEOUT_S:g} s"
