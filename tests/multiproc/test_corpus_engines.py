@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from lakh.corpus import Settings, build
+from lakh.corpus import Settings, build, pipeline, plan, read_report
 
 SETTINGS = Settings(split_bytes=1_000_000, per_repo_bytes=700_000)
 
@@ -159,6 +159,21 @@ def test_the_parts_of_an_array_give_the_bytes_of_one_build(library: Path, truth:
     parts = [subprocess.Popen([*command, "--part", f"{number}/3"]) for number in (2, 1, 0)]
     assert [part.wait(timeout=120) for part in parts] == [0, 0, 0]
     assert contents(out) == contents(truth)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("place", ["plan", "step"])
+def test_a_part_that_looks_up_after_the_others_have_ended_ends_too(
+    library: Path, truth: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The corpus is there and its work is gone, but this part had looked before."""
+    out = tmp_path / "out"
+    shutil.copytree(truth, out)
+    monkeypatch.setattr(pipeline, "_finished", lambda *anything: None)
+    if place == "step":  # it still saw the plan, whose steps have left no marker since
+        monkeypatch.setattr(plan, "_await_plan", lambda *anything: {"identity": anything[1], "num_splits": 1})
+    found = build([str(library / "one"), str(library / "two")], out, workers=1, member=(2, 3))
+    assert found.output_sha256 == read_report(str(truth)).output_sha256
 
 
 def test_what_an_earlier_corpus_has_does_not_come_again(library: Path, truth: Path, tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from lakh import __version__, config, storage
 from lakh.corpus import sources as listing
 from lakh.corpus.card import CARD, MADE, card
 from lakh.corpus.document import Progress
-from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, AlreadyBuilt, open_engine
-from lakh.corpus.plan import Plan, Settings, Survey, make_plan, survey
+from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, open_engine
+from lakh.corpus.plan import AlreadyBuilt, Plan, Settings, Survey, make_plan, survey
 from lakh.corpus.report import Report, read_report
 from lakh.corpus.shards import FORMAT, MADE_BY, check_shard
 from lakh.corpus.steps import run_steps
@@ -79,7 +79,10 @@ def build(
         cpu_seconds = 0.0
         if report is None:
             storage.require_space(url, found.code_bytes // 2)  # spool and shards compress to about a quarter each
-            plan = make_plan(found, settings, url, work, earlier, member[0])
+            try:
+                plan = make_plan(found, settings, url, work, earlier, member[0])
+            except AlreadyBuilt:
+                return _await_corpus(url)
             if member[0] == 0:
                 _clear(url, plan)
             running = open_engine(

@@ -35,7 +35,7 @@ from lakh.corpus.shards import ParquetOut, check_shard, read_group
 from lakh.corpus.sources import Fingerprint, Source, batches
 from lakh.errors import ConfigError, PeerTimeout, UserError
 
-__all__ = ["Plan", "Settings", "Survey", "make_plan", "survey"]
+__all__ = ["AlreadyBuilt", "Plan", "Settings", "Survey", "make_plan", "survey"]
 
 MAX_SPLITS = 2000
 MAX_BUCKETS = 256
@@ -123,6 +123,10 @@ def survey(opened: Sequence[Source], settings: Settings, work: str, member: int 
     return Survey(tuple(source.name for source in opened), fingerprint.hexdigest(), code_bytes)
 
 
+class AlreadyBuilt(Exception):
+    """The other members of an array have ended the build and removed its work, and this one had no part in the rest."""
+
+
 def make_plan(
     found: Survey, settings: Settings, out: str, work: str, earlier: Sequence[Report] = (), member: int = 0
 ) -> Plan:
@@ -142,7 +146,7 @@ def make_plan(
         ).encode()
     ).hexdigest()
     plan_url, fresh = storage.join(work, PLAN), storage.join(work, _fresh(member))
-    old = _read_plan(plan_url) if member == 0 else _await_plan(plan_url, identity)
+    old = _read_plan(plan_url) if member == 0 else _await_plan(plan_url, identity, out)
     resumed = member == 0 and old.get("identity") == identity
     if old.get("identity") != identity:
         for name in storage.list_dir(work):
@@ -166,12 +170,14 @@ def _fresh(member: int) -> str:
     return f"fresh-{member:05d}.parquet"
 
 
-def _await_plan(url: str, identity: str) -> dict[str, Any]:
+def _await_plan(url: str, identity: str, out: str) -> dict[str, Any]:
     deadline_s = time.monotonic() + PLAN_TIMEOUT_S
     while time.monotonic() < deadline_s:
         plan = _read_plan(url)
         if plan.get("identity") == identity:
             return plan
+        if storage.is_complete(out):
+            raise AlreadyBuilt
         time.sleep(1)
     found = f"part 0 made no plan of these sources and settings within PLAN_TIMEOUT_S = {PLAN_TIMEOUT_S:g} s"
     raise PeerTimeout(url, found, "look at part 0; all parts need the same command and the same files")

@@ -33,7 +33,6 @@ __all__ = [
     "MEMBER_POLL_S",
     "MEMBER_TIMEOUT_S",
     "MEMORY_PER_WORKER_BYTES",
-    "AlreadyBuilt",
     "Engine",
     "Given",
     "Rows",
@@ -51,12 +50,6 @@ ENGINES = ("local", "beam", "spark")
 MEMBER_TIMEOUT_S = 6 * 3600.0
 """How long a member of an array waits for the others' part of a step."""
 MEMBER_POLL_S = 2.0
-
-
-class AlreadyBuilt(Exception):
-    """The other members have ended the build, and what they left of it, while this one had nothing to do."""
-
-
 MEMORY_PER_WORKER_BYTES = 1 << 30
 
 

@@ -24,10 +24,10 @@ from typing import Any
 
 from lakh import storage
 from lakh.corpus.document import Progress
-from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, AlreadyBuilt, Rows, Step
+from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, Rows, Step
 from lakh.corpus.engines.workers import Done, Workers
 from lakh.corpus.exchange import Marker, RunWriter, read_marker, read_section
-from lakh.corpus.plan import Plan
+from lakh.corpus.plan import AlreadyBuilt, Plan
 from lakh.corpus.trail import Trail
 from lakh.errors import CorruptShard, PeerTimeout
 
