@@ -44,7 +44,8 @@ def train(
 
     names = _chosen("--shapes", shapes, SHAPES)
     rivals = _chosen("--peers", peers, PEERS) if peers.strip() else []
-    with console().status("measuring") as status:
+    talk = console()
+    with talk.status("measuring") as status:
         found = bench_train(
             names,
             peers=rivals,
@@ -52,6 +53,9 @@ def train(
             repeats=repeats,
             micro_batch=micro_batch,
             progress=lambda text: status.update(text),
+            found=lambda row: talk.print(
+                f"{row.shape}, {row.system}: {row.failed or f'{row.tok_per_s:,.0f} tokens/s'}"
+            ),
         )
     rows = [asdict(row) for row in found]
     data = {"machine": machine(), "rows": rows}

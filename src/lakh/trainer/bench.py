@@ -134,8 +134,11 @@ def bench_train(
     repeats: int = 7,
     micro_batch: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
+    found: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """A row for each peer, for lakh and, if asked for, for each feature switched on after the other."""
+    """A row for each peer, for lakh and, if asked for, for each feature switched on after the other; on a GPU, where
+    each takes its time, `found` hears of each at once.
+    """
     on_gpu = torch.cuda.is_available()
     systems = [PEERS[name] for name in peers] + [LAKH]
     if on_gpu:
@@ -145,7 +148,7 @@ def bench_train(
     rows: list[Row] = []
     for name in shapes:
         shape = SHAPES[name] if micro_batch is None else replace(SHAPES[name], micro_batch=micro_batch)
-        measured = _measure_apart(name, shape, systems, repeats, progress)
+        measured = _measure_apart(name, shape, systems, repeats, progress, found)
         if not on_gpu:
             measured = _measure_alternately(name, shape, systems, repeats)
         base = next((row.tok_per_s for row in measured if row.system in PEERS and not row.failed), None)
@@ -154,7 +157,12 @@ def bench_train(
 
 
 def _measure_apart(
-    name: str, shape: Shape, systems: Sequence[System], repeats: int, progress: Callable[[str], None]
+    name: str,
+    shape: Shape,
+    systems: Sequence[System],
+    repeats: int,
+    progress: Callable[[str], None],
+    found: Callable[[Row], None],
 ) -> list[Row]:
     """One after the other: a GPU's clock is steady, and two large models do not fit side by side."""
     rows = []
@@ -162,7 +170,9 @@ def _measure_apart(
         if system.is_peer and shape.document:
             continue  # it has no document masks in this form
         progress(f"{name}: {system.name}")
-        rows.append(measure(name, shape, system, repeats=repeats))
+        row = measure(name, shape, system, repeats=repeats)
+        found(row)
+        rows.append(row)
     return rows
 
 
@@ -254,7 +264,7 @@ def stepper(
         optim=Optimizer(lr=1e-4),
     )
     batch = _batch(shape, device)
-    model = _peer_model(shape, system) if system.is_peer else _lakh_model(shape, system, device)
+    model = _PeerModel(shape.model, device) if system.is_peer else _lakh_model(shape, system, device)
     model.to(device)
     if system.precision in ("bf16", "fp8"):
         model.bfloat16()
@@ -329,30 +339,26 @@ class _WithLogits(nn.Module):
         return next_token_loss(self.inner(inputs, positions, documents=documents), targets_BT)
 
 
-def _peer_model(shape: Shape, system: System) -> nn.Module:
-    return _PeerModel(shape.model)
-
-
 class _PeerModel(nn.Module):
     """transformers' Llama of the same shape, called like ours."""
 
-    def __init__(self, spec: Model) -> None:
+    def __init__(self, spec: Model, device: torch.device) -> None:
         super().__init__()
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        self.inner = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=spec.vocab,
-                hidden_size=spec.width,
-                intermediate_size=spec.ffn,
-                num_hidden_layers=spec.layers,
-                num_attention_heads=spec.heads,
-                num_key_value_heads=spec.kv_heads,
-                max_position_embeddings=spec.context,
-                tie_word_embeddings=spec.tied,
-                attn_implementation="sdpa",  # type: ignore[call-arg]
-            )
+        shape = LlamaConfig(
+            vocab_size=spec.vocab,
+            hidden_size=spec.width,
+            intermediate_size=spec.ffn,
+            num_hidden_layers=spec.layers,
+            num_attention_heads=spec.heads,
+            num_key_value_heads=spec.kv_heads,
+            max_position_embeddings=spec.context,
+            tie_word_embeddings=spec.tied,
+            attn_implementation="sdpa",  # type: ignore[call-arg]
         )
+        with device:
+            self.inner = LlamaForCausalLM(shape)
 
     def forward(self, inputs: Tensor, positions: Tensor | None, *, targets_BT: Tensor, **_: object) -> Tensor:
         return next_token_loss(self.inner(inputs, use_cache=False).logits, targets_BT)
