@@ -51,7 +51,10 @@ def answers(function: Callable[..., Answer]) -> Callable[..., int]:
         elif answer.text is not None:
             from rich.console import Console
 
-            Console().print(answer.text, crop=False)  # a line that may not be broken is longer than the window
+            screen = Console()
+            with screen.capture() as shown:  # rich itself would leave with 1 when nobody reads any more
+                screen.print(answer.text, crop=False)  # a line that may not be broken is longer than the window
+            click.echo(shown.get(), nl=False)
         return answer.exit_code
 
     return wrapper
@@ -74,8 +77,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
     result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        whole = numeric or all(len(_cell(row[index])) <= SHORT_WORD_CHARS for row in rows)
-        result.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
+        longest = max((len(_cell(row[index])) for row in rows), default=0)
+        whole = numeric or longest <= SHORT_WORD_CHARS
+        result.add_column(
+            column,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=whole,
+            min_width=max(longest, len(column)) if whole else None,  # rich cuts digits off to fit a narrow window
+        )
     for row in rows:
         result.add_row(*[Text(_cell(value)) for value in row])  # Text: no markup, "[train]" stays
     return result

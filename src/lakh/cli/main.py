@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import select
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -63,7 +65,19 @@ EXTRAS = {
 }
 
 
-@click.group(cls=LazyGroup, commands_table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+class Root(LazyGroup):
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except BrokenPipeError as error:  # click takes each for the reader of our output, who may leave, as `head` does
+            poll = select.poll()
+            poll.register(1, 0)
+            if any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+                raise
+            raise RuntimeError("a pipe to another process broke") from error
+
+
+@click.group(cls=Root, commands_table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="lakh")
 def cli() -> None:
     """Train code language models from one laptop to one lakh (100,000) GPUs, with one tool."""
@@ -94,8 +108,7 @@ def _run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         todo = "run the same command again: what it had finished and kept is reused"
         return _report(Interrupted(command, "interrupted", todo), arguments)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; do not complain about that
+    except SystemExit:  # click's, for a pipe that nobody reads any more; nobody else here leaves so
         return 0
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]

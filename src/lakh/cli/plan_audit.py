@@ -25,7 +25,10 @@ def audit(file: str | None, seed: bool) -> Answer:
     found = judge(claims)
     data = {"title": claims.title, "claims": [verdict.as_dict() for verdict in found]}
     rows = [
-        [v.id, v.claim, f"{v.stated:,.6g}", f"{v.right:,.6g} {v.unit}", v.verdict, f"{v.reason}  [{v.formula}]"]
+        [
+            v.verdict,
+            f"{v.id}. {v.claim}\nstated {v.stated:,.6g}, right {v.right:,.6g} {v.unit}  [{v.formula}]\n{v.reason}\n",
+        ]
         for v in found
     ]
-    return Answer(data, table(["#", "claim", "stated", "right", "verdict", "why"], rows, claims.title))
+    return Answer(data, table(["verdict", "claim, figures, why"], rows, claims.title))

@@ -9,6 +9,7 @@ talk across it at once. Files lie in clusters/; a bare name such as "laptop" fin
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,8 +149,9 @@ def shared_file(folder: str, name: str, suffix: str) -> Path:
             if path.exists():
                 return path
         known = sorted({p.stem for base in _shared_folders() for p in (base / folder).glob(f"*{suffix}")})
+        near = difflib.get_close_matches(bare, known, n=1)
         todo = f"give a path, or one of: {', '.join(known)}" if known else "give a path"
-        raise UserError(f"{folder}/{bare}{suffix}", "no such file", todo)
+        raise UserError(f"{folder}/{bare}{suffix}", "no such file", f"did you mean {near[0]}?" if near else todo)
     raise UserError(name, "no such file", "check the path")
 
 

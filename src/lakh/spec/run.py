@@ -7,6 +7,7 @@ the same Run is valid on a laptop and on a cluster.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
@@ -300,10 +301,10 @@ def load_run(source: str | Path, sets: Sequence[str] = ()) -> Run:
     path = shared_file("recipes", file, ".py")
     if path.suffix != ".py":
         raise UserError(text, "is neither a recipe (.py) nor a run (.toml)", "give one of these")
-    return config.with_sets(_call_recipe(path, function), sets, origin=path.name)
+    return config.with_sets(_call_recipe(path, file, function), sets, origin=path.name)
 
 
-def _call_recipe(path: Path, function: str) -> Run:
+def _call_recipe(path: Path, typed: str, function: str) -> Run:
     path = path.resolve()
     spec = importlib.util.spec_from_file_location(f"lakh_recipe_{path.stem}", path)
     assert spec is not None  # the suffix is .py
@@ -311,7 +312,7 @@ def _call_recipe(path: Path, function: str) -> Run:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        result = _recipe_function(path, module, function)()
+        result = _recipe_function(typed, module, function)()
     except (ConfigError, InfeasiblePlan) as error:
         raise type(error)(f"{error.where} ({path.name})", error.found, error.todo) from None
     except LakhError:
@@ -325,7 +326,7 @@ def _call_recipe(path: Path, function: str) -> Run:
     return result
 
 
-def _recipe_function(path: Path, module: Any, name: str) -> Callable[[], Any]:
+def _recipe_function(typed: str, module: Any, name: str) -> Callable[[], Any]:
     own = {
         key: value
         for key, value in vars(module).items()
@@ -333,9 +334,11 @@ def _recipe_function(path: Path, module: Any, name: str) -> Callable[[], Any]:
     }
     if name:
         if name not in own:
-            raise UserError(f"{path}:{name}", "no such recipe", f"choose one of: {', '.join(own) or 'none there'}")
+            near = difflib.get_close_matches(name, own, n=1)
+            todo = f"did you mean {typed}:{near[0]}?" if near else f"choose one of: {', '.join(own) or 'none there'}"
+            raise UserError(f"{typed}:{name}", "no such recipe", todo)
         return own[name]
     if len(own) != 1:
-        choices = ", ".join(f"{path}:{key}" for key in own)
-        raise UserError(str(path), f"holds {len(own)} recipes", f"name one: {choices or 'write a function'}")
+        choices = ", ".join(f"{typed}:{key}" for key in own)
+        raise UserError(typed, f"holds {len(own)} recipes", f"name one: {choices or 'write a function'}")
     return next(iter(own.values()))

@@ -37,3 +37,12 @@ def test_numbers_and_short_words_are_never_broken_over_lines(monkeypatch: pytest
     row = ["a-run-with-quite-a-long-name", "running", 100_000, 409_512.4, 1.6384]
     printed = shown(Answer({}, table(["run", "state", "step", "tokens/s", "loss"], [row])))
     assert {"running", "100,000", "409,512", "1.638"} <= set(printed.split())
+
+
+@pytest.mark.parametrize("columns", [25, 50])
+def test_no_figure_loses_digits_however_narrow_the_window(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    figures = [1_234_567, 89_012, 409_512.4, 1.6384, "12.5%"]
+    printed = shown(Answer({}, table(["step", "batch", "tokens/s", "loss", "goodput"], [figures]))).split()
+    assert printed[:5] == ["step", "batch", "tokens/s", "loss", "goodput"]
+    assert printed[-5:] == ["1,234,567", "89,012", "409,512", "1.638", "12.5%"]

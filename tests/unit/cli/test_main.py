@@ -94,6 +94,10 @@ def test_a_missing_extra_names_the_line_that_installs_it(engine: str, tmp_path: 
         (("corpus", "biuld", "src"), "did you mean 'build'?"),
         (("tokens", "x"), "lakh tokens --help lists them"),
         (("config", "check", "nowhere.toml"), "nowhere.toml: no such file"),
+        (("config", "check", "laptp"), "did you mean laptop?"),
+        (("config", "check", "nothing-like-it"), "give a path, or one of: cluster, laptop, node"),
+        (("config", "check", "sizes"), "name one: sizes:code_160m, sizes:code_1b"),
+        (("config", "check", "sizes:code_9b"), "did you mean sizes:code_7b?"),
         (("config", "check", "laptop", "--set", "optim.lrr=1"), "did you mean optim.lr?"),
         (("config", "check", "laptop", "--set", "mesh.tp=3"), "does not divide model.kv_heads 2; choose one of 1, 2"),
         (("config", "check", "laptop", "--ranks", "3"), "cannot be split"),
@@ -189,3 +193,29 @@ def test_answers_that_cannot_be_written_are_no_bug(more: tuple[str, ...]) -> Non
         )  # fmt: skip
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
     assert "no space left" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("config", "check", "laptop"), ("config", "show", "laptop")])
+def test_a_reader_that_left_is_no_failure(arguments: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "lakh", *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_broken_pipe_that_is_not_our_output_is_a_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lose_a_worker(*args: object, **kwargs: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(main.LazyGroup, "invoke", lose_a_worker)
+    with pytest.raises(SystemExit) as caught:
+        main_module(["config", "check", "laptop"])
+    assert caught.value.code == 1
+    assert "Broken pipe" in capsys.readouterr().err
