@@ -1,9 +1,13 @@
-"""lakh corpus: build a corpus, report on it, show one document."""
+"""lakh corpus: build a corpus, report on it, show one document.
+
+What does the work is imported when a command is called: `--help` needs no extra and answers at once.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,17 +15,16 @@ from lakh import config, storage
 from lakh.cli.face import Answer, answers, console, set_option, table
 from lakh.cli.lazy import Group
 from lakh.cli.progress import progress_bar
-from lakh.corpus import REASONS, Report, Settings, build, read_report
-from lakh.corpus.document import Progress
-from lakh.corpus.engines import ENGINES
-from lakh.corpus.find import Life, examples, find
-from lakh.corpus.report_html import report_html
-from lakh.corpus.sources import fetch_all, open_sources
-from lakh.corpus.sources.fetched import Fetched
 from lakh.errors import UserError
 
-__all__ = ["corpus"]
+if TYPE_CHECKING:
+    from lakh.corpus import Report
+    from lakh.corpus.document import Progress
+    from lakh.corpus.find import Life
 
+__all__ = ["ENGINES", "corpus"]
+
+ENGINES = ("local", "beam", "spark")  # a test holds them to lakh.corpus.engines
 TOLD_S = 20.0
 BUILD_FACTS = ("reused", "seconds", "cpu_seconds", "mb_per_cpu_second", "engine", "tasks", "peak_rss_bytes")
 
@@ -72,6 +75,8 @@ def build_command(
     line. Interrupted or killed, the same command goes on where it stood. Settings for --set are, for example,
     filters.max_file_bytes, near.threshold, licences.take, secrets.action and seed.
     """
+    from lakh.corpus import Settings, build
+
     if max_bytes_per_repo is not None:
         sets = (*sets, f"per_repo_bytes={max_bytes_per_repo}")
     settings = config.with_sets(Settings(), sets, origin="corpus settings")
@@ -105,6 +110,9 @@ def fetch_command(sources: tuple[str, ...], skip_missing: bool) -> Answer:
 
     SRC are pypi:NAME, npm:NAME, debian:NAME, git:REPO, or @FILE with such words.
     """
+    from lakh.corpus.sources import fetch_all, open_sources
+    from lakh.corpus.sources.fetched import Fetched
+
     with progress_bar() as progress:
         opened = fetch_all(open_sources(sources), skip_missing=skip_missing, progress=told_now_and_then(progress))
     fetched = [source for source in opened if isinstance(source, Fetched)]
@@ -127,6 +135,10 @@ def fetch_command(sources: tuple[str, ...], skip_missing: bool) -> Answer:
 @answers
 def report_command(folder: str, verify: bool, html: str | None, samples: int) -> Answer:
     """What a corpus holds, and why the rest was left out."""
+    from lakh.corpus import read_report
+    from lakh.corpus.find import examples
+    from lakh.corpus.report_html import report_html
+
     report = read_report(folder)
     checked = report.verify() if verify else None
     data = report.as_dict() | {"verified_files": checked, "settings": dict(report.settings)}
@@ -156,6 +168,8 @@ def show_command(folder: str, wanted: str, life: bool) -> Answer:
 
     ID is a document's id, the beginning of it, or repo/path.
     """
+    from lakh.corpus.find import find
+
     found = find(folder, wanted)
     data = {"kept": found.document is not None, "id": found.id, "repo": found.repo, "path": found.path}
     if found.document is None:
@@ -189,6 +203,8 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _dropped(found: Life) -> str:
+    from lakh.corpus import REASONS
+
     why = f"{found.reason} ({REASONS.get(found.reason, '')})" + (f": {found.detail}" if found.detail else "")
     return f"{found.repo}/{found.path} was dropped: {why}"
 
@@ -211,6 +227,8 @@ def _life(found: Life) -> str:
 
 def _summary(report: Report, head: str) -> str:
     from rich.console import Console
+
+    from lakh.corpus import REASONS
 
     rows = [("read", report.read, ""), ("kept", report.kept, f"{report.bytes_out / 1e6:,.1f} MB of text")]
     rows += [(f"  dropped: {reason}", count, REASONS.get(reason, "")) for reason, count, _ in report.funnel()]

