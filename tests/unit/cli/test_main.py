@@ -108,6 +108,8 @@ def test_a_missing_extra_names_the_line_that_installs_it(engine: str, tmp_path: 
         (("config", "check", "laptop", "--set", "optim.lrr=1"), "did you mean optim.lr?"),
         (("config", "check", "laptop", "--set", "mesh.tp=3"), "does not divide model.kv_heads 2; choose one of 1, 2"),
         (("config", "check", "laptop", "--ranks", "3"), "cannot be split"),
+        (("plan", "goodput", "--restart", "nan"), "--restart nan: is no finite number"),
+        (("plan", "cost", "--model", "llama3-8b", "--tokens", "1e999"), "--tokens inf: is no finite number"),
         (("train", "laptop", "--fault", "burn", "--out", "/proc/none"), "error"),
         (("checkpoint", "verify", "/nowhere"), "no complete checkpoint"),
         (("checkpoint", "list", "/nowhere"), "no such folder"),
