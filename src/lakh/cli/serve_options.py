@@ -106,10 +106,14 @@ class Face:
     ) -> None:
         self.host, self.port = listen_address("--http", address)
         self._also = None if grpc_address is None else listen_address("--grpc", grpc_address)
+        from lakh.server.faces.address import check_free
         from lakh.server.faces.keys import Keys
         from lakh.server.faces.tls import tls_of
         from lakh.server.store import open_store
 
+        check_free("--http", self.host, self.port)
+        if self._also is not None:
+            check_free("--grpc", *self._also)
         self._keys = Keys.load(keys_file) if keys_file else None
         self._tls = tls_of(tls_cert, tls_key, tls_client_ca)
         self.store = open_store(cache)

@@ -24,6 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from lakh.errors import UserError
 from lakh.server import proto
 from lakh.server.backend import Piece, Usage
+from lakh.server.faces.address import check_free
 from lakh.server.faces.desk import Desk, refusal
 from lakh.server.faces.tls import Tls
 from lakh.server.requests import BadRequest, parse
@@ -49,9 +50,15 @@ _WORDS = ("stop_rule", "order", "supersede", "user", "model", "cache_salt")
 
 
 @contextlib.asynccontextmanager
-async def running(desk: Desk, host: str, port: int, *, tls: Tls | None = None) -> AsyncIterator[str]:
+async def running(
+    desk: Desk, host: str, port: int, *, tls: Tls | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
+) -> AsyncIterator[str]:
     """Answers inside the block; gives the address with the real port where 0 was asked for."""
-    grpc_server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
+    options = [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.so_reuseport", 0),  # else a second server takes half of the first one's connections, and nobody is told
+    ]
+    grpc_server = grpc.aio.server(options=options)
     face = _Face(desk)
     handlers = {
         "Complete": grpc.unary_stream_rpc_method_handler(
@@ -85,6 +92,7 @@ async def running(desk: Desk, host: str, port: int, *, tls: Tls | None = None) -
         else:
             real_port = grpc_server.add_secure_port(where, tls.grpc_credentials())
     except RuntimeError:
+        check_free("--grpc", host, port)  # says why, where it can; gRPC does not
         raise UserError(where, "cannot be listened on", "choose another, or port 0: --grpc HOST:PORT") from None
     await grpc_server.start()
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)

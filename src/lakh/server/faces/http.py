@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import logging
 import math
 import signal
-import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -33,9 +31,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from lakh.errors import UserError
 from lakh.server.backend import Backend, Piece, Usage
 from lakh.server.faces import openapi
+from lakh.server.faces.address import cannot_listen
 from lakh.server.faces.desk import Desk, refusal
 from lakh.server.faces.dialects import DIALECTS, Answered, Dialect
 from lakh.server.faces.keys import Keys
@@ -60,8 +58,8 @@ compact = json.JSONEncoder(separators=(",", ":")).encode  # llama.vim looks for 
 class Server:
     """The application and its state. `app` is what aiohttp serves."""
 
-    def __init__(self, desk: Desk, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
-        self.desk = desk
+    def __init__(self, desk: Desk, *, max_body_bytes: int = MAX_BODY_BYTES, drain_s: float = DRAIN_S) -> None:
+        self.desk, self.max_body_bytes, self._drain_s = desk, max_body_bytes, drain_s
         self.url = ""
         self._created = int(time.time())
         self.app = web.Application(client_max_size=max_body_bytes, middlewares=[_errors])
@@ -76,6 +74,12 @@ class Server:
                 web.get("/openapi.json", self.openapi),
             ]
         )
+
+    async def drain(self) -> None:
+        """Take no new requests on any face, and give those at work so long to finish; both faces go on telling it."""
+        if not self.desk.draining:
+            self.desk.draining = True
+            await self.desk.backend.drain(self._drain_s)
 
     async def models(self, _: web.Request) -> web.Response:
         frame = {"object": "model", "created": self._created, "owned_by": "lakh"}
@@ -262,10 +266,10 @@ async def running(
 ) -> AsyncIterator[Server]:
     """A server that answers inside the block; `url` has the real port where 0 was asked for.
 
-    At the end it takes no new requests and gives those at work `drain_s` to finish; the rest end with
-    "abort". The backend and the store are closed with it.
+    At the end it drains: no new requests, and `drain_s` for those at work; the rest end with "abort". Only then
+    does it stop listening. The backend and the store are closed with it.
     """
-    server = Server(Desk(backend, keys=keys, store=store), max_body_bytes=max_body_bytes)
+    server = Server(Desk(backend, keys=keys, store=store), max_body_bytes=max_body_bytes, drain_s=drain_s)
     runner = web.AppRunner(
         server.app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_S, logger=wire_log
     )
@@ -276,15 +280,13 @@ async def running(
         try:
             await site.start()
         except OSError as error:
-            raise _cannot_listen(host, port, error) from None
+            raise cannot_listen("--http", host, port, error) from None
         scheme = "http" if tls is None else "https"
         server.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}"
         try:
             yield server
         finally:
-            server.desk.draining = True
-            await site.stop()
-            await backend.drain(drain_s)
+            await server.drain()
     finally:
         await runner.cleanup()
         await backend.close()
@@ -327,18 +329,11 @@ async def _serve(
         if grpc_address is not None:
             from lakh.server.faces import grpc
 
-            also = await stack.enter_async_context(grpc.running(server.desk, *grpc_address, tls=tls))
+            limit = server.max_body_bytes
+            also = await stack.enter_async_context(
+                grpc.running(server.desk, *grpc_address, tls=tls, max_message_bytes=limit)
+            )
         ready(server.url, also)
         await stop.wait()
         log.info("stopping: requests at work may finish")
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
-    where = f"{host}:{port}"
-    if error.errno == errno.EADDRINUSE:
-        return UserError(where, "the port is in use", "choose another, or 0 for any free one: --http HOST:PORT")
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return UserError(where, "this port needs more rights", "choose one from 1024 up: --http HOST:PORT")
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return UserError(where, "is no address of this machine", "use 127.0.0.1 or 0.0.0.0: --http HOST:PORT")
-    return UserError(where, f"cannot be listened on ({error.strerror or error})", "choose another: --http HOST:PORT")
+        await server.drain()  # before either face closes: a stream of one is worth as much as one of the other

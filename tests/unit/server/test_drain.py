@@ -1,0 +1,131 @@
+"""The end of a server: both faces say so, take nothing new, and finish what they have; and ports that are taken."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from lakh.cli.main import main
+from lakh.errors import UserError
+from lakh.server import proto
+from lakh.server.answers.local import LocalBackend
+from lakh.server.engine import Engine
+from lakh.server.faces import grpc as grpc_face
+from lakh.server.faces import http
+from lakh.server.faces.address import check_free
+from lakh.server.faces.desk import Desk
+
+PATIENCE_S = 30.0
+
+
+def lakh(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return int(caught.value.code or 0)
+
+
+def test_asked_to_stop_both_faces_finish_their_streams_and_take_no_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, forward = threading.Event(), engine._runner.forward
+
+    def gated(segments: Any) -> Any:
+        assert gate.wait(PATIENCE_S), "the test gave no permit"
+        return forward(segments)
+
+    monkeypatch.setattr(engine._runner, "forward", gated)
+    monkeypatch.setattr(grpc_face, "STOP_GRACE_S", 0.0)  # nobody depends on it while there is time to drain
+
+    async def story() -> None:
+        ready: asyncio.Future[tuple[str, str | None]] = asyncio.get_running_loop().create_future()
+        options = {"drain_s": PATIENCE_S}
+        backend = LocalBackend(engine)
+        serving = asyncio.create_task(
+            http._serve(
+                backend,
+                "127.0.0.1",
+                0,
+                lambda url, address: ready.set_result((url, address)),
+                ("127.0.0.1", 0),
+                None,
+                options,
+            )
+        )
+        url, address = await ready
+        assert address is not None
+        async with grpc.aio.insecure_channel(address) as channel, aiohttp.ClientSession(url) as session:
+            complete = channel.unary_stream(
+                f"/{proto.SERVICE}/Complete",
+                request_serializer=proto.CompleteRequest.SerializeToString,
+                response_deserializer=proto.CompleteChunk.FromString,
+            )
+            request = proto.CompleteRequest(prompt="def add(", max_tokens=3, temperature=0)
+
+            async def over_grpc() -> list[Any]:
+                return [chunk async for chunk in complete(request, timeout=PATIENCE_S)]
+
+            async def over_http() -> tuple[int, Any]:
+                body = {"prompt": "def add(", "max_tokens": 3, "temperature": 0}
+                async with session.post("/v1/completions", json=body) as response:
+                    return response.status, await response.json()
+
+            at_work = [asyncio.create_task(over_grpc()), asyncio.create_task(over_http())]
+            while backend.num_running + backend.num_waiting < 2:
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            health = health_pb2_grpc.HealthStub(channel)
+            asked = health_pb2.HealthCheckRequest(service="ready")
+            while (await health.Check(asked)).status != health_pb2.HealthCheckResponse.NOT_SERVING:
+                await asyncio.sleep(0.01)
+            async with session.get("/ready") as response:
+                assert response.status == 503
+            assert (await over_http())[0] == 503
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await over_grpc()
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert not any(task.done() for task in at_work)
+            gate.set()
+            chunks, (status, answer) = await at_work[0], await at_work[1]
+            assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
+            assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
+        await serving
+
+    asyncio.run(asyncio.wait_for(story(), 2 * PATIENCE_S))
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert lakh("serve", "no-such-model", "--http", f":{port}") == 2
+        assert lakh("serve", "no-such-model", "--http", ":0", "--grpc", f":{port}") == 2
+    assert capsys.readouterr().err.count("the port is in use") == 2
+
+
+@pytest.mark.parametrize(("host", "found"), [("no.such.host.invalid", "no address"), ("192.0.2.1", "no address")])
+def test_an_address_of_elsewhere_is_refused(host: str, found: str) -> None:
+    with pytest.raises(UserError, match=found):
+        check_free("--http", host, 0)
+
+
+def test_a_second_server_does_not_share_the_first_ones_grpc_port(engine: Engine) -> None:
+    async def story() -> None:
+        desk = Desk(LocalBackend(engine))
+        async with grpc_face.running(desk, "127.0.0.1", 0) as address:
+            port = int(address.rpartition(":")[2])
+            with pytest.raises(UserError, match="in use"):
+                async with grpc_face.running(desk, "127.0.0.1", port):
+                    pass
+        await desk.backend.close()
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
