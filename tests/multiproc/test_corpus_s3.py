@@ -190,21 +190,29 @@ def test_a_build_on_a_server_that_misbehaves_gives_the_bytes_of_one_on_disk(
 @pytest.mark.parametrize("server", [rclone_command], ids=["rclone"], indirect=True)  # one with a real disk is enough
 def test_killed_on_an_object_store_it_goes_on(server: type[Proxy], code: Path, tmp_path: Path) -> None:
     out = "s3://bucket/killed"
-    puts = []
+    enough, killed = threading.Event(), threading.Event()
+    puts = itertools.count(1)
 
-    def count(number: int, method: str) -> str:
-        puts.append(method)
+    def hold(number: int, method: str) -> str:
+        """After eight PUTs nothing gets through any more until the build is killed."""
+        if not enough.is_set() and method == "PUT" and next(puts) == 8:
+            enough.set()
+            return ""
+        if enough.is_set() and not killed.is_set():
+            killed.wait(120)
+            return "503"
         return ""
 
-    server.faults = staticmethod(count)
+    server.faults = staticmethod(hold)
     command = [sys.executable, "-m", "lakh", "corpus", "build", str(code), "--out", out, "--set", "split_bytes=300000"]
     process = subprocess.Popen([*command, "--workers", "1"], stderr=subprocess.DEVNULL, env=dict(os.environ))
-    deadline_s = time.monotonic() + 120
-    while puts.count("PUT") < 8 and process.poll() is None:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-    process.kill()
-    process.wait(timeout=30)
+    try:
+        assert enough.wait(120)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+        killed.set()
     there = build([str(code)], out, SETTINGS, workers=1)
     here = build([str(code)], tmp_path / "here", SETTINGS, workers=1)
     assert there.manifest() == here.manifest()
