@@ -91,7 +91,7 @@ def wait_for_count() -> Callable[[str, Callable[[int], bool]], None]:
     """Wait until the number of living processes with this token in their environment is as asked for."""
 
     def wait(token: str, is_right: Callable[[int], bool]) -> None:
-        deadline_s = time.monotonic() + 30.0
+        deadline_s = time.monotonic() + 120.0
         while not is_right(len(processes_with(token))):
             assert time.monotonic() < deadline_s, f"still {processes_with(token)}"
             time.sleep(0.05)

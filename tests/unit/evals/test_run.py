@@ -109,7 +109,7 @@ def test_an_interrupted_evaluation_leaves_no_program_alive(
             token, lambda count: count >= 10
         )  # two cells of five: bubblewrap, first, examiner, zygote, candidate
         process.send_signal(number)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait(30)
