@@ -238,7 +238,7 @@ class Engine:
         tenant: str = "",
         deadline_s: float | None = None,
         rule: StopRule | None = None,
-        first_ids: frozenset[int] | None = None,
+        first_ids: tuple[int, ...] | None = None,
         skip: str = "",
     ) -> Row:
         """A request, not yet submitted. `tenant` names whose cache it shares; `skip` is text that it repeats first."""
@@ -328,10 +328,7 @@ class Engine:
         rows = self._seating.running
         if self._runner.decoder is None or not rows or self._seating.waiting:
             return 0
-        if any(
-            row.num_pending != 1 or row.sampling.temperature or row.sampling.logprobs is not None or row.first_ids
-            for row in rows
-        ):
+        if not all(row.is_plainly_greedy and row.num_pending == 1 for row in rows):
             return 0
         room = self.spec.context + 1 - max(len(row.ids) for row in rows)
         return min(burst_steps([row.limit - len(row.tokens) for row in rows]), room)
@@ -423,6 +420,6 @@ class Engine:
             self._guesser.release(row)
 
 
-def _only(logits_V: Tensor, ids: frozenset[int]) -> Tensor:
-    allowed = torch.tensor(sorted(ids), device=logits_V.device)
+def _only(logits_V: Tensor, ids: Sequence[int]) -> Tensor:
+    allowed = torch.tensor(ids, device=logits_V.device)
     return torch.full_like(logits_V, -torch.inf).index_copy(0, allowed, logits_V[allowed])

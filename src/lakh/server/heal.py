@@ -23,7 +23,7 @@ __all__ = ["Healed", "Healer"]
 
 class Healed(NamedTuple):
     ids: tuple[int, ...]
-    first_ids: frozenset[int] | None
+    first_ids: tuple[int, ...] | None
     """The first token is one of these; None: any."""
     skip: str
     """The answer repeats this first."""
@@ -34,21 +34,17 @@ class Healer:
         self._tokenizer = tokenizer
         texts = ((tokenizer.decode([token]), token) for token in range(tokenizer.vocab_size))
         # Special tokens have no text; half characters cannot be compared.
-        self._by_text = sorted((text, token) for text, token in texts if text and UNFINISHED not in text)
-        self._known: dict[int, frozenset[int]] = {}
+        by_text = sorted((text, token) for text, token in texts if text and UNFINISHED not in text)
+        self._texts, self._tokens = [text for text, _ in by_text], tuple(token for _, token in by_text)
 
     def heal(self, ids: tuple[int, ...]) -> Healed:
         """At least one token stays, for the model to read."""
         text = self._tokenizer.decode(ids[-1:]) if ids else ""
         if len(ids) < 2 or not text or UNFINISHED in text:
             return Healed(ids, None, "")
-        longer = self._beginning_with(ids[-1], text)
+        # Looked for anew each time: what is remembered of one tenant's prompts would make another's faster.
+        low, high = bisect_left(self._texts, text), bisect_left(self._texts, text + "\U0010ffff")
+        longer = self._tokens[low:high]
         if len(longer) == 1:  # nothing else could have been meant
             return Healed(ids, None, "")
         return Healed(ids[:-1], longer, text)
-
-    def _beginning_with(self, token: int, text: str) -> frozenset[int]:
-        if token not in self._known:
-            low, high = bisect_left(self._by_text, (text, -1)), bisect_left(self._by_text, (text + "\U0010ffff", -1))
-            self._known[token] = frozenset(other for _, other in self._by_text[low:high])
-        return self._known[token]

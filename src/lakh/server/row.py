@@ -58,7 +58,7 @@ class Row:
     deadline_s: float | None = None
     """On the engine's clock; past it the row ends with "abort"."""
     rule: StopRule | None = None
-    first_ids: frozenset[int] | None = None
+    first_ids: tuple[int, ...] | None = None
     """The first token is one of these (token healing)."""
 
     tokens: list[int] = field(default_factory=list)
@@ -94,6 +94,12 @@ class Row:
     def is_free(self) -> bool:
         """Samples without a seed: any draw from the right probabilities will do. With a seed the draws are given."""
         return self.sampling.temperature > 0 and self.sampling.seed is None
+
+    @property
+    def is_plainly_greedy(self) -> bool:
+        """Its next token is that of the largest score, and nothing else is asked of the scores."""
+        is_bound = self.first_ids is not None and not self.tokens
+        return self.sampling.temperature == 0 and self.sampling.logprobs is None and not is_bound
 
     def push(self, token: int) -> None:
         if self.finish_reason is not None:

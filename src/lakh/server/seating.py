@@ -67,15 +67,17 @@ class Seating:
         return late
 
     def admit(self, max_rows: int, weights_version: int) -> None:
-        """Let rows in while there is room for their prompts. One prompt many times is computed once, then shared."""
-        computing = {row.prompt for row in self.running if row.num_pending > 1}
+        """Let rows in while there is room for their prompts. One prompt many times is computed once, then shared: by
+        rows of one space. Those of another never wait for it, or they would tell from the time that it is asked.
+        """
+        computing = {(row.space, row.prompt) for row in self.running if row.num_pending > 1}
         held_back: list[Row] = []
         while self.waiting and len(self.running) < max_rows:
             row = self.waiting[0]
             if len(row.ids) // BLOCK_TOKENS + 2 > self._pool.num_available and self.running:
                 break
             self.waiting.popleft()
-            if row.prompt in computing and len(row.prompt) > BLOCK_TOKENS:
+            if (row.space, row.prompt) in computing and len(row.prompt) > BLOCK_TOKENS:
                 held_back.append(row)
                 continue
             tokens = row.ids if row.tokens else row.prompt  # the same; of a tuple parts are cut faster
@@ -89,7 +91,7 @@ class Seating:
                 self._counts.prompt_tokens += len(row.prompt)
                 self._counts.cached_tokens += row.num_cached
             if row.num_pending > 1:
-                computing.add(row.prompt)
+                computing.add((row.space, row.prompt))
             self.running.append(row)
         self.waiting.extendleft(reversed(held_back))
 

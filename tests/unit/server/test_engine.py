@@ -286,6 +286,15 @@ def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) ->
     assert [cached(tenant) for tenant in ("a", "a", "b", "b", "")] == [0, 49, 0, 49, 0]
 
 
+def test_one_tenant_does_not_wait_while_another_has_the_same_prompt_computed(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.step_tokens = 16  # a prompt takes several steps
+    rows = [engine.row(tuple(range(20, 70)), Sampling(max_tokens=1), tenant=tenant) for tenant in ("a", "b", "a")]
+    engine.submit(*rows)
+    engine.step()
+    assert [row.lease is not None for row in rows] == [True, True, False]  # its own copy waits, to share what comes
+
+
 def test_copies_of_a_prompt_are_computed_once(make_engine: MakeEngine) -> None:
     engine = make_engine()
     prompt = list(range(20, 70))
