@@ -43,7 +43,7 @@ def test_the_two_commands_are_words_of_the_makefile() -> None:
 
 @pytest.mark.slow
 def test_your_own_code_from_top_to_bottom(tmp_path: Path) -> None:
-    _, own, ask, _ = blocks()
+    _, own, ask, _, _ = blocks()
     shutil.copytree(ROOT / "src", tmp_path / "src")
     *commands, serve = own
     assert commands[0] == ". .venv/bin/activate"  # `run` puts the environment's programs on the path instead
@@ -69,7 +69,8 @@ def test_your_own_code_from_top_to_bottom(tmp_path: Path) -> None:
         server.wait()
 
 
-def test_plans_are_made_before_money_is_spent(tmp_path: Path) -> None:
-    for command in blocks()[3]:
+@pytest.mark.parametrize("block", [3, 4], ids=["on a machine with GPUs", "before money is spent"])
+def test_what_needs_no_gpu_runs_as_it_stands(block: int, tmp_path: Path) -> None:
+    for command in blocks()[block]:
         done = run(command, tmp_path)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
