@@ -33,7 +33,7 @@ FLOAT = click.FloatRange(min=0, min_open=True)
     "--prefix-chars", type=click.IntRange(16), default=6000, show_default=True, help="Sent before the cursor."
 )
 @click.option("--suffix-chars", type=click.IntRange(0), default=2000, show_default=True, help="Sent after it.")
-@click.option("--stop-rule", type=click.Choice(["line", "block"]), help="Where a completion ends by itself.")
+@click.option("--stop-rule", type=click.Choice(["line", "block", "dedent"]), help="Where a completion ends by itself.")
 @click.option("--before-after", is_flag=True, help="URL is a MODEL: serve it with one technique more each time.")
 @click.option("--draft", type=click.Path(), help="With --before-after: a draft model for the last row.")
 @click.option("--threads", type=click.IntRange(1), help="With --before-after: CPU threads of the server.")

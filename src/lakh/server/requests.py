@@ -18,6 +18,7 @@ from typing import Any
 from lakh.errors import ConfigError
 from lakh.server.fim import Order
 from lakh.server.params import Sampling
+from lakh.server.text import STOP_RULES
 
 __all__ = ["BadRequest", "CompletionRequest", "parse"]
 
@@ -66,7 +67,7 @@ class CompletionRequest:
     include_usage: bool
     model: str | None
     stop_rule: str | None = None
-    """"line" or "block": end where the code's structure says so."""
+    """One of STOP_RULES (text.py): end where the code's structure says so."""
     order: Order = "psm"
     """How prefix and suffix are put together."""
     timeout_s: float | None = None
@@ -137,7 +138,7 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         stream=stream,
         include_usage=_take(options, "include_usage", bool, False),
         model=_take(data, "model", str, None),
-        stop_rule=_one_of(data, "stop_rule", ("line", "block"), None),
+        stop_rule=_one_of(data, "stop_rule", STOP_RULES, None),
         order=_one_of(data, "order", ("psm", "spm"), "psm"),
         timeout_s=_timeout_s(data),
         supersede=_supersede(data, tenant),

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 from lakh.server.spelling import UNFINISHED, Spelling
 
-__all__ = ["StopRule", "StopText", "TextStream", "columns"]
+__all__ = ["STOP_RULES", "StopRule", "StopText", "TextStream", "columns"]
+
+STOP_RULES = ("line", "block", "dedent")
 
 
 class TextStream:
@@ -100,14 +102,15 @@ class StopRule:
     """Ends a completion where the structure of code says so.
 
     - "line": before the first line break.
-    - "block": before the first blank line, or the first line that is indented less than the line of the cursor.
+    - "dedent": before the first line that is indented less than the line of the cursor, and the blank lines before it.
+    - "block": the same, or before the first blank line.
 
-    `indent` is the indentation of the cursor's line, in columns (a tab counts 4).
+    `indent` is the indentation of the cursor's line, in columns (a tab counts 4). Lines end with \\n, \\r\\n or \\r.
     """
 
     def __init__(self, kind: str, indent: int = 0) -> None:
         self._kind, self._indent = kind, indent
-        self._held = ""  # a line break, and the beginning of the line after it, until it is clear what that line is
+        self._held = ""  # line breaks, and the beginning of the line after them, until it is clear what that line is
         self.found = False
 
     def push(self, text: str) -> str:
@@ -117,19 +120,21 @@ class StopRule:
                 break
             if self._held:
                 shown.append(self._after_break(character))
-            elif character == "\n" and self._kind == "line":
+            elif character in "\r\n" and self._kind == "line":
                 self.found = True
-            elif character == "\n":
-                self._held = "\n"
+            elif character in "\r\n":
+                self._held = character
             else:
                 shown.append(character)
         return "".join(shown)
 
     def _after_break(self, character: str) -> str:
-        if character in " \t":
+        if character in " \t\r\n":
+            is_blank_line = character in "\r\n" and self._held + character != "\r\n"
+            self.found = is_blank_line and self._kind == "block"
             self._held += character
             return ""
-        if character == "\n" or columns(self._held[1:]) < self._indent:
+        if columns(self._held.replace("\r", "\n").rpartition("\n")[2]) < self._indent:
             self.found = True
             return ""
         shown, self._held = self._held + character, ""

@@ -202,6 +202,9 @@ def test_answers_are_the_engines_whole_streamed_sampled_and_over_grpc(pair: list
             )
             request = proto.CompleteRequest(prompt="def add(", max_tokens=40, temperature=0)
             chunks = [chunk async for chunk in complete(request, timeout=PATIENCE_S)]
+            request.logprobs = 1
+            scored = [chunk async for chunk in complete(request, timeout=PATIENCE_S)]
+        assert [item.token for chunk in scored for item in chunk.logprobs] == list(greedy.tokens)
         assert "".join(chunk.text for chunk in chunks) == greedy.text
         assert chunks[-1].usage.completion_tokens == len(greedy.tokens)
 

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 FEEDBACK = ("shown", "accepted")
 FEEDBACK_TTL_S = 400 * 86_400.0
+CHARS_PER_TOKEN = 4  # of code, about: what an answer is charged for where its tokens are not known (a gateway's)
 
 
 class Desk:
@@ -81,11 +82,11 @@ class Desk:
                     metrics.prompt_sizes.add(item.prompt_tokens)
                     metrics.generation_sizes.add(item.completion_tokens)
                     metrics.latency.add(now_s - began_s)
-                    charge(item.prompt_tokens + item.completion_tokens)
+                    charge(max(item.prompt_tokens + item.completion_tokens, num_tokens))
                 else:
                     (metrics.first_token if is_first else metrics.between_pieces).add(now_s - last_s)
                     is_first = False
-                    num_tokens += len(item.tokens)
+                    num_tokens += len(item.tokens) or -(-len(item.text) // CHARS_PER_TOKEN)
                     charge(num_tokens)
                     if item.finish_reason is not None:
                         metrics.finished[item.finish_reason] += 1

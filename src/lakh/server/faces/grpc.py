@@ -183,4 +183,5 @@ def _as_openai(message: Any) -> dict[str, Any]:
         raise BadRequest("prompt", "prompt and prompt_ids: give one of them")
     body |= {name: getattr(message, name) for name in _PLAIN if message.HasField(name)}
     body |= {name: getattr(message, name) for name in _WORDS if getattr(message, name)}
-    return body | {"stop": list(message.stop), "stream": True}
+    # Log-probabilities stand beside ids here: a gateway has to ask its engines for those.
+    return body | {"stop": list(message.stop), "stream": True, "return_token_ids": "logprobs" in body}

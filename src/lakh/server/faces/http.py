@@ -50,8 +50,10 @@ wire_log = logging.getLogger(f"{__name__}.wire")
 MAX_BODY_BYTES = 4 << 20
 CLIENT_GONE = 499
 READ_TIMEOUT_S = 30.0  # for a request's body
+READER_TIMEOUT_S = 60.0  # for a client to take what was sent to it
 DRAIN_S = 10.0  # for running requests, once we were asked to stop
 CLOSE_S = 5.0  # for connections, after that
+AT_ONCE_BYTES = 1 << 14  # are taken by a connection's buffer at once
 compact = json.JSONEncoder(separators=(",", ":")).encode  # llama.vim looks for "content":" without a space
 
 
@@ -154,7 +156,7 @@ class Server:
         await response.prepare(http)
 
         async def send(data: dict[str, Any]) -> None:
-            await response.write(f"data: {compact(data)}\n\n".encode())
+            await _write(http, response, f"data: {compact(data)}\n\n".encode())
 
         try:
             async for item in _after(first, items):
@@ -169,9 +171,23 @@ class Server:
             await response.write_eof()
             return response
         if dialect.last_line is not None:
-            await response.write(f"data: {dialect.last_line}\n\n".encode())
+            await _write(http, response, f"data: {dialect.last_line}\n\n".encode())
         await response.write_eof()
         return response
+
+
+async def _write(http: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """A client that takes nothing for READER_TIMEOUT_S is one that has gone."""
+    transport = http.transport
+    if transport is None or transport.get_write_buffer_size() + len(data) < AT_ONCE_BYTES:
+        await response.write(data)  # does not wait
+        return
+    try:
+        async with asyncio.timeout(READER_TIMEOUT_S):
+            await response.write(data)
+    except TimeoutError:
+        transport.abort()
+        raise ConnectionResetError("the client takes nothing") from None
 
 
 async def _after(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -13,6 +13,7 @@ from lakh import __version__
 from lakh.server.faces.desk import FEEDBACK
 from lakh.server.params import MAX_LOGPROBS, MAX_SEED, MAX_STOPS, MAX_TEMPERATURE
 from lakh.server.requests import MAX_CHOICES, MAX_SALT_CHARS, MAX_TIMEOUT_MS
+from lakh.server.text import STOP_RULES
 
 __all__ = ["document"]
 
@@ -123,7 +124,7 @@ def _schemas() -> Schema:
         "stream": _or_null({"type": "boolean"}),
     }
     own = {
-        "stop_rule": _or_null({"enum": ["line", "block"]}),
+        "stop_rule": _or_null({"enum": list(STOP_RULES)}),
         "order": _or_null({"enum": ["psm", "spm"]}),
         "supersede": _or_null(_text()),
         "user": _or_null(_text()),
