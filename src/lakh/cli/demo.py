@@ -8,6 +8,7 @@ anywhere, the same call goes on: finished stages are reused and the training res
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -67,12 +68,12 @@ def demo(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_byte
     tokenizer and a model of a few million parameters, kills one of the training processes on the way, evaluates,
     exports and serves.
     """
-    talk = console()
+    talk = functools.partial(console().print, soft_wrap=True)  # whole lines: a command can be copied
     began = time.monotonic()
     story = _Story(Path(folder))
     for stage in _stages(folder, steps, nproc, sources, max_bytes_per_repo):
-        story.tell(stage, talk.print)
-    story.serve(f"{folder}/export", talk.print)
+        story.tell(stage, talk)
+    story.serve(f"{folder}/export", talk)
     seconds = time.monotonic() - began
     data = {"dir": folder, "seconds": seconds, "stages": story.told}
     return Answer(data, _report(story.told, folder, seconds))
@@ -154,7 +155,7 @@ class _Story:
         if known and again and not fresh and storage.exists(stage.output) and not known.get("not_run"):
             self._add({**known, "reused": True})
             return
-        say(f"\n[bold]{stage.name}[/bold]  $ lakh {shlex.join(stage.command)}")
+        say(f"\n[bold]{stage.name}[/bold]  $ lakh {_plain(shlex.join(stage.command))}")
         began = time.monotonic()
         entry: dict[str, Any] = {"name": stage.name, "command": list(stage.command), "output": stage.output}
         try:
@@ -165,12 +166,12 @@ class _Story:
                 raise
             entry |= {"not_run": str(error), "summary": f"not run: {error}"}
         entry |= {"seconds": time.monotonic() - began, "reused": False}
-        say(f"  {entry['summary']}")
+        say(f"  {_plain(entry['summary'])}")
         self._add(entry)
 
     def serve(self, model: str, say: Callable[[str], None]) -> None:
         command = ("serve", model, "--http", "127.0.0.1:0", "--json")
-        say(f"\n[bold]serve[/bold]  $ lakh {shlex.join(command)}")
+        say(f"\n[bold]serve[/bold]  $ lakh {_plain(shlex.join(command))}")
         began = time.monotonic()
         with _served(command) as ready:
             completion = _complete(ready["url"], PROMPT)
@@ -184,11 +185,18 @@ class _Story:
             "reused": True,  # costs a second, so it is always told anew and never makes later stages stale
         }
         self._add(entry)
-        say("[dim]" + PROMPT + "[/dim]" + completion.replace("[", "\\["))
+        say(f"[dim]{_plain(PROMPT)}[/dim]{_plain(completion)}")
 
     def _add(self, entry: dict[str, Any]) -> None:
         self.told.append(entry)
         storage.write_bytes(self.file, json.dumps(self.told, indent=1).encode())
+
+
+def _plain(text: str) -> str:
+    """Text in which brackets are brackets, not rich's markup."""
+    from rich.markup import escape
+
+    return escape(text)
 
 
 def _lakh(command: tuple[str, ...]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def report_html(report: Report, dropped: Mapping[str, Sequence[tuple[str, str]]]
         "<h2>Funnel</h2>",
         _funnel(funnel),
         "<h2>Languages, MB of text</h2>",
-        _bars({name: size / 1e6 for name, size in report.language_bytes.items()}, "{:,.1f}"),
+        _bars({name: size / 1e6 for name, size in report.language_bytes.items()}, "{:,.3f}"),
         "<h2>Licences, documents</h2>",
         _bars({name or "(nothing found)": float(count) for name, count in report.licences.items()}, "{:,.0f}"),
         "<h2>Secrets and personal data, places redacted</h2>",
