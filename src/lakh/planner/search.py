@@ -155,12 +155,11 @@ def _why(
         fractions = calibrated(hw.kind)[0].fractions
         ours, theirs = (step_time(shape, one, hw, fractions) for one in (best, single(layouts, rival)))
         gaps = {name: float(getattr(theirs, name) - getattr(ours, name)) for name in vars(ours)}
-        lost = max(gaps, key=lambda name: gaps[name])
         more = step_s[rival] / step_s[winner] - 1
-        words.append(
-            f"the runner-up {_name(single(layouts, rival))} takes {more:.1%} more, most of it in "
-            f"{lost.removesuffix('_s')} (+{gaps[lost]:.3g} s)"
-        )
+        told = {max(gaps, key=gaps.__getitem__), min(gaps, key=gaps.__getitem__)}  # where it loses most, and wins most
+        parts = [f"{gap:+.3g} s in {name.removesuffix('_s')}" for name, gap in gaps.items() if name in told and gap]
+        parts.sort(key=lambda part: part.startswith("-"))
+        words.append(f"the runner-up {_name(single(layouts, rival))} takes {more:.1%} more: {', '.join(parts)}")
     refused = int((~fits).sum())
     words.append(f"{refused:,} layouts need more than {limit / 2**30:.1f} GiB")
     return "; ".join(words)

@@ -1,5 +1,6 @@
 """The search counts every layout, agrees with the estimate of each, and explains itself."""
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def test_nothing_on_the_pareto_front_is_beaten_in_everything() -> None:
 def test_the_reason_names_the_runner_up_and_what_it_lost_by() -> None:
     why = search(MODEL.shape, POD, LIMITS).why
     assert "runner-up" in why
-    assert "% more, most of it in" in why
+    assert re.search(r"takes [\d.]+% more: \+[\d.e-]+ s in \w+", why)
 
 
 def test_what_fits_nowhere_is_an_answer_with_its_reason() -> None:
