@@ -71,9 +71,11 @@ def test_other_data_under_a_run_is_noticed(
     other = tmp_path / "other"
     corpus, tokenizer = tokens_dir.parent / "corpus", tokens_dir.parent / "tokenizer"
     run_lakh("tokens", "pack", str(corpus), "--tokenizer", str(tokenizer), "--out", str(other), "--heldout", "0.4")
+    before = (run_dir / "run.toml").read_text()
     done = run_lakh(*("resume", str(run_dir), "--set", f"data.tokens={other}", "--set", "train.steps=8"), check=False)
     assert done.returncode == 2, done.stderr
     assert "fingerprint differs" in done.stderr
+    assert (run_dir / "run.toml").read_text() == before  # the run can still go on as it was
 
 
 @pytest.mark.parametrize("copies", [1, 2])

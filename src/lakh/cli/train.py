@@ -6,23 +6,24 @@ or our own), they are one rank.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lakh import config, storage
+from lakh import storage
 from lakh.cli.config import amounts
 from lakh.cli.face import Answer, answers, console, set_option, table
 from lakh.errors import InfeasiblePlan, LakhError, UserError
 from lakh.spec import Fault, Run, load_run
+from lakh.trainer.run_folder import holding, record, require_run, with_absolute_paths
 
 if TYPE_CHECKING:
     from lakh.planner.estimate import Estimate
 
-__all__ = ["resume", "run_ranks", "train"]
+__all__ = ["resume", "train"]
 
 nproc_option = click.option(
     "--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks to start here."
@@ -55,18 +56,20 @@ def train(
 
     RUN is a recipe (recipes/laptop.py), a run.toml, or the name of a recipe that comes with lakh.
     """
-    loaded = load_run(run, sets)
+    loaded = with_absolute_paths(load_run(run, sets))
     loaded.model.require_plain()
     run_dir = out or f"runs/{loaded.name}"
     if "RANK" in os.environ:
         return _be_a_rank(loaded, run_dir, faults)
     if dry_run:
         return _plan(loaded, nproc if nproc > 1 else loaded.mesh.ranks)
-    _refuse_what_cannot_work(loaded, nproc)
-    if storage.list_dir(storage.join(run_dir, "checkpoints")):
-        raise UserError(run_dir, "holds a run already", f"go on with: lakh resume {run_dir}, or choose another --out")
-    _prepare(loaded, run_dir)
-    return run_ranks(loaded, run_dir, nproc=nproc, max_restarts=max_restarts, faults=faults)
+    _refuse_what_cannot_work(loaded, nproc, faults)
+    with holding(run_dir) as lock:
+        if storage.list_dir(storage.join(run_dir, "checkpoints")):
+            todo = f"go on with: lakh resume {run_dir}, or choose another --out"
+            raise UserError(run_dir, "holds a run already", todo)
+        record(loaded, run_dir)
+        return _run_ranks(loaded, run_dir, lock, nproc=nproc, max_restarts=max_restarts, faults=faults)
 
 
 @click.command()
@@ -81,20 +84,22 @@ def resume(run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, f
 
     The number of ranks may differ from before: the data goes on where it stopped, in the same order.
     """
-    loaded = load_run(run_dir, sets)
+    require_run(run_dir)
+    loaded = with_absolute_paths(load_run(run_dir, sets))
     if "RANK" in os.environ:
         return _be_a_rank(loaded, run_dir, faults)
-    _refuse_what_cannot_work(loaded, nproc)
-    if sets:
-        _prepare(loaded, run_dir)
-    return run_ranks(loaded, run_dir, nproc=nproc, max_restarts=max_restarts, faults=faults)
+    _refuse_what_cannot_work(loaded, nproc, faults)
+    with holding(run_dir) as lock:
+        return _run_ranks(loaded, run_dir, lock, nproc=nproc, max_restarts=max_restarts, faults=faults, sets=sets)
 
 
 def _plan(run: Run, ranks: int) -> Answer:
     """What would be trained: counted, and estimated by the planner. A run that does not fit is refused."""
     from lakh.planner.estimate import estimate
+    from lakh.spec.cuts import check
     from lakh.spec.placement import place_axes
 
+    check(run, ranks)
     found = estimate(run, ranks)
     if not found.fits:
         raise _unfit(run, ranks, found)
@@ -117,11 +122,14 @@ def _plan(run: Run, ranks: int) -> Answer:
     return Answer(data, table(["what", "value"], shown, title="would train (simulated; nothing was started)"))
 
 
-def _refuse_what_cannot_work(run: Run, ranks: int) -> None:
-    """In a moment, before ranks are started: the split of the batch, the memory, the data."""
+def _refuse_what_cannot_work(run: Run, ranks: int, faults: tuple[str, ...]) -> None:
+    """In a moment, before ranks are started: misspelt faults, cuts that do not work, the memory, the data."""
+    from lakh.spec.cuts import check
     from lakh.tokens.training_data import open_data
 
-    run.accumulation(ranks)
+    for fault in faults:
+        Fault.parse(fault)
+    check(run, ranks)
     _refuse_what_cannot_fit(run, ranks)
     open_data(run)
 
@@ -171,22 +179,30 @@ def _more_gpus(run: Run, ranks: int) -> str:
     return f"it fits on {node} GPUs ({found.memory_bytes['total'] / 2**30:.1f} GiB each): --nproc {node}"
 
 
-def run_ranks(run: Run, run_dir: str, *, nproc: int, max_restarts: int, faults: tuple[str, ...] = ()) -> Answer:
-    """Start the ranks, show a bar, and answer with what rank 0 said at the end."""
+def _run_ranks(
+    run: Run,
+    run_dir: str,
+    lock: int,
+    *,
+    nproc: int,
+    max_restarts: int,
+    faults: tuple[str, ...],
+    sets: tuple[str, ...] = (),
+) -> Answer:
+    """Start the ranks, show a bar, and answer with what rank 0 said at the end. `sets` are on top of run.toml."""
     from lakh.cli.progress import show_training
     from lakh.trainer.launch import can_lose_ranks, launch
 
-    for fault in faults:
-        Fault.parse(fault)  # a misspelt fault is refused before anything starts
     ended = threading.Event()
     bar = threading.Thread(target=show_training, args=(console(), run_dir, run.train.steps, ended.is_set), daemon=True)
     bar.start()
     try:
         launched = launch(
-            ["resume", run_dir],
+            ["resume", run_dir, *(word for item in sets for word in ("--set", item))],
             run_dir,
             ranks=nproc,
             max_restarts=max_restarts,
+            keeps_open=(lock,),
             first_only=[word for fault in faults for word in ("--fault", fault)],
             may_lose=can_lose_ranks(run, nproc)[0],
         )
@@ -203,14 +219,13 @@ def _be_a_rank(run: Run, run_dir: str, faults: tuple[str, ...]) -> Answer:
     die_with_launcher()
     from lakh.trainer.loop import train as train_rank
 
-    if os.environ["RANK"] == "0" and not storage.exists(storage.join(run_dir, "run.toml")):
-        _prepare(run, run_dir)
-    outcome = train_rank(
-        run,
-        run_dir,
-        faults=[Fault.parse(text) for text in faults],
-        restart_reason=os.environ.get("LAKH_RESTART_REASON", ""),
-    )
+    with _held_by_this_rank(run_dir):
+        outcome = train_rank(
+            run,
+            run_dir,
+            faults=[Fault.parse(text) for text in faults],
+            restart_reason=os.environ.get("LAKH_RESTART_REASON", ""),
+        )
     data: dict[str, Any] = {
         "steps": outcome.step,
         "tokens": outcome.tokens,
@@ -224,11 +239,7 @@ def _be_a_rank(run: Run, run_dir: str, faults: tuple[str, ...]) -> Answer:
     return Answer(data, table(["what", "value"], list(data.items())))
 
 
-def _prepare(run: Run, run_dir: str) -> None:
-    """Write the complete settings, with an absolute data folder: a run must not depend on where it is resumed."""
-    if storage.is_local(run.data.tokens):
-        tokens = str(Path(run.data.tokens).absolute())
-        run = config.from_dict(
-            Run, {**config.to_dict(run), "data": {**config.to_dict(run.data), "tokens": tokens}}, origin="run"
-        )
-    storage.write_bytes(storage.join(run_dir, "run.toml"), config.to_toml(run).encode())
+def _held_by_this_rank(run_dir: str) -> contextlib.AbstractContextManager[object]:
+    """The run's folder, on rank 0; not where our own launcher holds it for all ranks."""
+    is_first = os.environ["RANK"] == "0" and "LAKH_LAUNCHER_PID" not in os.environ
+    return holding(run_dir) if is_first else contextlib.nullcontext()

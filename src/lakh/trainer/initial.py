@@ -1,8 +1,8 @@
 """The weights that a run begins with: drawn by its seed, or those of another model.
 
 `init_from` names a Hugging Face directory, a GGUF file, or a run or checkpoint of lakh. The model must be the one that
-the run describes, apart from its context, which may be longer or shorter. A checkpoint of the run itself comes first:
-it is loaded over whatever this gives.
+the run describes, apart from its context, which may be longer or shorter. A run that has a checkpoint of its own goes
+on without that model, which may be gone by then.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from lakh.workloads.code.model import CodeModel, init_weights
 __all__ = ["builder", "read_weights"]
 
 
-def builder(run: Run) -> Callable[[], CodeModel]:
-    """A function that makes the whole model with its first weights: the same ones on every rank."""
-    weights = read_weights(run.init_from, run.model) if run.init_from else None
+def builder(run: Run, *, is_new: bool = True) -> Callable[[], CodeModel]:
+    """A function that makes the whole model with its first weights: the same ones on every rank.
+
+    Where it is not new, others will be put into it, and any will do.
+    """
+    weights = read_weights(run.init_from, run.model) if run.init_from and is_new else None
 
     def build() -> CodeModel:
         model = CodeModel(run.model)

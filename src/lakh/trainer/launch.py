@@ -100,11 +100,13 @@ def launch(
     ranks: int,
     max_restarts: int,
     first_only: Sequence[str] = (),
+    keeps_open: Sequence[int] = (),
     may_lose: bool = False,
 ) -> Launched:
     """Run `lakh ARGUMENTS` as `ranks` processes until they end well. `first_only` is left out of restarts.
 
-    `may_lose`: ranks that die are the other ranks' business, as long as one of them goes on.
+    `keeps_open`: descriptors that the ranks inherit. `may_lose`: ranks that die are the other ranks' business, as long
+    as one of them goes on.
     """
     logs = Path(run_dir) / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -112,7 +114,8 @@ def launch(
     with _Signals() as signals, tempfile.TemporaryDirectory(prefix="lakh-rendezvous-") as meeting:
         for attempt in range(max_restarts + 1):
             extra = [] if attempt else list(first_only)
-            group = _Ranks([*arguments, *extra], Path(meeting) / str(attempt), logs, ranks, attempt, reason)
+            words = [*arguments, *extra]
+            group = _Ranks(words, Path(meeting) / str(attempt), logs, ranks, attempt, reason, keeps_open)
             with group:
                 verdict = group.watch(signals, restarts_left=max_restarts - attempt, may_lose=may_lose)
             if verdict.action == "done":
@@ -126,7 +129,16 @@ def launch(
 class _Ranks:
     """The processes of one attempt."""
 
-    def __init__(self, arguments: list[str], meeting: Path, logs: Path, ranks: int, attempt: int, reason: str) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        meeting: Path,
+        logs: Path,
+        ranks: int,
+        attempt: int,
+        reason: str,
+        keeps_open: Sequence[int],
+    ) -> None:
         self.files: list[IO[bytes]] = []
         self.outputs = [logs / f"rank-{rank:05d}.{attempt}.out" for rank in range(ranks)]
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -149,7 +161,13 @@ class _Ranks:
             # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which passes it on once.
             self.processes.append(
                 subprocess.Popen(
-                    command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    pass_fds=keeps_open,
+                    start_new_session=True,
                 )
             )
 

@@ -16,43 +16,40 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
-from lakh import config, events, storage
-from lakh.errors import InfeasiblePlan, Interrupted, PeerLost, PeerTimeout, UserError
+from lakh import checkpoint, config, events
+from lakh.errors import InfeasiblePlan, Interrupted, PeerLost, PeerTimeout
 from lakh.events import Evaluated, Log, Restarted, RunEnded, RunStarted, StepDone, StepSkipped
 from lakh.spec import Fault, Run
+from lakh.spec.cuts import check
 from lakh.tokens.training_data import open_data
+from lakh.trainer.evaluation import heldout_loss
 from lakh.trainer.goodput import goodput
 from lakh.trainer.graphs import Graphed, choose_graphs
+from lakh.trainer.hooks import load_hook
 from lakh.trainer.initial import builder
 from lakh.trainer.memory import memory_bytes, ran_out
 from lakh.trainer.optim import build_optimizer, named_state
 from lakh.trainer.readings import Measured, Reading, StepClock
 from lakh.trainer.recovery import StopRequest, strike
+from lakh.trainer.run_folder import record
 from lakh.trainer.sinks import showing
 from lakh.trainer.spikes import HISTORY, judge_loss, norm_limit
 from lakh.trainer.state import State
-from lakh.trainer.step import loss_sum, objective_of, plain_pass, update, uses_bf16
+from lakh.trainer.step import objective_of, plain_pass, update, uses_bf16
 from lakh.trainer.survive import Carried, Survivors, held
 from lakh.trainer.traffic import Traffic
 from lakh.trainer.world import World
-from lakh.workloads.code.batch import IGNORED
-from lakh.workloads.code.data import Batches, heldout_batches
-from lakh.workloads.code.parallel import check, parallelise
+from lakh.workloads.code.data import Batches
+from lakh.workloads.code.parallel import parallelise
 
-__all__ = ["Hook", "Outcome", "train"]
-
-Hook = Callable[[Run, int, nn.Module], Mapping[str, float]]
-"""Called on every rank after an evaluation: the model may be cut up over ranks, so all of them take part."""
+__all__ = ["Outcome", "train"]
 
 RESOURCES_EVERY_STEPS = 10
 MAX_REWINDS = 3  # from one checkpoint; then the data is not to blame
@@ -99,7 +96,8 @@ def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restar
                     f"rank {world.rank}", found, "make data.micro_batch smaller, or use more ranks"
                 ) from None
             except (PeerLost, PeerTimeout) as error:
-                carried = training.carried() if training is not None else carried
+                if training is not None:
+                    run, carried = training.run, training.carried()  # its run knows what a rewind passes over
                 if survivors is None or carried is None:
                     raise
                 if training is not None:
@@ -133,13 +131,12 @@ class _Training:
     ) -> None:
         self.run, self.run_dir, self.world, self.log, self.started = run, run_dir, world, log, started
         self.mesh = check(run, world.size)
-        run.accumulation(world.size)  # refuses a batch that cannot be split before anything is built
-        self.hooks = [_load_hook(name) for name in run.train.hooks]
+        self.hooks = [load_hook(name) for name in run.train.hooks]
         self.data = open_data(run)
-        model = self._build_model()
+        model = self._build_model(is_new=carried is None and not checkpoint.list_complete(run_dir))
         self.state = State(run_dir, model, build_optimizer(model, run.optim), world, log)
         if carried is None:
-            self.state.restore(run, self.data)
+            self.run = run = self.state.restore(run, self.data)
         else:
             carried.put_into(self.state, run)
         self.first_mesh = carried.mesh if carried is not None else run.mesh
@@ -166,6 +163,7 @@ class _Training:
 
     def to_the_end(self, stop: StopRequest, faults: Sequence[Fault]) -> Outcome:
         run, state = self.run, self.state
+        self._record_settings()
         self._say_started()
         if state.step == 0 and run.train.eval_every:
             self.heldout, self.evaluated = self._evaluate(), 0
@@ -339,59 +337,45 @@ class _Training:
         self.run = dataclasses.replace(self.run, data=dataclasses.replace(self.run.data, skip=skips.ranges))
         self.batches.close()
         self.pending.clear()
-        state.restore(self.run, self.data)
+        self.run = state.restore(self.run, self.data)
         self.taken = state.step
         self.losses = {known: loss for known, loss in self.losses.items() if known <= state.step}
         if self.world.rank == 0:
             self.log.write(events.Rewound(step=step, to_step=state.step, reason=reason, skipped=skips.ranges))
-            asked = dataclasses.replace(self.run, mesh=self.first_mesh)
-            storage.write_bytes(storage.join(self.run_dir, "run.toml"), config.to_toml(asked).encode())
+        self._record_settings()
         self.batches = self._open_batches()
         return True
 
     # --- evaluation ---
 
-    @torch.no_grad()
     def _evaluate(self) -> float:
         began = time.monotonic()
-        model = self.state.model
-        model.eval()
-        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        count = 0
-        for batch, counted in heldout_batches(
-            self.run,
-            self.data.heldout,
-            data_rank=self.mesh.data_rank(self.world.rank),
-            data_ranks=self.mesh.data_ranks,
-            device=self.world.device,
-        ):
-            targets = batch.targets.clone()  # inputs and targets are views of the same rows
-            targets[counted:] = IGNORED  # repeats that only keep the ranks in step
-            total += loss_sum(model, dataclasses.replace(batch, targets=targets))
-            count += counted * self.run.data.sequence
-        loss_total, places = self.world.sum(float(total), float(count))
-        loss = loss_total * self.mesh.pp / places
-        model.train()
-        if isinstance(model, FSDPModule):
-            model.reshard()  # a forward without backward leaves the root whole, and its shards out of sight
-        for name, hook in self.hooks:
-            measured = dict(hook(self.run, self.state.step, model))
+        state = self.state
+        loss, sequences = heldout_loss(self.run, self.mesh, state.model, self.world, self.data.heldout)
+        for hook in self.hooks:
+            measured = hook.measure(self.run, state.step, state.model, self.world)
             if self.world.rank == 0:
-                self.log.write(events.Measured(step=self.state.step, hook=name, values=measured))
+                self.log.write(events.Measured(step=state.step, hook=hook.name, values=measured))
         if self.world.rank == 0:
-            sequences = round(places / self.run.data.sequence * self.mesh.data_ranks / self.world.size)
             seconds = time.monotonic() - began
-            self.log.write(Evaluated(step=self.state.step, loss=loss, sequences=sequences, seconds=seconds))
+            self.log.write(Evaluated(step=state.step, loss=loss, sequences=sequences, seconds=seconds))
         self.clock.start()
         return loss
 
     # --- parts ---
 
-    def _build_model(self) -> nn.Module:
+    def _build_model(self, *, is_new: bool) -> nn.Module:
+        """`is_new`: its first weights matter, because no others are put into it."""
         groups = self.world.groups(self.mesh, self.run.train.peer_timeout_s)
         bf16, device = uses_bf16(self.run, self.world.device), self.world.device
         model = parallelise(
-            self.run, self.mesh, groups, builder(self.run), bf16=bf16, device=device, say=lambda it: self._say(*it)
+            self.run,
+            self.mesh,
+            groups,
+            builder(self.run, is_new=is_new),
+            bf16=bf16,
+            device=device,
+            say=lambda it: self._say(*it),
         )
         if self.run.train.replica_codec != "none" and groups.fsdp is not None and self.mesh.dp_replicate > 1:
             from lakh.c3.hsdp import encode_replicas
@@ -419,6 +403,11 @@ class _Training:
         if self.world.rank == 0 and self.world.device.type == "cuda":
             self.log.write(events.Chosen(step=0, what=what, choice=choice, reason=reason))
 
+    def _record_settings(self) -> None:
+        """What the run goes on with, for whoever resumes it: on the ranks that it was asked for, were some lost."""
+        if self.world.rank == 0:
+            record(dataclasses.replace(self.run, mesh=self.first_mesh), self.run_dir)
+
     def _say_started(self) -> None:
         self.log.write(events.Initialised(step=self.state.step, seconds=time.monotonic() - self.started))
         self.log.write(
@@ -434,13 +423,3 @@ class _Training:
                 data_sha256=self.data.fingerprint,
             )
         )
-
-
-def _load_hook(name: str) -> tuple[str, Hook]:
-    module, _, function = name.partition(":")
-    try:
-        return name, getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            f"train.hooks: {name}", f"cannot be loaded ({error})", "check its name and PYTHONPATH"
-        ) from None

@@ -8,23 +8,28 @@ to its position, so that a resumed run prints the hash of all of it.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
 from lakh import checkpoint, config, storage
-from lakh.errors import CorruptCheckpoint, UserError
+from lakh.errors import CorruptCheckpoint, DiskFull, UserError
 from lakh.events import CheckpointSaved, CheckpointSkipped, Chosen, Log, SettingChanged
 from lakh.spec import Run
 from lakh.tokens.digest import StreamDigest
+from lakh.tokens.skips import Skips
 from lakh.tokens.training_data import TrainingData
 from lakh.trainer.optim import named_state
 from lakh.trainer.world import World
 
-__all__ = ["State"]
+__all__ = ["State", "skips_from"]
+
+Ranges = tuple[tuple[int, int], ...]
 
 STREAM = "stream.json"
 DROP_TIMEOUT_S = 60.0
@@ -49,8 +54,11 @@ class State:
         self._keep = 1
         self._stood_still_s = 0.0
 
-    def restore(self, run: Run, data: TrainingData) -> None:
-        """Fill model and optimizer from the newest whole checkpoint; without one, stay at the beginning."""
+    def restore(self, run: Run, data: TrainingData) -> Run:
+        """Fill model and optimizer from the newest whole checkpoint; without one, stay at the beginning.
+
+        The run to go on with: what it passed over behind that place stays passed over.
+        """
         newest = checkpoint.newest_usable(self.run_dir) if self.world.rank == 0 else None
         folder, passed = self.world.broadcast(newest)
         for error in passed if self.world.rank == 0 else ():
@@ -58,8 +66,12 @@ class State:
         if folder is None:
             if passed:
                 raise CorruptCheckpoint(self.run_dir, f"no whole checkpoint is left; {passed[0]}", "train anew")
-            return
-        changes = config.diff(checkpoint.read_run(folder), run)
+            return run
+        before = checkpoint.read_run(folder)
+        position = checkpoint.Manifest.read(folder).sequence_index
+        skip = skips_from(before.data.skip, run.data.skip, position)
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, skip=skip))
+        changes = config.diff(before, run)
         for path, before, after in changes:
             if path in DECIDES_THE_STREAM:
                 raise UserError(
@@ -79,6 +91,7 @@ class State:
         self.last_saved, self.step, self.position = folder, manifest.step, manifest.sequence_index
         self.digest = _read_digest(folder) if STREAM in manifest.files else None
         self.known = (self.position, self.digest)
+        return run
 
     def begin_save(self, run: Run, data: TrainingData, read_here: StreamDigest) -> None:
         """Copy what a checkpoint holds and have it written behind the steps to come; `finish_save` makes it whole.
@@ -116,7 +129,8 @@ class State:
             self._saving.start(self._copies)
             self._stood_still_s = time.monotonic() - began_s
         else:
-            self._saving.write()
+            with self._told_how_to_go_on():
+                self._saving.write()
             self._stood_still_s = time.monotonic() - began_s
             self.finish_save()
 
@@ -144,12 +158,20 @@ class State:
         if saving is None:
             return
         began_s = time.monotonic()
-        manifest = saving.finish(self.world.gather)
+        with self._told_how_to_go_on():
+            manifest = saving.finish(self.world.gather)
         self.last_saved = saving.folder
         if manifest is not None:
             checkpoint.thin_out(self.run_dir, keep=self._keep)
             seconds = self._stood_still_s + time.monotonic() - began_s
             self.log.write(CheckpointSaved(step=saving.step, path=saving.folder, bytes=manifest.bytes, seconds=seconds))
+
+    @contextlib.contextmanager
+    def _told_how_to_go_on(self) -> Iterator[None]:
+        try:
+            yield
+        except DiskFull as error:
+            raise DiskFull(error.where, error.found, f"free some space, then: lakh resume {self.run_dir}") from None
 
     def drop_save(self) -> None:
         """Leave a save that can no longer become whole, because ranks were lost."""
@@ -164,6 +186,23 @@ class State:
         if self.digest is None:
             return None
         return sum((StreamDigest.from_bytes(part) for part in parts or ()), self.digest)
+
+
+def skips_from(before: Ranges, asked: Ranges, position: int) -> Ranges:
+    """What is passed over by a run that stands at `position`: behind it what was, ahead of it what is asked now.
+
+    A position counts what was not passed over, so that the past cannot change under it.
+    """
+    here = Skips(before).index_of(position)
+    behind = [(first, min(end, here)) for first, end in before if first < here]
+    late = [(first, min(end, here)) for first, end in asked if first < here]
+    if Skips([*behind, *late]).ranges != Skips(behind).ranges:
+        raise UserError(
+            f"data.skip = {[list(part) for part in asked]}",
+            f"sequences before {here} have been read already",
+            f"name sequences from {here} on, or start a new run",
+        )
+    return Skips([*behind, *((max(first, here), end) for first, end in asked if end > here)]).ranges
 
 
 def _read_digest(folder: str) -> StreamDigest | None:

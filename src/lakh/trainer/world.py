@@ -60,6 +60,9 @@ class World:
         if size == 1:
             yield world
             return
+        if backend == "nccl" and (device.type != "cuda" or not dist.is_nccl_available()):
+            found = f"needs GPUs and a torch that is built for them, and rank {rank} is on {device}"
+            raise UserError("train.backend = nccl", found, "choose auto, gloo or c3")
         rendezvous = os.environ.get("LAKH_RENDEZVOUS")
         with world.peers("joining the run", settings.peer_timeout_s):
             dist.init_process_group(

@@ -34,3 +34,9 @@ def test_what_fits_nowhere_on_a_node_is_not_sent_there(capsys: pytest.CaptureFix
     code, answer = dry_run(capsys, "recipes/sizes.py:code_7b", "--set", "model.layers=320")
     assert code == 2
     assert "--nproc" not in answer["error"]["todo"]
+
+
+def test_what_could_not_be_trained_is_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = dry_run(capsys, "laptop", "--set", "mesh.pp=2", "--nproc", "2")
+    assert code == 2
+    assert "model.tied makes them one matrix" in answer["error"]["found"]

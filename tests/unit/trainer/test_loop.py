@@ -13,7 +13,7 @@ import torch
 
 from lakh import checkpoint, events
 from lakh.checkpoint.tensor_file import write_tensors
-from lakh.errors import InfeasiblePlan, UserError
+from lakh.errors import DiskFull, InfeasiblePlan, UserError
 from lakh.spec import Checkpoints, Data, Model, Optimizer, Run, Training, load_run
 from lakh.tokens.digest import StreamDigest, digest_rows
 from lakh.tokens.loader import Stream
@@ -179,6 +179,24 @@ def test_hooks_are_called_after_each_evaluation(run: Run, tmp_path: Path, monkey
     sys.modules.pop("my_hooks", None)
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("raise ValueError('no such table')", r"ValueError: no such table \(.*their_hooks.py, line 2\)"),
+        ("return None", "returned None; return numbers by name"),
+        ("return {'best': 'north'}", "returned {'best': 'north'}"),
+    ],
+)
+def test_a_hook_that_fails_is_named_with_its_line(
+    body: str, words: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_hooks.py").write_text(f"def f(run, step, model):\n    {body}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=f"train.hooks: their_hooks:f: {words}"):
+        train(changed(run, steps=2, eval_every=1, hooks=("their_hooks:f",)), tmp_path / "run")
+    sys.modules.pop("their_hooks", None)
+
+
 @pytest.mark.parametrize("setting", ["data.sequence=8", "seed=2", "data.packing=best-fit", "data.fim_rate=0.5"])
 def test_what_decides_the_stream_may_not_change_under_a_run(setting: str, run: Run, tmp_path: Path) -> None:
     from lakh import config
@@ -187,6 +205,37 @@ def test_what_decides_the_stream_may_not_change_under_a_run(setting: str, run: R
     other = config.with_sets(changed(run, steps=4), [setting])
     with pytest.raises(UserError, match="start a new run"):
         train(other, tmp_path / "run")
+    assert load_run(tmp_path / "run") == changed(run, steps=2)  # what was refused left no trace
+    train(changed(run, steps=3), tmp_path / "run")
+    assert load_run(tmp_path / "run").train.steps == 3
+
+
+def test_a_restart_that_does_not_know_of_a_rewind_reads_on_where_it_was(run: Run, tmp_path: Path) -> None:
+    data = dataclasses.replace(run.data, skip=((2, 5),))
+    train(dataclasses.replace(changed(run, steps=2), data=data), tmp_path / "run")
+    outcome = train(changed(run, steps=4), tmp_path / "run")
+    knows = train(dataclasses.replace(changed(run, steps=4), data=data), tmp_path / "calm")
+    assert outcome.stream_sha256 == knows.stream_sha256
+    assert load_run(tmp_path / "run").data.skip == ((2, 5),)
+    late = dataclasses.replace(run.data, skip=((2, 5), (8, 9)))
+    with pytest.raises(UserError, match="have been read already"):
+        train(dataclasses.replace(changed(run, steps=6), data=late), tmp_path / "run")
+
+
+def test_a_run_goes_on_when_the_model_that_it_began_with_is_gone(run: Run, tmp_path: Path) -> None:
+    train(changed(run, steps=2), tmp_path / "first")
+    second = dataclasses.replace(run, init_from=str(tmp_path / "first"))
+    train(changed(second, steps=2), tmp_path / "run")
+    (tmp_path / "first").rename(tmp_path / "elsewhere")
+    assert train(changed(second, steps=4), tmp_path / "run").step == 4
+    with pytest.raises(UserError, match="no such file or folder"):
+        train(changed(second, steps=2), tmp_path / "other")
+
+
+def test_a_full_disk_says_how_to_go_on(run: Run, tmp_path: Path, fill_disk_after) -> None:
+    fill_disk_after(0)
+    with pytest.raises(DiskFull, match=f"free some space, then: lakh resume {tmp_path / 'run'}"):
+        train(changed(run, steps=2), tmp_path / "run")
 
 
 def test_a_larger_batch_goes_on_where_the_smaller_one_stopped(run: Run, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
-"""A rank knows where it lies along each axis of the mesh, as the groups that it works with do."""
+"""A rank joins the others over a backend that it has, and knows where it lies along each axis of the mesh."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.spec import Mesh
+from lakh.errors import UserError
+from lakh.spec import Mesh, Training
 from lakh.spec.mesh import AXES, Axis
-from lakh.trainer.world import ranks_by_axis
+from lakh.trainer.world import World, ranks_by_axis
 
 
 @given(st.permutations(AXES))
@@ -15,3 +17,13 @@ def test_groups_and_coordinates_agree_in_any_order_of_the_axes(order: list[Axis]
     for rank in range(mesh.ranks):
         at = mesh.coordinates(rank)
         assert int(ranks[tuple(at[axis] for axis in AXES)]) == rank
+
+
+def test_nccl_without_gpus_is_refused_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(UserError, match=r"train\.backend = nccl: needs GPUs"),
+        World.join(Training(backend="nccl", device="cpu", threads=1)),
+    ):
+        pass

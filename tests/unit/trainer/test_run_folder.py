@@ -1,0 +1,72 @@
+"""One run at a time in a folder, and its run.toml says what it goes on with, from anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lakh.errors import PeerTimeout, UserError
+from lakh.spec import Data, Run, Source, load_run
+from lakh.trainer.run_folder import holding, record, require_run, with_absolute_paths
+
+
+def test_a_second_run_in_a_folder_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
+    with (
+        holding(tmp_path / "run"),
+        pytest.raises(PeerTimeout, match=f"process {os.getpid()} on .* is at work in it"),
+        holding(tmp_path / "run", timeout_s=0),
+    ):
+        pass
+    with holding(tmp_path / "run", timeout_s=0):
+        pass  # free again
+
+
+def test_ranks_keep_the_folder_when_their_launcher_has_gone(tmp_path: Path) -> None:
+    with holding(tmp_path) as lock:
+        rank = subprocess.Popen(
+            [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, pass_fds=[lock]
+        )
+    with pytest.raises(PeerTimeout), holding(tmp_path, timeout_s=0):
+        pass
+    rank.communicate(b"", timeout=60)
+    with holding(tmp_path, timeout_s=0):
+        pass
+
+
+def test_only_folders_of_this_machine_are_taken(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a local path"), holding("s3://bucket/run"):
+        pass
+    for path, words in (
+        ("s3://bucket/run", "not a local path"),
+        (tmp_path, "has no run.toml"),
+        (__file__, "is a file"),
+    ):
+        with pytest.raises(UserError, match=words):
+            require_run(path)
+    record(Run(name="x"), tmp_path)
+    require_run(tmp_path)
+
+
+def test_settings_are_written_where_they_changed(tmp_path: Path) -> None:
+    record(Run(name="x"), tmp_path)
+    written = (tmp_path / "run.toml").stat().st_ino
+    record(Run(name="x"), tmp_path)
+    assert (tmp_path / "run.toml").stat().st_ino == written
+    record(Run(name="x", seed=2), tmp_path)
+    assert load_run(tmp_path).seed == 2
+
+
+def test_a_run_does_not_depend_on_where_it_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = Data(tokens="tokens", mixture=(Source(tokens="near"), Source(tokens="s3://far/tokens")))
+    run = with_absolute_paths(Run(name="x", data=data, init_from="model"))
+    assert run.data.tokens == str(tmp_path / "tokens")
+    assert [source.tokens for source in run.data.mixture] == [str(tmp_path / "near"), "s3://far/tokens"]
+    assert run.init_from == str(tmp_path / "model")
+    assert with_absolute_paths(run) == run
+    assert with_absolute_paths(dataclasses.replace(run, init_from="")).init_from == ""
