@@ -18,6 +18,7 @@ import torch._dynamo  # the optimizers and pipelines want it: before the ranks a
 from lakh.errors import LakhError
 from lakh.spec import Data, Mesh, Model, Optimizer, Run, Training
 from lakh.spec.cluster import Tier, load_cluster
+from lakh.spec.cuts import check
 from lakh.spec.mesh import AXES
 from lakh.trainer.optim import build_optimizer
 from lakh.trainer.step import loss_sum, update
@@ -25,7 +26,7 @@ from lakh.trainer.traffic import Traffic
 from lakh.trainer.world import World
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel, init_weights
-from lakh.workloads.code.parallel import check, parallelise
+from lakh.workloads.code.parallel import parallelise
 
 # Pairs of ranks share a node, all of them a zone.
 CLUSTER = replace(

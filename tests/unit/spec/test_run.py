@@ -110,8 +110,10 @@ def test_a_recipe_of_several_is_chosen_by_name(tmp_path: Path) -> None:
 def test_what_is_neither_recipe_nor_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no run\.toml"):
         load_run(tmp_path)
-    with pytest.raises(UserError, match=r"one of: cluster, .*laptop, node"):
+    with pytest.raises(UserError, match=r"did you mean laptop\?"):
         load_run("labtop")
+    with pytest.raises(UserError, match=r"one of: cluster, .*laptop, node"):
+        load_run("zzz")
 
 
 def test_faults_are_words() -> None:

@@ -1,10 +1,10 @@
-"""Cutting the code model up over ranks along every axis of the mesh, and refusing what would go wrong.
+"""Cutting the code model up over ranks along every axis of the mesh.
 
 In this order: pipeline stages (pipeline.py), matrices (tensor.py), sequences (context.py), then what makes each rank
 fast (compiling.py), then FSDP2 over dp_shard x cp, one unit per block; with dp_replicate copies of that (HSDP). Ranks
 along dp_shard and cp share one cut of the weights, so context parallelism costs no memory for copies.
 
-`check` is pure and says what it refuses and why. Works over any backend of torch.distributed.
+What would go wrong is refused before (`check`, spec/cuts.py). Works over any backend of torch.distributed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from lakh.errors import InfeasiblePlan
 from lakh.spec import Mesh, Run
+from lakh.spec.cuts import check
 from lakh.workloads.code.compiling import Choice, speed_up
 from lakh.workloads.code.context import cut_sequences
 from lakh.workloads.code.model import CodeModel
-from lakh.workloads.code.pipeline import CHUNKS, Pipeline, split
+from lakh.workloads.code.pipeline import Pipeline, split
 from lakh.workloads.code.tensor import cut_matrices
 
 __all__ = ["Groups", "check", "parallelise"]
@@ -38,60 +38,6 @@ class Groups:
     tp: DeviceMesh | None = None
     cp: dist.ProcessGroup | None = None
     pp: dist.ProcessGroup | None = None
-
-
-def check(run: Run, world: int) -> Mesh:
-    """The mesh for this many ranks; an InfeasiblePlan where the trainer would fail or, worse, be silently wrong."""
-    run.model.require_plain()
-    mesh = run.mesh.resolve(world)
-    accumulation = run.accumulation(world)
-    if mesh.tp > 1 and (run.data.sequence // mesh.cp) % mesh.tp:
-        part = run.data.sequence // mesh.cp
-        raise InfeasiblePlan(
-            "mesh.tp", f"{mesh.tp} ranks share sequences of {part} tokens, which it does not divide", "choose a divisor"
-        )
-    if mesh.pp > 1:
-        _check_pipeline(run, mesh, accumulation)
-    if run.train.compile == "model" and world > 1:
-        raise InfeasiblePlan(
-            "train.compile",
-            f"{world} ranks gather and hand on between blocks, and one graph of all blocks leaves no place for it",
-            'set train.compile = "block"',
-        )
-    if run.train.replica_codec != "none" and run.train.backend != "c3":
-        found = f"{run.train.replica_codec} needs train.backend = c3, which is {run.train.backend}"
-        raise InfeasiblePlan("train.replica_codec", found, 'set train.backend = "c3", or train.replica_codec = "none"')
-    return mesh
-
-
-def _check_pipeline(run: Run, mesh: Mesh, accumulation: int) -> None:
-    schedule = mesh.pp_schedule
-    if run.model.tied:
-        raise InfeasiblePlan(
-            "mesh.pp",
-            "the embedding is on the first stage and the head on the last, and model.tied makes them one matrix",
-            "set model.tied = false, or mesh.pp = 1",
-        )
-    data_parallel = mesh.dp_replicate * mesh.dp_shard * mesh.cp
-    if schedule == "zero_bubble" and data_parallel > 1:
-        raise InfeasiblePlan(
-            "mesh.pp_schedule",
-            f"zero_bubble with {data_parallel} data-parallel ranks gives wrong gradients without an error: its split "
-            "backward passes by FSDP's reduction",
-            "choose interleaved or 1f1b",
-        )
-    stages = mesh.pp * CHUNKS[schedule]
-    if run.model.layers % stages:
-        raise InfeasiblePlan(
-            "mesh.pp", f"{stages} stages ({schedule}) do not divide model.layers {run.model.layers}", "choose another"
-        )
-    if accumulation < mesh.pp or (CHUNKS[schedule] > 1 and accumulation % mesh.pp):
-        need = f"a multiple of {mesh.pp}" if CHUNKS[schedule] > 1 else f"at least {mesh.pp}"
-        raise InfeasiblePlan(
-            "data.micro_batch",
-            f"a step has {accumulation} micro-batches on each rank and {schedule} over {mesh.pp} stages needs {need}",
-            "make data.batch larger or data.micro_batch smaller",
-        )
 
 
 def parallelise(

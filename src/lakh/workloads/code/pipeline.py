@@ -3,7 +3,7 @@
     gpipe        all forward, then all backward
     1f1b         one forward, one backward: the same bubble, memory for only pp micro-batches
     interleaved  each rank holds two runs of blocks: half the bubble, twice the messages
-    zero_bubble  interleaved, and weight gradients fill the bubble; not with data parallelism, see `check_pipeline`
+    zero_bubble  interleaved, and weight gradients fill the bubble; not with data parallelism, see spec/cuts.py
 
 With pp ranks and m micro-batches, the share of time lost to the bubble is (pp - 1) / (m + pp - 1), over two where
 interleaved. A rank's parameters keep the names they have in the whole model.
@@ -27,15 +27,13 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleavedZeroBubble,
 )
 
+from lakh.spec.cuts import CHUNKS
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel
 from lakh.workloads.code.objective import PLAIN, Objective
 
 __all__ = ["Pipeline", "layers_of_stage", "split"]
-
-CHUNKS = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 2}
-"""Runs of blocks that each rank holds."""
 
 
 def layers_of_stage(layers: int, stages: int, stage: int) -> range:

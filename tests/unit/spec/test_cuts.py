@@ -7,7 +7,7 @@ import pytest
 
 from lakh.errors import InfeasiblePlan
 from lakh.spec import Data, Mesh, Model, Run, Training
-from lakh.workloads.code.parallel import check
+from lakh.spec.cuts import check
 
 MODEL = Model(layers=4, width=64, heads=8, kv_heads=4, ffn=96, vocab=128, context=64, tied=False)
 
