@@ -61,7 +61,9 @@ def loadgen(url: str, **options: Any) -> Answer:
         raise UserError(f"--plot {plot_file}", "is no picture that can be drawn", "end its name in .png or .svg")
     load = Load(timeout_s=options.pop("timeout_ms") / 1000, **options)
     if before_after:
-        return _before_after(url, files, load, draft, threads, price, source)
+        if metrics_url:
+            raise UserError("--metrics", "does not go with --before-after", "leave it out: the servers are its own")
+        return _before_after(url, files, load, draft, threads, plot_file, price, source)
     if draft or threads:
         raise UserError("--draft, --threads", "go with --before-after", "give them to lakh serve")
     with console().status("typing") as status:
@@ -80,53 +82,74 @@ def loadgen(url: str, **options: Any) -> Answer:
 
 
 def _before_after(
-    model: str, files: Path, load: Any, draft: str | None, threads: int | None, price: float, source: str
+    model: str,
+    files: Path,
+    load: Any,
+    draft: str | None,
+    threads: int | None,
+    plot_file: str | None,
+    price: float,
+    source: str,
 ) -> Answer:
     from lakh.server.load.before_after import rows_of, run_rows
+    from lakh.server.load.report import plot_rows
 
-    rows, lines, is_interrupted = [], [], False
-    threads_option = [] if threads is None else ["--threads", str(threads)]
+    rows: list[dict[str, Any]] = []
+    is_interrupted = False
     with console().status("starting the server") as status:
-        for row, report in run_rows(
+        measured = run_rows(
             model,
             rows_of(load.order, draft),
             files,
             load,
-            options=threads_option,
+            options=[] if threads is None else ["--threads", str(threads)],
             progress=lambda name, sent: status.update(f"{name}: {sent} requests sent"),
-        ):
-            data = report.as_dict(price)
-            is_interrupted = report.is_interrupted
-            rows.append({"row": row.name, **data})
-            ttft, e2e = data["ttft_ms"], data["e2e_ms"]
-            late = (data["timeouts"] + data["rejected"] + data["failed"]) / max(data["sent"], 1)
-            status.console.print(f"{row.name}: p50 {_ms(e2e['p50'])} ms, p99 {_ms(e2e['p99'])} ms", highlight=False)
-            lines.append(
-                [
-                    row.name,
-                    _ms(ttft["p50"]),
-                    _ms(e2e["p50"]),
-                    _ms(e2e["p99"]),
-                    f"{late:.1%}",
-                    data["completed"],
-                    "" if not data["prefilled_tokens_per_request"] else f"{data['prefilled_tokens_per_request']:.0f}",
-                    "" if not data["server_cpu_ms_per_request"] else f"{data['server_cpu_ms_per_request']:.0f}",
-                    "" if data["prefix_hit_rate"] is None else f"{data['prefix_hit_rate']:.0%}",
-                    "" if data["text_hit_rate"] is None else f"{data['text_hit_rate']:.0%}",
-                    "" if data["draft_acceptance"] is None else f"{data['draft_acceptance']:.0%}",
-                    "" if data["cost_per_1k"] is None else f"{data['cost_per_1k']:.3f}",
-                ]
-            )
-            if is_interrupted:
-                status.console.print(
-                    f"interrupted: {row.name} holds what was measured until then, the rest was not run"
-                )
-                break
-    columns = ["technique", "first ms", "p50 ms", "p99 ms", "late", "done", "prefilled", "CPU ms"]
-    columns += ["prefix hits", "text hits", "drafts kept"]
+        )
+        try:
+            for row, report in measured:
+                rows.append({"row": row.name, **report.as_dict(price)})
+                p50, p99 = (_whole(rows[-1]["e2e_ms"][mark]) for mark in ("p50", "p99"))
+                status.console.print(f"{row.name}: p50 {p50} ms, p99 {p99} ms", highlight=False)
+                if report.is_interrupted:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:  # in a load, or while a server starts
+            if not rows:
+                raise
+            is_interrupted = True
+            status.console.print("interrupted: what was measured until then; the rest was not run")
+        finally:
+            measured.close()  # ends the server
     title = f"{model}: {load.rate:g} requests/s for {load.seconds:g} s; price {source}"
-    code = Interrupted.exit_code if is_interrupted else 0
-    return Answer({"rows": rows, "price": source}, table([*columns, "$ per 1k"], lines, title=title), exit_code=code)
+    if plot_file:
+        plot_rows(rows, Path(plot_file), title)
+    columns = ["technique", "first ms", "p50 ms", "p99 ms", "late", "done", "prefilled", "CPU ms"]
+    columns += ["prefix hits", "text hits", "drafts kept", "$ per 1k"]
+    data = {"rows": rows, "price": source, **({"interrupted": True} if is_interrupted else {})}
+    shown = table(columns, [_line(row) for row in rows], title=title)
+    return Answer(data, shown, exit_code=Interrupted.exit_code if is_interrupted else 0)
+
+
+def _line(row: dict[str, Any]) -> list[Any]:
+    """Of the table of before and after."""
+
+    def share(name: str) -> str:
+        return "" if row[name] is None else f"{row[name]:.0%}"
+
+    late = (row["timeouts"] + row["rejected"] + row["failed"]) / max(row["sent"], 1)
+    return [
+        row["row"],
+        _whole(row["ttft_ms"]["p50"]),
+        _whole(row["e2e_ms"]["p50"]),
+        _whole(row["e2e_ms"]["p99"]),
+        f"{late:.1%}",
+        row["completed"],
+        _whole(row["prefilled_tokens_per_request"]),
+        _whole(row["server_cpu_ms_per_request"]),
+        share("prefix_hit_rate"),
+        share("text_hit_rate"),
+        share("draft_acceptance"),
+        "" if row["cost_per_1k"] is None else f"{row['cost_per_1k']:.3f}",
+    ]
 
 
 def _price(gpu: str | None, per_hour: float | None) -> tuple[float, str]:
@@ -140,7 +163,8 @@ def _price(gpu: str | None, per_hour: float | None) -> tuple[float, str]:
     return hour.usd, f"{hour.usd:g} USD/h ({gpu or 'H200'}, {why})" + ("" if gpu else "; not this machine's")
 
 
-def _ms(value: float | None) -> str:
+def _whole(value: float | None) -> str:
+    """Milliseconds or tokens, without their fractions."""
     return "" if value is None else f"{value:.0f}"
 
 

@@ -11,7 +11,7 @@ import click
 
 from lakh.cli.face import console
 from lakh.cli.serve_options import Face, face_options, listens
-from lakh.errors import PeerLost
+from lakh.errors import PeerLost, UserError
 
 if TYPE_CHECKING:
     from lakh.server.backend import Backend
@@ -87,12 +87,14 @@ def serve(
     in OpenAI's form, /v1/fim/completions and /infill in those of Mistral and llama.cpp, and GET /v1/models,
     /health, /ready and /metrics. SIGTERM or Ctrl-C ends it once the requests at work are answered.
     """
+    if draft is not None and not speculate:
+        raise UserError("--draft, --no-speculate", "a draft is there to guess", "give one of them")
     talk = console()
     load = {
         "path": model,
         "precision": precision,
         "speculation": "lookup" if speculate else "off",
-        "draft": draft if speculate else None,
+        "draft": draft,
         "cache_tokens": cache_tokens,
         "threads": threads,
         "tensor": tensor,

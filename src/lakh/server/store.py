@@ -6,7 +6,8 @@
 
 A store is a help and never a need: where Redis is slow, gone or refuses, `get` and `add` say None within LIMIT_S and
 `put` forgets. After a failure it is left alone for RETRY_S, so that a dead Redis costs one request a second its
-LIMIT_S and all others nothing. Values live for a time, then go. Knows nothing of what the bytes mean; speaks RESP only.
+LIMIT_S and all others nothing; after a late answer for LATE_REST_S, so that a request waits for one of its questions
+and not for each. Values live for a time, then go. Knows nothing of what the bytes mean; speaks RESP only.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ LIMIT_S = 0.020  # somebody waits
 WRITE_LIMIT_S = 1.0  # nobody does
 RETRY_S = 1.0
 SLOW_TIMES = 3  # late answers in a row that count as a failure; a refused connection is one at once
+LATE_REST_S = 0.05  # after a late answer: what else the same request would ask goes unasked
 MAX_AT_ONCE = 64
 MAX_WRITES = 512  # under way; more are forgotten
 MEMORY_BYTES = 64 << 20
@@ -189,7 +191,7 @@ class RedisStore:
             if self.is_up:
                 log.warning("%s %s: going on without it", self._url, found)
             self.is_up = False
-            self._rest_until_s = self._clock() + RETRY_S
+        self._rest_until_s = self._clock() + (RETRY_S if is_down else LATE_REST_S)
 
 
 FORM = "write --cache memory, off, or redis://HOST:PORT/DATABASE (rediss:// with TLS, unix:// for a socket)"

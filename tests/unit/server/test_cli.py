@@ -9,12 +9,18 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lakh.cli.main import main
 from lakh.server.engine import Engine, Sampling
+from lakh.server.load import before_after
+from lakh.server.load.before_after import Row
+from lakh.server.load.report import Report
 
 PATIENCE_S = 60
 
@@ -55,6 +61,27 @@ def test_serve_on_a_port_in_use_exits_2(model_dir: Path, capsys: pytest.CaptureF
         taken.listen()
         assert lakh("serve", str(model_dir), "--http", f":{taken.getsockname()[1]}") == 2
     assert "the port is in use" in capsys.readouterr().err
+
+
+def test_a_draft_that_may_not_guess_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lakh("serve", "anything", "--http", ":0", "--draft", "small", "--no-speculate") == 2
+    assert "--draft, --no-speculate" in capsys.readouterr().err
+
+
+def test_rows_that_were_measured_before_an_interruption_are_shown_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows(model: str, rows: Sequence[Row], *_: Any, **__: Any) -> Iterator[tuple[Row, Report]]:
+        yield rows[0], Report(sent=2, ends=Counter(completed=2), answers=[(0.0, 0.1, 0.2), (1.0, 0.1, 0.3)], wall_s=2)
+        raise KeyboardInterrupt  # while the next server starts
+
+    monkeypatch.setattr(before_after, "run_rows", rows)
+    picture = tmp_path / "rows.png"
+    assert lakh("loadgen", "model", "--before-after", "--plot", str(picture), "--json") == 75
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer["interrupted"] is True
+    assert [(row["row"], row["completed"]) for row in answer["rows"]] == [("nothing", 2)]
+    assert picture.stat().st_size > 5000
 
 
 @pytest.mark.parametrize("address", ["8000", "host", "127.0.0.1:x", "127.0.0.1:99999", "http://a:1", "a:1/b"])

@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lakh.errors import UserError
+from lakh.server.answers import process
 from lakh.server.answers.local import LocalBackend
 from lakh.server.answers.process import ProcessBackend
 from lakh.server.backend import Piece, Usage
@@ -80,7 +84,8 @@ def test_it_answers_refuses_frees_and_dies_as_told(model_dir: Path) -> None:
     asyncio.run(story())
 
 
-def test_drain_ends_what_takes_too_long_with_what_it_has(model_dir: Path) -> None:
+def test_drain_ends_what_takes_too_long_with_what_it_has(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "CLOSE_S", 60.0)  # a busy machine takes its time to end a process
     backend = ProcessBackend({"path": str(model_dir), "threads": 1}, max_waiting=4)
 
     async def story() -> None:
@@ -100,3 +105,20 @@ def test_drain_ends_what_takes_too_long_with_what_it_has(model_dir: Path) -> Non
 def test_what_cannot_be_loaded_is_said_by_its_own_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or folder"):
         ProcessBackend({"path": str(tmp_path / "nothing")}, max_waiting=4)
+
+
+def test_a_parent_that_goes_while_the_model_loads_takes_the_engine_with_it(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    code = (
+        "import sys, time; from lakh.server.answers import process;"
+        "process.load_engine = lambda load: time.sleep(100);"
+        "process.main(int(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", code, str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True) as child:
+        theirs.close()
+        ours.sendall(process._packed({"load": {}, "max_waiting": 1}))
+        ours.close()
+        _, words = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert words == ""

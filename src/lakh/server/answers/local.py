@@ -44,6 +44,7 @@ class LocalBackend:
         self.engine = engine
         self.worker = Worker(engine, max_waiting)
         self.encoders = ThreadPoolExecutor(2, "lakh-encode")
+        self._num_unread = 0  # completions of requests whose text waits for a thread: they wait as those in the queue
         self._fingerprint = lru_cache(1)(lambda version: f"{_fingerprint(engine)}-{version}")
 
     @property
@@ -52,7 +53,7 @@ class LocalBackend:
 
     @property
     def num_waiting(self) -> int:
-        return self.worker.num_waiting
+        return self.worker.num_waiting + self._num_unread
 
     def models(self) -> list[ModelCard]:
         engine = self.engine
@@ -76,13 +77,23 @@ class LocalBackend:
         try:
             rows = rows_of(self.engine, request, MAX_NEW_HERE)  # someone who types sends lines that were read before
         except Unread:
-            rows = await asyncio.get_running_loop().run_in_executor(self.encoders, rows_of, self.engine, request)
+            rows = await self._read(request)
         job = Job(rows, _Telling(self.engine, request, rows, put), request.supersede)
         try:
             self.worker.submit(job)
         except (QueueFull, Stopped) as error:
             raise _refusal(error, self.worker) from None
         return lambda: self.worker.cancel(job)
+
+    async def _read(self, request: CompletionRequest) -> list[Row]:
+        """In a thread; as many may wait for that as may wait in the queue."""
+        if self.num_waiting >= self.worker.max_waiting and not self.worker.has(request.supersede):
+            raise _refusal(QueueFull(), self.worker)
+        self._num_unread += request.num_choices
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.encoders, rows_of, self.engine, request)
+        finally:
+            self._num_unread -= request.num_choices
 
     def families(self) -> list[Family]:
         counts, pool = self.engine.counts, self.engine.pool

@@ -3,8 +3,9 @@
     lakh serve: faces, event loop  ── one socket pair, pickled messages ──  child: engine, worker's thread
 
 The child loads the model, then serves requests as local.py does, and writes pieces as they come; what is ready at the
-same moment leaves in one message. It ends when the socket closes, so it never outlives its parent, and leaves signals
-to it. A child that dies ends every request with a 503, and `died` says so; no wait for it is without a limit.
+same moment leaves in one message. It ends when the socket closes, also while it loads, so it never outlives its parent,
+and leaves signals to it. A child that dies ends every request with a 503, and `died` says so; no wait for it is without
+a limit.
 
 Messages to the child: ("ask", number, request), ("leave", number), ("drain",). From it: ("ready", Figures, words) or
 ("failed", error) once, then ("figures", Figures) and ("pieces", [(number, Piece | Usage | _Refusal | error | None)]).
@@ -16,13 +17,16 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import os
 import pickle
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +46,7 @@ CLOSE_S = 5.0  # for the child to end by itself
 FIGURES_EVERY_S = 0.1
 MAX_MESSAGE_BYTES = 64 << 20
 POLL_S = 0.02
+LOOK_MS = 500
 SWITCH_S = 0.0005  # of the child's threads: the engine waits no longer for the one that reads and writes messages
 _LENGTH = struct.Struct("!I")
 
@@ -168,7 +173,7 @@ class ProcessBackend:
             self._writer.write(_packed(message))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
             while True:
                 size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
                 kind, what = pickle.loads(await reader.readexactly(size))
@@ -180,10 +185,11 @@ class ProcessBackend:
                         is_refusal = isinstance(item, _Refusal)
                         self._asked[number].put(BadRequest(**item._asdict()) if is_refusal else item)
         if not self._closed:
-            code = await asyncio.to_thread(self._process.wait, CLOSE_S)
-            self.died = f"ended with exit code {code}"
+            self.died = "closed its connection"
             for mailbox in self._asked.values():
                 mailbox.put(_gone())
+            await asyncio.to_thread(self._kill, CLOSE_S)
+            self.died = f"ended with exit code {self._process.returncode}"
             self._on_death()
 
     def _kill(self, after_s: float = 0.0) -> None:
@@ -234,22 +240,47 @@ def main(descriptor: int) -> None:
     try:
         from lakh.server.answers.local import LocalBackend
 
-        engine = load_engine(options["load"])
+        with _only_while_open(link):
+            engine = load_engine(options["load"])
     except LakhError as error:
-        link.sendall(_packed(("failed", error.as_dict())))
+        _tell(link, ("failed", error.as_dict()))
         return
     except ModuleNotFoundError as error:
-        link.sendall(_packed(("missing", error.name)))
+        _tell(link, ("missing", error.name))
         return
     sys.setswitchinterval(SWITCH_S)
     backend = LocalBackend(engine, max_waiting=options["max_waiting"])
     words = f"{engine.name} ({engine.spec.parameters:,} parameters, {engine.device})"
-    link.sendall(_packed(("ready", _figures(backend), words)))
+    _tell(link, ("ready", _figures(backend), words))
     link.setblocking(False)
     try:
         asyncio.run(_serve(backend, link))
     finally:
         engine.close()
+
+
+@contextlib.contextmanager
+def _only_while_open(link: socket.socket) -> Iterator[None]:
+    """Loading reads nothing from the parent, for minutes: a thread looks whether there still is one."""
+    is_over = threading.Event()
+    poll = select.poll()
+    poll.register(link, 0)  # a closed end is told unasked
+
+    def watch() -> None:
+        while not is_over.is_set():
+            if poll.poll(LOOK_MS) and not is_over.is_set():
+                os._exit(1)  # nobody is left to be told
+
+    threading.Thread(target=watch, name="lakh-parent", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def _tell(link: socket.socket, message: Any) -> None:
+    with contextlib.suppress(OSError):  # the parent has gone: so will we
+        link.sendall(_packed(message))
 
 
 async def _serve(backend: Any, link: socket.socket) -> None:

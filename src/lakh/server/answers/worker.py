@@ -92,6 +92,10 @@ class Worker:
     def num_running(self) -> int:
         return self.engine.num_running
 
+    def has(self, key: Hashable) -> bool:
+        """A job with this key waits or works: another one would take its place."""
+        return key is not None and key in self._by_key
+
     def submit(self, job: Job) -> None:
         with self._changed:
             if self._closed:

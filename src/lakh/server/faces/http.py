@@ -20,6 +20,7 @@ import contextlib
 import json
 import logging
 import math
+import resource
 import signal
 import time
 import uuid
@@ -53,6 +54,7 @@ READ_TIMEOUT_S = 30.0  # for a request's body
 READER_TIMEOUT_S = 60.0  # for a client to take what was sent to it
 DRAIN_S = 10.0  # for running requests, once we were asked to stop
 CLOSE_S = 5.0  # for connections, after that
+MAX_FILES = 1 << 16
 AT_ONCE_BYTES = 1 << 14  # are taken by a connection's buffer at once
 compact = json.JSONEncoder(separators=(",", ":")).encode  # llama.vim looks for "content":" without a space
 
@@ -323,7 +325,16 @@ def serve(
     """Serve until SIGTERM or SIGINT. `ready` hears the addresses (HTTP, gRPC) once requests are answered; `options`
     are those of `running`.
     """
+    _allow_connections()
     asyncio.run(_serve(backend, host, port, ready, grpc_address, tls, options))
+
+
+def _allow_connections() -> None:
+    """As many as the system gives: shells begin with 1,024 open files, and every client is one (a gateway's two)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _serve(

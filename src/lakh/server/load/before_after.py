@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,8 @@ def run_rows(
     *,
     options: Sequence[str] = (),
     progress: Callable[[str, int], None] = lambda row, sent: None,
-) -> Iterator[tuple[Row, Report]]:
+) -> Generator[tuple[Row, Report], None, None]:
+    """Closing it ends the server of the row that it is at."""
     for row in rows:
         mine = replace(load, order=row.order, techniques=row.techniques)
         with serving(model, [*options, *row.options]) as url:

@@ -16,7 +16,7 @@ from typing import Any
 from lakh import storage
 from lakh.errors import UserError
 
-__all__ = ["Report", "Sample", "both_processes", "percentiles", "plot"]
+__all__ = ["Report", "Sample", "both_processes", "percentiles", "plot", "plot_rows"]
 
 ENDS = ("completed", "cancelled", "timeouts", "rejected", "failed")
 
@@ -116,13 +116,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
 
 def plot(report: Report, path: Path, title: str) -> None:
     """Latency as it was over time, its distribution, and the server's gauges; PNG or SVG by the file's name."""
-    if path.suffix not in (".png", ".svg"):
-        raise UserError(str(path), "is no picture that can be drawn", "end its name in .png or .svg")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot(path)
     figure, (over_time, spread, gauges) = pyplot.subplots(3, 1, figsize=(8, 9), layout="constrained")
     figure.suptitle(title)
     for name, column, colour in (("first piece", 1, "tab:orange"), ("last piece", 2, "tab:blue")):
@@ -145,6 +139,43 @@ def plot(report: Report, path: Path, title: str) -> None:
     gauges.set(xlabel="s", ylabel="requests")
     gauges.legend(loc="upper left")
     memory.legend(loc="upper right")
+    _save(figure, path)
+
+
+def plot_rows(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+    """One load with one technique more from row to row: latencies, and the processor time of a request."""
+    pyplot = _pyplot(path)
+    figure, (latency, work) = pyplot.subplots(2, 1, figsize=(8, 7), layout="constrained")
+    figure.suptitle(title, fontsize="small")
+    names = [row["row"] for row in rows]
+    figures = [("first piece, p50", "ttft_ms", "p50"), ("last piece, p50", "e2e_ms", "p50"), ("p99", "e2e_ms", "p99")]
+    for number, (label, what, mark) in enumerate(figures):
+        places = [at + (number - 1) * 0.27 for at in range(len(rows))]
+        latency.bar(places, [row[what][mark] or 0.0 for row in rows], width=0.25, label=label)
+    work.bar(range(len(rows)), [row["server_cpu_ms_per_request"] or 0.0 for row in rows], color="tab:gray")
+    latency.set(ylabel="ms, as clients saw it")
+    work.set(ylabel="CPU ms of the server a request")
+    for axis in (latency, work):
+        axis.set_xticks(range(len(rows)), names, rotation=20, ha="right", fontsize="small")
+        axis.grid(alpha=0.3, axis="y")
+    latency.legend()
+    _save(figure, path)
+
+
+def _pyplot(path: Path) -> Any:
+    if path.suffix not in (".png", ".svg"):
+        raise UserError(str(path), "is no picture that can be drawn", "end its name in .png or .svg")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(figure: Any, path: Path) -> None:
+    from matplotlib import pyplot
+
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:], dpi=110)
     pyplot.close(figure)
