@@ -21,8 +21,8 @@ def check_free(option: str, host: str, port: int) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise cannot_listen(option, host, port, error) from None
-    errors = [error for family, *_, address in found if (error := _bind(family, address)) is not None]
-    taken = [error for error in errors if error.errno in (errno.EADDRINUSE, errno.EACCES, errno.EPERM)]
+    errors = [one for family, *_, address in found if (one := _bind(family, address)) is not None]
+    taken = [one for one in errors if one.errno in (errno.EADDRINUSE, errno.EACCES, errno.EPERM)]
     if taken or len(errors) == len(found):  # one of two families may be missing on a machine
         raise cannot_listen(option, host, port, [*taken, *errors][0])
 
