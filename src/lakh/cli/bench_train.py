@@ -17,7 +17,7 @@ __all__ = ["train"]
 
 @click.command("train")
 @click.option("--shapes", default="demo", show_default=True, help="Comma-separated names of model shapes.")
-@click.option("--peers", default="transformers", show_default=True, help="Comma-separated peers; empty for none.")
+@click.option("--peers", default="transformers", show_default=True, help="Comma-separated peers, or none.")
 @click.option("--ablations", is_flag=True, help="On a GPU: also a row for each feature switched on after the other.")
 @click.option("--micro-batch", type=click.IntRange(min=1), help="Sequences of a step, instead of each shape's own.")
 @click.option("--repeats", type=click.IntRange(min=3), default=7, show_default=True, help="Timed steps of each system.")
@@ -43,7 +43,7 @@ def train(
     from lakh.trainer.bench import PEERS, SHAPES, bench_train
 
     names = _chosen("--shapes", shapes, SHAPES)
-    rivals = _chosen("--peers", peers, PEERS) if peers.strip() else []
+    rivals = [] if peers.strip() in ("", "none") else _chosen("--peers", peers, PEERS)
     talk = console()
     with talk.status("measuring") as status:
         found = bench_train(

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from lakh.errors import UserError
 from lakh.spec import Data, Model, Optimizer, Run, Training
 from lakh.trainer.graphs import Graphed
 from lakh.trainer.memory import ran_out
@@ -37,6 +38,8 @@ __all__ = ["ABLATIONS", "PEERS", "SHAPES", "Row", "Shape", "System", "bench_trai
 
 PEAK_FLOPS = {"NVIDIA H200": 989.4e12, "NVIDIA H100 80GB HBM3": 989.4e12}
 """Dense bf16, from NVIDIA's data sheets (half of the figure with sparsity)."""
+
+CPU_STEP_FLOPS = 2e12  # two minutes of two slow cores
 
 _1_2B = Model(layers=24, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=32064, tied=False, context=16384)
 
@@ -140,20 +143,35 @@ def bench_train(
     each takes its time, `found` hears of each at once.
     """
     on_gpu = torch.cuda.is_available()
+    chosen = {
+        name: SHAPES[name] if micro_batch is None else replace(SHAPES[name], micro_batch=micro_batch) for name in shapes
+    }
+    if not on_gpu:
+        for name, shape in chosen.items():
+            _refuse_hours(name, shape)
     systems = [PEERS[name] for name in peers] + [LAKH]
     if on_gpu:
         systems += ABLATIONS if ablations else [System("lakh, float32 weights", precision="mixed")]
     else:
         systems = [replace(system, precision="f32", compile="none", attention="torch") for system in systems]
     rows: list[Row] = []
-    for name in shapes:
-        shape = SHAPES[name] if micro_batch is None else replace(SHAPES[name], micro_batch=micro_batch)
-        measured = _measure_apart(name, shape, systems, repeats, progress, found)
-        if not on_gpu:
+    for name, shape in chosen.items():
+        if on_gpu:
+            measured = _measure_apart(name, shape, systems, repeats, progress, found)
+        else:
+            progress(name)
             measured = _measure_alternately(name, shape, systems, repeats)
         base = next((row.tok_per_s for row in measured if row.system in PEERS and not row.failed), None)
         rows += [replace(row, ratio=row.tok_per_s / base if base and not row.failed else None) for row in measured]
     return rows
+
+
+def _refuse_hours(name: str, shape: Shape) -> None:
+    """A step of these shapes takes a GPU a second, and a CPU an hour."""
+    step_flops = shape.micro_batch * shape.sequence * shape.model.flops_per_token(shape.sequence)
+    if step_flops > CPU_STEP_FLOPS:
+        found = f"one step is {step_flops / 1e12:,.0f} TFLOP, and there is no GPU here"
+        raise UserError(f"--shapes {name}", found, "measure it on a GPU; here: demo, or 15m-1k")
 
 
 def _measure_apart(
@@ -166,7 +184,7 @@ def _measure_apart(
 ) -> list[Row]:
     """One after the other: a GPU's clock is steady, and two large models do not fit side by side."""
     rows = []
-    for system in systems if torch.cuda.is_available() else ():
+    for system in systems:
         if system.is_peer and shape.document:
             continue  # it has no document masks in this form
         progress(f"{name}: {system.name}")

@@ -43,3 +43,17 @@ def test_systems_begin_with_losses_of_equal_size() -> None:
         plain = dataclasses.replace(system, precision="f32", compile="none", attention="torch")
         loss = float(bench.stepper(TINY, plain, torch.device("cpu"))().loss)
         assert loss == pytest.approx(torch.log(torch.tensor(32.0)).item(), rel=0.05)
+
+
+def test_what_would_take_a_cpu_hours_is_refused_at_once(lakh, last_line) -> None:
+    code, out, _ = lakh("bench", "train", "--shapes", "demo,1.2b-4k", "--json")
+    assert code == 2
+    assert last_line(out)["error"]["where"] == "--shapes 1.2b-4k"
+    assert last_line(out)["error"]["found"].startswith("one step is 5")
+
+
+def test_lakh_may_be_measured_alone(lakh, last_line) -> None:
+    code, out, _ = lakh("bench", "train", "--shapes", "tiny", "--peers", "none", "--repeats", "3", "--json")
+    assert code == 0
+    (row,) = last_line(out)["rows"]
+    assert (row["system"], row["ratio"]) == ("lakh", None)
