@@ -25,6 +25,7 @@ from statistics import median
 from typing import Any
 
 from lakh.errors import LakhError, UserError
+from lakh.evals.bench_process import run_whole
 from lakh.evals.samples import canonical_samples, write_samples
 from lakh.evals.task import Program, Task
 from lakh.evals.tasks import load_task
@@ -86,7 +87,7 @@ def bench_eval(*, repeats: int, workers: int, data: str | None, progress: Callab
 def _measure(name: str, workers: int, data: str | None) -> dict[str, Any]:
     command = [sys.executable, "-m", "lakh.evals.bench", name, str(workers), data or ""]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
+        done = run_whole(command, timeout_s=RUN_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {RUN_TIMEOUT_S:g} s"}
     lines = done.stdout.strip().splitlines()

@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import median
 
 from lakh.errors import UserError
+from lakh.evals.bench_process import run_whole
 from lakh.evals.samples import canonical_samples, write_samples
 from lakh.evals.tasks import load_task
 from lakh.evals.tasks.humaneval_plus import FILE
@@ -112,9 +113,7 @@ def _time(line: Sequence[str], folder: str, more: Mapping[str, str]) -> tuple[fl
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before, began_s = os.times(), time.monotonic()
     try:
-        done = subprocess.run(
-            line, cwd=folder, env=environment, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S
-        )
+        done = run_whole(line, timeout_s=COMMAND_TIMEOUT_S, cwd=folder, env=environment)
     except subprocess.TimeoutExpired:
         return f"took more than {COMMAND_TIMEOUT_S:g} s"
     except OSError as error:
