@@ -214,7 +214,8 @@ def _lakh(command: tuple[str, ...]) -> dict[str, Any]:
     if process.returncode == 0:
         return document
     if "where" in document.get("error", {}):
-        raise errors.from_dict(document["error"])
+        said = document["error"]  # and the command itself has said so already
+        raise errors.from_dict({**said, "where": f"lakh demo, in lakh {command[0]}: {said['where']}"})
     raise LakhError(f"lakh {command[0]}", f"ended with exit code {process.returncode}", "see above")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from lakh import storage
 from lakh.corpus.document import REASONS
 from lakh.corpus.shards import FORMAT, MADE_BY, REBUILD, check_shard
-from lakh.errors import CorruptShard, DataError
+from lakh.errors import CorruptShard, DataError, UserError
 
 __all__ = ["Report", "content_sum", "read_report"]
 
@@ -158,7 +158,7 @@ def read_report(url: str) -> Report:
     if manifest.get("format") == "lakh-corpus/1":
         manifest = {**OLD_FIELDS, **manifest} | {"dropped_files": [manifest.get("dropped_file")]}
     elif manifest.get("format") != FORMAT:
-        raise DataError(
+        raise UserError(
             str(url), f"is no corpus: its format is {manifest.get('format')!r}", f"make one with: {MADE_BY}"
         )
     missing = [name for name in FIELDS if name not in manifest]

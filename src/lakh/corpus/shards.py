@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from lakh import storage
 from lakh.corpus.document import DOCUMENT
-from lakh.errors import CorruptShard, DataError
+from lakh.errors import CorruptShard, UserError
 
 __all__ = [
     "FORMAT",
@@ -102,7 +102,7 @@ def read_documents(url: str, columns: Sequence[str] | None = None) -> Iterator[A
     """The kept documents of a finished corpus as record batches, in the order of the shards."""
     manifest = storage.read_manifest(url, made_by=MADE_BY)
     if manifest.get("format") not in READABLE:
-        raise DataError(
+        raise UserError(
             str(url), f"is no corpus: its format is {manifest.get('format')!r}", f"make one with: {MADE_BY}"
         )
     names = list(columns) if columns is not None else DOCUMENT.names

@@ -47,6 +47,8 @@ def test_errors_have_an_exit_code_and_a_remedy(
     assert code == 2
     assert last_line(stdout)["error"]["kind"] == "UserError"
     assert "lakh corpus build" in stderr
+    (tmp_path / "empty" / "manifest.json").write_text('{"format": "lakh-tokens/1"}')
+    assert lakh("corpus", "report", str(tmp_path / "empty"))[0] == 2  # the wrong folder, not a damaged one
     lakh("corpus", "build", str(root), "--out", str(out))
     assert lakh("corpus", "build", str(root), "--out", str(out), "--max-bytes-per-repo", "3")[0] == 2
     assert "did you mean" in lakh("corpus", "build", str(root), "--out", str(out), "--set", "filter.x=1")[2]
