@@ -110,8 +110,10 @@ class Model:
                 f"{self.kv_heads} does not divide heads {self.heads}",
                 f"choose one of {_divisors(self.heads)}",
             )
-        if self.rope_base <= 1 or self.norm_eps <= 0:
-            raise ConfigError("rope_base", "rope_base must be above 1 and norm_eps above 0", "use 10000 and 1e-5")
+        if not 1 < self.rope_base < float("inf") or not 0 < self.norm_eps < 1:
+            raise ConfigError(
+                "rope_base", "rope_base must be above 1, and norm_eps between 0 and 1", "use 10000 and 1e-5"
+            )
         if self.experts and self.experts.dense_layers > self.layers:
             raise ConfigError(
                 "experts.dense_layers", f"{self.experts.dense_layers} of {self.layers} layers", "choose fewer"

@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,11 +66,12 @@ class Data:
 
     def __post_init__(self) -> None:
         config.require_positive(self, "sequence", "batch", "micro_batch", "prefetch")
+        _require_at_most(self, prefetch=10_000)
         for name in ("fim_rate", "fim_spm"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(name, f"{getattr(self, name)} is no share", "choose 0 to 1")
         for first, end in self.skip:
-            if not 0 <= first < end:
+            if not 0 <= first < end < 2**62:
                 raise ConfigError("skip", f"[{first}, {end}] is no range", "give the first sequence and the one after")
         if len(self.mixture) != len({source.tokens for source in self.mixture}):
             raise ConfigError("mixture", "names a source twice", "give each source once, with the sum of its weights")
@@ -101,6 +103,7 @@ class Optimizer:
     """Gradients are scaled down to this global norm; 0 switches clipping off."""
 
     def __post_init__(self) -> None:
+        _require_finite(self)
         if not 0 < self.lr < 1:
             raise ConfigError("lr", f"{self.lr} is out of range", "choose a value between 0 and 1")
         if not 0 <= self.min_lr_ratio <= 1:
@@ -172,6 +175,8 @@ class Training:
 
     def __post_init__(self) -> None:
         config.require_positive(self, "steps", "eval_sequences")
+        _require_finite(self)
+        _require_at_most(self, threads=1024, peer_timeout_s=1e6)
         if self.eval_every < 0 or self.threads < 0:
             raise ConfigError("eval_every", "eval_every or threads is negative", "use 0 or more")
         if self.z_loss < 0:
@@ -286,6 +291,20 @@ class Run:
         tokens = self.data.micro_batch * self.data.sequence // mesh.cp
         activations = self.model.activation_bytes(tokens, dtype_bytes=2 if bf16 else 4) // (mesh.tp * mesh.pp)
         return {"states": -(-self.model.state_bytes() // shards), "activations": activations}
+
+
+def _require_finite(settings: Any) -> None:
+    """No comparison refuses what is no number."""
+    for it in fields(settings):
+        value = getattr(settings, it.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(it.name, f"{value} cannot be computed with", "choose a finite number")
+
+
+def _require_at_most(settings: Any, **limits: float) -> None:
+    for name, limit in limits.items():
+        if getattr(settings, name) > limit:
+            raise ConfigError(name, f"{getattr(settings, name)} is too large", f"choose {limit:g} or less")
 
 
 def load_run(source: str | Path, sets: Sequence[str] = ()) -> Run:

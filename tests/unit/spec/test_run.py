@@ -116,6 +116,29 @@ def test_what_is_neither_recipe_nor_run_is_refused(tmp_path: Path) -> None:
         load_run("zzz")
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "optim.weight_decay=nan",
+        "optim.eps=nan",
+        "optim.clip_norm=inf",
+        "train.z_loss=nan",
+        "train.spike_factor=inf",
+        "train.peer_timeout_s=inf",
+        "train.peer_timeout_s=1e300",
+        "train.threads=100000",
+        "data.prefetch=1000000000000",
+        "data.skip=[[0, 100000000000000000000]]",
+        "model.norm_eps=nan",
+        "model.rope_base=inf",
+    ],
+)
+def test_what_nobody_can_compute_with_is_refused_by_name(setting: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_run("laptop", [setting])
+    assert refused.value.where.partition(".")[0] == setting.partition(".")[0]
+
+
 def test_faults_are_words() -> None:
     assert Fault.parse("kill(rank=3, step=12)") == Fault("kill", rank=3, step=12)
     assert str(Fault.parse(" stop( step=1 , rank=0 ) ")) == "stop(rank=0, step=1)"
