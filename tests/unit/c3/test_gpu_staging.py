@@ -64,11 +64,11 @@ _cut = gpu.cut
 
 
 def on_ranks(size: int, body) -> None:
-    store, errors = MemoryStore(20.0), []
+    store, errors = MemoryStore(60.0), []
 
     def rank(number: int) -> None:
         try:
-            group = Group.meet(store, number, size, timeout_s=20.0)
+            group = Group.meet(store, number, size, timeout_s=60.0)
             body(group, number)
             group.close()
         except BaseException as error:  # noqa: BLE001 - told to the test

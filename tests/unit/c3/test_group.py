@@ -25,7 +25,7 @@ RACKS = [(f"h{rank // 2}", f"r{rank // 4}", "") for rank in range(8)]
 UNEQUAL = [("a", "", ""), ("a", "", ""), ("b", "", "")]
 
 
-def with_ranks(places, body, timeout_s: float = 20.0, topology=None):
+def with_ranks(places, body, timeout_s: float = 60.0, topology=None):
     """Run `body(group)` in one thread per rank; what each returned, or raised."""
     store = MemoryStore(timeout_s)
     found = [None] * len(places)
@@ -321,7 +321,7 @@ def test_a_rank_that_is_busy_for_seconds_is_waited_for_however_much_is_sent_to_i
         else:
             message = group.send(other, 1, sent.ctypes.data, sent.nbytes)
         reduce_all(group, values)
-        group.wait_message(message, 20.0)
+        group.wait_message(message, 60.0)
         return bool((values == 2).all()) and (group.rank == 0 or np.array_equal(got, sent))
 
     assert with_ranks(FOUR_HOSTS[:2], body) == [True, True]
@@ -410,4 +410,4 @@ def test_who_comes_late_hears_at_once_that_the_group_is_over() -> None:
         return time.monotonic() - began
 
     waited_s = with_ranks(FOUR_HOSTS[:2], body)[1]
-    assert waited_s < 10  # the operation's own deadline is 20 s
+    assert waited_s < 30  # the deadline of the operation itself is 60 s
