@@ -123,6 +123,9 @@ def test_keys_are_asked_for_and_name_the_tenant(engine: Engine) -> None:
 
 
 def test_health_answers_and_reflection_names_the_service(engine: Engine) -> None:
+    pytest.importorskip("grpc_reflection", reason="pip install grpcio-reflection")
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
     async def story(complete: Any, channel: grpc.aio.Channel, server: Server) -> None:
         stub = health_pb2_grpc.HealthStub(channel)
         for name in ("", "ready", proto.SERVICE):
@@ -135,6 +138,12 @@ def test_health_answers_and_reflection_names_the_service(engine: Engine) -> None
         )
         reply = await models(proto.ModelsRequest(), timeout=PATIENCE_S)
         assert [model.id for model in reply.models] == ["tiny"]
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        async for answer in stub.ServerReflectionInfo(asked, timeout=PATIENCE_S):
+            named = {service.name for service in answer.list_services_response.service}
+            assert {proto.SERVICE, "grpc.health.v1.Health"} <= named
+            break
 
     run(engine, story)
 

@@ -26,6 +26,17 @@ def test_openais_client_gets_whole_and_streamed_answers(engine: Engine) -> None:
                 assert len(whole.choices[0].logprobs.token_logprobs) == len(expected.tokens)
                 stream = await client.completions.create(**ask, stream=True)
                 assert "".join([piece.choices[0].text async for piece in stream]) == expected.text
+                several = {**ask, "n": 2, "seed": 7, "temperature": 1.0}
+                first, again = [await client.completions.create(**several) for _ in range(2)]
+                assert [one.text for one in first.choices] == [one.text for one in again.choices]
+                texts = ["", ""]
+                async for piece in await client.completions.create(**several, stream=True):
+                    texts[piece.choices[0].index] += piece.choices[0].text
+                assert texts == [one.text for one in first.choices]
+                stop = expected.text[3:5]
+                stopped = await client.completions.create(**ask, stop=[stop, "never"])
+                assert stopped.choices[0].text == expected.text[: expected.text.index(stop)]
+                assert stopped.choices[0].finish_reason == "stop"
                 infill = await client.completions.create(**ask, suffix="\n", extra_body={"order": "spm"})
                 assert infill.usage.prompt_tokens > len(engine.tokenizer.encode("def add("))
                 assert [model.id async for model in await client.models.list()] == ["tiny"]

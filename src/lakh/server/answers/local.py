@@ -74,10 +74,13 @@ class LocalBackend:
         """Set to work. `put` hears pieces as they become certain, then a Usage and None, or what went wrong. What it
         returns ends the work, whoever reads it; at the end it says nothing.
         """
+        now_s = self.engine.clock()
         try:
-            rows = rows_of(self.engine, request, MAX_NEW_HERE)  # someone who types sends lines that were read before
+            rows = rows_of(
+                self.engine, request, now_s, MAX_NEW_HERE
+            )  # someone who types sends lines that were read before
         except Unread:
-            rows = await self._read(request)
+            rows = await self._read(request, now_s)
         job = Job(rows, _Telling(self.engine, request, rows, put), request.supersede)
         try:
             self.worker.submit(job)
@@ -85,13 +88,14 @@ class LocalBackend:
             raise _refusal(error, self.worker) from None
         return lambda: self.worker.cancel(job)
 
-    async def _read(self, request: CompletionRequest) -> list[Row]:
+    async def _read(self, request: CompletionRequest, now_s: float) -> list[Row]:
         """In a thread; as many may wait for that as may wait in the queue."""
         if self.num_waiting >= self.worker.max_waiting and not self.worker.has(request.supersede):
             raise _refusal(QueueFull(), self.worker)
         self._num_unread += request.num_choices
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.encoders, rows_of, self.engine, request)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self.encoders, rows_of, self.engine, request, now_s)
         finally:
             self._num_unread -= request.num_choices
 
@@ -169,15 +173,17 @@ def _refusal(error: Exception, worker: Worker | None = None) -> Exception:
     return error
 
 
-def rows_of(engine: Engine, request: CompletionRequest, most_new: int | None = None) -> list[Row]:
-    """Tokenize, check the length; one row for every choice. Unread where more than `most_new` characters are new."""
+def rows_of(engine: Engine, request: CompletionRequest, now_s: float, most_new: int | None = None) -> list[Row]:
+    """Tokenize, check the length; one row for every choice. Unread where more than `most_new` characters are new.
+    `now_s`: when the request came, on the engine's clock; its time runs from then.
+    """
     if most_new is not None and request.num_chars > MAX_CHARS_HERE:
         raise Unread
     sampling, reading = request.sampling, Reading(request.cache_space, most_new)
     if sampling.max_tokens >= engine.spec.context:
         found = f"max_tokens: {sampling.max_tokens} leaves no room in a context of {engine.spec.context} tokens"
         raise BadRequest("max_tokens", found)
-    deadline_s = None if request.timeout_s is None else engine.clock() + request.timeout_s
+    deadline_s = None if request.timeout_s is None else now_s + request.timeout_s
     rows = []
     copies: Counter[tuple[int, ...]] = Counter()
     for prompt in request.prompts:
