@@ -178,7 +178,7 @@ def test_a_rank_does_not_outlive_its_launcher(tiny_recipe: Path, tmp_path: Path)
 
 def test_the_same_run_works_under_torchrun(calm, tiny_recipe: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lakh"]
+    command = [sys.executable, "-m", "lakh.trainer.torchrun", "--standalone", "--nproc-per-node", "2", "-m", "lakh"]
     done = subprocess.run(
         [*command, "train", str(tiny_recipe), "--out", str(run_dir)],
         capture_output=True,

@@ -64,6 +64,9 @@ class World:
             found = f"needs GPUs and a torch that is built for them, and rank {rank} is on {device}"
             raise UserError("train.backend = nccl", found, "choose auto, gloo or c3")
         rendezvous = os.environ.get("LAKH_RENDEZVOUS")
+        for name in () if rendezvous else ("MASTER_ADDR", "MASTER_PORT"):
+            if not os.environ.get(name):
+                raise UserError(name, f"is not set, and RANK={rank} is", "start with torchrun, or unset RANK")
         with world.peers("joining the run", settings.peer_timeout_s):
             dist.init_process_group(
                 backend,

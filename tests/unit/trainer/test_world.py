@@ -27,3 +27,15 @@ def test_nccl_without_gpus_is_refused_and_not_tried_again(monkeypatch: pytest.Mo
         World.join(Training(backend="nccl", device="cpu", threads=1)),
     ):
         pass
+
+
+def test_a_rank_that_does_not_know_where_to_meet_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    for name in ("LAKH_RENDEZVOUS", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with (
+        pytest.raises(UserError, match="MASTER_PORT: is not set, and RANK=0 is; start with torchrun"),
+        World.join(Training(device="cpu", threads=1)),
+    ):
+        pass
