@@ -89,6 +89,8 @@ def serve(
     """
     if draft is not None and not speculate:
         raise UserError("--draft, --no-speculate", "a draft is there to guess", "give one of them")
+    if follow_s is not None and tensor > 1:
+        raise UserError("--follow, --tensor", "weights in several processes stay as they are", "give one of them")
     talk = console()
     load = {
         "path": model,

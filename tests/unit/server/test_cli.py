@@ -63,9 +63,10 @@ def test_serve_on_a_port_in_use_exits_2(model_dir: Path, capsys: pytest.CaptureF
     assert "the port is in use" in capsys.readouterr().err
 
 
-def test_a_draft_that_may_not_guess_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lakh("serve", "anything", "--http", ":0", "--draft", "small", "--no-speculate") == 2
-    assert "--draft, --no-speculate" in capsys.readouterr().err
+@pytest.mark.parametrize("both", [("--draft", "small", "--no-speculate"), ("--follow", "5", "--tensor", "2")])
+def test_what_does_not_go_together_is_refused(both: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert lakh("serve", "anything", "--http", ":0", *both) == 2
+    assert "give one of them" in capsys.readouterr().err
 
 
 def test_rows_that_were_measured_before_an_interruption_are_shown_and_drawn(

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -33,9 +34,9 @@ def lakh(*arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
-def test_asked_to_stop_both_faces_finish_their_streams_and_take_no_others(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def gate(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The engine takes no step before it is set."""
     gate, forward = threading.Event(), engine._runner.forward
 
     def gated(segments: Any) -> Any:
@@ -43,63 +44,96 @@ def test_asked_to_stop_both_faces_finish_their_streams_and_take_no_others(
         return forward(segments)
 
     monkeypatch.setattr(engine._runner, "forward", gated)
-    monkeypatch.setattr(grpc_face, "STOP_GRACE_S", 0.0)  # nobody depends on it while there is time to drain
+    return gate
 
-    async def story() -> None:
-        ready: asyncio.Future[tuple[str, str | None]] = asyncio.get_running_loop().create_future()
-        options = {"drain_s": PATIENCE_S}
-        backend = LocalBackend(engine)
-        serving = asyncio.create_task(
-            http._serve(
-                backend,
-                "127.0.0.1",
-                0,
-                lambda url, address: ready.set_result((url, address)),
-                ("127.0.0.1", 0),
-                None,
-                options,
-            )
+
+class Faces:
+    """Both faces of one engine, as `lakh serve` has them, and their clients."""
+
+    def __init__(self, backend: LocalBackend, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
+        self.backend, self.channel, self.session = backend, channel, session
+
+    async def over_grpc(self) -> list[Any]:
+        complete = self.channel.unary_stream(
+            f"/{proto.SERVICE}/Complete",
+            request_serializer=proto.CompleteRequest.SerializeToString,
+            response_deserializer=proto.CompleteChunk.FromString,
         )
+        request = proto.CompleteRequest(prompt="def add(", max_tokens=3, temperature=0)
+        return [chunk async for chunk in complete(request, timeout=PATIENCE_S)]
+
+    async def over_http(self) -> tuple[int, Any]:
+        body = {"prompt": "def add(", "max_tokens": 3, "temperature": 0}
+        async with self.session.post("/v1/completions", json=body) as response:
+            return response.status, await response.json()
+
+    async def is_ready(self) -> bool:
+        asked = health_pb2.HealthCheckRequest(service="ready")
+        answer = await health_pb2_grpc.HealthStub(self.channel).Check(asked)
+        async with self.session.get("/ready") as response:
+            return response.status == 200 or answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def serve(engine: Engine, story: Callable[[Faces], Awaitable[None]]) -> None:
+    """Serve until the story has asked to stop, by a signal."""
+
+    async def main() -> None:
+        backend = LocalBackend(engine)
+        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+        told = lambda url, address: ready.set_result((url, address))  # noqa: E731
+        options = {"drain_s": PATIENCE_S}
+        serving = asyncio.create_task(http._serve(backend, "127.0.0.1", 0, told, ("127.0.0.1", 0), None, options))
         url, address = await ready
-        assert address is not None
         async with grpc.aio.insecure_channel(address) as channel, aiohttp.ClientSession(url) as session:
-            complete = channel.unary_stream(
-                f"/{proto.SERVICE}/Complete",
-                request_serializer=proto.CompleteRequest.SerializeToString,
-                response_deserializer=proto.CompleteChunk.FromString,
-            )
-            request = proto.CompleteRequest(prompt="def add(", max_tokens=3, temperature=0)
-
-            async def over_grpc() -> list[Any]:
-                return [chunk async for chunk in complete(request, timeout=PATIENCE_S)]
-
-            async def over_http() -> tuple[int, Any]:
-                body = {"prompt": "def add(", "max_tokens": 3, "temperature": 0}
-                async with session.post("/v1/completions", json=body) as response:
-                    return response.status, await response.json()
-
-            at_work = [asyncio.create_task(over_grpc()), asyncio.create_task(over_http())]
-            while backend.num_running + backend.num_waiting < 2:
-                await asyncio.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGTERM)
-            health = health_pb2_grpc.HealthStub(channel)
-            asked = health_pb2.HealthCheckRequest(service="ready")
-            while (await health.Check(asked)).status != health_pb2.HealthCheckResponse.NOT_SERVING:
-                await asyncio.sleep(0.01)
-            async with session.get("/ready") as response:
-                assert response.status == 503
-            assert (await over_http())[0] == 503
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await over_grpc()
-            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert not any(task.done() for task in at_work)
-            gate.set()
-            chunks, (status, answer) = await at_work[0], await at_work[1]
-            assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
-            assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
+            await story(Faces(backend, channel, session))
         await serving
 
-    asyncio.run(asyncio.wait_for(story(), 2 * PATIENCE_S))
+    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_S))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_asked_to_stop_both_faces_finish_their_streams_and_take_no_others(
+    engine: Engine, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_face, "STOP_GRACE_S", 0.0)  # nobody depends on it while there is time to drain
+
+    async def story(faces: Faces) -> None:
+        at_work = [asyncio.create_task(faces.over_grpc()), asyncio.create_task(faces.over_http())]
+        await until(lambda: faces.backend.num_running + faces.backend.num_waiting == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while await faces.is_ready():
+            await asyncio.sleep(0.01)
+        assert (await faces.over_http())[0] == 503
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await faces.over_grpc()
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert not any(task.done() for task in at_work)
+        gate.set()
+        chunks, (status, answer) = await at_work[0], await at_work[1]
+        assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
+
+    serve(engine, story)
+
+
+def test_asked_twice_it_does_not_wait_for_what_is_at_work(engine: Engine, gate: threading.Event) -> None:
+    async def story(faces: Faces) -> None:
+        at_work = asyncio.create_task(faces.over_http())
+        await until(lambda: faces.backend.num_running + faces.backend.num_waiting == 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while await faces.is_ready():
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        await until(lambda: bool(faces.backend.worker._gone))  # it is to leave
+        gate.set()
+        status, answer = await at_work
+        assert status == 503 or answer["choices"][0]["finish_reason"] == "abort"
+
+    serve(engine, story)
 
 
 def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(capsys: pytest.CaptureFixture[str]) -> None:

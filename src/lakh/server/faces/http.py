@@ -79,11 +79,23 @@ class Server:
             ]
         )
 
-    async def drain(self) -> None:
-        """Take no new requests on any face, and give those at work so long to finish; both faces go on telling it."""
-        if not self.desk.draining:
-            self.desk.draining = True
-            await self.desk.backend.drain(self._drain_s)
+    async def drain(self, hurry: asyncio.Event | None = None) -> None:
+        """Take no new requests on any face, and give those at work so long to finish, or until there is a `hurry`. The
+        faces go on telling it meanwhile.
+        """
+        if self.desk.draining:
+            return
+        self.desk.draining = True
+        waits = [asyncio.create_task(self.desk.backend.drain(self._drain_s))]
+        if hurry is not None:
+            waits.append(asyncio.create_task(hurry.wait()))
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if waits[0] not in done:
+            await self.desk.backend.drain(0.0)
 
     async def models(self, _: web.Request) -> web.Response:
         frame = {"object": "model", "created": self._created, "owned_by": "lakh"}
@@ -322,8 +334,8 @@ def serve(
     tls: Tls | None = None,
     **options: Any,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `ready` hears the addresses (HTTP, gRPC) once requests are answered; `options`
-    are those of `running`.
+    """Serve until SIGTERM or SIGINT; a second one ends the requests at work too. `ready` hears the addresses (HTTP,
+    gRPC) once requests are answered; `options` are those of `running`.
     """
     _allow_connections()
     asyncio.run(_serve(backend, host, port, ready, grpc_address, tls, options))
@@ -346,10 +358,10 @@ async def _serve(
     tls: Tls | None,
     options: dict[str, Any],
 ) -> None:
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(running(backend, host, port, tls=tls, **options))
         also = None
@@ -363,4 +375,4 @@ async def _serve(
         ready(server.url, also)
         await stop.wait()
         log.info("stopping: requests at work may finish")
-        await server.drain()  # before either face closes: a stream of one is worth as much as one of the other
+        await server.drain(hurry)  # before either face closes: a stream of one is worth as much as one of the other
