@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakh.corpus import Settings, build, pipeline, plan, read_report
+from lakh.corpus.engines import local
 
 SETTINGS = Settings(split_bytes=1_000_000, per_repo_bytes=700_000)
 PATIENCE_S = 240  # everything here takes seconds on a machine that has time for it
@@ -162,7 +163,7 @@ def test_the_parts_of_an_array_give_the_bytes_of_one_build(library: Path, truth:
     assert contents(out) == contents(truth)
 
 
-@pytest.mark.parametrize("place", ["plan", "step"])
+@pytest.mark.parametrize("place", ["plan", "step", "sum"])
 def test_a_part_that_looks_up_after_the_others_have_ended_ends_too(
     library: Path, truth: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -170,10 +171,13 @@ def test_a_part_that_looks_up_after_the_others_have_ended_ends_too(
     out = tmp_path / "out"
     shutil.copytree(truth, out)
     monkeypatch.setattr(pipeline, "_finished", lambda *anything: None)
-    if place == "step":  # it still saw the plan, whose steps have left no marker since
+    if place != "plan":  # it still saw the plan, whose steps have left no marker since
         monkeypatch.setattr(plan, "_await_plan", lambda *anything: {"identity": anything[1], "num_splits": 1})
-    found = build([str(library / "one"), str(library / "two")], out, workers=1, member=(2, 3))
+    if place == "sum":  # and the markers too, up to where it reads what they name
+        monkeypatch.setattr(local, "_await_members", lambda *anything: None)
+    found = build(words(library), out, workers=1, member=(2, 3))
     assert found.output_sha256 == read_report(str(truth)).output_sha256
+    assert not (out / ".work").exists()
 
 
 def test_what_an_earlier_corpus_has_does_not_come_again(library: Path, truth: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from lakh.corpus.report import Report, read_report
 from lakh.corpus.shards import FORMAT, MADE_BY, check_shard
 from lakh.corpus.steps import run_steps
 from lakh.corpus.writer import Counts
-from lakh.errors import PeerLost, PeerTimeout, UserError
+from lakh.errors import LakhError, PeerLost, PeerTimeout, UserError
 
 __all__ = ["Settings", "build"]
 
@@ -81,25 +81,27 @@ def build(
             storage.require_space(url, found.code_bytes // 2)  # spool and shards compress to about a quarter each
             try:
                 plan = make_plan(found, settings, url, work, earlier, member[0])
-            except AlreadyBuilt:
-                return _await_corpus(url)
-            if member[0] == 0:
-                _clear(url, plan)
-            running = open_engine(
-                engine,
-                plan,
-                workers=workers,
-                memory_bytes=memory_bytes,
-                member=member,
-                options=options,
-                progress=progress,
-            )
-            try:
-                counts = run_steps(running, plan)
-            except AlreadyBuilt:
-                return _await_corpus(url)
-            finally:
-                running.close()
+                if member[0] == 0:
+                    _clear(url, plan)
+                running = open_engine(
+                    engine,
+                    plan,
+                    workers=workers,
+                    memory_bytes=memory_bytes,
+                    member=member,
+                    options=options,
+                    progress=progress,
+                )
+                try:
+                    counts = run_steps(running, plan)
+                finally:
+                    running.close()
+            except (AlreadyBuilt, LakhError, OSError):
+                # A member that has nothing left to do may still be reading when the others end the build: the work
+                # goes from under its hands, whatever it was about to read.
+                if member[0] == 0 or not storage.is_complete(url):
+                    raise
+                counts = None
             if counts is None:  # another member of the array commits
                 return _await_corpus(url)
             report = _report(plan, counts, earlier)

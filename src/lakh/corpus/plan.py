@@ -12,6 +12,7 @@ repositories.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -44,7 +45,7 @@ SPLITS_PER_BUCKET = 4
 MAX_SPLIT_ROWS = 20_000
 UNPACKED = 4
 """A compressed container counts as so many times its size: code packs to about a quarter."""
-PLAN, LISTING_FILE = "plan.json", "listing.parquet"
+PLAN, LISTING_FILE, FRESH_LISTING = "plan.json", "listing.parquet", "fresh-listing.parquet"
 PLAN_TIMEOUT_S = 600.0
 """How long a member of an array waits for the first one's plan."""
 
@@ -111,7 +112,7 @@ def survey(opened: Sequence[Source], settings: Settings, work: str, member: int 
     code_bytes = 0
     owner: dict[str, str] = {}
     fingerprint = Fingerprint()
-    with ParquetOut(work, _fresh(member), LISTING) as out:
+    with ParquetOut(work, FRESH_LISTING, LISTING) if member == 0 else contextlib.nullcontext() as out:
         for batch in fingerprint.watch(batches(opened)):
             for row in batch.to_pylist():
                 other = owner.setdefault(row["repo"], row["source"])
@@ -119,7 +120,10 @@ def survey(opened: Sequence[Source], settings: Settings, work: str, member: int 
                     found = f"{other} has a repository of that name too"
                     raise UserError(f"repository {row['repo']}", found, "name the folder: NEWNAME=PATH")
                 code_bytes += _weight(row, settings.filters)
-            out.write(batch)
+            if (
+                out is not None
+            ):  # of an array, part 0 makes the plan: the others leave nothing behind when they come late
+                out.write(batch)
     return Survey(tuple(source.name for source in opened), fingerprint.hexdigest(), code_bytes)
 
 
@@ -145,12 +149,12 @@ def make_plan(
             ]
         ).encode()
     ).hexdigest()
-    plan_url, fresh = storage.join(work, PLAN), storage.join(work, _fresh(member))
+    plan_url, fresh = storage.join(work, PLAN), storage.join(work, FRESH_LISTING)
     old = _read_plan(plan_url) if member == 0 else _await_plan(plan_url, identity, out)
     resumed = member == 0 and old.get("identity") == identity
     if old.get("identity") != identity:
         for name in storage.list_dir(work):
-            if name != "lock" and "fresh-" not in name:  # other members may be writing theirs
+            if name not in ("lock", FRESH_LISTING):
                 storage.remove_tree(storage.join(work, name))
         num_splits = 0
         with ParquetOut(work, LISTING_FILE, LISTING) as file:
@@ -159,15 +163,12 @@ def make_plan(
                 num_splits += 1
         old = {"identity": identity, "num_splits": num_splits}
         storage.write_bytes(plan_url, json.dumps(old).encode())
-    storage.remove_tree(fresh)
+    if member == 0:
+        storage.remove_tree(fresh)
     num_splits = int(old["num_splits"])
     shards = tuple(check_shard(report.out, entry) for report in earlier for entry in report.shards)
     num_buckets = min(MAX_BUCKETS, -(-(num_splits + len(shards)) // SPLITS_PER_BUCKET))
     return Plan(settings, found, out, work, num_splits, num_buckets, shards, resumed)
-
-
-def _fresh(member: int) -> str:
-    return f"fresh-{member:05d}.parquet"
 
 
 def _await_plan(url: str, identity: str, out: str) -> dict[str, Any]:
