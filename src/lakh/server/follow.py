@@ -73,4 +73,4 @@ class Follower:
             except (LakhError, OSError) as error:
                 log.warning("following %s: %s", self._path, error)
             except Exception as error:  # noqa: BLE001 - the next checkpoint may be read; a thread that ended reads none
-                log.error("following %s: %s: %s", self._path, type(error).__name__, error)  # noqa: TRY400
+                log.error("following %s: %s: %s", self._path, type(error).__name__, error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -22,7 +21,7 @@ from lakh.server.load import before_after
 from lakh.server.load.before_after import Row
 from lakh.server.load.report import Report
 
-PATIENCE_S = 60
+PATIENCE_S = 240  # a busy machine takes a minute to import what a server needs
 
 
 def lakh(*arguments: str) -> int:
@@ -55,14 +54,6 @@ def test_serve_says_when_it_is_ready_answers_and_leaves_with_0(model_dir: Path, 
     assert answer["choices"][0]["text"] == expected.text
 
 
-def test_serve_on_a_port_in_use_exits_2(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        assert lakh("serve", str(model_dir), "--http", f":{taken.getsockname()[1]}") == 2
-    assert "the port is in use" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("both", [("--draft", "small", "--no-speculate"), ("--follow", "5", "--tensor", "2")])
 def test_what_does_not_go_together_is_refused(both: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert lakh("serve", "anything", "--http", ":0", *both) == 2
@@ -91,7 +82,7 @@ def test_serve_refuses_what_is_no_address(address: str, capsys: pytest.CaptureFi
     assert "HOST:PORT" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["serve"], ["export", "--out", "out"]])
+@pytest.mark.parametrize("command", [["serve", "--http", ":0", "--engine", "thread"], ["export", "--out", "out"]])
 def test_what_is_no_model_exits_2(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lakh(command[0], str(tmp_path), *command[1:], "--json") == 2
     printed = capsys.readouterr()
@@ -102,7 +93,7 @@ def test_what_is_no_model_exits_2(command: list[str], tmp_path: Path, capsys: py
 def test_damaged_weights_exit_65(model_dir: Path) -> None:
     path = model_dir / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
-    assert lakh("serve", str(model_dir)) == 65
+    assert lakh("serve", str(model_dir), "--http", ":0", "--engine", "thread") == 65
 
 
 def test_export_writes_a_model_that_answers_alike(

@@ -35,7 +35,7 @@ async def ask(backend: Any, **fields: Any) -> tuple[str, Usage]:
     return "".join(item.text for item in items if isinstance(item, Piece)), items[-1]
 
 
-async def until(true: Any, limit_s: float = 20.0) -> None:
+async def until(true: Any, limit_s: float = 90.0) -> None:
     async with asyncio.timeout(limit_s):
         while not true():
             await asyncio.sleep(0.02)
