@@ -28,7 +28,7 @@ from torch import Tensor
 from lakh import storage
 from lakh.errors import ConfigError, CorruptCheckpoint, UserError
 from lakh.spec.model import Model
-from lakh.workloads.code import hf
+from lakh.workloads.code.tensors import check_weights
 
 __all__ = ["Loaded", "is_gguf", "load"]
 
@@ -103,7 +103,7 @@ def load(path: str | Path) -> Loaded:
             heads = spec.heads if ours.endswith("q.weight") else spec.kv_heads
             values = _halves_first(values, heads)
         weights[ours] = torch.from_numpy(values)
-    hf.check_weights(str(path), spec, weights, todo="download the file again")
+    check_weights(str(path), spec, weights, todo="download the file again")
     name = str(settings.get("general.name") or path.stem)
     return Loaded(name, spec, weights, _tokenizer_json(path, settings))
 

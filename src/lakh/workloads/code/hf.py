@@ -4,14 +4,11 @@
     model.safetensors            or model-00001-of-00003.safetensors ... with model.safetensors.index.json
     tokenizer.json, tokenizer_config.json, generation_config.json
 
-One rename table serves both directions; no tensor is permuted, because model.py rotates in the same order.
-A model is a Llama; with a norm on queries and keys (spec.Model.qk_norm) it is what transformers calls Qwen3.
-The config is written for transformers 4.45 and up: what version 5 moved (rope_theta into rope_parameters,
-torch_dtype to dtype) stands in both places.
+One rename table serves both directions; no tensor is permuted, because model.py rotates in the same order. The
+config is hf_config.py's.
 
-Knows a spec.Model and names of tensors; knows nothing of checkpoints, engines or devices. What lakh's model
-cannot represent (biases, scaled positions, other architectures) is a UserError that names the field,
-damaged files are a CorruptCheckpoint.
+Knows a spec.Model and names of tensors; knows nothing of checkpoints, engines or devices. What lakh's model cannot
+represent is a UserError, damaged files are a CorruptCheckpoint.
 """
 
 from __future__ import annotations
@@ -28,8 +25,10 @@ import torch
 from torch import Tensor
 
 from lakh import storage
-from lakh.errors import ConfigError, CorruptCheckpoint, UserError
+from lakh.errors import CorruptCheckpoint, UserError
 from lakh.spec.model import Model
+from lakh.workloads.code.hf_config import PLAIN, config_of, spec_of
+from lakh.workloads.code.tensors import check_weights, shapes
 
 __all__ = [
     "END_OF_TEXT",
@@ -71,14 +70,6 @@ _BLOCK_BACK = {theirs: ours for ours, theirs in _BLOCK.items()}
 _DERIVED = re.compile(r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|model\.rotary_emb\.inv_freq")
 
 
-# qk_norm -> model_type, architecture, and fields that only this kind has.
-_KINDS: dict[bool, tuple[str, str, dict[str, Any]]] = {
-    False: ("llama", "LlamaForCausalLM", {"mlp_bias": False, "pretraining_tp": 1}),
-    True: ("qwen3", "Qwen3ForCausalLM", {"use_sliding_window": False, "sliding_window": None}),
-}
-PLAIN = "lakh loads plain Llama models, and Qwen3 models for their norm on queries and keys"
-
-
 def to_hf_name(name: str) -> str:
     """The Hugging Face name of one of CodeModel's tensors."""
     found = re.fullmatch(r"blocks\.(\d+)\.(.+)\.weight", name)
@@ -97,33 +88,6 @@ def to_lakh_name(name: str) -> str | None:
         return f"blocks.{found[1]}.{_BLOCK_BACK[found[2]]}.weight"
     outer = _OUTER_BACK.get(name.removesuffix(".weight"))
     return None if outer is None else f"{outer}.weight"
-
-
-def shapes(spec: Model) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of this model, by CodeModel's names."""
-    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    block = {
-        "attention_norm": (spec.width,),
-        "attention.q": (queries, spec.width),
-        "attention.k": (keys, spec.width),
-        "attention.v": (keys, spec.width),
-        "attention.o": (spec.width, queries),
-        "ffn_norm": (spec.width,),
-        "ffn.gate": (spec.ffn, spec.width),
-        "ffn.up": (spec.ffn, spec.width),
-        "ffn.down": (spec.width, spec.ffn),
-    }
-    if spec.qk_norm:
-        block |= {"attention.q_norm": (spec.head_dim,), "attention.k_norm": (spec.head_dim,)}
-    result: dict[str, tuple[int, ...]] = {
-        "embed.weight": (spec.vocab, spec.width),
-        "norm.weight": (spec.width,),
-    }
-    for layer in range(spec.layers):
-        result |= {f"blocks.{layer}.{name}.weight": shape for name, shape in block.items()}
-    if not spec.tied:
-        result["head.weight"] = (spec.vocab, spec.width)
-    return result
 
 
 # --- writing ------------------------------------------------------------------------------------------------
@@ -151,7 +115,7 @@ def save(
         files += ["tokenizer.json", "tokenizer_config.json"]
     ids = {f"{role}_token_id": special[token] for role, token in _roles(special).items()}
     _write_json(folder, "generation_config.json", {"_from_model_config": True, **ids})
-    _write_json(folder, CONFIG, _config(spec, weights["embed.weight"].dtype, ids))
+    _write_json(folder, CONFIG, config_of(spec, weights["embed.weight"].dtype, ids))
     return [*files, "generation_config.json", CONFIG]
 
 
@@ -178,37 +142,6 @@ def _save_weights(folder: str | Path, weights: Mapping[str, Tensor], shard_bytes
     places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
     _write_json(folder, INDEX, {"metadata": {"total_size": total}, "weight_map": places})
     return [*files, INDEX]
-
-
-def _config(spec: Model, dtype: torch.dtype, ids: Mapping[str, int]) -> dict[str, Any]:
-    dtype_name = str(dtype).removeprefix("torch.")
-    kind, architecture, own = _KINDS[spec.qk_norm]
-    return {
-        "architectures": [architecture],
-        "model_type": kind,
-        "hidden_size": spec.width,
-        "intermediate_size": spec.ffn,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_dim,
-        "vocab_size": spec.vocab,
-        "max_position_embeddings": spec.context,
-        "tie_word_embeddings": spec.tied,
-        "rms_norm_eps": spec.norm_eps,
-        "rope_theta": spec.rope_base,
-        "rope_scaling": None,
-        "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_base},
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        **own,
-        "initializer_range": 0.02,
-        "use_cache": True,
-        **ids,
-        "dtype": dtype_name,
-        "torch_dtype": dtype_name,
-    }
 
 
 def _roles(special: Mapping[str, int]) -> dict[str, str]:
@@ -256,7 +189,7 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     """The model and its weights, by CodeModel's names, on the CPU and in the type they are stored in."""
     config = _read_json(storage.join(folder, CONFIG))
     where = storage.join(folder, CONFIG)
-    spec = _spec(where, config)
+    spec = spec_of(where, config)
     weights: dict[str, Tensor] = {}
     foreign = None
     for theirs, tensor in _read_weights(folder).items():
@@ -272,63 +205,6 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
         raise UserError(where, found, "set tie_word_embeddings to false")
     check_weights(str(folder), spec, weights, todo="copy or convert the model again")
     return spec, weights
-
-
-def _spec(where: str, config: dict[str, Any]) -> Model:
-    def refuse(field: str, found: str, todo: str = PLAIN) -> UserError:
-        return UserError(f"{field} ({where})", found, todo)
-
-    kind = config.get("model_type") or "missing"
-    qk_norm = kind == _KINDS[True][0]
-    expected_kind, architecture, _ = _KINDS[qk_norm]
-    architectures = config.get("architectures") or [architecture]
-    if kind != expected_kind or architectures != [architecture]:
-        found = f"is {kind} with architectures {architectures}"
-        raise refuse("model_type", found, "give a LlamaForCausalLM or Qwen3ForCausalLM")
-    plain = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "hidden_act": "silu"}
-    for field, only in plain.items():
-        if config.get(field, only) != only:
-            raise refuse(field, f"{config[field]!r} is not {only!r}")
-    if config.get("quantization_config"):
-        raise refuse("quantization_config", "the weights are quantized", "give a model in float32, bfloat16 or float16")
-
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
-        raise refuse("rope_parameters", f"{rope!r} is not a table")
-    rope_kind = rope.get("rope_type", rope.get("type", "default"))
-    if rope_kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise refuse("rope_parameters", f"positions are scaled ({rope_kind})")
-
-    def number(field: str, kind: type, default: float | None = None, table: dict[str, Any] = config) -> Any:
-        value = table.get(field)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | kind):
-            found = "is missing" if value is None else f"{value!r} is not a{' whole' * (kind is int)} number"
-            raise refuse(field, found, "copy the model again")
-        return kind(value)
-
-    heads = number("num_attention_heads", int)
-    theta = number("rope_theta", float, number("rope_theta", float, 10_000.0), rope)  # version 5 first, then version 4
-    try:
-        spec = Model(
-            layers=number("num_hidden_layers", int),
-            width=number("hidden_size", int),
-            heads=heads,
-            kv_heads=number("num_key_value_heads", int, heads),
-            ffn=number("intermediate_size", int),
-            vocab=number("vocab_size", int),
-            tied=bool(config.get("tie_word_embeddings", False)),
-            rope_base=theta,
-            context=number("max_position_embeddings", int, 2048),
-            norm_eps=number("rms_norm_eps", float, 1e-6),
-            qk_norm=qk_norm,
-        )
-    except ConfigError as error:
-        raise refuse(error.where, error.found, error.todo) from None
-    if config.get("head_dim") not in (None, spec.head_dim):
-        found = f"{config['head_dim']} is not hidden_size / num_attention_heads = {spec.head_dim}"
-        raise refuse("head_dim", found)
-    return spec
 
 
 def _read_weights(folder: str | Path) -> dict[str, Tensor]:
@@ -355,19 +231,6 @@ def _read_weights(folder: str | Path) -> dict[str, Tensor]:
         except (safetensors.SafetensorError, OSError) as error:
             raise _damaged(path, f"cannot be read ({error})") from None
     return weights
-
-
-def check_weights(where: str, spec: Model, weights: Mapping[str, Tensor], todo: str) -> None:
-    expected = shapes(spec)
-    for name, shape in expected.items():
-        if name not in weights:
-            raise CorruptCheckpoint(where, f"has no tensor {name}", todo)
-        found = tuple(weights[name].shape)
-        if found != shape:
-            raise CorruptCheckpoint(where, f"{name} has shape {list(found)}, and its settings say {list(shape)}", todo)
-    for name in weights:
-        if name not in expected:
-            raise CorruptCheckpoint(where, f"has a tensor {name} that its settings do not know", todo)
 
 
 def _read_json(path: str | Path) -> dict[str, Any]:
