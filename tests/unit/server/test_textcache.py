@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from lakh.server.answers.local import LocalBackend
 from lakh.server.answers.textcache import Known, TextCache, continue_known, question_of
 from lakh.server.backend import Piece, Usage
 from lakh.server.engine import Engine
-from lakh.server.requests import parse
+from lakh.server.requests import CompletionRequest, parse
 from lakh.server.store import MemoryStore, RedisStore
 
 ASK = {"prompt": "def add(left, right):\n    ret", "max_tokens": 12, "temperature": 0}
@@ -75,6 +78,30 @@ def test_typed_into_suggestions_go_on_only_where_that_is_asked_for(cache_of: Cal
     asyncio.run(main())
 
 
+def test_a_suggestion_goes_on_past_its_line_breaks(cache_of: Callable[..., TextCache]) -> None:
+    text = "urn left + right\n\n\ndef sub(left"
+
+    async def complete(request: CompletionRequest) -> AsyncGenerator[Piece | Usage, None]:
+        yield Piece(0, text, "length")
+        yield Usage(9, 12)
+
+    async def main() -> None:
+        cache = cache_of()
+        backend = cache.backend
+        cache.backend = SimpleNamespace(models=backend.models, complete=complete)  # type: ignore[assignment]
+        assert (await ask(cache, supersede="f"))[0] == text
+        for typed in range(1, len(text)):
+            prompt = ASK["prompt"] + text[:typed]
+            assert (await ask(cache, prompt=prompt, supersede="f"))[0] == text[typed:]
+        assert cache.num_typed == len(text) - 1
+        for prompt in (ASK["prompt"] + "urn left + right\n", ASK["prompt"] + "urn left - right\n"):
+            _, usage = await ask(cache, prompt=prompt)  # asked for itself, or typed otherwise
+            assert usage.completion_tokens > 0
+        await backend.close()
+
+    asyncio.run(main())
+
+
 CHANGES: list[dict[str, Any]] = [
     {"max_tokens": 11},
     {"stop": ["x"]},
@@ -121,7 +148,8 @@ def test_a_tenant_neither_reads_nor_notices_anothers_answers(
             assert (usage.completion_tokens, usage.cached_tokens) == (first.completion_tokens, 0)
             assert counts.cached_tokens == cached
             assert counts.steps > steps
-        await asyncio.sleep(0.05)
+        while getattr(store, "_writes", ()):
+            await asyncio.sleep(0.001)
         _, own = await ask(cache, "a", **fields)
         assert own.completion_tokens == 0  # its own is there
         await cache.close()
@@ -135,7 +163,8 @@ def test_what_is_no_answer_of_ours_in_the_store_is_a_miss(cache_of: Callable[...
         cache = cache_of()
         question = question_of(parse(ASK), cache.models())
         assert question is not None
-        for junk in (b"", b"\xff", b"5", b"[5]", b'[{"line": "x"}]', b"{}"):
+        other = Known(question.line, 5, None, "1", 1)  # type: ignore[arg-type]
+        for junk in (b"", b"\xff", b"5", b"[5]", b'[{"line": "x"}]', b"{}", json.dumps([asdict(other)]).encode()):
             cache.store.put(question.key, junk, 60)
             text, usage = await ask(cache)
             assert text

@@ -9,28 +9,32 @@ beside it:
     asked again at  "    return le"     "ft + right", the same answer
     typed on to     "    return left +" " right", where the request says `reuse` (editors do, by `supersede`)
 
-`reuse` shortens an answer by what was typed, so it is never done unasked. Another tenant's question has another hash:
-it neither reads these answers nor can tell by time that they are there. Costs one `get` of the store per request.
+What follows a line break of a suggestion is kept under the place after it as well, for those who type past it. `reuse`
+shortens an answer by what was typed, so it is never done unasked. Another tenant's question has another hash: it
+neither reads these answers nor can tell by time that they are there. Costs one `get` of the store per request, and a
+`put` for each line of an answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_type_hints
 
 from lakh.server.backend import Backend, Family, ModelCard, Piece, Usage
 from lakh.server.requests import CompletionRequest
 from lakh.server.store import Store
 
-__all__ = ["Known", "TextCache", "continue_known", "question_of"]
+__all__ = ["Known", "TextCache", "continue_known", "question_of", "rests_of"]
 
 TTL_S = 300.0
 MAX_KNOWN = 8  # answers under one key: places in one line
-FORMAT = 1
+MAX_BREAKS = 8  # of an answer, after which its rest is kept too
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,11 @@ class Known:
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    is_rest: bool = False
+    """Of an answer that was given before its line."""
+
+
+_KINDS = get_type_hints(Known)
 
 
 @dataclass(frozen=True)
@@ -76,8 +85,9 @@ class TextCache:
             found = continue_known(known, question.line, may_be_typed=request.reuse)
             if found is not None:
                 text, answer = found
-                self.num_repeated += text == answer.text
-                self.num_typed += text != answer.text
+                is_typed = answer.is_rest or text != answer.text
+                self.num_repeated += not is_typed
+                self.num_typed += is_typed
                 yield Piece(0, text, answer.finish_reason)
                 yield Usage(answer.prompt_tokens, 0, answer.prompt_tokens)
                 return
@@ -90,10 +100,16 @@ class TextCache:
                     reason = item.finish_reason or reason
                 elif question is not None and reason in ("stop", "length"):
                     answer = Known(question.line, "".join(texts), reason, item.prompt_tokens, item.completion_tokens)
-                    others = [one for one in known if one.line != question.line]
-                    value = [asdict(one) for one in [answer, *others][:MAX_KNOWN]]
-                    self.store.put(question.key, json.dumps(value).encode(), self._ttl_s)
+                    self._keep(question, [answer, *[one for one in known if one.line != question.line]])
+                    if request.reuse:
+                        for typed, rest in rests_of(answer):
+                            self._keep(question_of(_typed_on(request, typed), self.models()), [rest])
                 yield item
+
+    def _keep(self, question: Question | None, known: Sequence[Known]) -> None:
+        if question is not None:
+            value = json.dumps([asdict(one) for one in known[:MAX_KNOWN]]).encode()
+            self.store.put(question.key, value, self._ttl_s)
 
     def families(self) -> list[Family]:
         return [
@@ -137,10 +153,26 @@ def question_of(request: CompletionRequest, models: Sequence[ModelCard]) -> Ques
     return Question(f"text:{hashlib.sha256(json.dumps(asked).encode()).hexdigest()}", line)
 
 
+def rests_of(answer: Known) -> list[tuple[str, Known]]:
+    """For each line break of an answer: what was typed by then, and what is left of it."""
+    lines = answer.text.splitlines(keepends=True)[:MAX_BREAKS]
+    ends = [end for end in itertools.accumulate(map(len, lines)) if answer.text[end - 1] == "\n"]
+    return [
+        (answer.text[:end], replace(answer, line="", text=answer.text[end:], is_rest=True))
+        for end in ends
+        if end < len(answer.text)
+    ]
+
+
+def _typed_on(request: CompletionRequest, typed: str) -> CompletionRequest:
+    prompt = request.prompts[0]
+    return replace(request, prompts=(prompt + typed,)) if isinstance(prompt, str) else request
+
+
 def continue_known(known: Sequence[Known], line: str, *, may_be_typed: bool) -> tuple[str, Known] | None:
     """What is left of a known answer at this place in the line, and which answer it is."""
     for answer in known:
-        if answer.line == line:
+        if answer.line == line and (may_be_typed or not answer.is_rest):
             return answer.text, answer
     for answer in known if may_be_typed else ():
         typed = line[len(answer.line) :]
@@ -154,6 +186,7 @@ def _read(value: bytes | None) -> list[Known]:
     if value is None:
         return []
     try:
-        return [Known(**one) for one in json.loads(value)]
-    except (ValueError, TypeError):
+        known = [Known(**one) for one in json.loads(value)]
+    except (ValueError, TypeError, RecursionError):
         return []
+    return [one for one in known if all(isinstance(getattr(one, name), kind) for name, kind in _KINDS.items())]
