@@ -86,7 +86,7 @@ class Server:
         if self.desk.draining:
             return
         self.desk.draining = True
-        waits = [asyncio.create_task(self.desk.backend.drain(self._drain_s))]
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(self.desk.backend.drain(self._drain_s))]
         if hurry is not None:
             waits.append(asyncio.create_task(hurry.wait()))
         try:
@@ -94,8 +94,7 @@ class Server:
         finally:
             for wait in waits:
                 wait.cancel()
-        if waits[0] not in done:
-            await self.desk.backend.drain(0.0)
+        await (waits[0] if waits[0] in done else self.desk.backend.drain(0.0))
 
     async def models(self, _: web.Request) -> web.Response:
         frame = {"object": "model", "created": self._created, "owned_by": "lakh"}
