@@ -1,7 +1,7 @@
 """The engine: prompts in, completions out, for one model in one process.
 
 A request becomes a Row (row.py). `step` is the whole of it: let waiting rows in and find room for what they bring
-(seating.py), compute (runner.py), draw (sampling.py), and let rows go that ended. `generate` and `stream` step until
+(seating.py), compute (runner.py), draw (drawing.py), and let rows go that ended. `generate` and `stream` step until
 their own rows are done; a server steps all the time (worker.py) and adds rows between steps.
 
 Whatever the batch, a row's own scores and random numbers decide its tokens: alone, among others, from a cached
@@ -29,19 +29,18 @@ from torch import Tensor
 from lakh.errors import UserError
 from lakh.server import fim
 from lakh.server.counts import Counts
-from lakh.server.guesses.draft import Guess
+from lakh.server.drawing import Drawing
 from lakh.server.guesses.guesser import Guesser, drafter_for
-from lakh.server.guesses.rejection import keep_or_replace
 from lakh.server.heal import Healed
 from lakh.server.lines import ANY, Reading
 from lakh.server.metrics import TOKENS, Histogram
 from lakh.server.model import weights as model_weights
-from lakh.server.model.network import Network, Precision, Segment
+from lakh.server.model.network import Network, Precision
 from lakh.server.model.runner import Runner
 from lakh.server.phases import Phases
 from lakh.server.prompt import Prompt, Prompts
 from lakh.server.row import Chunk, Completion, FinishReason, Row
-from lakh.server.sampling import Draws, Sampling, choose, log_probabilities, probabilities
+from lakh.server.sampling import Draws, Sampling
 from lakh.server.schedule import burst_steps
 from lakh.server.seating import Seating
 from lakh.server.spelling import Spelling
@@ -101,6 +100,7 @@ class Engine:
         self.clock = clock
         self.step_tokens, self.max_rows = STEP_TOKENS[self.device.type], MAX_ROWS[self.device.type]
         self._seating = Seating(self._runner, self.counts, clock, self._released)
+        self._drawing = Drawing(self._guesser, self.counts)
         self._lock = threading.RLock()
 
     @staticmethod
@@ -314,7 +314,9 @@ class Engine:
                 return changed
             began_s = self.clock()
             logits = self._runner.forward(segments)
-            changed += self._draw(rows, segments, kept_guesses, logits)
+            changed += self._drawing.draw(rows, segments, kept_guesses, logits)
+            for row in rows:
+                self._seating.settle(row)
             num_tokens = sum(len(segment.tokens) for segment in segments)
             self.counts.steps += 1
             self.counts.computed_tokens += num_tokens
@@ -366,60 +368,6 @@ class Engine:
             self._guesser.warm_up()
         self.generate([(self.tokenizer.eot,)] * 2, Sampling(max_tokens=3))
 
-    def _draw(
-        self, rows: Sequence[Row], segments: Sequence[Segment], all_guesses: Sequence[Guess], logits: Tensor
-    ) -> list[Row]:
-        """Draw a token at every scored place, and keep guesses while they are what was drawn."""
-        places = [(row, i) for row, segment in zip(rows, segments, strict=True) for i in range(segment.scored)]
-        samplings = [row.sampling for row, _ in places]
-        keys = [0 if row.sampling.temperature == 0 else row.draws[len(row.tokens) + i] for row, i in places]
-        for at, (row, i) in enumerate(places):
-            if row.first_ids is not None and not row.tokens and i == 0:
-                logits[at] = _only(logits[at], row.first_ids)
-        drawn = choose(logits, samplings, keys) if places else []
-        changed = []
-        end = 0
-        for row, segment, guess in zip(rows, segments, all_guesses, strict=True):
-            assert row.lease is not None
-            here = range(end, end + segment.scored)
-            end += segment.scored
-            tokens = [drawn[at] for at in here]
-            if guess.probabilities:
-                p = probabilities(logits[here.start : here.stop], samplings[here.start : here.stop])
-                tokens = keep_or_replace(guess.tokens, guess.probabilities, list(p), lambda: float(torch.rand(())))
-            row.num_computed = segment.start + len(segment.tokens) - len(guess.tokens)
-            kept = self._push(row, tokens, guess.tokens, logits, here.start)
-            row.num_computed += kept
-            if guess.tokens and self._guesser is not None:
-                self._guesser.record_guess(row, len(guess.tokens), kept)
-                self.counts.drafts += 1
-                self.counts.drafted_tokens += len(guess.tokens)
-                self.counts.kept_tokens += kept
-            if tokens:
-                changed.append(row)
-            self._seating.settle(row)
-        return changed
-
-    def _push(self, row: Row, tokens: Sequence[int], guesses: Sequence[int], logits: Tensor, first: int) -> int:
-        """The drawn tokens, up to the first that was not guessed; returns how many guesses were right. Their scores
-        are logits[first], logits[first + 1], ...
-        """
-        for index, token in enumerate(tokens):
-            if row.sampling.logprobs is not None:
-                row.logprobs.append(log_probabilities(logits[first + index], token, row.sampling.logprobs))
-            row.push(token)
-            self.counts.drawn_tokens += 1
-            if index >= len(guesses) or guesses[index] != token:
-                return index
-            if row.finish_reason is not None:
-                return index + 1
-        return 0
-
     def _released(self, row: Row) -> None:
         if self._guesser is not None:
             self._guesser.release(row)
-
-
-def _only(logits_V: Tensor, ids: Sequence[int]) -> Tensor:
-    allowed = torch.tensor(ids, device=logits_V.device)
-    return torch.full_like(logits_V, -torch.inf).index_copy(0, allowed, logits_V[allowed])

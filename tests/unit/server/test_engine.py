@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lakh import checkpoint, config
 from lakh.errors import UserError
-from lakh.server import engine as engine_module
+from lakh.server import drawing
 from lakh.server.engine import Chunk, Completion, Engine, Sampling
 from lakh.server.guesses import guesser as guesser_module
 from lakh.server.guesses.speculate import Decision
@@ -184,7 +184,7 @@ def test_a_loop_is_guessed_and_saves_steps(make_engine: MakeEngine, monkeypatch:
         start = engine._seating.running[0].tokens[-1:] or [22]
         return [20 + (start[0] - 20 + 1 + i) % 3 for i in range(len(logits))]
 
-    monkeypatch.setattr(engine_module, "choose", looping)
+    monkeypatch.setattr(drawing, "choose", looping)
     done = engine.generate([[30, 31]], Sampling(max_tokens=40))[0]
     assert list(done.tokens) == [next(loop) for _ in range(40)]
     assert engine.counts.steps < 15
@@ -360,7 +360,7 @@ def test_a_stream_is_the_same_completion_in_pieces(
 def scripted(engine: Engine, monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
     """The engine draws these tokens, whatever the scores say."""
     script = iter(tokens)
-    monkeypatch.setattr(engine_module, "choose", lambda *_: [next(script)])
+    monkeypatch.setattr(drawing, "choose", lambda *_: [next(script)])
 
 
 def test_no_piece_splits_a_character(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
