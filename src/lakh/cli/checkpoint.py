@@ -25,11 +25,17 @@ def list_(run_dir: str) -> Answer:
     require_folder(run_dir, "give a run's folder")  # before torch is imported, which takes seconds
     from lakh.checkpoint import Manifest, list_complete
 
-    rows = []
+    rows: list[dict[str, object]] = []
     for step, folder in list_complete(run_dir):
-        manifest = Manifest.read(folder)
-        rows.append({"step": step, "ranks": manifest.world, "bytes": manifest.bytes, "folder": folder})
-    text = table(["step", "ranks", "bytes", "folder"], [list(row.values()) for row in rows])
+        row: dict[str, object] = {"step": step, "ranks": None, "bytes": None, "folder": folder, "damaged": ""}
+        try:
+            manifest = Manifest.read(folder)
+            row |= {"ranks": manifest.world, "bytes": manifest.bytes}
+        except DataError as error:  # the others are what one looks for then
+            row["damaged"] = error.found
+        rows.append(row)
+    shown = ["step", "ranks", "bytes", "folder", *(["damaged"] if any(row["damaged"] for row in rows) else [])]
+    text = table(shown, [[row[name] for name in shown] for row in rows])
     return Answer({"checkpoints": rows}, text if rows else f"{run_dir}: no complete checkpoint")
 
 

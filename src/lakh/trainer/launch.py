@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Literal
 
-from lakh import errors
+from lakh import errors, storage
 from lakh.errors import Interrupted, LakhError, PeerLost
 from lakh.spec import Run
 
@@ -109,7 +109,7 @@ def launch(
     as one of them goes on.
     """
     logs = Path(run_dir) / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    storage.make_dir(logs)
     reason = ""
     with _Signals() as signals, tempfile.TemporaryDirectory(prefix="lakh-rendezvous-") as meeting:
         for attempt in range(max_restarts + 1):
@@ -192,7 +192,9 @@ class _Ranks:
                 for process in self.processes:
                     with contextlib.suppress(ProcessLookupError):
                         process.send_signal(signal.SIGTERM)
-            if time.monotonic() > deadline_s or signals.count > 2:
+            if signals.count > 2:
+                return Verdict("stopped", 0, "stopped at once, at the third request")
+            if time.monotonic() > deadline_s:
                 return Verdict("stopped", 0, f"did not stop within {STOP_GRACE_S:g} s")
             time.sleep(POLL_S)
 

@@ -268,3 +268,14 @@ def test_safetensors_reads_what_is_written_tensor_by_tensor(written, tmp_path_fa
     for name, tensor in wanted.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor)
+
+
+def test_a_damaged_manifest_does_not_hide_the_other_checkpoints(tmp_path: Path, lakh, last_line) -> None:
+    whole, damaged = save(tmp_path, 5), save(tmp_path, 10)
+    (Path(damaged) / "manifest.json").write_text("[1]")
+    code, out, _ = lakh("checkpoint", "list", str(tmp_path), "--json")
+    assert code == 0
+    listed = last_line(out)["checkpoints"]
+    assert [(row["step"], row["folder"], row["ranks"]) for row in listed] == [(5, whole, 1), (10, damaged, None)]
+    assert "damaged" in listed[1]["damaged"]
+    assert not listed[0]["damaged"]
