@@ -19,7 +19,8 @@ from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["Lines", "Reading", "Unread", "cut", "may_cut"]
 
-MAX_LINES = 1 << 16  # remembered, twice: about 30 MB where lines are those of code
+MAX_KEPT = 1 << 22  # characters remembered, twice: about 30 MB where lines are code's, 300 where each is a token
+LINE_COST = 40  # characters' worth of memory that a line takes beside its own
 MAX_CHARS = 1 << 10  # of a line that is remembered
 FEW = 4  # lines that are sooner read than handed to threads
 AT_ONCE = 1 << 12  # lines that are handed over together: bounds the memory for it
@@ -42,8 +43,8 @@ ANY = Reading()
 
 
 class Lines:
-    def __init__(self, tokenizer: Tokenizer, max_lines: int = MAX_LINES) -> None:
-        self._tokenizer, self._max_lines = tokenizer, max_lines
+    def __init__(self, tokenizer: Tokenizer, max_kept: int = MAX_KEPT) -> None:
+        self._tokenizer, self._max_kept = tokenizer, max_kept
         description = json.loads(tokenizer.raw)
         self._may_cut = may_cut(description)
         # A token spells at least a byte for each character of its name; None where one may stand for any text.
@@ -51,6 +52,7 @@ class Lines:
         # Two generations: when the young are many they become the old, and the old are forgotten. Several threads may
         # read and write: each step is one of a dict, and what is lost by a race is only read again.
         self._young: dict[tuple[Hashable, str], list[int]] = {}
+        self._num_young = 0  # characters
         self._old: dict[tuple[Hashable, str], list[int]] = {}
 
     def encode(self, text: str, reading: Reading = ANY) -> list[int]:
@@ -82,15 +84,17 @@ class Lines:
         ids = self._young.get(key)
         if ids is None and (ids := self._old.get(key)) is not None:
             self._young[key] = ids
+            self._num_young += len(key[1]) + LINE_COST
         return ids
 
     def _remember(self, space: Hashable, read: dict[str, list[int]]) -> dict[str, list[int]]:
-        if len(self._young) >= self._max_lines:
-            self._young, self._old = {}, self._young
+        if self._num_young >= self._max_kept:
+            self._young, self._old, self._num_young = {}, self._young, 0
         young = self._young
         for line, ids in read.items():
             if len(line) <= MAX_CHARS:
                 young[space, line] = ids
+                self._num_young += len(line) + LINE_COST
         return read
 
 

@@ -507,7 +507,9 @@ def test_after_the_deadline_they_are_told(gated: GatedEngine) -> None:
             for number in (1, 2):
                 answers.append(asyncio.create_task(client.post(LONG)))
                 await until(lambda: worker_of(server).num_running + worker_of(server).num_waiting == number)  # noqa: B023
-            asyncio.get_running_loop().call_later(1.0, gated.gate.release, 1)
+            worker = worker_of(server)
+            leaving = asyncio.create_task(until(lambda: bool(worker._gone)))  # the time for them is over
+            leaving.add_done_callback(lambda _: gated.gate.release())
         (status, cut), (refused, _) = [await answer for answer in answers]
         assert (status, cut["choices"][0]["finish_reason"]) == (200, "abort")
         assert refused == 503

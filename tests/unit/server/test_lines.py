@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from lakh.server.lines import MAX_CHARS, Lines, Reading, Unread, cut, may_cut
+from lakh.server.lines import LINE_COST, MAX_CHARS, Lines, Reading, Unread, cut, may_cut
 from lakh.tokens.tokenizer import Tokenizer
 
 PARTS = [
@@ -50,7 +50,7 @@ def tokenizer(request: pytest.FixtureRequest, tokenizer_json: Path) -> Tokenizer
 
 @pytest.fixture(scope="module")
 def lines(tokenizer: Tokenizer) -> Lines:
-    return Lines(tokenizer, max_lines=30)  # forgets all the time
+    return Lines(tokenizer, max_kept=30 * LINE_COST)  # forgets all the time
 
 
 @settings(max_examples=300)
@@ -87,7 +87,15 @@ def test_what_a_text_has_at_least_is_known_unread(tokenizer: Tokenizer) -> None:
     for text in ("", "x", "def add(left, right):\n    return left + right\n" * 30, "日本" * 50, " " * 500):
         assert lines.least_tokens(text) <= len(tokenizer.encode(text))
     assert lines.least_tokens("x" * 1_000_000) > 10_000
-    assert Lines(tokenizer, max_lines=1).encode("x\n" * 20_000) == tokenizer.encode("x\n" * 20_000)
+    assert Lines(tokenizer, max_kept=1).encode("x\n" * 20_000) == tokenizer.encode("x\n" * 20_000)
+
+
+def test_what_is_kept_is_bounded_by_its_characters(tokenizer: Tokenizer) -> None:
+    lines = Lines(tokenizer, max_kept=10_000)
+    for number in range(60):
+        lines.encode("x" * 900 + f"{number}")
+    kept = sum(len(line) + LINE_COST for part in (lines._young, lines._old) for _, line in part)
+    assert 10_000 <= kept <= 2 * 11_000
 
 
 def test_a_very_long_line_is_not_kept(tokenizer: Tokenizer) -> None:
