@@ -61,7 +61,7 @@ SHAPES = {
     ),
     "15m-1k": Shape(Model(layers=6, width=320, heads=5, kv_heads=5, ffn=896, vocab=16384, context=1024), 1024, 4),
     "1.2b-4k": Shape(_1_2B, 4096, 17),
-    "1.2b-16k": Shape(_1_2B, 16384, 2),
+    "1.2b-16k": Shape(_1_2B, 16384, 5),
     "1.2b-16k-packed": Shape(_1_2B, 16384, 2, document=2048),
 }
 
