@@ -150,7 +150,7 @@ def measure(network: Network, decoder: Decoder, read_Bps: float, pdl: bool, posi
                 f"{share:.0%} of bandwidth",
                 flush=True,
             )
-    print({"/".join(map(str, key)): config for key, config in decoder.configs.items()}, flush=True)
+    print({"/".join(map(str, key)): config for key, config in decoder._one_row.tiles.items()}, flush=True)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,12 @@ DEVICE = torch.device("cpu" if PLAYED else "cuda")
 SHAPES = [(4, 2, False), (6, 2, False), (4, 4, False), (4, 2, True)]
 
 
-def make(heads: int, kv_heads: int, qk_norm: bool = False) -> tuple[Network, PagedCache, PagedCache]:
+def make(
+    heads: int, kv_heads: int, qk_norm: bool = False, context: int = 1024
+) -> tuple[Network, PagedCache, PagedCache]:
     layers = 1 if PLAYED else 2
     shape = {"heads": heads, "kv_heads": kv_heads, "qk_norm": qk_norm}
-    spec = Model(layers=layers, width=32 * heads, ffn=64, vocab=320, context=1024, **shape)  # type: ignore[arg-type]
+    spec = Model(layers=layers, width=32 * heads, ffn=64, vocab=320, context=context, **shape)  # type: ignore[arg-type]
     model = CodeModel(spec)
     init_weights(model, 1)
     weights = {name: tensor.detach() * (6 if tensor.dim() > 1 else 1) for name, tensor in model.state_dict().items()}
@@ -90,7 +92,7 @@ def test_decoding_scores_as_the_plain_path(rows: int, heads: int, kv_heads: int,
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_a_burst_draws_what_its_steps_draw_one_by_one(rows: int) -> None:
-    from lakh.server.model.gpu.decode import LOOK_EARLY_ROWS, Decoder
+    from lakh.server.model.gpu.decode import LOOK_EARLY_ROWS, LOOK_EVERY, Decoder
 
     network, cache, _ = make(4, 2)
     decoder = Decoder(network, cache, use_graphs=not PLAYED)
@@ -98,12 +100,38 @@ def test_a_burst_draws_what_its_steps_draw_one_by_one(rows: int) -> None:
     blocks = [list(range(row * 6, row * 6 + 6)) for row in range(rows)]
     with torch.inference_mode():
         parts = list(decoder.burst([7] * rows, [0] * rows, blocks, steps))
-        assert len(parts) == (2 if rows >= LOOK_EARLY_ROWS and not PLAYED else 1)
+        assert len(parts) == (-(-steps // LOOK_EVERY) if rows >= LOOK_EARLY_ROWS and not PLAYED else 1)
         one_by_one, tokens = [], [7] * rows
         for step in range(steps):
             tokens = decoder.run(tokens, [step] * rows, blocks, 1)[0][0]
             one_by_one.append(tokens)
     assert [step for part in parts for step in part] == one_by_one
+
+
+def test_timing_tiles_stays_within_the_context_and_leaves_the_cache_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lakh.server.model.gpu.decode import Batch, Decoder
+
+    network, cache, _ = make(4, 2, context=48)
+    decoder = Decoder(network, cache, use_graphs=not PLAYED)
+    if PLAYED:  # no graphs and no clock of a device: what is timed is played all the same, a little of it
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        for name, small in (("decode.BURSTS_TIMED", 1), ("decode.BURST", 2), ("one.MAX_SPLITS", 2)):
+            monkeypatch.setattr(f"lakh.server.model.gpu.{name}", small)
+    places, step = [], decoder._step
+
+    def watched(batch: Batch) -> None:
+        if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+            places.append(int(batch.positions.max()))
+        step(batch)
+
+    monkeypatch.setattr(decoder, "_step", watched)
+    with torch.inference_mode():
+        decoder._burst_s(decoder._batch(1))
+        decoder._burst_s(decoder._batch(1))
+    assert min(places) >= 0
+    assert max(places) < 48
+    assert not cache.keys_LKCD[:, :, :1600].any()
+    assert not cache.values_LKCD[:, :, :1600].any()
 
 
 def test_what_does_not_fit_a_graph_is_said_so() -> None:

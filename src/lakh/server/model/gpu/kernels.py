@@ -3,16 +3,15 @@
 Shapes: B rows, W width, F ffn, H query heads, K key/value heads, D head size, C slots of the cache, S splits of a
 row's tokens.
 
-At batch 1 a step is as fast as its weights can be read, so every kernel is a matrix-vector product with its
-neighbours folded in: the norm before it, the gate or the residual after it. Attention reads keys and values in place
-through the table of blocks, in S parts at once, and stores the new token's own key and value on the way. With PDL a
-kernel is launched while the one before it still runs, fetches its first weights, and waits for the other's results
-only then.
+Attention reads keys and values in place through the table of blocks, in S parts at once, and stores the new token's own
+key and value on the way. For N tokens (a prompt's, or guesses) keys and values are stored by one kernel and read by the
+next; a tile is a few consecutive tokens of one row, which share what is read.
 
-For N tokens (a prompt's, or guesses) keys and values are stored by one kernel and read by the next; a tile is a few
-consecutive tokens of one row, which share what is read.
+With PDL (programmatic dependent launch) a kernel is launched while the one before it still runs, asks for what no
+kernel of the step writes, and waits for the other's results only then.
 
-Compiled on first use for each shape. Knows pointers and sizes; decode.py and chunks.py know the order.
+Compiled on first use for each shape. Knows pointers and sizes; decode.py and chunks.py know the order. A row alone has
+kernels of its own: kernels_one.py.
 """
 
 from __future__ import annotations
@@ -21,107 +20,36 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "MATVEC_CONFIGS",
     "add_norm",
-    "advance",
     "attend",
     "attend_tiles",
     "combine",
+    "draw",
     "gate",
-    "gate_up",
-    "matvec",
+    "let_next_begin",
     "rotate_store",
+    "wait",
 ]
-
-# Rows of a program, columns of a tile, warps: shapes that keep 2 to 8 loads of 16 bytes in flight per thread. The first
-# is the default: the fastest for most products of a 1.2B model on an H200, and never far behind.
-MATVEC_CONFIGS = [(2, 1024, 4), (1, 1024, 4), (4, 512, 4), (4, 1024, 8), (8, 512, 8), (8, 256, 4)]
 
 
 @triton.jit
-def _let_next_begin(PDL: tl.constexpr):
+def let_next_begin(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
-def _wait(PDL: tl.constexpr):
+def wait(PDL: tl.constexpr):
     """Until the kernels before this one are done and their results can be read."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def matvec(
-    x, norm, w, residual, y, N, K, eps,
-    NORM: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """y = w @ (rms_norm(x) if NORM else x) (+ residual); w is N K."""
-    _let_next_begin(PDL)
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    cols = tl.arange(0, BLOCK_K)
-    inside = rows[:, None] < N
-    tile = w + rows[:, None].to(tl.int64) * K + cols[None, :]
-    weights = tl.load(tile, mask=inside & (cols[None, :] < K), other=0.0)
-    _wait(PDL)
-    total = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    squares = tl.zeros([BLOCK_K], tl.float32)
-    for k in range(0, K, BLOCK_K):
-        here = k + cols
-        value = tl.load(x + here, mask=here < K, other=0.0).to(tl.float32)
-        if NORM:
-            squares += value * value
-            value *= tl.load(norm + here, mask=here < K, other=0.0).to(tl.float32)
-        total += weights.to(tl.float32) * value[None, :]
-        tile += BLOCK_K
-        weights = tl.load(tile, mask=inside & (here[None, :] + BLOCK_K < K), other=0.0)
-    result = tl.sum(total, 1)
-    if NORM:
-        result *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
-    if RESIDUAL:
-        result += tl.load(residual + rows, mask=rows < N, other=0.0).to(tl.float32)
-    tl.store(y + rows, result.to(y.dtype.element_ty), mask=rows < N)
-
-
-@triton.jit
-def gate_up(
-    x, norm, w, y, N, K, eps, PDL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
-):  # fmt: skip
-    """y = silu(gate) * up, where gate and up are the first and the last N rows of w @ rms_norm(x)."""
-    _let_next_begin(PDL)
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    cols = tl.arange(0, BLOCK_K)
-    inside = rows[:, None] < N
-    tile = w + rows[:, None].to(tl.int64) * K + cols[None, :]
-    mask = inside & (cols[None, :] < K)
-    left = tl.load(tile, mask=mask, other=0.0)
-    right = tl.load(tile + N * K, mask=mask, other=0.0)
-    _wait(PDL)
-    gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    squares = tl.zeros([BLOCK_K], tl.float32)
-    for k in range(0, K, BLOCK_K):
-        here = k + cols
-        value = tl.load(x + here, mask=here < K, other=0.0).to(tl.float32)
-        squares += value * value
-        value *= tl.load(norm + here, mask=here < K, other=0.0).to(tl.float32)
-        gates += left.to(tl.float32) * value[None, :]
-        ups += right.to(tl.float32) * value[None, :]
-        tile += BLOCK_K
-        mask = inside & (here[None, :] + BLOCK_K < K)
-        left = tl.load(tile, mask=mask, other=0.0)
-        right = tl.load(tile + N * K, mask=mask, other=0.0)
-    scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
-    g = tl.sum(gates, 1) * scale
-    u = tl.sum(ups, 1) * scale
-    tl.store(y + rows, (g / (1.0 + tl.exp(-g)) * u).to(y.dtype.element_ty), mask=rows < N)
-
-
-@triton.jit
 def attend(
     qkv, cos, sin, keys, values, tables, positions, out, part_o, part_ml, C, table_width, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    PAGE: tl.constexpr, PDL: tl.constexpr,
+    PAGE: tl.constexpr,
 ):  # fmt: skip
     """One row, one key/value head, one part of the row's tokens; part 0 also brings the new token.
 
@@ -129,16 +57,14 @@ def attend(
     """
     GROUP: tl.constexpr = H // K
     M: tl.constexpr = 16  # the smallest side of a tensor-core product; rows beyond GROUP are padding
-    _let_next_begin(PDL)
     b, kh, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    at = tl.load(positions + b)  # nothing in this step writes it
+    at = tl.load(positions + b)
     d = tl.arange(0, D)
     m = tl.arange(0, M)
     half = D // 2
     turn_cos = tl.load(cos + at * half + d % half)
     turn_sin = tl.load(sin + at * half + d % half) * tl.where(d < half, -1.0, 1.0)
     partner = (d + half) % D
-    _wait(PDL)
     row = qkv + b * (H + 2 * K) * D
     q_at = row + (kh * GROUP + m[:, None]) * D
     real = m[:, None] < GROUP
@@ -148,7 +74,7 @@ def attend(
     largest = tl.full([M], -1.0e30, tl.float32)
     weight = tl.zeros([M], tl.float32)
     total = tl.zeros([M, D], tl.float32)
-    head = kh * C * D
+    head = kh.to(tl.int64) * C * D
     if part == 0:
         k_at = row + (H + kh) * D
         k_new = tl.load(k_at + d).to(tl.float32) * turn_cos + tl.load(k_at + partner).to(tl.float32) * turn_sin
@@ -194,8 +120,8 @@ def attend(
 @triton.jit
 def combine(part_o, part_ml, out, D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr):
     """The parts of one row and one query head, weighed by their largest scores."""
-    _let_next_begin(PDL)
-    _wait(PDL)
+    let_next_begin(PDL)
+    wait(PDL)
     here = tl.program_id(0)
     d, s = tl.arange(0, D), tl.arange(0, SPLITS)
     largest = tl.load(part_ml + (here * SPLITS + s) * 2)
@@ -321,13 +247,24 @@ def gate(both, y, F, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def advance(drawn, tokens, positions, history, step, B, BLOCK: tl.constexpr):
-    """The drawn tokens are the next step's: note them, and move every row one place on."""
-    rows = tl.arange(0, BLOCK)
-    inside = rows < B
-    token = tl.load(drawn + rows, mask=inside, other=0)
-    number = tl.load(step)
-    tl.store(history + number * B + rows, token, mask=inside)
-    tl.store(tokens + rows, token, mask=inside)
-    tl.store(positions + rows, tl.load(positions + rows, mask=inside, other=0) + 1, mask=inside)
-    tl.store(step, number + 1)
+def draw(scores, tokens, positions, steps, history, V, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """One row, greedily: its best-scored token, of equals the first, is noted and is the next step's; the row moves
+    one place on.
+    """
+    wait(PDL)
+    b = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    best_at = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, V, BLOCK):
+        here = first + cols
+        value = tl.load(scores + b * V + here, mask=here < V, other=float("-inf")).to(tl.float32)
+        better = value > best
+        best = tl.where(better, value, best)
+        best_at = tl.where(better, here, best_at)
+    token = tl.min(tl.where(best == tl.max(best, 0), best_at, V - 1), 0)
+    step = tl.load(steps + b)
+    tl.store(history + step * tl.num_programs(0) + b, token)
+    tl.store(tokens + b, token)
+    tl.store(positions + b, tl.load(positions + b) + 1)
+    tl.store(steps + b, step + 1)
