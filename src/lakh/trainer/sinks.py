@@ -18,7 +18,17 @@ from typing import Any, Protocol
 
 from lakh import events, storage
 from lakh.errors import LakhError, MissingExtra, UserError
-from lakh.events import CheckpointSaved, Evaluated, Event, Measured, Resources, Restarted, StepDone, StepSkipped
+from lakh.events import (
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    Measured,
+    Resources,
+    Restarted,
+    StepDone,
+    StepSkipped,
+    Traffic,
+)
 from lakh.spec import Training
 from lakh.trainer.tensorboard import ScalarFile
 
@@ -92,6 +102,8 @@ def scalars(event: Event) -> dict[str, float]:
             "data/ready": float(event.data_ready),
             "data/starved": float(event.data_starved),
         }
+    if isinstance(event, Traffic):
+        return {f"traffic/{tier}_bytes": float(count) for tier, count in event.sent_bytes.items()}
     if isinstance(event, Measured):
         return {f"hooks/{key}": float(value) for key, value in event.values.items()}
     return {}
@@ -137,6 +149,7 @@ class PrometheusPage:
                 ("tokens_per_second", gauge, "tokens per second over all ranks"),
                 ("memory_bytes", gauge, "most memory that rank 0 has used"),
                 ("data_ready_batches", gauge, "batches read ahead"),
+                ("data_starved_steps", gauge, "steps whose batch was not there when it was asked for"),
                 ("tokens_total", counter, "tokens trained on"),
                 ("data_wait_seconds_total", counter, "time spent waiting for data"),
                 ("steps_skipped_total", counter, "updates that were left out"),
@@ -144,6 +157,7 @@ class PrometheusPage:
                 ("checkpoint_seconds_total", counter, "time that training stood still for checkpoints"),
             )
         }
+        self._sent = gauge("lakh_step_sent_bytes", "what rank 0 sends in one step", ["tier"], registry=self._registry)
         try:
             self._server, _ = prometheus.start_http_server(port, registry=self._registry)
         except OSError as error:
@@ -179,6 +193,10 @@ class PrometheusPage:
             case Resources():
                 metrics["memory_bytes"].set(event.memory_bytes)
                 metrics["data_ready_batches"].set(event.data_ready)
+                metrics["data_starved_steps"].set(event.data_starved)
+            case Traffic():
+                for tier, count in event.sent_bytes.items():
+                    self._sent.labels(tier).set(count)
 
     def close(self) -> None:
         self._server.shutdown()

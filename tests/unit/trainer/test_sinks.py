@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lakh.errors import UserError
-from lakh.events import Evaluated, Log, Resources, StepDone, StepSkipped
+from lakh.events import Evaluated, Log, Resources, StepDone, StepSkipped, Traffic
 from lakh.spec import Training
 from lakh.trainer.sinks import showing
 from lakh.trainer.tensorboard import ScalarFile, masked_crc
@@ -33,6 +33,7 @@ def write_some(run_dir: Path, steps: int = 3) -> None:
                 )
             )
         log.write(Resources(step=steps, memory_bytes=12345, data_ready=7, data_starved=1))
+        log.write(Traffic(step=1, sent_bytes={"node": 700, "rack": 200}))
         log.write(StepSkipped(step=steps, reason="gradient norm nan is not finite"))
         log.write(Evaluated(step=steps, loss=2.5, sequences=4, seconds=1.0))
 
@@ -88,6 +89,8 @@ def test_prometheus_scrapes_the_run(tmp_path: Path) -> None:
             "lakh_steps_skipped_total 1.0",
             "lakh_memory_bytes 12345.0",
             "lakh_tokens_total 200.0",
+            "lakh_data_starved_steps 1.0",
+            'lakh_step_sent_bytes{tier="rack"} 200.0',
         ):
             assert line in page
         taken = Training(sinks=("prometheus",), prometheus_port=port)
