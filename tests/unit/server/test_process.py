@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lakh.errors import UserError
-from lakh.server.answers import process
+from lakh.server.answers import mailbox, process
 from lakh.server.answers.local import LocalBackend
 from lakh.server.answers.process import ProcessBackend
 from lakh.server.backend import Piece, Usage
@@ -45,7 +45,8 @@ def figure(backend: Any, name: str) -> float:
     return next(family.samples[0][1] for family in backend.families() if family.name == name)
 
 
-def test_it_answers_refuses_frees_and_dies_as_told(model_dir: Path) -> None:
+def test_it_answers_refuses_frees_and_dies_as_told(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "LATE_S", 0.2)
     deaths: list[str] = []
     load = {"path": str(model_dir), "threads": 1}
     backend = ProcessBackend(load, max_waiting=4, on_death=lambda: deaths.append("died"))
@@ -67,6 +68,9 @@ def test_it_answers_refuses_frees_and_dies_as_told(model_dir: Path) -> None:
         await until(lambda: figure(backend, "kv_cache_blocks_held") == 0 and backend.num_running == 0)
         assert figure(backend, "prefix_cache_queries_total") > 0
         os.kill(backend.pid, signal.SIGSTOP)  # it answers nothing more before it dies
+        with pytest.raises(BadRequest) as late:
+            await ask(backend, timeout_ms=1)
+        assert (late.value.status, late.value.code) == (503, "timeout")
         waiting = asyncio.create_task(ask(backend, max_tokens=80, n=16))
         await until(lambda: backend._asked)
         os.kill(backend.pid, signal.SIGKILL)

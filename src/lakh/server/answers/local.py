@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
-from lakh.server.answers.mailbox import Mailbox
+from lakh.server.answers.mailbox import Mailbox, patience_s
 from lakh.server.answers.worker import Heard, Job, QueueFull, Stopped, Superseded, Worker
 from lakh.server.backend import Family, ModelCard, Piece, Usage
 from lakh.server.engine import Engine
@@ -32,7 +32,6 @@ from lakh.server.text import StopRule, columns
 __all__ = ["MAX_WAITING", "LocalBackend", "rows_of"]
 
 MAX_WAITING = 64
-RESULT_TIMEOUT_S = 600.0  # for the next piece of an answer, the time in the queue included
 CLOSE_S = 5.0  # for the thread
 MAX_NEW_HERE = 512  # characters that are sooner tokenized (0.2 ms) than handed to a thread and back
 MAX_CHARS_HERE = 1 << 16  # of a request whose lines are looked up in the event loop
@@ -60,7 +59,7 @@ class LocalBackend:
         return [ModelCard(engine.name, engine.spec.context, self._fingerprint(engine.weights_version))]
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Piece | Usage, None]:
-        mailbox = Mailbox(RESULT_TIMEOUT_S)
+        mailbox = Mailbox(patience_s(request))
         leave = await self.begin(request, mailbox.put)
         try:
             async for item in mailbox.read():

@@ -12,9 +12,12 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Any
 
 from lakh.server.backend import Piece, Usage
-from lakh.server.requests import BadRequest
+from lakh.server.requests import BadRequest, CompletionRequest
 
-__all__ = ["Mailbox", "merged"]
+__all__ = ["Mailbox", "merged", "patience_s"]
+
+RESULT_TIMEOUT_S = 600.0  # for the next piece of an answer, the time in the queue included
+LATE_S = 5.0  # an engine ends a request at its deadline; one that has said nothing so long after it hangs
 
 
 class Mailbox:
@@ -68,6 +71,11 @@ class Mailbox:
             return
         message = f"no answer within {self._timeout_s:g} s"
         self.put(BadRequest(None, message, status=503, code="timeout"))
+
+
+def patience_s(request: CompletionRequest) -> float:
+    """How long a reader waits for the next piece."""
+    return RESULT_TIMEOUT_S if request.timeout_s is None else min(request.timeout_s + LATE_S, RESULT_TIMEOUT_S)
 
 
 def merged(items: Iterable[Any]) -> Iterator[Any]:

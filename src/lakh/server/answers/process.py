@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lakh.errors import LakhError, PeerLost, from_dict
-from lakh.server.answers.mailbox import Mailbox
+from lakh.server.answers.mailbox import Mailbox, patience_s
 from lakh.server.backend import Family, ModelCard, Piece, Usage
 from lakh.server.requests import BadRequest, CompletionRequest
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["ProcessBackend", "load_engine"]
 
 LOAD_TIMEOUT_S = 900.0  # a large model from a slow disk, and the capture of graphs
-RESULT_TIMEOUT_S = 600.0  # for the next piece of an answer, the time in the queue included
 CLOSE_S = 5.0  # for the child to end by itself
 FIGURES_EVERY_S = 0.1
 MAX_MESSAGE_BYTES = 64 << 20
@@ -134,7 +133,7 @@ class ProcessBackend:
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Piece | Usage, None]:
         if self.died or self._closed or self._writer is None:
             raise _gone()
-        number, mailbox = next(self._numbers), Mailbox(RESULT_TIMEOUT_S)
+        number, mailbox = next(self._numbers), Mailbox(patience_s(request))
         self._asked[number] = mailbox
         try:
             self._send(("ask", number, request))
