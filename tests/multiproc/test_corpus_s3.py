@@ -164,7 +164,7 @@ def test_a_build_on_a_server_that_misbehaves_gives_the_bytes_of_one_on_disk(
     server: type[Proxy], code: Path, tmp_path: Path
 ) -> None:
     def misbehave(number: int, method: str) -> str:
-        if number % 11 == 3:
+        if number % 23 == 3:  # each costs a client a second or so of waiting
             return "503"
         if method == "GET" and number % 7 == 2:
             return "cut"
