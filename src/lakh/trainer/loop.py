@@ -23,9 +23,9 @@ from typing import Any
 
 from torch import nn
 
-from lakh import checkpoint, config, events
+from lakh import checkpoint, events
 from lakh.errors import InfeasiblePlan, Interrupted, PeerLost, PeerTimeout
-from lakh.events import Evaluated, Log, Restarted, RunEnded, RunStarted, StepDone, StepSkipped
+from lakh.events import Evaluated, Log, Restarted, RunEnded
 from lakh.spec import Fault, Run
 from lakh.spec.cuts import check
 from lakh.tokens.training_data import open_data
@@ -34,9 +34,9 @@ from lakh.trainer.goodput import goodput
 from lakh.trainer.graphs import Graphed, choose_graphs
 from lakh.trainer.hooks import load_hook
 from lakh.trainer.initial import builder
-from lakh.trainer.memory import memory_bytes, ran_out
+from lakh.trainer.memory import ran_out
 from lakh.trainer.optim import build_optimizer, named_state
-from lakh.trainer.readings import Measured, Reading, StepClock
+from lakh.trainer.readings import Reading, StepClock
 from lakh.trainer.recovery import StopRequest, strike
 from lakh.trainer.run_folder import record
 from lakh.trainer.sinks import showing
@@ -44,6 +44,7 @@ from lakh.trainer.spikes import HISTORY, judge_loss, norm_limit
 from lakh.trainer.state import State
 from lakh.trainer.step import objective_of, plain_pass, update, uses_bf16
 from lakh.trainer.survive import Carried, Survivors, held
+from lakh.trainer.telling import Telling
 from lakh.trainer.traffic import Traffic
 from lakh.trainer.world import World
 from lakh.workloads.code.data import Batches
@@ -51,7 +52,6 @@ from lakh.workloads.code.parallel import parallelise
 
 __all__ = ["Outcome", "train"]
 
-RESOURCES_EVERY_STEPS = 10
 MAX_REWINDS = 3  # from one checkpoint; then the data is not to blame
 
 
@@ -131,6 +131,7 @@ class _Training:
     ) -> None:
         self.run, self.run_dir, self.world, self.log, self.started = run, run_dir, world, log, started
         self.mesh = check(run, world.size)
+        self.telling = Telling(run, world, log)
         self.hooks = [load_hook(name) for name in run.train.hooks]
         self.data = open_data(run)
         model = self._build_model(is_new=carried is None and not checkpoint.list_complete(run_dir))
@@ -149,7 +150,7 @@ class _Training:
         self.state.optimizer.register_step_pre_hook(lambda *_: setattr(self, "in_update", True))
         self.state.optimizer.register_step_post_hook(lambda *_: setattr(self, "in_update", False))
         records, reason = choose_graphs(run, device=world.device.type, world=world.size)
-        self._say("graphs", "recorded" if records else "none", reason)
+        self.telling.chosen("graphs", "recorded" if records else "none", reason)
         self.graphed = Graphed(plain_pass(objective_of(run))) if records else None
         self.heldout, self.evaluated = float("nan"), -1
         self.traffic_told = False
@@ -164,7 +165,7 @@ class _Training:
     def to_the_end(self, stop: StopRequest, faults: Sequence[Fault]) -> Outcome:
         run, state = self.run, self.state
         self._record_settings()
-        self._say_started()
+        self.telling.started(run, state, self.data, seconds=time.monotonic() - self.started)
         if state.step == 0 and run.train.eval_every:
             self.heldout, self.evaluated = self._evaluate(), 0
         self.batches = self._open_batches()
@@ -279,42 +280,11 @@ class _Training:
             before = [self.losses[known] for known in sorted(self.losses) if known < step]
             verdict = judge_loss(measured.loss, before, self.run.train.spike_factor)
             self.spoilt = (step, verdict.reason) if verdict.is_spike else None
-        self._tell(step, lr, measured, seconds, wait_s)
+        self.telling.step(step, lr, measured, seconds, wait_s, self.batches)
         self.losses[step] = measured.loss
         self.losses.pop(step - 2 * HISTORY, None)
         if measured.applied:
             self.norms = [*self.norms[1 - HISTORY :], measured.grad_norm]
-
-    def _tell(self, step: int, lr: float, measured: Measured, seconds: float, wait_s: float) -> None:
-        if not measured.applied:
-            limit = "is too large" if measured.grad_norm < float("inf") else "is not finite"
-            self.log.write(StepSkipped(step=step, reason=f"gradient norm {measured.grad_norm:.4g} {limit}"))
-        if self.world.rank != 0:
-            return
-        self.log.write(
-            StepDone(
-                step=step,
-                loss=measured.loss,
-                lr=lr,
-                grad_norm=measured.grad_norm,
-                tokens=step * self.run.tokens_per_step,
-                tokens_per_s=self.run.tokens_per_step / seconds,
-                step_s=seconds,
-                data_wait_s=wait_s,
-                mfu=self._mfu(seconds),
-            )
-        )
-        if step % RESOURCES_EVERY_STEPS == 1:
-            memory = memory_bytes(self.world.device)
-            ready, starved = self.batches.ready, self.batches.starved
-            self.log.write(events.Resources(step=step, memory_bytes=memory, data_ready=ready, data_starved=starved))
-
-    def _mfu(self, seconds: float) -> float | None:
-        """Causal-exact model FLOPs over the dense peak of the cluster's GPU; None on a CPU, which states no peak."""
-        if self.world.device.type != "cuda":
-            return None
-        peak = self.run.cluster.gpu.dense_bf16_TFLOPs * 1e12 * self.world.size
-        return self.run.tokens_per_step * self.run.model.flops_per_token(self.run.data.sequence) / seconds / peak
 
     def _rewind(self, step: int, reason: str) -> bool:
         """Go back to the last checkpoint, and never read the sequences of the step that spoilt the run again.
@@ -375,7 +345,7 @@ class _Training:
             builder(self.run, is_new=is_new),
             bf16=bf16,
             device=device,
-            say=lambda it: self._say(*it),
+            say=lambda it: self.telling.chosen(*it),
         )
         if self.run.train.replica_codec != "none" and groups.fsdp is not None and self.mesh.dp_replicate > 1:
             from lakh.c3.hsdp import encode_replicas
@@ -398,28 +368,7 @@ class _Training:
         first = next(rank for rank in range(self.world.size) if self.mesh.data_rank(rank) == own)
         return self.batches.digest if first == self.world.rank else type(self.batches.digest)()
 
-    def _say(self, what: str, choice: str, reason: str) -> None:
-        """On a GPU, where there is something to choose from."""
-        if self.world.rank == 0 and self.world.device.type == "cuda":
-            self.log.write(events.Chosen(step=0, what=what, choice=choice, reason=reason))
-
     def _record_settings(self) -> None:
         """What the run goes on with, for whoever resumes it: on the ranks that it was asked for, were some lost."""
         if self.world.rank == 0:
             record(dataclasses.replace(self.run, mesh=self.first_mesh), self.run_dir)
-
-    def _say_started(self) -> None:
-        self.log.write(events.Initialised(step=self.state.step, seconds=time.monotonic() - self.started))
-        self.log.write(
-            RunStarted(
-                step=self.state.step,
-                world=self.world.size,
-                attempt=self.world.attempt,
-                backend=self.world.backend if self.world.size > 1 else "none",
-                device=str(self.world.device),
-                parameters=self.run.model.parameters,
-                sequence_index=self.state.position,
-                run_sha256=config.fingerprint(self.run),
-                data_sha256=self.data.fingerprint,
-            )
-        )
