@@ -96,4 +96,5 @@ def with_absolute_paths(run: Run) -> Run:
 
 
 def _absolute(url: str) -> str:
-    return str(storage.local_path(url).absolute()) if storage.is_local(url) else url
+    # Without "..", which ends with the folder it leads through; a link stays one, it may lead elsewhere tomorrow.
+    return os.path.abspath(storage.local_path(url)) if storage.is_local(url) else url  # noqa: PTH100

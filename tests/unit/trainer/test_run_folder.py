@@ -63,7 +63,7 @@ def test_settings_are_written_where_they_changed(tmp_path: Path) -> None:
 
 def test_a_run_does_not_depend_on_where_it_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    data = Data(tokens="tokens", mixture=(Source(tokens="near"), Source(tokens="s3://far/tokens")))
+    data = Data(tokens="below/../tokens", mixture=(Source(tokens="near"), Source(tokens="s3://far/tokens")))
     run = with_absolute_paths(Run(name="x", data=data, init_from="model"))
     assert run.data.tokens == str(tmp_path / "tokens")
     assert [source.tokens for source in run.data.mixture] == [str(tmp_path / "near"), "s3://far/tokens"]
