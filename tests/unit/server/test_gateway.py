@@ -319,6 +319,18 @@ def test_without_engines_it_says_so_and_waits_for_them() -> None:
     run([], story, urls=("http://127.0.0.1:1",))
 
 
+@pytest.mark.parametrize("name", ["no.such.name.invalid", "a" * 70 + ".example"])
+def test_a_name_without_an_address_is_asked_again(name: str) -> None:
+    async def story() -> None:
+        gateway = Gateway([f"dns:{name}:8000"])
+        await gateway.start()
+        await gateway._resolve()
+        assert gateway.models() == []
+        await gateway.close()
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
+
+
 def test_a_gateway_tells_the_phases_that_it_sees(pair: list[Engine]) -> None:
     async def story(fleet: Fleet) -> None:
         await fleet.stream(ASK)

@@ -332,7 +332,7 @@ class Gateway:
             loop = asyncio.get_running_loop()
             try:
                 found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-            except OSError:  # the name has no address now: keep what we know
+            except (OSError, UnicodeError):  # the name has no address now (or can have none): keep what we know
                 urls += [url for url, replica in self.replicas.items() if replica.state != "down"]
                 continue
             addresses = sorted({str(address[4][0]) for address in found})
