@@ -13,6 +13,15 @@ from lakh.cli.plan_question import ask, layout_options, question_options, with_o
 
 __all__ = ["estimate"]
 
+COSTS = {
+    "usd_per_gpu_hour": "USD per GPU-hour",
+    "usd_per_step": "USD per step",
+    "usd_per_million_tokens": "USD per million tokens",
+    "run_days": "days for the run",
+    "run_gpu_hours": "GPU-hours",
+    "run_usd": "USD for the run",
+}
+
 
 @click.command()
 @question_options
@@ -58,11 +67,12 @@ def estimate(
 def _page(data: dict[str, Any]) -> Any:
     from rich.console import Group
 
-    bar, cost = data["error_bar"], data["cost"]
+    bar, cost, layout = data["error_bar"], data["cost"], data["layout"]
     rows: list[tuple[str, Any]] = [
         ("fits", data["fits"]),
         ("binds", data["binds"]),
-        ("layout", ", ".join(f"{name} {value}" for name, value in data["layout"].items())),
+        ("GPUs", layout["tp"] * layout["pp"] * layout["cp"] * layout["dp"]),
+        ("layout", _layout(layout)),
         (
             "step",
             f"{data['step_s']:.4g} s  (8 of 10 held-out rows lay within {bar['low_s']:.4g} to {bar['high_s']:.4g})",
@@ -71,7 +81,7 @@ def _page(data: dict[str, Any]) -> Any:
         ("MFU, causal (PaLM-style)", f"{data['mfu']:.1%}  ({data['mfu_palm']:.1%})"),
         ("tokens per second", f"{data['tok_per_s']:,.0f}"),
         ("stalls per step", ", ".join(f"{name.removesuffix('_s')} {s:.3g} s" for name, s in data["stalls"].items())),
-        ("cost", ", ".join(f"{name} {value:,.4g}" for name, value in cost.items())),
+        ("cost", ", ".join(f"{value:,.4g} {COSTS[name]}" for name, value in cost.items())),
     ]
     if data["nearest"]:
         change = ", ".join(f"{name} {value}" for name, value in data["nearest"]["change"].items())
@@ -89,3 +99,15 @@ def _page(data: dict[str, Any]) -> Any:
         table(["memory of the fullest GPU", "GiB"], memory),
         table(["part of the step", "seconds", "share"], parts),
     )
+
+
+def _layout(layout: dict[str, Any]) -> str:
+    """What is cut up, repeated or switched on; the rest is as it always is."""
+    degrees = [
+        f"{name} {layout[name]}" for name in ("tp", "pp", "cp", "ep", "dp", "shard", "chunks") if layout[name] > 1
+    ]
+    others = {name: layout[name] for name in layout if name not in ("tp", "pp", "cp", "ep", "dp", "shard", "chunks")}
+    words = [
+        name if value is True else f"{name} {value}" for name, value in others.items() if value not in (False, "none")
+    ]
+    return ", ".join(degrees + words)

@@ -224,3 +224,14 @@ def test_an_option_that_is_no_degree_keeps_the_mesh_of_a_run(lakh: Lakh, last_li
     assert own["tp"] == 8
     assert layout("--recompute", "half") == own | {"recompute": "half"}
     assert layout("--tp", "8", "--pp", "2")["shard"] != own["shard"]  # a degree stands for a whole new mesh
+
+
+def test_an_estimate_says_what_is_cut_up_and_what_is_switched_on(lakh: Lakh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["plan", "estimate", "--model", "llama3-8b", "--cluster", "8xh100", "--gpus", "8", "--tp", "2", "--offload"]
+    _, out, _ = lakh(*words, "--recompute", "full", "--batch", "64")
+    (layout,) = [line.split(maxsplit=1)[1].strip() for line in out.splitlines() if line.startswith("  layout")]
+    assert layout.split(", ")[:2] == ["tp 2", "dp 4"]
+    assert {"micro_batch 1", "recompute full", "offload"} <= set(layout.split(", "))
+    assert not any(word in layout for word in ("False", "True", "none", "pp", "adapters"))
+    assert [line.split() for line in out.splitlines() if line.startswith("  GPUs")] == [["GPUs", "8"]]
