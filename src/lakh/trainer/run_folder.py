@@ -41,7 +41,10 @@ def holding(run_dir: str | Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterat
     """Be the only one at work in a run's folder; gives the descriptor that keeps it so in whoever inherits it."""
     folder = storage.local_path(run_dir)
     storage.make_dir(folder)
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise storage.explain(error, folder / LOCK_FILE) or error from None
     try:
         deadline_s = time.monotonic() + timeout_s
         while not _lock(descriptor):

@@ -50,6 +50,9 @@ def test_only_folders_of_this_machine_are_taken(tmp_path: Path) -> None:
             require_run(path)
     record(Run(name="x"), tmp_path)
     require_run(tmp_path)
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(UserError, match="lock: is a directory"), holding(tmp_path):
+        pass
 
 
 def test_settings_are_written_where_they_changed(tmp_path: Path) -> None:
