@@ -46,7 +46,9 @@ def test_the_doctor_sees_what_is_missing_and_what_is_built(lakh: Path, tmp_path:
     assert found["native core"]["ok"] == found["compiler"]["ok"]
 
 
-@pytest.mark.parametrize("command", [("train", "laptop"), ("serve", "x"), ("corpus", "build", ".", "--out", "c")])
+@pytest.mark.parametrize(
+    "command", [("train", "laptop"), ("serve", "x", "--http", "127.0.0.1:0"), ("corpus", "build", ".", "--out", "c")]
+)
 def test_heavy_commands_name_the_extra_they_need(lakh: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
     done = run(lakh, *command, cwd=tmp_path)
     assert done.returncode == 2

@@ -88,7 +88,7 @@ def test_help_imports_only_what_it_needs() -> None:
 def test_a_missing_extra_names_the_line_that_installs_it(engine: str, tmp_path: Path) -> None:
     missing = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"
     (tmp_path / "torch.py").write_text(missing)  # found first, by processes that this one starts too
-    done = lakh("serve", "model", "--engine", engine, PYTHONPATH=str(tmp_path))
+    done = lakh("serve", "model", "--http", "127.0.0.1:0", "--engine", engine, PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     assert "pip install 'lakh[train]'" in done.stderr
     assert "Traceback" not in done.stderr

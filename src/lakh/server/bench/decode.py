@@ -111,6 +111,8 @@ def bench_decode(
             )
         asks.clear()
         gc.collect()
+    if not rows:
+        raise UserError(f"systems {', '.join(systems)}", f"none of them runs this model on a {device}", "choose others")
     return [asdict(row) for row in rows]
 
 
@@ -159,9 +161,12 @@ Made = tuple[Ask, str, int] | None
 
 def _lakh(precision: Any) -> Callable[..., Made]:
     def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Made:
-        if precision == "int8" and device == "cuda":
-            return None
-        engine = Engine(loaded.name, loaded.spec, loaded.weights, tokenizer, precision=precision)
+        try:
+            engine = Engine(loaded.name, loaded.spec, loaded.weights, tokenizer, precision=precision)
+        except UserError:
+            if precision is None:
+                raise
+            return None  # a format for CPUs, and for some widths only
 
         def ask(count: int) -> None:
             rows = [engine.row(tuple(prompt), Sampling(max_tokens=count)) for prompt in prompts]

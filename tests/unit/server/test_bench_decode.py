@@ -1,0 +1,41 @@
+"""lakh bench decode: the same weights by every system, in rows of promised names."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lakh.errors import UserError
+from lakh.server.bench import decode
+from lakh.spec.model import Model
+
+KEYS = {"system", "device", "params", "dtype", "batch", "prompt", "new", "tok_per_s", "cpu_ms_per_token", "ttft_ms"}
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="int8 is a CPU's")
+
+
+def model(folder: Path, monkeypatch: pytest.MonkeyPatch, ffn: int) -> Path:
+    spec = Model(layers=1, width=64, heads=2, kv_heads=1, ffn=ffn, vocab=512, context=128)
+    monkeypatch.setitem(decode.SHAPES, "small", spec)
+    return decode.random_model("small", folder)
+
+
+def test_every_system_has_a_row_for_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model(tmp_path, monkeypatch, ffn=128)
+    systems = ["lakh", "lakh-int8", "transformers", "transformers-static"]
+    rows = decode.bench_decode(folder, systems=systems, batches=[1, 2], prompt=16, new=5, repeats=1)
+    assert [(row["system"], row["batch"]) for row in rows] == [
+        (name, batch) for batch in (1, 2) for name in ("lakh", "lakh-int8", "transformers")
+    ]  # transformers' static cache is a GPU's
+    assert all(set(row) == KEYS | {"bandwidth_fraction"} for row in rows)
+    assert {row["params"] for row in rows} == {decode.SHAPES["small"].parameters}
+    assert [row["dtype"] for row in rows[:3]] == ["f32", "int8", "f32"]
+
+
+def test_what_cannot_be_computed_in_int8_is_left_out_and_alone_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model(tmp_path, monkeypatch, ffn=72)
+    rows = decode.bench_decode(folder, systems=["lakh", "lakh-int8"], prompt=8, new=3, repeats=1)
+    assert [row["system"] for row in rows] == ["lakh"]
+    with pytest.raises(UserError, match="none of them runs this model on a cpu"):
+        decode.bench_decode(folder, systems=["lakh-int8"], prompt=8, new=3, repeats=1)
