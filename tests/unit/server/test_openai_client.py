@@ -40,6 +40,9 @@ def test_openais_client_gets_whole_and_streamed_answers(engine: Engine) -> None:
                 infill = await client.completions.create(**ask, suffix="\n", extra_body={"order": "spm"})
                 assert infill.usage.prompt_tokens > len(engine.tokenizer.encode("def add("))
                 assert [model.id async for model in await client.models.list()] == ["tiny"]
+                assert (await client.models.retrieve("tiny")).id == "tiny"
+                with pytest.raises(openai.NotFoundError, match="not served"):
+                    await client.models.retrieve("folder/other")
                 with pytest.raises(openai.BadRequestError, match="max_tokens"):
                     await client.completions.create(**{**ask, "max_tokens": 0})
                 with pytest.raises(openai.NotFoundError):

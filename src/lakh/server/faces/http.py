@@ -4,7 +4,7 @@
                             lakh's own: stop_rule, order, timeout_ms, supersede, reuse; vLLM's cache_salt
     POST /v1/fim/completions, /infill    the same in the words of other clients (dialects.py)
     POST /v1/feedback       {"event": "shown" | "accepted"}: what became of a suggestion
-    GET  /v1/models  /health  /ready  /metrics  /openapi.json
+    GET  /v1/models  /v1/models/NAME  /health  /ready  /metrics  /openapi.json
 
 The event loop reads requests and writes answers; whose they are and what they may is the desk's (desk.py), the answers
 come from its backend. A full queue or a spent quota is a 429, a client that goes away cancels its generation. Whatever
@@ -72,6 +72,7 @@ class Server:
                 *[web.post(dialect.path, partial(self.completions, dialect)) for dialect in DIALECTS],
                 web.post("/v1/feedback", self.feedback),
                 web.get("/v1/models", self.models),
+                web.get("/v1/models/{model:.+}", self.model),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
                 web.get("/metrics", self.metrics_page),
@@ -97,10 +98,19 @@ class Server:
         await (waits[0] if waits[0] in done else self.desk.backend.drain(0.0))
 
     async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": self._cards()})
+
+    async def model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        card = next((card for card in self._cards() if card["id"] == name), None)
+        if card is None:
+            raise BadRequest("model", f"model {name[:80]!r} is not served here", status=404, code="model_not_found")
+        return web.json_response(card)
+
+    def _cards(self) -> list[dict[str, Any]]:
         frame = {"object": "model", "created": self._created, "owned_by": "lakh"}
         cards = self.desk.backend.models()
-        data = [{"id": card.id, **frame, "context": card.context, "weights": card.weights} for card in cards]
-        return web.json_response({"object": "list", "data": data})
+        return [{"id": card.id, **frame, "context": card.context, "weights": card.weights} for card in cards]
 
     async def health(self, _: web.Request) -> web.Response:
         """Alive: whoever restarts us looks here."""

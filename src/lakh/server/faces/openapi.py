@@ -35,6 +35,7 @@ def document() -> Schema:
             "/infill": _post("llama.cpp's form", "Infill", "InfillAnswer"),
             "/v1/feedback": _post("What became of a suggestion", "Feedback", "Counted", streams=False),
             "/v1/models": _get("What is served", "Models"),
+            "/v1/models/{model}": _model(),
             "/health": _get("Alive", "Status"),
             "/ready": _get("Takes requests", "Status", also=("503",)),
             "/metrics": {
@@ -84,6 +85,13 @@ def _get(summary: str, answered: str | None, also: tuple[str, ...] = ()) -> Sche
     schema = {"type": "object"} if answered is None else _ref(answered)
     response = {"description": "answered", "content": {"application/json": {"schema": schema}}}
     return {"get": {"summary": summary, "responses": dict.fromkeys(("200", *also), response)}}
+
+
+def _model() -> Schema:
+    found = _get("One of them", "Model")
+    found["get"]["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": _text(minLength=1)}]
+    found["get"]["responses"]["404"] = _error("no such model")
+    return found
 
 
 def _error(words: str) -> Schema:
@@ -232,13 +240,11 @@ def _schemas() -> Schema:
         "Models": {
             "type": "object",
             "properties": {
-                "data": {
-                    "type": "array",
-                    "items": {"type": "object", "properties": {"id": _text()}, "required": ["id", "object"]},
-                }
+                "data": {"type": "array", "items": _ref("Model")},
             },
             "required": ["object", "data"],
         },
+        "Model": {"type": "object", "properties": {"id": _text()}, "required": ["id", "object"]},
         "Status": {"type": "object", "properties": {"status": _text()}, "required": ["status"]},
         "Error": {
             "type": "object",
