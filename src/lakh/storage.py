@@ -189,7 +189,10 @@ def remove_tree(url: str | Path) -> None:
         with _local_errors(url):
             # The manifest goes first: a half-removed set must not look complete.
             (path / MANIFEST).unlink(missing_ok=True) if path.is_dir() else None
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True) if not path.is_dir() else None
+            while path.is_dir():
+                with contextlib.suppress(FileNotFoundError):  # another process removes it too
+                    shutil.rmtree(path)
         return
     fs, path_text = _filesystem(url)
     if fs.exists(path_text):

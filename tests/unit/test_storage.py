@@ -172,3 +172,19 @@ def test_caches_are_the_users_own_and_a_user_without_a_home_has_one_too(monkeypa
     assert storage.cache_folder("rules") == Path("/home/me/.cache/lakh/rules")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a uid that nobody has
     assert storage.cache_folder("rules").parents[1].is_dir()
+
+
+def test_two_may_remove_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    (folder / "a").mkdir(parents=True)
+    remove = storage.shutil.rmtree
+
+    def beside_another(path: Path) -> None:
+        monkeypatch.setattr(storage.shutil, "rmtree", remove)
+        (path / "a").rmdir()
+        raise FileNotFoundError(path / "a")
+
+    monkeypatch.setattr(storage.shutil, "rmtree", beside_another)
+    storage.remove_tree(folder)
+    assert not folder.exists()
+    storage.remove_tree(folder)

@@ -49,7 +49,10 @@ def diff(left: str, right: str) -> Answer:
 @answers
 def check(run: str, sets: tuple[str, ...], ranks: int | None) -> Answer:
     """Check a run and print what it amounts to: parameters, tokens, FLOPs, memory."""
+    from lakh.spec.cuts import check as check_cuts
+
     loaded = load_run(run, sets)
+    check_cuts(loaded, ranks or loaded.mesh.ranks)
     data = {"ok": True, **amounts(loaded, ranks or loaded.mesh.ranks)}
     return Answer(data, table(["what", "value"], list(data.items())))
 
