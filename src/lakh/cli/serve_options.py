@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -122,14 +121,14 @@ class Face:
     def serve(self, backend: Backend, talk: Console, ready: Callable[[str, str | None], None]) -> None:
         """Until SIGTERM or SIGINT, with known answers in front of the backend where a store keeps them."""
         from lakh.server.answers.textcache import TextCache
+        from lakh.server.collector import settle
         from lakh.server.faces import http
 
         if self.host not in LOOPBACK and self._keys is None:
             talk.print(f"{self.host} may be reached by others, and there are no keys: see --keys", style="yellow")
         behind = backend if self.store is None else TextCache(backend, self.store)
         options: dict[str, Any] = {"keys": self._keys, "store": self.store, "tls": self._tls, **self._limits}
-        gc.collect()
-        gc.freeze()  # what is loaded by now stays: no request waits while it is looked through
+        settle()
         http.serve(behind, self.host, self.port, ready=ready, grpc_address=self._also, **options)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import itertools
 import os
 import pickle
@@ -33,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lakh.errors import LakhError, PeerLost, from_dict
 from lakh.server.answers.mailbox import Mailbox, patience_s
 from lakh.server.backend import Family, ModelCard, Piece, Usage
+from lakh.server.collector import keep_quiet
 from lakh.server.requests import BadRequest, CompletionRequest
 
 if TYPE_CHECKING:
@@ -218,9 +218,7 @@ def load_engine(load: dict[str, Any]) -> Engine:
     if follow_s is not None:
         Follower(engine, load["path"], every_s=follow_s, swapped=_say).start()
     engine.warm_up()
-    # What lives for ever is looked at no more: a full collection of it took a fifth of a second, under load.
-    gc.collect()
-    gc.freeze()
+    keep_quiet()  # a full collection took a fifth of a second, under load
     return engine
 
 

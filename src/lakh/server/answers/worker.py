@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 
+from lakh.server.collector import tidy_up
 from lakh.server.engine import Engine
 from lakh.server.row import Chunk, Row
 
@@ -24,6 +26,8 @@ __all__ = ["Heard", "Job", "QueueFull", "Stopped", "Superseded", "Worker"]
 
 POLL_S = 0.05
 IDLE_S = 60.0  # how long the thread sleeps before it looks again on its own
+TIDY_AFTER_S = 1.0  # without work: what it left behind is collected now, when nobody waits
+TIDY_LATEST_S = 600.0  # or then, whoever waits
 
 
 class QueueFull(Exception):
@@ -79,6 +83,7 @@ class Worker:
         self._by_key: dict[Hashable, Job] = {}
         self._outbox: list[tuple[Job, Heard]] = []
         self._closed = False
+        self._littered_s: float | None = None  # since when
         self._changed = threading.Condition()
         # A daemon: a step that will not end cannot keep the process from ending.
         self._thread = threading.Thread(target=self._loop, name="lakh-engine", daemon=True)
@@ -145,7 +150,8 @@ class Worker:
         while True:
             with self._changed:
                 while not (self._new or self._gone or self._jobs or self._closed):
-                    self._changed.wait(timeout=IDLE_S)
+                    if not self._changed.wait(timeout=IDLE_S if self._littered_s is None else TIDY_AFTER_S):
+                        self._tidy_up()
                 if self._closed:
                     break
                 new, self._new = self._new, deque()
@@ -159,6 +165,7 @@ class Worker:
                     if job in self._jobs:
                         self.engine.submit(*job.rows)
                 if self._jobs:
+                    self._littered_s = self._littered_s or time.monotonic()
                     self.engine.step()
             except Exception as error:  # noqa: BLE001 - it is the readers' to handle
                 for job in list(self._jobs):
@@ -168,7 +175,14 @@ class Worker:
                 if job.is_over:
                     self._leave(job, None)
             self._send()
+            if self._littered_s is not None and time.monotonic() > self._littered_s + TIDY_LATEST_S:
+                self._tidy_up()
         self._send()
+
+    def _tidy_up(self) -> None:
+        if self._littered_s is not None:
+            tidy_up()
+            self._littered_s = None
 
     def _send(self) -> None:
         """All that became certain in a step, in one call: waking the event loop costs more than what it then does."""

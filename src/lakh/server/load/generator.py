@@ -12,7 +12,6 @@ with each of them on and off.
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import time
 import uuid
@@ -24,6 +23,7 @@ from typing import Any
 import aiohttp
 
 from lakh.errors import LakhError
+from lakh.server.collector import quiet
 from lakh.server.load.report import Report, Sample, both_processes
 from lakh.server.load.target import Outcome, Target, read_metrics, target_of
 from lakh.server.load.typing_load import Ask, Typist, arrivals_s, read_files
@@ -81,12 +81,8 @@ def run_load(
     what was measured until then.
     """
     run = _Run(url, read_files(files), load, metrics_url, progress)
-    gc.collect()
-    gc.freeze()  # a pause of ours would be counted as the server's
-    try:
+    with quiet():  # a pause of ours would be counted as the server's
         return asyncio.run(run.run())
-    finally:
-        gc.unfreeze()
 
 
 class _Run:
