@@ -16,7 +16,6 @@ import pytest
 
 BUCKETS = (10, 50_000, 400_000)
 TIMEOUT_S = 30.0  # of an operation: who is noticed long before was noticed by its death, not by its silence
-NOTICED_S = 20.0  # it takes some milliseconds, 2 s for a cut link; the rest is for a machine that is busy
 
 
 def train(member: int, size: int, folder: str, steps: int, pause_s: float, rejoining: bool) -> None:
@@ -95,11 +94,15 @@ class Ranks:
         ]
         return [fact for fact in found if kind is None or fact["kind"] == kind]
 
-    def until(self, condition, timeout_s: float = 150.0) -> None:
-        end_s = time.monotonic() + timeout_s
+    def until(self, condition, timeout_s: float = 150.0) -> float:
+        """Wait for it. Seconds by which we ourselves, who do nothing but sleep, woke too late."""
+        end_s, late_s = time.monotonic() + timeout_s, 0.0
         while not condition():
             assert time.monotonic() < end_s, f"{self.facts()[-5:]} {self.errors()}"
+            asleep_s = time.monotonic()
             time.sleep(0.02)
+            late_s += time.monotonic() - asleep_s - 0.02
+        return late_s
 
     def errors(self) -> str:
         return "\n".join(path.read_text()[-600:] for path in sorted(self.folder.glob("stderr-*")))
@@ -132,7 +135,7 @@ def ranks(tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_rank_is_noticed_by_its_death_and_the_rest_goes_on_and_it_can_return(ranks) -> None:
+def test_a_killed_rank_is_noticed_within_2_s_and_the_rest_goes_on_and_it_can_return(ranks) -> None:
     run = ranks(3, 100_000)
     for member in range(3):
         run.start(member)
@@ -141,11 +144,12 @@ def test_a_killed_rank_is_noticed_by_its_death_and_the_rest_goes_on_and_it_can_r
     killed_s = time.time()
     victim.kill()
     victim.wait()
-    run.until(lambda: len(run.facts("epoch")) >= 2)
+    late_s = run.until(lambda: len(run.facts("epoch")) >= 2)
     noticed = run.facts("epoch")
     assert {tuple(fact["members"]) for fact in noticed} == {(0, 2)}
     assert all("rank 1" in fact["reason"] for fact in noticed)
-    assert max(fact["time_s"] for fact in noticed) - killed_s < NOTICED_S
+    # 2 s of a machine that has time for them: every rank is kept waiting as we were, several times over
+    assert max(fact["time_s"] for fact in noticed) - killed_s < 2.0 + 10 * late_s
     run.start(1, rejoining=True)
     run.until(lambda: any(f["member"] == 1 and f["time_s"] > killed_s for f in run.facts("step")))
     (run.folder / "stop").touch()
@@ -181,7 +185,7 @@ def test_twenty_random_kills_stops_and_cuts_leave_right_sums_and_nothing_behind(
 
 
 @pytest.mark.timeout(300)
-def test_a_cut_link_is_noticed_and_the_lonely_rank_stops(ranks, tmp_path) -> None:
+def test_a_cut_link_is_noticed_within_2_s_and_the_lonely_rank_stops(ranks, tmp_path) -> None:
     from lakh.c3.emulate import Namespaces, why_not
     from lakh.c3.topology import read_topology
 
@@ -198,10 +202,10 @@ def test_a_cut_link_is_noticed_and_the_lonely_rank_stops(ranks, tmp_path) -> Non
         run.until(lambda: len([f for f in run.facts("step") if f["step"] == 5]) == 3)
         cut_s = time.time()
         net.cut(2)
-        run.until(lambda: len([f for f in run.facts("epoch") if tuple(f["members"]) == (0, 1)]) == 2)
+        late_s = run.until(lambda: len([f for f in run.facts("epoch") if tuple(f["members"]) == (0, 1)]) == 2)
         noticed = [f for f in run.facts("epoch") if tuple(f["members"]) == (0, 1)]
-        # signing up for the next epoch may take the settling time more, as the lonely one is alive
-        assert max(fact["time_s"] for fact in noticed) - cut_s < NOTICED_S
+        # noticing takes 2 s; signing up for the next epoch may take the settling time more, as the lonely one is alive
+        assert max(fact["time_s"] for fact in noticed) - cut_s < 2.0 + 2.0 + 1.0 + 10 * late_s
         run.until(lambda: run.processes[2].poll() is not None)
         assert run.processes[2].returncode != 0
         run.end()
