@@ -75,9 +75,8 @@ class LocalBackend:
         """
         now_s = self.engine.clock()
         try:
-            rows = rows_of(
-                self.engine, request, now_s, MAX_NEW_HERE
-            )  # someone who types sends lines that were read before
+            # Someone who types sends lines that were read before.
+            rows = rows_of(self.engine, request, now_s, MAX_NEW_HERE)
         except Unread:
             rows = await self._read(request, now_s)
         job = Job(rows, _Telling(self.engine, request, rows, put), request.supersede)
