@@ -85,7 +85,7 @@ def attention(tiny):
 
 
 STEPS = [
-    ("1.2b-16k-packed", 2, System("packed")),
+    ("1.2b-16k-packed", 5, System("packed")),
     ("1.2b-4k", 8, System("selective", recompute="selective")),
     ("1.2b-4k", 8, System("fp8", precision="fp8")),
     ("1.2b-4k", 8, System("without own kernels", kernels=False)),

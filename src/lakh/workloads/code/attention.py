@@ -96,7 +96,7 @@ def choose_kernel(wanted: str, *, device: str, bf16: bool, head_dim: int) -> tup
     """The kernel for `wanted` ("auto" or a name of KERNELS) and the reason."""
     if wanted == "auto":
         if device != "cuda":
-            return torch_choice, f"torch's own: the only one on {device}"
+            return torch_choice, "torch's own: the fused kernels are for a GPU"
         if not bf16:
             return torch_choice, "torch's own: the fused kernels compute in bf16"
         return cudnn, f"cudnn: the fastest of those measured on an H200 with heads of {head_dim}"

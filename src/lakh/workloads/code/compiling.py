@@ -60,8 +60,12 @@ def speed_up(
     kernel, kernel_reason = choose_kernel(attention, device=device, bf16=bf16, head_dim=model.spec.head_dim)
     for block in model.each_block():
         block.attention.attend = kernel
+    mode, mode_reason = choose_compile(compilation, device=device)
     if device == "cuda" and kernels:
         _use_kernels(model)
+    # A compiler makes its own; recomputation is asked for to save memory, of which these take more.
+    if device == "cpu" and kernels and (mode, recomputation) == ("none", "none"):
+        kernel_reason = _use_cpu_forms(model, attention) or kernel_reason
     shortest_flops = 2.0 * tokens * model.spec.width * model.spec.heads * model.spec.head_dim / model.parts
     measured, measured_reason = choose_products(
         products,
@@ -77,7 +81,6 @@ def speed_up(
     elif measured:
         for block in model.each_block():
             block.attention.product = block.ffn.product = linear
-    mode, mode_reason = choose_compile(compilation, device=device)
     recompute(model.each_block(), recomputation, compiled=mode != "none")
     if mode != "none":
         _allow_many_shapes()
@@ -115,6 +118,18 @@ def _use_kernels(model: CodeModel) -> None:
         block.add_norm = add_norm
         if can_turn:
             block.attention.turn = kernels.turn
+
+
+def _use_cpu_forms(model: CodeModel, attention: str) -> str:
+    """Why attention goes by blocks; nothing where it does not."""
+    from lakh.workloads.code import cpu
+
+    by_blocks = attention == "auto" and cpu.prefers_blocks()
+    for block in model.each_block():
+        block.ffn.activate = cpu.swiglu
+        if by_blocks:
+            block.attention.attend = cpu.attend
+    return f"blocks: faster than torch's own on this CPU, up to {cpu.LONGEST} tokens" if by_blocks else ""
 
 
 def _use_fp8(model: CodeModel, device: str) -> None:

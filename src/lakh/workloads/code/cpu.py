@@ -1,0 +1,129 @@
+"""Two parts of a block for CPUs, each with a backward pass of its own, where the library's is the slower one.
+
+    attend    causal attention by blocks of queries, from the library's products; the probabilities are kept
+    swiglu    silu(gate) * up; the sigmoid, which is the dear part, is kept, and both gradients are written in place
+
+Shapes: B batch, T tokens, H query heads, K key/value heads, D head size, R query heads of a key head, G = B K, t
+queries of a block, S keys up to its end.
+
+Forward and backward of 8 x 256 tokens with 6 and 2 heads of 32 (2026-11-16): on two Neoverse-N1 28 ms where torch's
+own attention takes 39 (one thread: 45 and 76), since that computes the probabilities again, and in products that are
+small for the library. On a Xeon, for which torch has a kernel of its own, it is the other way round (4 threads: 14 and
+7), so `prefers_blocks` asks for the machine. The price is memory, T / 2 probabilities for each token and head:
+sequences longer than LONGEST go to torch's own kernel.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lakh.workloads.code.attention import Documents, document_ids, torch_choice
+
+__all__ = ["attend", "prefers_blocks", "swiglu"]
+
+LONGEST = 1024
+BLOCK = 64
+
+
+def prefers_blocks() -> bool:
+    """Whether `attend` is the faster one on this machine: by its architecture, so that every rank and every run of the
+    same data computes the same."""
+    return platform.machine() == "aarch64"
+
+
+def attend(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None) -> Tensor:
+    B, _, T, _ = q_BHTD.shape
+    if T > LONGEST or q_BHTD.dtype not in (torch.float32, torch.float64):
+        return torch_choice(q_BHTD, k_BKTD, v_BKTD, documents)
+    ids_BT = None if documents is None else document_ids(documents, B, T)
+    return _Attend.apply(q_BHTD, k_BKTD, v_BKTD, ids_BT)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, ids_BT: Tensor | None) -> Tensor:
+        B, H, T, D = q_BHTD.shape
+        K = k_BKTD.shape[1]
+        q_GRTD = (q_BHTD * D**-0.5).reshape(B * K, H // K, T, D)
+        k_GTD, v_GTD = (x.reshape(B * K, T, D) for x in (k_BKTD, v_BKTD))
+        y_GRTD = torch.empty_like(q_GRTD)
+        kept = []
+        for begin in range(0, T, BLOCK):
+            end = min(begin + BLOCK, T)
+            scores_GRtS = _with_each_key(_rows(q_GRTD, begin, end), k_GTD, end)
+            _hide(scores_GRtS.view(B, K, H // K, end - begin, end), begin, ids_BT)
+            p_GRtS = torch.softmax(scores_GRtS, dim=-1)
+            y_GRTD[:, :, begin:end] = torch.bmm(p_GRtS, v_GTD[:, :end]).view(B * K, H // K, -1, D)
+            kept.append(p_GRtS)
+        ctx.save_for_backward(q_GRTD, k_GTD, v_GTD, *kept)
+        return y_GRTD.view(B, H, T, D)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        q_GRTD, k_GTD, v_GTD, *kept = ctx.saved_tensors
+        G, R, T, D = q_GRTD.shape
+        B, H = grads[0].shape[:2]
+        grad_y = grads[0].reshape(G, R, T, D)
+        grad_q, grad_k, grad_v = torch.empty_like(q_GRTD), torch.zeros_like(k_GTD), torch.zeros_like(v_GTD)
+        for begin, p_GRtS in zip(range(0, T, BLOCK), kept, strict=True):
+            end = min(begin + BLOCK, T)
+            rows = _rows(grad_y, begin, end)
+            grad_p = _with_each_key(rows, v_GTD, end)
+            grad_scores = torch._softmax_backward_data(grad_p, p_GRtS, -1, p_GRtS.dtype)
+            grad_v[:, :end].baddbmm_(p_GRtS.mT, rows)
+            grad_k[:, :end].baddbmm_(grad_scores.mT, _rows(q_GRTD, begin, end))
+            grad_q[:, :, begin:end] = torch.bmm(grad_scores, k_GTD[:, :end]).view(G, R, -1, D)
+        heads = (B, G // B, T, D)
+        return grad_q.mul_(D**-0.5).view(B, H, T, D), grad_k.view(heads), grad_v.view(heads), None
+
+
+def _rows(x_GRTD: Tensor, begin: int, end: int) -> Tensor:
+    """The queries of a block, those of all heads of a group under each other."""
+    return x_GRTD[:, :, begin:end].reshape(x_GRTD.shape[0], -1, x_GRTD.shape[3])
+
+
+def _with_each_key(rows: Tensor, keys_GTD: Tensor, end: int) -> Tensor:
+    """Each row times each of the first `end` keys. The library's threads share a product only where the second factor
+    lies in order."""
+    return torch.bmm(rows, keys_GTD[:, :end].mT.contiguous())
+
+
+def _hide(scores_BKRtS: Tensor, begin: int, ids_BT: Tensor | None) -> None:
+    """Keys after a query, and those of other documents, get no weight."""
+    queries, keys = scores_BKRtS.shape[-2:]
+    is_later = torch.ones(queries, queries, dtype=torch.bool).triu(1)
+    scores_BKRtS[..., begin:].masked_fill_(is_later, float("-inf"))
+    if ids_BT is not None:
+        is_other = ids_BT[:, begin:keys, None] != ids_BT[:, None, :keys]
+        scores_BKRtS.masked_fill_(is_other[:, None, None], float("-inf"))
+
+
+def swiglu(gate_and_up: Tensor) -> Tensor:
+    """silu(gate) * up of two halves side by side."""
+    return _SwiGLU.apply(gate_and_up)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_and_up: Tensor) -> Tensor:
+        gate, up = gate_and_up.chunk(2, dim=-1)
+        sigmoid = torch.sigmoid(gate)
+        ctx.save_for_backward(gate_and_up, sigmoid)
+        return (gate * sigmoid).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        gate_and_up, sigmoid = ctx.saved_tensors
+        gate, up = gate_and_up.chunk(2, dim=-1)
+        both = torch.empty_like(gate_and_up)
+        grad_gate, grad_up = both.chunk(2, dim=-1)
+        silu = torch.mul(gate, sigmoid, out=grad_up)
+        # silu' = sigmoid + silu (1 - sigmoid)
+        torch.addcmul(sigmoid, silu, sigmoid, value=-1.0, out=grad_gate)
+        grad_gate.add_(silu).mul_(up).mul_(grads[0])
+        grad_up.mul_(grads[0])
+        return both
