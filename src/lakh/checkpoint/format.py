@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, and how a tensor on a rank maps to a slice of the whole.
+"""The manifest of a checkpoint: which file holds which slice of which tensor.
 
 A slice is a box inside a global tensor: an offset and a shape. Each rank stores the boxes it holds; the manifest
 lists for every tensor which file holds which box. A reader asks for the box that it needs and copies the overlaps,
@@ -11,27 +11,13 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from lakh import storage
 from lakh.errors import CorruptCheckpoint
 
-__all__ = ["FORMAT", "Manifest", "Slice", "Stored", "StoredTensor", "folder_name", "slice_of", "step_of"]
+__all__ = ["FORMAT", "Manifest", "Stored", "StoredTensor", "folder_name", "step_of"]
 
 FORMAT = "lakh-checkpoint/1"
 _FOLDER = re.compile(r"^step-(\d{8,})$")
-
-
-@dataclass(frozen=True)
-class Slice:
-    """The part of a global tensor that this rank holds. `writes` is false where another rank writes the same part, and
-    None for a plain tensor, which does not know who else holds it."""
-
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    local: Tensor
-    writes: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -100,24 +86,3 @@ def step_of(name: str) -> int | None:
     """The step in a folder name, or None for a folder that is no checkpoint."""
     match = _FOLDER.match(name)
     return int(match[1]) if match else None
-
-
-def slice_of(tensor: Tensor) -> Slice:
-    """Where the local part of a tensor lies; a plain tensor is its own whole."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    if not isinstance(tensor, DTensor):
-        return Slice(tuple(tensor.shape), (0,) * tensor.dim(), tensor)
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None  # every rank of a run is in its mesh
-    copies = zip(tensor.placements, coordinate, strict=True)
-    first_copy = all(at == 0 for placement, at in copies if isinstance(placement, Replicate))
-    local = tensor.to_local()
-    return Slice(tuple(tensor.shape), tuple(offset), local, writes=first_copy and local.numel() > 0)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

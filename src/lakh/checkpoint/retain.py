@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lakh import storage
 from lakh.checkpoint.format import step_of
-from lakh.checkpoint.load import CHECKPOINTS, list_complete
+from lakh.checkpoint.shelf import CHECKPOINTS, list_complete
 
 __all__ = ["thin_out", "to_remove"]
 

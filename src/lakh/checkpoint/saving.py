@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from lakh import __version__, storage
-from lakh.checkpoint.format import Manifest, Stored, StoredTensor, dtype_name, slice_of
+from lakh.checkpoint.format import Manifest, Stored, StoredTensor
 from lakh.checkpoint.host_copies import HostCopies
+from lakh.checkpoint.slices import dtype_name, slice_of
 from lakh.checkpoint.tensor_file import write_tensors
 from lakh.errors import PeerTimeout
 

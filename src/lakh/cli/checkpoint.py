@@ -22,7 +22,7 @@ def checkpoint() -> None:
 @answers
 def list_(run_dir: str) -> Answer:
     """List the complete checkpoints of a run, oldest first."""
-    require_folder(run_dir, "give a run's folder")  # before torch is imported, which takes seconds
+    require_folder(run_dir, "give a run's folder")
     from lakh.checkpoint import Manifest, list_complete
 
     rows: list[dict[str, object]] = []

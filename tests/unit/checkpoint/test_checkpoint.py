@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from lakh import checkpoint, config, storage
 from lakh.checkpoint import format as fmt
 from lakh.checkpoint.retain import to_remove
+from lakh.checkpoint.slices import Slice
 from lakh.checkpoint.tensor_file import write_tensors
 from lakh.errors import CorruptCheckpoint, DiskFull, PeerTimeout, UserError
 from lakh.spec import Run
@@ -135,14 +138,14 @@ def test_any_number_of_ranks_reads_what_any_other_wrote(
             file = f"rank-{rank:05d}.safetensors"
             storage.write_bytes(storage.join(folder, file), safetensors.torch.save({"t": part[1].contiguous()}))
             stored.append(fmt.Stored(file, (part[0], 0), tuple(part[1].shape)))
-    from lakh.checkpoint.load import _copy_overlap, _Files
+    from lakh.checkpoint.loading import _copy_overlap, _Files
 
     pieces = []
     with _Files(folder) as files:
         for offset, part in cut(whole, read_by):
             target = torch.full_like(part, -1)
             filled = sum(
-                _copy_overlap(files, "t", box, fmt.Slice(tuple(whole.shape), (offset, 0), target)) for box in stored
+                _copy_overlap(files, "t", box, Slice(tuple(whole.shape), (offset, 0), target)) for box in stored
             )
             assert filled == part.numel()
             pieces.append(target)
@@ -279,3 +282,18 @@ def test_a_damaged_manifest_does_not_hide_the_other_checkpoints(tmp_path: Path, 
     assert [(row["step"], row["folder"], row["ranks"]) for row in listed] == [(5, whole, 1), (10, damaged, None)]
     assert "damaged" in listed[1]["damaged"]
     assert not listed[0]["damaged"]
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "gc"])
+def test_looking_after_checkpoints_needs_no_torch(command: str, tmp_path: Path) -> None:
+    save(tmp_path)
+    program = "import sys; sys.modules['torch'] = None; from lakh.cli import main; main(sys.argv[1:])"
+    words = [sys.executable, "-c", program, "checkpoint", command, str(tmp_path), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert command == "gc" or len(json.loads(done.stdout)["checkpoints"]) == 1
+
+
+def test_a_name_that_is_not_there_is_no_other_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'lod'"):
+        checkpoint.lod  # noqa: B018

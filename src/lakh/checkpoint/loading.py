@@ -1,15 +1,12 @@
-"""Finding, checking and reading checkpoints.
+"""Reading the tensors of a checkpoint.
 
 `load` copies into given tensors, each rank only the boxes it needs; the layout they were saved in does not matter.
-A file whose size or hash is not that of the manifest is a CorruptCheckpoint; `newest_usable` then passes on to the
-one before and says why.
 """
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,61 +15,15 @@ import torch
 from torch import Tensor
 
 from lakh import storage
-from lakh.checkpoint.format import Manifest, Slice, Stored, dtype_name, slice_of, step_of
-from lakh.errors import CorruptCheckpoint, DataError, LakhError, UserError
-from lakh.spec import Run, load_run
+from lakh.checkpoint.format import Manifest, Stored
+from lakh.checkpoint.shelf import corrupt, local_copy, read_run, verify
+from lakh.checkpoint.slices import Slice, dtype_name, slice_of
+from lakh.errors import UserError
+from lakh.spec import Run
 
-__all__ = ["find", "list_complete", "load", "newest_usable", "read_model", "read_run", "verify"]
+__all__ = ["load", "read_model"]
 
-CHECKPOINTS = "checkpoints"
 MODEL = "model."
-
-
-def list_complete(run_dir: str | Path) -> list[tuple[int, str]]:
-    """(step, folder) of every complete checkpoint of a run, oldest first."""
-    base = storage.join(run_dir, CHECKPOINTS)
-    found = [(step_of(name), storage.join(base, name)) for name in storage.list_dir(base)]
-    return sorted((step, url) for step, url in found if step is not None and storage.is_complete(url))
-
-
-def find(path: str | Path) -> str:
-    """The checkpoint that a person means: a checkpoint's own folder, or the newest complete one of a run."""
-    if storage.is_complete(path):
-        return str(path)
-    complete = list_complete(path)
-    if complete:
-        return complete[-1][1]
-    found = "holds no complete checkpoint" if storage.exists(path) else "no such folder"
-    raise UserError(str(path), found, "give a run's folder or a checkpoint's, or train first: lakh train")
-
-
-def verify(folder: str, *, hashes: bool = True) -> Manifest:
-    """Check that every file is there, whole and unchanged; returns the manifest."""
-    manifest = Manifest.read(folder)
-    for name, entry in manifest.files.items():
-        url = storage.join(folder, name)
-        if not storage.exists(url):
-            raise _corrupt(url, "is missing")
-        if storage.is_local(url):
-            size = storage.local_path(url).stat().st_size
-            if size != entry["bytes"]:
-                raise _corrupt(url, f"has {size:,} bytes and should have {entry['bytes']:,}")
-        if hashes and storage.sha256(url) != entry["sha256"]:
-            raise _corrupt(url, "does not match its hash")
-    return manifest
-
-
-def newest_usable(run_dir: str | Path) -> tuple[str | None, list[DataError]]:
-    """The newest checkpoint that is whole, and the damaged ones that were passed over on the way."""
-    passed: list[DataError] = []
-    for _, folder in reversed(list_complete(run_dir)):
-        try:
-            verify(folder)
-        except DataError as error:
-            passed.append(error)
-            continue
-        return folder, passed
-    return None, passed
 
 
 def load(folder: str, into: Mapping[str, Tensor]) -> Manifest:
@@ -85,7 +36,7 @@ def load(folder: str, into: Mapping[str, Tensor]) -> Manifest:
             part = slice_of(target)
             filled = sum(_copy_overlap(files, name, stored, part) for stored in manifest.tensors[name].slices)
             if filled != part.local.numel():
-                raise _corrupt(folder, f"holds {filled} of {part.local.numel()} values of {name}")
+                raise corrupt(folder, f"holds {filled} of {part.local.numel()} values of {name}")
     return manifest
 
 
@@ -100,12 +51,6 @@ def read_model(folder: str | Path) -> tuple[Run, dict[str, Tensor]]:
     }
     load(folder, {f"{MODEL}{name}": tensor for name, tensor in weights.items()})
     return read_run(folder), weights
-
-
-def read_run(folder: str | Path) -> Run:
-    """The settings that a checkpoint was saved with."""
-    with _local_copy(storage.join(folder, "run.toml")) as path:
-        return load_run(path)
 
 
 def _check_fits(folder: str, manifest: Manifest, name: str, target: Tensor) -> None:
@@ -154,25 +99,10 @@ class _Files:
     def read(self, file: str, name: str, box: tuple[slice, ...]) -> Tensor:
         try:
             if file not in self._opened:
-                path = self._stack.enter_context(_local_copy(storage.join(self.folder, file)))
+                path = self._stack.enter_context(local_copy(storage.join(self.folder, file)))
                 self._opened[file] = safetensors.safe_open(path, framework="pt")
             if not box:
                 return self._opened[file].get_tensor(name)
             return self._opened[file].get_slice(name)[box]
         except (safetensors.SafetensorError, OSError) as error:
-            raise _corrupt(storage.join(self.folder, file), f"cannot be read ({error})") from None
-
-
-@contextlib.contextmanager
-def _local_copy(url: str) -> Iterator[str]:
-    if storage.is_local(url):
-        yield str(storage.local_path(url))
-        return
-    with tempfile.TemporaryDirectory(prefix="lakh-checkpoint-") as folder:
-        path = Path(folder) / url.rpartition("/")[2]
-        path.write_bytes(storage.read_bytes(url))
-        yield str(path)
-
-
-def _corrupt(where: str, found: str) -> LakhError:
-    return CorruptCheckpoint(where, found, "resume from an earlier checkpoint (lakh checkpoint list shows them)")
+            raise corrupt(storage.join(self.folder, file), f"cannot be read ({error})") from None

@@ -1,0 +1,42 @@
+"""Which part of a whole tensor this rank holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Slice", "dtype_name", "slice_of"]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of a global tensor that this rank holds. `writes` is false where another rank writes the same part, and
+    None for a plain tensor, which does not know who else holds it."""
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    local: Tensor
+    writes: bool | None = None
+
+
+def slice_of(tensor: Tensor) -> Slice:
+    """Where the local part of a tensor lies; a plain tensor is its own whole."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not isinstance(tensor, DTensor):
+        return Slice(tuple(tensor.shape), (0,) * tensor.dim(), tensor)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None  # every rank of a run is in its mesh
+    copies = zip(tensor.placements, coordinate, strict=True)
+    first_copy = all(at == 0 for placement, at in copies if isinstance(placement, Replicate))
+    local = tensor.to_local()
+    return Slice(tuple(tensor.shape), tuple(offset), local, writes=first_copy and local.numel() > 0)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
