@@ -24,7 +24,7 @@ BARS: list[tuple[str, str, Read, float, bool]] = [
 
 
 def _batch(got: Any, batch: int) -> float:
-    return next(float(row["tok_per_s"]) for row in got["rows"] if row["batch"] == batch)
+    return next(float(row["tok_per_s"] or 0) for row in got["rows"] if row["batch"] == batch)
 
 
 def _read(path: Path) -> Any:

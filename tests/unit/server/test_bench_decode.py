@@ -39,3 +39,21 @@ def test_what_cannot_be_computed_in_int8_is_left_out_and_alone_refused(
     assert [row["system"] for row in rows] == ["lakh"]
     with pytest.raises(UserError, match="none of them runs this model on a cpu"):
         decode.bench_decode(folder, systems=["lakh-int8"], prompt=8, new=3, repeats=1)
+
+
+def test_the_best_of_each_time_counts_and_not_the_best_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first token that was disturbed makes the others look cheap."""
+    folder = model(tmp_path, monkeypatch, ffn=128)
+    rounds = iter([decode.Times(5.0, 1.0, 6.0, 3.0), decode.Times(2.0, 1.5, 6.5, 2.5)])
+    monkeypatch.setattr(decode, "_measure", lambda ask, new: next(rounds))
+    (row,) = decode.bench_decode(folder, systems=["lakh"], prompt=8, new=5, repeats=2)
+    assert (row["tok_per_s"], row["cpu_ms_per_token"], row["ttft_ms"]) == (4 / (6.0 - 2.0), 375.0, 2000.0)
+
+
+def test_what_a_busy_machine_hides_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model(tmp_path, monkeypatch, ffn=128)
+    monkeypatch.setattr(decode, "_measure", lambda ask, new: decode.Times(5.0, 1.0, 4.0, 0.5))
+    (row,) = decode.bench_decode(folder, systems=["lakh"], prompt=8, new=5, repeats=1)
+    assert (row["tok_per_s"], row["cpu_ms_per_token"], row["bandwidth_fraction"]) == (None, None, None)

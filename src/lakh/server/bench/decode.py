@@ -2,9 +2,10 @@
 
 Each system is asked twice, for 1 and for `new` tokens, and the difference gives the cost of a token; the first figure
 is the time to the first token. `cpu_ms_per_token` is the process's CPU time, which other work on the machine disturbs
-least; `tok_per_s` is the clock's, over all rows of the batch. Of `repeats` alternating rounds the best is reported,
-for all systems alike. `bandwidth_fraction` is weight bytes read per second over what a product (CPU) or copy (GPU)
-of a large tensor reads per second in the same run.
+least; `tok_per_s` is the clock's, over all rows of the batch. Of `repeats` alternating rounds each of the two times is
+the best, for all systems alike (the best difference would flatter: it is that of the slowest first token).
+`bandwidth_fraction` is weight bytes read per second over what a product (CPU) or copy (GPU) of a large tensor reads per
+second in the same run.
 
 Knows the engine and how to start its peers; prints nothing.
 """
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,10 +51,11 @@ class Row:
     batch: int
     prompt: int
     new: int
-    tok_per_s: float
-    cpu_ms_per_token: float
+    tok_per_s: float | None
+    """Like the other two of a token, None where the machine was so busy that `new` tokens took no longer than one."""
+    cpu_ms_per_token: float | None
     ttft_ms: float
-    bandwidth_fraction: float
+    bandwidth_fraction: float | None
 
 
 Ask = Callable[[int], None]
@@ -86,14 +88,17 @@ def bench_decode(
             if made is not None:
                 asks[name] = made
                 made[0](new)  # compiles, captures, allocates
-        best: dict[str, list[float]] = {}
+        best: dict[str, Times] = {}
         for number in range(repeats):
             for name, (ask, _, _) in asks.items():
                 progress(f"{name}, batch {batch}: round {number + 1} of {repeats}")
-                figures = _measure(ask, new)
-                best[name] = [min(pair) for pair in zip(best.get(name, figures), figures, strict=True)]
+                times = _measure(ask, new)
+                best[name] = Times(*map(min, best.get(name, times), times))
         for name, (_, dtype, weight_bytes) in asks.items():
-            wall_s, cpu_s, first_s = best[name]
+            times = best[name]
+            wall_s = _more(times.first_s, times.all_s, new)
+            cpu_s = _more(times.first_cpu_s, times.all_cpu_s, new)
+            step_s = wall_s if device == "cuda" else cpu_s
             rows.append(
                 Row(
                     system=name,
@@ -103,10 +108,10 @@ def bench_decode(
                     batch=batch,
                     prompt=prompt,
                     new=new,
-                    tok_per_s=batch / wall_s,
-                    cpu_ms_per_token=cpu_s / batch * 1e3,
-                    ttft_ms=first_s * 1e3,
-                    bandwidth_fraction=weight_bytes / (wall_s if device == "cuda" else cpu_s) / read_Bps,
+                    tok_per_s=batch / wall_s if wall_s else None,
+                    cpu_ms_per_token=cpu_s / batch * 1e3 if cpu_s else None,
+                    ttft_ms=times.first_s * 1e3,
+                    bandwidth_fraction=weight_bytes / step_s / read_Bps if step_s else None,
                 )
             )
         asks.clear()
@@ -116,15 +121,27 @@ def bench_decode(
     return [asdict(row) for row in rows]
 
 
-def _measure(ask: Ask, new: int) -> tuple[float, float, float]:
-    """Seconds by the clock and of CPU for one more step, and by the clock to the first token."""
-    wall, cpu = [], []
+class Times(NamedTuple):
+    """Seconds for one token and for all of them, by the clock and of CPU."""
+
+    first_s: float
+    first_cpu_s: float
+    all_s: float
+    all_cpu_s: float
+
+
+def _measure(ask: Ask, new: int) -> Times:
+    times = []
     for count in (1, new):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         ask(count)
-        wall.append(time.perf_counter() - began_s)
-        cpu.append(time.process_time() - began_cpu_s)
-    return (wall[1] - wall[0]) / (new - 1), (cpu[1] - cpu[0]) / (new - 1), wall[0]
+        times += [time.perf_counter() - began_s, time.process_time() - began_cpu_s]
+    return Times(*times)
+
+
+def _more(first: float, every: float, new: int) -> float | None:
+    """What one more token takes."""
+    return (every - first) / (new - 1) if every > first else None
 
 
 def _read_Bps(device: str) -> float:
