@@ -67,10 +67,10 @@ def test_swiglu_is_the_plain_one() -> None:
     torch.testing.assert_close(cpu.swiglu(x), model.swiglu(x), atol=2e-6, rtol=1e-6)
 
 
-def test_long_sequences_and_half_precision_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_keep_much_and_half_precision_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     monkeypatch.setattr(cpu, "torch_choice", lambda *parts: called.append(parts[0].dtype) or torch_choice(*parts))
-    monkeypatch.setattr(cpu, "LONGEST", 16)
+    monkeypatch.setattr(cpu, "KEPT_BYTES", 16 * 16 // 2 * 4)
     cpu.attend(*heads(1, 16, 1, 1, torch.float32), None)
     assert called == []
     cpu.attend(*heads(1, 17, 1, 1, torch.float32), None)

@@ -129,7 +129,7 @@ def _use_cpu_forms(model: CodeModel, attention: str) -> str:
         block.ffn.activate = cpu.swiglu
         if by_blocks:
             block.attention.attend = cpu.attend
-    return f"blocks: faster than torch's own on this CPU, up to {cpu.LONGEST} tokens" if by_blocks else ""
+    return "blocks: faster than torch's own on this CPU, while what they keep is small" if by_blocks else ""
 
 
 def _use_fp8(model: CodeModel, device: str) -> None:

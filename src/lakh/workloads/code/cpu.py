@@ -9,8 +9,8 @@ queries of a block, S keys up to its end.
 Forward and backward of 8 x 256 tokens with 6 and 2 heads of 32 (2026-11-16): on two Neoverse-N1 28 ms where torch's
 own attention takes 39 (one thread: 45 and 76), since that computes the probabilities again, and in products that are
 small for the library. On a Xeon, for which torch has a kernel of its own, it is the other way round (4 threads: 14 and
-7), so `prefers_blocks` asks for the machine. The price is memory, T / 2 probabilities for each token and head:
-sequences longer than LONGEST go to torch's own kernel.
+7), so `prefers_blocks` asks for the machine. The price is memory, T / 2 probabilities for each token and head: what would
+keep more than KEPT_BYTES of them in a layer goes to torch's own kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lakh.workloads.code.attention import Documents, document_ids, torch_choice
 
 __all__ = ["attend", "prefers_blocks", "swiglu"]
 
-LONGEST = 1024
+KEPT_BYTES = 64 << 20
 BLOCK = 64
 
 
@@ -36,8 +36,9 @@ def prefers_blocks() -> bool:
 
 
 def attend(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None) -> Tensor:
-    B, _, T, _ = q_BHTD.shape
-    if T > LONGEST or q_BHTD.dtype not in (torch.float32, torch.float64):
+    B, H, T, _ = q_BHTD.shape
+    kept_bytes = B * H * T * T // 2 * q_BHTD.element_size()
+    if kept_bytes > KEPT_BYTES or q_BHTD.dtype not in (torch.float32, torch.float64):
         return torch_choice(q_BHTD, k_BKTD, v_BKTD, documents)
     ids_BT = None if documents is None else document_ids(documents, B, T)
     return _Attend.apply(q_BHTD, k_BKTD, v_BKTD, ids_BT)
