@@ -9,8 +9,8 @@ queries of a block, S keys up to its end.
 Forward and backward of 8 x 256 tokens with 6 and 2 heads of 32 (2026-11-16): on two Neoverse-N1 28 ms where torch's
 own attention takes 39 (one thread: 45 and 76), since that computes the probabilities again, and in products that are
 small for the library. On a Xeon, for which torch has a kernel of its own, it is the other way round (4 threads: 14 and
-7), so `prefers_blocks` asks for the machine. The price is memory, T / 2 probabilities for each token and head: what would
-keep more than KEPT_BYTES of them in a layer goes to torch's own kernel.
+7), so `prefers_blocks` asks for the machine. The price is memory, T / 2 probabilities for each token and head: what
+would keep more than KEPT_BYTES of them in a layer goes to torch's own kernel.
 """
 
 from __future__ import annotations
