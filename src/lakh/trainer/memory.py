@@ -18,7 +18,8 @@ def keep_freed_memory() -> None:
     """To be called before torch is imported: its allocator on ARM (mimalloc) then does not hand freed memory back to
     the system after 10 ms, only to get the same again, page by page and zeroed, in the next layer.
 
-    A step of the demo's model had 75,000 page faults and now has none: 10 to 17 % faster (two Neoverse-N1, 2026-11-16).
+    A step of the demo's model had 80,000 page faults and now has none: 10 % shorter with one thread, 19 % with two (two
+    Neoverse-N1, 2026-11-16).
     The process keeps the most it has needed, as it would need it again in the next step.
     """
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,6 +115,24 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(8): use()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+
+
+TOLD_IN_TIME = """
+import os, sys
+import lakh.trainer.memory as memory
+memory.keep_freed_memory = lambda: os._exit(3 if "torch" in sys.modules else 42)
+from lakh.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("words", [["train", "recipes/laptop.py"], ["bench", "train"]])
+def test_the_allocator_is_told_before_torch_is_there(words: list[str], tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "run")]
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    command = [sys.executable, "-c", TOLD_IN_TIME, *words, *out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **rank})
+    assert done.returncode == 42, done.stderr
 
 
 def test_freed_memory_is_used_again() -> None:

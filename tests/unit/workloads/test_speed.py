@@ -36,6 +36,9 @@ def test_recomputation_changes_nothing_but_memory(recomputation: str) -> None:
     again, grad_again = loss_and_gradient(recomputation=recomputation)
     assert again == loss
     assert torch.equal(grad_again, grad)
+    default, default_grad = loss_and_gradient()
+    assert default == pytest.approx(loss, abs=1e-6)
+    assert torch.allclose(default_grad, grad, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -55,7 +58,10 @@ def test_a_budget_needs_a_compiler() -> None:
 
 def test_choices_come_with_reasons_and_impossible_ones_are_refused() -> None:
     assert "cudnn" in choose_kernel("auto", device="cuda", bf16=True, head_dim=128)[1]
-    assert choose_kernel("auto", device="cpu", bf16=False, head_dim=64)[0] is torch_choice
+    assert choose_kernel("auto", device="cpu", bf16=False, head_dim=64) == (
+        torch_choice,
+        "torch's own: the fused kernels are for a GPU",
+    )
     with pytest.raises(UserError, match="cudnn does not run on cpu; choose auto or torch"):
         choose_kernel("cudnn", device="cpu", bf16=True, head_dim=64)
     with pytest.raises(UserError, match="8-bit floats"):
