@@ -92,20 +92,55 @@ def test_decoding_scores_as_the_plain_path(rows: int, heads: int, kv_heads: int,
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_a_burst_draws_what_its_steps_draw_one_by_one(rows: int) -> None:
-    from lakh.server.model.gpu.decode import LOOK_EARLY_ROWS, LOOK_EVERY, Decoder
+    from lakh.server.model.gpu.decode import Decoder
 
     network, cache, _ = make(4, 2)
     decoder = Decoder(network, cache, use_graphs=not PLAYED)
-    steps = 2 if PLAYED else 5
+    launches = [1, 1] if PLAYED else [2, 3, 1, 6]
     blocks = [list(range(row * 6, row * 6 + 6)) for row in range(rows)]
     with torch.inference_mode():
-        parts = list(decoder.burst([7] * rows, [0] * rows, blocks, steps))
-        assert len(parts) == (-(-steps // LOOK_EVERY) if rows >= LOOK_EARLY_ROWS and not PLAYED else 1)
+        burst = decoder.burst([7] * rows, [0] * rows, blocks)
+        burst.launch(launches[0])
+        parts = []
+        for steps in launches[1:]:
+            burst.launch(steps)  # the one before is not read yet
+            parts.append(burst.read())
+        parts.append(burst.read())
+        assert [len(part) for part in parts] == launches
         one_by_one, tokens = [], [7] * rows
-        for step in range(steps):
+        for step in range(sum(launches)):
             tokens = decoder.run(tokens, [step] * rows, blocks, 1)[0][0]
             one_by_one.append(tokens)
     assert [step for part in parts for step in part] == one_by_one
+
+
+def test_a_burst_that_is_left_disturbs_no_other() -> None:
+    from lakh.server.model.gpu.decode import Decoder
+
+    network, cache, _ = make(4, 2)
+    decoder = Decoder(network, cache, use_graphs=not PLAYED)
+    steps = 1 if PLAYED else 8
+    with torch.inference_mode():
+        expected = decoder.run([9] * 2, [0] * 2, [[6], [7]], steps)[0]
+        decoder.burst([7] * 2, [0] * 2, [[0], [1]]).launch(1 if PLAYED else 16)
+        again = decoder.burst([9] * 2, [0] * 2, [[6], [7]])
+        again.launch(steps)
+        assert again.read() == expected
+
+
+def test_past_its_blocks_a_row_writes_where_nobody_reads() -> None:
+    from lakh.server.model.gpu.decode import Decoder
+
+    network, cache, _ = make(4, 2)
+    decoder = Decoder(network, cache, use_graphs=not PLAYED)
+    with torch.inference_mode():
+        burst = decoder.burst([7, 8], [15, 0], [[3], [4]])
+        burst.launch(2)
+        burst.read()
+    used = (3, 4, cache.num_blocks - 1)
+    others = [slot for slot in range(cache.num_blocks * 16) if slot // 16 not in used]
+    assert not cache.keys_LKCD[:, :, others].any()
+    assert cache.keys_LKCD[:, :, 4 * 16 + 1].any()
 
 
 def test_timing_tiles_stays_within_the_context_and_leaves_the_cache_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +150,7 @@ def test_timing_tiles_stays_within_the_context_and_leaves_the_cache_alone(monkey
     decoder = Decoder(network, cache, use_graphs=not PLAYED)
     if PLAYED:  # no graphs and no clock of a device: what is timed is played all the same, a little of it
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-        for name, small in (("decode.BURSTS_TIMED", 1), ("decode.BURST", 2), ("one.MAX_SPLITS", 2)):
+        for name, small in (("decode.BURSTS_TIMED", 1), ("decode.STEPS_TIMED", 2), ("one.MAX_SPLITS", 2)):
             monkeypatch.setattr(f"lakh.server.model.gpu.{name}", small)
     places, step = [], decoder._step
 

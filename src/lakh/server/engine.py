@@ -1,8 +1,9 @@
 """The engine: prompts in, completions out, for one model in one process.
 
 A request becomes a Row (row.py). `step` is the whole of it: let waiting rows in and find room for what they bring
-(seating.py), compute (runner.py), draw (drawing.py), and let rows go that ended. `generate` and `stream` step until
-their own rows are done; a server steps all the time (worker.py) and adds rows between steps.
+(seating.py), compute (runner.py), draw (drawing.py), and let rows go that ended. On a GPU greedy rows take several
+steps ahead of what is read, while nobody waits (flight.py). `generate` and `stream` step until their own rows are done;
+a server steps all the time (worker.py) and adds rows between steps.
 
 Whatever the batch, a row's own scores and random numbers decide its tokens: alone, among others, from a cached
 prefix, in chunks, or with guesses (speculate.py), a request gets the same answer, up to ties: sums of other shapes
@@ -30,6 +31,8 @@ from lakh.errors import UserError
 from lakh.server import fim
 from lakh.server.counts import Counts
 from lakh.server.drawing import Drawing
+from lakh.server.flight import Flight
+from lakh.server.guesses.draft import Guess
 from lakh.server.guesses.guesser import Guesser, drafter_for
 from lakh.server.heal import Healed
 from lakh.server.lines import ANY, Reading
@@ -41,7 +44,7 @@ from lakh.server.phases import Phases
 from lakh.server.prompt import Prompt, Prompts
 from lakh.server.row import Chunk, Completion, FinishReason, Row
 from lakh.server.sampling import Draws, Sampling
-from lakh.server.schedule import burst_steps
+from lakh.server.schedule import steps_unguessed
 from lakh.server.seating import Seating
 from lakh.server.spelling import Spelling
 from lakh.server.text import StopRule, TextStream
@@ -101,6 +104,7 @@ class Engine:
         self.step_tokens, self.max_rows = STEP_TOKENS[self.device.type], MAX_ROWS[self.device.type]
         self._seating = Seating(self._runner, self.counts, clock, self._released)
         self._drawing = Drawing(self._guesser, self.counts)
+        self._flight: Flight | None = None
         self._lock = threading.RLock()
 
     @staticmethod
@@ -287,6 +291,7 @@ class Engine:
             staged = self.stage()
             staged.load(weights)
         with self._lock:
+            self._flight = None
             self._seating.clear()
             self.pool.forget()
             self.network.exchange(staged)
@@ -304,11 +309,13 @@ class Engine:
         """Advance the rows at work; returns those that drew a token or ended."""
         with self._lock:
             changed = self._seating.expire()
-            self._seating.admit(self.max_rows, self.weights_version)
-            guesses = {} if self._guesser is None else self._guesser.guess(self._seating.running)
-            steps = 0 if guesses else self._burst_steps()
-            if steps:
-                return changed + self._burst(steps)
+            guesses: dict[Row, Guess] = {}
+            if self._flight is None or self._flight.is_over:  # because its rows were aborted
+                self._seating.admit(self.max_rows, self.weights_version)
+                guesses = {} if self._guesser is None else self._guesser.guess(self._seating.running)
+                self._flight = None if guesses else self._take_off()
+            if self._flight is not None:
+                return changed + self._fly(self._flight)
             segments, rows, kept_guesses = self._seating.plan(guesses, self.step_tokens)
             if not segments:
                 return changed
@@ -325,40 +332,42 @@ class Engine:
                 self._guesser.record_step(num_tokens, self.clock() - began_s)
             return changed
 
-    def _burst_steps(self) -> int:
-        """Greedy steps that the GPU may take unwatched: none where a row waits, samples or still reads its prompt."""
-        rows = self._seating.running
-        if self._runner.decoder is None or not rows or self._seating.waiting:
-            return 0
-        if not all(row.is_plainly_greedy and row.num_pending == 1 for row in rows):
-            return 0
-        room = self.spec.context + 1 - max(len(row.ids) for row in rows)
-        return min(burst_steps([row.limit - len(row.tokens) for row in rows]), room)
-
-    def _burst(self, steps: int) -> list[Row]:
-        rows = list(self._seating.running)
-        for row in rows:
-            if row.lease is not None:
-                self._seating.make_room(row, row.num_computed + steps)
-        rows = [row for row in rows if row.lease is not None]
-        blocks = [row.lease.blocks for row in rows if row.lease is not None]
+    def _take_off(self) -> Flight | None:
+        """Greedy steps that a GPU takes unwatched: none where a row waits, samples or still reads its prompt."""
+        rows, decoder = self._seating.running, self._runner.decoder
+        if decoder is None or self._seating.waiting or not 0 < len(rows) <= decoder.max_rows:
+            return None
+        if not all(row.is_plainly_greedy and row.num_pending == 1 and len(row.tokens) < row.limit for row in rows):
+            return None
+        # A row that has ended writes on: nobody may come to the end of the context.
+        steps = min(decoder.max_steps, self.spec.context + 1 - max(len(row.ids) for row in rows))
+        if self._guesser is not None:
+            steps = min(steps, steps_unguessed(len(rows)))
+        while steps and not self._seating.make_room_ahead(steps):
+            steps //= 2
+        if not steps:
+            return None
         began_s = self.clock()
         tokens, positions = [row.ids[-1] for row in rows], [row.num_computed for row in rows]
-        for drawn in self._runner.greedy(tokens, positions, blocks, steps):
-            for row, *new in zip(rows, *drawn, strict=True):
-                before = len(row.tokens)
-                for token in new:
-                    row.push(token)  # says nothing once the row has ended
-                self.counts.drawn_tokens += len(row.tokens) - before
-                row.num_computed += len(row.tokens) - before
-        if self._guesser is not None:  # what guesses must be faster than
-            self._guesser.record_step(len(rows), (self.clock() - began_s) / steps)
+        blocks = [row.lease.blocks for row in rows if row.lease is not None]
+        return Flight(rows, decoder.burst(tokens, positions, blocks), steps, began_s)
+
+    def _fly(self, flight: Flight) -> list[Row]:
+        if not self._seating.waiting:
+            flight.go_on()
+        rows = [row for row in flight.rows if row.finish_reason is None]
+        steps, num_tokens = flight.look()
         for row in rows:
             self._seating.settle(row)
+        self.counts.drawn_tokens += num_tokens
         self.counts.steps += steps
-        self.counts.computed_tokens += steps * len(rows)
+        self.counts.computed_tokens += steps * len(flight.rows)
         for _ in range(steps):
-            self.step_sizes.add(len(rows))
+            self.step_sizes.add(len(flight.rows))
+        if flight.is_over:
+            self._flight = None
+            if self._guesser is not None:  # what guesses must be faster than
+                self._guesser.record_step(len(flight.rows), (self.clock() - flight.began_s) / flight.num_read)
         return rows
 
     def warm_up(self) -> None:

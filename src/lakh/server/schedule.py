@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Share", "burst_steps", "share_budget"]
-
-BURSTS = ((32, 8), (9, 4), (2, 2), (1, 8))  # from so many rows on, so many greedy steps without a look
-NEEDED = 0.7  # of the tokens that a burst draws
+__all__ = ["Share", "share_budget", "steps_ahead", "steps_unguessed"]
 
 
 class Share(NamedTuple):
@@ -21,19 +18,43 @@ class Share(NamedTuple):
     reason: str
 
 
-def burst_steps(left: Sequence[int]) -> int:
-    """Greedy steps that a GPU takes before their tokens are read; `left`: tokens that each row may still draw.
+class Pace(NamedTuple):
+    rows: int
+    """From so many on."""
+    ahead: int
+    """Greedy steps that the GPU may be ahead of what is read."""
+    unguessed: int
+    """Steps between two looks for guesses."""
 
-    Who comes meanwhile waits for the end of it, so where few rows share a step they are few; the host's work between
-    two bursts grows with the rows, so where many do it is done more seldom (64 rows, 1.2B parameters, H200: 1.1 ms,
-    where a step takes 2.3). A row alone has no one beside it that a newcomer would find at work: it goes as far as a
-    graph remembers. Rows that reach their end on the way cost nothing while others go on, but are answered late, and
-    the fewer still draw the less a step gives: a burst in which less than NEEDED of the tokens are wanted is halved.
+
+PACES = (Pace(32, 4, 8), Pace(9, 2, 4), Pace(2, 2, 2), Pace(1, 4, 8))
+
+
+def steps_unguessed(num_rows: int) -> int:
+    """Greedy steps of so many rows before guesses are looked for again: they need the newest tokens, so the fewer
+    share a step, and the more a guess may give, the sooner. A row alone whose text repeats nothing may wait.
     """
-    steps = min(next(steps for rows, steps in BURSTS if len(left) >= rows), max(left))
-    while steps > 1 and sum(min(count, steps) for count in left) < NEEDED * steps * len(left):
-        steps //= 2
-    return steps
+    return _pace(num_rows).unguessed
+
+
+def steps_ahead(left: Sequence[int], unread: int) -> int:
+    """Greedy steps to launch now. `left`: tokens that each row may still draw after what was read; `unread`: steps that
+    were launched since.
+
+    Who comes meanwhile waits for all that is launched, so it is never much: as many steps as hide the host's work with
+    the tokens of half of them (64 rows, 1.2B parameters, H200: 1.1 ms, where a step takes 2.1). Rows that have ended
+    cost a step as much as the others; one that half of the rows do not need is not launched: the rest are faster alone.
+    """
+    ahead = _pace(len(left)).ahead
+    more = [max(count - unread, 0) for count in left]
+    steps = min(ahead - unread, ahead // 2, max(more))
+    while steps > 0 and 2 * sum(count >= steps for count in more) <= len(left):
+        steps -= 1
+    return max(steps, 0)
+
+
+def _pace(num_rows: int) -> Pace:
+    return next(pace for pace in PACES if num_rows >= pace.rows)
 
 
 def share_budget(pending: Sequence[int], budget: int) -> Share:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lakh.server.engine import Completion, Engine, Sampling
+from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.network import Segment
 from lakh.server.sampling import Draws, noise, probabilities
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
@@ -64,6 +66,67 @@ def make_engine(tokenizer_json: Path) -> Callable[..., Engine]:
         spec = tiny_spec(**changes)
         tokenizer = Tokenizer.load(tokenizer_json)
         return Engine("tiny", spec, random_weights(spec, seed), tokenizer, device="cpu", **(options or {}))
+
+    return make
+
+
+class PlayedDecoder:
+    """What a GPU does in bursts (gpu/decode.py), by the network: blocks as they were at the start, steps when they are
+    launched, whoever has ended meanwhile.
+    """
+
+    max_rows, max_steps = 128, 20
+
+    def __init__(self, engine: Engine) -> None:
+        self.runner = engine._runner
+        self.launches: list[int] = []
+        self.num_bursts = self.num_reads = 0
+
+    def burst(self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]]) -> PlayedBurst:
+        self.num_bursts += 1
+        width = self.runner.network.spec.context // BLOCK_TOKENS + 1
+        scratch = self.runner.cache.num_blocks - 1
+        tables = [[*table, *[scratch] * (width - len(table))] for table in blocks]
+        return PlayedBurst(self, list(tokens), list(positions), tables)
+
+
+class PlayedBurst:
+    def __init__(
+        self, decoder: PlayedDecoder, tokens: list[int], positions: list[int], tables: list[list[int]]
+    ) -> None:
+        self.decoder, self.tokens, self.positions, self.tables = decoder, tokens, positions, tables
+        self.unread: deque[list[list[int]]] = deque()
+        self.launched = 0
+
+    @torch.inference_mode()
+    def launch(self, steps: int) -> None:
+        self.launched += steps
+        assert self.launched <= self.decoder.max_steps
+        assert max(self.positions) + steps <= self.decoder.runner.network.spec.context
+        self.decoder.launches.append(steps)
+        drawn = []
+        for _ in range(steps):
+            rows = zip(self.tokens, self.positions, self.tables, strict=True)
+            segments = [Segment([token], at, table) for token, at, table in rows]
+            self.tokens = self.decoder.runner.forward(segments).argmax(dim=-1).tolist()
+            self.positions = [at + 1 for at in self.positions]
+            drawn.append(self.tokens)
+        self.unread.append(drawn)
+
+    def read(self) -> list[list[int]]:
+        self.decoder.num_reads += 1
+        return self.unread.popleft()
+
+
+@pytest.fixture(scope="session")
+def make_flying(make_engine: Callable[..., Engine]) -> Callable[..., tuple[Engine, PlayedDecoder]]:
+    """An engine that takes greedy steps ahead of what it reads, as on a GPU."""
+
+    def make(**options: Any) -> tuple[Engine, PlayedDecoder]:
+        made = make_engine(**options)
+        decoder = PlayedDecoder(made)
+        made._runner.decoder = decoder  # type: ignore[assignment]
+        return made, decoder
 
     return make
 

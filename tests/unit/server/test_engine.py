@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,20 +156,6 @@ def test_guesses_change_no_answer(
     counts = guessing.counts
     assert counts.kept_tokens <= counts.drafted_tokens
     assert counts.drawn_tokens == sum(len(one.tokens) for one in done)
-
-
-@pytest.mark.parametrize("num_rows", [1, 3, 12])
-def test_bursts_change_no_answer(
-    engine: Engine, make_engine: MakeEngine, assert_same: AssertSame, num_rows: int
-) -> None:
-    bursting = make_engine()
-    bursting._runner.decoder = SimpleNamespace(max_rows=0)  # as on a GPU, but each step by the network
-    prompts = [[7 + row, *range(20, 20 + row * 3)] for row in range(num_rows)]
-    sampling = Sampling(max_tokens=21)
-    done = bursting.generate(prompts, sampling)
-    assert_same(prompts, sampling, done, engine.generate(prompts, sampling))
-    assert bursting.counts.drawn_tokens == sum(len(one.tokens) for one in done)
-    assert bursting.pool.num_held == 0
 
 
 def test_a_loop_is_guessed_and_saves_steps(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

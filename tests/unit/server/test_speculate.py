@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lakh.server.guesses.speculate import Costs, Lookup, Record, decide, expected_tokens
-from lakh.server.schedule import burst_steps, share_budget
+from lakh.server.schedule import share_budget, steps_ahead, steps_unguessed
 
 
 def test_a_lookup_goes_on_as_the_text_did_before() -> None:
@@ -67,14 +67,24 @@ def test_rows_that_draw_go_first_and_prompts_share_the_rest() -> None:
     assert "1 rows draw" in share_budget([1, 50], 10).reason
 
 
-def test_bursts_are_short_where_a_newcomer_would_wait_and_few_share_the_work() -> None:
-    assert [burst_steps([99] * rows) for rows in (1, 2, 8, 9, 31, 32, 128)] == [8, 2, 2, 4, 4, 8, 8]
-    assert [burst_steps([left]) for left in (1, 3, 9)] == [1, 3, 8]
+def test_few_steps_are_ahead_where_a_newcomer_would_wait_and_few_share_the_work() -> None:
+    rows = (1, 2, 8, 9, 31, 32, 128)
+    assert [steps_ahead([99] * count, 0) for count in rows] == [2, 1, 1, 1, 1, 2, 2]
+    assert [steps_ahead([99] * count, 1) for count in rows] == [2, 1, 1, 1, 1, 2, 2]
+    assert [steps_ahead([99] * count, 2) for count in rows] == [2, 0, 0, 0, 0, 2, 2]
+    assert [steps_ahead([99] * count, 4) for count in rows] == [0] * len(rows)
+    assert [steps_unguessed(count) for count in rows] == [8, 2, 2, 4, 4, 8, 8]
 
 
-def test_a_burst_goes_past_the_end_of_some_rows_but_not_of_most() -> None:
-    assert burst_steps([1] + [50] * 63) == 8
-    assert burst_steps([1] * 38 + [50] * 26) == 2
-    assert burst_steps([1] * 63 + [50]) == 1
-    assert burst_steps([1, 2]) == 2
-    assert burst_steps([1, 1]) == 1
+def test_no_step_is_launched_that_no_row_needs() -> None:
+    assert [steps_ahead([left], 0) for left in (0, 1, 2, 3)] == [0, 1, 2, 2]
+    assert [steps_ahead([3], unread) for unread in (2, 3)] == [1, 0]
+    assert steps_ahead([5, 1], 1) == 0  # the other alone is faster alone
+    assert steps_ahead([0, 0], 0) == 0
+
+
+def test_steps_go_past_the_end_of_some_rows_but_not_of_most() -> None:
+    assert steps_ahead([1] * 20 + [50] * 44, 0) == 2
+    assert steps_ahead([1] * 40 + [50] * 24, 0) == 1  # which all need
+    assert steps_ahead([0] * 31 + [50] * 33, 0) == 2
+    assert steps_ahead([0] * 32 + [50] * 32, 0) == 0

@@ -117,8 +117,7 @@ class Drafter:
     def _go_on_greedily(self, seated: Sequence[tuple[Row, int, _Seat]], made: dict[Row, Guess], steps: int) -> None:
         tokens = [made[row].tokens[-1] for row, _, _ in seated]
         positions = [len(seat.ids) for _, _, seat in seated]
-        parts = self._runner.greedy(tokens, positions, [seat.lease.blocks for _, _, seat in seated], steps)
-        drawn = [step for part in parts for step in part]
+        drawn = self._runner.greedy(tokens, positions, [seat.lease.blocks for _, _, seat in seated], steps)
         for (row, _, seat), token, *new in zip(seated, tokens, *drawn, strict=True):
             seat.ids += [token, *new[:-1]]
             made[row].tokens.extend(new)

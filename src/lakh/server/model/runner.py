@@ -7,7 +7,7 @@ plain torch. The engine has one runner for its model and one for a draft (draft.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -78,18 +78,18 @@ class Runner:
 
     def greedy(
         self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]], steps: int
-    ) -> Iterator[list[list[int]]]:
-        """The likeliest tokens of so many steps, step by step, in one part or more; the blocks have room for them."""
+    ) -> list[list[int]]:
+        """The likeliest tokens of so many steps, step by step; the blocks have room for them."""
         if self.decoder is not None and len(tokens) <= self.decoder.max_rows:
-            yield from self.decoder.burst(tokens, positions, blocks, steps)
-            return
+            return self.decoder.run(tokens, positions, blocks, steps)[0]
+        drawn = [list(tokens)]
         for step in range(steps):
             segments = [
                 Segment([token], start + step, table)
-                for token, start, table in zip(tokens, positions, blocks, strict=True)
+                for token, start, table in zip(drawn[-1], positions, blocks, strict=True)
             ]
-            tokens = self.forward(segments).argmax(dim=-1).tolist()
-            yield [list(tokens)]
+            drawn.append(self.forward(segments).argmax(dim=-1).tolist())
+        return drawn[1:]
 
     def copy_block(self, source: int, target: int) -> None:
         if self._team is None:

@@ -2,7 +2,7 @@
 
 A graph exists for each bucket of rows (1, 2, 4, ... MAX_ROWS); a batch runs in the smallest that holds it, its empty
 places pointing at a scratch block. The graph draws greedily by itself and feeds its tokens to its next run, so a
-burst of greedy steps needs one transfer in and one out. Scores stay in place for rows that sample.
+burst of greedy steps needs one transfer in, and is read while it goes on. Scores stay in place for rows that sample.
 
 A row alone has kernels that do nothing but read weights at full speed (one.py); larger batches use the vendor's matrix
 products for the weights. Knows a Network and its cache; knows nothing of rows and requests. Memory: graphs
@@ -12,7 +12,8 @@ share one pool.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -27,14 +28,12 @@ from lakh.server.model.gpu.one import OneRow
 from lakh.server.model.kv import PagedCache
 from lakh.server.model.network import Network
 
-__all__ = ["BURST", "Batch", "Decoder", "can_decode"]
+__all__ = ["Batch", "Burst", "Decoder", "can_decode"]
 
-BURST = 8  # steps that may run before their tokens are read
+HISTORY = 64  # steps that a batch remembers
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 SPLIT_PROGRAMS = 132  # attention is cut into parts until about so many programs run: the SMs of an H100 or H200
-LOOK_EARLY_ROWS = 16  # from so many rows on a burst is read
-LOOK_EVERY = 2  # steps at a time, while it goes on
-BURSTS_TIMED = 6
+BURSTS_TIMED, STEPS_TIMED = 6, 8
 
 
 def can_decode(network: Network) -> bool:
@@ -53,8 +52,8 @@ class Batch:
         self.control = torch.zeros(rows * (3 + table_width), dtype=torch.int32, device=device)
         self.positions, self.tokens, self.steps, tables = self.control.split([rows, rows, rows, rows * table_width])
         self.tables = tables.view(rows, table_width)
-        self.history = torch.zeros(BURST, rows, dtype=torch.int32, device=device)
-        self.early = torch.zeros(BURST, rows, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.history = torch.zeros(HISTORY, rows, dtype=torch.int32, device=device)
+        self.seen = torch.zeros(HISTORY, rows, dtype=torch.int32, pin_memory=device.type == "cuda")
         self.logits = torch.empty(0)
         self.replay: Step = lambda: None
 
@@ -66,6 +65,39 @@ class Batch:
         """These tokens instead of those that the last step drew. What it drew is then not to be read."""
         self.tokens.copy_(tokens)
         self.steps.zero_()  # its own history would run past its end
+
+
+class Burst:
+    """Greedy steps of the rows that were put into a batch, at most HISTORY of them, read while they go on.
+
+    Whoever puts other rows there ends it: their steps come after those that were launched, read or not.
+    """
+
+    def __init__(self, batch: Batch, num_rows: int) -> None:
+        self._batch, self._num_rows, self._launched = batch, num_rows, 0
+        self._unread: deque[tuple[slice, torch.cuda.Event | None]] = deque()
+
+    @torch.inference_mode()
+    def launch(self, steps: int) -> None:
+        """So many steps more, without waiting for them."""
+        batch, part = self._batch, slice(self._launched, self._launched + steps)
+        self._launched += steps
+        for _ in range(steps):
+            batch.replay()
+        batch.seen[part].copy_(batch.history[part], non_blocking=True)
+        done = None
+        if batch.history.is_cuda:
+            done = torch.cuda.Event()
+            done.record()
+        self._unread.append((part, done))
+
+    def read(self) -> list[list[int]]:
+        """Wait for the oldest launch that was not read: the tokens of each of its steps."""
+        part, done = self._unread.popleft()
+        if done is not None:
+            done.synchronize()
+        tokens: list[list[int]] = self._batch.seen[part, : self._num_rows].tolist()
+        return tokens
 
 
 class Decoder:
@@ -83,6 +115,11 @@ class Decoder:
     @property
     def max_rows(self) -> int:
         return BUCKETS[-1]
+
+    @property
+    def max_steps(self) -> int:
+        """Of one burst."""
+        return HISTORY
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -104,30 +141,11 @@ class Decoder:
         rows = len(tokens)
         return batch.history[:steps, :rows].tolist(), batch.logits[:rows]
 
-    def burst(
-        self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]], steps: int
-    ) -> Iterator[list[list[int]]]:
-        """The tokens of the same steps. Of many rows they come in parts, each while the next is still computed, so that
-        only what is done with the last costs time.
+    def burst(self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]]) -> Burst:
+        """Greedy steps from these tokens, to be launched. Past the end of its blocks a row writes to the scratch block,
+        up to the context's end.
         """
-        batch, rows = self.begin(tokens, positions, blocks), len(tokens)
-        if rows < LOOK_EARLY_ROWS or not self._capture.use_graphs:
-            for _ in range(steps):
-                batch.replay()
-            yield batch.history[:steps, :rows].tolist()
-            return
-        parts = []
-        for first in range(0, steps, LOOK_EVERY):
-            part = slice(first, min(first + LOOK_EVERY, steps))
-            for _ in range(part.start, part.stop):
-                batch.replay()
-            batch.early[part].copy_(batch.history[part], non_blocking=True)
-            read = torch.cuda.Event()
-            read.record()
-            parts.append((part, read))
-        for part, read in parts:
-            read.synchronize()
-            yield batch.early[part, :rows].tolist()
+        return Burst(self.begin(tokens, positions, blocks), len(tokens))
 
     @torch.inference_mode()
     def begin(
@@ -180,7 +198,7 @@ class Decoder:
 
         def begin() -> None:  # also before each run that warms up: past the context's end lies other rows' memory
             batch.steps.zero_()
-            batch.positions.fill_(min(512, self.network.spec.context - BURST))
+            batch.positions.fill_(min(512, self.network.spec.context - STEPS_TIMED))
 
         replay = self._capture(lambda: self._step(batch), prepare=begin)
         took_s = float("inf")
@@ -188,7 +206,7 @@ class Decoder:
             begin()
             torch.cuda.synchronize()
             began_s = time.perf_counter()
-            for _ in range(BURST):
+            for _ in range(STEPS_TIMED):
                 replay()
             torch.cuda.synchronize()
             took_s = min(took_s, time.perf_counter() - began_s)
