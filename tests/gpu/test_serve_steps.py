@@ -128,6 +128,36 @@ def test_a_burst_that_is_left_disturbs_no_other() -> None:
         assert again.read() == expected
 
 
+@pytest.mark.skipif(PLAYED, reason="without graphs nothing is remembered")
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_a_graph_owns_the_memory_that_it_writes(rows: int) -> None:
+    """Others give torch's scratch memory for products back, and take it."""
+    from lakh.server.model.gpu.chunks import Chunks
+    from lakh.server.model.gpu.decode import Decoder
+
+    spec = Model(layers=2, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=320, context=1024)
+    model = CodeModel(spec)
+    init_weights(model, 1)
+    network = Network(spec, model.state_dict(), spec.vocab, DEVICE, "bf16")
+    cache = PagedCache(spec, 301, device=DEVICE, dtype=torch.bfloat16)
+    decoder, chunks = Decoder(network, cache), Chunks(network, cache)
+    tables = [list(range(row * 4, row * 4 + 4)) for row in range(rows)]
+    prompts = [Segment(ids(8, row), 0, tables[row], 1) for row in range(rows)]
+
+    def run() -> tuple[list[list[float]], list[list[int]]]:
+        scores = chunks.forward(prompts).tolist()
+        return scores, decoder.run([7] * rows, [8] * rows, tables, 4)[0]
+
+    with torch.inference_mode():
+        expected = run()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        assert run() == expected
+        taken = [torch.full((1 << 20,), 7, dtype=torch.int32, device=DEVICE) for _ in range(64)]
+        assert run() == expected
+        assert all(bool((tensor == 7).all()) for tensor in taken)
+
+
 def test_past_its_blocks_a_row_writes_where_nobody_reads() -> None:
     from lakh.server.model.gpu.decode import Decoder
 

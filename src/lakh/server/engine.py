@@ -102,7 +102,9 @@ class Engine:
         self.counts, self.step_sizes = Counts(), Histogram(TOKENS)
         self.clock = clock
         self.step_tokens, self.max_rows = STEP_TOKENS[self.device.type], MAX_ROWS[self.device.type]
-        self._seating = Seating(self._runner, self.counts, clock, self._released)
+        # Nothing here knows the engine: when it is let go, its memory goes at once.
+        released = (lambda row: None) if self._guesser is None else self._guesser.release
+        self._seating = Seating(self._runner, self.counts, clock, released)
         self._drawing = Drawing(self._guesser, self.counts)
         self._flight: Flight | None = None
         self._lock = threading.RLock()
@@ -376,7 +378,3 @@ class Engine:
         if self._guesser is not None:
             self._guesser.warm_up()
         self.generate([(self.tokenizer.eot,)] * 2, Sampling(max_tokens=3))
-
-    def _released(self, row: Row) -> None:
-        if self._guesser is not None:
-            self._guesser.release(row)

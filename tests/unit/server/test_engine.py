@@ -5,6 +5,8 @@ Examples that are searched at random are compared by `assert_same`, which knows 
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -549,3 +551,17 @@ def test_a_model_without_a_tokenizer_is_refused(model_dir: Path) -> None:
     (model_dir / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"tokenizer\.json"):
         Engine.load(str(model_dir))
+
+
+@pytest.mark.parametrize("speculation", ["off", "lookup"])
+def test_an_engine_that_is_let_go_frees_its_memory_at_once(make_engine: MakeEngine, speculation: str) -> None:
+    engine = make_engine(options={"speculation": speculation})
+    engine.generate([[20, 21, 22]], Sampling(max_tokens=4))
+    cache = weakref.ref(engine.cache)
+    gc.collect()
+    gc.disable()
+    try:
+        del engine
+        assert cache() is None
+    finally:
+        gc.enable()

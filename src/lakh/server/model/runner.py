@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lakh.errors import UserError
 from lakh.server.model.blocks import BLOCK_TOKENS, BlockPool
 from lakh.server.model.kv import PagedCache
 from lakh.server.model.network import Network, Precision, Segment, Shard
@@ -27,6 +28,8 @@ __all__ = ["Runner"]
 
 CACHE_TOKENS = 256 * 1024  # fifty people with prompts of 1,700 tokens need 85,000; with less most hits are lost
 CACHE_BYTES = {"cpu": 2 << 30, "cuda": 24 << 30}
+FREE_PERCENT = 80  # of a GPU's free memory at most: graphs and prompts need some too
+KERNEL_COUNTS = 1 << 31  # numbers of one head's keys: the kernels of gpu/ count them in 32 bits
 
 
 class Runner:
@@ -44,7 +47,8 @@ class Runner:
         """With a `team` this process holds a share of the model (tensor_parallel.py)."""
         self._team = team
         self.network = Network(spec, weights, num_ids, device, precision, Shard() if team is None else team.shard)
-        num_blocks = _num_blocks(spec, device, self.network.dtype, cache_tokens)
+        token_bytes = spec.kv_bytes_per_token(self.network.dtype.itemsize) * self.network.kv_heads // spec.kv_heads
+        num_blocks = _num_blocks(spec, device.type, token_bytes, cache_tokens, _free_bytes(device))
         self.pool = BlockPool(num_blocks)
         # One block more than the pool has: empty places of a GPU batch write there.
         kv_heads = self.network.kv_heads
@@ -110,9 +114,31 @@ class Runner:
             self.chunks.warm_up()
 
 
-def _num_blocks(spec: Model, device: torch.device, dtype: torch.dtype, cache_tokens: int | None) -> int:
-    """Blocks of the cache: as asked, else what a fixed number of bytes holds; always enough for one full context."""
+def _num_blocks(
+    spec: Model, device_type: str, token_bytes: int, cache_tokens: int | None, free_bytes: int | None
+) -> int:
+    """Blocks of the cache: as asked, else what a fixed number of bytes holds, or most of what a GPU has free; always
+    enough for one full context.
+    """
+    most = KERNEL_COUNTS // spec.head_dim - 3 * BLOCK_TOKENS if device_type == "cuda" else CACHE_TOKENS
     if cache_tokens is None:
-        token_bytes = spec.kv_bytes_per_token(dtype.itemsize)
-        cache_tokens = min(CACHE_TOKENS if device.type == "cpu" else 1 << 30, CACHE_BYTES[device.type] // token_bytes)
-    return max(cache_tokens, spec.context + BLOCK_TOKENS) // BLOCK_TOKENS + 1
+        room_bytes = CACHE_BYTES[device_type]
+        if free_bytes is not None:
+            room_bytes = min(room_bytes, free_bytes * FREE_PERCENT // 100)
+        cache_tokens = min(most, room_bytes // token_bytes)
+    elif device_type == "cuda" and cache_tokens > most:
+        raise UserError(f"cache of {cache_tokens} tokens", f"a GPU's kernels count to {most}", "ask for fewer")
+    num_tokens = max(cache_tokens, spec.context + BLOCK_TOKENS)
+    needed_bytes = num_tokens * token_bytes
+    if free_bytes is not None and needed_bytes > free_bytes:
+        found = f"needs {needed_bytes / 2**30:.1f} GiB, and the GPU has {free_bytes / 2**30:.1f} GiB free"
+        raise UserError(f"cache of {num_tokens} tokens", found, "give --cache-tokens fewer, or free the GPU")
+    return num_tokens // BLOCK_TOKENS + 1
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Of a GPU, what torch keeps for later included."""
+    if device.type != "cuda":
+        return None
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return free_bytes + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,0 +1,41 @@
+"""A runner: how much its cache may hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakh.errors import UserError
+from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.runner import _num_blocks
+from lakh.spec.model import Model
+
+GIB = 1 << 30
+LARGE = Model(layers=24, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=32064, context=4096)
+TINY = Model(layers=2, width=128, heads=2, kv_heads=1, ffn=128, vocab=288, context=256)
+
+
+def tokens(spec: Model, free_bytes: int | None, asked: int | None = None) -> int:
+    device_type = "cpu" if free_bytes is None else "cuda"
+    return _num_blocks(spec, device_type, spec.kv_bytes_per_token(2), asked, free_bytes) * BLOCK_TOKENS
+
+
+def test_a_gpu_gives_what_is_set_aside_or_most_of_what_it_has_free() -> None:
+    token_bytes = LARGE.kv_bytes_per_token(2)
+    assert 24 * GIB < tokens(LARGE, 130 * GIB) * token_bytes < 24.01 * GIB
+    assert 0.79 < tokens(LARGE, 10 * GIB) * token_bytes / (10 * GIB) < 0.81
+    assert tokens(LARGE, None) == tokens(LARGE, None, asked=2 * GIB // token_bytes)
+
+
+def test_every_place_of_a_head_is_counted_in_32_bits() -> None:
+    slots = tokens(TINY, 130 * GIB) + BLOCK_TOKENS  # and the block that no row owns
+    assert slots * TINY.head_dim <= 1 << 31
+    assert slots * TINY.kv_bytes_per_token(2) > 15 * GIB  # or nothing was in the way
+    with pytest.raises(UserError, match="count to"):
+        tokens(TINY, 130 * GIB, asked=(1 << 31) // TINY.head_dim)
+
+
+def test_what_a_gpu_cannot_hold_is_said_before_it_is_asked_for() -> None:
+    with pytest.raises(UserError, match=r"cache of 100000 tokens: needs 9.2 GiB, and the GPU has 5.0 GiB free; give"):
+        tokens(LARGE, 5 * GIB, asked=100_000)
+    with pytest.raises(UserError, match="cache of 4112 tokens"):  # one context
+        tokens(LARGE, GIB // 8)
