@@ -17,7 +17,8 @@ class Counts:
     cached_tokens: int = 0
     """Of these, found in the cache."""
     computed_tokens: int = 0
-    """That went through the network: prompts, drawn tokens and guesses."""
+    """That went through the network: prompts, drawn tokens and guesses; on a GPU also those of rows that had ended, and
+    of steps that nobody read (flight.py)."""
     drawn_tokens: int = 0
     drafts: int = 0
     """Times that a row brought guesses to a step."""

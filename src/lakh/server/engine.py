@@ -352,24 +352,30 @@ class Engine:
         began_s = self.clock()
         tokens, positions = [row.ids[-1] for row in rows], [row.num_computed for row in rows]
         blocks = [row.lease.blocks for row in rows if row.lease is not None]
-        return Flight(rows, decoder.burst(tokens, positions, blocks), steps, began_s)
+        flight = Flight(rows, decoder.burst(tokens, positions, blocks), steps)
+        flight.spent_s = self.clock() - began_s
+        return flight
 
     def _fly(self, flight: Flight) -> list[Row]:
-        if not self._seating.waiting:
-            flight.go_on()
+        began_s = self.clock()
         rows = [row for row in flight.rows if row.finish_reason is None]
-        steps, num_tokens = flight.look()
+        try:
+            launched = 0 if self._seating.waiting else flight.go_on()
+            self.counts.drawn_tokens += flight.look()
+        except BaseException:  # an interrupt too: what was read stays, the rest is computed again
+            self._flight = None
+            raise
         for row in rows:
             self._seating.settle(row)
-        self.counts.drawn_tokens += num_tokens
-        self.counts.steps += steps
-        self.counts.computed_tokens += steps * len(flight.rows)
-        for _ in range(steps):
+        self.counts.steps += launched
+        self.counts.computed_tokens += launched * len(flight.rows)
+        for _ in range(launched):
             self.step_sizes.add(len(flight.rows))
+        flight.spent_s += self.clock() - began_s
         if flight.is_over:
             self._flight = None
             if self._guesser is not None:  # what guesses must be faster than
-                self._guesser.record_step(len(flight.rows), (self.clock() - flight.began_s) / flight.num_read)
+                self._guesser.record_step(len(flight.rows), flight.spent_s / flight.num_read)
         return rows
 
     def warm_up(self) -> None:

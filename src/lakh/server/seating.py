@@ -123,14 +123,14 @@ class Seating:
             self._give_way(self.running[-1])
 
     def make_room_ahead(self, steps: int) -> bool:
-        """For so many more tokens of every row, as far as it may draw; False, and nothing changed, where a row would
-        have to give way for it.
+        """For so many more tokens of every row, as far as it may draw; False, and nothing changed, where that takes
+        more than half of the blocks that could be had: whoever comes next needs some.
         """
         leases = [row.lease for row in self.running if row.lease is not None]
         ends = [row.num_computed + min(steps, row.limit - len(row.tokens)) for row in self.running]
         pairs = list(zip(leases, ends, strict=True))
         missing = sum(max(-(-end // BLOCK_TOKENS) - len(lease.blocks), 0) for lease, end in pairs)
-        return missing <= self._pool.num_available and all(self._pool.extend(lease, end) for lease, end in pairs)
+        return 2 * missing <= self._pool.num_available and all(self._pool.extend(lease, end) for lease, end in pairs)
 
     def clear(self) -> None:
         """Everyone at work gives way."""

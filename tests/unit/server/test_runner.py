@@ -14,9 +14,9 @@ LARGE = Model(layers=24, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=32064
 TINY = Model(layers=2, width=128, heads=2, kv_heads=1, ffn=128, vocab=288, context=256)
 
 
-def tokens(spec: Model, free_bytes: int | None, asked: int | None = None) -> int:
+def tokens(spec: Model, free_bytes: int | None, asked: int | None = None, most: int | None = None) -> int:
     device_type = "cpu" if free_bytes is None else "cuda"
-    return _num_blocks(spec, device_type, spec.kv_bytes_per_token(2), asked, free_bytes) * BLOCK_TOKENS
+    return _num_blocks(spec, device_type, spec.kv_bytes_per_token(2), asked, most, free_bytes) * BLOCK_TOKENS
 
 
 def test_a_gpu_gives_what_is_set_aside_or_most_of_what_it_has_free() -> None:
@@ -37,5 +37,17 @@ def test_every_place_of_a_head_is_counted_in_32_bits() -> None:
 def test_what_a_gpu_cannot_hold_is_said_before_it_is_asked_for() -> None:
     with pytest.raises(UserError, match=r"cache of 100000 tokens: needs 9.2 GiB, and the GPU has 5.0 GiB free; give"):
         tokens(LARGE, 5 * GIB, asked=100_000)
-    with pytest.raises(UserError, match="cache of 4112 tokens"):  # one context
+    with pytest.raises(UserError, match=r"cache of 4112 tokens.* smaller model"):  # one context
         tokens(LARGE, GIB // 8)
+
+
+def test_a_draft_takes_what_its_model_has_left() -> None:
+    draft = Model(layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=32064, context=4096)
+    for free_bytes in (10 * GIB, 20 * GIB, 28 * GIB, 130 * GIB):
+        model = tokens(LARGE, free_bytes)
+        left_bytes = free_bytes - model * LARGE.kv_bytes_per_token(2)
+        found = tokens(draft, left_bytes, most=model)
+        assert found <= model + BLOCK_TOKENS
+        assert found * draft.kv_bytes_per_token(2) < 0.81 * left_bytes
+    model = tokens(TINY, 130 * GIB)
+    assert tokens(TINY, 90 * GIB, most=model) <= model

@@ -144,7 +144,7 @@ class Guesser:
 
 
 def drafter_for(target: Runner, tokenizer: Tokenizer, draft: Loaded) -> Drafter:
-    """The draft beside its model: on the same device, for as many tokens."""
+    """The draft beside its model: on the same device, for as many tokens where there is room."""
     theirs = Tokenizer.load(draft.tokenizer_json)
     if theirs.vocab_size != tokenizer.vocab_size or any(
         theirs.decode([token], show_special=True) != tokenizer.decode([token], show_special=True)
@@ -162,7 +162,7 @@ def drafter_for(target: Runner, tokenizer: Tokenizer, draft: Loaded) -> Drafter:
         tokenizer.vocab_size,
         device=network.device,
         precision=_precision(network, draft.spec),
-        cache_tokens=target.pool.num_blocks * BLOCK_TOKENS,
+        most_tokens=target.pool.num_blocks * BLOCK_TOKENS,
     )
     return Drafter(runner)
 

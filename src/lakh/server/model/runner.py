@@ -42,13 +42,16 @@ class Runner:
         device: torch.device,
         precision: Precision,
         cache_tokens: int | None = None,
+        most_tokens: int | None = None,
         team: Team | None = None,
     ) -> None:
-        """With a `team` this process holds a share of the model (tensor_parallel.py)."""
+        """The cache holds as many tokens as asked, else what there is room for, up to `most_tokens`. With a `team` this
+        process holds a share of the model (tensor_parallel.py).
+        """
         self._team = team
         self.network = Network(spec, weights, num_ids, device, precision, Shard() if team is None else team.shard)
         token_bytes = spec.kv_bytes_per_token(self.network.dtype.itemsize) * self.network.kv_heads // spec.kv_heads
-        num_blocks = _num_blocks(spec, device.type, token_bytes, cache_tokens, _free_bytes(device))
+        num_blocks = _num_blocks(spec, device.type, token_bytes, cache_tokens, most_tokens, _free_bytes(device))
         self.pool = BlockPool(num_blocks)
         # One block more than the pool has: empty places of a GPU batch write there.
         kv_heads = self.network.kv_heads
@@ -115,7 +118,12 @@ class Runner:
 
 
 def _num_blocks(
-    spec: Model, device_type: str, token_bytes: int, cache_tokens: int | None, free_bytes: int | None
+    spec: Model,
+    device_type: str,
+    token_bytes: int,
+    cache_tokens: int | None,
+    most_tokens: int | None,
+    free_bytes: int | None,
 ) -> int:
     """Blocks of the cache: as asked, else what a fixed number of bytes holds, or most of what a GPU has free; always
     enough for one full context.
@@ -125,14 +133,15 @@ def _num_blocks(
         room_bytes = CACHE_BYTES[device_type]
         if free_bytes is not None:
             room_bytes = min(room_bytes, free_bytes * FREE_PERCENT // 100)
-        cache_tokens = min(most, room_bytes // token_bytes)
+        cache_tokens = min(most, room_bytes // token_bytes, most if most_tokens is None else most_tokens)
     elif device_type == "cuda" and cache_tokens > most:
         raise UserError(f"cache of {cache_tokens} tokens", f"a GPU's kernels count to {most}", "ask for fewer")
     num_tokens = max(cache_tokens, spec.context + BLOCK_TOKENS)
     needed_bytes = num_tokens * token_bytes
     if free_bytes is not None and needed_bytes > free_bytes:
         found = f"needs {needed_bytes / 2**30:.1f} GiB, and the GPU has {free_bytes / 2**30:.1f} GiB free"
-        raise UserError(f"cache of {num_tokens} tokens", found, "give --cache-tokens fewer, or free the GPU")
+        todo = "give --cache-tokens fewer" if num_tokens == cache_tokens else "free some, or take a smaller model"
+        raise UserError(f"cache of {num_tokens} tokens", found, todo)
     return num_tokens // BLOCK_TOKENS + 1
 
 

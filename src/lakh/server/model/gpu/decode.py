@@ -82,6 +82,7 @@ class Burst:
         """So many steps more, without waiting for them."""
         batch, part = self._batch, slice(self._launched, self._launched + steps)
         self._launched += steps
+        assert self._launched <= HISTORY  # the kernel would write on
         for _ in range(steps):
             batch.replay()
         batch.seen[part].copy_(batch.history[part], non_blocking=True)
@@ -93,10 +94,11 @@ class Burst:
 
     def read(self) -> list[list[int]]:
         """Wait for the oldest launch that was not read: the tokens of each of its steps."""
-        part, done = self._unread.popleft()
+        part, done = self._unread[0]
         if done is not None:
             done.synchronize()
         tokens: list[list[int]] = self._batch.seen[part, : self._num_rows].tolist()
+        self._unread.popleft()
         return tokens
 
 
