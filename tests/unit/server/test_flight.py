@@ -275,14 +275,25 @@ def test_more_rows_than_a_decoder_has_go_step_by_step(make_flying: MakeFlying) -
 
 
 def test_room_is_left_for_those_who_come(make_flying: MakeFlying) -> None:
-    flying, decoder = make_flying(options={"cache_tokens": 100})  # seven blocks
-    first = submit(flying, [30, 31], 60)
-    while not decoder.launches:
+    flying, decoder = make_flying(options={"cache_tokens": 100})
+    assert flying.pool.num_blocks == 8
+    decoder.max_steps = 64
+    first = [submit(flying, [30 + row, 31], 60) for row in range(2)]
+    for _ in range(3):
         flying.step()
-    assert flying.pool.num_available >= 3
-    second = submit(flying, list(range(50, 66)), 3)
-    until_done(flying, second)
-    assert first.finish_reason is None
+    assert decoder.num_bursts == 1
+    assert [len(row.lease.blocks) for row in first if row.lease is not None] == [2, 2]
+    newcomer = submit(flying, list(range(50, 66)), 3)
+    until_done(flying, newcomer)
+    assert not any(row.finish_reason for row in first)
+
+
+def test_no_block_is_taken_that_a_row_cannot_fill(make_flying: MakeFlying) -> None:
+    flying, decoder = make_flying()
+    short, long = submit(flying, [30], 6), submit(flying, [40], 40)
+    flying.step()
+    assert decoder.launches
+    assert [len(row.lease.blocks) for row in (short, long) if row.lease is not None] == [1, 2]
 
 
 @pytest.mark.parametrize("where", ["read", "push"])
