@@ -365,8 +365,9 @@ class Engine:
         except BaseException:  # an interrupt too: what was read stays, the rest is computed again
             self._flight = None
             raise
-        for row in rows:
-            self._seating.settle(row)
+        finally:
+            for row in rows:
+                self._seating.settle(row)
         self.counts.steps += launched
         self.counts.computed_tokens += launched * len(flight.rows)
         for _ in range(launched):

@@ -322,6 +322,29 @@ def test_after_an_interrupt_nothing_is_lost(
     assert_remembers_what_it_says(flying, engine)
 
 
+def test_who_ended_before_an_interrupt_has_left(make_flying: MakeFlying, monkeypatch: pytest.MonkeyPatch) -> None:
+    flying, _ = make_flying()
+    first, second, third = (submit(flying, [30 + row, 31], 21) for row in range(3))
+    while len(first.tokens) < 4:
+        flying.step()
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    first.eot = -1
+    first.limit = len(first.tokens) + 1  # its next token ends it, before the second gets its own
+    monkeypatch.setattr(second, "push", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        flying.step()
+    assert first.finish_reason == "length"
+    assert flying.num_running == 2
+    flying.abort(second)
+    until_done(flying, third)
+    assert flying.num_running == 0
+    assert flying.pool.num_held == 0
+
+
 def test_a_slow_reader_does_not_make_steps_dear(make_flying: MakeFlying, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     flying, decoder = make_flying(options={"speculation": "lookup", "clock": lambda: now[0]})
