@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ import click
 from lakh.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
 
 __all__ = ["Answer", "answers", "console", "set_option", "table"]
 
@@ -28,6 +30,7 @@ set_option = click.option(
 
 
 SHORT_WORD_CHARS = 8  # columns of such words and of numbers keep their lines; in a narrow window the others fold
+HEADING_CHARS = 10  # a field's name (tok_per_s) over narrower cells takes several lines of about so many
 
 
 @dataclass(frozen=True)
@@ -85,21 +88,43 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
     from rich.text import Text
 
     rows = [list(row) for row in rows]
+    narrowest = 1
     result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         longest = max((len(_cell(row[index])) for row in rows), default=0)
         whole = numeric or longest <= SHORT_WORD_CHARS
+        heading = _heading(column, longest)
+        least = max(longest if whole else SHORT_WORD_CHARS, *map(len, heading))
+        narrowest += least + 3  # with the space around it
         result.add_column(
-            column,
+            Text("\n".join(heading)),
             justify="right" if numeric else "left",
             overflow="fold",
             no_wrap=whole,
-            min_width=max(longest, len(column)) if whole else None,  # rich cuts digits off to fit a narrow window
+            min_width=least,  # rich cuts digits off to fit a narrow window
         )
     for row in rows:
         result.add_row(*[Text(_cell(value)) for value in row])  # Text: no markup, "[train]" stays
-    return result
+    return _AtLeast(narrowest, result)
+
+
+@dataclass(frozen=True)
+class _AtLeast:
+    """A table that is wider than its window rather than without a column: rich leaves nothing of one that may fold."""
+
+    chars: int
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.table, options.update(width=max(self.chars, options.max_width)))
+
+
+def _heading(column: str, cells_chars: int) -> list[str]:
+    """The lines of a heading: a field's name is broken where its parts meet, other headings stay as they are."""
+    if "_" not in column:
+        return [column]
+    return textwrap.wrap(column.replace("_", " "), max(cells_chars, HEADING_CHARS), break_long_words=False)
 
 
 def _cell(value: Any) -> str:

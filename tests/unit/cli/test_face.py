@@ -46,3 +46,23 @@ def test_no_figure_loses_digits_however_narrow_the_window(columns: int, monkeypa
     printed = shown(Answer({}, table(["step", "batch", "tokens/s", "loss", "goodput"], [figures]))).split()
     assert printed[:5] == ["step", "batch", "tokens/s", "loss", "goodput"]
     assert printed[-5:] == ["1,234,567", "89,012", "409,512", "1.638", "12.5%"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "system"), [(40, ["transfor"]), (90, ["transfor"]), (120, ["transformers-static"])]
+)
+def test_the_one_column_that_may_fold_never_vanishes(
+    columns: int, system: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    fields = ["system", "params", "tok_per_s", "cpu_ms_per_token", "ttft_ms", "bandwidth_fraction", "new", "prompt"]
+    printed = shown(Answer({}, table(fields, [["transformers-static", 1_245_022_208, 286.8, 3.49, 24.6, 0.158, 1, 2]])))
+    (line,) = [line.split() for line in printed.splitlines() if "1,245,022,208" in line]
+    assert line == [*system, "1,245,022,208", "286.8", "3.49", "24.6", "0.158", "1", "2"]
+
+
+def test_a_field_name_is_broken_between_its_words_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = shown(Answer({}, table(["bandwidth_fraction", "a heading of words"], [[0.5, 1.5]])))
+    lines = [line.split() for line in printed.splitlines() if line.strip()]
+    assert lines[:2] == [["bandwidth"], ["fraction", "a", "heading", "of", "words"]]
