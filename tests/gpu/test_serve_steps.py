@@ -191,8 +191,9 @@ def test_timing_tiles_stays_within_the_context_and_leaves_the_cache_alone(monkey
 
     monkeypatch.setattr(decoder, "_step", watched)
     with torch.inference_mode():
-        decoder._burst_s(decoder._batch(1))
-        decoder._burst_s(decoder._batch(1))
+        batch = decoder._batch(1)
+        decoder._burst_s(batch, lambda: decoder._step(batch))
+        decoder._burst_s(batch, lambda: decoder._step(batch))
     assert min(places) >= 0
     assert max(places) < 48
     assert not cache.keys_LKCD[:, :, :1600].any()

@@ -4,16 +4,18 @@ A graph exists for each bucket of rows (1, 2, 4, ... MAX_ROWS); a batch runs in 
 places pointing at a scratch block. The graph draws greedily by itself and feeds its tokens to its next run, so a
 burst of greedy steps needs one transfer in, and is read while it goes on. Scores stay in place for rows that sample.
 
-A row alone has kernels that do nothing but read weights at full speed (one.py); larger batches use the vendor's matrix
-products for the weights. Knows a Network and its cache; knows nothing of rows and requests. Memory: graphs
-share one pool.
+A row alone has kernels that do nothing but read weights at full speed (one.py), or one kernel for the whole step
+(whole_step.py), whichever is faster here; larger batches use the vendor's matrix products for the weights. Knows a
+Network and its cache; knows nothing of rows and requests. Memory: graphs share one pool.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,13 +24,17 @@ from torch import Tensor
 
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.gpu import kernels
+from lakh.server.model.gpu.cuda_source import CannotCompile
 from lakh.server.model.gpu.graphs import Capture, Step
 from lakh.server.model.gpu.layers import run_layers
 from lakh.server.model.gpu.one import OneRow
+from lakh.server.model.gpu.whole_step import WholeStep
 from lakh.server.model.kv import PagedCache
 from lakh.server.model.network import Network
 
 __all__ = ["Batch", "Burst", "Decoder", "can_decode"]
+
+_log = logging.getLogger(__name__)
 
 HISTORY = 64  # steps that a batch remembers
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -174,11 +180,28 @@ class Decoder:
         if size not in self._batches:
             batch = Batch(size, self._table_width, self.network.device)
             batch.tables.fill_(self._scratch)
-            if size == 1 and self._capture.use_graphs:
-                self._one_row.choose_tiles(lambda: self._burst_s(batch))
-            batch.replay = self._capture(lambda: self._step(batch), prepare=batch.steps.zero_)
+            is_measured = size == 1 and self._capture.use_graphs
+            step = self._fastest(batch) if is_measured else lambda: self._step(batch)
+            batch.replay = self._capture(step, prepare=batch.steps.zero_)
             self._batches[size] = batch
         return self._batches[size]
+
+    def _fastest(self, batch: Batch) -> Step:
+        """Of one row: kernel after kernel, or where it is possible and faster all in one."""
+
+        def in_turn() -> None:
+            self._step(batch)
+
+        in_turn_s = self._one_row.choose_tiles(lambda: self._burst_s(batch, in_turn))
+        plan = WholeStep.plan(self.network)
+        if plan is None:
+            return in_turn
+        try:
+            at_once = partial(WholeStep(self.network, self.cache, plan), batch)
+        except CannotCompile as error:
+            _log.warning("a step of one row stays several kernels: %s", error)
+            return in_turn
+        return at_once if self._burst_s(batch, at_once) < in_turn_s else in_turn
 
     def _step(self, batch: Batch) -> None:
         # A plain launch: it begins when the last step has ended, which is what OneRow's kernels rely on.
@@ -195,14 +218,14 @@ class Decoder:
         )  # fmt: skip
         batch.logits = x
 
-    def _burst_s(self, batch: Batch) -> float:
+    def _burst_s(self, batch: Batch, step: Step) -> float:
         """Seconds of a captured burst as the kernels are now, amid a text of usual length: the best of some."""
 
         def begin() -> None:  # also before each run that warms up: past the context's end lies other rows' memory
             batch.steps.zero_()
             batch.positions.fill_(min(512, self.network.spec.context - STEPS_TIMED))
 
-        replay = self._capture(lambda: self._step(batch), prepare=begin)
+        replay = self._capture(step, prepare=begin)
         took_s = float("inf")
         for _ in range(BURSTS_TIMED):
             begin()

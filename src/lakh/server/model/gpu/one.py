@@ -44,9 +44,9 @@ class OneRow:
             x = self._matvec(inner, network.matrix("down", layer), residual=x)
         return self._matvec(x, network.head, norm=network.norms[-1], dtype=torch.float32)
 
-    def choose_tiles(self, step_s: Callable[[], float]) -> None:
+    def choose_tiles(self, step_s: Callable[[], float]) -> float:
         """Product by product, the largest first, by the seconds of a whole step: kernels overlap, and the one that is
-        fast alone may hold up the next.
+        fast alone may hold up the next. Returns the seconds with those chosen.
         """
         best_s = step_s()
         for product in sorted(self.tiles, key=lambda product: -product[1] * product[2]):
@@ -57,6 +57,7 @@ class OneRow:
                     best_s = took_s
                 else:
                     self.tiles[product] = before
+        return best_s
 
     def _tile(self, kind: str, num: int, width: int) -> Tile:
         return self.tiles.setdefault((kind, num, width), kernels_one.TILES[0])
