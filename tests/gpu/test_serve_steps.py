@@ -153,7 +153,8 @@ def test_a_graph_owns_the_memory_that_it_writes(rows: int) -> None:
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         assert run() == expected
-        taken = [torch.full((1 << 20,), 7, dtype=torch.int32, device=DEVICE) for _ in range(64)]
+        sizes = [1 << 20] * 64 + [1 << power for power in range(1, 17) for _ in range(64)]
+        taken = [torch.full((size,), 7, dtype=torch.int32, device=DEVICE) for size in sizes]
         assert run() == expected
         assert all(bool((tensor == 7).all()) for tensor in taken)
 

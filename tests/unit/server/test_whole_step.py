@@ -2,11 +2,17 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lakh.server.model.gpu import whole_step
+from lakh.server.model.gpu.whole_step import WholeStep
+from lakh.server.model.network import Network
 from lakh.spec.model import Model
+from lakh.workloads.code import hf
 
 MODEL = Model(layers=24, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=32064, context=4096)
 SMS, SHARED_BYTES = 132, 232448  # of an H200
@@ -25,6 +31,19 @@ def test_a_chunk_holds_a_whole_row(ffn: int) -> None:
     assert plan is not None
     assert plan.chunk_bytes == 2 * ffn
     assert plan.slots >= whole_step.LEAST_SLOTS
+
+
+@pytest.mark.parametrize(("width", "heads", "ffn"), [(64, 2, 64), (64, 2, 320), (128, 4, 256), (256, 2, 64)])
+def test_in_a_small_model_every_block_has_words_for_all_others(width: int, heads: int, ffn: int) -> None:
+    spec = replace(MODEL, width=width, heads=heads, kv_heads=1, ffn=ffn, vocab=64)
+    plan = whole_step.plan(spec, spec.vocab, SMS, SHARED_BYTES)
+    assert plan is not None
+    qkv_rows = width + 2 * spec.head_dim
+
+    def least(lines: int) -> int:
+        return min(lines * (block + 1) // plan.blocks - lines * block // plan.blocks for block in range(plan.blocks))
+
+    assert least(width // 2) > 0 or (least(ffn // 2) > 0 and least(qkv_rows) > 0)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +79,23 @@ def test_the_source_gets_the_words_that_it_says_it_needs() -> None:
     assert promised == set(given)
     for word in given:
         assert len(re.findall(rf"\b{word}\b", text)) > 1, f"{word} is of no use"
+
+
+def test_where_processes_share_the_chip_it_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(MODEL, layers=1, width=64, heads=2, kv_heads=1, ffn=64, vocab=64)
+    weights = {name: torch.zeros(shape) for name, shape in hf.shapes(spec).items()}
+    network = Network(spec, weights, spec.vocab, torch.device("cpu"), "f32")
+    network.dtype = torch.bfloat16
+    chip = SimpleNamespace(multi_processor_count=SMS, shared_memory_per_block_optin=SHARED_BYTES)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: chip)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "none"))
+    assert WholeStep.plan(network) is not None
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: "cpu:gloo,cuda:gloo")
+    assert WholeStep.plan(network) is not None
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    assert WholeStep.plan(network) is None
+    monkeypatch.undo()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert WholeStep.plan(network) is None

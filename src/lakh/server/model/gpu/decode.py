@@ -115,6 +115,7 @@ class Decoder:
         # Hopper's and later chips can start a kernel before the one in front of it has ended.
         pdl = pdl and use_graphs and torch.cuda.get_device_capability(network.device) >= (9, 0)
         self._one_row = OneRow(network, cache, pdl=pdl)
+        self._whole_step: WholeStep | None = None  # held here: a graph knows the addresses of its tensors, no more
         self._scratch = cache.num_blocks - 1
         self._table_width = -(-network.spec.context // BLOCK_TOKENS)
         self._capture = Capture(network.device, use_graphs=use_graphs)
@@ -197,11 +198,12 @@ class Decoder:
         if plan is None:
             return in_turn
         try:
-            at_once = partial(WholeStep(self.network, self.cache, plan), batch)
+            self._whole_step = WholeStep(self.network, self.cache, plan)
+            at_once = partial(self._whole_step, batch)
+            return at_once if self._burst_s(batch, at_once) < in_turn_s else in_turn
         except CannotCompile as error:
             _log.warning("a step of one row stays several kernels: %s", error)
             return in_turn
-        return at_once if self._burst_s(batch, at_once) < in_turn_s else in_turn
 
     def _step(self, batch: Batch) -> None:
         # A plain launch: it begins when the last step has ended, which is what OneRow's kernels rely on.

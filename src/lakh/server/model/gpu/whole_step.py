@@ -5,18 +5,21 @@ Kernel after kernel (one.py) memory is idle from the end of one to the first wei
 and blocks tell each other their results by words that carry the number of the round. What is multiplied is bf16, in
 tensor cores; sums, scores and the residual are float32.
 
-All blocks have to be on the chip at once, one on each SM: what else runs there has to end by itself. A block that waits
+All blocks have to be on the chip at once, one on each SM: what else runs there has to end by itself, so it is not for
+processes that share the SMs among them (MPS) or have kernels that wait for other processes (NCCL). A block that waits
 half a minute for a word ends the process's use of the GPU, with an error. Knows a Network and its cache and where a
 batch of one row keeps its place; whether it is faster than one.py is for decode.py to measure.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.gpu.cuda_source import Kernel
@@ -55,6 +58,8 @@ def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int) -> Plan | No
         return None
     if any(width % (8 * WARPS) for width in (spec.width, queries, spec.ffn)):
         return None
+    # Each block tells something that all others wait for: so none is left behind while the words are written anew.
+    blocks = min(blocks, max(spec.width, spec.ffn) // 2, queries + 2 * keys)
     splits = 1
     while splits < MOST_SPLITS and 2 * splits * spec.heads <= blocks:
         splits *= 2
@@ -79,11 +84,9 @@ class WholeStep:
     def plan(network: Network) -> Plan | None:
         """None where the network or the chip is not of the kind."""
         device = network.device
-        if (
-            network.dtype != torch.bfloat16
-            or network.shard.size > 1
-            or torch.cuda.get_device_capability(device) < (9, 0)
-        ):
+        if network.dtype != torch.bfloat16 or network.shard.size > 1 or _shares_its_chip():
+            return None
+        if torch.cuda.get_device_capability(device) < (9, 0):
             return None
         chip = torch.cuda.get_device_properties(device)
         shared_bytes: int = chip.shared_memory_per_block_optin  # type: ignore[attr-defined]
@@ -120,6 +123,15 @@ class WholeStep:
             *self._words, self._counters,
         )  # fmt: skip
         batch.logits = self._logits
+
+
+def _shares_its_chip() -> bool:
+    """Whether others may hold SMs until somebody else comes: another such step with NVIDIA's multi-process service, or
+    the kernels of a group over NCCL.
+    """
+    if dist.is_available() and dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
+        return True
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists()
 
 
 def source() -> str:

@@ -1,6 +1,7 @@
 // Words that blocks tell each other: 32 bits, and beside them the number of the round, in one store. Who reads a word knows
 // whether it is of this round, so nobody has to wait for anything but the words that he needs. No word is written again before
-// all have read it, because what is written next follows from what all of them made of it.
+// all have read it, because what is written next follows from what all of them made of it: every block has rows of Out and Down,
+// or of GateUp and Qkv (whole_step.py sees to that).
 
 constexpr u32 LOOKS = 1u << 25;  // for a word, about half a minute: a block that is not there by then will not come
 
