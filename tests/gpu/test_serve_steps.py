@@ -175,7 +175,8 @@ def test_past_its_blocks_a_row_writes_where_nobody_reads() -> None:
 
 
 def test_timing_tiles_stays_within_the_context_and_leaves_the_cache_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lakh.server.model.gpu.decode import Batch, Decoder
+    from lakh.server.model.gpu.batch import Batch
+    from lakh.server.model.gpu.decode import Decoder
 
     network, cache, _ = make(4, 2, context=48)
     decoder = Decoder(network, cache, use_graphs=not PLAYED)

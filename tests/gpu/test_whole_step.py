@@ -82,7 +82,8 @@ def test_it_is_as_near_to_float32_as_torch(shape: tuple[int, int, int, int, int,
 
 @torch.inference_mode()
 def test_a_burst_is_its_steps_and_the_same_every_time() -> None:
-    from lakh.server.model.gpu.decode import HISTORY, Decoder
+    from lakh.server.model.gpu.batch import HISTORY
+    from lakh.server.model.gpu.decode import Decoder
     from lakh.server.model.gpu.graphs import Capture
     from lakh.server.model.gpu.whole_step import WholeStep
 

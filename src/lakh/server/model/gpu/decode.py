@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.gpu import kernels
+from lakh.server.model.gpu.batch import HISTORY, Batch, Burst
 from lakh.server.model.gpu.cuda_source import CannotCompile
 from lakh.server.model.gpu.graphs import Capture, Step
 from lakh.server.model.gpu.layers import run_layers
@@ -32,11 +32,10 @@ from lakh.server.model.gpu.whole_step import WholeStep
 from lakh.server.model.kv import PagedCache
 from lakh.server.model.network import Network
 
-__all__ = ["Batch", "Burst", "Decoder", "can_decode"]
+__all__ = ["Decoder", "can_decode"]
 
 _log = logging.getLogger(__name__)
 
-HISTORY = 64  # steps that a batch remembers
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 SPLIT_PROGRAMS = 132  # attention is cut into parts until about so many programs run: the SMs of an H100 or H200
 BURSTS_TIMED, STEPS_TIMED = 6, 8
@@ -45,67 +44,6 @@ BURSTS_TIMED, STEPS_TIMED = 6, 8
 def can_decode(network: Network) -> bool:
     """Head sizes that the kernels are written for."""
     return network.spec.head_dim in (32, 64, 128, 256)
-
-
-class Batch:
-    """Static inputs, outputs and the graph of one number of rows.
-
-    `replay` scores the tokens, draws greedily, and moves every row one place on.
-    """
-
-    def __init__(self, rows: int, table_width: int, device: torch.device) -> None:
-        # One transfer in: of all rows the positions, the tokens, the steps so far, the tables of blocks.
-        self.control = torch.zeros(rows * (3 + table_width), dtype=torch.int32, device=device)
-        self.positions, self.tokens, self.steps, tables = self.control.split([rows, rows, rows, rows * table_width])
-        self.tables = tables.view(rows, table_width)
-        self.history = torch.zeros(HISTORY, rows, dtype=torch.int32, device=device)
-        self.seen = torch.zeros(HISTORY, rows, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self.logits = torch.empty(0)
-        self.replay: Step = lambda: None
-
-    def __len__(self) -> int:
-        """Rows, the empty ones included."""
-        return len(self.tokens)
-
-    def redraw(self, tokens: Tensor) -> None:
-        """These tokens instead of those that the last step drew. What it drew is then not to be read."""
-        self.tokens.copy_(tokens)
-        self.steps.zero_()  # its own history would run past its end
-
-
-class Burst:
-    """Greedy steps of the rows that were put into a batch, at most HISTORY of them, read while they go on.
-
-    Whoever puts other rows there ends it: their steps come after those that were launched, read or not.
-    """
-
-    def __init__(self, batch: Batch, num_rows: int) -> None:
-        self._batch, self._num_rows, self._launched = batch, num_rows, 0
-        self._unread: deque[tuple[slice, torch.cuda.Event | None]] = deque()
-
-    @torch.inference_mode()
-    def launch(self, steps: int) -> None:
-        """So many steps more, without waiting for them."""
-        batch, part = self._batch, slice(self._launched, self._launched + steps)
-        self._launched += steps
-        assert self._launched <= HISTORY  # the kernel would write on
-        for _ in range(steps):
-            batch.replay()
-        batch.seen[part].copy_(batch.history[part], non_blocking=True)
-        done = None
-        if batch.history.is_cuda:
-            done = torch.cuda.Event()
-            done.record()
-        self._unread.append((part, done))
-
-    def read(self) -> list[list[int]]:
-        """Wait for the oldest launch that was not read: the tokens of each of its steps."""
-        part, done = self._unread[0]
-        if done is not None:
-            done.synchronize()
-        tokens: list[list[int]] = self._batch.seen[part, : self._num_rows].tolist()
-        self._unread.popleft()
-        return tokens
 
 
 class Decoder:

@@ -16,19 +16,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.gpu.batch import Batch
 from lakh.server.model.gpu.cuda_source import Kernel
 from lakh.server.model.kv import PagedCache
 from lakh.server.model.network import Network
 from lakh.spec.model import Model
-
-if TYPE_CHECKING:
-    from lakh.server.model.gpu.decode import Batch
 
 __all__ = ["Plan", "WholeStep", "plan"]
 
