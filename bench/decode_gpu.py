@@ -4,8 +4,8 @@
 
 Random weights in the 1.2B shape. First the captured graph against the plain torch path of the same network (scores,
 relative error), then milliseconds per step at batch 1 .. 64 after 512 and 2,048 tokens, with and without programmatic
-dependent launch, and the tiles that were chosen (a row alone: as one kernel, where that is faster). With --steps instead: steps of several tokens of a row (prompts and
-guesses) as one graph; with --quick a few of both.
+dependent launch, and the tiles that were chosen (a row alone: as one kernel, where that is faster). With --steps
+instead: steps of several tokens of a row (prompts and guesses) as one graph; with --quick a few of both.
 """
 
 import argparse
