@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lakh.server.model.gpu import whole_step
+from lakh.server.model.gpu import cuda_source, whole_step
 from lakh.server.model.gpu.whole_step import WholeStep
 from lakh.server.model.network import Network
 from lakh.spec.model import Model
@@ -79,6 +79,23 @@ def test_the_source_gets_the_words_that_it_says_it_needs() -> None:
     assert promised == set(given)
     for word in given:
         assert len(re.findall(rf"\b{word}\b", text)) > 1, f"{word} is of no use"
+
+
+@pytest.mark.parametrize("ffn", [5504, 8192, 14336])  # chunks of four rows and of one
+def test_the_source_compiles(ffn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", torch.version.cuda or "13.0")
+    try:
+        cuda_source._nvrtc()
+    except cuda_source.CannotCompile as error:
+        pytest.skip(f"{error} (pip install nvidia-cuda-nvrtc)")
+    spec = replace(MODEL, ffn=ffn)
+    plan = whole_step.plan(spec, spec.vocab, SMS, SHARED_BYTES)
+    assert plan is not None
+    defines = "".join(f"#define {word} {value}\n" for word, value in whole_step.defines(spec, spec.vocab, plan).items())
+    assert cuda_source._compiled(defines + whole_step.source(), "whole_step", (9, 0))[:4] == b"\x7fELF"
+    little = defines.replace(f"SHARED_BYTES {plan.shared_bytes}", f"SHARED_BYTES {plan.shared_bytes - 16}")
+    with pytest.raises(cuda_source.CannotCompile, match="more shared memory is needed"):
+        cuda_source._compiled(little + whole_step.source(), "whole_step", (9, 0))
 
 
 def test_where_processes_share_the_chip_it_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
