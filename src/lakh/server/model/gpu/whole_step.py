@@ -33,7 +33,8 @@ WARPS = 8
 CHUNK_BYTES = 16384  # at least; a chunk holds a row
 LEAST_SLOTS = 5  # four rows are used at once, and each may have a chunk of its own
 MOST_SPLITS = 16
-# Weights under way, measured on an H200: with 48 KiB words come late (4 % slower), with 16 KiB weights do (as much).
+# Weights under way. A step of 1.2B on an H200: 0.702 ms with these, 0.713 with 32 KiB of both, 0.744 with 48 of both
+# (words come late), 0.716 with 64 and 16.
 BUSY_BYTES, IDLE_BYTES = 32768, 24576
 
 
