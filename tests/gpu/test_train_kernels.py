@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lakh.spec import Data, Model, Optimizer, Run
-from lakh.trainer.graphs import Graphed
-from lakh.trainer.optim import build_optimizer
+from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.step import plain_pass, update
+from lakh.trainer.tuning.cuda_graphs import GraphedPass
 from lakh.workloads.code.attention import KERNELS, Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.compiling import speed_up
@@ -157,7 +157,7 @@ def test_a_recorded_pass_trains_like_a_plain_one(weight: float | None, micro_bat
         data, optim = Data(sequence=64, batch=4, micro_batch=2), Optimizer(lr=3e-3, warmup_steps=0)
         run = Run(name="r", model=SPEC, data=data, optim=optim)
         optimizer = build_optimizer(model, run.optim)
-        graphed = Graphed(plain_pass(Objective())) if records else None
+        graphed = GraphedPass(plain_pass(Objective())) if records else None
         losses = []
         for step in range(6):
             rows = torch.randint(0, 515, (4, 65), generator=torch.Generator().manual_seed(step % 2)).cuda()

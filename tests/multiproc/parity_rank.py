@@ -20,10 +20,10 @@ from lakh.spec import Data, Mesh, Model, Optimizer, Run, Training
 from lakh.spec.cluster import Tier, load_cluster
 from lakh.spec.cuts import check
 from lakh.spec.mesh import AXES
-from lakh.trainer.optim import build_optimizer
+from lakh.trainer.launch.world import World
+from lakh.trainer.observability.traffic import TrafficCounter
+from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.step import loss_sum, update
-from lakh.trainer.traffic import Traffic
-from lakh.trainer.world import World
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.parallel import parallelise
@@ -81,7 +81,7 @@ def play(world: World, case: dict) -> dict:
     losses, norms = [], []
     for step in range(STEPS):
         batches = micro_batches(step, case, mesh.data_rank(world.rank), mesh.data_ranks)
-        with Traffic(CLUSTER) as traffic:
+        with TrafficCounter(CLUSTER) as traffic:
             done = update(run, model, optimizer, batches, step)
         (loss,) = world.sum(float(done.loss))
         losses.append(loss * mesh.pp / world.size)

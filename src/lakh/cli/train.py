@@ -18,7 +18,7 @@ from lakh.cli.config import amounts
 from lakh.cli.face import Answer, answers, console, set_option, table
 from lakh.errors import InfeasiblePlan, LakhError, UserError
 from lakh.spec import Fault, Run, load_run
-from lakh.trainer.run_folder import holding, record, require_run, with_absolute_paths
+from lakh.trainer.run_folder import lock_run_folder, record, require_run, with_absolute_paths
 
 if TYPE_CHECKING:
     from lakh.planner.estimate import Estimate
@@ -64,7 +64,7 @@ def train(
     if dry_run:
         return _plan(loaded, nproc if nproc > 1 else loaded.mesh.ranks)
     _refuse_what_cannot_work(loaded, nproc, faults)
-    with holding(run_dir) as lock:
+    with lock_run_folder(run_dir) as lock:
         if storage.list_dir(storage.join(run_dir, "checkpoints")):
             todo = f"go on with: lakh resume {run_dir}, or choose another --out"
             raise UserError(run_dir, "holds a run already", todo)
@@ -89,7 +89,7 @@ def resume(run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, f
     if "RANK" in os.environ:
         return _be_a_rank(loaded, run_dir, faults)
     _refuse_what_cannot_work(loaded, nproc, faults)
-    with holding(run_dir) as lock:
+    with lock_run_folder(run_dir) as lock:
         return _run_ranks(loaded, run_dir, lock, nproc=nproc, max_restarts=max_restarts, faults=faults, sets=sets)
 
 
@@ -125,7 +125,7 @@ def _plan(run: Run, ranks: int) -> Answer:
 def _refuse_what_cannot_work(run: Run, ranks: int, faults: tuple[str, ...]) -> None:
     """In a moment, before ranks are started: misspelt faults, cuts that do not work, the memory, the data."""
     from lakh.spec.cuts import check
-    from lakh.tokens.training_data import open_data
+    from lakh.tokens.loading.training_data import open_data
 
     for fault in faults:
         Fault.parse(fault)
@@ -191,7 +191,7 @@ def _run_ranks(
 ) -> Answer:
     """Start the ranks, show a bar, and answer with what rank 0 said at the end. `sets` are on top of run.toml."""
     from lakh.cli.progress import show_training
-    from lakh.trainer.launch import can_lose_ranks, launch
+    from lakh.trainer.launch.launcher import can_continue_without_ranks, launch
 
     ended = threading.Event()
     bar = threading.Thread(target=show_training, args=(console(), run_dir, run.train.steps, ended.is_set), daemon=True)
@@ -202,9 +202,9 @@ def _run_ranks(
             run_dir,
             ranks=nproc,
             max_restarts=max_restarts,
-            keeps_open=(lock,),
-            first_only=[word for fault in faults for word in ("--fault", fault)],
-            may_lose=can_lose_ranks(run, nproc)[0],
+            inherited_fds=(lock,),
+            first_attempt_arguments=[word for fault in faults for word in ("--fault", fault)],
+            elastic=can_continue_without_ranks(run, nproc)[0],
         )
     finally:
         ended.set()
@@ -214,8 +214,8 @@ def _run_ranks(
 
 
 def _be_a_rank(run: Run, run_dir: str, faults: tuple[str, ...]) -> Answer:
-    from lakh.trainer.memory import keep_freed_memory
-    from lakh.trainer.orphan import die_with_launcher
+    from lakh.trainer.launch.orphan import die_with_launcher
+    from lakh.trainer.tuning.memory import keep_freed_memory
 
     die_with_launcher()
     keep_freed_memory()
@@ -244,4 +244,4 @@ def _be_a_rank(run: Run, run_dir: str, faults: tuple[str, ...]) -> Answer:
 def _held_by_this_rank(run_dir: str) -> contextlib.AbstractContextManager[object]:
     """The run's folder, on rank 0; not where our own launcher holds it for all ranks."""
     is_first = os.environ["RANK"] == "0" and "LAKH_LAUNCHER_PID" not in os.environ
-    return holding(run_dir) if is_first else contextlib.nullcontext()
+    return lock_run_folder(run_dir) if is_first else contextlib.nullcontext()

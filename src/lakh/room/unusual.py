@@ -15,7 +15,16 @@ NOTE, WARNING, SERIOUS = "note", "warning", "serious"
 Record = dict[str, Any]
 
 ORDINARY = frozenset(
-    {"step_done", "evaluated", "initialised", "resources", "traffic", "measured", "scored", "checkpoint_saved"}
+    {
+        "step_done",
+        "evaluated",
+        "initialised",
+        "resources",
+        "network_traffic",
+        "hook_metrics",
+        "scored",
+        "checkpoint_saved",
+    }
 )
 LONGEST_CHARS = 400
 
@@ -48,7 +57,7 @@ WORDS: dict[str, tuple[str, Callable[[Record], str]]] = {
     "rewind_refused": (SERIOUS, lambda r: f"could not go back ({r['why']}): {r['reason']}"),
     "restarted": (SERIOUS, lambda r: f"started again, attempt {r['attempt'] + 1}: {r['reason']}"),
     "ranks_lost": (SERIOUS, _ranks_lost),
-    "fault_struck": (SERIOUS, lambda r: f"planned fault {r['fault']}"),
+    "fault_injected": (SERIOUS, lambda r: f"planned fault {r['fault']}"),
 }
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lakh import storage
 from lakh.errors import LakhError
+from lakh.events import current_kind
 from lakh.goodput import GoodputAccount
 from lakh.loss_spikes import SpikeDetector
 from lakh.room import state, unusual
@@ -85,7 +86,8 @@ class Watched:
         return more
 
     def _fold(self, record: Record) -> None:
-        kind, rank = record["kind"], record.get("rank", 0)
+        kind, rank = current_kind(record["kind"]), record.get("rank", 0)
+        record["kind"] = kind
         record.setdefault("step", 0)
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if rank == 0:
@@ -98,7 +100,7 @@ class Watched:
             self._memory.append((record["step"], record["time_s"], number(record.get("memory_bytes"))))
         elif kind == "scored":
             self._scores.setdefault(str(record.get("task")), {})[record["step"]] = record
-        elif kind == "measured" and isinstance(record.get("values"), dict):
+        elif kind == "hook_metrics" and isinstance(record.get("values"), dict):
             values = record["values"]
             bounds = {key: values[key] for key in ("low", "high")} if {"low", "high"} < values.keys() else {}
             for name in values.keys() - bounds:

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from lakh.errors import UserError
 from lakh.spec import Data, Model, Optimizer, Run, Training
-from lakh.trainer.graphs import Graphed
-from lakh.trainer.memory import ran_out
-from lakh.trainer.optim import build_optimizer
-from lakh.trainer.step import Updated, objective_of, plain_pass, update
+from lakh.trainer.optim.optimizer import build_optimizer
+from lakh.trainer.step import UpdateResult, objective_of, plain_pass, update
+from lakh.trainer.tuning.cuda_graphs import GraphedPass
+from lakh.trainer.tuning.memory import ran_out
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.compiling import speed_up
@@ -271,7 +271,7 @@ def _row(name: str, shape: Shape, system: System, step_s: float, peak_bytes: int
 
 def stepper(
     shape: Shape, system: System, device: torch.device, batches: Callable[[int], Tensor] | None = None
-) -> Callable[[], Updated]:
+) -> Callable[[], UpdateResult]:
     """A function that makes one whole optimizer update of this system, on the same random rows each time or on those
     of `batches(step)`."""
     run = Run(
@@ -289,10 +289,10 @@ def stepper(
     if system.is_peer and system.compile != "none":
         model = torch.compile(model, dynamic=False)  # type: ignore[assignment]
     optimizer = build_optimizer(model, run.optim)
-    graphed = Graphed(plain_pass(objective_of(run))) if system.graphs else None
+    graphed = GraphedPass(plain_pass(objective_of(run))) if system.graphs else None
     counter = itertools.count()
 
-    def step() -> Updated:
+    def step() -> UpdateResult:
         if batches is None:
             return update(run, model, optimizer, [batch], step=100, graphed=graphed)
         rows = batches(next(counter)).to(device)

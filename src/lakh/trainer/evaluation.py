@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from lakh.spec import Mesh, Run
-from lakh.tokens.loader import TokenSet
+from lakh.tokens.loading.stream import TokenSet
+from lakh.trainer.launch.world import World
 from lakh.trainer.step import loss_sum
-from lakh.trainer.world import World
 from lakh.workloads.code.batch import IGNORED
 from lakh.workloads.code.data import heldout_batches
 

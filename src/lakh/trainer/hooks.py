@@ -17,7 +17,7 @@ from torch import nn
 
 from lakh.errors import LakhError, UserError
 from lakh.spec import Run
-from lakh.trainer.world import World
+from lakh.trainer.launch.world import World
 
 __all__ = ["Hook", "load_hook"]
 

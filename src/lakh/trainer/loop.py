@@ -25,38 +25,38 @@ from torch import nn
 
 from lakh import checkpoint, events
 from lakh.errors import InfeasiblePlan, Interrupted, PeerLost, PeerTimeout
-from lakh.events import Evaluated, Log, Restarted, RunEnded
+from lakh.events import Evaluated, EventLog, Restarted, RunEnded
 from lakh.goodput import goodput
 from lakh.loss_spikes import HISTORY, detect_loss_spike, grad_norm_limit
 from lakh.spec import Fault, Run
 from lakh.spec.cuts import check
-from lakh.tokens.training_data import open_data
+from lakh.tokens.loading.training_data import open_data
 from lakh.trainer.evaluation import heldout_loss
-from lakh.trainer.graphs import Graphed, choose_graphs
 from lakh.trainer.hooks import load_hook
-from lakh.trainer.initial import builder
-from lakh.trainer.memory import ran_out
-from lakh.trainer.optim import build_optimizer, named_state
-from lakh.trainer.readings import Reading, StepClock
-from lakh.trainer.recovery import StopRequest, strike
+from lakh.trainer.initial_weights import builder
+from lakh.trainer.launch.world import World
+from lakh.trainer.observability.event_writer import EventWriter
+from lakh.trainer.observability.sinks import export_events
+from lakh.trainer.observability.step_metrics import PendingMetrics, StepTimer
+from lakh.trainer.observability.traffic import TrafficCounter
+from lakh.trainer.optim.optimizer import build_optimizer, named_state
+from lakh.trainer.recovery.elastic import ElasticGroup, LoopState, held
+from lakh.trainer.recovery.signals import StopRequest, inject_faults
 from lakh.trainer.run_folder import record
-from lakh.trainer.sinks import showing
-from lakh.trainer.state import State
+from lakh.trainer.state import TrainState
 from lakh.trainer.step import objective_of, plain_pass, update, uses_bf16
-from lakh.trainer.survive import Carried, Survivors, held
-from lakh.trainer.telling import Telling
-from lakh.trainer.traffic import Traffic
-from lakh.trainer.world import World
+from lakh.trainer.tuning.cuda_graphs import GraphedPass, decide_cuda_graphs
+from lakh.trainer.tuning.memory import ran_out
 from lakh.workloads.code.data import Batches
 from lakh.workloads.code.parallel import parallelise
 
-__all__ = ["Outcome", "train"]
+__all__ = ["TrainingResult", "train"]
 
 MAX_REWINDS = 3  # from one checkpoint; then the data is not to blame
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class TrainingResult:
     """How a run ended: by its last step, or earlier because it was asked to stop."""
 
     step: int
@@ -72,19 +72,22 @@ class Outcome:
     stopped_by: str = ""
 
 
-def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restart_reason: str = "") -> Outcome:
+def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restart_reason: str = "") -> TrainingResult:
     """Train to the last step. Raises Interrupted after a checkpoint when SIGTERM or SIGINT asked for it."""
     started = time.monotonic()
     with StopRequest().listen() as stop, World.join(run.train) as world, contextlib.ExitStack() as logs:
-        log = logs.enter_context(Log(run_dir, world.rank))
+        log = logs.enter_context(EventLog(run_dir, world.rank))
         if restart_reason and world.rank == 0:
             log.write(Restarted(attempt=world.attempt, reason=restart_reason))
-        survivors = Survivors.of(run, world)
-        carried: Carried | None = None
+        survivors = ElasticGroup.of(run, world)
+        carried: LoopState | None = None
         while True:
             training: _Training | None = None
             try:
-                with showing(run.train, run_dir, rank=world.rank), world.peers("training", run.train.peer_timeout_s):
+                with (
+                    export_events(run.train, run_dir, rank=world.rank),
+                    world.peers("training", run.train.peer_timeout_s),
+                ):
                     training = _Training(run, str(run_dir), world, log, started, carried)
                     outcome = training.to_the_end(stop, faults)
                 break
@@ -105,7 +108,7 @@ def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restar
                 started = time.monotonic()
                 run, world, carried, lost = survivors.go_on(run, world, carried, error)
                 log.close()
-                log = logs.enter_context(Log(run_dir, world.rank))  # the lowest that is left speaks for all
+                log = logs.enter_context(EventLog(run_dir, world.rank))  # the lowest that is left speaks for all
                 if world.rank == 0:
                     log.write(lost)
         reason = f"stopped by {outcome.stopped_by}" if outcome.stopped_by else "last step done"
@@ -119,7 +122,7 @@ def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restar
     if world.rank != 0:
         return outcome
     told = events.read(run_dir, rank=0)
-    counted = [dict(event.sent_bytes) for event in told if isinstance(event, events.Traffic)]
+    counted = [dict(event.sent_bytes) for event in told if isinstance(event, events.NetworkTraffic)]
     return dataclasses.replace(outcome, goodput=goodput(told), sent_bytes=counted[-1] if counted else {})
 
 
@@ -127,15 +130,15 @@ class _Training:
     """The moving parts of one run on this rank."""
 
     def __init__(
-        self, run: Run, run_dir: str, world: World, log: Log, started: float, carried: Carried | None = None
+        self, run: Run, run_dir: str, world: World, log: EventLog, started: float, carried: LoopState | None = None
     ) -> None:
         self.run, self.run_dir, self.world, self.log, self.started = run, run_dir, world, log, started
         self.mesh = check(run, world.size)
-        self.telling = Telling(run, world, log)
+        self.event_writer = EventWriter(run, world, log)
         self.hooks = [load_hook(name) for name in run.train.hooks]
         self.data = open_data(run)
         model = self._build_model(is_new=carried is None and not checkpoint.list_complete(run_dir))
-        self.state = State(run_dir, model, build_optimizer(model, run.optim), world, log)
+        self.state = TrainState(run_dir, model, build_optimizer(model, run.optim), world, log)
         if carried is None:
             self.run = run = self.state.restore(run, self.data)
         else:
@@ -149,23 +152,25 @@ class _Training:
         self.in_update = False
         self.state.optimizer.register_step_pre_hook(lambda *_: setattr(self, "in_update", True))
         self.state.optimizer.register_step_post_hook(lambda *_: setattr(self, "in_update", False))
-        records, reason = choose_graphs(run, device=world.device.type, world=world.size)
-        self.telling.chosen("graphs", "recorded" if records else "none", reason)
-        self.graphed = Graphed(plain_pass(objective_of(run))) if records else None
+        records, reason = decide_cuda_graphs(run, device=world.device.type, world=world.size)
+        self.event_writer.chosen("graphs", "recorded" if records else "none", reason)
+        self.graphed = GraphedPass(plain_pass(objective_of(run))) if records else None
         self.heldout, self.evaluated = float("nan"), -1
         self.traffic_told = False
-        self.pending: list[tuple[int, float, Reading, float]] = []  # step, lr, numbers on their way, wait for data
+        self.pending: list[
+            tuple[int, float, PendingMetrics, float]
+        ] = []  # step, lr, numbers on their way, wait for data
         self.losses: dict[int, float] = {}
         self.norms: list[float] = []
         self.rewinds: dict[int, int] = {}
         self.stopped_by = ""
-        self.clock = StepClock(world.device)
+        self.clock = StepTimer(world.device)
         self.spoilt: tuple[int, str] | None = None
 
-    def to_the_end(self, stop: StopRequest, faults: Sequence[Fault]) -> Outcome:
+    def to_the_end(self, stop: StopRequest, faults: Sequence[Fault]) -> TrainingResult:
         run, state = self.run, self.state
         self._record_settings()
-        self.telling.started(run, state, self.data, seconds=time.monotonic() - self.started)
+        self.event_writer.started(run, state, self.data, seconds=time.monotonic() - self.started)
         if state.step == 0 and run.train.eval_every:
             self.heldout, self.evaluated = self._evaluate(), 0
         self.batches = self._open_batches()
@@ -175,7 +180,7 @@ class _Training:
             while state.step < run.train.steps and not self.stopped_by:
                 if any(fault.step == state.step for fault in faults):
                     state.finish_save()  # an ordered blow falls at one place in the run, whatever the disk does
-                strike(faults, rank=self.world.member, step=state.step, log=self.log)
+                inject_faults(faults, rank=self.world.member, step=state.step, log=self.log)
                 self._take_step(stop)
                 self._finish_step(stop)
             total = state.total_digest(self._digest())
@@ -184,7 +189,7 @@ class _Training:
         ended = state.step == run.train.steps
         if ended and self.evaluated != state.step:
             self.heldout = self._evaluate()
-        return Outcome(
+        return TrainingResult(
             step=state.step,
             tokens=state.position * run.data.sequence,
             loss=self.losses.get(state.step, float("nan")),
@@ -194,10 +199,10 @@ class _Training:
             stopped_by="" if ended else self.stopped_by,
         )
 
-    def carried(self) -> Carried:
+    def carried(self) -> LoopState:
         """What this rank brings along when others were lost."""
         state, ahead = self.state, self.taken - self.state.step
-        return Carried(
+        return LoopState(
             step=self.taken,
             position=state.position + ahead * self.run.data.batch,
             finished=self.finished,
@@ -238,7 +243,7 @@ class _Training:
         if self.run.train.on_spike == "skip":
             limit = grad_norm_limit(self.norms, self.run.train.spike_factor)
         due = self.world.size > 1 and not self.traffic_told
-        with Traffic(self.run.cluster) if due else contextlib.nullcontext() as traffic:
+        with TrafficCounter(self.run.cluster) if due else contextlib.nullcontext() as traffic:
             done = update(
                 self.run, state.model, state.optimizer, batches, state.step, max_norm=limit, graphed=self.graphed
             )
@@ -246,8 +251,8 @@ class _Training:
         if traffic is not None:
             self.traffic_told = True
             if self.world.rank == 0:
-                self.log.write(events.Traffic(step=state.step + 1, sent_bytes=traffic.by_tier()))
-        reading = Reading(
+                self.log.write(events.NetworkTraffic(step=state.step + 1, sent_bytes=traffic.by_tier()))
+        reading = PendingMetrics(
             done,
             fill=self.batches.fill,
             stop=stop.is_made,
@@ -280,7 +285,7 @@ class _Training:
             before = [self.losses[known] for known in sorted(self.losses) if known < step]
             verdict = detect_loss_spike(measured.loss, before, self.run.train.spike_factor)
             self.spoilt = (step, verdict.reason) if verdict.is_spike else None
-        self.telling.step(step, lr, measured, seconds, wait_s, self.batches)
+        self.event_writer.step(step, lr, measured, seconds, wait_s, self.batches)
         self.losses[step] = measured.loss
         self.losses.pop(step - 2 * HISTORY, None)
         if measured.applied:
@@ -325,7 +330,7 @@ class _Training:
         for hook in self.hooks:
             measured = hook.measure(self.run, state.step, state.model, self.world)
             if self.world.rank == 0:
-                self.log.write(events.Measured(step=state.step, hook=hook.name, values=measured))
+                self.log.write(events.HookMetrics(step=state.step, hook=hook.name, values=measured))
         if self.world.rank == 0:
             seconds = time.monotonic() - began
             self.log.write(Evaluated(step=state.step, loss=loss, sequences=sequences, seconds=seconds))
@@ -345,7 +350,7 @@ class _Training:
             builder(self.run, is_new=is_new),
             bf16=bf16,
             device=device,
-            say=lambda it: self.telling.chosen(*it),
+            say=lambda it: self.event_writer.chosen(*it),
         )
         if self.run.train.replica_codec != "none" and groups.fsdp is not None and self.mesh.dp_replicate > 1:
             from lakh.c3.hsdp import encode_replicas

@@ -27,7 +27,7 @@ from lakh import config, storage
 from lakh.errors import PeerTimeout, UserError
 from lakh.spec import Run
 
-__all__ = ["RUN_FILE", "holding", "record", "require_run", "with_absolute_paths"]
+__all__ = ["RUN_FILE", "lock_run_folder", "record", "require_run", "with_absolute_paths"]
 
 RUN_FILE = "run.toml"
 LOCK_FILE = "lock"
@@ -37,7 +37,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems 
 
 
 @contextlib.contextmanager
-def holding(run_dir: str | Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[int]:
+def lock_run_folder(run_dir: str | Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[int]:
     """Be the only one at work in a run's folder; gives the descriptor that keeps it so in whoever inherits it."""
     folder = storage.local_path(run_dir)
     storage.make_dir(folder)

@@ -19,15 +19,15 @@ from torch import nn
 
 from lakh import checkpoint, config, storage
 from lakh.errors import CorruptCheckpoint, DiskFull, UserError
-from lakh.events import CheckpointSaved, CheckpointSkipped, Chosen, Log, SettingChanged
+from lakh.events import AutoChoice, CheckpointSaved, CheckpointSkipped, EventLog, SettingChanged
 from lakh.spec import Run
-from lakh.tokens.digest import StreamDigest
-from lakh.tokens.skips import Skips
-from lakh.tokens.training_data import TrainingData
-from lakh.trainer.optim import named_state
-from lakh.trainer.world import World
+from lakh.tokens.loading.digest import StreamDigest
+from lakh.tokens.loading.skips import SkipRanges
+from lakh.tokens.loading.training_data import TrainingData
+from lakh.trainer.launch.world import World
+from lakh.trainer.optim.optimizer import named_state
 
-__all__ = ["State", "skips_from"]
+__all__ = ["TrainState", "skips_from"]
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -37,8 +37,8 @@ DROP_TIMEOUT_S = 60.0
 DECIDES_THE_STREAM = ("seed", "data.sequence", "data.packing", "data.fim_rate", "data.fim_spm")
 
 
-class State:
-    def __init__(self, run_dir: str, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, log: Log):
+class TrainState:
+    def __init__(self, run_dir: str, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, log: EventLog):
         self.run_dir, self.model, self.optimizer, self.world, self.log = run_dir, model, optimizer, world, log
         self.step = 0
         self.position = 0
@@ -48,7 +48,7 @@ class State:
         self.known: tuple[int, StreamDigest | None] = (0, self.digest)
         """A position, not long ago, and the hash of the stream up to there."""
         self.last_saved = ""
-        self._saving: checkpoint.Saving | None = None
+        self._saving: checkpoint.CheckpointSave | None = None
         self._copies = checkpoint.HostCopies()
         self._background: bool | None = None
         self._keep = 1
@@ -111,8 +111,8 @@ class State:
             "tokenizer.json": storage.read_bytes(data.tokenizer_path),
         }
         if total is not None:
-            attachments[STREAM] = json.dumps({"rows": total.rows, "total": f"{total.total:064x}"}).encode()
-        self._saving = checkpoint.Saving(
+            attachments[STREAM] = json.dumps({"rows": total.sequences, "total": f"{total.total:064x}"}).encode()
+        self._saving = checkpoint.CheckpointSave(
             folder,
             named_state(self.model, self.optimizer),
             step=self.step,
@@ -144,7 +144,7 @@ class State:
             self._background, reason = min(votes)  # a refusal, where there is one
             choice = "behind the steps" if self._background else "waited for"
             if self.world.rank == 0:
-                self.log.write(Chosen(step=self.step, what="checkpoints", choice=choice, reason=reason))
+                self.log.write(AutoChoice(step=self.step, what="checkpoints", choice=choice, reason=reason))
         return self._background
 
     @property
@@ -162,7 +162,7 @@ class State:
             manifest = saving.finish(self.world.gather)
         self.last_saved = saving.folder
         if manifest is not None:
-            checkpoint.thin_out(self.run_dir, keep=self._keep)
+            checkpoint.prune(self.run_dir, keep=self._keep)
             seconds = self._stood_still_s + time.monotonic() - began_s
             self.log.write(CheckpointSaved(step=saving.step, path=saving.folder, bytes=manifest.bytes, seconds=seconds))
 
@@ -193,16 +193,16 @@ def skips_from(before: Ranges, asked: Ranges, position: int) -> Ranges:
 
     A position counts what was not passed over, so that the past cannot change under it.
     """
-    here = Skips(before).index_of(position)
+    here = SkipRanges(before).index_of(position)
     behind = [(first, min(end, here)) for first, end in before if first < here]
     late = [(first, min(end, here)) for first, end in asked if first < here]
-    if Skips([*behind, *late]).ranges != Skips(behind).ranges:
+    if SkipRanges([*behind, *late]).ranges != SkipRanges(behind).ranges:
         raise UserError(
             f"data.skip = {[list(part) for part in asked]}",
             f"sequences before {here} have been read already",
             f"name sequences from {here} on, or start a new run",
         )
-    return Skips([*behind, *((max(first, here), end) for first, end in asked if end > here)]).ranges
+    return SkipRanges([*behind, *((max(first, here), end) for first, end in asked if end > here)]).ranges
 
 
 def _read_digest(folder: str) -> StreamDigest | None:

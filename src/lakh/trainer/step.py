@@ -19,18 +19,18 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lakh.spec import Run
-from lakh.trainer.graphs import Graphed, Pass
-from lakh.trainer.optim import learning_rate, set_learning_rate
+from lakh.trainer.optim.optimizer import learning_rate, set_learning_rate
+from lakh.trainer.tuning.cuda_graphs import GraphedPass, Pass
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.objective import PLAIN, Objective
 from lakh.workloads.code.pipeline import Pipeline
 
-__all__ = ["Updated", "loss_sum", "objective_of", "plain_pass", "update", "uses_bf16"]
+__all__ = ["UpdateResult", "loss_sum", "objective_of", "plain_pass", "update", "uses_bf16"]
 
 
 @dataclass(frozen=True)
-class Updated:
+class UpdateResult:
     loss: Tensor
     """Mean over this rank's tokens; over the ranks of a pipeline, known to the last stage alone and 0 elsewhere."""
     grad_norm: Tensor
@@ -46,8 +46,8 @@ def update(
     batches: Sequence[Batch],
     step: int,
     max_norm: float = float("inf"),
-    graphed: Graphed | None = None,
-) -> Updated:
+    graphed: GraphedPass | None = None,
+) -> UpdateResult:
     """Apply step number `step` (from 0), unless the gradient norm is not finite or above `max_norm`."""
     lr = learning_rate(step, run.optim, run.train.steps)
     set_learning_rate(optimizer, lr)
@@ -70,7 +70,7 @@ def update(
     clip_norm = run.optim.clip_norm
     factor = (clip_norm / (grad_norm + 1e-6)).clamp(max=1.0) if clip_norm > 0 else torch.ones_like(grad_norm)
     _apply(optimizer, parts, factor, applied)
-    return Updated(loss, grad_norm, lr, applied)
+    return UpdateResult(loss, grad_norm, lr, applied)
 
 
 @torch.no_grad()

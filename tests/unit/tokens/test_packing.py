@@ -12,8 +12,8 @@ import pytest
 
 from lakh.corpus import read_documents
 from lakh.errors import CorruptShard, DataError, DiskFull, UserError
-from lakh.tokens.loader import TokenSet
-from lakh.tokens.packing import is_heldout, pack, sort_key
+from lakh.tokens.dataset.packing import is_heldout, pack, sort_key
+from lakh.tokens.loading.stream import TokenSet
 from lakh.tokens.tokenizer import Tokenizer
 
 
@@ -53,8 +53,8 @@ def test_packed_bytes_are_the_same_on_every_run_and_for_any_number_of_buckets(
     corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = pack(corpus, tokenizer, tmp_path / "a", heldout_fraction=0.1)
-    monkeypatch.setattr("lakh.tokens.packing.BUCKET_BYTES", 1000)
-    monkeypatch.setattr("lakh.tokens.packing.BATCH_TEXT_BYTES", 300)
+    monkeypatch.setattr("lakh.tokens.dataset.packing.BUCKET_BYTES", 1000)
+    monkeypatch.setattr("lakh.tokens.dataset.packing.BATCH_TEXT_BYTES", 300)
     second = pack(corpus, tokenizer, tmp_path / "b", heldout_fraction=0.1)
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
     assert first.manifest["fingerprint"] == second.manifest["fingerprint"]
@@ -116,7 +116,7 @@ def test_missing_parts_name_the_command_that_makes_them(corpus: Path, tokenizer:
         pack(corpus, tmp_path / "nowhere", tmp_path / "out")
     with pytest.raises(UserError, match="lakh tokens pack"):
         TokenSet.open(tmp_path / "nowhere", "train")
-    with pytest.raises(UserError, match="holds no tokens"):
+    with pytest.raises(UserError, match="is not a token set"):
         TokenSet.open(corpus, "train")
 
 

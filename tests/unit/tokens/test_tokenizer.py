@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lakh.corpus import build, read_documents
 from lakh.errors import DataError, UserError
-from lakh.tokens.learn import train
 from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer, threads
+from lakh.tokens.tokenizer.training import train
 
 SPECIAL_LOOKING = st.lists(st.sampled_from(["a", " ", "\n", "1", "é", *SPECIAL_TOKENS])).map("".join)
 TEXTS = st.one_of(st.text(max_size=200), SPECIAL_LOOKING)

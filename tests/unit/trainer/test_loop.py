@@ -15,8 +15,8 @@ from lakh import checkpoint, events
 from lakh.checkpoint.tensor_file import write_tensors
 from lakh.errors import DiskFull, InfeasiblePlan, UserError
 from lakh.spec import Checkpoints, Data, Model, Optimizer, Run, Training, load_run
-from lakh.tokens.digest import StreamDigest, digest_rows
-from lakh.tokens.loader import Stream
+from lakh.tokens.loading.digest import StreamDigest, digest_sequences
+from lakh.tokens.loading.stream import TokenStream
 from lakh.trainer import loop
 from lakh.trainer.loop import train
 from lakh.workloads.code.data import Batches
@@ -100,10 +100,10 @@ def test_a_spike_rewinds_to_the_checkpoint_and_never_reads_that_batch_again(
     assert outcome.goodput["classes_s"]["lost"] > 0
     # The hash is that of the stream without the skipped sequences, as if they had never been there.
     expected = StreamDigest()
-    stream = Stream.open(load_run(run_dir).data, run.seed)
+    stream = TokenStream.open(load_run(run_dir).data, run.seed)
     for step in range(30):
-        rows = stream.rows(4 * step, 4)
-        expected += digest_rows(4 * step, rows.tokens, rows.lengths)
+        rows = stream.read_range(4 * step, 4)
+        expected += digest_sequences(4 * step, rows.tokens, rows.lengths)
     assert outcome.stream_sha256 == expected.sha256
 
 
@@ -157,7 +157,7 @@ def test_where_a_copy_finds_no_room_the_run_waits_for_its_checkpoints_and_says_s
     monkeypatch.setattr(checkpoint.HostCopies, "take", None)  # nothing is copied
     train(changed(run, steps=20), tmp_path / "run")
     told = events.read(tmp_path / "run")
-    (chosen,) = (event for event in told if isinstance(event, events.Chosen) and event.what == "checkpoints")
+    (chosen,) = (event for event in told if isinstance(event, events.AutoChoice) and event.what == "checkpoints")
     assert chosen.choice == "waited for"
     assert "more than 60%" in chosen.reason
     kinds = [(type(event), event.step) for event in told]
@@ -171,7 +171,7 @@ def test_hooks_are_called_after_each_evaluation(run: Run, tmp_path: Path, monkey
     monkeypatch.syspath_prepend(str(tmp_path))
     run = changed(run, steps=6, eval_every=3, hooks=("my_hooks:weights",))
     train(run, tmp_path / "run")
-    told = [e for e in events.read(tmp_path / "run") if isinstance(e, events.Measured)]
+    told = [e for e in events.read(tmp_path / "run") if isinstance(e, events.HookMetrics)]
     assert [event.step for event in told] == [0, 3, 6]
     assert told[0].values == {"count": run.model.parameters}
     with pytest.raises(UserError, match="my_hooks:nothing"):

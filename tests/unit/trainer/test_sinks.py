@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from lakh.errors import UserError
-from lakh.events import Evaluated, Log, Resources, StepDone, StepSkipped, Traffic
+from lakh.events import Evaluated, EventLog, NetworkTraffic, Resources, StepDone, StepSkipped
 from lakh.spec import Training
-from lakh.trainer.sinks import showing
-from lakh.trainer.tensorboard import ScalarFile, masked_crc
+from lakh.trainer.observability.sinks import export_events
+from lakh.trainer.observability.tensorboard import ScalarFile, masked_crc
 
 
 def write_some(run_dir: Path, steps: int = 3) -> None:
-    with Log(run_dir) as log:
+    with EventLog(run_dir) as log:
         for step in range(1, steps + 1):
             log.write(
                 StepDone(
@@ -33,7 +33,7 @@ def write_some(run_dir: Path, steps: int = 3) -> None:
                 )
             )
         log.write(Resources(step=steps, memory_bytes=12345, data_ready=7, data_starved=1))
-        log.write(Traffic(step=1, sent_bytes={"node": 700, "rack": 200}))
+        log.write(NetworkTraffic(step=1, sent_bytes={"node": 700, "rack": 200}))
         log.write(StepSkipped(step=steps, reason="gradient norm nan is not finite"))
         log.write(Evaluated(step=steps, loss=2.5, sequences=4, seconds=1.0))
 
@@ -42,7 +42,7 @@ def test_tensorboard_reads_what_we_write(tmp_path: Path) -> None:
     board = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="pip install tensorboard to run this"
     )
-    with showing(Training(sinks=("tensorboard",)), tmp_path, rank=0):
+    with export_events(Training(sinks=("tensorboard",)), tmp_path, rank=0):
         write_some(tmp_path)
     read = board.EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
@@ -73,7 +73,7 @@ def test_a_record_is_framed_and_checked(tmp_path: Path) -> None:
 
 def test_prometheus_scrapes_the_run(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="pip install prometheus_client to run this")
-    with showing(Training(sinks=("prometheus",), prometheus_port=0), tmp_path, rank=0):
+    with export_events(Training(sinks=("prometheus",), prometheus_port=0), tmp_path, rank=0):
         port = json.loads((tmp_path / "prometheus.json").read_text())["port"]
         write_some(tmp_path)
         page, deadline = "", time.monotonic() + 20
@@ -94,11 +94,11 @@ def test_prometheus_scrapes_the_run(tmp_path: Path) -> None:
         ):
             assert line in page
         taken = Training(sinks=("prometheus",), prometheus_port=port)
-        with pytest.raises(UserError, match="choose another"), showing(taken, tmp_path, rank=0):
+        with pytest.raises(UserError, match="choose another"), export_events(taken, tmp_path, rank=0):
             pass
 
 
 def test_other_ranks_and_runs_without_sinks_show_nothing(tmp_path: Path) -> None:
-    with showing(Training(sinks=("tensorboard",)), tmp_path, rank=1), showing(Training(), tmp_path, rank=0):
+    with export_events(Training(sinks=("tensorboard",)), tmp_path, rank=1), export_events(Training(), tmp_path, rank=0):
         pass
     assert not list(tmp_path.iterdir())

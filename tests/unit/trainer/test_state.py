@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
-from lakh.tokens.skips import Skips
+from lakh.tokens.loading.skips import SkipRanges
 from lakh.trainer.state import skips_from
 
 RANGES = st.lists(
@@ -15,10 +15,10 @@ RANGES = st.lists(
 
 @given(before=RANGES, asked=RANGES, position=st.integers(0, 50))
 def test_what_was_read_stays_what_was_read_and_what_is_asked_for_ahead_is_passed_over(before, asked, position) -> None:
-    here = Skips(before).index_of(position)
+    here = SkipRanges(before).index_of(position)
     ahead = tuple((max(first, here), end) for first, end in asked if end > here)
-    after = Skips(skips_from(before, ahead, position))
-    assert [after.index_of(k) for k in range(position)] == [Skips(before).index_of(k) for k in range(position)]
+    after = SkipRanges(skips_from(before, ahead, position))
+    assert [after.index_of(k) for k in range(position)] == [SkipRanges(before).index_of(k) for k in range(position)]
     to_come = [after.index_of(k) for k in range(position, position + 40)]
     passed = {index for first, end in ahead for index in range(first, end)}
     assert to_come == [index for index in range(here, here + 200) if index not in passed][:40]

@@ -12,8 +12,8 @@ import torch
 from lakh.errors import DataError, UserError
 from lakh.spec import Model, Optimizer, Run
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.trainer.initial import builder, read_weights
-from lakh.trainer.optim import build_optimizer
+from lakh.trainer.initial_weights import builder, read_weights
+from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.step import loss_sum, update
 from lakh.workloads.code import gguf, hf
 from lakh.workloads.code.batch import Batch
