@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 THEME ?= train
 STAMP := $(VENV)/.setup
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: setup check test demo bench docs size clean
 
