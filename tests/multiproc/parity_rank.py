@@ -23,7 +23,8 @@ from lakh.spec.mesh import AXES
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.traffic import TrafficCounter
 from lakh.trainer.optim.optimizer import build_optimizer
-from lakh.trainer.step import loss_sum, update
+from lakh.trainer.optim.schedule import learning_rate
+from lakh.trainer.step import loss_sum, objective_of, update
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.parallel import parallelise
@@ -82,7 +83,14 @@ def play(world: World, case: dict) -> dict:
     for step in range(STEPS):
         batches = micro_batches(step, case, mesh.data_rank(world.rank), mesh.data_ranks)
         with TrafficCounter(CLUSTER) as traffic:
-            done = update(run, model, optimizer, batches, step)
+            done = update(
+                model,
+                optimizer,
+                batches,
+                lr=learning_rate(step, run.optim, run.train.steps),
+                clip_norm=run.optim.clip_norm,
+                objective=objective_of(run.train),
+            )
         (loss,) = world.sum(float(done.loss))
         losses.append(loss * mesh.pp / world.size)
         norms.append(float(done.grad_norm))

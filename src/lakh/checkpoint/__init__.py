@@ -12,8 +12,8 @@
     catalog.py        list, find and verify the checkpoints of a run
     retention.py      remove old checkpoints
 
-Independent of models, optimizers and process groups. torch takes seconds to import and is imported only by the functions
-that read or write tensors.
+Independent of models, optimizers and process groups. torch takes seconds to import and is imported only by the
+functions that read or write tensors.
 """
 
 from __future__ import annotations

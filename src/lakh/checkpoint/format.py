@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: which file holds which slice of which tensor.
 
-A slice is a box inside a global tensor: an offset and a shape. Each rank stores its slices; the manifest lists the
-file of every slice. A reader copies the overlap of the stored slices with the slice it needs, so the number of ranks may
+A slice is a box inside a global tensor: an offset and a shape. Each rank stores its slices; the manifest lists the file
+of every slice. A reader copies the overlap of the stored slices with the slice it needs, so the number of ranks may
 change between saving and loading.
 """
 

@@ -1,8 +1,7 @@
-"""The weights that a run begins with: drawn by its seed, or those of another model.
+"""The initial weights of a run: random by its seed, or from another model.
 
-`init_from` names a Hugging Face directory, a GGUF file, or a run or checkpoint of lakh. The model must be the one that
-the run describes, apart from its context, which may be longer or shorter. A run that has a checkpoint of its own goes
-on without that model, which may be gone by then.
+`init_from` names a Hugging Face directory, a GGUF file, or a run or checkpoint of lakh. Its model must match the run's
+model; only the context may differ. A run that has a checkpoint of its own does not read it.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from lakh.spec import Model, Run
 from lakh.workloads.code import gguf, hf
 from lakh.workloads.code.model import CodeModel, init_weights
 
-__all__ = ["builder", "read_weights"]
+__all__ = ["model_builder", "read_weights"]
 
 
-def builder(run: Run, *, is_new: bool = True) -> Callable[[], CodeModel]:
-    """A function that makes the whole model with its first weights: the same ones on every rank.
+def model_builder(run: Run, *, is_new: bool = True) -> Callable[[], CodeModel]:
+    """A function that builds the full model with its initial weights, the same on every rank.
 
-    Where it is not new, others will be put into it, and any will do.
+    `is_new` False: a checkpoint will replace the weights, so `init_from` is not read.
     """
     weights = read_weights(run.init_from, run.model) if run.init_from and is_new else None
 
@@ -40,7 +39,7 @@ def builder(run: Run, *, is_new: bool = True) -> Callable[[], CodeModel]:
 
 
 def read_weights(source: str, spec: Model) -> dict[str, Tensor]:
-    """The weights behind `init_from`, checked against the model that they are for."""
+    """The weights of `init_from`, checked against the run's model."""
     found, weights = _read(source)
     for field in fields(Model):
         theirs, ours = getattr(found, field.name), getattr(spec, field.name)
@@ -56,7 +55,9 @@ def _read(source: str) -> tuple[Model, dict[str, Tensor]]:
         loaded = gguf.load(storage.local_path(source))
         return loaded.spec, loaded.weights
     if not storage.exists(source):
-        raise UserError(f"init_from = {source}", "no such file or folder", "give a model's folder or a .gguf file")
+        raise UserError(
+            f"init_from = {source}", "no such file or folder", "give the folder of a model, or a .gguf file"
+        )
     if "config.json" in storage.list_dir(source):
         return hf.load(source)
     run, weights = checkpoint.read_model(checkpoint.find(source))

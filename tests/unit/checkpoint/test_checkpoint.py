@@ -114,7 +114,7 @@ def test_a_run_is_as_good_as_its_newest_checkpoint(tmp_path: Path) -> None:
 def test_other_shapes_are_refused_before_anything_is_overwritten(tmp_path: Path) -> None:
     folder = save(tmp_path)
     good, bad = torch.full((6, 4), 9.0), torch.zeros(7, 4)
-    with pytest.raises(UserError, match=r"float32 \[6, 4\] there and float32 \[7, 4\] here"):
+    with pytest.raises(UserError, match=r"float32 \[6, 4\], the run has float32 \[7, 4\]"):
         checkpoint.load(folder, {"model.a": good, "optim.a.m": bad.bfloat16(), "model.b": bad} | {"model.a": bad})
     with pytest.raises(UserError, match="has no tensor"):
         checkpoint.load(folder, {"model.a": good, "model.c": good})

@@ -99,7 +99,7 @@ def test_force_does_not_eat_a_corpus(corpus: Path, tokenizer: Tokenizer) -> None
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
 def test_a_share_that_is_none_is_refused(corpus: Path, tokenizer: Tokenizer, tmp_path: Path, fraction: float) -> None:
-    with pytest.raises(UserError, match="no fraction"):
+    with pytest.raises(UserError, match=r"is not in \[0, 1\)"):
         pack(corpus, tokenizer, tmp_path, heldout_fraction=fraction)
 
 
@@ -189,5 +189,5 @@ def test_a_manifest_that_was_edited_is_damage(corpus: Path, tokenizer: Tokenizer
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     manifest["dtype"] = "uint32"
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match="do not fit together"):
+    with pytest.raises(DataError, match="fingerprint does not match"):
         TokenSet.open(tmp_path, "train")

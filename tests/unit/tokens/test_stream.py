@@ -173,7 +173,7 @@ def test_sources_of_two_tokenizers_are_refused(corpus: Path, packed: Path, tmp_p
 
     train(corpus, tmp_path / "words", vocab=300)
     pack(corpus, tmp_path / "words", tmp_path / "set", heldout_fraction=0.1)
-    with pytest.raises(UserError, match="another tokenizer"):
+    with pytest.raises(UserError, match="different tokenizers"):
         TokenStream.open(data_of(packed, tmp_path / "set"), 1)
 
 

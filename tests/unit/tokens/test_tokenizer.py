@@ -94,7 +94,7 @@ def test_loading_says_what_is_wrong(tokenizer_folder: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match="lakh tokens train"):
         Tokenizer.load(tmp_path / "nowhere")
     (tmp_path / "tokenizer.json").write_text("{ not json")
-    with pytest.raises(DataError, match="is no tokenizer"):
+    with pytest.raises(DataError, match="is not a tokenizer"):
         Tokenizer.load(tmp_path)
     other = json.loads((tokenizer_folder / "tokenizer.json").read_text())
     other["added_tokens"] = []

@@ -20,22 +20,22 @@ DEEP = replace(SMALL, model=replace(SMALL.model, layers=60, width=640))
 @pytest.mark.parametrize(
     ("run", "device", "world", "records", "words"),
     [
-        (SMALL, "cuda", 1, True, "before Python has started"),
-        (SMALL, "cpu", 1, False, "none on cpu"),
+        (SMALL, "cuda", 1, True, "before Python has launched"),
+        (SMALL, "cpu", 1, False, "not available on cpu"),
         (SMALL, "cuda", 2, False, "several ranks"),
-        (replace(SMALL, data=replace(SMALL.data, document_mask=True)), "cuda", 1, False, "change shapes"),
+        (replace(SMALL, data=replace(SMALL.data, document_mask=True)), "cuda", 1, False, "change the shapes"),
         (replace(SMALL, data=replace(SMALL.data, batch=512, micro_batch=512)), "cuda", 1, False, "keep the GPU busy"),
-        (DEEP, "cuda", 1, True, "0.10 TFLOP a layer end before Python"),
-        (replace(SMALL, train=Training(graphs="off")), "cuda", 1, False, "switched off"),
-        (replace(SMALL, train=Training(graphs="on")), "cuda", 1, True, "asked for"),
+        (DEEP, "cuda", 1, True, "0.10 TFLOP per layer end before Python"),
+        (replace(SMALL, train=Training(graphs="off")), "cuda", 1, False, "disabled"),
+        (replace(SMALL, train=Training(graphs="on")), "cuda", 1, True, "requested"),
     ],
 )
 def test_short_work_on_one_gpu_is_recorded(run: Run, device: str, world: int, records: bool, words: str) -> None:
-    chosen, reason = decide_cuda_graphs(run, device=device, world=world)
+    chosen, reason = decide_cuda_graphs(run.train, run.data, run.model, device=device, world=world)
     assert chosen is records
     assert words in reason
 
 
 def test_graphs_that_were_asked_for_and_cannot_be_are_refused() -> None:
-    with pytest.raises(UserError, match=r'train\.graphs = on: there are none on cpu; set train\.graphs = "auto"'):
-        decide_cuda_graphs(replace(SMALL, train=Training(graphs="on")), device="cpu", world=1)
+    with pytest.raises(UserError, match=r'train\.graphs = on: not available on cpu; set train\.graphs = "auto"'):
+        decide_cuda_graphs(Training(graphs="on"), SMALL.data, SMALL.model, device="cpu", world=1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lakh.spec import Mesh, Run, Training
+from lakh.spec import Mesh, Training
 from lakh.trainer.launch.launcher import can_continue_without_ranks, decide
 
 CASES = [
@@ -56,7 +56,7 @@ def test_where_ranks_may_be_lost_the_others_are_waited_for(codes, action: str, r
 
 def test_only_whole_copies_over_c3_may_be_lost() -> None:
     def asked(ranks: int, backend: str = "c3", **mesh: int) -> tuple[bool, str]:
-        return can_continue_without_ranks(Run(name="x", mesh=Mesh(**mesh), train=Training(backend=backend)), ranks)
+        return can_continue_without_ranks(Training(backend=backend), Mesh(**mesh), ranks)
 
     assert asked(2, dp_replicate=2)[0]
     assert "gloo" in asked(2, "gloo", dp_replicate=2)[1]

@@ -12,13 +12,13 @@ import pytest
 
 from lakh.errors import PeerTimeout, UserError
 from lakh.spec import Data, Run, Source, load_run
-from lakh.trainer.run_folder import lock_run_folder, record, require_run, with_absolute_paths
+from lakh.trainer.run_folder import lock_run_folder, require_run, with_absolute_paths, write_settings
 
 
 def test_a_second_run_in_a_folder_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
     with (
         lock_run_folder(tmp_path / "run"),
-        pytest.raises(PeerTimeout, match=f"process {os.getpid()} on .* is at work in it"),
+        pytest.raises(PeerTimeout, match=f"process {os.getpid()} on .* is using it"),
         lock_run_folder(tmp_path / "run", timeout_s=0),
     ):
         pass
@@ -48,7 +48,7 @@ def test_only_folders_of_this_machine_are_taken(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             require_run(path)
-    record(Run(name="x"), tmp_path)
+    write_settings(Run(name="x"), tmp_path)
     require_run(tmp_path)
     (tmp_path / "lock").mkdir()
     with pytest.raises(UserError, match="lock: is a directory"), lock_run_folder(tmp_path):
@@ -56,11 +56,11 @@ def test_only_folders_of_this_machine_are_taken(tmp_path: Path) -> None:
 
 
 def test_settings_are_written_where_they_changed(tmp_path: Path) -> None:
-    record(Run(name="x"), tmp_path)
+    write_settings(Run(name="x"), tmp_path)
     written = (tmp_path / "run.toml").stat().st_ino
-    record(Run(name="x"), tmp_path)
+    write_settings(Run(name="x"), tmp_path)
     assert (tmp_path / "run.toml").stat().st_ino == written
-    record(Run(name="x", seed=2), tmp_path)
+    write_settings(Run(name="x", seed=2), tmp_path)
     assert load_run(tmp_path).seed == 2
 
 

@@ -4,8 +4,8 @@ Epoch e visits each of n sequences once, in an order that depends only on (seed,
 compute any index at any time, which makes resuming and resizing exact.
 
 A Feistel network permutes [0, 4**h), the smallest such range that holds n; an index outside of [0, n) is permuted again
-until it is inside (cycle walking: under 4 passes on average). Cost: ROUNDS * O(passes) numpy operations for a whole array
-of indexes.
+until it is inside (cycle walking: under 4 passes on average). Cost: ROUNDS * O(passes) numpy operations for a whole
+array of indexes.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     PSM   <|fim_prefix|> prefix <|fim_suffix|> suffix <|fim_middle|> middle
     SPM   <|fim_prefix|><|fim_suffix|> suffix <|fim_middle|> prefix middle
 
-The split points lie between characters, not tokens, like a cursor in an editor; the three parts are encoded again (arXiv
-2207.14255). A hash of (seed, epoch, location of the text) decides whether and where to split, so the same sequence index
-always gives the same tokens. A text that begins or ends inside a character is not transformed.
+The split points lie between characters, not tokens, like a cursor in an editor; the three parts are encoded again
+(arXiv 2207.14255). A hash of (seed, epoch, location of the text) decides whether and where to split, so the same
+sequence index always gives the same tokens. A text that begins or ends inside a character is not transformed.
 
 Documents of a repository are transformed file by file (`<|file_sep|>` separates them), and the path on the first line
 of a file stays in the prefix. Texts are transformed in batches: half of all data is decoded and encoded again.

@@ -2,8 +2,8 @@
 
 The trainer takes batches in order and returns each slot when it takes the next batch. The child (lakh.child_process)
 imports no torch and ignores SIGINT and SIGTERM, because a trainer that is asked to stop still needs its current batch.
-A child that dies raises PeerLost, and a batch that does not arrive within `timeout_s` raises PeerTimeout. `wait_s` counts
-the time spent waiting, `starved` the batches that were not ready when requested.
+A child that dies raises PeerLost, and a batch that does not arrive within `timeout_s` raises PeerTimeout. `wait_s`
+counts the time spent waiting, `starved` the batches that were not ready when requested.
 """
 
 from __future__ import annotations

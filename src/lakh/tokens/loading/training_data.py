@@ -24,7 +24,7 @@ class TrainingData:
 
 
 def open_data(run: Run) -> TrainingData:
-    """Open every source of a run. Raises UserError if the data does not fit the model, CorruptShard if it is damaged."""
+    """Open every source of a run. Raises UserError if the data does not fit the model."""
     sources = run.data.mixture or (Source(tokens=run.data.tokens),)
     opened = [(TokenSet.open(source.tokens, "train", cache=run.data.cache), source.weight) for source in sources]
     heldout = TokenSet.open(run.data.tokens, "heldout", cache=run.data.cache)

@@ -174,7 +174,7 @@ def _find(pairs, left, right):
 
 @_compiled
 def _merge_word(data, start, stop, bytes_to_ids, pairs, merged, out, place):
-    """Write the ids of one word to out[place:] and return their number. Merges the leftmost pair of lowest rank first."""
+    """Write the ids of one word to out[place:] and return their number; merges the leftmost pair of lowest rank."""
     count = stop - start
     for i in range(count):
         out[place + i] = bytes_to_ids[data[start + i]]

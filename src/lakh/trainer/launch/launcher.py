@@ -1,13 +1,12 @@
-"""Starting the ranks of a run on this machine, watching them, and starting them again when one dies.
+"""Start the ranks of a run on this machine, watch them, and restart them when one dies. Independent of torch.
 
-Each attempt gets a fresh rendezvous file, so no rank ever meets an address of the attempt before (restarts over a
-shared store do). No torch here: the launcher stays small and answers at once.
+Each attempt uses a fresh rendezvous file, so that no rank sees addresses of an earlier attempt. `decide` interprets the
+exit codes of the ranks:
 
-What a rank's end means, decided by `decide`:
-    all ranks exit 0               the run is done
-    2, 65 or 1                     the same would happen again: stop, and pass the rank's own error on
-    75 or death by a signal        where the others go on without it (survive.py), nothing, as long as one of them
-                                   does; else worth another attempt, while attempts are left
+    all ranks exit 0                the run is done
+    2, 65 or 1                      it would fail again: stop, and report the rank's error
+    75 or death by a signal         if the others can continue without it (recovery/elastic.py), keep waiting;
+                                    else restart all ranks, while restarts are left
 """
 
 from __future__ import annotations
@@ -24,17 +23,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from lakh import errors, storage
-from lakh.errors import Interrupted, LakhError, PeerLost
-from lakh.spec import Run
+from lakh.child_process import exit_reason
+from lakh.errors import Interrupted, LakhError, PeerError, PeerLost
+from lakh.spec import Mesh, Training
+from lakh.trainer.launch.rank import LAUNCHER_PID
 
 __all__ = ["LaunchDecision", "LaunchResult", "can_continue_without_ranks", "decide", "launch"]
 
 POLL_S = 0.1
-TERMINATE_GRACE_S = 5.0  # for survivors of a dead peer: they are stuck in a collective
-STOP_GRACE_S = 120.0  # for a run that was asked to stop: it writes a checkpoint first
+TERMINATE_GRACE_S = 5.0  # for ranks that wait for a dead peer inside a collective
+STOP_GRACE_S = 120.0  # for a run that was asked to stop and writes a checkpoint
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class LaunchDecision:
 @dataclass(frozen=True)
 class LaunchResult:
     attempts: int
-    result: dict[str, object]  # what the lowest rank that ended well printed as its last line
+    result: dict[str, Any]
+    """The result of the lowest rank that succeeded."""
 
 
 def decide(
@@ -55,43 +57,41 @@ def decide(
 ) -> LaunchDecision:
     """What to do, given each rank's exit code (None while it runs, negative for a signal).
 
-    `elastic`: the other ranks go on without one that is lost.
+    `elastic`: the other ranks continue without a lost one.
     """
     ended = {rank: code for rank, code in enumerate(exit_codes) if code is not None}
-    bad = {rank: code for rank, code in ended.items() if code != 0}
-    well = [rank for rank, code in ended.items() if code == 0]
-    if elastic and bad and all(code < 0 or code == 75 for code in bad.values()):
-        lost = f"without rank(s) {', '.join(map(str, sorted(bad)))}"
-        if len(ended) < len(exit_codes) and not stopping:
-            return LaunchDecision("wait", min(bad), f"going on {lost}")
-        if well and len(ended) == len(exit_codes):
-            return LaunchDecision("done", min(well), f"ended well {lost}")
-    if not bad:
-        done = len(ended) == len(exit_codes)
-        return LaunchDecision("done" if done else "wait", 0, "all ranks ended well" if done else "ranks are running")
+    failed = {rank: code for rank, code in ended.items() if code != 0}
+    succeeded = [rank for rank, code in ended.items() if code == 0]
+    all_ended = len(ended) == len(exit_codes)
+    if elastic and failed and all(code < 0 or code == PeerError.exit_code for code in failed.values()):
+        lost = f"without rank(s) {', '.join(map(str, sorted(failed)))}"
+        if not all_ended and not stopping:
+            return LaunchDecision("wait", min(failed), f"continuing {lost}")
+        if succeeded and all_ended:
+            return LaunchDecision("done", min(succeeded), f"finished {lost}")
+    if not failed:
+        return LaunchDecision("done", 0, "all ranks finished") if all_ended else LaunchDecision("wait", 0, "running")
     if stopping:
-        finished = len(ended) == len(exit_codes)
-        return LaunchDecision("stopped" if finished else "wait", min(bad), "stopped on request")
-    # A rank that names the cause counts before one that only lost its peer, and a signal before an exit code.
-    rank, code = min(bad.items(), key=lambda item: (item[1] == 75, item[1] >= 0, item[0]))
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    reason = f"rank {rank} {how}"
-    if code >= 0 and code != 75:
+        return LaunchDecision("stopped" if all_ended else "wait", min(failed), "stopped on request")
+    # A rank with an error of its own counts before one that lost its peer, and a signal before an exit code.
+    rank, code = min(failed.items(), key=lambda item: (item[1] == PeerError.exit_code, item[1] >= 0, item[0]))
+    reason = f"rank {rank} was {exit_reason(code)}" if code < 0 else f"rank {rank} ended with {exit_reason(code)}"
+    if code >= 0 and code != PeerError.exit_code:
         return LaunchDecision("fail", rank, reason)
     if restarts_left <= 0:
         return LaunchDecision("fail", rank, f"{reason} and no restarts are left")
     return LaunchDecision("restart", rank, reason)
 
 
-def can_continue_without_ranks(run: Run, ranks: int) -> tuple[bool, str]:
-    """Whether a run that was launched here goes on without a rank that dies, and the reason."""
+def can_continue_without_ranks(settings: Training, mesh: Mesh, ranks: int) -> tuple[bool, str]:
+    """Whether a run launched here can continue when a rank dies, and the reason."""
     if ranks < 2:
-        return False, "one rank has nobody to go on"
-    if run.train.backend != "c3":
-        return False, f"the ranks talk over {run.train.backend}, which ends with a rank"
-    copies = run.mesh.resolve(ranks).dp_replicate
-    if copies != ranks:
-        return False, f"{ranks} ranks hold {copies} copies of the model: a lost rank takes its part with it"
+        return False, "there is only one rank"
+    if settings.backend != "c3":
+        return False, f"the backend {settings.backend} cannot continue without a rank"
+    replicas = mesh.resolve(ranks).dp_replicate
+    if replicas != ranks:
+        return False, f"{ranks} ranks hold {replicas} replicas of the model: a lost rank takes its part with it"
     return True, f"each of the {ranks} ranks holds the whole model"
 
 
@@ -105,20 +105,18 @@ def launch(
     inherited_fds: Sequence[int] = (),
     elastic: bool = False,
 ) -> LaunchResult:
-    """Run `lakh ARGUMENTS` as `ranks` processes until they end well. `first_attempt_arguments` is left out of restarts.
+    """Run `lakh ARGUMENTS` as `ranks` processes until they succeed.
 
-    `inherited_fds`: descriptors that the ranks inherit. `elastic`: ranks that die are the other ranks' business, as long
-    as one of them goes on.
+    `first_attempt_arguments` are not passed on restarts. `elastic`: keep waiting when ranks die, as long as one runs.
     """
     logs = Path(run_dir) / "logs"
     storage.make_dir(logs)
     reason = ""
-    with _SignalCounter() as signals, tempfile.TemporaryDirectory(prefix="lakh-rendezvous-") as meeting:
+    with _SignalCounter() as signals, tempfile.TemporaryDirectory(prefix="lakh-rendezvous-") as folder:
         for attempt in range(max_restarts + 1):
-            extra = [] if attempt else list(first_attempt_arguments)
-            words = [*arguments, *extra]
-            group = _RankProcesses(words, Path(meeting) / str(attempt), logs, ranks, attempt, reason, inherited_fds)
-            with group:
+            command = [*arguments, *(() if attempt else first_attempt_arguments)]
+            rendezvous = Path(folder) / str(attempt)
+            with _RankProcesses(command, rendezvous, logs, ranks, attempt, reason, inherited_fds) as group:
                 decision = group.watch(signals, restarts_left=max_restarts - attempt, elastic=elastic)
             if decision.action == "done":
                 return LaunchResult(attempt + 1, group.result(decision.rank))
@@ -134,7 +132,7 @@ class _RankProcesses:
     def __init__(
         self,
         arguments: list[str],
-        meeting: Path,
+        rendezvous: Path,
         logs: Path,
         ranks: int,
         attempt: int,
@@ -152,15 +150,15 @@ class _RankProcesses:
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(ranks),
                 "LOCAL_WORLD_SIZE": str(ranks),
-                "LAKH_RENDEZVOUS": str(meeting),
+                "LAKH_RENDEZVOUS": str(rendezvous),
                 "LAKH_ATTEMPT": str(attempt),
                 "LAKH_RESTART_REASON": reason,
-                "LAKH_LAUNCHER_PID": str(os.getpid()),
+                LAUNCHER_PID: str(os.getpid()),
                 "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),  # all ranks are on this machine
             }
             out, err = output.open("wb"), output.with_suffix(".err").open("wb")
             self.files += [out, err]
-            # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which passes it on once.
+            # A session of its own: Ctrl-C in the terminal reaches only the launcher, which passes it on once.
             self.processes.append(
                 subprocess.Popen(
                     command,
@@ -182,6 +180,7 @@ class _RankProcesses:
             file.close()
 
     def watch(self, signals: _SignalCounter, *, restarts_left: int, elastic: bool) -> LaunchDecision:
+        """Wait until there is something to do. Passes stop signals on to the ranks."""
         passed_on, deadline_s = 0, float("inf")
         while True:
             codes = [process.poll() for process in self.processes]
@@ -195,7 +194,7 @@ class _RankProcesses:
                     with contextlib.suppress(ProcessLookupError):
                         process.send_signal(signal.SIGTERM)
             if signals.count > 2:
-                return LaunchDecision("stopped", 0, "stopped at once, at the third request")
+                return LaunchDecision("stopped", 0, "killed at the third stop request")
             if time.monotonic() > deadline_s:
                 return LaunchDecision("stopped", 0, f"did not stop within {STOP_GRACE_S:g} s")
             time.sleep(POLL_S)
@@ -213,45 +212,46 @@ class _RankProcesses:
                 process.kill()
                 process.wait()
 
-    def result(self, rank: int) -> dict[str, object]:
-        return _last_document(self.outputs[rank]) or {}
+    def result(self, rank: int) -> dict[str, Any]:
+        return _last_json_line(self.outputs[rank])
 
     def error(self, decision: LaunchDecision) -> LakhError:
-        """The error that the rank itself reported, in its own words; else what we saw from outside."""
-        document = (_last_document(self.outputs[decision.rank]) or {}).get("error")
+        """The error that the rank reported, or one about its exit."""
+        document = _last_json_line(self.outputs[decision.rank]).get("error")
         where = f"rank {decision.rank}"
         if isinstance(document, dict) and "where" in document:
             return errors.from_dict(document)
         log = self.outputs[decision.rank].with_suffix(".err")
         if decision.action == "stopped":
-            return Interrupted(where, decision.reason, "lakh resume goes on from the last checkpoint")
+            return Interrupted(where, decision.reason, "lakh resume continues from the last checkpoint")
         code = self.processes[decision.rank].returncode
         if code is not None and code < 0:
-            return PeerLost(where, decision.reason, f"see {log}; lakh resume goes on from the last checkpoint")
+            return PeerLost(where, decision.reason, f"see {log}; lakh resume continues from the last checkpoint")
         return LakhError(where, decision.reason, f"see {log}")
 
 
 class _SignalCounter:
-    """Counts SIGINT and SIGTERM while the launcher watches, instead of dying of them."""
+    """Counts SIGINT and SIGTERM instead of ending the launcher."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def __enter__(self) -> _SignalCounter:
-        self._before = {n: signal.signal(n, self._note) for n in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {n: signal.signal(n, self._handle) for n in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
 
 
-def _last_document(path: Path) -> dict[str, object] | None:
+def _last_json_line(path: Path) -> dict[str, Any]:
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     with contextlib.suppress(ValueError, IndexError):
         document = json.loads(lines[-1])
-        return document if isinstance(document, dict) else None
-    return None
+        if isinstance(document, dict):
+            return document
+    return {}

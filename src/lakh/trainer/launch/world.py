@@ -1,8 +1,8 @@
-"""The ranks of a run, as this rank sees them: join, reduce, gather, leave.
+"""The process group of a run: join it, reduce, gather, leave.
 
-Joins by the variables that torchrun and Slurm set (RANK, WORLD_SIZE, MASTER_ADDR ...), or by the file that lakh's
-own launcher names in LAKH_RENDEZVOUS, which needs no port. Alone, no process group is made at all. A peer that dies
-or falls silent becomes PeerLost or PeerTimeout (exit 75) on every survivor.
+Joins by the variables of torchrun and Slurm (RANK, WORLD_SIZE, MASTER_ADDR ...), or by the file that lakh's launcher
+names in LAKH_RENDEZVOUS, which needs no port. A single rank makes no process group. When a peer dies or does not
+answer, every other rank raises PeerLost or PeerTimeout (exit 75).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class World:
     local_size: int = 1
     """Ranks on this machine."""
     member: int = -1
-    """The rank that this process was started as; ranks are numbered anew where some were lost (survive.py)."""
+    """The rank this process was started as; the rank changes when others are lost (recovery/elastic.py)."""
 
     @staticmethod
     @contextlib.contextmanager
     def join(settings: Training) -> Iterator[World]:
-        """Become a rank of the run for the length of the block."""
+        """Be a rank of the run inside the block."""
         rank, size, local_rank, local_size = _from_environment()
         device = _choose_device(settings.device, local_rank)
         if device.type == "cuda":
@@ -61,13 +61,13 @@ class World:
             yield world
             return
         if backend == "nccl" and (device.type != "cuda" or not dist.is_nccl_available()):
-            found = f"needs GPUs and a torch that is built for them, and rank {rank} is on {device}"
+            found = f"needs GPUs and a torch built with NCCL, and rank {rank} is on {device}"
             raise UserError("train.backend = nccl", found, "choose auto, gloo or c3")
         rendezvous = os.environ.get("LAKH_RENDEZVOUS")
         for name in () if rendezvous else ("MASTER_ADDR", "MASTER_PORT"):
             if not os.environ.get(name):
                 raise UserError(name, f"is not set, and RANK={rank} is", "start with torchrun, or unset RANK")
-        with world.peers("joining the run", settings.peer_timeout_s):
+        with world.peer_errors("joining the run", settings.peer_timeout_s):
             dist.init_process_group(
                 backend,
                 init_method=f"file://{rendezvous}" if rendezvous else "env://",
@@ -76,26 +76,29 @@ class World:
                 timeout=timedelta(seconds=settings.peer_timeout_s),
             )
         try:
-            with world.peers("training", settings.peer_timeout_s):
+            with world.peer_errors("training", settings.peer_timeout_s):
                 yield world
         finally:
-            with contextlib.suppress(Exception):  # after a lost peer there is nothing left to take down in order
+            with contextlib.suppress(Exception):  # fails after a lost peer
                 dist.destroy_process_group()
 
     @contextlib.contextmanager
-    def peers(self, doing: str, timeout_s: float) -> Iterator[None]:
-        """Turn what torch raises about peers into our own words."""
+    def peer_errors(self, doing: str, timeout_s: float) -> Iterator[None]:
+        """Raise PeerLost or PeerTimeout for errors of torch.distributed."""
         try:
             yield
-        except dist.DistError as error:
-            raise _peer_error(self.rank, doing, timeout_s, error) from error
         except RuntimeError as error:
-            if _is_about_peers(str(error)):
-                raise _peer_error(self.rank, doing, timeout_s, error) from error
-            raise
+            kind = _peer_error_kind(error)
+            if kind is None:
+                raise
+            first_line = str(error).partition("\n")[0][:200]
+            found = f"a peer died ({first_line})"
+            if kind is PeerTimeout:
+                found = f"a peer did not answer for {timeout_s:g} s ({first_line})"
+            raise kind(f"rank {self.rank}, {doing}", found, "lakh resume continues from the last checkpoint") from error
 
     def groups(self, mesh: Mesh, timeout_s: float) -> Groups:
-        """The ranks that this one works with along each axis of a resolved mesh. A collective."""
+        """The process groups of this rank along each axis of a resolved mesh. A collective."""
         sizes = {
             "dp_replicate": mesh.dp_replicate,
             "pp": mesh.pp,
@@ -103,7 +106,7 @@ class World:
             "tp": mesh.tp,
         }
         ranks = ranks_by_axis(mesh)
-        # FSDP over one rank still serves copies; over one rank and without copies there is nothing for it to do.
+        # FSDP over one rank is needed for replicas; without replicas it has no effect.
         wanted = {name: size for name, size in sizes.items() if size > 1 or (name == "fsdp" and mesh.dp_replicate > 1)}
         if not wanted:
             return Groups()
@@ -120,7 +123,7 @@ class World:
             cp=cp,
             pp=root.get_group("pp") if mesh.pp > 1 else None,
         )
-        for group in (*root.get_all_groups(), *([cp] if cp else [])):  # torch gives some of them half an hour
+        for group in (*root.get_all_groups(), *([cp] if cp else [])):  # torch gives some of them 30 minutes
             _set_pg_timeout(timedelta(seconds=timeout_s), group)
         return groups
 
@@ -151,13 +154,13 @@ class World:
 
 
 def ranks_by_axis(mesh: Mesh) -> torch.Tensor:
-    """The ranks of a resolved mesh, one dim for each of AXES, whatever the order they are numbered in."""
+    """The ranks of a resolved mesh with one tensor dim for each of AXES, for any order of numbering."""
     numbered = torch.arange(mesh.ranks, dtype=torch.int).reshape([getattr(mesh, axis) for axis in mesh.order])
     return numbered.permute([mesh.order.index(axis) for axis in AXES])
 
 
 def _from_environment() -> tuple[int, int, int, int]:
-    """(rank, size, local rank, local size), from what torchrun, Slurm or our launcher set; alone where nobody did."""
+    """(rank, size, local rank, local size) from torchrun, Slurm or lakh's launcher; a single rank by default."""
     try:
         rank = int(os.environ.get("RANK", "0"))
         size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -175,20 +178,21 @@ def _choose_device(wanted: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     gpus = torch.cuda.device_count()
     if local_rank >= gpus:
-        found = f"rank {local_rank} of this machine has no GPU of its own: there are {gpus}"
+        found = f"rank {local_rank} of this machine has no GPU: there are {gpus}"
         raise UserError("train.device", found, "start fewer ranks here, or train with --set train.device=cpu")
     return torch.device("cuda", local_rank)
 
 
-def _is_about_peers(text: str) -> bool:
-    """torch reports a dead gloo peer as a plain RuntimeError; these words tell it from our own mistakes."""
-    return any(sign in text for sign in ("gloo", "Gloo", "NCCL", "c3 "))
+def _peer_error_kind(error: RuntimeError) -> type[PeerLost] | type[PeerTimeout] | None:
+    """PeerLost or PeerTimeout for an error about a peer, None for any other error.
 
-
-def _peer_error(rank: int, doing: str, timeout_s: float, error: Exception) -> PeerLost | PeerTimeout:
-    first_line = str(error).partition("\n")[0][:200]
-    if "imed out" in first_line or "imeout" in first_line:
-        found = f"no word from a peer for {timeout_s:g} s ({first_line})"
-        return PeerTimeout(f"rank {rank}, {doing}", found, "lakh resume goes on from the last checkpoint")
-    found = f"a peer went away ({first_line})"
-    return PeerLost(f"rank {rank}, {doing}", found, "lakh resume goes on from the last checkpoint")
+    torch has classes for errors of its stores and of NCCL (torch.distributed.DistError), and none for timeouts inside a
+    collective or for gloo, whose errors are RuntimeErrors that begin with gloo's source file (pytorch/pytorch#75512).
+    An error that passes through a torch Future or the autograd engine also loses its class. The text is all that is
+    left.
+    """
+    text = str(error)
+    if not isinstance(error, dist.DistError) and not any(name in text for name in ("gloo", "Gloo", "NCCL", "c3 ")):
+        return None
+    first_line = text.partition("\n")[0]
+    return PeerTimeout if "imed out" in first_line or "imeout" in first_line else PeerLost

@@ -1,17 +1,12 @@
-"""What a rank tells about the steps of a run, as events: rank 0 for all, each rank where it is about itself.
-
-Knows what a step measured and writes it down; decides nothing and waits for nothing.
-"""
+"""Write the events of a training run: rank 0 for the run, each rank for itself."""
 
 from __future__ import annotations
 
 from lakh import config, events
-from lakh.events import EventLog, StepDone, StepSkipped
+from lakh.events import Event, EventLog
 from lakh.spec import Run
-from lakh.tokens.loading.training_data import TrainingData
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.step_metrics import StepMetrics
-from lakh.trainer.state import TrainState
 from lakh.trainer.tuning.memory import memory_bytes
 from lakh.workloads.code.data import Batches
 
@@ -22,59 +17,64 @@ RESOURCES_EVERY_STEPS = 10
 
 class EventWriter:
     def __init__(self, run: Run, world: World, log: EventLog) -> None:
-        self.run, self.world, self.log = run, world, log
+        self._world, self.log = world, log
+        self._tokens_per_step = run.tokens_per_step
+        self._flops_per_step = run.tokens_per_step * run.model.flops_per_token(run.data.sequence)
+        self._peak_flops = run.cluster.gpu.dense_bf16_TFLOPs * 1e12 * world.size
 
-    def chosen(self, what: str, choice: str, reason: str) -> None:
-        """On a GPU, where there is something to choose from."""
-        if self.world.rank == 0 and self.world.device.type == "cuda":
-            self.log.write(events.AutoChoice(step=0, what=what, choice=choice, reason=reason))
+    def write(self, event: Event) -> None:
+        """Write an event about the run, on rank 0."""
+        if self._world.rank == 0:
+            self.log.write(event)
 
-    def started(self, run: Run, state: TrainState, data: TrainingData, *, seconds: float) -> None:
-        """`run`: with what a checkpoint says about it."""
-        self.log.write(events.Initialised(step=state.step, seconds=seconds))
+    def auto_choice(self, what: str, choice: str, reason: str) -> None:
+        """Report a choice on a GPU; a CPU has no alternatives."""
+        if self._world.device.type == "cuda":
+            self.write(events.AutoChoice(step=0, what=what, choice=choice, reason=reason))
+
+    def run_started(self, run: Run, *, step: int, position: int, data_sha256: str, seconds: float) -> None:
+        self.log.write(events.Initialised(step=step, seconds=seconds))
         self.log.write(
             events.RunStarted(
-                step=state.step,
-                world=self.world.size,
-                attempt=self.world.attempt,
-                backend=self.world.backend if self.world.size > 1 else "none",
-                device=str(self.world.device),
+                step=step,
+                world=self._world.size,
+                attempt=self._world.attempt,
+                backend=self._world.backend if self._world.size > 1 else "none",
+                device=str(self._world.device),
                 parameters=run.model.parameters,
-                sequence_index=state.position,
+                sequence_index=position,
                 run_sha256=config.fingerprint(run),
-                data_sha256=data.fingerprint,
+                data_sha256=data_sha256,
             )
         )
 
-    def step(
-        self, step: int, lr: float, measured: StepMetrics, seconds: float, wait_s: float, batches: Batches
-    ) -> None:
-        if not measured.applied:
-            limit = "is too large" if measured.grad_norm < float("inf") else "is not finite"
-            self.log.write(StepSkipped(step=step, reason=f"gradient norm {measured.grad_norm:.4g} {limit}"))
-        if self.world.rank != 0:
+    def step_done(self, metrics: StepMetrics, batches: Batches) -> None:
+        step = metrics.step
+        if not metrics.applied:
+            problem = "is too large" if metrics.grad_norm < float("inf") else "is not finite"
+            reason = f"gradient norm {metrics.grad_norm:.4g} {problem}"
+            self.log.write(events.StepSkipped(step=step, reason=reason))
+        if self._world.rank != 0:
             return
         self.log.write(
-            StepDone(
+            events.StepDone(
                 step=step,
-                loss=measured.loss,
-                lr=lr,
-                grad_norm=measured.grad_norm,
-                tokens=step * self.run.tokens_per_step,
-                tokens_per_s=self.run.tokens_per_step / seconds,
-                step_s=seconds,
-                data_wait_s=wait_s,
-                mfu=self._mfu(seconds),
+                loss=metrics.loss,
+                lr=metrics.lr,
+                grad_norm=metrics.grad_norm,
+                tokens=step * self._tokens_per_step,
+                tokens_per_s=self._tokens_per_step / metrics.step_s,
+                step_s=metrics.step_s,
+                data_wait_s=metrics.data_wait_s,
+                mfu=self._mfu(metrics.step_s),
             )
         )
         if step % RESOURCES_EVERY_STEPS == 1:
-            memory = memory_bytes(self.world.device)
-            ready, starved = batches.ready, batches.starved
-            self.log.write(events.Resources(step=step, memory_bytes=memory, data_ready=ready, data_starved=starved))
+            memory = memory_bytes(self._world.device)
+            self.log.write(
+                events.Resources(step=step, memory_bytes=memory, data_ready=batches.ready, data_starved=batches.starved)
+            )
 
-    def _mfu(self, seconds: float) -> float | None:
-        """Causal-exact model FLOPs over the dense peak of the cluster's GPU; None on a CPU, which states no peak."""
-        if self.world.device.type != "cuda":
-            return None
-        peak = self.run.cluster.gpu.dense_bf16_TFLOPs * 1e12 * self.world.size
-        return self.run.tokens_per_step * self.run.model.flops_per_token(self.run.data.sequence) / seconds / peak
+    def _mfu(self, step_s: float) -> float | None:
+        """Causal-exact model FLOPs over the dense peak of the GPUs; None on a CPU, which has no stated peak."""
+        return self._flops_per_step / step_s / self._peak_flops if self._world.device.type == "cuda" else None

@@ -1,8 +1,7 @@
-"""Where the events of a run are shown besides their files: TensorBoard and Prometheus.
+"""Sinks: show the events of a run in TensorBoard and Prometheus (train.sinks).
 
-A sink is a reader of RUN/events like any other, in a thread of rank 0 (`export_events`), so that it works the same under
-every launcher. TensorBoard's files are written here (tensorboard.py), without the package; the Prometheus page needs
-prometheus_client. A sink that fails says so once on stderr and leaves the run alone.
+A sink reads RUN/events in a thread of rank 0, so that it works under every launcher. A sink that fails prints a warning
+and stops; the run continues.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from lakh import events, storage
-from lakh.errors import LakhError, MissingExtra, UserError
+from lakh.errors import LakhError, MissingExtra
 from lakh.events import (
     CheckpointSaved,
     Evaluated,
@@ -29,8 +28,8 @@ from lakh.events import (
     StepDone,
     StepSkipped,
 )
+from lakh.metrics import MetricsRegistry
 from lakh.spec import Training
-from lakh.trainer.observability.tensorboard import ScalarFile
 
 __all__ = ["PrometheusSink", "Sink", "TensorBoardSink", "export_events"]
 
@@ -40,14 +39,14 @@ STEP_SECONDS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
 class Sink(Protocol):
-    def show(self, event: Event) -> None: ...
+    def export(self, event: Event) -> None: ...
 
     def close(self) -> None: ...
 
 
 @contextlib.contextmanager
 def export_events(settings: Training, run_dir: str | Path, *, rank: int) -> Iterator[None]:
-    """Feed the sinks that a run asks for while the block runs; on rank 0 only."""
+    """Export events to the sinks of a run inside the block; on rank 0 only."""
     if rank != 0 or not settings.sinks:
         yield
         return
@@ -57,7 +56,7 @@ def export_events(settings: Training, run_dir: str | Path, *, rank: int) -> Iter
     }
     sinks = [makers[name]() for name in dict.fromkeys(settings.sinks)]
     ended = threading.Event()
-    thread = threading.Thread(target=_feed, args=(sinks, run_dir, ended), name="lakh-sinks", daemon=True)
+    thread = threading.Thread(target=_export, args=(sinks, run_dir, ended), name="lakh-sinks", daemon=True)
     thread.start()
     try:
         yield
@@ -66,138 +65,136 @@ def export_events(settings: Training, run_dir: str | Path, *, rank: int) -> Iter
         thread.join(STOP_TIMEOUT_S)
 
 
-def _feed(sinks: list[Sink], run_dir: str | Path, ended: threading.Event) -> None:
-    working = list(sinks)
+def _export(sinks: list[Sink], run_dir: str | Path, ended: threading.Event) -> None:
+    active = list(sinks)
     for event in events.follow(run_dir, rank=0, since_s=time.time(), poll_s=POLL_S, until=ended.is_set):
-        for sink in list(working):
+        for sink in list(active):
             try:
-                sink.show(event)
+                sink.export(event)
             except (OSError, ValueError, LakhError) as error:
-                print(f"warning: {type(sink).__name__}: {error}; the run goes on without it", file=sys.stderr)  # noqa: T201
-                working.remove(sink)
-    for sink in working:
+                print(f"warning: {type(sink).__name__}: {error}; the run continues without it", file=sys.stderr)  # noqa: T201
+                active.remove(sink)
+    for sink in active:
         with contextlib.suppress(OSError):
             sink.close()
 
 
+class TensorBoardSink:
+    """RUN/tensorboard: one event file per attempt, written by tensorboardX."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboardX import SummaryWriter  # an optional dependency
+        except ModuleNotFoundError:
+            raise MissingExtra("train.sinks = tensorboard", "tensorboardX", "train") from None
+        self._writer = SummaryWriter(str(folder))
+
+    def export(self, event: Event) -> None:
+        for tag, value in scalars(event).items():
+            self._writer.add_scalar(tag, value, event.step, walltime=event.time_s)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
 def scalars(event: Event) -> dict[str, float]:
-    """The numbers of an event under the names that TensorBoard shows."""
-    if isinstance(event, StepDone):
-        named = {
-            "train/loss": event.loss,
-            "train/lr": event.lr,
-            "train/grad_norm": event.grad_norm,
-            "speed/tokens_per_s": event.tokens_per_s,
-            "speed/step_s": event.step_s,
-            "data/wait_s": event.data_wait_s,
-        }
-        return named | ({"speed/mfu": event.mfu} if event.mfu is not None else {})
-    if isinstance(event, Evaluated):
-        return {"heldout/loss": event.loss}
-    if isinstance(event, CheckpointSaved):
-        return {"checkpoint/seconds": event.seconds, "checkpoint/bytes": float(event.bytes)}
-    if isinstance(event, Resources):
-        return {
-            "memory/bytes": float(event.memory_bytes),
-            "data/ready": float(event.data_ready),
-            "data/starved": float(event.data_starved),
-        }
-    if isinstance(event, NetworkTraffic):
-        return {f"traffic/{tier}_bytes": float(count) for tier, count in event.sent_bytes.items()}
-    if isinstance(event, HookMetrics):
-        return {f"hooks/{key}": float(value) for key, value in event.values.items()}
+    """The numbers of an event by their TensorBoard tag."""
+    match event:
+        case StepDone():
+            named = {
+                "train/loss": event.loss,
+                "train/lr": event.lr,
+                "train/grad_norm": event.grad_norm,
+                "speed/tokens_per_s": event.tokens_per_s,
+                "speed/step_s": event.step_s,
+                "data/wait_s": event.data_wait_s,
+            }
+            return named | ({"speed/mfu": event.mfu} if event.mfu is not None else {})
+        case Evaluated():
+            return {"heldout/loss": event.loss}
+        case CheckpointSaved():
+            return {"checkpoint/seconds": event.seconds, "checkpoint/bytes": float(event.bytes)}
+        case Resources():
+            return {
+                "memory/bytes": float(event.memory_bytes),
+                "data/ready": float(event.data_ready),
+                "data/starved": float(event.data_starved),
+            }
+        case NetworkTraffic():
+            return {f"traffic/{tier}_bytes": float(count) for tier, count in event.sent_bytes.items()}
+        case HookMetrics():
+            return {f"hooks/{key}": float(value) for key, value in event.values.items()}
     return {}
 
 
-class TensorBoardSink:
-    """RUN/tensorboard: one file of scalars per attempt."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = ScalarFile(folder)
-
-    def show(self, event: Event) -> None:
-        for tag, value in scalars(event).items():
-            self._file.add(tag, value, step=event.step, time_s=event.time_s)
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class PrometheusSink:
-    """http://HOST:PORT/metrics; RUN/prometheus.json says which port it is."""
+    """http://HOST:PORT/metrics; RUN/prometheus.json holds the port."""
 
     def __init__(self, port: int, run_dir: str | Path) -> None:
-        try:
-            import prometheus_client as prometheus
-        except ModuleNotFoundError:
-            raise MissingExtra("train.sinks = prometheus", "prometheus_client", "train") from None
-        self._registry = prometheus.CollectorRegistry()
-        gauge, counter = prometheus.Gauge, prometheus.Counter
-        self._steps = prometheus.Histogram(
-            "lakh_step_seconds", "time of one step", buckets=STEP_SECONDS_BUCKETS, registry=self._registry
-        )
-        self._metrics: dict[str, Any] = {
-            name: kind(f"lakh_{name}", text, registry=self._registry)
-            for name, kind, text in (
-                ("step", gauge, "optimizer updates so far"),
-                ("loss", gauge, "training loss in nats per token"),
-                ("heldout_loss", gauge, "held-out loss in nats per token"),
-                ("grad_norm", gauge, "gradient norm before clipping"),
-                ("learning_rate", gauge, "learning rate"),
-                ("mfu_ratio", gauge, "causal-exact model FLOPs over the dense peak"),
-                ("tokens_per_second", gauge, "tokens per second over all ranks"),
-                ("memory_bytes", gauge, "most memory that rank 0 has used"),
-                ("data_ready_batches", gauge, "batches read ahead"),
-                ("data_starved_steps", gauge, "steps whose batch was not there when it was asked for"),
-                ("tokens_total", counter, "tokens trained on"),
-                ("data_wait_seconds_total", counter, "time spent waiting for data"),
-                ("steps_skipped_total", counter, "updates that were left out"),
-                ("restarts_total", counter, "times that the launcher started all ranks again"),
-                ("checkpoint_seconds_total", counter, "time that training stood still for checkpoints"),
+        metrics = MetricsRegistry("lakh_")
+        self._step_seconds = metrics.histogram("step_seconds", "time of one step", STEP_SECONDS_BUCKETS)
+        self._gauges = {
+            name: metrics.gauge(name, text)
+            for name, text in (
+                ("step", "optimizer updates so far"),
+                ("loss", "training loss in nats per token"),
+                ("heldout_loss", "held-out loss in nats per token"),
+                ("grad_norm", "gradient norm before clipping"),
+                ("learning_rate", "learning rate"),
+                ("mfu_ratio", "causal-exact model FLOPs over the dense peak"),
+                ("tokens_per_second", "tokens per second over all ranks"),
+                ("memory_bytes", "peak memory of rank 0"),
+                ("data_ready_batches", "prefetched batches"),
+                ("data_starved_steps", "steps whose batch was not ready in time"),
             )
         }
-        self._sent = gauge("lakh_step_sent_bytes", "what rank 0 sends in one step", ["tier"], registry=self._registry)
-        try:
-            self._server, _ = prometheus.start_http_server(port, registry=self._registry)
-        except OSError as error:
-            found = f"cannot be listened on ({error.strerror})"
-            raise UserError(f"train.prometheus_port = {port}", found, "choose another; 0 takes a free one") from None
-        self.port = int(self._server.server_port)
-        storage.write_bytes(storage.join(run_dir, "prometheus.json"), json.dumps({"port": self.port}).encode())
+        self._counters = {
+            name: metrics.counter(f"{name}_total", text)
+            for name, text in (
+                ("tokens", "tokens trained on"),
+                ("data_wait_seconds", "time spent waiting for data"),
+                ("steps_skipped", "skipped updates"),
+                ("restarts", "restarts of all ranks by the launcher"),
+                ("checkpoint_seconds", "time that training paused for checkpoints"),
+            )
+        }
+        self._sent = metrics.gauge("step_sent_bytes", "bytes that rank 0 sends in one step", ["tier"])
+        self._server = metrics.serve(port, "0.0.0.0", setting="train.prometheus_port")
+        document = json.dumps({"port": self._server.port}).encode()
+        storage.write_bytes(storage.join(run_dir, "prometheus.json"), document)
         self._tokens = 0
 
-    def show(self, event: Event) -> None:
-        metrics = self._metrics
+    def export(self, event: Event) -> None:
+        gauges, counters = self._gauges, self._counters
         match event:
             case StepDone():
-                self._steps.observe(event.step_s)
-                metrics["step"].set(event.step)
-                metrics["loss"].set(event.loss)
-                metrics["grad_norm"].set(event.grad_norm)
-                metrics["learning_rate"].set(event.lr)
-                metrics["tokens_per_second"].set(event.tokens_per_s)
-                metrics["data_wait_seconds_total"].inc(event.data_wait_s)
-                metrics["tokens_total"].inc(max(0, event.tokens - self._tokens) if self._tokens else 0)
+                self._step_seconds.observe(event.step_s)
+                gauges["step"].set(event.step)
+                gauges["loss"].set(event.loss)
+                gauges["grad_norm"].set(event.grad_norm)
+                gauges["learning_rate"].set(event.lr)
+                gauges["tokens_per_second"].set(event.tokens_per_s)
+                counters["data_wait_seconds"].inc(event.data_wait_s)
+                counters["tokens"].inc(max(0, event.tokens - self._tokens) if self._tokens else 0)
                 self._tokens = event.tokens
                 if event.mfu is not None:
-                    metrics["mfu_ratio"].set(event.mfu)
+                    gauges["mfu_ratio"].set(event.mfu)
             case Evaluated():
-                metrics["heldout_loss"].set(event.loss)
+                gauges["heldout_loss"].set(event.loss)
             case StepSkipped():
-                metrics["steps_skipped_total"].inc()
+                counters["steps_skipped"].inc()
             case Restarted():
-                metrics["restarts_total"].inc()
+                counters["restarts"].inc()
             case CheckpointSaved():
-                metrics["checkpoint_seconds_total"].inc(event.seconds)
+                counters["checkpoint_seconds"].inc(event.seconds)
             case Resources():
-                metrics["memory_bytes"].set(event.memory_bytes)
-                metrics["data_ready_batches"].set(event.data_ready)
-                metrics["data_starved_steps"].set(event.data_starved)
+                gauges["memory_bytes"].set(event.memory_bytes)
+                gauges["data_ready_batches"].set(event.data_ready)
+                gauges["data_starved_steps"].set(event.data_starved)
             case NetworkTraffic():
                 for tier, count in event.sent_bytes.items():
                     self._sent.labels(tier).set(count)
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()

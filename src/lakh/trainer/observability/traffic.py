@@ -1,18 +1,18 @@
-"""Counting what a step sends over each tier of the network, as it happens.
+"""Count the bytes that a step sends over each tier of the network.
 
-While a `TrafficCounter` is entered, every collective of torch.distributed that this rank takes part in is noted: which ranks,
-how many bytes. A rank of n sends, by the ring and bandwidth-optimal forms that backends use:
+Inside a `TrafficCounter`, every collective of torch.distributed on this rank is counted. With the bandwidth-optimal
+algorithms of the backends, one of n ranks sends:
 
     all-gather, reduce-scatter, broadcast, all-to-all   (n - 1) / n of the whole tensor
     all-reduce                                          twice that
     send                                                the tensor
 
-What c3 encodes counts in its encoded form, scales included. The tier is the innermost one of the cluster that holds the
-group's ranks; inside a tier a hierarchical backend may send less over the outer links.
+Data that c3 encodes counts in its encoded form, with its scales. The tier is the innermost tier of the cluster that
+holds all ranks of the group; a hierarchical backend may send less over the outer links.
 
-Noted where Python hands a collective to its process group. Compiled blocks run as always: FSDP's collectives stand
-between them, and those inside a block (tensor and context parallelism) are operators that compiled code calls back
-(workloads/code/collectives.py). Cost: some microseconds per collective, so one step in a while is counted, not each.
+The counter wraps the methods of the process groups. Compiled blocks are unaffected: FSDP's collectives run between
+them, and collectives inside a block are custom operators (workloads/code/collectives.py). Cost: some microseconds per
+collective, so only single steps are counted.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from lakh.spec import Cluster
 
 __all__ = ["TrafficCounter", "tier_of_ranks"]
 
-# how often the (n - 1) / n of the larger side travels
+# multiples of (n - 1) / n of the larger side
 _ROUNDS = {"allgather": 1, "reducescatter": 1, "allreduce": 2, "broadcast": 1, "alltoall": 1}
-_KINDS = {"reducescatter": "reduce_scatter"}  # as it is shown
+_KINDS = {"reducescatter": "reduce_scatter"}  # the displayed name
 
 
 def _kind_of(method: str) -> str | None:
-    """The kind of collective that a method of a process group is."""
+    """The collective behind a method of a process group."""
     plain = method.replace("_", "")
     return next((kind for kind in (*_ROUNDS, "send") if plain.startswith(kind)), None)
 
 
 def tier_of_ranks(ranks: Iterable[int], cluster: Cluster) -> str:
-    """The innermost tier in which all of these ranks lie in one group."""
+    """The innermost tier that holds all of these ranks."""
     ranks = list(ranks)
     for tier in cluster.tiers:
         if len({rank // tier.size for rank in ranks}) == 1:
@@ -66,13 +66,13 @@ class TrafficCounter:
 
     def __enter__(self) -> Self:
         groups = distributed_c10d._world.pg_map
-        bases = {base for group in groups for base in type(group).__mro__}  # c3 has classes of its own
+        bases = {base for group in groups for base in type(group).__mro__}  # c3 has its own classes
         kinds: set[type] = {dist.ProcessGroup} | {base for base in bases if issubclass(base, dist.ProcessGroup)}
         for owner in kinds:
             for name, method in list(vars(owner).items()):
                 if (kind := _kind_of(name)) is not None:
                     self._plain.append((owner, name, method))
-                    setattr(owner, name, self._noting(kind, getattr(owner, name)))
+                    setattr(owner, name, self._counted(kind, getattr(owner, name)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,11 +80,11 @@ class TrafficCounter:
             setattr(owner, name, method)
         self._plain.clear()
 
-    def _noting(self, kind: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, kind: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            if self._inside:  # a method that calls another one is one collective
+            if self._inside:  # a method that calls another is one collective
                 return plain(group, *args, **kwargs)
-            self._note(kind, group, [*args, *kwargs.values()])
+            self._count(kind, group, [*args, *kwargs.values()])
             self._inside = True
             try:
                 return plain(group, *args, **kwargs)
@@ -93,18 +93,18 @@ class TrafficCounter:
 
         return call
 
-    def _note(self, kind: str, group: dist.ProcessGroup, arguments: Sequence[Any]) -> None:
+    def _count(self, kind: str, group: dist.ProcessGroup, arguments: Sequence[Any]) -> None:
         ranks = dist.get_process_group_ranks(group)
         sides = (tree_flatten(argument)[0] for argument in arguments)
         sizes = (sum(_wire_bytes(group, value) for value in side if isinstance(value, Tensor)) for side in sides)
-        sent = max(sizes, default=0)  # the side, input or output, that holds the whole
+        sent = max(sizes, default=0)  # input or output, whichever is the full tensor
         if kind != "send":
             sent = _ROUNDS[kind] * sent * (len(ranks) - 1) // len(ranks)
         self.sent_bytes[tier_of_ranks(ranks, self.cluster), _KINDS.get(kind, kind)] += sent
 
 
 def _wire_bytes(group: dist.ProcessGroup, tensor: Tensor) -> int:
-    """c3's groups, and they alone, may encode what they sum between copies of the model."""
-    ask = getattr(group, "encoded_bytes", None)
-    encoded = ask(tensor) if ask is not None else None
+    """Only c3's groups may encode what they sum between replicas."""
+    encoded_bytes = getattr(group, "encoded_bytes", None)
+    encoded = encoded_bytes(tensor) if encoded_bytes is not None else None
     return tensor.nbytes if encoded is None else int(encoded)

@@ -1,13 +1,12 @@
-"""Going on when ranks die, without starting any process again.
+"""Continue without lost ranks, and without restarting any process.
 
-Where every rank holds the whole model (mesh.dp_replicate = ranks) and the ranks talk over c3, a lost rank takes nothing
-with it but its share of the work. The survivors agree on who is left (lakh.c3.membership, through a file beside the
-rendezvous, which outlives every rank), whoever is behind or was struck in the middle of an update takes the tensors of
-the one that is ahead, and the step that was under way is done again by fewer ranks: the same sequences, divided anew.
+Possible if every rank holds the whole model (mesh.dp_replicate = ranks) and the ranks communicate over c3
+(`launcher.can_continue_without_ranks`). The remaining ranks agree on the members (lakh.c3.membership, through a file
+beside the rendezvous), ranks that are behind or were interrupted inside an update take the tensors of the rank that is
+ahead, and the current step is repeated by fewer ranks with the same sequences.
 
-Which runs can do so is said by `launch.can_continue_without_ranks`. Fails with PeerLost (exit 75, so that the launcher starts all
-ranks again) where the survivors are a minority, where the batch does not divide among them, or where nobody has whole
-tensors.
+Raises PeerLost (exit 75, so that the launcher restarts all ranks) if the remaining ranks are a minority, if the batch
+does not divide among them, or if no rank has consistent tensors.
 """
 
 from __future__ import annotations
@@ -30,160 +29,144 @@ from lakh.c3.membership import Epoch, agree
 from lakh.errors import InfeasiblePlan, PeerLost, PeerTimeout
 from lakh.events import RanksLost
 from lakh.spec import Mesh, Run
-from lakh.tokens.loading.digest import StreamDigest, digest_sequences
-from lakh.tokens.loading.stream import TokenStream
+from lakh.tokens.loading.digest import StreamDigest
 from lakh.trainer.launch.launcher import can_continue_without_ranks
 from lakh.trainer.launch.world import World
-from lakh.trainer.optim.optimizer import named_state
-from lakh.trainer.state import TrainState
 
-__all__ = ["ElasticGroup", "LoopState", "held"]
+__all__ = ["ElasticGroup", "LoopState", "local_tensor"]
 
-MEETING_TIMEOUT_S = 20.0
-MAX_QUARRELS = 3  # meetings in a row at which nobody was missing: then it is not about ranks
+RENDEZVOUS_TIMEOUT_S = 20.0
+MAX_FALSE_ALARMS = 3  # agreements in a row in which no rank was missing: the cause is something else
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopState:
-    """What a survivor brings along: where it was, and its tensors by name."""
+    """The state that a rank keeps when others are lost."""
 
     step: int
     """Steps that the tensors have taken."""
     position: int
     """Sequences that these steps have consumed."""
     finished: int
-    """The last step whose evaluation and checkpoint, where due, were finished."""
-    whole: bool
-    """False where the loss struck in the middle of an update."""
+    """The last step whose evaluation and checkpoint, if due, are done."""
+    is_consistent: bool
+    """False if the loss interrupted an update."""
     tensors: Mapping[str, Tensor]
-    known: tuple[int, StreamDigest | None]
-    """A position not long ago and the hash of the stream up to there: what a lost rank has read since is read again."""
+    known_digest: tuple[int, StreamDigest | None]
+    """A recent position and the digest of the stream up to it; the sequences since then are read again."""
     last_saved: str
     mesh: Mesh
     """The mesh that the run was started with."""
 
-    def put_into(self, state: TrainState, run: Run) -> None:
-        """Become the state of a training by the ranks that are left."""
-        with torch.no_grad():
-            for name, tensor in named_state(state.model, state.optimizer).items():
-                held(tensor).copy_(self.tensors[name])
-        state.step, state.position, state.last_saved = self.step, self.position, self.last_saved
-        position, digest = self.known
-        if digest is not None and self.position > position:
-            rows = TokenStream.open(run.data, run.seed).read_range(position, self.position - position)
-            digest += digest_sequences(position, rows.tokens, rows.lengths)
-        state.digest, state.known = digest, (self.position, digest)
-
 
 class ElasticGroup:
-    """The ranks of a run that may lose some of them. One object for the life of a process."""
+    """The ranks of a run that can lose some of them. One object for the life of a process."""
 
     @staticmethod
     def of(run: Run, world: World) -> ElasticGroup | None:
-        """None where a lost rank ends the run: other launchers end all ranks themselves, others have parts only."""
-        meeting = os.environ.get("LAKH_RENDEZVOUS")
-        return ElasticGroup(run, world, meeting) if meeting and can_continue_without_ranks(run, world.size)[0] else None
+        """None if a lost rank ends the run."""
+        rendezvous = os.environ.get("LAKH_RENDEZVOUS")  # other launchers end all ranks themselves
+        if not rendezvous or not can_continue_without_ranks(run.train, run.mesh, world.size)[0]:
+            return None
+        return ElasticGroup(world, rendezvous, run.train.threads, run.train.peer_timeout_s)
 
-    def __init__(self, run: Run, world: World, meeting: str) -> None:
-        self.settings = run.train
-        self.quarrels = 0
-        self.member = world.rank
-        self.epoch = Epoch(0, tuple(range(world.size)))
-        self._meeting = meeting
-        self._store = DirectoryStore(f"{meeting}.members")
+    def __init__(self, world: World, rendezvous: str, threads: int, peer_timeout_s: float) -> None:
+        self._threads, self._peer_timeout_s = threads, peer_timeout_s
+        self._false_alarms = 0
+        self._member = world.rank
+        self._epoch = Epoch(0, tuple(range(world.size)))
+        self._rendezvous = rendezvous
+        self._store = DirectoryStore(f"{rendezvous}.members")
 
-    def go_on(
-        self, run: Run, world: World, mine: LoopState, why: PeerLost | PeerTimeout
+    def rejoin(
+        self, run: Run, world: World, mine: LoopState, cause: PeerLost | PeerTimeout
     ) -> tuple[Run, World, LoopState, RanksLost]:
-        """Leave the old ranks, meet those that are left, and agree on one state."""
+        """Leave the old process group, join the remaining ranks, and agree on one state."""
         began_s = time.monotonic()
-        dead, silent = (
-            {self.epoch.members[rank] for rank in ranks if rank < len(self.epoch.members)} for ranks in _give_up()
+        dead, suspected = (
+            {self._epoch.members[rank] for rank in ranks if rank < len(self._epoch.members)}
+            for ranks in _abort_groups()
         )
-        record = {"step": mine.step, "finished": mine.finished, "whole": int(mine.whole)}
-        before = self.epoch
-        self.epoch, records = agree(
-            self._store, "survivors", before, self.member, record, dead, suspects=silent, on_signed=_take_down
+        record = {"step": mine.step, "finished": mine.finished, "whole": int(mine.is_consistent)}
+        before = self._epoch
+        self._epoch, records = agree(
+            self._store, "survivors", before, self._member, record, dead, suspects=suspected, on_signed=_destroy_group
         )
-        left = [records[member] for member in self.epoch.members]
-        size, rank = len(left), self.epoch.members.index(self.member)
-        mesh = dataclasses.replace(run.mesh, dp_replicate=size, dp_shard=1)
-        run = dataclasses.replace(run, mesh=mesh)
+        remaining = [records[member] for member in self._epoch.members]
+        size, rank = len(remaining), self._epoch.members.index(self._member)
+        run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, dp_replicate=size, dp_shard=1))
         try:
             run.accumulation(size)
         except InfeasiblePlan as error:
-            raise PeerLost(why.where, f"{why.found}; {size} are left, but {error.found}", why.todo) from None
-        steps = [record["step"] for record in left if record["whole"]]
+            raise PeerLost(cause.where, f"{cause.found}; {size} ranks remain, but {error.found}", cause.todo) from None
+        steps = [record["step"] for record in remaining if record["whole"]]
         if not steps:
-            raise PeerLost(why.where, f"{why.found}; in the middle of an update", why.todo) from None
+            raise PeerLost(cause.where, f"{cause.found}; every rank was inside an update", cause.todo) from None
+        step = max(steps)
         world = dataclasses.replace(world, rank=rank, size=size)
-        self._meet(world)
-        source = next(r for r, record in enumerate(left) if record["whole"] and record["step"] == max(steps))
-        if any(not record["whole"] or record["step"] != max(steps) for record in left):
-            with world.peers("taking the state of the one ahead", self.settings.peer_timeout_s):
+        self._join(world)
+        is_current = [bool(record["whole"]) and record["step"] == step for record in remaining]
+        if not all(is_current):
+            with world.peer_errors("receiving the state", self._peer_timeout_s):
                 for name in sorted(mine.tensors):
-                    dist.broadcast(mine.tensors[name], source)
-        finished = min(record["finished"] for record in left)
-        position = mine.position + (max(steps) - mine.step) * run.data.batch
-        carried = dataclasses.replace(mine, step=max(steps), position=position, finished=finished, whole=True)
-        lost = tuple(member for member in before.members if member not in self.epoch.members)
-        self.quarrels = 0 if lost else self.quarrels + 1
-        if self.quarrels > MAX_QUARRELS:
-            raise why
-        seconds = time.monotonic() - began_s
-        return (
-            run,
-            world,
-            carried,
-            RanksLost(
-                step=carried.step, lost=lost, left=size, reason=f"{why.found}; {self.epoch.reason}", seconds=seconds
-            ),
+                    dist.broadcast(mine.tensors[name], is_current.index(True))
+        state = dataclasses.replace(
+            mine,
+            step=step,
+            position=mine.position + (step - mine.step) * run.data.batch,
+            finished=min(record["finished"] for record in remaining),
+            is_consistent=True,
         )
+        lost = tuple(member for member in before.members if member not in self._epoch.members)
+        self._false_alarms = 0 if lost else self._false_alarms + 1
+        if self._false_alarms > MAX_FALSE_ALARMS:
+            raise cause
+        reason = f"{cause.found}; {self._epoch.reason}"
+        seconds = time.monotonic() - began_s
+        return run, world, state, RanksLost(step=step, lost=lost, left=size, reason=reason, seconds=seconds)
 
-    def _meet(self, world: World) -> None:
-        """A process group of those that are left; none where one is."""
-        cores, threads = len(os.sched_getaffinity(0)), self.settings.threads
-        torch.set_num_threads(threads or max(1, cores // world.size))
+    def _join(self, world: World) -> None:
+        """Make a process group of the remaining ranks; none for a single rank."""
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(self._threads or max(1, cores // world.size))
         if world.size == 1:
             return
-        store = dist.FileStore(f"{self._meeting}.epoch-{self.epoch.number}", world.size)
-        store.set_timeout(timedelta(seconds=MEETING_TIMEOUT_S))
-        with world.peers("meeting the ranks that are left", MEETING_TIMEOUT_S):
+        store = dist.FileStore(f"{self._rendezvous}.epoch-{self._epoch.number}", world.size)
+        store.set_timeout(timedelta(seconds=RENDEZVOUS_TIMEOUT_S))
+        with world.peer_errors("joining the remaining ranks", RENDEZVOUS_TIMEOUT_S):
             dist.init_process_group(
                 world.backend,
                 store=store,
                 rank=world.rank,
                 world_size=world.size,
-                timeout=timedelta(seconds=self.settings.peer_timeout_s),
+                timeout=timedelta(seconds=self._peer_timeout_s),
             )
 
 
-def _give_up() -> tuple[set[int], set[int]]:
-    """Give up every group, so that nobody waits for us in one.
-
-    The ranks that are known dead, and those that may have given up before us.
-    """
+def _abort_groups() -> tuple[set[int], set[int]]:
+    """Abort every process group, so that no peer waits for this rank. Returns the ranks that are certainly dead, and
+    those that may be."""
     from lakh.c3.torch_backend import C3ProcessGroup
 
     dead: set[int] = set()
-    silent: set[int] = set()
+    suspected: set[int] = set()
     for group in list(distributed_c10d._world.pg_map):
         if isinstance(group, C3ProcessGroup):
             ranks = dist.get_process_group_ranks(group)
             failure = group.group.failure()
             if failure is not None:
                 blamed = {ranks[rank] for rank in failure.dead if rank < len(ranks)}
-                (dead if failure.is_certain else silent).update(blamed)
-            with contextlib.suppress(Exception):  # it is over in any case
+                (dead if failure.is_certain else suspected).update(blamed)
+            with contextlib.suppress(Exception):  # the group is unusable in any case
                 group.abort()
-    return dead, silent
+    return dead, suspected
 
 
-def _take_down() -> None:
-    with contextlib.suppress(Exception):  # they are over in any case
+def _destroy_group() -> None:
+    with contextlib.suppress(Exception):  # the group is unusable in any case
         dist.destroy_process_group()
 
 
-def held(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: all of it, where it holds the whole model."""
+def local_tensor(tensor: Tensor) -> Tensor:
+    """The local part of a tensor: all of it, if this rank holds the whole model."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

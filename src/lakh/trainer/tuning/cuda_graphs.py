@@ -1,11 +1,9 @@
-"""The forward and backward pass of a micro-batch, recorded once as a CUDA graph and replayed: for small models.
+"""CUDA graphs for small models: record the forward and backward pass of a micro-batch once and replay it.
 
-A small model's kernels end sooner than Python can start the next ones, and the GPU waits. A replay starts all of them
-at once. What it costs: inputs are copied to where the recording reads them, gradients stay where the recording writes
-them, and the memory of the pass is kept for the graph alone.
+The kernels of a small model end before Python has launched the next ones; a replay launches all of them at once. In
+exchange, inputs are copied into the graph's buffers, gradients stay in place, and the pass keeps its memory.
 
-Only where shapes never change and one process has the whole model: packed documents, and models that are cut up over
-ranks, take the plain way. `decide_cuda_graphs` decides, and says why.
+Only for fixed shapes on one process: packed documents and sharded models run without graphs.
 """
 
 from __future__ import annotations
@@ -16,50 +14,49 @@ import torch
 from torch import Tensor, nn
 
 from lakh.errors import UserError
-from lakh.spec import Run
+from lakh.spec import Data, Model, Training
 from lakh.workloads.code.batch import Batch
 
 __all__ = ["GraphedPass", "decide_cuda_graphs"]
 
-WARM_UP_PASSES = 3  # compiles, and lets libraries choose their kernels: neither can be recorded
+WARM_UP_PASSES = 3  # compilation and kernel selection cannot be recorded
 BUSY_FLOPS_PER_LAYER = 0.9e12
-"""Of a micro-batch: above, the GPU works longer on a layer than Python takes to start its kernels. Python took 2.2 ms
-for each of 6 layers and their part of the step (H200, 2026-11-15, 13.1 ms where a replay took 2.4); an H200 does some
-400 TFLOP/s."""
+"""Of a micro-batch: above this, the GPU needs longer for a layer than Python to launch its kernels. Python took 2.2 ms
+for each of 6 layers (H200, 2026-11-15: 13.1 ms per step, 2.4 with a replay); an H200 does about 400 TFLOP/s."""
 
 Pass = Callable[[nn.Module, Batch, float | Tensor], Tensor]
-"""Forward and backward: leaves gradients, returns the loss."""
+"""Forward and backward: adds to the gradients and returns the loss."""
 
 
-def decide_cuda_graphs(run: Run, *, device: str, world: int) -> tuple[bool, str]:
-    """Whether passes are recorded, and the reason. Refuses where they were asked for and cannot be."""
-    records, reason = _choose(run, device, world)
-    if run.train.graphs == "on" and not records:
+def decide_cuda_graphs(settings: Training, data: Data, model: Model, *, device: str, world: int) -> tuple[bool, str]:
+    """Whether to use CUDA graphs, and the reason. Raises UserError if they are requested and not possible."""
+    enabled, reason = _decide(settings, data, model, device, world)
+    if settings.graphs == "on" and not enabled:
         raise UserError("train.graphs = on", reason, 'set train.graphs = "auto"')
-    return records, reason
+    return enabled, reason
 
 
-def _choose(run: Run, device: str, world: int) -> tuple[bool, str]:
-    if run.train.graphs == "off":
-        return False, "switched off"
+def _decide(settings: Training, data: Data, model: Model, device: str, world: int) -> tuple[bool, str]:
+    if settings.graphs == "off":
+        return False, "disabled"
     if device != "cuda":
-        return False, f"there are none on {device}"
+        return False, f"not available on {device}"
     if world > 1:
-        return False, "collectives of several ranks are not recorded"
-    if run.data.document_mask:
-        return False, "packed documents change shapes from batch to batch"
-    if run.train.graphs == "on":
-        return True, "asked for"
-    flops = run.data.micro_batch * run.data.sequence * run.model.flops_per_token(run.data.sequence) / run.model.layers
+        return False, "collectives of several ranks cannot be recorded"
+    if data.document_mask:
+        return False, "packed documents change the shapes from batch to batch"
+    if settings.graphs == "on":
+        return True, "requested"
+    flops = data.micro_batch * data.sequence * model.flops_per_token(data.sequence) / model.layers
     if flops > BUSY_FLOPS_PER_LAYER:
-        return False, f"{flops / 1e12:.1f} TFLOP a layer keep the GPU busy while Python starts the next kernels"
-    return True, f"{flops / 1e12:.2f} TFLOP a layer end before Python has started the next kernels"
+        return False, f"{flops / 1e12:.1f} TFLOP per layer keep the GPU busy while Python launches the next kernels"
+    return True, f"{flops / 1e12:.2f} TFLOP per layer end before Python has launched the next kernels"
 
 
 class GraphedPass:
-    """A pass that is recorded at its first call, for that micro-batch's shape; another shape takes the plain way.
+    """A pass that is recorded at its first call; micro-batches of another shape run without the graph.
 
-    Gradients are added to those that are there, where they are: they are zeroed, not dropped, between steps.
+    It adds to the gradients in place: zero them between steps instead of setting them to None.
     """
 
     def __init__(self, plain: Pass) -> None:
@@ -90,17 +87,17 @@ class GraphedPass:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         before = [gradient.clone() for gradient in _gradients(model)]
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             for _ in range(WARM_UP_PASSES):
                 self._plain(model, self._batch, self._scale)
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._loss = self._plain(model, self._batch, self._scale)
         self._graph = graph
-        torch._foreach_copy_(_gradients(model), before)  # what the warm-up has added goes again
+        torch._foreach_copy_(_gradients(model), before)  # undo the warm-up
 
 
 def _gradients(model: nn.Module) -> list[Tensor]:

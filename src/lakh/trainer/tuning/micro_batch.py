@@ -1,11 +1,9 @@
-"""The micro-batch that a run should have on this GPU: the largest that fits as it is, unless a smaller one is faster.
+"""Find the best micro-batch for this GPU: the largest that fits, unless a smaller one is faster.
 
-Memory grows nearly in a straight line with the micro-batch, so two small tries tell where the line meets the limit;
-that micro-batch is tried, smaller ones should it not fit, and larger ones should the line turn out flatter. It runs
-against the next smaller one, and against the one that leaves the fewest multiprocessors idle (waves.py). `choose`
-decides, and knows nothing of GPUs; `try_one` takes a few real steps of the run's own model, compiled, on random tokens,
-and leaves the GPU as it found it, also when memory ran out. One rank alone: ranks that share the states have room for
-more.
+Memory grows almost linearly with the micro-batch, so two small trials predict where it reaches the limit. The predicted
+size is tried, then smaller or larger ones as needed. It is timed against the next smaller size and against the one that
+leaves the fewest multiprocessors idle (waves.py). `choose` is a pure decision; `try_one` takes a few steps of the
+compiled model on random tokens. The result is for one rank; ranks that share the optimizer state have room for more.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ import torch
 from lakh.errors import InfeasiblePlan, UserError
 from lakh.spec import Mesh, Run
 from lakh.trainer.optim.optimizer import build_optimizer
-from lakh.trainer.step import update, uses_bf16
-from lakh.trainer.tuning.memory import ran_out
+from lakh.trainer.step import objective_of, update, uses_bf16
+from lakh.trainer.tuning.memory import is_out_of_memory
 from lakh.trainer.waves import fullness
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel
@@ -31,16 +29,16 @@ from lakh.workloads.code.parallel import Groups, parallelise
 
 __all__ = ["MicroBatchChoice", "MicroBatchTrial", "choose", "find_micro_batch", "try_one"]
 
-LIMIT_SHARE = 0.93  # of the memory that is free; the rest is what fragmentation takes in a long run
+LIMIT_SHARE = 0.93  # of the free memory; fragmentation takes the rest in a long run
 WARM_UP_STEPS, TIMED_STEPS = 2, 4
-FASTER = 1.01  # by less than this, the smaller of two is taken: memory is worth something
+FASTER = 1.01  # below this gain the smaller of two sizes is chosen
 
 
 @dataclass(frozen=True)
 class MicroBatchTrial:
     micro_batch: int
     peak_bytes: int | None
-    """None where it did not fit."""
+    """None if it did not fit."""
     tok_per_s: float = 0.0
 
 
@@ -57,7 +55,7 @@ def choose(
     limit_bytes: int,
     fullness: Callable[[int], float] = lambda size: 0.0,
 ) -> MicroBatchChoice:
-    """The best of some sizes, given in ascending order. `fullness`: what may make a smaller one faster."""
+    """The best of the ascending `sizes`. `fullness`: share of busy multiprocessors, which may favour a smaller size."""
     tried: dict[int, MicroBatchTrial] = {}
 
     def fits(size: int) -> bool:
@@ -66,14 +64,14 @@ def choose(
         peak = tried[size].peak_bytes
         return peak is not None and peak <= limit_bytes
 
-    def answer(size: int, reason: str) -> MicroBatchChoice:
+    def choice(size: int, reason: str) -> MicroBatchChoice:
         return MicroBatchChoice(size, reason, tuple(tried[known] for known in sorted(tried)))
 
     if not fits(sizes[0]):
         found = f"a micro-batch of {sizes[0]} does not fit into {limit_bytes / 2**30:.1f} GiB"
         raise InfeasiblePlan("data.micro_batch", found, "recompute (train.recompute), or use more GPUs")
     if len(sizes) == 1:
-        return answer(sizes[0], "the only size that divides the batch")
+        return choice(sizes[0], "the only size that divides the batch")
     fitting, too_large, candidate = [sizes[0]], math.inf, sizes[1]
     while candidate > fitting[-1]:
         if fits(candidate):
@@ -89,30 +87,32 @@ def choose(
     best = max(contest, key=lambda size: tried[size].tok_per_s)
     chosen = next(size for size in contest if FASTER * tried[size].tok_per_s > tried[best].tok_per_s)
     if chosen == largest:
-        return answer(largest, "the largest that fits, and the fastest")
+        return choice(largest, "the largest that fits, and the fastest")
     gain = tried[largest].tok_per_s / tried[chosen].tok_per_s - 1
     only = " only" if gain > 0 else ""
-    return answer(chosen, f"{largest} fits too, and changes tokens/s by {100 * gain:+.1f} %{only}")
+    return choice(chosen, f"{largest} fits too, and changes tokens/s by {100 * gain:+.1f} %{only}")
 
 
 def _reach(first: MicroBatchTrial, second: MicroBatchTrial, limit_bytes: int) -> float:
-    """The size at which the line through two that fit meets the limit.
+    """The size at which the line through two fitting trials reaches the limit.
 
-    The line bends where a part of the memory is full grown (a piece of logits has its most, and stays so), which is
-    why it is drawn again through each two largest that are known.
+    The slope changes where a buffer reaches its maximal size (chunked logits), so the caller repeats this with the two
+    largest trials.
     """
     assert first.peak_bytes is not None
     assert second.peak_bytes is not None
     slope = (second.peak_bytes - first.peak_bytes) / (second.micro_batch - first.micro_batch)
     if slope <= 0:
         return math.inf
-    return first.micro_batch + (limit_bytes - first.peak_bytes) / slope + 1e-6  # of rounding
+    return first.micro_batch + (limit_bytes - first.peak_bytes) / slope + 1e-6  # rounding
 
 
 def find_micro_batch(run: Run, *, progress: Callable[[str], None] = lambda text: None) -> MicroBatchChoice:
-    """Try sizes on this machine's GPU."""
+    """Try micro-batches on this machine's GPU."""
     if not torch.cuda.is_available():
-        raise UserError("micro-batch", "there is no GPU here to try it on", "lakh train RUN --dry-run estimates memory")
+        raise UserError(
+            "micro-batch", "this machine has no GPU to try it on", "lakh train RUN --dry-run estimates memory"
+        )
     device = torch.device("cuda")
 
     def attempt(size: int) -> MicroBatchTrial:
@@ -121,7 +121,7 @@ def find_micro_batch(run: Run, *, progress: Callable[[str], None] = lambda text:
 
     sizes = [size for size in range(1, run.data.batch + 1) if run.data.batch % size == 0]
     _clear(device)
-    free_bytes, _ = torch.cuda.mem_get_info(device)  # others may be at work on it, and CUDA itself needs some
+    free_bytes, _ = torch.cuda.mem_get_info(device)  # other processes may use it too
     processors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def full(size: int) -> float:
@@ -131,8 +131,8 @@ def find_micro_batch(run: Run, *, progress: Callable[[str], None] = lambda text:
 
 
 def try_one(run: Run, micro_batch: int, device: torch.device) -> MicroBatchTrial:
-    """A few steps of this micro-batch: of two of them each where the run would add up gradients, which then lie beside
-    the activations."""
+    """Take a few steps with this micro-batch; with two micro-batches per step if the run accumulates gradients, because
+    they need memory beside the activations."""
     passes = min(2, run.data.batch // micro_batch)
     data = dataclasses.replace(run.data, batch=passes * micro_batch, micro_batch=micro_batch)
     alone = dataclasses.replace(run, data=data, mesh=Mesh())
@@ -143,14 +143,14 @@ def try_one(run: Run, micro_batch: int, device: torch.device) -> MicroBatchTrial
         peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         tried = MicroBatchTrial(micro_batch, peak_bytes, tok_per_s)
     except RuntimeError as error:
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
-    _clear(device)  # here the error and its frames, which hold the model, are gone
+    _clear(device)  # the exception, whose frames hold the model, is gone here
     return tried
 
 
 def _clear(device: torch.device) -> None:
-    """Forget compiled code, which holds models, and hand back what they lay in."""
+    """Free compiled code, which holds models, and cached memory."""
     torch.compiler.reset()
     gc.collect()
     if device.type == "cuda":
@@ -164,9 +164,9 @@ def _measure(run: Run, device: torch.device) -> float:
 
     def build() -> CodeModel:
         with device:
-            return CodeModel(run.model)  # torch's own first weights: speed and memory do not depend on them
+            return CodeModel(run.model)  # speed and memory do not depend on the weights
 
-    bf16 = uses_bf16(run, device)
+    bf16 = uses_bf16(run.train, device)
     model = parallelise(run, run.mesh.resolve(1), Groups(), build, bf16=bf16, device=device)
     optimizer = build_optimizer(model, run.optim)
     shape = (run.data.micro_batch, run.data.sequence + 1)
@@ -177,7 +177,9 @@ def _measure(run: Run, device: torch.device) -> float:
         if step == WARM_UP_STEPS:
             _wait(device)
             began_s = time.monotonic()
-        update(run, model, optimizer, batches, min(step, run.train.steps - 1))
+        update(
+            model, optimizer, batches, lr=run.optim.lr, clip_norm=run.optim.clip_norm, objective=objective_of(run.train)
+        )
     _wait(device)
     return TIMED_STEPS * run.tokens_per_step / (time.monotonic() - began_s)
 
