@@ -19,9 +19,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from lakh.room.house import House
-from lakh.room.page import page
-from lakh.room.server import application
+from lakh.dashboard.page import page
+from lakh.dashboard.runs import RunCollection
+from lakh.dashboard.server import application
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TIMEOUT_S = 60.0
@@ -88,13 +88,13 @@ async def browser(folder: Path) -> AsyncIterator[Tab]:
 
 @needs_chromium
 @pytest.mark.timeout(180)
-def test_the_page_draws_zooms_and_follows_in_a_real_browser(hurt_run: Any, tmp_path: Path) -> None:
-    asyncio.run(_drive(hurt_run, tmp_path))
+def test_the_page_draws_zooms_and_follows_in_a_real_browser(faulty_run: Any, tmp_path: Path) -> None:
+    asyncio.run(_drive(faulty_run, tmp_path))
 
 
 async def _drive(story: Any, tmp_path: Path) -> None:
-    house = House(str(story.run_dir))
-    runner = web.AppRunner(application(house))
+    runs = RunCollection(str(story.run_dir))
+    runner = web.AppRunner(application(runs))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -142,7 +142,7 @@ async def _drive(story: Any, tmp_path: Path) -> None:
             )
             await tab.until("document.documentElement.scrollWidth <= 390")
             saved = tmp_path / "page.html"
-            saved.write_text(page(house.data()))
+            saved.write_text(page(runs.data()))
             await runner.cleanup()
             await tab.call("Page.navigate", url=saved.as_uri())
             await tab.until("document.querySelectorAll('svg path.mean').length >= 7")
@@ -153,12 +153,12 @@ async def _drive(story: Any, tmp_path: Path) -> None:
                 sweep = type(story)(tmp_path / "many" / f"sweep-{number}")
                 sweep.begin()
                 sweep.steps(1, 3)
-            many = House(str(tmp_path / "many"))
+            many = RunCollection(str(tmp_path / "many"))
             many.read_all()
             saved.write_text(page(many.data()))
             await tab.call("Page.navigate", url=saved.as_uri())
             await tab.until("document.querySelectorAll('tbody tr').length === 10")
-            assert "curves of 8 of 10 runs" in await tab.ask("document.body.innerText")
+            assert "the 8 most recent of 10 runs" in await tab.ask("document.body.innerText")
             assert tab.complaints == []
     finally:
         await runner.cleanup()

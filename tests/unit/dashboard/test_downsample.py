@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.room.thin import bucket_means, running_means, thin
+from lakh.dashboard.downsample import bucket_means, downsample, running_means
 
 VALUES = st.lists(st.floats(width=32), min_size=1, max_size=400)
 
 
 @given(VALUES, st.integers(10, 100))
 def test_few_points_stay_in_order_with_the_least_and_the_greatest(values: list[float], most: int) -> None:
-    kept = thin(np.array(values), most)
+    kept = downsample(np.array(values), most)
     assert len(kept) <= most
     assert list(kept) == sorted(set(kept))
     assert kept[0] == 0
@@ -30,11 +30,11 @@ def test_one_spike_of_a_million_points_is_still_there() -> None:
     values = np.sin(np.arange(1_000_000) / 1e5)
     values[654_321] = 9.0
     values[654_322] = np.nan
-    kept = thin(values, 600)
+    kept = downsample(values, 600)
     assert len(kept) <= 600
     assert 654_322 in kept
     values[654_322] = 0.0
-    assert 654_321 in thin(values, 600)
+    assert 654_321 in downsample(values, 600)
 
 
 @given(VALUES, st.integers(1, 50))

@@ -1,6 +1,6 @@
-"""The page, with all it needs inside: no build step, nothing fetched from elsewhere, works offline.
+"""The dashboard page as one self-contained HTML document: no build step, no external resources.
 
-`page(None)` asks the server beside it for data; `page(data)` has its data inside and is a file that can be sent.
+`page(None)` polls its server for data; `page(data)` embeds the data and works as a file.
 """
 
 from __future__ import annotations
@@ -18,21 +18,25 @@ __all__ = ["as_json", "content_policy", "page"]
 
 @cache
 def _part(name: str) -> str:
-    return files("lakh.room").joinpath("page", name).read_text(encoding="utf-8")
+    return files("lakh.dashboard").joinpath("page", name).read_text(encoding="utf-8")
 
 
 def page(data: dict[str, Any] | None) -> str:
     # "</" would end the script element; \u003c means the same to JSON, and "<!--" needs the same care.
-    inside = "null" if data is None else as_json(data).replace("<", "\\u003c")
-    html = _part("room.html").replace("/*STYLE*/", _part("room.css")).replace("/*SCRIPT*/", _part("room.js"))
-    return html.replace("/*DATA*/", inside)
+    embedded = "null" if data is None else as_json(data).replace("<", "\\u003c")
+    html = (
+        _part("dashboard.html")
+        .replace("/*STYLE*/", _part("dashboard.css"))
+        .replace("/*SCRIPT*/", _part("dashboard.js"))
+    )
+    return html.replace("/*DATA*/", embedded)
 
 
 def content_policy() -> str:
-    """What a browser lets the page do: run our script, ask our server, and nothing else."""
-    digest = base64.b64encode(hashlib.sha256(_part("room.js").encode()).digest()).decode()
-    ours = f"script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
-    return f"default-src 'none'; {ours}"
+    """The Content-Security-Policy: run our script, query our server, nothing else."""
+    digest = base64.b64encode(hashlib.sha256(_part("dashboard.js").encode()).digest()).decode()
+    sources = f"script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+    return f"default-src 'none'; {sources}"
 
 
 def as_json(data: Any) -> str:

@@ -1,7 +1,6 @@
-"""One run as the control room sees it: folds records in, gives plain data out.
+"""The state of one run: consumes event records, returns plain data for the page.
 
-Knows the meaning of events; knows nothing of HTTP or of drawing. Steps and times are those that rank 0 tells; what
-other ranks tell goes to the list of the unusual.
+Steps and times are those of rank 0; other ranks contribute notable events only.
 """
 
 from __future__ import annotations
@@ -14,40 +13,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lakh import storage
+from lakh.dashboard import notable, state
+from lakh.dashboard.curves import Markers, curve, downsampled, exact_curve
+from lakh.dashboard.table import StepTable, number
+from lakh.dashboard.tail import EventFilesReplaced, Record, RunEventTail
+from lakh.dashboard.time_accounting import TimeAccounting
 from lakh.errors import LakhError
-from lakh.room import state, unusual
-from lakh.room.curves import Sparse, curve, ordained, thinned
-from lakh.room.spent import Spent
-from lakh.room.table import StepTable, number
-from lakh.room.tail import Record, Replaced, Tails
 
-__all__ = ["Watched"]
+__all__ = ["RunView"]
 
-MOST_TOLD = 500
-MOST_MARKS = 400
-MOST_RANKS = 8
+MAX_NOTABLE = 500
+MAX_MARKS = 400
+MAX_RANKS = 8
 RATES = ("tokens_per_s", "mfu")
-CLOCK_PARTS = 120
+TIMELINE_PARTS = 120
 RECENT_STEPS = 50
 CURVES = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "step_s")
 
 
-class Watched:
+class RunView:
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
         self.path = path
         self.changes = 0
-        """Grows whenever there is something new to show."""
+        """Increases whenever there is something new to show."""
         self._settings: dict[str, Any] = {}
         self._settings_read: tuple[int, int] | None = None
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        self._tails = Tails(self.path)
+    def _reset(self) -> None:
+        self._tail = RunEventTail(self.path)
         self._table = StepTable()
-        self._spent = Spent(self._table)
-        self._spikes = (("loss", unusual.Spikes("loss", 0.1)), ("grad_norm", unusual.Spikes("gradient norm", 3.0)))
-        self._told: list[Record] = []
+        self._time = TimeAccounting(self._table)
+        self._spikes = (
+            ("loss", notable.SpikeWatch("loss", 0.1)),
+            ("grad_norm", notable.SpikeWatch("gradient norm", 3.0)),
+        )
+        self._notable: list[Record] = []
         self._marks: list[Record] = []
         self._heldout: dict[int, Record] = {}
         self._memory: list[tuple[float, float, float]] = []
@@ -59,37 +61,35 @@ class Watched:
         self._restarts = 0
         self._lost_ranks = 0
         self.counts: dict[str, int] = {}
-        self._checkpoints = Sparse()
+        self._checkpoints = Markers()
 
     @property
     def last_s(self) -> float:
-        """When the run last said something; 0 where it never did."""
-        return self._spent.last_s or 0.0
-
-    # --- in ---
+        """Time of the last event; 0 if there is none."""
+        return self._time.last_s or 0.0
 
     def refresh(self, budget_s: float = 0.5) -> bool:
-        """Read on for about `budget_s` seconds; whether there is more to read."""
+        """Read new events for about `budget_s` seconds; True if there is more to read."""
         self._read_settings()
         try:
-            records, more = self._tails.new_records(budget_s)
-        except Replaced:
-            self._begin()
+            records, more = self._tail.new_records(budget_s)
+        except EventFilesReplaced:
+            self._reset()
             self.changes += 1
             return True
         for record in records:
-            self._fold(record)
+            self._add(record)
         self.changes += bool(records)
         return more
 
-    def _fold(self, record: Record) -> None:
+    def _add(self, record: Record) -> None:
         kind, rank = record["kind"], record.get("rank", 0)
         record.setdefault("step", 0)
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if rank == 0:
-            self._spent.fold(record)
+            self._time.add(record)
         if kind == "step_done":
-            self._fold_step(record)
+            self._add_step(record)
         elif kind == "evaluated":
             self._heldout[record["step"]] = record
         elif kind == "resources" and rank == 0:
@@ -105,18 +105,18 @@ class Watched:
         elif kind == "checkpoint_saved" and rank == 0:
             self._checkpoints.append(record["step"], record["time_s"])
         else:
-            self._fold_rare(record, kind, rank)
+            self._add_rare(record, kind, rank)
 
-    def _fold_step(self, record: Record) -> None:
+    def _add_step(self, record: Record) -> None:
         self._step = record["step"]
         self._ended = None
         self._table.append(record)
         for column, spikes in self._spikes:
-            words = spikes.judge(number(record.get(column)))
-            if words is not None:
-                self._tell(record, unusual.WARNING, words, kind=f"spike of {spikes.name}")
+            text = spikes.observe(number(record.get(column)))
+            if text is not None:
+                self._note(record, notable.WARNING, text, kind=f"spike of {spikes.name}")
 
-    def _fold_rare(self, record: Record, kind: str, rank: int) -> None:
+    def _add_rare(self, record: Record, kind: str, rank: int) -> None:
         if kind == "step_skipped":
             self._table.skipped.add(record["step"])
         elif kind == "rewound" and isinstance(record.get("to_step"), int):
@@ -131,29 +131,29 @@ class Watched:
             self._restarts += 1
         elif kind == "ranks_lost" and rank == 0:
             self._lost_ranks += len(record.get("lost") or ())
-        said = unusual.sentence(record)
-        if said is not None and (rank == 0 or kind not in ("run_started", "run_ended")):
-            self._tell(record, *said, kind=kind)
+        described = notable.describe(record)
+        if described is not None and (rank == 0 or kind not in ("run_started", "run_ended")):
+            self._note(record, *described, kind=kind)
 
-    def _tell(self, record: Record, weight: str, words: str, *, kind: str) -> None:
-        """Add a sentence; what several ranks say of one step, and a spike of many steps, is one."""
+    def _note(self, record: Record, severity: str, text: str, *, kind: str) -> None:
+        """Add a notable event; equal events of several ranks and a spike over several steps are merged into one."""
         step, rank = record["step"] or self._step, record.get("rank", 0)
-        if self._told:
-            last = self._told[-1]
+        if self._notable:
+            last = self._notable[-1]
             same = last["kind"] == kind and last["last_step"] in (step, step - 1)
-            if same and (kind.startswith("spike") or last["text"] == words):
+            if same and (kind.startswith("spike") or last["text"] == text):
                 last["last_step"], last["times"] = step, last["times"] + 1
                 last["ranks"].add(rank)
                 return
-        told = {"time_s": record["time_s"], "step": step, "last_step": step, "ranks": {rank}, "times": 1,
-                "kind": kind, "weight": weight, "text": words}  # fmt: skip
-        self._told = [*self._told[1 - MOST_TOLD :], told]
-        if weight != unusual.NOTE:
-            self._mark({**record, "step": step}, weight, words)
+        entry = {"time_s": record["time_s"], "step": step, "last_step": step, "ranks": {rank}, "times": 1,
+                "kind": kind, "weight": severity, "text": text}  # fmt: skip
+        self._notable = [*self._notable[1 - MAX_NOTABLE :], entry]
+        if severity != notable.NOTE:
+            self._mark({**record, "step": step}, severity, text)
 
-    def _mark(self, record: Record, what: str, words: str) -> None:
-        mark = {"time_s": record["time_s"], "step": record["step"], "what": what, "text": words}
-        self._marks = [*self._marks[1 - MOST_MARKS :], mark]
+    def _mark(self, record: Record, what: str, text: str) -> None:
+        mark = {"time_s": record["time_s"], "step": record["step"], "what": what, "text": text}
+        self._marks = [*self._marks[1 - MAX_MARKS :], mark]
 
     def _read_settings(self) -> None:
         path = self.path / "run.toml"
@@ -164,19 +164,17 @@ class Watched:
             self._settings = tomllib.loads(storage.read_bytes(path).decode())
             self._settings_read = (found.st_mtime_ns, found.st_size)
             self.changes += 1
-        except (OSError, ValueError, LakhError):  # none, or not one that we can read: the page does without
+        except (OSError, ValueError, LakhError):  # missing or unreadable: the page works without it
             return
 
     def _setting(self, section: str, name: str) -> Any:
         table = self._settings.get(section)
         return table.get(name) if isinstance(table, dict) else None
 
-    # --- out ---
-
     def data(self, now_s: float, *, points: int, window: tuple[float, float] | None = None) -> dict[str, Any]:
-        """All there is to show, curves thinned to about so many points, within a window of steps where one is given."""
+        """Everything the page shows; curves have at most `points` points, within a window of steps if given."""
         return {
-            **self.brief(now_s),
+            **self.summary(now_s),
             "curves": self._curves(points, window),
             "marks": self._marks,
             "checkpoints_at": self._checkpoints.points(),
@@ -184,39 +182,39 @@ class Watched:
                 task: [_score(found[step]) for step in sorted(found)] for task, found in sorted(self._scores.items())
             },
             "unusual": [
-                {**told, "ranks": sorted(told["ranks"])[:MOST_RANKS], "num_ranks": len(told["ranks"])}
-                for told in reversed(self._told)
+                {**entry, "ranks": sorted(entry["ranks"])[:MAX_RANKS], "num_ranks": len(entry["ranks"])}
+                for entry in reversed(self._notable)
             ],
-            "clock": self._clock(),
+            "clock": self._timeline(),
             "read": {
                 "events": sum(self.counts.values()),
                 "by_kind": self.counts,
-                "unreadable_lines": self._tails.unreadable,
-                "files": self._tails.files,
-                "bytes": self._tails.read_bytes,
-                "of_bytes": self._tails.size_bytes,
+                "unreadable_lines": self._tail.unreadable,
+                "files": self._tail.files,
+                "bytes": self._tail.read_bytes,
+                "of_bytes": self._tail.size_bytes,
             },
         }
 
-    def brief(self, now_s: float) -> dict[str, Any]:
-        """Where the run stands: what a line of a table can hold."""
-        table, spent = self._table, self._spent.seconds()
+    def summary(self, now_s: float) -> dict[str, Any]:
+        """Progress and state of the run: one line of the table of runs."""
+        table, seconds = self._table, self._time.seconds()
         step_s = _recent(table, "step_s") or 0.0
         steps = self._setting("train", "steps")
         steps = steps if isinstance(steps, int) else None
-        total_s, ratio = sum(spent.values()), None
-        stepping_s = spent["productive"] + spent["data_wait"] + spent["lost"]
+        total_s, ratio = sum(seconds.values()), None
+        stepping_s = seconds["productive"] + seconds["data_wait"] + seconds["lost"]
         if total_s:
-            ratio = spent["productive"] / total_s
-        found = state.judge(
-            now_s=now_s, last_s=self._spent.last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
+            ratio = seconds["productive"] / total_s
+        now = state.run_state(
+            now_s=now_s, last_s=self._time.last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
         )
         started = self._started or {}
-        live = found.word in ("running", "starting")
+        live = now.word in ("running", "starting")
         return {
             "name": self.name,
             "path": str(self.path),
-            "state": {"word": found.word, "reason": found.reason},
+            "state": {"word": now.word, "reason": now.reason},
             "step": self._step,
             "steps": steps,
             "loss": _last(table, "loss"),
@@ -232,10 +230,10 @@ class Watched:
             )
             if live
             else None,
-            "began_s": self._spent.first_s,
-            "last_s": self._spent.last_s,
+            "began_s": self._time.first_s,
+            "last_s": self._time.last_s,
             "goodput": ratio,
-            "spent_s": spent,
+            "spent_s": seconds,
             "checkpoints_saved": self.counts.get("checkpoint_saved", 0),
             "restarts": self._restarts,
             "lost_ranks": self._lost_ranks,
@@ -261,29 +259,29 @@ class Watched:
             values = table.column(name)
             if np.isfinite(values[current]).any():
                 shown = steps[current], times[current], values[current], points
-                found[name] = ordained(*shown) if name == "lr" else curve(*shown, rate=name in RATES)
+                found[name] = exact_curve(*shown) if name == "lr" else curve(*shown, rate=name in RATES)
         share = table.column("data_wait_s") / np.maximum(table.column("step_s"), 1e-9)
         if np.isfinite(share[current]).any():
             found["data_wait"] = curve(steps[current], times[current], share[current], points)
-        gone = ~table.current & inside
-        if gone.any():
-            found["lost_loss"] = thinned(steps[gone], times[gone], table.column("loss")[gone], points // 2)
+        lost = ~table.current & inside
+        if lost.any():
+            found["lost_loss"] = downsampled(steps[lost], times[lost], table.column("loss")[lost], points // 2)
         for name, rows in (("heldout", self._heldout), *self._measured.items()):
             chosen = [rows[step] for step in sorted(rows) if window is None or window[0] <= step <= window[1]]
             if chosen:
-                told = [(row["step"], row["time_s"], number(row.get("value", row.get("loss")))) for row in chosen]
-                steps, times, values = np.array(told, dtype=float).T
-                found[name] = thinned(steps, times, values, points)
+                points_of = [(row["step"], row["time_s"], number(row.get("value", row.get("loss")))) for row in chosen]
+                steps, times, values = np.array(points_of, dtype=float).T
+                found[name] = downsampled(steps, times, values, points)
                 if "low" in chosen[-1] and len(found[name]["value"]) == len(chosen):
                     found[name] |= {key: [_or_none(row.get(key)) for row in chosen] for key in ("low", "high")}
         memory = [row for row in self._memory if window is None or window[0] <= row[0] <= window[1]]
         if memory:
             steps, times, values = np.array(memory, dtype=float).T
-            found["memory_bytes"] = thinned(steps, times, values, points)
+            found["memory_bytes"] = downsampled(steps, times, values, points)
         return found
 
-    def _clock(self) -> dict[str, Any]:
-        edges, shares = self._spent.over_time(CLOCK_PARTS)
+    def _timeline(self) -> dict[str, Any]:
+        edges, shares = self._time.over_time(TIMELINE_PARTS)
         rounded = {name: [round(share, 4) for share in column] for name, column in shares.items()}
         return {"began_s": edges[0], "ended_s": edges[-1], "shares": rounded} if edges else {}
 
@@ -299,7 +297,7 @@ def _finite(table: StepTable, name: str) -> NDArray[np.float64]:
 
 
 def _recent(table: StepTable, name: str) -> float | None:
-    """The median of the last steps: one slow step does not make a slow run."""
+    """The median of the last steps, so that one slow step does not distort it."""
     values = _finite(table, name)
     return float(np.median(values)) if len(values) else None
 

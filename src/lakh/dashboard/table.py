@@ -1,7 +1,7 @@
-"""What each step measured, in columns that grow, and which steps were kept.
+"""Per-step measurements in growing columns, and which steps were kept.
 
-A run that goes back (a restart, a rewind) does steps once more: from the first of them on, what was done before counts
-as lost. Appending is a list operation; columns become arrays when someone asks.
+After a restart or a rewind the run repeats steps; the earlier attempts of these steps count as lost. Appending is a
+list operation; columns become arrays on access.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COLUMNS", "StepTable"]
+__all__ = ["COLUMNS", "StepTable", "number"]
 
 COLUMNS = ("step", "time_s", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "step_s", "data_wait_s", "mfu")
 STEP = COLUMNS.index("step")
@@ -39,12 +39,12 @@ class StepTable:
             self.go_back(step - 1)
         try:
             self._new.append(all_columns(record))
-        except KeyError:  # another version's
+        except KeyError:  # written by another version
             self._new.append(tuple(record.get(name) for name in COLUMNS))
         self.last_step = step
 
     def go_back(self, to_step: int) -> None:
-        """Whatever came after `to_step` is lost."""
+        """Mark every step after `to_step` as lost."""
         rows, kept = self.rows, self._kept[: self._count]
         kept &= rows[:, STEP] <= to_step
         self.skipped = {step for step in self.skipped if step <= to_step}
@@ -52,12 +52,12 @@ class StepTable:
 
     @property
     def rows(self) -> NDArray[np.float64]:
-        self._settle()
+        self._flush()
         return self._rows[: self._count]
 
     @property
     def kept(self) -> NDArray[np.bool_]:
-        """Which rows are part of the run as it stands; a skipped step is not."""
+        """Mask of the rows that count as progress: neither repeated later nor skipped."""
         rows = self.rows
         kept = self._kept[: self._count].copy()
         if self.skipped:
@@ -66,14 +66,14 @@ class StepTable:
 
     @property
     def current(self) -> NDArray[np.bool_]:
-        """Which rows were not done again; a skipped step is among them."""
-        self._settle()
+        """Mask of the rows that were not repeated later; includes skipped steps."""
+        self._flush()
         return self._kept[: self._count].copy()
 
     def column(self, name: str) -> NDArray[np.float64]:
         return self.rows[:, COLUMNS.index(name)]
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         if not self._new:
             return
         needed = self._count + len(self._new)
@@ -92,5 +92,5 @@ class StepTable:
 
 
 def number(value: Any) -> float:
-    """A float of what should be one; NaN for everything else, so that a strange file is shown and not refused."""
+    """The value as a float; NaN for anything that is not a number, so a malformed record does not stop the page."""
     return float(value) if isinstance(value, int | float) else math.nan

@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 from lakh import events
-from lakh.room.house import House
-from lakh.room.page import as_json, page
-from lakh.room.spent import CLASSES
-from lakh.room.watched import Watched
+from lakh.dashboard.page import as_json, page
+from lakh.dashboard.run_view import RunView
+from lakh.dashboard.runs import RunCollection
+from lakh.dashboard.time_accounting import CLASSES
 
 
-def watched(story: Any) -> dict[str, Any]:
-    run = Watched("run", story.run_dir)
+def viewed(story: Any) -> dict[str, Any]:
+    run = RunView("run", story.run_dir)
     while run.refresh():
         pass
     return run.data(story.now_s + 1.0, points=600)
 
 
-def test_a_run_that_was_hurt_and_went_on(hurt_run: Any) -> None:
-    found = watched(hurt_run)
+def test_a_run_that_was_hurt_and_went_on(faulty_run: Any) -> None:
+    found = viewed(faulty_run)
     assert found["state"] == {"word": "done", "reason": "last step done"}
     assert (found["step"], found["steps"], found["restarts"]) == (120, 120, 1)
     assert found["curves"]["loss"]["step"] == list(range(1, 121))  # each step once: as it was kept
@@ -43,30 +43,30 @@ def test_a_run_that_was_hurt_and_went_on(hurt_run: Any) -> None:
     assert [mark["step"] for mark in found["marks"]] == [70, 70]
 
 
-def test_time_is_shared_out_as_the_trainer_does(hurt_run: Any) -> None:
+def test_time_is_shared_out_as_the_trainer_does(faulty_run: Any) -> None:
     from lakh.trainer.goodput import goodput
 
-    theirs = goodput(events.read(hurt_run.run_dir, rank=0))
-    found = watched(hurt_run)
+    theirs = goodput(events.read(faulty_run.run_dir, rank=0))
+    found = viewed(faulty_run)
     assert found["goodput"] == pytest.approx(theirs["ratio"])
     assert found["spent_s"] == pytest.approx(theirs["classes_s"], abs=1e-6)
     assert found["spent_s"]["lost"] == pytest.approx(20.0)
     assert found["spent_s"]["down"] == pytest.approx(4.0)
 
 
-def test_a_run_that_goes_on_with_another_setting_was_down_meanwhile(hurt_run: Any) -> None:
+def test_a_run_that_goes_on_with_another_setting_was_down_meanwhile(faulty_run: Any) -> None:
     from lakh.trainer.goodput import goodput
 
-    hurt_run.tell("setting_changed", step=120, after_s=30.0, path="train.steps", before=120, after=130)
-    hurt_run.begin(120)
-    hurt_run.steps(121, 130)
-    found = watched(hurt_run)["spent_s"]
-    assert found == pytest.approx(goodput(events.read(hurt_run.run_dir, rank=0))["classes_s"], abs=1e-6)
+    faulty_run.tell("setting_changed", step=120, after_s=30.0, path="train.steps", before=120, after=130)
+    faulty_run.begin(120)
+    faulty_run.steps(121, 130)
+    found = viewed(faulty_run)["spent_s"]
+    assert found == pytest.approx(goodput(events.read(faulty_run.run_dir, rank=0))["classes_s"], abs=1e-6)
     assert found["down"] == pytest.approx(4.0 + 30.0)
 
 
-def test_by_the_clock_every_stretch_is_shared_out_whole_and_sums_to_the_same(hurt_run: Any) -> None:
-    found = watched(hurt_run)
+def test_by_the_clock_every_stretch_is_shared_out_whole_and_sums_to_the_same(faulty_run: Any) -> None:
+    found = viewed(faulty_run)
     shares, width_s = found["clock"]["shares"], (found["clock"]["ended_s"] - found["clock"]["began_s"]) / 120
     for parts in zip(*shares.values(), strict=True):
         assert sum(parts) == pytest.approx(1.0, abs=0.002)  # each of eight is rounded to four digits
@@ -79,10 +79,10 @@ def test_steps_that_a_run_went_back_over_are_lost_at_once(story: Any) -> None:
     story.begin()
     story.steps(1, 30)
     story.tell("rewound", step=30, to_step=20, reason="loss 9 is far above 4", skipped=[[232, 240]])
-    found = watched(story)
+    found = viewed(story)
     assert found["curves"]["loss"]["step"][-1] == 20
     assert found["spent_s"]["lost"] == pytest.approx(10.0)
-    assert "went back to step 20 (8 sequences" in found["unusual"][0]["text"]
+    assert "went back to step 20 and skips 8 sequences" in found["unusual"][0]["text"]
 
 
 def test_a_skipped_step_is_told_once_for_all_ranks_and_is_not_productive(story: Any) -> None:
@@ -90,7 +90,7 @@ def test_a_skipped_step_is_told_once_for_all_ranks_and_is_not_productive(story: 
     for rank in (0, 1):
         story.tell("step_skipped", step=1, rank=rank, reason="gradient norm inf is not finite")
     story.steps(1, 3)
-    found = watched(story)
+    found = viewed(story)
     [told] = [told for told in found["unusual"] if told["kind"] == "step_skipped"]
     assert (told["ranks"], told["num_ranks"]) == ([0, 1], 2)
     assert found["spent_s"]["lost"] == pytest.approx(1.0)
@@ -100,9 +100,9 @@ def test_a_spike_and_a_loss_that_is_no_number_are_told_and_drawn(story: Any) -> 
     story.begin()
     losses = {81: 9.0, 82: 8.0, 90: math.nan}
     story.steps(1, 100, loss=lambda step: losses.get(step, 4.0))
-    found = watched(story)
+    found = viewed(story)
     texts = [told["text"] for told in found["unusual"] if told["kind"] == "spike of loss"]
-    assert texts == ["loss is no number", "loss 9, usually about 4"]
+    assert texts == ["loss is not a number", "loss 9, usually about 4"]
     assert [told["last_step"] for told in found["unusual"] if told["kind"] == "spike of loss"] == [90, 82]
     assert None in found["curves"]["loss"]["value"]
     assert "NaN" not in as_json(found)
@@ -114,7 +114,7 @@ def test_events_of_another_version_are_shown_as_they_are(story: Any) -> None:
     story.tell("ranks_lost", step=4, who=[3])  # fields that we do not know
     story.tell("step_done", step=5, loss="high")
     story.tell("resources", step=5, memory_bytes="?")
-    found = watched(story)
+    found = viewed(story)
     texts = [told["text"] for told in found["unusual"]]
     assert "teleported: it could (to node-7)" in texts
     assert "ranks lost (who [3])" in texts
@@ -123,7 +123,7 @@ def test_events_of_another_version_are_shown_as_they_are(story: Any) -> None:
 
 
 def test_what_a_run_is_doing_now(story: Any) -> None:
-    run = Watched("run", story.run_dir)
+    run = RunView("run", story.run_dir)
     run.refresh()
     assert run.data(story.now_s, points=10)["state"]["word"] == "waiting"
     story.begin()
@@ -148,7 +148,7 @@ def test_what_a_run_is_doing_now(story: Any) -> None:
 def test_a_folder_that_is_used_again_is_read_from_its_beginning(story: Any) -> None:
     story.begin()
     story.steps(1, 20)
-    run = Watched("run", story.run_dir)
+    run = RunView("run", story.run_dir)
     run.refresh()
     (story.run_dir / "events" / "rank-00000.jsonl").unlink()
     story.begin()
@@ -161,7 +161,7 @@ def test_a_folder_that_is_used_again_is_read_from_its_beginning(story: Any) -> N
 def test_a_window_of_steps_is_given_in_full(story: Any) -> None:
     story.begin()
     story.steps(1, 500)
-    run = Watched("run", story.run_dir)
+    run = RunView("run", story.run_dir)
     run.refresh()
     whole = run.data(story.now_s, points=50)["curves"]["loss"]["step"]
     part = run.data(story.now_s, points=50, window=(100.0, 140.0))["curves"]["loss"]["step"]
@@ -176,28 +176,28 @@ def test_several_runs_side_by_side_the_newest_first(tmp_path: Path, new_story: C
         told.begin()
         told.steps(1, 5)
     (tmp_path / "a" / "checkpoints" / "events").mkdir(parents=True)  # not a run
-    house = House(str(tmp_path))
-    house.read_all()
-    data = house.data()
+    runs = RunCollection(str(tmp_path))
+    runs.read_all()
+    data = runs.data()
     assert [run["name"] for run in data["runs"]] == ["deep/er/b", "a"]
-    assert [run["name"] for run in house.data(["a"])["details"]] == ["a"]
+    assert [run["name"] for run in runs.data(["a"])["details"]] == ["a"]
 
 
 def test_runs_appear_and_vanish_while_the_room_is_open(
     tmp_path: Path, new_story: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakh.room.house.LOOK_FOR_RUNS_EVERY_S", -1.0)
-    house = House(str(tmp_path))
-    assert house.names == []
+    monkeypatch.setattr("lakh.dashboard.runs.FIND_RUNS_EVERY_S", -1.0)
+    runs = RunCollection(str(tmp_path))
+    assert runs.names == []
     new_story(tmp_path / "folder" / "a").begin()
-    house.refresh()
-    assert house.names == ["folder/a"]
+    runs.refresh()
+    assert runs.names == ["folder/a"]
     shutil.rmtree(tmp_path / "folder")
     new_story(tmp_path / "b").begin()
-    house.refresh()
-    assert house.names == ["b"]
+    runs.refresh()
+    assert runs.names == ["b"]
     shutil.rmtree(tmp_path)
-    house.refresh()  # nothing is left to look at, and nothing breaks
+    runs.refresh()  # nothing is left to look at, and nothing breaks
 
 
 def test_folders_that_are_not_ours_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,12 +211,12 @@ def test_folders_that_are_not_ours_are_passed_over(tmp_path: Path, monkeypatch: 
         return is_dir(path)
 
     monkeypatch.setattr(Path, "is_dir", refuse)
-    assert House(str(tmp_path)).names == ["run"]
+    assert RunCollection(str(tmp_path)).names == ["run"]
 
 
-def test_the_page_holds_its_data_and_asks_nobody_else(hurt_run: Any) -> None:
-    hurt_run.tell("teleported", reason="</script><script>alert(1)</script><!--")
-    text = page({"details": [watched(hurt_run)], "runs": [], "folder": "x", "lakh": "0", "time_s": 0.0})
+def test_the_page_holds_its_data_and_asks_nobody_else(faulty_run: Any) -> None:
+    faulty_run.tell("teleported", reason="</script><script>alert(1)</script><!--")
+    text = page({"details": [viewed(faulty_run)], "runs": [], "folder": "x", "lakh": "0", "time_s": 0.0})
     assert text.count("</script>") == 2
     assert "http://" not in text.replace("http://www.w3.org/", "")
     assert "https://" not in text

@@ -1,7 +1,7 @@
-"""How commands answer: a table or text for people, one JSON document for programs.
+"""Output of commands: a table or text for people, one JSON document for programs.
 
-A command body returns an `Answer`; `@answers` adds `--json` and prints the right face of it. Progress and talk use
-`console()`, which writes to stderr.
+A command returns a `CommandResult`; `@print_result` adds `--json` and prints one of the two forms. Progress and
+messages go to `console()`, which writes to stderr.
 """
 
 from __future__ import annotations
@@ -22,67 +22,67 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
-__all__ = ["Answer", "answers", "console", "set_option", "table"]
+__all__ = ["CommandResult", "console", "print_result", "set_option", "table"]
 
 set_option = click.option(
-    "--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change one setting; may be given several times."
+    "--set", "sets", multiple=True, metavar="PATH=VALUE", help="Override one setting. Repeatable."
 )
 
 
-SHORT_WORD_CHARS = 8  # columns of such words and of numbers keep their lines; in a narrow window the others fold
-HEADING_CHARS = 10  # a field's name (tok_per_s) over narrower cells takes several lines of about so many
+SHORT_CELL_CHARS = 8  # columns of short cells and of numbers never wrap; in a narrow window the others do
+HEADING_CHARS = 10  # a field name (tok_per_s) above narrower cells is wrapped at about this width
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a command found: `data` for --json, `text` (or a rich renderable) for people."""
+class CommandResult:
+    """The result of a command: `data` for --json, `text` (or a rich renderable) for people."""
 
     data: dict[str, Any]
     text: Any = None
     exit_code: int = 0
 
 
-def answers(function: Callable[..., Answer]) -> Callable[..., int]:
-    """Add --json to a command whose body returns an Answer."""
+def print_result(function: Callable[..., CommandResult]) -> Callable[..., int]:
+    """Add --json to a command that returns a CommandResult, and print the result."""
 
-    @click.option("--json", "as_json", is_flag=True, help="End stdout with one JSON document.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document as the last line of stdout.")
     @functools.wraps(function)
     def wrapper(*args: Any, as_json: bool, **kwargs: Any) -> int:
-        _refuse_what_is_no_number(kwargs)
-        answer = function(*args, **kwargs)
+        _reject_non_finite(kwargs)
+        result = function(*args, **kwargs)
         if as_json:
-            click.echo(json.dumps(_finite(answer.data)))
-        elif isinstance(answer.text, str):
-            click.echo(answer.text)
-        elif answer.text is not None:
+            click.echo(json.dumps(_finite(result.data)))
+        elif isinstance(result.text, str):
+            click.echo(result.text)
+        elif result.text is not None:
             from rich.console import Console
 
             screen = Console()
-            with screen.capture() as shown:  # rich itself would leave with 1 when nobody reads any more
-                screen.print(answer.text, crop=False)  # a line that may not be broken is longer than the window
+            with screen.capture() as shown:  # rich itself would exit with 1 on a closed pipe
+                screen.print(result.text, crop=False)  # no_wrap lines may be longer than the window
             click.echo(shown.get(), nl=False)
-        return answer.exit_code
+        return result.exit_code
 
     return wrapper
 
 
-def _refuse_what_is_no_number(values: dict[str, Any]) -> None:
-    """click reads "nan" and "inf" as numbers; no command can answer with them."""
+def _reject_non_finite(values: dict[str, Any]) -> None:
+    """click accepts "nan" and "inf" as numbers; no command can use them."""
     for option in click.get_current_context().command.params:
         value = values.get(option.name or "")
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{option.opts[0]} {value}", "is no finite number", "give one")
+            raise UserError(f"{option.opts[0]} {value}", "is not a finite number", "give a finite number")
 
 
 def console() -> Console:
-    """Where people read progress and talk: stderr."""
+    """The console for progress and messages: stderr."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> Any:
-    """A plain table; numbers align to the right."""
+    """A plain table; numbers are right-aligned."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -93,35 +93,35 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         longest = max((len(_cell(row[index])) for row in rows), default=0)
-        whole = numeric or longest <= SHORT_WORD_CHARS
+        no_wrap = numeric or longest <= SHORT_CELL_CHARS
         heading = _heading(column, longest)
-        least = max(longest if whole else SHORT_WORD_CHARS, *map(len, heading))
-        narrowest += least + 3  # with the space around it
+        least = max(longest if no_wrap else SHORT_CELL_CHARS, *map(len, heading))
+        narrowest += least + 3  # with its padding
         result.add_column(
             Text("\n".join(heading)),
             justify="right" if numeric else "left",
             overflow="fold",
-            no_wrap=whole,
-            min_width=least,  # rich cuts digits off to fit a narrow window
+            no_wrap=no_wrap,
+            min_width=least,  # rich would cut digits to fit a narrow window
         )
     for row in rows:
-        result.add_row(*[Text(_cell(value)) for value in row])  # Text: no markup, "[train]" stays
-    return _AtLeast(narrowest, result)
+        result.add_row(*[Text(_cell(value)) for value in row])  # Text: "[train]" is not markup
+    return _MinWidthTable(narrowest, result)
 
 
 @dataclass(frozen=True)
-class _AtLeast:
-    """A table that is wider than its window rather than without a column: rich leaves nothing of one that may fold."""
+class _MinWidthTable:
+    """A table that overflows a narrow window; rich alone would shrink a wrapping column to nothing."""
 
-    chars: int
+    min_chars: int
     table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from console.render(self.table, options.update(width=max(self.chars, options.max_width)))
+        yield from console.render(self.table, options.update(width=max(self.min_chars, options.max_width)))
 
 
 def _heading(column: str, cells_chars: int) -> list[str]:
-    """The lines of a heading: a field's name is broken where its parts meet, other headings stay as they are."""
+    """The lines of a heading: a field name is wrapped at underscores, other headings are kept."""
     if "_" not in column:
         return [column]
     return textwrap.wrap(column.replace("_", " "), max(cells_chars, HEADING_CHARS), break_long_words=False)
@@ -142,7 +142,7 @@ def _cell(value: Any) -> str:
 
 
 def _inner(value: Any) -> str:
-    """A value inside another; brackets where it has parts itself."""
+    """A nested value, in parentheses if it has parts itself."""
     return f"({_cell(value)})" if isinstance(value, dict | list | tuple) else _cell(value)
 
 

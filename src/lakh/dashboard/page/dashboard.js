@@ -1,13 +1,13 @@
 "use strict";
-// Draws what data.json says: no library, no network but our own server, and none at all in a page that was saved.
-// Everything that comes from a run goes into the page as text, never as markup.
+// Draws the data of data.json without a library. Talks to its own server only, and to none in a saved page.
+// Everything that comes from a run is inserted as text, never as markup.
 
 const saved = JSON.parse(document.getElementById("data").textContent || "null");
-const view = { run: null, axis: "step", window: null, data: saved, etag: null, heard: 0 };
+const view = { run: null, axis: "step", window: null, data: saved, etag: null, updated: 0 };
 const POLL_MS = 2000;
 const COLOURS = 8;
 
-// --- small words ---
+// --- elements and number formats ---
 
 const byId = (id) => document.getElementById(id);
 
@@ -122,7 +122,7 @@ function draw(one) {
   for (const line of options.lines) for (const bound of [line.low, line.high])
     if (bound) ys.push(...bound.filter((v) => v !== null));
   if (options.steady) {
-    // A rate that one badly timed step drives up a thousandfold would flatten all others.
+    // One badly timed step can inflate a rate a thousandfold and would flatten the rest of the curve.
     const most = 2 * Math.max(...options.lines.flatMap((line) => line.mean ? within(line.mean) : []));
     ys = ys.map((v) => Math.min(v, most));
   }
@@ -146,12 +146,12 @@ function draw(one) {
   const py = (v) => Math.max(top - 4, top + (f(y1) - f(v)) / (f(y1) - f(y0)) * (height - top - bottom));
   one.place = { x, x0, x1, left, width, right, px };
 
-  const say = options.format || short;
+  const format = options.format || short;
   const unit = options.unit || 1;
   for (const v of log ? logTicks(y0, y1) : ticks(y0 / unit, y1 / unit, height / 45).map((tick) => tick * unit)) {
     const y = py(v);
     svg.append(make("line", { class: "grid-line", x1: left, x2: width - right, y1: y, y2: y }),
-      make("text", { x: left - 6, y: y + 3.5, "text-anchor": "end" }, say(v)));
+      make("text", { x: left - 6, y: y + 3.5, "text-anchor": "end" }, format(v)));
   }
   const along = x === "step" ? ticks(x0, x1, width / 90).filter(Number.isInteger) : clockTicks(x0, x1, width / 90);
   for (const v of along)
@@ -196,7 +196,7 @@ function draw(one) {
   svg.append(one.hair);
 }
 
-/** Checkpoints under an axis: as many as have room. */
+/** Checkpoint flags under an axis, at least 8 pixels apart. */
 function flags(places, y) {
   let text = "", last = -Infinity;
   for (const at of places) if (at - last >= 8) { text += `M${at - 3} ${y}h6l-3 -5z`; last = at; }
@@ -230,14 +230,14 @@ function point(value) {
     one.read.textContent = "";
     if (value === null || at < left || at > width - right) continue;
     one.hair.append(make("line", { class: "hair", x1: at, x2: at, y1: 8, y2: (one.options.height || 180) - 22 }));
-    const say = one.options.format || short;
-    const words = one.options.lines.map((line) => {
+    const format = one.options.format || short;
+    const labels = one.options.lines.map((line) => {
       const part = line.raw || line.dots || line.mean;
       if (!part || !part.value.length) return null;
       const i = nearest(part[x], value), v = part.value[i];
-      return `${line.label ? line.label + " " : ""}${v === null ? "not a number" : say(v)}`;
+      return `${line.label ? line.label + " " : ""}${v === null ? "not a number" : format(v)}`;
     }).filter(Boolean);
-    one.read.textContent = `${x === "step" ? "step " + whole(value) : clock(value, true)}   ${words.slice(0, 4).join("   ")}`;
+    one.read.textContent = `${x === "step" ? "step " + whole(value) : clock(value, true)}   ${labels.slice(0, 4).join("   ")}`;
   }
 }
 
@@ -270,7 +270,7 @@ function listen(one) {
 function zoom(low, high, x) {
   if (low === null) view.window = null;
   else {
-    // The other axis sees the same part of the run.
+    // Zoom the other axis to the same part of the run.
     const other = x === "step" ? "time_s" : "step", bounds = { [x]: [low, high] };
     const parts = view.data.details.map((run) => run.curves.loss).filter(Boolean);
     const inside = parts.flatMap((part) => part[other].filter((_, i) => part[x][i] >= low && part[x][i] <= high));
@@ -285,20 +285,20 @@ function zoom(low, high, x) {
 // --- parts of the page ---
 
 const SHARES = [
-  ["productive", "steps that were kept"], ["data_wait", "waiting for data"], ["lost", "steps lost or skipped"], ["evaluation", "evaluation"],
+  ["productive", "kept steps"], ["data_wait", "waiting for data"], ["lost", "lost or skipped steps"], ["evaluation", "evaluation"],
   ["checkpoint", "checkpoints"], ["init", "starting up"], ["down", "down"], ["other", "other"],
 ];
 
 function head(run) {
-  const facts = run.facts, words = [];
-  if (facts.parameters) words.push(short(facts.parameters) + " parameters");
-  if (facts.ranks) words.push(`${many(facts.ranks, "rank")} on ${facts.device}`);
-  if (facts.backend && facts.backend !== "none") words.push(facts.backend);
+  const facts = run.facts, labels = [];
+  if (facts.parameters) labels.push(short(facts.parameters) + " parameters");
+  if (facts.ranks) labels.push(`${many(facts.ranks, "rank")} on ${facts.device}`);
+  if (facts.backend && facts.backend !== "none") labels.push(facts.backend);
   const share = run.steps ? Math.min(1, run.step / run.steps) : 0;
   const passed = run.began_s && run.last_s ? run.last_s - run.began_s : null;
   return [
     make("div", { class: "title" }, make("h1", {}, run.name), make("span", { class: "pill " + run.state.word, title: run.state.reason }, run.state.word),
-      make("span", { class: "facts" }, words.join(" · "))),
+      make("span", { class: "facts" }, labels.join(" · "))),
     run.state.word === "silent" || run.state.word === "stopped" ? make("div", { class: "facts" }, run.state.reason) : null,
     make("div", { class: "progress", role: "progressbar", "aria-valuenow": Math.round(100 * share) }, make("i", { vars: { width: 100 * share + "%" } })),
     make("div", { class: "under" }, make("span", {}, `step ${whole(run.step)}${run.steps ? " of " + whole(run.steps) : ""}`),
@@ -341,19 +341,19 @@ function curveChart(runs, name, options) {
 }
 
 function lossChart(runs) {
-  const lines = [], words = [];
+  const lines = [], labels = [];
   runs.forEach((run, i) => {
     const paint = colour(runs.length > 1 ? i : 0), name = runs.length > 1 ? run.name : "training";
     const { loss, heldout, lost_loss: gone } = run.curves;
     if (loss) lines.push({ label: name, colour: paint, raw: loss, mean: loss.mean, gone });
     if (heldout) lines.push({ label: "held-out", colour: runs.length > 1 ? paint : colour(2), dots: heldout, dashed: runs.length > 1 });
-    words.push({ label: runs.length > 1 ? run.name : "training: every step, and their mean", colour: paint });
-    if (runs.length === 1 && heldout) words.push({ label: "held-out", colour: colour(2) });
-    if (runs.length === 1 && gone) words.push({ label: "lost: done again after going back", colour: "var(--lost)" });
+    labels.push({ label: runs.length > 1 ? run.name : "training: every step and the mean", colour: paint });
+    if (runs.length === 1 && heldout) labels.push({ label: "held-out", colour: colour(2) });
+    if (runs.length === 1 && gone) labels.push({ label: "lost: repeated after a restart", colour: "var(--lost)" });
   });
   if (!lines.length) return null;
-  if (runs.length > 1) words.push({ label: "dashed: held-out", colour: "transparent" });
-  return chart({ title: "Loss, nats per token", wide: true, height: 290, log: "wide", lines, legend: words, marks: runs.length === 1 ? runs[0].marks : [],
+  if (runs.length > 1) labels.push({ label: "dashed: held-out", colour: "transparent" });
+  return chart({ title: "Loss, nats per token", wide: true, height: 290, log: "wide", lines, legend: labels, marks: runs.length === 1 ? runs[0].marks : [],
     checkpoints: runs.length === 1 ? runs[0].checkpoints_at : null });
 }
 
@@ -373,40 +373,40 @@ function scoreCharts(runs) {
   return [...found, ...measured.map((name) => curveChart(runs, name, { title: name.replace("bits-per-byte: bits_per_byte", "Bits per byte of held-out code"), colour: colour(4), height: 200 }))];
 }
 
-function spentCard(runs) {
+function timeCard(runs) {
   const box = make("div", { class: "card wide" });
   box.append(make("h3", {}, "Where the time went"));
   for (const run of runs) {
     const total = Object.values(run.spent_s).reduce((a, b) => a + b, 0);
     if (!total) continue;
     if (runs.length > 1) box.append(make("div", { class: "legend" }, `${run.name}: goodput ${percent(run.goodput)} of ${span(total)}`));
-    box.append(make("div", { class: "shares", role: "img", "aria-label": `goodput ${percent(run.goodput)}` }, ...SHARES.filter(([key]) => run.spent_s[key] > 0).map(([key, words]) =>
-      make("i", { vars: { "--k": `var(--${key})`, width: 100 * run.spent_s[key] / total + "%" }, title: `${words}: ${span(run.spent_s[key])}, ${percent(run.spent_s[key] / total)}` }))));
-    if (runs.length === 1) box.append(legend(SHARES.filter(([key]) => run.spent_s[key] / total >= 5e-5).map(([key, words]) =>
-      ({ label: `${words} ${percent(run.spent_s[key] / total)} (${span(run.spent_s[key])})`, colour: `var(--${key})`, box: true }))));
+    box.append(make("div", { class: "shares", role: "img", "aria-label": `goodput ${percent(run.goodput)}` }, ...SHARES.filter(([key]) => run.spent_s[key] > 0).map(([key, labels]) =>
+      make("i", { vars: { "--k": `var(--${key})`, width: 100 * run.spent_s[key] / total + "%" }, title: `${labels}: ${span(run.spent_s[key])}, ${percent(run.spent_s[key] / total)}` }))));
+    if (runs.length === 1) box.append(legend(SHARES.filter(([key]) => run.spent_s[key] / total >= 5e-5).map(([key, labels]) =>
+      ({ label: `${labels} ${percent(run.spent_s[key] / total)} (${span(run.spent_s[key])})`, colour: `var(--${key})`, box: true }))));
   }
-  if (runs.length > 1) box.append(legend(SHARES.map(([key, words]) => ({ label: words, colour: `var(--${key})`, box: true }))));
+  if (runs.length > 1) box.append(legend(SHARES.map(([key, labels]) => ({ label: labels, colour: `var(--${key})`, box: true }))));
   return box;
 }
 
-function clockCard(run) {
+function timelineCard(run) {
   if (!run.clock.shares) return null;
   const box = make("div", { class: "card wide" });
-  box.append(make("h3", {}, "The same by the clock"), make("div", { class: "legend" },
-    make("span", {}, "each column is a stretch of time; red flags: deaths, restarts, spikes; violet: checkpoints")));
-  const svg = make("svg", { height: 130, role: "img", "aria-label": "shares of time by the clock" });
+  box.append(make("h3", {}, "Time over the run"), make("div", { class: "legend" },
+    make("span", {}, "each column is an interval of time; red flags: lost ranks, restarts, spikes; violet flags: checkpoints")));
+  const svg = make("svg", { height: 130, role: "img", "aria-label": "shares of time over the run" });
   box.append(svg);
-  charts.push({ options: { clock: true }, box, svg, read: make("span"), paint: () => drawClock(svg, run) });
+  charts.push({ options: { clock: true }, box, svg, read: make("span"), paint: () => drawTimeline(svg, run) });
   return box;
 }
 
-function drawClock(svg, run) {
+function drawTimeline(svg, run) {
   const { began_s: began, ended_s: ended, shares } = run.clock, width = svg.clientWidth || 1100, top = 14, bottom = 108;
   const parts = shares.productive.length, wide = width / parts;
   svg.replaceChildren();
   svg.setAttribute("viewBox", `0 0 ${width} 130`);
-  for (const [key, words] of SHARES) {
-    // One path for each class: columns stand on those of the classes before it.
+  for (const [key, labels] of SHARES) {
+    // One path per class; columns are stacked.
     let text = "";
     shares[key].forEach((share, i) => {
       if (share < 0.002) return;
@@ -415,7 +415,7 @@ function drawClock(svg, run) {
       const y = bottom - (below + share) * (bottom - top);
       text += `M${(i * wide).toFixed(1)} ${y.toFixed(1)}h${Math.max(0.5, wide - (wide > 4 ? 1 : 0)).toFixed(1)}v${(share * (bottom - top)).toFixed(1)}h${-Math.max(0.5, wide - (wide > 4 ? 1 : 0)).toFixed(1)}z`;
     });
-    if (text) svg.append(make("path", { d: text, fill: `var(--${key})` }, make("title", {}, words)));
+    if (text) svg.append(make("path", { d: text, fill: `var(--${key})` }, make("title", {}, labels)));
   }
   for (const mark of run.marks) {
     const at = (mark.time_s - began) / (ended - began) * width;
@@ -429,14 +429,14 @@ function drawClock(svg, run) {
   }
 }
 
-function unusualCard(run) {
+function notableCard(run) {
   const box = make("div", { class: "card wide" });
-  if (!run.unusual.length) { box.append(make("p", { class: "empty" }, "Nothing unusual so far.")); return box; }
-  box.append(make("ul", { class: "told" }, ...run.unusual.map((told) => {
-    const steps = told.last_step > told.step ? `steps ${whole(told.step)}–${whole(told.last_step)}` : `step ${whole(told.step)}`;
-    const ranks = told.num_ranks > 1 ? ` (${whole(told.num_ranks)} ranks)` : told.ranks[0] ? ` (rank ${told.ranks[0]})` : "";
-    const times = told.times > 1 && told.num_ranks < told.times ? `, ${told.times} times` : "";
-    return make("li", { class: "m-" + told.weight }, make("i"), make("time", {}, clock(told.time_s, true)), make("span", { class: "at" }, steps), make("span", { class: "words" }, told.text + ranks + times));
+  if (!run.unusual.length) { box.append(make("p", { class: "empty" }, "No notable events so far.")); return box; }
+  box.append(make("ul", { class: "notable" }, ...run.unusual.map((entry) => {
+    const steps = entry.last_step > entry.step ? `steps ${whole(entry.step)}–${whole(entry.last_step)}` : `step ${whole(entry.step)}`;
+    const ranks = entry.num_ranks > 1 ? ` (${whole(entry.num_ranks)} ranks)` : entry.ranks[0] ? ` (rank ${entry.ranks[0]})` : "";
+    const times = entry.times > 1 && entry.num_ranks < entry.times ? `, ${entry.times} times` : "";
+    return make("li", { class: "m-" + entry.weight }, make("i"), make("time", {}, clock(entry.time_s, true)), make("span", { class: "at" }, steps), make("span", { class: "labels" }, entry.text + ranks + times));
   })));
   return box;
 }
@@ -451,7 +451,7 @@ function runsTable(runs) {
   return make("div", { class: "card wide scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...columns.map((word, i) => make("th", { class: i > 1 ? "n" : null }, word)))), make("tbody", {}, ...rows)));
 }
 
-function charted(runs) {
+function chartSections(runs) {
   const one = runs.length === 1 ? runs[0] : null;
   return [
     ...section("Learning", lossChart(runs),
@@ -463,15 +463,15 @@ function charted(runs) {
       curveChart(runs, "mfu", { title: "Model FLOPs used, of the dense peak", fromZero: true, steady: true, format: percent, colour: colour(0) }),
       curveChart(runs, "data_wait", { title: "Waiting for data, share of a step", fromZero: true, most: 0.01, format: percent, colour: colour(4) }),
       curveChart(runs, "memory_bytes", { title: "Memory of rank 0", fromZero: true, unit: 2 ** 30, format: bytes, colour: colour(6) })),
-    ...section("Time", spentCard(runs), one ? clockCard(one) : null),
-    ...(one ? section("Unusual", unusualCard(one)) : []),
+    ...section("Time", timeCard(runs), one ? timelineCard(one) : null),
+    ...(one ? section("Notable events", notableCard(one)) : []),
   ];
 }
 
 // --- the page ---
 
 function show() {
-  const data = view.data, room = byId("room");
+  const data = view.data, content = byId("dashboard");
   charts.length = 0;
   byId("folder").textContent = data.folder;
   for (const axis of ["step", "time"]) byId("by-" + axis).setAttribute("aria-pressed", String(view.axis === axis));
@@ -482,10 +482,10 @@ function show() {
   }
   const chosen = data.runs.length > 1 && view.run === null ? data.details : data.details.filter((run) => view.run === null || run.name === view.run);
   if (!data.runs.length)
-    inner.push(make("p", { class: "empty" }, "No runs here yet. A run appears as soon as it begins: ", make("code", {}, "lakh train laptop --out " + data.folder)));
+    inner.push(make("p", { class: "empty" }, "No runs here yet. A run appears as soon as it starts: ", make("code", {}, "lakh train laptop --out " + data.folder)));
   else if (!chosen.length) {
     const known = data.runs.some((run) => run.name === view.run);
-    inner.push(make("p", { class: "empty" }, known ? "reading …" : `There is no run ${view.run} here (any more).`));
+    inner.push(make("p", { class: "empty" }, known ? "reading …" : `There is no run ${view.run} here.`));
   }
   else {
     if (data.runs.length > 1 && view.run === null) inner.push(runsTable(data.runs));
@@ -493,22 +493,22 @@ function show() {
     for (const run of chosen.filter((r) => r.read.bytes < r.read.of_bytes - 65536))
       inner.push(make("p", { class: "hint" }, `reading ${run.name}: ${percent(run.read.bytes / run.read.of_bytes)} of ${digits(run.read.of_bytes / 1e6, 3)} MB so far`));
     if (view.run === null && chosen.length < data.runs.length)
-      inner.push(make("p", { class: "hint" }, `curves of ${chosen.length} of ${data.runs.length} runs, those with the newest events; choose any other in the table`));
+      inner.push(make("p", { class: "hint" }, `showing the curves of the ${chosen.length} most recent of ${data.runs.length} runs; choose any other in the table`));
     if (view.window) inner.push(make("p", { class: "hint" }, "zoomed in; ", make("button", { id: "whole", onclick: () => zoom(null) }, "show all")));
-    inner.push(...charted(chosen));
+    inner.push(...chartSections(chosen));
   }
-  room.replaceChildren(...inner);
+  content.replaceChildren(...inner);
   for (const one of charts) { if (one.paint) one.paint(); else { draw(one); listen(one); } }
   const read = chosen.map((run) => run.read);
   const count = read.reduce((sum, r) => sum + r.events, 0), torn = read.reduce((sum, r) => sum + r.unreadable_lines, 0);
-  byId("foot").textContent = `${whole(count)} events read${torn ? `, ${whole(torn)} lines could not be` : ""} · drag over a chart to zoom, double click to go back · lakh ${data.lakh}`;
+  byId("foot").textContent = `${whole(count)} events read${torn ? `, ${whole(torn)} lines unreadable` : ""} · drag over a chart to zoom, double click to zoom out · lakh ${data.lakh}`;
   const running = chosen.length === 1 ? chosen[0] : null;
-  document.title = running && running.step ? `${running.name} · step ${whole(running.step)}${running.loss === null ? "" : " · loss " + digits(running.loss, 4)}` : "lakh control room";
+  document.title = running && running.step ? `${running.name} · step ${whole(running.step)}${running.loss === null ? "" : " · loss " + digits(running.loss, 4)}` : "lakh dashboard";
 }
 
 function choose() {
   let name = null;
-  try { name = decodeURIComponent(location.hash.slice(1)) || null; } catch { /* not an address of ours: all runs */ }
+  try { name = decodeURIComponent(location.hash.slice(1)) || null; } catch { /* malformed: show all runs */ }
   if (view.data && view.data.runs.length === 1) name = view.data.runs[0].name;
   view.run = name;
   view.window = null;
@@ -521,14 +521,14 @@ async function poll(once) {
   if (view.run !== null) query.append("run", view.run);
   if (view.window && view.window.step) { query.append("from", view.window.step[0]); query.append("to", view.window.step[1]); }
   try {
-    const answer = await fetch("data.json?" + query, { headers: view.etag ? { "If-None-Match": view.etag } : {}, cache: "no-store" });
-    if (answer.status !== 304) {
-      if (!answer.ok) throw new Error(String(answer.status));
-      view.etag = answer.headers.get("ETag");
-      view.data = await answer.json();
+    const response = await fetch("data.json?" + query, { headers: view.etag ? { "If-None-Match": view.etag } : {}, cache: "no-store" });
+    if (response.status !== 304) {
+      if (!response.ok) throw new Error(String(response.status));
+      view.etag = response.headers.get("ETag");
+      view.data = await response.json();
       if (!document.querySelector("svg:hover") || once || !view.drawn) { show(); view.drawn = true; }
     }
-    view.heard = Date.now();
+    view.updated = Date.now();
   } catch (error) {
     if (!(error instanceof TypeError) && !/^\d+$/.test(error.message)) throw error;
   }
@@ -536,9 +536,9 @@ async function poll(once) {
 }
 
 function alive() {
-  const word = byId("alive"), quiet = !saved && Date.now() - view.heard > 4 * POLL_MS;
+  const word = byId("alive"), quiet = !saved && Date.now() - view.updated > 4 * POLL_MS;
   word.className = quiet ? "lost" : "";
-  word.textContent = saved ? "saved " + clock(saved.time_s, true) : quiet ? "the server does not answer" : "live";
+  word.textContent = saved ? "saved " + clock(saved.time_s, true) : quiet ? "no connection to the server" : "live";
 }
 
 byId("by-step").addEventListener("click", () => { view.axis = "step"; show(); });

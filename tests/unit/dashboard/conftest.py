@@ -55,7 +55,7 @@ def story(tmp_path: Path) -> Story:
 
 
 @pytest.fixture
-def hurt_run(story: Story) -> Story:
+def faulty_run(story: Story) -> Story:
     """120 steps: a rank killed at step 70 costs steps 51 to 70; checkpoints at 50 and 100, and scores of both."""
     (story.run_dir / "run.toml").write_text('name = "small"\n[train]\nsteps = 120\n')
     story.begin()

@@ -1,8 +1,8 @@
-"""New lines of a run's event files, in order of time, a bounded bite at a time.
+"""Reads new lines of a run's event files, in order of time, a bounded amount per call.
 
-Gives plain records (dicts with `time_s`, `rank`, `step`, `kind`), not typed events: a run that another version wrote is
-shown as far as it can be read. A half-written last line is left until it is whole; a line that is no record is counted
-and passed over. A file that was replaced by a shorter or another one raises `Replaced`: begin again.
+Returns plain records (dicts with `time_s`, `rank`, `step`, `kind`) instead of typed events, so that runs of other
+versions can be shown. An incomplete last line is read once it is complete; malformed lines are counted and skipped. A
+file that was replaced or truncated raises `EventFilesReplaced`: start over.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 from lakh.events import FOLDER
 
-__all__ = ["Record", "Replaced", "Tails"]
+__all__ = ["EventFilesReplaced", "Record", "RunEventTail"]
 
 Record = dict[str, Any]
-BITE_BYTES = 1 << 20
+READ_BYTES = 1 << 20
 
 
-class Replaced(Exception):
-    """The files are no longer those that were read."""
+class EventFilesReplaced(Exception):
+    """An event file was replaced or truncated since it was last read."""
 
 
-class _Tail:
-    """Where the reader stands in one file."""
+class EventFileTail:
+    """The read position in one file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,42 +34,42 @@ class _Tail:
         self.size_bytes = 0
         self.inode = 0
         self.unreadable = 0
-        self.waiting: list[Record] = []
+        self.pending: list[Record] = []
         self.stuck_at = -1
-        """Size at which the rest was only a half-written line."""
+        """File size at which only an incomplete line was left."""
 
     @property
     def has_more(self) -> bool:
         return self.offset < self.size_bytes and self.stuck_at != self.size_bytes
 
-    def look(self, found: os.stat_result) -> None:
+    def update_size(self, found: os.stat_result) -> None:
         if self.inode not in (0, found.st_ino) or found.st_size < self.offset:
-            raise Replaced
+            raise EventFilesReplaced
         self.inode, self.size_bytes = found.st_ino, found.st_size
 
-    def bite(self) -> None:
-        """Read on, to the end of the last whole line within a bite."""
+    def read_block(self) -> None:
+        """Read to the end of the last complete line within READ_BYTES."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
-                block = file.read(BITE_BYTES)
-        except OSError:  # not ours to read, or just removed: tried again when it has grown
+                block = file.read(READ_BYTES)
+        except OSError:  # no permission, or just removed: try again when the file grows
             self.unreadable += 1
             self.stuck_at = self.size_bytes
             return
         end = block.rfind(b"\n") + 1
         if not end:
-            if len(block) == BITE_BYTES:  # no record is so long: a hole that a crash left
+            if len(block) == READ_BYTES:  # longer than any record: garbage left by a crash
                 self.offset += len(block)
                 self.unreadable += 1
             else:
                 self.stuck_at = self.size_bytes
             return
         self.offset += end
-        self.waiting += self._parse(block[:end].splitlines())
+        self.pending += self._parse(block[:end].splitlines())
 
     def _parse(self, lines: list[bytes]) -> list[Record]:
-        try:  # all at once is twice as fast as one by one
+        try:  # parsing all lines at once is twice as fast
             parsed = json.loads(b"[" + b",".join(lines) + b"]")
         except ValueError:
             parsed = [_parse_line(line) for line in lines]
@@ -78,12 +78,12 @@ class _Tail:
         return records
 
 
-class Tails:
+class RunEventTail:
     """All event files of one run."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / FOLDER
-        self._tails: dict[str, _Tail] = {}
+        self._tails: dict[str, EventFileTail] = {}
 
     @property
     def unreadable(self) -> int:
@@ -102,34 +102,34 @@ class Tails:
         return len(self._tails)
 
     def new_records(self, budget_s: float) -> tuple[list[Record], bool]:
-        """What is new, in order of time, and whether more waits after `budget_s` seconds of reading."""
-        self._look()
+        """New records in order of time, and whether unread data is left after `budget_s` seconds of reading."""
+        self._find_files()
         deadline_s = time.monotonic() + budget_s
         found: list[Record] = []
         tails = list(self._tails.values())
         while True:
             for tail in tails:
-                while tail.has_more and not tail.waiting:
-                    tail.bite()
+                while tail.has_more and not tail.pending:
+                    tail.read_block()
             unread = [tail for tail in tails if tail.has_more]
-            # What a file has not told yet is later than the last that it told.
-            horizon_s = min((tail.waiting[-1]["time_s"] for tail in unread), default=float("inf"))
+            # Records within a file are ordered: what is unread comes after its last record.
+            horizon_s = min((tail.pending[-1]["time_s"] for tail in unread), default=float("inf"))
             ready = []
             for tail in tails:
-                if not tail.waiting:
+                if not tail.pending:
                     continue
-                if tail.waiting[-1]["time_s"] <= horizon_s:
-                    ready += tail.waiting
-                    tail.waiting = []
+                if tail.pending[-1]["time_s"] <= horizon_s:
+                    ready += tail.pending
+                    tail.pending = []
                 else:
-                    ready += [record for record in tail.waiting if record["time_s"] <= horizon_s]
-                    tail.waiting = [record for record in tail.waiting if record["time_s"] > horizon_s]
+                    ready += [record for record in tail.pending if record["time_s"] <= horizon_s]
+                    tail.pending = [record for record in tail.pending if record["time_s"] > horizon_s]
             ready.sort(key=lambda record: record["time_s"])
             found += ready
             if not unread or time.monotonic() > deadline_s:
                 return found, bool(unread)
 
-    def _look(self) -> None:
+    def _find_files(self) -> None:
         seen = set()
         try:
             with os.scandir(self._folder) as entries:
@@ -137,12 +137,12 @@ class Tails:
                     if not (entry.name.startswith("rank-") and entry.name.endswith(".jsonl")):
                         continue
                     seen.add(entry.name)
-                    tail = self._tails.setdefault(entry.name, _Tail(self._folder / entry.name))
-                    tail.look(entry.stat())
+                    tail = self._tails.setdefault(entry.name, EventFileTail(self._folder / entry.name))
+                    tail.update_size(entry.stat())
         except OSError:  # no events yet
             pass
         if not seen.issuperset(self._tails):
-            raise Replaced
+            raise EventFilesReplaced
 
 
 def _parse_line(line: bytes) -> Any:
