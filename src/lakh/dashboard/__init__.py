@@ -5,7 +5,7 @@
     table.py            per-step measurements in columns, and which steps were kept
     downsample.py       reduces a million points to a few hundred and keeps every spike
     curves.py           curves for the page: downsampled points and their means
-    time_accounting.py  seconds by class (productive, lost, down, ...), as totals and over time
+    goodput_timeline.py the share of every goodput class over time
     notable.py          one sentence for each notable event
     state.py            what the run is doing now, and the reason
     run_view.py         one run: consumes events, returns plain data
@@ -13,7 +13,7 @@
     page.py             the page as one self-contained HTML document
     server.py           the page and its data over HTTP
 
-Reads `lakh.events`, `lakh.storage` and a run's run.toml only, so a script can read everything that it shows. It never
+Reads events, storage and a run's run.toml only, so a script can read everything that it shows. It never
 writes into a run. Independent of torch; only server.py needs aiohttp.
 """
 

@@ -6,11 +6,10 @@ by its fields, so nothing disappears silently.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["NOTE", "SERIOUS", "WARNING", "SpikeWatch", "describe"]
+__all__ = ["NOTE", "SERIOUS", "WARNING", "describe"]
 
 NOTE, WARNING, SERIOUS = "note", "warning", "serious"
 Record = dict[str, Any]
@@ -70,36 +69,3 @@ def _list_fields(record: Record) -> str:
     details = ", ".join(f"{key} {value}" for key, value in fields.items())
     reason = f": {record['reason']}" if record.get("reason") else ""
     return f"{record['kind'].replace('_', ' ')}{reason}{f' ({details})' if details else ''}"
-
-
-class SpikeWatch:
-    """Watches one measured value: is it far above its usual level?
-
-    The usual level is a running mean. A spike exceeds both FACTOR times the usual deviation and `least` of the mean.
-    """
-
-    WINDOW_STEPS = 50
-    FACTOR = 8.0
-
-    def __init__(self, name: str, least: float) -> None:
-        self.name = name
-        self._least = least
-        self._seen = 0
-        self._mean = 0.0
-        self._deviation = 0.0
-
-    def observe(self, value: float) -> str | None:
-        """A sentence about a spike, else None. A spike moves the usual level only a little."""
-        if not math.isfinite(value):
-            return f"{self.name} is not a number"
-        above = value - self._mean
-        limit = max(self.FACTOR * self._deviation, self._least * abs(self._mean))
-        text = None
-        if self._seen >= self.WINDOW_STEPS and above > limit:
-            text = f"{self.name} {value:.4g}, usually about {self._mean:.4g}"
-            above = limit
-        share = 1 / min(self._seen + 1, self.WINDOW_STEPS)
-        self._mean += share * above
-        self._deviation += share * (abs(above) - self._deviation)
-        self._seen += 1
-        return text

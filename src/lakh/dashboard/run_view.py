@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from lakh import storage
 from lakh.dashboard import notable, state
 from lakh.dashboard.curves import Markers, curve, downsampled, exact_curve
+from lakh.dashboard.goodput_timeline import goodput_timeline
 from lakh.dashboard.table import StepTable, number
 from lakh.dashboard.tail import EventFilesReplaced, Record, RunEventTail
-from lakh.dashboard.time_accounting import TimeAccounting
 from lakh.errors import LakhError
+from lakh.goodput import GoodputAccount
+from lakh.loss_spikes import SpikeDetector
 
 __all__ = ["RunView"]
 
@@ -44,11 +46,8 @@ class RunView:
     def _reset(self) -> None:
         self._tail = RunEventTail(self.path)
         self._table = StepTable()
-        self._time = TimeAccounting(self._table)
-        self._spikes = (
-            ("loss", notable.SpikeWatch("loss", 0.1)),
-            ("grad_norm", notable.SpikeWatch("gradient norm", 3.0)),
-        )
+        self._goodput = GoodputAccount()
+        self._spikes = SpikeDetector()
         self._notable: list[Record] = []
         self._marks: list[Record] = []
         self._heldout: dict[int, Record] = {}
@@ -66,7 +65,7 @@ class RunView:
     @property
     def last_s(self) -> float:
         """Time of the last event; 0 if there is none."""
-        return self._time.last_s or 0.0
+        return self._goodput.last_s or 0.0
 
     def refresh(self, budget_s: float = 0.5) -> bool:
         """Read new events for about `budget_s` seconds; True if there is more to read."""
@@ -87,7 +86,7 @@ class RunView:
         record.setdefault("step", 0)
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if rank == 0:
-            self._time.add(record)
+            self._goodput.add(record)
         if kind == "step_done":
             self._add_step(record)
         elif kind == "evaluated":
@@ -111,15 +110,15 @@ class RunView:
         self._step = record["step"]
         self._ended = None
         self._table.append(record)
-        for column, spikes in self._spikes:
-            text = spikes.observe(number(record.get(column)))
-            if text is not None:
-                self._note(record, notable.WARNING, text, kind=f"spike of {spikes.name}")
+        for name, reason in (
+            ("loss", self._spikes.check_loss(number(record.get("loss")))),
+            ("gradient norm", self._spikes.check_grad_norm(number(record.get("grad_norm")))),
+        ):
+            if reason is not None:
+                self._note(record, notable.WARNING, reason, kind=f"spike of {name}")
 
     def _add_rare(self, record: Record, kind: str, rank: int) -> None:
-        if kind == "step_skipped":
-            self._table.skipped.add(record["step"])
-        elif kind == "rewound" and isinstance(record.get("to_step"), int):
+        if kind == "rewound" and isinstance(record.get("to_step"), int):
             self._table.go_back(record["to_step"])
         elif kind == "run_started" and rank == 0:
             self._started, self._ended = record, None
@@ -198,7 +197,7 @@ class RunView:
 
     def summary(self, now_s: float) -> dict[str, Any]:
         """Progress and state of the run: one line of the table of runs."""
-        table, seconds = self._table, self._time.seconds()
+        table, seconds = self._table, self._goodput.seconds()
         step_s = _recent(table, "step_s") or 0.0
         steps = self._setting("train", "steps")
         steps = steps if isinstance(steps, int) else None
@@ -207,7 +206,7 @@ class RunView:
         if total_s:
             ratio = seconds["productive"] / total_s
         now = state.run_state(
-            now_s=now_s, last_s=self._time.last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
+            now_s=now_s, last_s=self._goodput.last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
         )
         started = self._started or {}
         live = now.word in ("running", "starting")
@@ -230,8 +229,8 @@ class RunView:
             )
             if live
             else None,
-            "began_s": self._time.first_s,
-            "last_s": self._time.last_s,
+            "began_s": self._goodput.first_s,
+            "last_s": self._goodput.last_s,
             "goodput": ratio,
             "spent_s": seconds,
             "checkpoints_saved": self.counts.get("checkpoint_saved", 0),
@@ -281,7 +280,7 @@ class RunView:
         return found
 
     def _timeline(self) -> dict[str, Any]:
-        edges, shares = self._time.over_time(TIMELINE_PARTS)
+        edges, shares = goodput_timeline(self._goodput, TIMELINE_PARTS)
         rounded = {name: [round(share, 4) for share in column] for name, column in shares.items()}
         return {"began_s": edges[0], "ended_s": edges[-1], "shares": rounded} if edges else {}
 

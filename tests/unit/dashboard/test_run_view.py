@@ -15,7 +15,7 @@ from lakh import events
 from lakh.dashboard.page import as_json, page
 from lakh.dashboard.run_view import RunView
 from lakh.dashboard.runs import RunCollection
-from lakh.dashboard.time_accounting import CLASSES
+from lakh.goodput import CLASSES, goodput
 
 
 def viewed(story: Any) -> dict[str, Any]:
@@ -44,8 +44,6 @@ def test_a_run_that_was_hurt_and_went_on(faulty_run: Any) -> None:
 
 
 def test_time_is_shared_out_as_the_trainer_does(faulty_run: Any) -> None:
-    from lakh.trainer.goodput import goodput
-
     theirs = goodput(events.read(faulty_run.run_dir, rank=0))
     found = viewed(faulty_run)
     assert found["goodput"] == pytest.approx(theirs["ratio"])
@@ -55,8 +53,6 @@ def test_time_is_shared_out_as_the_trainer_does(faulty_run: Any) -> None:
 
 
 def test_a_run_that_goes_on_with_another_setting_was_down_meanwhile(faulty_run: Any) -> None:
-    from lakh.trainer.goodput import goodput
-
     faulty_run.tell("setting_changed", step=120, after_s=30.0, path="train.steps", before=120, after=130)
     faulty_run.begin(120)
     faulty_run.steps(121, 130)
@@ -102,7 +98,7 @@ def test_a_spike_and_a_loss_that_is_no_number_are_told_and_drawn(story: Any) -> 
     story.steps(1, 100, loss=lambda step: losses.get(step, 4.0))
     found = viewed(story)
     texts = [told["text"] for told in found["unusual"] if told["kind"] == "spike of loss"]
-    assert texts == ["loss is not a number", "loss 9, usually about 4"]
+    assert texts == ["the loss is nan", "the loss 9.0000 is above 4.0000 + 4 x 0.0800 of the last 64 steps"]
     assert [told["last_step"] for told in found["unusual"] if told["kind"] == "spike of loss"] == [90, 82]
     assert None in found["curves"]["loss"]["value"]
     assert "NaN" not in as_json(found)
