@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lakh.cli.face import Answer, answers, set_option, table
-from lakh.cli.lazy import Group
+from lakh.cli.groups import HintingGroup
+from lakh.cli.output import CommandResult, print_result, set_option, table
 from lakh.cli.progress import progress_bar
 from lakh.spec import load_run
 
@@ -20,7 +20,7 @@ __all__ = ["SAMPLE_BYTES", "tokens"]
 SAMPLE_BYTES = 32_000_000  # a test holds it to lakh.tokens.tokenizer.training
 
 
-@click.group(cls=Group)
+@click.group(cls=HintingGroup)
 def tokens() -> None:
     """Train a tokenizer, pack a corpus into token shards."""
 
@@ -31,8 +31,8 @@ def tokens() -> None:
 @click.option("--vocab", default=4096, show_default=True, help="Size of the vocabulary, including special tokens.")
 @click.option("--sample-bytes", default=SAMPLE_BYTES, show_default=True, help="Bytes of text to train on.")
 @click.option("--force", is_flag=True, help="Replace a tokenizer of another corpus or size.")
-@answers
-def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> Answer:
+@print_result
+def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> CommandResult:
     """Train a byte-level BPE tokenizer on a corpus."""
     from lakh.tokens.tokenizer import training
 
@@ -42,7 +42,7 @@ def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> 
     text = f"{out}: {verb}; {made.vocab:,} tokens, trained on {made.sampled_bytes / 1e6:,.1f} MB"
     if made.vocab < made.vocab_asked:
         text += f"\n{made.vocab_asked:,} were requested: the sample has no more repeated pairs"
-    return Answer(asdict(made), text)
+    return CommandResult(asdict(made), text)
 
 
 @tokens.command()
@@ -58,8 +58,8 @@ def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> 
     help="Shuffle files, or keep the files of a repository together in import order.",
 )
 @click.option("--force", is_flag=True, help="Replace tokens of another corpus, tokenizer or share.")
-@answers
-def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, order: Ordering, force: bool) -> Answer:
+@print_result
+def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, order: Ordering, force: bool) -> CommandResult:
     """Encode a corpus into token shards for training and evaluation.
 
     DIR may be a URL such as s3://bucket/tokens, which training reads in blocks through a local cache.
@@ -75,7 +75,7 @@ def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, order: Orde
     head = (
         f"{out}: {'already packed, reused' if made.reused else 'packed'}, {data['bytes_per_token']:.2f} bytes per token"
     )
-    return Answer(data, table(["split", "documents", "tokens", "shards"], rows, title=head))
+    return CommandResult(data, table(["split", "documents", "tokens", "shards"], rows, title=head))
 
 
 @tokens.command()
@@ -83,8 +83,8 @@ def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, order: Orde
 @set_option
 @click.option("--steps", type=click.IntRange(min=0), help="Number of steps to hash.  [default: the whole run]")
 @click.option("--show", type=click.IntRange(min=0), help="Print the sequence at this position.")
-@answers
-def stream(run: str, sets: tuple[str, ...], steps: int | None, show: int | None) -> Answer:
+@print_result
+def stream(run: str, sets: tuple[str, ...], steps: int | None, show: int | None) -> CommandResult:
     """Print the hash of a run's training stream, or one sequence of it, without training.
 
     The hash equals stream_sha256 in the output of `lakh train --json` after the same number of steps.
@@ -99,7 +99,9 @@ def stream(run: str, sets: tuple[str, ...], steps: int | None, show: int | None)
         rows = opened.read_range(show, 1)
         ids = rows.tokens[0, : rows.lengths[0]].tolist()
         text = Tokenizer.load(opened.sources[0].tokenizer_path).decode(ids, show_special=True)
-        return Answer({"position": show, "tokens": ids, "document_starts": list(rows.starts[0]), "text": text}, text)
+        return CommandResult(
+            {"position": show, "tokens": ids, "document_starts": list(rows.starts[0]), "text": text}, text
+        )
     batch, count = loaded.data.batch, loaded.train.steps if steps is None else steps
     digest = StreamDigest()
     with progress_bar() as progress:
@@ -113,4 +115,4 @@ def stream(run: str, sets: tuple[str, ...], steps: int | None, show: int | None)
         "stream_sha256": digest.sha256,
         "fingerprint": opened.fingerprint,
     }
-    return Answer(data, table(["what", "value"], list(data.items())))
+    return CommandResult(data, table(["what", "value"], list(data.items())))

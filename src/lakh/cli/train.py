@@ -8,7 +8,7 @@ import click
 
 from lakh import storage
 from lakh.cli.config import amounts
-from lakh.cli.face import Answer, answers, console, set_option, table
+from lakh.cli.output import CommandResult, console, print_result, set_option, table
 from lakh.errors import UserError
 from lakh.spec import Run, load_run
 from lakh.trainer.launch.rank import is_rank, run_rank
@@ -36,7 +36,7 @@ fault_option = click.option(
 @restarts_option
 @fault_option
 @click.option("--dry-run", is_flag=True, help="Print the estimated memory and step time without training.")
-@answers
+@print_result
 def train(
     run: str,
     sets: tuple[str, ...],
@@ -45,7 +45,7 @@ def train(
     max_restarts: int,
     faults: tuple[str, ...],
     dry_run: bool,
-) -> Answer:
+) -> CommandResult:
     """Train a run, on this machine or as one rank of many.
 
     RUN is a recipe (recipes/laptop.py), a run.toml, or the name of a recipe that comes with lakh.
@@ -54,12 +54,12 @@ def train(
     loaded.model.require_plain()
     run_dir = out or f"runs/{loaded.name}"
     if is_rank():
-        return _as_answer(run_rank(loaded, run_dir, faults))
+        return _as_result(run_rank(loaded, run_dir, faults))
     if dry_run:
         ranks = nproc if nproc > 1 else loaded.mesh.ranks
         data = {**amounts(loaded, ranks), **estimate_run(loaded, ranks)}
         rows = [(name, "; ".join(value) if isinstance(value, list) else value) for name, value in data.items()]
-        return Answer(data, table(["what", "value"], rows, title="dry run (simulated; nothing was started)"))
+        return CommandResult(data, table(["what", "value"], rows, title="dry run (simulated; nothing was started)"))
     check_run(loaded, nproc, faults)
     with lock_run_folder(run_dir) as lock:
         if storage.list_dir(storage.join(run_dir, "checkpoints")):
@@ -75,8 +75,10 @@ def train(
 @nproc_option
 @restarts_option
 @fault_option
-@answers
-def resume(run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, faults: tuple[str, ...]) -> Answer:
+@print_result
+def resume(
+    run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, faults: tuple[str, ...]
+) -> CommandResult:
     """Continue a run from its newest complete checkpoint.
 
     The number of ranks may change: the data continues at the same position in the same order.
@@ -84,7 +86,7 @@ def resume(run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, f
     require_run(run_dir)
     loaded = with_absolute_paths(load_run(run_dir, sets))
     if is_rank():
-        return _as_answer(run_rank(loaded, run_dir, faults))
+        return _as_result(run_rank(loaded, run_dir, faults))
     check_run(loaded, nproc, faults)
     with lock_run_folder(run_dir) as lock:
         return _launch(loaded, run_dir, lock, nproc=nproc, max_restarts=max_restarts, faults=faults, sets=sets)
@@ -99,7 +101,7 @@ def _launch(
     max_restarts: int,
     faults: tuple[str, ...],
     sets: tuple[str, ...] = (),
-) -> Answer:
+) -> CommandResult:
     """Start the ranks and show a progress bar. `sets` are applied to run.toml."""
     from lakh.cli.progress import show_training
     from lakh.trainer.launch.launcher import can_continue_without_ranks, launch
@@ -120,8 +122,8 @@ def _launch(
     finally:
         ended.set()
         bar.join(5.0)
-    return _as_answer({**launched.result, "attempts": launched.attempts, "run_dir": run_dir})
+    return _as_result({**launched.result, "attempts": launched.attempts, "run_dir": run_dir})
 
 
-def _as_answer(data: dict[str, object]) -> Answer:
-    return Answer(data, table(["what", "value"], list(data.items())))
+def _as_result(data: dict[str, object]) -> CommandResult:
+    return CommandResult(data, table(["what", "value"], list(data.items())))

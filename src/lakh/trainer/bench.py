@@ -30,9 +30,9 @@ from lakh.trainer.optim.schedule import learning_rate
 from lakh.trainer.step import UpdateResult, objective_of, plain_pass, update
 from lakh.trainer.tuning.cuda_graphs import GraphedPass
 from lakh.trainer.tuning.memory import is_out_of_memory
+from lakh.workloads.code.acceleration import speed_up
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.compiling import speed_up
 from lakh.workloads.code.loss import next_token_loss
 from lakh.workloads.code.model import CodeModel, init_weights
 

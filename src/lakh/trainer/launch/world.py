@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from lakh.errors import PeerLost, PeerTimeout, UserError
 from lakh.spec import Mesh, Training
 from lakh.spec.mesh import AXES
-from lakh.workloads.code.parallel import Groups
+from lakh.workloads.code.parallel import ParallelGroups
 
 __all__ = ["World"]
 
@@ -97,7 +97,7 @@ class World:
                 found = f"a peer did not answer for {timeout_s:g} s ({first_line})"
             raise kind(f"rank {self.rank}, {doing}", found, "lakh resume continues from the last checkpoint") from error
 
-    def groups(self, mesh: Mesh, timeout_s: float) -> Groups:
+    def groups(self, mesh: Mesh, timeout_s: float) -> ParallelGroups:
         """The process groups of this rank along each axis of a resolved mesh. A collective."""
         sizes = {
             "dp_replicate": mesh.dp_replicate,
@@ -109,7 +109,7 @@ class World:
         # FSDP over one rank is needed for replicas; without replicas it has no effect.
         wanted = {name: size for name, size in sizes.items() if size > 1 or (name == "fsdp" and mesh.dp_replicate > 1)}
         if not wanted:
-            return Groups()
+            return ParallelGroups()
         root = DeviceMesh(self.device.type, ranks.reshape(*wanted.values()), mesh_dim_names=tuple(wanted))
         cp = None
         if mesh.cp > 1:
@@ -117,7 +117,7 @@ class World:
             inner = DeviceMesh(self.device.type, pieces, mesh_dim_names=("outer", "cp", "inner"))
             cp = inner.get_group("cp")
         axes = tuple(name for name in ("dp_replicate", "fsdp") if name in wanted)
-        groups = Groups(
+        groups = ParallelGroups(
             fsdp=root[axes] if axes else None,
             tp=root["tp"] if mesh.tp > 1 else None,
             cp=cp,
