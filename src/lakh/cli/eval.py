@@ -22,10 +22,10 @@ from lakh.cli.eval_show import bar, generated, show
 from lakh.cli.face import Answer, answers
 from lakh.cli.lazy import DefaultGroup
 from lakh.errors import UserError
-from lakh.evals.generate import check_request, load_engine, origin_from, origin_of
-from lakh.evals.protocol import Origin
+from lakh.evals.generation.generate import check_request, load_engine, origin_from, origin_of
+from lakh.evals.scoring.protocol import Origin
 from lakh.evals.run import score as score_samples
-from lakh.evals.samples import CANONICAL, canonical_samples, read_samples
+from lakh.evals.generation.samples import CANONICAL, canonical_samples, read_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.tasks import TASKS, load_task
 
@@ -52,7 +52,7 @@ evaluate.default = "model"
 @answers
 def model(
     model: str, tasks: str, n: int, texts: str | None, recalibrate: bool, data: str | None, limit: int | None,
-    out: str | None, workers: int | None, rung: str | None, unsafe: bool, **asked: Any,
+    out: str | None, workers: int | None, backend: str | None, unsafe: bool, **asked: Any,
 ) -> Answer:  # fmt: skip
     """Generate completions with a model and score them.
 
@@ -68,7 +68,7 @@ def model(
     for task in loaded:
         check_request(task, origin, n)
     if loaded:
-        with _sandbox_or_elsewhere(unsafe, rung) as sandbox:  # before the model: a missing one should cost no minutes
+        with _sandbox_or_elsewhere(unsafe, backend) as sandbox:  # before the model: a missing one should cost no minutes
             engine = load_engine(model, chat=asked["chat"], served_name=asked["served_name"])
             for task in loaded:
                 folder = None if out is None else task_folder(out, task, loaded)
@@ -97,7 +97,7 @@ def model(
 @answers
 def score(
     samples: str | None, name: str, canonical: bool, partial: bool, n: int | None, cpu_limit: int | None,
-    recalibrate: bool, data: str | None, limit: int | None, out: str | None, workers: int | None, rung: str | None,
+    recalibrate: bool, data: str | None, limit: int | None, out: str | None, workers: int | None, backend: str | None,
     unsafe: bool,
 ) -> Answer:  # fmt: skip
     """Score completions from a JSONL file of {task_id, completion}."""
@@ -120,7 +120,7 @@ def score(
             raise UserError(samples, f"has no sample for the first {limit} problems", "raise --limit")
     cells = min(workers or os.cpu_count() or 1, len(given))
     with (
-        make_sandbox(unsafe, rung, workers=cells) as sandbox,
+        make_sandbox(unsafe, backend, workers=cells) as sandbox,
         bar(f"{task.name}: running", len(given)) as progress,
     ):
         result = score_samples(
@@ -139,9 +139,9 @@ def list_tasks() -> Answer:
     return Answer({"tasks": names}, "\n".join(names))
 
 
-def _sandbox_or_elsewhere(unsafe: bool, rung: str | None) -> Sandbox:
+def _sandbox_or_elsewhere(unsafe: bool, backend: str | None) -> Sandbox:
     try:
-        return make_sandbox(unsafe, rung)
+        return make_sandbox(unsafe, backend)
     except UserError as error:
         todo = f"{error.todo}; or keep the completions with lakh eval generate, and score them on another machine"
         raise UserError(error.where, error.found, todo) from None

@@ -10,7 +10,7 @@ import click
 from lakh.cli.eval_options import DATA_OPTION, LIMIT_OPTION, asking_options, split_names, task_folder
 from lakh.cli.eval_show import generated
 from lakh.cli.face import Answer, answers, table
-from lakh.evals.generate import check_request, load_engine, origin_from, write_generated
+from lakh.evals.generation.generate import check_request, load_engine, origin_from, write_generated
 from lakh.evals.tasks import load_task
 
 __all__ = ["generate"]

@@ -9,7 +9,7 @@ import click
 
 from lakh.cli.face import console
 from lakh.errors import UserError
-from lakh.evals.sandbox import RUNGS, Sandbox
+from lakh.evals.sandbox import BACKENDS, Sandbox
 from lakh.evals.task import Task
 
 __all__ = [
@@ -37,7 +37,7 @@ TEXTS_OPTION = click.option("--texts", metavar="PATH", help="Code for bits-per-b
 def common(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--unsafe", is_flag=True, help="Run without a sandbox. Model-written code gets your rights."),
-        click.option("--sandbox", "rung", type=click.Choice(RUNGS), help="This rung only; default: the strongest."),
+        click.option("--sandbox", "rung", type=click.Choice(BACKENDS), help="This rung only; default: the strongest."),
         click.option("--workers", type=click.IntRange(min=1), help="Programs at one time; default: one per CPU."),
         click.option("--out", metavar="DIR", help="Keep samples, verdicts and result.json there; go on if stopped."),
         LIMIT_OPTION,
@@ -87,7 +87,7 @@ def task_folder(out: str, task: Task, tasks: Sequence[Task]) -> str:
     return out if len(tasks) == 1 else f"{out.rstrip('/')}/{task.name}"
 
 
-def make_sandbox(unsafe: bool, rung: str | None = None, *, workers: int = 1) -> Sandbox:
+def make_sandbox(unsafe: bool, backend: str | None = None, *, workers: int = 1) -> Sandbox:
     if unsafe:
         console().print("warning: --unsafe runs model-written code with your rights and your network", style="yellow")
-    return Sandbox.choose(unsafe=unsafe, rung=rung, workers=workers)
+    return Sandbox.choose(unsafe=unsafe, backend=backend, workers=workers)

@@ -12,8 +12,8 @@ from lakh.cli.eval_options import TEXTS_OPTION, common, make_sandbox, sampling_o
 from lakh.cli.eval_show import bar
 from lakh.cli.face import Answer, answers, console, table
 from lakh.errors import LakhError, UserError
-from lakh.evals.protocol import Origin
-from lakh.evals.run import Result
+from lakh.evals.scoring.protocol import Origin
+from lakh.evals.run import EvalResult
 from lakh.evals.tasks import load_task
 
 __all__ = ["curve", "diff", "export", "reproduce", "watch"]
@@ -30,7 +30,7 @@ def diff(left: str, right: str) -> Answer:
     from rich.console import Group
     from rich.text import Text
 
-    from lakh.evals.compare import compare, read_result
+    from lakh.evals.scoring.compare import compare, read_result
 
     found = compare(read_result(left), read_result(right))
     rows = [
@@ -55,28 +55,28 @@ def diff(left: str, right: str) -> Answer:
 @answers
 def reproduce(
     result: str, samples: str | None, data: str | None, limit: int | None, out: str | None, workers: int | None,
-    rung: str | None, unsafe: bool,
+    backend: str | None, unsafe: bool,
 ) -> Answer:  # fmt: skip
     """Make a result again from its protocol, and say what differs.
 
     RESULT is the folder of a result, or a file with its protocol line.
     """
-    from lakh.evals.generate import generate, load_engine
-    from lakh.evals.reproduce import differences, read_request
+    from lakh.evals.generation.generate import generate, load_engine
+    from lakh.evals.scoring.reproduce import differences, read_request
     from lakh.evals.run import score
 
     if limit is not None:
         raise UserError("--limit", "a result is reproduced whole", "leave --limit out")
     request = read_request(result, data, samples=samples)
     given = request.samples
-    with make_sandbox(unsafe, rung) as sandbox:
+    with make_sandbox(unsafe, backend) as sandbox:
         if given is None:
             origin = request.origin
             engine = load_engine(origin.source, chat=origin.form == "chat", served_name=origin.served_name)
             with bar("generating", request.n * len(request.task.problems)) as progress:
                 given = generate(engine, request.task, request.origin, n=request.n, progress=progress)
         with bar("running", len(given)) as progress:
-            again: Result = score(
+            again: EvalResult = score(
                 request.task, given, sandbox, request.origin, cpu_s=request.cpu_s, workers=workers,
                 progress=progress, calibration=request.settings.get("calibration", "given"), out=out,
             )  # fmt: skip
@@ -102,7 +102,7 @@ def reproduce(
 @answers
 def export(samples: str, name: str, data: str | None, out: str, partial: bool) -> Answer:
     """Write samples as whole programs, in the form of EvalPlus."""
-    from lakh.evals.samples import Sample, read_samples, whole_program, write_samples
+    from lakh.evals.generation.samples import Sample, read_samples, whole_program, write_samples
 
     task = load_task(name, data)
     problems = {problem.id: problem for problem in task.problems}
@@ -124,10 +124,10 @@ def export(samples: str, name: str, data: str | None, out: str, partial: bool) -
 def watch(
     run_dir: str, tasks: str, n: int, temperature: float, top_p: float, seed: int, max_tokens: int, every: int,
     once: bool, poll: float, texts: str | None, data: str | None, limit: int | None, out: str | None,
-    workers: int | None, rung: str | None, unsafe: bool,
+    workers: int | None, backend: str | None, unsafe: bool,
 ) -> Answer:  # fmt: skip
     """Score the checkpoints of a run as they appear, beside its training."""
-    from lakh.evals.generate import check_request
+    from lakh.evals.generation.generate import check_request
     from lakh.evals.perplexity import NAME as BITS_PER_BYTE
     from lakh.evals.tasks.lines import source_texts
     from lakh.evals.watch import watch as follow
@@ -151,7 +151,7 @@ def watch(
     def passed_over(path: str, error: LakhError) -> None:
         console().print(f"warning: passed over {path}: {error}", style="yellow")
 
-    with make_sandbox(unsafe, rung) if loaded else nullcontext() as sandbox:  # bits per byte runs no programs
+    with make_sandbox(unsafe, backend) if loaded else nullcontext() as sandbox:  # bits per byte runs no programs
         follow(
             run_dir, loaded, sandbox, origin, n=n, every=every, poll_s=poll, until=lambda: once, texts=read,
             told=tell, passed_over=passed_over, workers=workers,

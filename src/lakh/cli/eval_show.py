@@ -9,18 +9,18 @@ from dataclasses import asdict
 from typing import Any
 
 from lakh.cli.face import Answer, console, table
-from lakh.evals.generate import Generator, generate
+from lakh.evals.generation.generate import CompletionGenerator, generate
 from lakh.evals.journal import Journal
-from lakh.evals.protocol import Origin
-from lakh.evals.run import Result
-from lakh.evals.samples import Sample
+from lakh.evals.scoring.protocol import Origin
+from lakh.evals.run import EvalResult
+from lakh.evals.generation.samples import Sample
 from lakh.evals.task import Task
 
 __all__ = ["Bar", "bar", "generated", "show"]
 
 
 @contextlib.contextmanager
-def generated(engine: Generator, task: Task, origin: Origin, n: int, folder: str | None) -> Iterator[list[Sample]]:
+def generated(engine: CompletionGenerator, task: Task, origin: Origin, n: int, folder: str | None) -> Iterator[list[Sample]]:
     """n samples of every problem, with a bar; kept in a journal in `folder` until the block ends well."""
     key = {"task": task.name, "data": task.data_sha256, "problems": len(task.problems), **asdict(origin)}
     journal = Journal(f"{folder}/generated.journal.jsonl" if folder else None, key)
@@ -31,7 +31,7 @@ def generated(engine: Generator, task: Task, origin: Origin, n: int, folder: str
         journal.finish()
 
 
-class Bar:
+class ProgressBar:
     """Hears how much is done, and shows it where somebody looks."""
 
     def __init__(self, tell: Callable[[str, int, int], None], title: str, total: int) -> None:
@@ -40,32 +40,32 @@ class Bar:
     def __call__(self, done: int) -> None:
         self._tell(self._title, done, self._total)
 
-    def before(self, title: str, total: int) -> Bar:
+    def before(self, title: str, total: int) -> ProgressBar:
         """The same bar under another title, for work that comes first."""
-        return Bar(self._tell, title, total)
+        return ProgressBar(self._tell, title, total)
 
 
 @contextlib.contextmanager
-def bar(title: str, total: int) -> Iterator[Bar]:
+def bar(title: str, total: int) -> Iterator[ProgressBar]:
     if not sys.stderr.isatty():
-        yield Bar(lambda *_: None, title, total)  # nobody looks, so nothing is drawn, nor is what draws it imported
+        yield ProgressBar(lambda *_: None, title, total)  # nobody looks, so nothing is drawn, nor is what draws it imported
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console(), transient=True) as progress:
         task = progress.add_task(title, total=total)
-        yield Bar(
+        yield ProgressBar(
             lambda title, done, total: progress.update(task, description=title, completed=done, total=total),
             title,
             total,
         )
 
 
-class Shown:
+class ResultsView:
     """Results as people see them: made when they are printed, which --json never does."""
 
-    def __init__(self, results: list[dict[str, Any]], failures_of: Result | None) -> None:
+    def __init__(self, results: list[dict[str, Any]], failures_of: EvalResult | None) -> None:
         self._results, self._failures_of = results, failures_of
 
     def __rich__(self) -> Any:
@@ -92,13 +92,13 @@ class Shown:
         return Group(*blocks)
 
 
-def show(results: list[dict[str, Any]], failures_of: Result | None = None) -> Answer:
+def show(results: list[dict[str, Any]], failures_of: EvalResult | None = None) -> Answer:
     """One table per result, its protocol line below; for people also the first problems that did not pass."""
     for data in results:
         if data.get("sandbox_errors"):
             errors = f"warning: {data['sandbox_errors']} of {data['total']} programs did not run (sandbox_error)"
             console().print(f"{errors}: the score is too low", style="yellow")
-    return Answer(results[0] if len(results) == 1 else {"results": results}, Shown(results, failures_of))
+    return Answer(results[0] if len(results) == 1 else {"results": results}, ResultsView(results, failures_of))
 
 
 def _score_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from lakh.evals.calibration_cache import Kept, key_of, read, text_of, write
+from lakh.evals.calibration_cache import CachedCalibration, key_of, read, text_of, write
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Problem, Task
-from lakh.evals.verdict import Limits, Verdict
+from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict
 
 __all__ = ["FACTOR", "STEPS_S", "Calibration", "calibrate", "cpu_limit", "probe_s", "slowdown_since", "with_cpu"]
 
@@ -70,11 +70,11 @@ def cpu_limit(reference_s: float | None, default_s: int) -> tuple[int, str]:
 
 
 @functools.lru_cache(maxsize=256)
-def with_cpu(limits: Limits, cpu_s: int) -> Limits:
+def with_cpu(limits: SandboxLimits, cpu_s: int) -> SandboxLimits:
     return replace(limits, cpu_s=cpu_s, wall_s=max(limits.wall_s, WALL_START_S + WALL_PER_CPU * cpu_s))
 
 
-def slowdown_since(kept: Kept, now_probe_s: float, today: datetime.date) -> tuple[float | None, str]:
+def slowdown_since(kept: CachedCalibration, now_probe_s: float, today: datetime.date) -> tuple[float | None, str]:
     """By what to stretch what was measured then, or None where it is no use any more; and why."""
     age_days = (today - kept.measured_on).days
     if not 0 <= age_days <= KEPT_DAYS:
@@ -115,7 +115,7 @@ def calibrate(
     kept = None if anew else read(key)
     slowdown = slowdown_since(kept, now_probe_s, today)[0] if kept else None
     if kept is None or slowdown is None:
-        kept, slowdown = Kept(today, now_probe_s, {}), 1.0
+        kept, slowdown = CachedCalibration(today, now_probe_s, {}), 1.0
     texts = {problem.id: text_of(problem) for problem in problems}
     known = {name: kept.reference_s[name, text] for name, text in texts.items() if (name, text) in kept.reference_s}
     missing = [problem for problem in problems if problem.id not in known]
@@ -138,14 +138,14 @@ def _measure(
     sandbox: Sandbox,
     workers: int,
     progress: Callable[[int], None] | None,
-) -> list[Verdict | None]:
+) -> list[SandboxVerdict | None]:
     longest = with_cpu(task.limits, STEPS_S[-1])
 
-    def one(problem: Problem) -> Verdict | None:
+    def one(problem: Problem) -> SandboxVerdict | None:
         if not problem.canonical:
             return None
         built = task.build(problem, problem.canonical)
-        return None if isinstance(built, Verdict) else sandbox.run(built, longest)
+        return None if isinstance(built, SandboxVerdict) else sandbox.run(built, longest)
 
     pool = ThreadPoolExecutor(workers, thread_name_prefix="lakh-calibrate")
     try:

@@ -27,14 +27,14 @@ from lakh.errors import LakhError
 from lakh.evals.task import Problem, Task
 from lakh.storage import cache_folder
 
-__all__ = ["Kept", "key_of", "path_of", "read", "text_of", "write"]
+__all__ = ["CachedCalibration", "key_of", "path_of", "read", "text_of", "write"]
 
 FORMAT = "lakh calibration 1"
 CPU_FIELDS = ("model name", "CPU implementer", "CPU variant", "CPU part", "cpu model", "uarch")
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedCalibration:
     measured_on: datetime.date
     probe_s: float
     """How fast the machine was then."""
@@ -66,21 +66,21 @@ def path_of(key: Mapping[str, Any]) -> Path:
     return cache_folder("calibrations") / f"{key['task']}-{_digest(key)[:16]}.json"
 
 
-def read(key: Mapping[str, Any]) -> Kept | None:
+def read(key: Mapping[str, Any]) -> CachedCalibration | None:
     try:
         document = json.loads(path_of(key).read_bytes())
         told = document.pop("sha256")
         if told != _digest(document) or document["key"] != key:
             return None
         rows = {(name, text): float(used_s) for name, text, used_s in document["reference_s"]}
-        kept = Kept(datetime.date.fromisoformat(document["measured_on"]), float(document["probe_s"]), rows)
+        kept = CachedCalibration(datetime.date.fromisoformat(document["measured_on"]), float(document["probe_s"]), rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     figures = [kept.probe_s, *rows.values()]
     return kept if kept.probe_s > 0 and all(math.isfinite(one) and one >= 0 for one in figures) else None
 
 
-def write(key: Mapping[str, Any], kept: Kept) -> None:
+def write(key: Mapping[str, Any], kept: CachedCalibration) -> None:
     document = {
         "key": dict(key),
         "measured_on": kept.measured_on.isoformat(),

@@ -80,7 +80,7 @@ def measure(
     """Score (name, text) pairs with the model behind a path."""
     import torch
 
-    from lakh.evals.score import bootstrap_ratio
+    from lakh.evals.scoring.score import bootstrap_ratio
     from lakh.server.model import weights as model_weights
     from lakh.tokens.tokenizer import Tokenizer
     from lakh.workloads.code.model import CodeModel

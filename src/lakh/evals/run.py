@@ -23,12 +23,12 @@ from typing import Any
 from lakh import storage
 from lakh.evals.calibrate import calibrate, with_cpu
 from lakh.evals.journal import Journal
-from lakh.evals.protocol import Origin, Protocol
-from lakh.evals.samples import Sample, fingerprint, program_of, write_samples
+from lakh.evals.scoring.protocol import Origin, Protocol
+from lakh.evals.generation.samples import Sample, fingerprint, program_of, write_samples
 from lakh.evals.sandbox import Sandbox
-from lakh.evals.score import Summary, summarise
+from lakh.evals.scoring.score import ScoreSummary, summarise
 from lakh.evals.task import Task
-from lakh.evals.verdict import Verdict
+from lakh.evals.sandbox.verdict import SandboxVerdict
 
 __all__ = ["JOURNAL", "Result", "judge", "score", "write_result"]
 
@@ -37,12 +37,12 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class EvalResult:
     protocol: Protocol
     samples: tuple[Sample, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[SandboxVerdict, ...]
     """One for each sample, in their order."""
-    summary: Summary
+    summary: ScoreSummary
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Result:
         }
 
 
-def judge(
+def run_samples(
     task: Task,
     samples: Sequence[Sample],
     sandbox: Sandbox,
@@ -76,14 +76,14 @@ def judge(
     workers: int | None = None,
     progress: Progress | None = None,
     journal: Journal | None = None,
-) -> list[Verdict]:
+) -> list[SandboxVerdict]:
     """One verdict for each sample, in their order. `progress` hears how many have ended so far."""
     problems = {problem.id: problem for problem in task.problems}
-    known = {row["index"]: Verdict(**row["verdict"]) for row in (journal.done if journal else ())}
+    known = {row["index"]: SandboxVerdict(**row["verdict"]) for row in (journal.done if journal else ())}
 
-    def one(index: int, sample: Sample) -> Verdict:
+    def one(index: int, sample: Sample) -> SandboxVerdict:
         built = program_of(task, problems[sample.task_id], sample)
-        if isinstance(built, Verdict):
+        if isinstance(built, SandboxVerdict):
             return built
         limits = task.limits if cpu_s is None else with_cpu(task.limits, cpu_s[sample.task_id])
         verdict = sandbox.run(built, limits)
@@ -93,7 +93,7 @@ def judge(
 
     pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="lakh-eval")
     try:
-        futures: dict[int, Future[Verdict]] = {
+        futures: dict[int, Future[SandboxVerdict]] = {
             index: pool.submit(one, index, sample) for index, sample in enumerate(samples) if index not in known
         }
         for done, future in enumerate(as_completed(futures.values()), start=len(known) + 1):
@@ -121,7 +121,7 @@ def score(
     calibration: str = "given",
     recalibrate: bool = False,
     out: str | None = None,
-) -> Result:
+) -> EvalResult:
     """Judge and summarise. CPU limits are calibrated on the reference unless given: one for all, or one per problem.
 
     `calibration` says where given ones came from; `recalibrate` measures references again, whatever is kept of them.
@@ -140,7 +140,7 @@ def score(
         cpu_s = dict.fromkeys(counts, cpu_s)
     journal = Journal(storage.join(out, JOURNAL) if out else None, key)
     try:
-        verdicts = judge(task, samples, sandbox, cpu_s=cpu_s, workers=workers, progress=progress, journal=journal)
+        verdicts = run_samples(task, samples, sandbox, cpu_s=cpu_s, workers=workers, progress=progress, journal=journal)
     finally:
         journal.close()
     summary = summarise(zip((sample.task_id for sample in samples), verdicts, strict=True))
@@ -150,14 +150,14 @@ def score(
         task, origin, task.limits, sandbox.description, len(counts), per_problem,
         samples_sha256=sha256, cpu_s=cpu_s, calibration=calibration,
     )  # fmt: skip
-    result = Result(protocol, tuple(samples), tuple(verdicts), summary, time.monotonic() - started_s)
+    result = EvalResult(protocol, tuple(samples), tuple(verdicts), summary, time.monotonic() - started_s)
     if out:
         write_result(out, result)
     journal.finish()
     return result
 
 
-def write_result(out: str, result: Result) -> None:
+def write_result(out: str, result: EvalResult) -> None:
     """Write the three files into the folder `out`."""
     rows = zip(result.samples, result.verdicts, strict=True)
     lines = [json.dumps({"task_id": sample.task_id, **asdict(verdict)}) + "\n" for sample, verdict in rows]

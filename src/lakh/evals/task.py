@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from lakh.errors import UserError
-from lakh.evals.verdict import Limits, Verdict
+from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict
 
 __all__ = ["NONCE", "Commands", "Problem", "Program", "Task", "cut_at_stops", "names_under_test"]
 
@@ -37,7 +37,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Commands:
+class CommandProgram:
     """A program of another language. Passed means that all commands end with 0, and the last prints the nonce last."""
 
     files: dict[str, str]
@@ -76,14 +76,14 @@ class Task:
     extraction: str
     """How a completion is taken out of what the model wrote, likewise."""
     data_sha256: str
-    build: Callable[[Problem, str], Program | Commands | Verdict]
+    build: Callable[[Problem, str], Program | CommandProgram | SandboxVerdict]
     """Problem and completion -> the program to run, or a verdict that needs no running."""
     take: Callable[[str], str] | None = None
     """What a model wrote -> the completion; by default what stands before the first stop string."""
 
     ended: Callable[[str], bool] | None = None
     """Whether a model has written all that `take` would look at, so that it may stop."""
-    limits: Limits = field(default_factory=Limits)
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
     is_infilling: bool = False
     """A problem is a hole between prompt and suffix."""
 

@@ -17,9 +17,9 @@ from typing import Any
 from lakh import events, storage
 from lakh.errors import LakhError, UserError
 from lakh.evals import perplexity
-from lakh.evals.generate import Generator, generate, load_engine
-from lakh.evals.protocol import Origin
-from lakh.evals.run import Result, score
+from lakh.evals.generation.generate import CompletionGenerator, generate, load_engine
+from lakh.evals.scoring.protocol import Origin
+from lakh.evals.run import EvalResult, score
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
 
@@ -32,13 +32,13 @@ A_RUN = "give the folder of a run: lakh train --out RUNDIR"
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingEval:
     step: int
     checkpoint: str
     out: str
 
 
-def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> list[tuple[str, Pending]]:
+def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> list[tuple[str, PendingEval]]:
     """What is not scored yet: the newest checkpoint first, and of all only every `every`-th step."""
     from lakh.checkpoint import list_complete
 
@@ -49,7 +49,7 @@ def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> list[tuple
         for name in names:
             out = storage.join(run_dir, FOLDER, f"{step:08d}", name)
             if not storage.exists(storage.join(out, RESULT)):
-                found.append((name, Pending(step, folder, out)))
+                found.append((name, PendingEval(step, folder, out)))
     return found
 
 
@@ -66,7 +66,7 @@ def watch(
     texts: Sequence[tuple[str, str]] = (),
     told: Callable[[int, dict[str, Any]], None] | None = None,
     passed_over: Callable[[str, LakhError], None] | None = None,
-    load: Callable[[str], Generator] = load_engine,
+    load: Callable[[str], CompletionGenerator] = load_engine,
     measure: Callable[[str, Sequence[tuple[str, str]]], perplexity.BitsPerByte] = perplexity.measure,
     workers: int | None = None,
 ) -> int:
@@ -76,9 +76,9 @@ def watch(
     """
     storage.require_folder(run_dir, A_RUN)
     made, refused = 0, set()
-    loaded: tuple[str, Generator] | None = None  # tasks of one checkpoint follow each other
+    loaded: tuple[str, CompletionGenerator] | None = None  # tasks of one checkpoint follow each other
 
-    def judge(name: str, item: Pending) -> tuple[dict[str, Any], events.Event]:
+    def run_samples(name: str, item: PendingEval) -> tuple[dict[str, Any], events.Event]:
         nonlocal loaded
         if name == perplexity.NAME:
             found = measure(item.checkpoint, texts).as_dict()
@@ -104,7 +104,7 @@ def watch(
                 continue
             name, item = waiting[0]
             try:
-                found, event = judge(name, item)
+                found, event = run_samples(name, item)
             except LakhError as error:
                 if isinstance(error, UserError) and storage.exists(item.checkpoint):
                     raise
@@ -136,13 +136,13 @@ def bits_per_byte(run_dir: str) -> list[events.Measured]:
     return [found[step] for step in sorted(found)]
 
 
-def _measured(item: Pending, found: dict[str, Any]) -> events.Measured:
+def _measured(item: PendingEval, found: dict[str, Any]) -> events.Measured:
     low, high = found["interval"]
     values = {"bits_per_byte": found["bits_per_byte"], "low": low, "high": high}
     return events.Measured(step=item.step, hook=perplexity.NAME, values=values)
 
 
-def _scored(item: Pending, result: Result) -> events.Scored:
+def _scored(item: PendingEval, result: EvalResult) -> events.Scored:
     summary = result.summary
     low, high = summary.interval or (None, None)
     return events.Scored(

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lakh.evals import bubblewrap, calibration_cache, walls
+from lakh.evals.sandbox.backends import bubblewrap
+from lakh.evals import calibration_cache
+from lakh.evals.sandbox import isolation
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Problem, Program, Task
 from lakh.storage import cache_folder
@@ -31,7 +33,7 @@ def sandbox() -> Iterator[Sandbox]:
     missing = missing_for_sandbox()
     if missing:
         pytest.skip(missing)
-    with Sandbox.choose(rung="bubblewrap") as chosen:
+    with Sandbox.choose(backend="bubblewrap") as chosen:
         yield chosen
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lakh.evals import bubblewrap, landlock
+from lakh.evals.sandbox.backends import bubblewrap, landlock
 from lakh.evals.sandbox import Sandbox
 
 

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from lakh.evals import calibrate as calibrate_module
 from lakh.evals import calibration_cache
 from lakh.evals.calibrate import STEPS_S, Calibration, calibrate, cpu_limit, probe_s, slowdown_since
-from lakh.evals.calibration_cache import Kept, key_of, path_of, read, text_of, write
-from lakh.evals.protocol import Origin
+from lakh.evals.calibration_cache import CachedCalibration, key_of, path_of, read, text_of, write
+from lakh.evals.scoring.protocol import Origin
 from lakh.evals.run import score
-from lakh.evals.samples import canonical_samples
+from lakh.evals.generation.samples import canonical_samples
 from lakh.evals.sandbox import Sandbox
-from lakh.evals.task import Commands, Program, Task
-from lakh.evals.verdict import Limits, Verdict
+from lakh.evals.task import CommandProgram, Program, Task
+from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict
 
 TODAY = datetime.date(2026, 11, 15)
-KEPT = Kept(TODAY, 0.002, {})
+KEPT = CachedCalibration(TODAY, 0.002, {})
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +40,9 @@ class Counting:
     def __init__(self, cpu_s: float = 0.01, kind: Any = "passed") -> None:
         self.cpu_s, self.kind, self.ran = cpu_s, kind, 0
 
-    def run(self, program: Program | Commands, limits: Limits) -> Verdict:
+    def run(self, program: Program | CommandProgram, limits: SandboxLimits) -> SandboxVerdict:
         self.ran += 1
-        return Verdict(self.kind, cpu_s=self.cpu_s)
+        return SandboxVerdict(self.kind, cpu_s=self.cpu_s)
 
     def stop(self) -> None: ...
 
@@ -173,7 +173,7 @@ def test_a_file_that_is_not_as_it_was_written_counts_as_nothing(toy_task: Task, 
 @pytest.mark.parametrize("figure", [-1.0, float("nan"), float("inf")])
 def test_figures_that_are_none_count_as_nothing_even_with_their_checksum(toy_task: Task, figure: float) -> None:
     key = key_of(toy_task, "some walls")
-    write(key, Kept(TODAY, 0.002, {("Toy/0", text_of(toy_task.problems[0])): figure}))
+    write(key, CachedCalibration(TODAY, 0.002, {("Toy/0", text_of(toy_task.problems[0])): figure}))
     assert read(key) is None
 
 
@@ -183,7 +183,7 @@ def test_walls_data_and_limits_have_calibrations_of_their_own(toy_task: Task) ->
     sandbox.description = "other walls"
     measure(toy_task, sandbox)
     measure(replace(toy_task, data_sha256="1" * 64), sandbox)
-    measure(replace(toy_task, limits=Limits(memory_MiB=99)), sandbox)
+    measure(replace(toy_task, limits=SandboxLimits(memory_MiB=99)), sandbox)
     assert sandbox.ran == 12
 
 

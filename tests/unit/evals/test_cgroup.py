@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lakh.evals import bubblewrap, cgroup
-from lakh.evals.sandbox import Limits, Sandbox
+from lakh.evals.sandbox.backends import bubblewrap
+from lakh.evals.sandbox import cgroup
+from lakh.evals.sandbox import SandboxLimits, Sandbox
 from lakh.evals.task import Program
 
 HOARD = """
@@ -26,7 +27,7 @@ def answer():
 
 
 @pytest.fixture(scope="module")
-def tree() -> cgroup.Tree:
+def tree() -> cgroup.ControlGroupParent:
     found = cgroup.find()
     if found is None:
         pytest.skip("control groups cannot be made here (they need root, or a part of the tree given to this user)")
@@ -34,11 +35,11 @@ def tree() -> cgroup.Tree:
 
 
 def test_six_processes_are_stopped_at_what_they_hold_together(
-    tree: cgroup.Tree, sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]
+    tree: cgroup.ControlGroupParent, sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]
 ) -> None:
     with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""), tree) as walls:
         assert "+cgroup (" in walls.description
-        limits = Limits(cpu_s=5, wall_s=60, memory_MiB=256)
+        limits = SandboxLimits(cpu_s=5, wall_s=60, memory_MiB=256)
         assert walls.run(Program("def answer(): return 42", "assert answer() == 42", names=("answer",)), limits).passed
         verdict = walls.run(Program(HOARD, "answer()", names=("answer",)), limits)
         assert (verdict.kind, verdict.detail) == ("memory", "all processes together hold more than 512 MiB")
@@ -49,7 +50,7 @@ def test_six_processes_are_stopped_at_what_they_hold_together(
     assert [path for path in left if path.name not in kept] == []
 
 
-def test_whoever_is_born_below_a_member_is_one(tree: cgroup.Tree) -> None:
+def test_whoever_is_born_below_a_member_is_one(tree: cgroup.ControlGroupParent) -> None:
     group = tree.make(64, 8)
     try:
         with subprocess.Popen(["/bin/sh", "-c", "sleep 30 & sleep 30 & wait"]) as shell:
@@ -65,7 +66,7 @@ def test_whoever_is_born_below_a_member_is_one(tree: cgroup.Tree) -> None:
     assert not group.memory.exists()
 
 
-def test_groups_of_a_dead_maker_are_swept(tree: cgroup.Tree) -> None:
+def test_groups_of_a_dead_maker_are_swept(tree: cgroup.ControlGroupParent) -> None:
     with subprocess.Popen(["/bin/true"]) as ended:
         pass
     left = [folder / f"{cgroup.PREFIX}{ended.pid}-0" for folder in tree.folders]
@@ -88,7 +89,7 @@ def test_a_sibling_is_made_where_the_parent_gives_both_controllers(
         (folder / "cgroup.procs").write_text("")
     (tmp_path / "own").write_text("0::/user.slice/app.slice/shell.scope\n")
     (tmp_path / "mounts").write_text(f"cgroup2 {tmp_path / 'two'} cgroup2 rw 0 0\n")
-    assert cgroup.find(tmp_path / "own", tmp_path / "mounts") == cgroup.Tree(2, session, session)
+    assert cgroup.find(tmp_path / "own", tmp_path / "mounts") == cgroup.ControlGroupParent(2, session, session)
     (session / "cgroup.subtree_control").write_text("cpu")
     assert cgroup.find(tmp_path / "own", tmp_path / "mounts") is None
 

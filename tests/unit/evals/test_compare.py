@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
-from lakh.evals.compare import compare, mcnemar, read_result, sign_flip
-from lakh.evals.protocol import Origin, Protocol
-from lakh.evals.sandbox import Limits, Sandbox
+from lakh.evals.scoring.compare import compare, mcnemar, read_result, sign_flip
+from lakh.evals.scoring.protocol import Origin, Protocol
+from lakh.evals.sandbox import SandboxLimits, Sandbox
 from lakh.evals.task import Task
 from lakh.evals.tasks import TASKS, load_task
 
@@ -158,7 +158,7 @@ def test_a_line_whose_values_are_none_is_refused(
     sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, before: str, after: str
 ) -> None:
     task = load_task("toy")
-    protocol = Protocol(task, Origin(str(samples)), Limits(cpu_s=3), "some walls", 3, "1", "ab" * 32)
+    protocol = Protocol(task, Origin(str(samples)), SandboxLimits(cpu_s=3), "some walls", 3, "1", "ab" * 32)
     assert before in protocol.line()
     (tmp_path / "line.txt").write_text(protocol.line().replace(before, after))
     code, _, err = lakh("eval", "reproduce", str(tmp_path / "line.txt"))

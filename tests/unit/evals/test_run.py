@@ -14,12 +14,12 @@ import pytest
 
 from lakh.errors import UserError
 from lakh.evals.journal import Journal
-from lakh.evals.protocol import Origin, Protocol, parse
-from lakh.evals.run import JOURNAL, judge, score
-from lakh.evals.samples import Sample, canonical_samples, fingerprint, read_samples
+from lakh.evals.scoring.protocol import Origin, Protocol, parse
+from lakh.evals.run import JOURNAL, run_samples, score
+from lakh.evals.generation.samples import Sample, canonical_samples, fingerprint, read_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
-from lakh.evals.verdict import Limits
+from lakh.evals.sandbox.verdict import SandboxLimits
 
 RIGHT, WRONG, SLOW = "    return x + 0\n", "    return x - 1\n", "    import time; time.sleep(0.3); return x\n"
 
@@ -27,7 +27,7 @@ RIGHT, WRONG, SLOW = "    return x + 0\n", "    return x - 1\n", "    import tim
 def test_verdicts_come_in_the_order_of_the_samples(sandbox: Sandbox, toy_task: Task) -> None:
     samples = [Sample("Toy/0", text) for text in (SLOW, WRONG, RIGHT, SLOW, WRONG)]
     heard: list[int] = []
-    verdicts = judge(toy_task, samples, sandbox, workers=3, progress=heard.append)
+    verdicts = run_samples(toy_task, samples, sandbox, workers=3, progress=heard.append)
     assert [verdict.kind for verdict in verdicts] == ["passed", "failed", "passed", "passed", "failed"]
     assert heard == [1, 2, 3, 4, 5]
 
@@ -49,7 +49,7 @@ def test_the_result_files_hold_what_was_judged_and_how(sandbox: Sandbox, toy_tas
 def test_the_protocol_line_says_what_changes_a_score(toy_task: Task) -> None:
     origin = Origin("some model", temperature=0.5, top_p=0.9, seed=7, max_tokens=99)
     cpu_s = {"Toy/0": 3, "Toy/1": 3, "Toy/2": 96}
-    protocol = Protocol(toy_task, origin, Limits(), "some walls | of = kinds", 3, "5", "ab" * 32, cpu_s)
+    protocol = Protocol(toy_task, origin, SandboxLimits(), "some walls | of = kinds", 3, "5", "ab" * 32, cpu_s)
     line = protocol.line()
     for part in ("some model", "temperature=0.5", "top_p=0.9", "seed=7", "max_tokens=99", '"cpu_s": 3', 'n="5"'):
         assert part in line
@@ -83,7 +83,7 @@ def test_what_was_judged_before_a_stop_is_not_run_again(sandbox: Sandbox, toy_ta
 DRIVER = """
 import sys
 from lakh.cli import main
-from lakh.evals import walls
+from lakh.evals.sandbox import isolation
 name, value = sys.argv[1].split("=")
 walls.ENVIRONMENT[name] = value
 main(["eval", "score", sys.argv[2], "--task", "humaneval", "--partial", "--workers", "2", "--cpu-limit", "9", "--json"])

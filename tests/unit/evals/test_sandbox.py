@@ -16,12 +16,14 @@ import pytest
 
 import lakh
 from lakh.errors import ConfigError, Interrupted, UserError
-from lakh.evals import bubblewrap, inside, landlock, seccomp, walls
-from lakh.evals.sandbox import Limits, Sandbox
+from lakh.evals.sandbox.backends import bubblewrap, landlock
+from lakh.evals import sandboxed
+from lakh.evals.sandbox import seccomp, isolation
+from lakh.evals.sandbox import SandboxLimits, Sandbox
 from lakh.evals.task import Program
-from lakh.evals.walls import NoWalls
+from lakh.evals.sandbox.isolation import NoIsolation
 
-LIMITS = Limits(cpu_s=1, wall_s=20, memory_MiB=256)
+LIMITS = SandboxLimits(cpu_s=1, wall_s=20, memory_MiB=256)
 TEST = "assert answer() == 42"
 RIGHT = "def answer():\n    return 42\n"
 
@@ -223,14 +225,14 @@ def test_a_hostile_program_fails_in_its_own_class_and_leaves_nothing_alive(
 ) -> None:
     source, kinds = HOSTILE[name]
     # A bomb's processes share the cores, so none of them uses up its CPU seconds soon.
-    limits = Limits(cpu_s=1, wall_s=1) if name == "fork bomb" else LIMITS
+    limits = SandboxLimits(cpu_s=1, wall_s=1) if name == "fork bomb" else LIMITS
     verdict = sandbox.run(program(source), limits)
     assert verdict.kind in kinds, verdict
     assert alive(sandbox) == []
 
 
 def test_a_sleeping_program_ends_at_the_wall_limit(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
-    verdict = sandbox.run(program("import time; time.sleep(600)"), Limits(cpu_s=1, wall_s=0.5))
+    verdict = sandbox.run(program("import time; time.sleep(600)"), SandboxLimits(cpu_s=1, wall_s=0.5))
     assert (verdict.kind, verdict.detail) == ("timeout", "wall limit of 0.5 s")
     assert verdict.cpu_s < 0.5
     assert alive(sandbox) == []
@@ -246,7 +248,7 @@ def test_many_processes_cannot_hold_what_one_may_not(sandbox: Sandbox, alive: Ca
         "        os._exit(0)\n"
         "time.sleep(60)\n"
     )
-    verdict = sandbox.run(program(source), Limits(cpu_s=5, wall_s=50, memory_MiB=256))
+    verdict = sandbox.run(program(source), SandboxLimits(cpu_s=5, wall_s=50, memory_MiB=256))
     assert (verdict.kind, verdict.detail) == ("memory", "all processes together hold more than 512 MiB")
     assert alive(sandbox) == []
 
@@ -287,10 +289,10 @@ def test_an_earlier_test_is_not_in_the_memory_of_a_later_candidate(sandbox: Sand
     with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or "")) as walls:
         for source in (RIGHT, RIGHT):
             assert walls.run(program(source), LIMITS).passed
-        assert walls.run(program(HUNT), Limits(cpu_s=20)).kind == "failed"
+        assert walls.run(program(HUNT), SandboxLimits(cpu_s=20)).kind == "failed"
         # and the hunt itself can succeed, where there is something to find
         prey = "text = ' '.join(['assert', 'answer() is here'])\n"
-        assert walls.run(program(prey + HUNT), Limits(cpu_s=20)).kind == "passed"
+        assert walls.run(program(prey + HUNT), SandboxLimits(cpu_s=20)).kind == "passed"
 
 
 # --- walls -------------------------------------------------------------------------------------------------------
@@ -316,7 +318,7 @@ def test_nothing_outside_tmp_can_be_written(sandbox: Sandbox, tmp_path: Path) ->
 
 def test_tmp_is_private_and_small(sandbox: Sandbox) -> None:
     fill = "for i in range(99):\n    with open(f'/tmp/{i}', 'wb') as file: file.write(bytes(1 << 20))\n"
-    verdict = sandbox.run(program(fill), Limits(cpu_s=5, tmp_MiB=8))
+    verdict = sandbox.run(program(fill), SandboxLimits(cpu_s=5, tmp_MiB=8))
     assert "No space left" in verdict.detail
     empty = "import os\nassert os.listdir('/tmp') == []\n"
     assert sandbox.run(program(empty + RIGHT), LIMITS).kind == "passed"
@@ -324,15 +326,15 @@ def test_tmp_is_private_and_small(sandbox: Sandbox) -> None:
 
 def test_one_file_has_a_largest_size(sandbox: Sandbox) -> None:
     write = "open('/tmp/x', 'wb').write(bytes(8 << 20))"
-    assert "too large" in sandbox.run(program(write), Limits(file_MiB=1)).detail
+    assert "too large" in sandbox.run(program(write), SandboxLimits(file_MiB=1)).detail
 
 
 @pytest.mark.parametrize("filtered", [True, False], ids=["with seccomp", "by namespace alone"])
 def test_a_server_on_loopback_is_out_of_reach(sandbox: Sandbox, filtered: bool) -> None:
-    rung = bubblewrap.Bubblewrap(bubblewrap.find() or "")
+    backend = bubblewrap.Bubblewrap(bubblewrap.find() or "")
     if not filtered:
         rung._filter = None
-    walls = Sandbox(rung)
+    walls = Sandbox(backend)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         source = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 5)\n{RIGHT}"
@@ -365,7 +367,7 @@ def test_threads_work_up_to_the_limit_on_processes(sandbox: Sandbox) -> None:
     )
     assert sandbox.run(program(source + RIGHT), LIMITS).kind == "passed"
     many = "import os, time\nfor _ in range(40):\n    if os.fork() == 0:\n        time.sleep(600)\n"
-    verdict = sandbox.run(program(many + RIGHT), Limits(processes=8))
+    verdict = sandbox.run(program(many + RIGHT), SandboxLimits(processes=8))
     assert "Resource temporarily unavailable" in verdict.detail
 
 
@@ -387,14 +389,14 @@ def test_where_bubblewrap_cannot_start_we_refuse_with_its_words(
     broken.chmod(0o755)
     monkeypatch.setattr(bubblewrap, "find", lambda: str(broken))
     with pytest.raises(UserError, match=r"cannot start here \(bwrap: setting up uid map: Permission denied\)"):
-        Sandbox.choose(rung="bubblewrap", workers=2)
+        Sandbox.choose(backend="bubblewrap", workers=2)
 
 
 def test_cells_for_several_workers_are_started_while_the_first_is_tried(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    with Sandbox.choose(rung="bubblewrap", workers=8) as chosen:
+    with Sandbox.choose(backend="bubblewrap", workers=8) as chosen:
         assert len(chosen._idle) == 3
         assert [cell.run(program(RIGHT), LIMITS)[0].kind for cell in chosen._idle] == ["passed"] * 3
     assert chosen._idle == []
@@ -429,14 +431,14 @@ def test_the_self_test_finds_a_hole(
 
     monkeypatch.setattr(bubblewrap, "command", with_hole)
     with pytest.raises(UserError, match=finding):
-        Sandbox.choose(rung="bubblewrap", workers=2)
+        Sandbox.choose(backend="bubblewrap", workers=2)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can stay root")
 def test_the_self_test_finds_that_root_was_not_dropped(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bubblewrap, "next_uid", lambda: 0)
     with pytest.raises(UserError, match="runs as root"):
-        Sandbox.choose(rung="bubblewrap")
+        Sandbox.choose(backend="bubblewrap")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else; the other tests run as a user then")
@@ -446,12 +448,12 @@ def test_an_ordinary_user_has_the_same_walls(sandbox: Sandbox) -> None:
     if system is None:
         pytest.skip("no python3 outside root's home")
     script = (
-        "from lakh.evals.sandbox import Limits, Sandbox\n"
+        "from lakh.evals.sandbox import SandboxLimits, Sandbox\n"
         "from lakh.evals.task import Program\n"
         "sandbox = Sandbox.choose()\n"
         "bomb = 'import os\\nwhile True:\\n    try: os.fork()\\n    except OSError: pass'\n"
         "for source in ('', bomb, 'import socket; socket.socket()', 'x = bytearray(10 << 30)'):\n"
-        "    print(sandbox.run(Program(source, ''), Limits(cpu_s=1, wall_s=2)).kind)\n"
+        "    print(sandbox.run(Program(source, ''), SandboxLimits(cpu_s=1, wall_s=2)).kind)\n"
         "print(sandbox.description)\n"
     )
     done = subprocess.run(
@@ -479,12 +481,12 @@ def test_stop_ends_what_is_running(sandbox: Sandbox, alive: Callable[[Sandbox], 
     walls = Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""))
     threading.Timer(0.5, walls.stop).start()
     with pytest.raises(Interrupted):
-        walls.run(program("import time; time.sleep(600)"), Limits(wall_s=600))
+        walls.run(program("import time; time.sleep(600)"), SandboxLimits(wall_s=600))
     assert alive(sandbox) == []
 
 
 def test_unsafe_says_so_and_still_limits_and_judges() -> None:
-    walls = Sandbox(NoWalls())
+    walls = Sandbox(NoIsolation())
     assert "--unsafe" in walls.description
     assert walls.run(program(RIGHT), LIMITS).kind == "passed"
     for name in ("wrong answer", "os._exit(0)", "prints passed", "endless output", "10 GiB", "spin"):
@@ -505,9 +507,9 @@ def test_a_program_that_takes_its_sandbox_down_fails() -> None:
 
 def test_limits_are_checked() -> None:
     with pytest.raises(ConfigError, match="cpu_s"):
-        Limits(cpu_s=0)
+        SandboxLimits(cpu_s=0)
     with pytest.raises(ConfigError, match="wall_s"):
-        Limits(wall_s=0)
+        SandboxLimits(wall_s=0)
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
@@ -532,7 +534,7 @@ def locked(sandbox: Sandbox) -> Iterator[Sandbox]:
     sandbox.stop()  # its warm cells would be taken for leftovers
     sandbox._stopping.clear()
     try:
-        chosen = Sandbox.choose(rung="landlock")
+        chosen = Sandbox.choose(backend="landlock")
     except UserError as error:
         pytest.skip(str(error))
     with chosen:
@@ -545,7 +547,7 @@ WITHOUT_TMP = {"a hundred thousand files", "kills its parent", "kills itself", "
 @pytest.mark.parametrize("name", HOSTILE)
 def test_landlock_holds_the_same_programs(locked: Sandbox, alive: Callable[[Sandbox], list[int]], name: str) -> None:
     source, kinds = HOSTILE[name]
-    limits = Limits(cpu_s=1, wall_s=1) if name == "fork bomb" else LIMITS
+    limits = SandboxLimits(cpu_s=1, wall_s=1) if name == "fork bomb" else LIMITS
     verdict = locked.run(program(source), limits)
     assert verdict.kind in kinds | ({"failed"} if name in WITHOUT_TMP else set()), verdict
     assert alive(locked) == []
@@ -574,7 +576,7 @@ def test_landlock_refuses_what_namespaces_would_hold(locked: Sandbox, tmp_path: 
 
 def test_an_unknown_rung_is_named() -> None:
     with pytest.raises(UserError, match="no such rung"):
-        Sandbox.choose(rung="chroot")
+        Sandbox.choose(backend="chroot")
 
 
 def test_the_interpreter_inside_is_the_one_below_the_virtual_environment() -> None:

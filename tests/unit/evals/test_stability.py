@@ -6,12 +6,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from lakh.evals.run import judge
+from lakh.evals.run import run_samples
 from lakh.evals.sandbox import Sandbox
-from lakh.evals.stability import SPOILED, busy_machine, repeat, spoiled_samples
-from lakh.evals.task import Commands, Problem, Program, Task
+from lakh.evals.scoring.stability import SPOILED, busy_machine, repeat, spoiled_samples
+from lakh.evals.task import CommandProgram, Problem, Program, Task
 from lakh.evals.tasks import load_task
-from lakh.evals.verdict import Verdict
+from lakh.evals.sandbox.verdict import SandboxVerdict
 
 
 def test_verdicts_do_not_change_under_load(sandbox: Sandbox) -> None:
@@ -25,7 +25,7 @@ def test_spoiled_samples_end_each_in_its_class(sandbox: Sandbox, toy_task: Task)
     one = replace(toy_task, problems=toy_task.problems[:1])
     samples = spoiled_samples(one)
     limits = {"Toy/0": 1}
-    kinds = [verdict.kind for verdict in judge(one, samples, sandbox, cpu_s=limits)]
+    kinds = [verdict.kind for verdict in run_samples(one, samples, sandbox, cpu_s=limits)]
     assert dict(zip(SPOILED, kinds, strict=True)) == {
         "wrong": "failed",
         "raising": "failed",
@@ -38,7 +38,7 @@ def test_a_changed_verdict_is_counted(sandbox: Sandbox, toy_task: Task) -> None:
     first = toy_task.problems[0]
     built: list[str] = []
 
-    def moody(problem: Problem, completion: str) -> Program | Commands | Verdict:
+    def moody(problem: Problem, completion: str) -> Program | CommandProgram | SandboxVerdict:
         program = toy_task.build(problem, completion)
         built.extend([completion] if problem == first and completion == first.canonical else [])
         wrong = (

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.evals.inside import values
+from lakh.evals.sandboxed import values
 
 numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
 scalars = st.none() | st.booleans() | numbers | st.text() | st.binary()

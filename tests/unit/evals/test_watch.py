@@ -14,7 +14,7 @@ from lakh import events
 from lakh.cli import main
 from lakh.errors import DataError, LakhError, UserError
 from lakh.evals.perplexity import BitsPerByte
-from lakh.evals.protocol import Origin
+from lakh.evals.scoring.protocol import Origin
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
 from lakh.evals.watch import curve, watch

@@ -14,7 +14,7 @@ from pathlib import Path
 from lakh import storage
 from lakh.errors import UserError
 from lakh.evals.task import Problem, Task
-from lakh.evals.verdict import Verdict
+from lakh.evals.sandbox.verdict import SandboxVerdict
 
 __all__ = ["load", "source_texts"]
 
@@ -88,7 +88,7 @@ def _problems(name: str, text: str) -> list[Problem]:
     return problems
 
 
-def _verdict(problem: Problem, completion: str) -> Verdict:
+def _verdict(problem: Problem, completion: str) -> SandboxVerdict:
     if completion.split("\n")[0].rstrip() == problem.canonical.rstrip():
-        return Verdict("passed")
-    return Verdict("failed", "another line")
+        return SandboxVerdict("passed")
+    return SandboxVerdict("failed", "another line")

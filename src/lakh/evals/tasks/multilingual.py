@@ -19,9 +19,9 @@ from pathlib import Path
 
 from lakh import storage
 from lakh.evals.data import BenchmarkFile, read_rows
-from lakh.evals.task import NONCE, Commands, Problem, Task
-from lakh.evals.verdict import Limits, Verdict
-from lakh.evals.walls import ENVIRONMENT
+from lakh.evals.task import NONCE, CommandProgram, Problem, Task
+from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict
+from lakh.evals.sandbox.isolation import ENVIRONMENT
 
 __all__ = ["FILES", "LANGUAGES", "Language", "load", "load_any"]
 
@@ -50,7 +50,7 @@ FILES = {
 }
 KEYS = ("task_id", "prompt", "test", "language", "entry_point")
 # A JVM has some thirty threads before it does anything, and compilers are larger than what they compile.
-LIMITS = Limits(cpu_s=20, wall_s=240, memory_MiB=2048, file_MiB=64, tmp_MiB=128, processes=128)
+LIMITS = SandboxLimits(cpu_s=20, wall_s=240, memory_MiB=2048, file_MiB=64, tmp_MiB=128, processes=128)
 TOOL_FOLDERS = "/usr/bin:/bin"  # what the sandbox shows
 
 _IS_EQUAL = """
@@ -183,18 +183,18 @@ def _through_stop(text: str, stops: tuple[str, ...]) -> str:
     return (text[:at] if at >= 0 else text.rstrip("\n")) + stops[0]
 
 
-def _program(problem: Problem, completion: str) -> Commands | Verdict:
+def _program(problem: Problem, completion: str) -> CommandProgram | SandboxVerdict:
     language = LANGUAGES.get(problem.language)
     if language is None:
-        return Verdict("not_run", f"{problem.language} is not known here")
+        return SandboxVerdict("not_run", f"{problem.language} is not known here")
     found = {tool: shutil.which(tool, path=TOOL_FOLDERS) for tool in language.tools}
     missing = [tool for tool, path in found.items() if path is None]
     if missing:
-        return Verdict("not_run", f"{missing[0]} is not installed in {TOOL_FOLDERS}")
+        return SandboxVerdict("not_run", f"{missing[0]} is not installed in {TOOL_FOLDERS}")
     # Real paths: without /proc, a program that was started by a link cannot find what lies beside it.
     tools = {tool: os.path.realpath(path) for tool, path in found.items() if path is not None}
     text = f"{problem.prompt}{completion}\n{language.prove(problem.test)}"
     environment = dict(ENVIRONMENT)
     if "java" in tools:
         environment["LD_LIBRARY_PATH"] = str(Path(tools["java"]).parents[1] / "lib")
-    return Commands({language.file: text, **dict(language.extra)}, language.commands(tools), environment)
+    return CommandProgram({language.file: text, **dict(language.extra)}, language.commands(tools), environment)
