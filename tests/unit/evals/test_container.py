@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from lakh.errors import UserError
+from lakh.evals.sandbox import Sandbox, SandboxLimits
 from lakh.evals.sandbox.backends import container
 from lakh.evals.sandbox.worker import SandboxWorker
-from lakh.evals.sandbox import SandboxLimits, Sandbox
 from lakh.evals.task import CommandProgram, Program
 
 IMAGE = "localhost/lakh-test-python:latest"
@@ -64,7 +64,7 @@ def test_nothing_is_let_in_or_out() -> None:
     assert words[words.index("an/image") + 1] == "python3"
 
 
-def test_without_an_engine_the_rung_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_an_engine_the_backend_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for backend in ("gvisor", "docker"):
         with pytest.raises(UserError, match="no docker and no podman"):
@@ -120,8 +120,8 @@ def test_programs_go_in_and_verdicts_come_out_as_frames(pretender: Path) -> None
 
 
 def test_programs_of_other_languages_are_not_run(pretender: Path) -> None:
-    with Sandbox(container.Container("docker", gvisor=False)) as walls:
-        verdict = walls.run(CommandProgram({"x.c": ""}, (("/usr/bin/cc", "x.c"),)))
+    with Sandbox(container.Container("docker", gvisor=False)) as box:
+        verdict = box.run(CommandProgram({"x.c": ""}, (("/usr/bin/cc", "x.c"),)))
     assert verdict.kind == "not_run"
 
 
@@ -209,9 +209,14 @@ def test_what_a_program_starts_in_a_container_ends_with_it(contained: Sandbox) -
     )
     alone = Program(look + RIGHT.source, RIGHT.test, names=("answer",))
     two = f"import os, time\nif os.fork() == 0: time.sleep(60)\ntime.sleep(0.1)\n{look}"
-    assert "somebody is left" in contained.run(Program(two, ""), SandboxLimits()).detail  # where there is one, it is seen
+    assert (
+        "somebody is left" in contained.run(Program(two, ""), SandboxLimits()).detail
+    )  # where there is one, it is seen
     for _ in range(2):
-        assert contained.run(Program(leave + RIGHT.source, RIGHT.test, names=("answer",)), SandboxLimits()).kind == "passed"
+        assert (
+            contained.run(Program(leave + RIGHT.source, RIGHT.test, names=("answer",)), SandboxLimits()).kind
+            == "passed"
+        )
         assert contained.run(alone, SandboxLimits()).kind == "passed"
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lakh.errors import MissingExtra, UserError
-from lakh.evals.run import run_samples
 from lakh.evals.generation.samples import Sample, canonical_samples
+from lakh.evals.run import run_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
 from lakh.evals.tasks import humaneval, load_task

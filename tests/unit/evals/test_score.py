@@ -74,7 +74,9 @@ def test_where_all_pass_or_none_the_interval_is_the_exact_one() -> None:
 
 
 def test_what_was_not_run_is_counted_and_is_no_failure() -> None:
-    summary = summarise([("a", SandboxVerdict("passed")), ("b", SandboxVerdict("not_run")), ("b", SandboxVerdict("not_run"))])
+    summary = summarise(
+        [("a", SandboxVerdict("passed")), ("b", SandboxVerdict("not_run")), ("b", SandboxVerdict("not_run"))]
+    )
     assert (summary.passed, summary.total, summary.kinds["not_run"]) == (1, 1, 2)
     assert summary.pass_at_k == {1: 1.0}
     nothing = summarise([("a", SandboxVerdict("not_run"))])

@@ -17,13 +17,13 @@ from lakh import storage
 from lakh.errors import UserError
 from lakh.evals import data
 from lakh.evals.data import BenchmarkFile
-from lakh.evals.run import run_samples
 from lakh.evals.generation.samples import Sample, canonical_samples
+from lakh.evals.run import run_samples
 from lakh.evals.sandbox import Sandbox
+from lakh.evals.sandbox.verdict import SandboxVerdict
 from lakh.evals.task import CommandProgram, Problem, Program, names_under_test
 from lakh.evals.tasks import TASKS, load_task
 from lakh.evals.tasks.multilingual import LANGUAGES, LIMITS, _program
-from lakh.evals.sandbox.verdict import SandboxVerdict
 
 SIZES = {
     "mbpp": 974,
@@ -223,7 +223,7 @@ def test_a_download_that_is_not_the_file_is_not_kept(web: str, tmp_path: Path, m
         BenchmarkFile("x.jsonl", HASH, f"{web}x.jsonl").read(None)
     assert not (storage.cache_folder("benchmarks") / "x.jsonl").exists()
     for url in (f"{web}none.jsonl", "http://127.0.0.1:9/x.jsonl"):
-        with pytest.raises(UserError, match=r"cannot be fetched.*--data"):
+        with pytest.raises(UserError, match=r"cannot be downloaded.*--data"):
             BenchmarkFile("x.jsonl", HASH, url).read(None)
 
 

@@ -1,8 +1,8 @@
-"""A model behind a URL that speaks OpenAI's completions (or chat): lakh serve, vLLM, SGLang, llama.cpp, a hosted one.
+"""A model behind an OpenAI-compatible URL (completions or chat): lakh serve, vLLM, SGLang, llama.cpp, a hosted one.
 
-Requests run side by side up to CONCURRENCY. A busy or broken server is asked again with growing waits, and then it is a
-PeerLost (try again later); a request that it refuses is a UserError with its words. The key, where one is needed, comes
-from $OPENAI_API_KEY and is sent nowhere else.
+Up to CONCURRENCY requests run at one time. After a server error the request is repeated with growing waits, and finally
+raises PeerLost (try again later); a request that the server rejects raises UserError with the server's message. The API
+key, if one is needed, comes from $OPENAI_API_KEY.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from lakh.server.engine import Completion, Sampling
     from lakh.server.fim import Order
 
-__all__ = ["Endpoint", "Hole"]
+__all__ = ["EndpointClient", "InfillPrompt"]
 
 CONCURRENCY = 16
 CONNECT_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 600.0
+RESPONSE_TIMEOUT_S = 600.0
 TRIES = 5
 FIRST_WAIT_S = 0.5
 CHAT_ASK = (
@@ -35,6 +35,8 @@ CHAT_ASK = (
 
 @dataclass(frozen=True)
 class InfillPrompt:
+    """A prompt with a gap between prefix and suffix."""
+
     prefix: str
     suffix: str
 
@@ -49,7 +51,7 @@ class EndpointClient:
         self._chat, self._name = chat, served_name
 
     def infill(self, prefix: str, suffix: str, max_tokens: int, order: Order = "psm") -> InfillPrompt:
-        """The server orders the parts as its model wants them."""
+        """The server orders the parts as its model needs."""
         return InfillPrompt(prefix, suffix)
 
     def generate(
@@ -60,25 +62,28 @@ class EndpointClient:
         ended: Callable[[str], bool] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        """`ended` cannot be told to a server: it writes on."""
+        """`ended` is not used: a server cannot be stopped by it."""
         return asyncio.run(self._generate(prompts, samplings, progress))
 
     async def _generate(
-        self, prompts: Sequence[str | InfillPrompt], samplings: Sequence[Sampling], progress: Callable[[int], None] | None
+        self,
+        prompts: Sequence[str | InfillPrompt],
+        samplings: Sequence[Sampling],
+        progress: Callable[[int], None] | None,
     ) -> list[Completion]:
         import aiohttp
 
         key = os.environ.get("OPENAI_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        places, done = asyncio.Semaphore(CONCURRENCY), 0
+        timeout = aiohttp.ClientTimeout(total=RESPONSE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        slots, done = asyncio.Semaphore(CONCURRENCY), 0
 
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             name = self._name or await self._first_model(session)
 
             async def one(prompt: str | InfillPrompt, sampling: Sampling) -> Completion:
                 nonlocal done
-                async with places:
+                async with slots:
                     completion = await self._ask(session, name, prompt, sampling)
                 done += 1
                 if progress:
@@ -115,7 +120,7 @@ class EndpointClient:
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         if sampling.stop:
-            body["stop"] = list(sampling.stop)[:4]  # more than OpenAI takes; the rest is cut off here
+            body["stop"] = list(sampling.stop)[:4]  # OpenAI's maximum; Task.extract applies the others
         if self._chat:
             body["messages"] = [{"role": "user", "content": CHAT_ASK.format(prompt)}]
         elif isinstance(prompt, InfillPrompt):
@@ -139,13 +144,13 @@ class EndpointClient:
             if attempt:
                 await asyncio.sleep(FIRST_WAIT_S * 2 ** (attempt - 1))
             try:
-                async with session.request(method, url, json=body) as answer:
-                    if answer.status == 200:
-                        document: dict[str, Any] = await answer.json(content_type=None)
+                async with session.request(method, url, json=body) as response:
+                    if response.status == 200:
+                        document: dict[str, Any] = await response.json(content_type=None)
                         return document
-                    found = f"answers {answer.status}: {(await answer.text())[:200]}"
-                    if answer.status < 500 and answer.status not in (408, 409, 429):
+                    found = f"answers {response.status}: {(await response.text())[:200]}"
+                    if response.status < 500 and response.status not in (408, 409, 429):
                         raise UserError(url, found, "check the URL, the model's name and OPENAI_API_KEY")
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 found = f"does not answer ({type(error).__name__}: {error})"
-        raise PeerLost(url, f"{found}; tried {TRIES} times", "see whether the server runs, and try again")
+        raise PeerLost(url, f"{found}; tried {TRIES} times", "check that the server runs, and try again")

@@ -1,25 +1,33 @@
-"""Completions from a model: lakh's own engine (bulk.py), or any endpoint that speaks OpenAI's language (endpoint.py).
+"""Completions from a model: lakh's own engine, or any OpenAI-compatible endpoint (endpoint.py).
 
-n samples of every problem are n passes over all problems, pass i with seed + i: asking for more samples later leaves
-the first ones as they were. A call to the generator is as many passes as keep it busy. With a journal, finished passes
-are not asked for again.
+n samples of every problem are n passes over all problems, pass i with seed + i: asking for more samples later does not
+change the first ones. A call to the engine covers as many passes as keep it busy. With a journal, finished passes are
+not generated again.
 
-Needs no sandbox: `write_generated` keeps the samples and how they were made, for scoring on another machine.
+Needs no sandbox: `write_generated` stores the samples and how they were made, for scoring on another machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakh import __version__, storage
 from lakh.errors import UserError
+from lakh.evals.generation.samples import (
+    CANONICAL,
+    Sample,
+    canonical_samples,
+    fingerprint,
+    read_samples,
+    write_samples,
+)
 from lakh.evals.journal import Journal
 from lakh.evals.scoring.protocol import Origin
-from lakh.evals.generation.samples import Sample, fingerprint, write_samples
 from lakh.evals.task import Problem, Task
 
 if TYPE_CHECKING:
@@ -28,25 +36,27 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GENERATED",
-    "Generator",
+    "CompletionGenerator",
     "check_request",
     "code_block",
     "generate",
+    "generated",
     "load_engine",
     "origin_from",
     "origin_of",
+    "samples_to_score",
     "write_generated",
 ]
 
 GENERATED = "generated.json"
-BATCHES_PER_CALL = 4  # so that the last, half-empty batch of a call weighs little
+BATCHES_PER_CALL = 4  # so that the last, partly filled batch of a call matters little
 
 
 class CompletionGenerator(Protocol):
-    """What is asked for completions."""
+    """A source of completions: lakh's engine or an endpoint."""
 
     max_rows: int
-    """How many it works on at one time."""
+    """How many completions it generates at one time."""
 
     def generate(
         self,
@@ -56,7 +66,7 @@ class CompletionGenerator(Protocol):
         ended: Callable[[str], bool] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        """One sampling for each prompt. A text for which `ended` holds may be left at that."""
+        """One sampling for each prompt. Generation may stop as soon as `ended(text)` is true."""
         ...
 
     def infill(self, prefix: str, suffix: str, max_tokens: int, order: Order = "psm") -> Any: ...
@@ -68,7 +78,7 @@ def load_engine(model: str, *, chat: bool = False, served_name: str | None = Non
 
         return EndpointClient(model, chat=chat, served_name=served_name)
     if chat:
-        raise UserError("--chat", "is for endpoints", "give a URL as MODEL, or leave --chat out")
+        raise UserError("--chat", "is for endpoints", "give a URL as MODEL, or remove --chat")
     from lakh.evals.bulk import Bulk
 
     return Bulk.load(model)
@@ -88,7 +98,7 @@ def origin_from(
 ) -> Origin:
     is_endpoint = "://" in model
     if is_endpoint and fill_order:
-        raise UserError("--fill-order", "is the server's own choice", "leave it out, or give weights as MODEL")
+        raise UserError("--fill-order", "is decided by the server", "remove it, or give weights as MODEL")
     form = None if not is_endpoint else "chat" if chat else "completions"
     return Origin(
         model,
@@ -104,11 +114,11 @@ def origin_from(
 
 
 def check_request(task: Task, origin: Origin, n: int) -> None:
-    """Refuse what cannot be generated, before a model is loaded for it."""
+    """Raise for what cannot be generated, before a model is loaded."""
     if n > 1 and not origin.temperature:
         raise UserError(f"--n {n}", "at temperature 0 all samples are equal", "add e.g. --temperature 0.8")
     if origin.form == "chat" and task.is_infilling:
-        raise UserError(f"task {task.name}", "cannot be asked in a chat", "leave --chat out")
+        raise UserError(f"task {task.name}", "cannot be asked in a chat", "remove --chat")
 
 
 def generate(
@@ -120,7 +130,7 @@ def generate(
     progress: Callable[[int], None] | None = None,
     journal: Journal | None = None,
 ) -> list[Sample]:
-    """n samples of every problem, those of one problem together. `progress` hears how many are finished so far."""
+    """n samples of every problem, those of one problem together. `progress` gets the number finished so far."""
     from lakh.server.engine import Sampling
 
     check_request(task, origin, n)
@@ -160,8 +170,19 @@ def generate(
     ]
 
 
+@contextlib.contextmanager
+def generated(
+    engine: CompletionGenerator, task: Task, origin: Origin, n: int, folder: str | None, progress: Callable[[int], None]
+) -> Iterator[list[Sample]]:
+    """The samples of `generate`, with a journal in `folder` that is removed when the block ends without an error."""
+    key = {"task": task.name, "data": task.data_sha256, "problems": len(task.problems), **asdict(origin)}
+    with contextlib.closing(Journal(f"{folder}/generated.journal.jsonl" if folder else None, key)) as journal:
+        yield generate(engine, task, origin, n=n, progress=progress, journal=journal)
+        journal.finish()
+
+
 def write_generated(folder: str, task: Task, origin: Origin, samples: Sequence[Sample], *, seconds: float) -> str:
-    """Samples, and beside them how they were made; the latter last. Returns the samples' path."""
+    """Write the samples, then generated.json with how they were made. Returns the path of the samples."""
     path = storage.join(folder, "samples.jsonl")
     storage.remove_tree(storage.join(folder, GENERATED))
     write_samples(path, samples)
@@ -179,7 +200,7 @@ def write_generated(folder: str, task: Task, origin: Origin, samples: Sequence[S
 
 
 def origin_of(path: str, samples: Sequence[Sample]) -> Origin:
-    """How these samples were made, where that is told beside their file and is told of them; else only the file."""
+    """How these samples were made, if the generated.json next to their file is about them; otherwise only the path."""
     folder, _, _ = path.rpartition("/")
     beside = storage.join(folder, GENERATED) if folder else GENERATED
     try:
@@ -187,15 +208,30 @@ def origin_of(path: str, samples: Sequence[Sample]) -> Origin:
         if document.get("samples_sha256") == fingerprint(samples):
             return Origin(**document["origin"])
     except (ValueError, TypeError, KeyError, AttributeError):
-        pass  # a file of somebody else's by that name
+        pass  # a foreign file with that name
     return Origin(path)
+
+
+def samples_to_score(
+    path: str | None, task: Task, *, partial: bool = False, n: int | None = None, limit: int | None = None
+) -> tuple[Origin, list[Sample]]:
+    """Samples of the first `limit` problems, and how they were made; without a path, the reference solutions."""
+    samples = canonical_samples(task) if path is None else read_samples(path, task, partial=partial, n=n)
+    origin = Origin(CANONICAL) if path is None else origin_of(path, samples)
+    kept = {problem.id for problem in task.first(limit).problems}
+    samples = [sample for sample in samples if sample.task_id in kept]
+    if not samples and path is None:
+        raise UserError(f"task {task.name}", "has no reference solutions here", "score samples instead")
+    if not samples:
+        raise UserError(str(path), f"has no sample for the first {limit} problems", "raise --limit")
+    return origin, samples
 
 
 def _prompt(engine: CompletionGenerator, task: Task, problem: Problem, origin: Origin, max_tokens: int) -> Any:
     if task.is_infilling:
         order: Order = "spm" if origin.fill_order == "spm" else "psm"
         return engine.infill(problem.prompt, problem.suffix, max_tokens, order)
-    # Many tokenizers join a line's end with the indentation after it: a lone end of line then says that none follows.
+    # Many tokenizers merge a newline with the indentation after it: a bare newline tells the model that none follows.
     return problem.prompt.rstrip() if origin.stripped else problem.prompt
 
 
@@ -206,7 +242,7 @@ def _sample(task: Task, problem: Problem, text: str, *, chat: bool) -> Sample:
 
 
 def code_block(text: str) -> str:
-    """The first fenced block of an answer, or all of it where nothing is fenced."""
+    """The first fenced block of an answer, or all of it if nothing is fenced."""
     found = re.search(r"```[^\n]*\n(.*?)(?:\n```|\Z)", text, flags=re.DOTALL)
     return found.group(1) if found else text
 

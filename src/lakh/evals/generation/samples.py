@@ -1,9 +1,9 @@
-"""Completions on disk: one JSON object per line, {"task_id": ..., "completion": ...}, as openai/human-eval writes them.
+"""Completions on disk: one JSON object per line, {"task_id": ..., "completion": ...}, the form of openai/human-eval.
 
-EvalPlus writes {"task_id": ..., "solution": ...} with the whole program instead of the part after the prompt; both are
-read, and `write_samples` can write the second form. Several lines of one task id are several samples of that problem.
-Other keys are allowed and not read, because other tools add their own. Anything else that is wrong is an error that
-names its line; `.gz` files are unpacked.
+EvalPlus has {"task_id": ..., "solution": ...} with the whole program instead of the part after the prompt. Both forms
+are read, and `write_samples` can write both. Several lines with one task id are several samples of that problem.
+Unknown keys are ignored, because other tools add their own; every other mistake is an error that names its line. `.gz`
+files are unpacked.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 
 from lakh import storage
 from lakh.errors import UserError
-from lakh.evals.task import CommandProgram, Problem, Program, Task
 from lakh.evals.sandbox.verdict import SandboxVerdict
+from lakh.evals.task import CommandProgram, Problem, Program, Task
 
 __all__ = [
     "CANONICAL",
     "Sample",
     "canonical_samples",
+    "export_whole",
     "fingerprint",
     "program_of",
     "read_samples",
@@ -32,7 +33,7 @@ __all__ = [
     "write_samples",
 ]
 
-CANONICAL = "canonical solutions"  # what a protocol says instead of a samples file
+CANONICAL = "canonical solutions"  # in a protocol, instead of a samples file
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,9 @@ def whole_program(task: Task, problem: Problem, sample: Sample) -> str:
 
 
 def read_samples(path: str, task: Task, *, partial: bool = False, n: int | None = None) -> list[Sample]:
-    """The samples of a file, in the order of the task's problems: of every problem equally many, or `n`.
+    """The samples of a file, in the order of the task's problems: the same number of each problem, or `n`.
 
-    `partial` allows problems without one, and more of some than of others.
+    `partial` allows problems without a sample and different numbers of samples.
     """
     known = {problem.id: index for index, problem in enumerate(task.problems)}
     samples = [_read_line(f"{path}:{number}", line, known) for number, line in _lines(path) if line.strip()]
@@ -77,15 +78,23 @@ def read_samples(path: str, task: Task, *, partial: bool = False, n: int | None 
             "add them, or score what is there with --partial",
         )
     counts = Counter(sample.task_id for sample in samples)
+    first = next(iter(counts))
     for task_id, count in counts.items():
         if n is not None and count != n:
             found = f"has {count} samples of {task_id} and --n says {n}"
             raise UserError(path, found, "remove duplicate lines, or change --n")
-        first = next(iter(counts))
         if not partial and count != counts[first]:
             found = f"has {count} samples of {task_id} and {counts[first]} of {first}"
             raise UserError(path, found, "remove duplicate lines, or score what is there with --partial")
     return sorted(samples, key=lambda sample: known[sample.task_id])
+
+
+def export_whole(path: str, task: Task, out: str, *, partial: bool = False) -> int:
+    """Write the samples of a file as whole programs, in the form of EvalPlus. Returns their number."""
+    problems = {problem.id: problem for problem in task.problems}
+    found = read_samples(path, task, partial=partial)
+    write_samples(out, [Sample(s.task_id, whole_program(task, problems[s.task_id], s), whole=True) for s in found])
+    return len(found)
 
 
 def write_samples(path: str, samples: Iterable[Sample]) -> None:
@@ -98,7 +107,7 @@ def fingerprint(samples: Iterable[Sample]) -> str:
 
 
 def canonical_samples(task: Task) -> list[Sample]:
-    """The benchmark's own solutions: a harness that does not pass them all is broken. Some benchmarks lack some."""
+    """The benchmark's own solutions; a correct harness passes them all. Some benchmarks lack some."""
     return [Sample(problem.id, problem.canonical) for problem in task.problems if problem.canonical]
 
 

@@ -11,9 +11,18 @@
 The code that runs on the other side is in lakh.evals.sandboxed. Independent of benchmarks and models.
 """
 
-from lakh.evals.sandbox.program import NONCE, CommandProgram, Program
 from lakh.evals.sandbox.backends import BACKENDS
+from lakh.evals.sandbox.program import NONCE, CommandProgram, Program
 from lakh.evals.sandbox.sandbox import Sandbox
 from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict, VerdictKind
 
-__all__ = ["BACKENDS", "NONCE", "CommandProgram", "Program", "Sandbox", "SandboxLimits", "SandboxVerdict", "VerdictKind"]
+__all__ = [
+    "BACKENDS",
+    "NONCE",
+    "CommandProgram",
+    "Program",
+    "Sandbox",
+    "SandboxLimits",
+    "SandboxVerdict",
+    "VerdictKind",
+]

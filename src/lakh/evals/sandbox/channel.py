@@ -1,7 +1,7 @@
 """Messages between a worker and its first process: JSON only, nothing is ever unpickled, and no wait without a timeout.
 
-    SocketChannel   a socket that also carries descriptors: a program's texts go as sealed memory files, its outcome comes
-                    back over a pipe of its own
+    SocketChannel   a socket that also carries descriptors: a program's texts go as sealed memory files, its outcome
+                    comes back over a pipe of its own
     PipeChannel     two pipes, for containers: the texts are part of the request (sandboxed/relay.py)
 
 Both raise lakh.child_process.ChannelClosed when the other side is gone.

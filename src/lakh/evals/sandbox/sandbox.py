@@ -1,8 +1,8 @@
 """Runs programs in isolation, on a pool of warm workers.
 
-`Sandbox.choose()` tries the isolation backends in order of preference, each with a program that attempts to get out, and
-raises if none holds: model-written code never runs unprotected unless `unsafe=True`. `description` names the backend and
-goes into every result.
+`Sandbox.choose()` tries the isolation backends in order of preference, each with a program that attempts to get out,
+and raises if none holds: model-written code never runs unprotected unless `unsafe=True`. `description` names the
+backend and goes into every result.
 
 Safe to use from many threads; each program has a worker to itself. Disk traffic is limited only by the size of /tmp.
 """

@@ -65,9 +65,7 @@ def decide(response: Mapping[str, Any], outcome: bytes, nonce: str, limits: Sand
     return SandboxVerdict(kind, text[:DETAIL_CHARS], round(cpu_s, 4), round(response["wall_s"], 4))
 
 
-def _kind(
-    response: Mapping[str, Any], outcome: str, nonce: str, limits: SandboxLimits
-) -> tuple[VerdictKind, str]:
+def _kind(response: Mapping[str, Any], outcome: str, nonce: str, limits: SandboxLimits) -> tuple[VerdictKind, str]:
     (status, cpu_s), stopped = response["candidate"], response["stopped"]
     word, _, rest = outcome.partition(" ")
     if stopped == "output":

@@ -173,7 +173,7 @@ class SandboxWorker:
                     self._check_memory(poll=True)
 
     def _check_memory(self, *, poll: bool = False) -> None:
-        """WorkerOutOfMemory if the kernel killed a process of the group or, without a group, if polling finds too much."""
+        """Raise WorkerOutOfMemory if the group had an OOM kill or, without a group, if polling finds too much."""
         limit_MiB = TOTAL_MEMORY_FACTOR * self._limits.memory_MiB
         if self._process is None:
             return

@@ -8,8 +8,8 @@
     relay.py      in a container, in front of the zygote: reads requests from stdin
 
 There are two processes because a test that shares one with the code under test can be read, and its result forged. The
-candidate is forked from a process that never held a test, gets the arguments of one call at a time, and can only answer.
-The examiner compares the answer with the reference, out of the candidate's reach.
+candidate is forked from a process that never held a test, gets the arguments of one call at a time, and can only
+answer. The examiner compares the answer with the reference, out of the candidate's reach.
 """
 
 from __future__ import annotations

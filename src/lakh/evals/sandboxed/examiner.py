@@ -1,7 +1,7 @@
 """The process that holds the tests: runs them, and sends every call of the code under test to the candidate's process.
 
-Order of a run: the reference, which defines helpers and imports that tests use; then proxies in place of the names under
-test; then the tests. Only after they end is the nonce written, to a pipe that no candidate ever had.
+Order of a run: the reference, which defines helpers and imports that tests use; then proxies in place of the names
+under test; then the tests. Only after they end is the nonce written, to a pipe that no candidate ever had.
 
 An answer is plain data, rebuilt here. Anything else stays in the candidate's process, and its proxy equals nothing but
 itself: the __eq__ of an object that claims to equal everything is never called.
@@ -10,6 +10,7 @@ itself: the __eq__ of an object that claims to equal everything is never called.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import json
 import marshal
@@ -149,10 +150,8 @@ def _as_error(reply: list[Any]) -> BaseException:
         kind = getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, Exception) and kind not in (StopIteration, StopAsyncIteration):
             if name != "Exception" or kinds[0] == name:
-                try:
+                with contextlib.suppress(TypeError):  # a few take other arguments
                     error = kind(message)
-                except TypeError:  # a few take other arguments
-                    pass
             break
     name = kinds[0] if kinds else "an error"
     error.lakh_description = f"{name}: {message}{where}" if message else f"{name}{where}"  # type: ignore[attr-defined]

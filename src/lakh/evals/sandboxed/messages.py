@@ -1,8 +1,8 @@
 """Messages between the processes of a sandbox: length-prefixed bytes over pipes, JSON packets with descriptors over
 sockets, texts in memory files.
 
-The framing is that of lakh.child_process, which the host uses for containers. It is written again here because sandboxed
-code has the standard library only, and whatever the zygote imports is memory to copy for every program.
+The framing is that of lakh.child_process, which the host uses for containers. It is written again here because
+sandboxed code has the standard library only, and whatever the zygote imports is memory to copy for every program.
 """
 
 from __future__ import annotations

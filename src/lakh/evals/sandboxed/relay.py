@@ -1,8 +1,8 @@
 """The first process of a container, into which no descriptor can be passed: requests on stdin, responses on stdout.
 
-A request carries its texts; here they become the memory files and the pipe that the zygote expects. The zygote is forked
-before the first request arrives, so a candidate's memory holds no test. When stdin ends this process exits, and as it is
-process 1 everything in the container ends with it.
+A request carries its texts; here they become the memory files and the pipe that the zygote expects. The zygote is
+forked before the first request arrives, so a candidate's memory holds no test. When stdin ends this process exits, and
+as it is process 1 everything in the container ends with it.
 """
 
 from __future__ import annotations

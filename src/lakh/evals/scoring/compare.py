@@ -1,10 +1,10 @@
-"""Two results side by side: is the difference more than luck?
+"""Two results side by side: is the difference significant?
 
 Problems are paired. With one sample per problem on both sides the test is McNemar's, exact: of the problems on which
-the two disagree, how likely is a split at least this uneven if each side were as likely to win. With several samples
-it is a sign-flip test on the differences per problem. The interval of the difference is a bootstrap over pairs.
+the two disagree, how likely is a split at least this uneven if both sides win equally often. With several samples it is
+a sign-flip test on the differences per problem. The interval of the difference is a bootstrap over pairs.
 
-Pure functions over result documents; randomness comes in as a seed.
+Pure functions over result documents; randomness comes from a seed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 
 from lakh import storage
 from lakh.errors import UserError
+from lakh.evals.scoring.score import bootstrap_interval
 
-__all__ = ["Comparison", "compare", "mcnemar", "read_result", "sign_flip"]
+__all__ = ["ResultComparison", "compare", "mcnemar", "read_result", "sign_flip"]
 
 RESAMPLES = 10_000
 ALPHA = 0.05
@@ -36,10 +37,10 @@ class ResultComparison:
     p_value: float
     test: str
     gained: tuple[str, ...]
-    """Problems whose share of passes is higher on the right."""
+    """Problems with a higher pass rate on the right."""
     lost: tuple[str, ...]
     settings: tuple[tuple[str, Any, Any], ...]
-    """Parts of the protocol that differ."""
+    """Parts of the protocol that differ: key, left, right."""
     verdict: str
 
 
@@ -70,8 +71,8 @@ def compare(left: Mapping[str, Any], right: Mapping[str, Any], *, seed: int = 0)
     if left["task"] != right["task"]:
         raise UserError("diff", f"one is {left['task']} and one {right['task']}", "compare results of one task")
     if left["settings"]["data_sha256"] != right["settings"]["data_sha256"]:
-        raise UserError("diff", "the two used other data under the same name", "score both with the same --data")
-    a, b = _shares(left), _shares(right)
+        raise UserError("diff", "the two used different data under the same name", "score both with the same --data")
+    a, b = _pass_rates(left), _pass_rates(right)
     shared = [key for key in a if key in b]
     if not shared:
         raise UserError("diff", "the two have no problem in common", "score the same problems on both sides")
@@ -92,7 +93,7 @@ def compare(left: Mapping[str, Any], right: Mapping[str, Any], *, seed: int = 0)
         left=sum(a[key][0] for key in shared) / len(shared),
         right=sum(b[key][0] for key in shared) / len(shared),
         difference=mean,
-        interval=_interval(differences, seed=seed),
+        interval=bootstrap_interval(differences, seed=seed),
         p_value=p_value,
         test=test,
         gained=tuple(key for key, d in zip(shared, differences, strict=True) if d > 0),
@@ -103,7 +104,7 @@ def compare(left: Mapping[str, Any], right: Mapping[str, Any], *, seed: int = 0)
 
 
 def mcnemar(won: int, lost: int) -> float:
-    """Two-sided exact p-value: a fair coin thrown won + lost times falls at least this unevenly."""
+    """Two-sided exact p-value: won + lost throws of a fair coin split at least this unevenly."""
     total = won + lost
     if total == 0:
         return 1.0
@@ -127,19 +128,17 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
     return (beyond + 1) / (RESAMPLES + 1)
 
 
-def _shares(result: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
+def _pass_rates(result: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
     return {
         row["task_id"]: (row["num_passed"] / row["num_samples"], row["num_samples"]) for row in result["problem_scores"]
     }
 
 
-def _interval(differences: Sequence[float], *, seed: int) -> tuple[float, float]:
-    from lakh.evals.scoring.score import bootstrap_interval
-
-    return bootstrap_interval(differences, seed=seed)
-
-
 def _differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     keys = [*left, *(key for key in right if key not in left)]
-    skipped = ("samples_sha256", "source", "calibration")  # of the last only the limits matter, which are there too
+    skipped = (
+        "samples_sha256",
+        "source",
+        "calibration",
+    )  # of the calibration only the limits matter, which are compared
     return [(k, left.get(k), right.get(k)) for k in keys if k not in skipped and left.get(k) != right.get(k)]

@@ -1,7 +1,7 @@
-"""The one line that says how a score was made. Two scores are comparable when their lines are equal.
+"""The protocol line: how a score was made. Two scores are comparable if their lines are equal.
 
-`key=value | key=value`, each value as JSON: people can read it, and `parse` gives back what `line` was made from, so
-that a result can be reproduced from its line.
+`key=value | key=value`, each value as JSON: people can read it, and `parse` gives back what `line` was made from, so a
+result can be reproduced from its line.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 
 from lakh import __version__
 from lakh.errors import UserError
-from lakh.evals.task import Task
 from lakh.evals.sandbox.verdict import SandboxLimits
+from lakh.evals.task import Task
 
-__all__ = ["Origin", "Protocol", "parse"]
+__all__ = ["EvalProtocol", "Origin", "parse"]
 
-BETWEEN = " | "
+SEPARATOR = " | "
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the completions came from. None stands for what a samples file does not tell."""
+    """How the completions were made. None for what is not known, as with a bare samples file."""
 
     source: str
     """The model, the samples file, or "canonical solutions"."""
@@ -34,17 +34,17 @@ class Origin:
     seed: int | None = None
     max_tokens: int | None = None
     form: str | None = None
-    """How an endpoint was asked: "completions" or "chat"."""
+    """API of the endpoint: "completions" or "chat"."""
     served_name: str | None = None
-    """Of the model at an endpoint, where it was named."""
+    """Name of the model at the endpoint, if one was given."""
     stripped: bool | None = None
-    """Prompts were given without the white space at their end."""
+    """Whether trailing white space was removed from prompts."""
     fill_order: str | None = None
-    """In which order lakh's engine was given what stands around a hole: "psm" or "spm"."""
+    """Order of prefix and suffix in an infilling prompt for lakh's engine: "psm" or "spm"."""
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol:
+class EvalProtocol:
     task: Task
     origin: Origin
     limits: SandboxLimits
@@ -56,11 +56,11 @@ class Protocol:
     cpu_s: Mapping[str, int] = field(default_factory=dict)
     """Problem id -> its CPU limit."""
     calibration: str = "given"
-    """What those limits rest on: a measurement of the references by name and date, or "given"."""
+    """Source of those limits: the hash and date of a measurement of the references, or "given"."""
 
     def parts(self) -> dict[str, Any]:
         known = {key: value for key, value in asdict(self.origin).items() if value is not None}
-        usual, others = _usual(self.cpu_s, self.limits.cpu_s)
+        usual, exceptions = _usual(self.cpu_s, self.limits.cpu_s)
         return {
             "task": self.task.name,
             "data_sha256": self.task.data_sha256,
@@ -72,18 +72,18 @@ class Protocol:
             **known,
             "samples_sha256": self.samples_sha256,
             "limits": asdict(self.limits) | {"cpu_s": usual},
-            "cpu_s_of": others,
+            "cpu_s_of": exceptions,
             "calibration": self.calibration,
             "sandbox": self.sandbox,
             "versions": {"lakh": __version__, "python": platform.python_version(), "machine": platform.machine()},
         }
 
     def line(self) -> str:
-        return BETWEEN.join(f"{key}={json.dumps(value)}" for key, value in self.parts().items())
+        return SEPARATOR.join(f"{key}={json.dumps(value)}" for key, value in self.parts().items())
 
 
 def _usual(cpu_s: Mapping[str, int], default_s: int) -> tuple[int, dict[str, int]]:
-    """The limit of most problems, and the problems that have another."""
+    """The limit of most problems, and the limits of the others."""
     if not cpu_s:
         return default_s, {}
     usual = Counter(cpu_s.values()).most_common(1)[0][0]
@@ -103,5 +103,5 @@ def parse(line: str) -> dict[str, Any]:
         except ValueError:
             todo = "give the line as `lakh eval` printed it"
             raise UserError("protocol line", f"cannot be read from {line[at : at + 30]!r} on", todo) from None
-        at += len(BETWEEN) if line.startswith(BETWEEN, at) else len(line)
+        at += len(SEPARATOR) if line.startswith(SEPARATOR, at) else len(line)
     return parts

@@ -1,10 +1,10 @@
 """Isolation backends in order of preference, and `make_backend` by name.
 
-    bubblewrap   namespaces, read-only system, private /tmp, seccomp
-    landlock     the kernel refuses file access and system calls; works where namespaces are forbidden
-    gvisor       docker or podman with the runtime runsc
-    docker       docker or podman with its default runtime
-    none         rlimits only; chosen by --unsafe and never by itself
+bubblewrap   namespaces, read-only system, private /tmp, seccomp
+landlock     the kernel refuses file access and system calls; works where namespaces are forbidden
+gvisor       docker or podman with the runtime runsc
+docker       docker or podman with its default runtime
+none         rlimits only; chosen by --unsafe and never by itself
 """
 
 from __future__ import annotations

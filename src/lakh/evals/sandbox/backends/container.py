@@ -1,15 +1,15 @@
 """Isolation in a container, through the command line of docker or podman.
 
-No network, a read-only image, a private /tmp of limited size, a PID namespace, limits on memory and processes by control
-group, no capabilities but those that drop root. Inside, each process changes to a uid of its own and loads the seccomp
-filter.
+No network, a read-only image, a private /tmp of limited size, a PID namespace, limits on memory and processes by
+control group, no capabilities but those that drop root. Inside, each process changes to a uid of its own and loads the
+seccomp filter.
 
     gvisor    the runtime runsc: a user-space kernel handles system calls instead of the host's
     docker    the default runtime of docker or podman
 
-Nothing is pulled: the image has to exist. It is $LAKH_EVAL_IMAGE, by default python:X.Y-slim of our own version; it only
-needs a python3 of 3.11 or newer. A start takes about a second, once per worker. Who may use docker is root on the host.
-The container is removed when its worker is closed, or when lakh dies, because that closes its stdin.
+Nothing is pulled: the image has to exist. It is $LAKH_EVAL_IMAGE, by default python:X.Y-slim of our own version; it
+only needs a python3 of 3.11 or newer. A start takes about a second, once per worker. Who may use docker is root on the
+host. The container is removed when its worker is closed, or when lakh dies, because that closes its stdin.
 """
 
 from __future__ import annotations
