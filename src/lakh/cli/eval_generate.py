@@ -17,7 +17,7 @@ from lakh.cli.eval_options import (
     task_folder,
 )
 from lakh.cli.eval_show import bar
-from lakh.cli.face import Answer, answers, table
+from lakh.cli.output import CommandResult, print_result, table
 from lakh.errors import UserError
 from lakh.evals.generation.generate import generated, load_engine, origin_from, write_generated
 
@@ -30,8 +30,10 @@ __all__ = ["generate"]
 @DATA_OPTION
 @LIMIT_OPTION
 @click.option("--out", required=True, metavar="DIR", help="For samples.jsonl; with several tasks, a folder for each.")
-@answers
-def generate(model: str, tasks: str, n: int, data: str | None, limit: int | None, out: str, **asked: Any) -> Answer:
+@print_result
+def generate(
+    model: str, tasks: str, n: int, data: str | None, limit: int | None, out: str, **asked: Any
+) -> CommandResult:
     """Generate completions with a model and store them, without running any.
 
     Needs no sandbox. lakh eval score DIR/samples.jsonl --task NAME runs them, here or elsewhere, and its result
@@ -55,4 +57,4 @@ def generate(model: str, tasks: str, n: int, data: str | None, limit: int | None
             path = write_generated(folder, task, origin, samples, seconds=seconds)
         rows.append({"task": task.name, "samples": len(samples), "seconds": round(seconds, 3), "file": path})
     text = table(["task", "samples", "seconds", "file"], [list(row.values()) for row in rows])
-    return Answer({"generated": rows}, text)
+    return CommandResult({"generated": rows}, text)

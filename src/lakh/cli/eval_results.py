@@ -18,7 +18,7 @@ from lakh.cli.eval_options import (
     split_names,
 )
 from lakh.cli.eval_show import bar
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.output import CommandResult, console, print_result, table
 from lakh.errors import LakhError, UserError
 from lakh.evals.scoring.protocol import Origin
 from lakh.evals.tasks import load_task
@@ -31,8 +31,8 @@ CURVE_CHARS = 30
 @click.command()
 @click.argument("left")
 @click.argument("right")
-@answers
-def diff(left: str, right: str) -> Answer:
+@print_result
+def diff(left: str, right: str) -> CommandResult:
     """Compare two results and test whether the difference is significant."""
     from rich.console import Group
     from rich.text import Text
@@ -52,18 +52,18 @@ def diff(left: str, right: str) -> Answer:
     blocks = [table(["", "value"], rows, title=found.task)]
     if found.settings:
         blocks.append(table(["setting", left, right], found.settings, title="different settings"))
-    return Answer(asdict(found), Group(*blocks, Text(found.verdict)))
+    return CommandResult(asdict(found), Group(*blocks, Text(found.verdict)))
 
 
 @click.command()
 @click.argument("result")
 @click.option("--samples", metavar="FILE", help="The samples file, if it has moved.")
 @run_options
-@answers
+@print_result
 def reproduce(
     result: str, samples: str | None, data: str | None, limit: int | None, out: str | None, workers: int | None,
     backend: str | None, unsafe: bool,
-) -> Answer:  # fmt: skip
+) -> CommandResult:  # fmt: skip
     """Reproduce a result from its protocol and show what differs.
 
     RESULT is the folder of a result, or a file with its protocol line.
@@ -95,7 +95,7 @@ def reproduce(
         "settings_that_differ": again.settings,
         "result": again.result.as_dict(),
     }
-    return Answer(document, "\n".join(lines), exit_code=0 if again.is_identical else 65)
+    return CommandResult(document, "\n".join(lines), exit_code=0 if again.is_identical else 65)
 
 
 @click.command()
@@ -104,13 +104,13 @@ def reproduce(
 @click.option("--data", metavar="PATH", help="File of the benchmark, or the folder that holds it.")
 @click.option("--out", required=True, metavar="FILE", help="JSONL of {task_id, solution}, the form of EvalPlus.")
 @click.option("--partial", is_flag=True, help="Allow problems without a sample.")
-@answers
-def export(samples: str, name: str, data: str | None, out: str, partial: bool) -> Answer:
+@print_result
+def export(samples: str, name: str, data: str | None, out: str, partial: bool) -> CommandResult:
     """Write samples as whole programs, in the form of EvalPlus."""
     from lakh.evals.generation.samples import export_whole
 
     count = export_whole(samples, load_task(name, data), out, partial=partial)
-    return Answer({"samples": count, "file": out}, f"{count} samples -> {out}")
+    return CommandResult({"samples": count, "file": out}, f"{count} samples -> {out}")
 
 
 @click.command()
@@ -121,11 +121,11 @@ def export(samples: str, name: str, data: str | None, out: str, partial: bool) -
 @click.option("--poll", default=5.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds between checks.")
 @TEXTS_OPTION
 @run_options
-@answers
+@print_result
 def watch(
     run_dir: str, tasks: str, n: int, every: int, once: bool, poll: float, texts: str | None, data: str | None,
     limit: int | None, out: str | None, workers: int | None, backend: str | None, unsafe: bool, **sampling: Any,
-) -> Answer:  # fmt: skip
+) -> CommandResult:  # fmt: skip
     """Score the checkpoints of a run as they appear, next to its training."""
     from lakh.evals.tasks.lines import source_texts
     from lakh.evals.watch import watch as follow
@@ -154,14 +154,14 @@ def watch(
         )  # fmt: skip
     shown = ["step", "task", "passed", "total", "bits_per_byte"]
     text = table(shown, [[row[key] for key in shown] for row in rows]) if rows else "nothing new to score"
-    return Answer({"results": rows}, text)
+    return CommandResult({"results": rows}, text)
 
 
 @click.command()
 @click.argument("run_dir")
 @click.option("--task", metavar="NAME", help="Only this task.")
-@answers
-def curve(run_dir: str, task: str | None) -> Answer:
+@print_result
+def curve(run_dir: str, task: str | None) -> CommandResult:
     """Show the scores of a run's checkpoints, step by step."""
     from rich.console import Group
 
@@ -172,7 +172,7 @@ def curve(run_dir: str, task: str | None) -> Answer:
     bits = [] if task else [{"step": event.step, **event.values} for event in bits_per_byte(run_dir)]
     data = {"points": [asdict(event) for event in found], "bits_per_byte": bits}
     if not found and not bits:
-        return Answer(data, "nothing is scored yet: lakh eval watch RUN_DIR --tasks humaneval")
+        return CommandResult(data, "nothing is scored yet: lakh eval watch RUN_DIR --tasks humaneval")
 
     def plot(value: float, largest: float) -> str:
         return "█" * round(CURVE_CHARS * value / largest)
@@ -193,4 +193,4 @@ def curve(run_dir: str, task: str | None) -> Answer:
             for row in bits
         ]  # fmt: skip
         blocks.append(table(["step", "bits per byte", "95 %", ""], lines))
-    return Answer(data, Group(*blocks))
+    return CommandResult(data, Group(*blocks))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lakh.cli.face import Answer, console, table
+from lakh.cli.output import CommandResult, console, table
 from lakh.evals.run import EvalResult
 
 __all__ = ["EvalProgressBar", "bar", "show"]
@@ -74,13 +74,13 @@ class ResultsView:
         return Group(*blocks)
 
 
-def show(results: list[dict[str, Any]], failures_of: EvalResult | None = None) -> Answer:
+def show(results: list[dict[str, Any]], failures_of: EvalResult | None = None) -> CommandResult:
     """One table per result with its protocol line; also the first problems that did not pass."""
     for data in results:
         if data.get("sandbox_errors"):
             errors = f"warning: {data['sandbox_errors']} of {data['total']} programs did not run (sandbox_error)"
             console().print(f"{errors}: the score is too low", style="yellow")
-    return Answer(results[0] if len(results) == 1 else {"results": results}, ResultsView(results, failures_of))
+    return CommandResult(results[0] if len(results) == 1 else {"results": results}, ResultsView(results, failures_of))
 
 
 def _score_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
