@@ -133,7 +133,11 @@ def test_bits_per_byte_alone_need_no_sandbox(run_dir: Path) -> None:
 
 def test_bits_per_byte_are_measured_once_beside_the_scores(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
     told: list[tuple[int, str]] = []
-    more = {"texts": TEXTS, "measure": measure_by_step, "on_result": lambda step, found: told.append((step, found["task"]))}
+    more = {
+        "texts": TEXTS,
+        "measure": measure_by_step,
+        "on_result": lambda step, found: told.append((step, found["task"])),
+    }
     assert follow(run_dir, toy_task, sandbox, **more) == 6
     assert told[:2] == [(3, "toy"), (3, "bits-per-byte")]
     assert follow(run_dir, toy_task, sandbox, **more) == 0
