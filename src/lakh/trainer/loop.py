@@ -333,7 +333,7 @@ def build_model(run: Run, mesh: Mesh, world: World, writer: EventWriter, *, is_n
         say=lambda choice: writer.auto_choice(*choice),
     )
     if run.train.replica_codec != "none" and groups.fsdp is not None and mesh.dp_replicate > 1:
-        from lakh.c3.hsdp import encode_replicas
+        from lakh.c3.torch.hsdp import encode_replicas
 
         encode_replicas(model, groups.fsdp.get_group("dp_replicate"), run.train.replica_codec)
     return model

@@ -1,7 +1,7 @@
 """Continue without lost ranks, and without restarting any process.
 
 Possible if every rank holds the whole model (mesh.dp_replicate = ranks) and the ranks communicate over c3
-(`launcher.can_continue_without_ranks`). The remaining ranks agree on the members (lakh.c3.membership, through a file
+(`launcher.can_continue_without_ranks`). The remaining ranks agree on the members (lakh.c3.faults.membership, through a file
 beside the rendezvous), ranks that are behind or were interrupted inside an update take the tensors of the rank that is
 ahead, and the current step is repeated by fewer ranks with the same sequences.
 
@@ -25,7 +25,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 
 from lakh.c3.directory_store import DirectoryStore
-from lakh.c3.membership import Epoch, agree
+from lakh.c3.faults.membership import Epoch, agree_on_epoch
 from lakh.errors import InfeasiblePlan, PeerLost, PeerTimeout
 from lakh.events import RanksLost
 from lakh.spec import Mesh, Run
@@ -89,8 +89,15 @@ class ElasticGroup:
         )
         record = {"step": mine.step, "finished": mine.finished, "whole": int(mine.is_consistent)}
         before = self._epoch
-        self._epoch, records = agree(
-            self._store, "survivors", before, self._member, record, dead, suspects=suspected, on_signed=_destroy_group
+        self._epoch, records = agree_on_epoch(
+            self._store,
+            "survivors",
+            before,
+            self._member,
+            record,
+            dead,
+            suspects=suspected,
+            on_registered=_destroy_group,
         )
         remaining = [records[member] for member in self._epoch.members]
         size, rank = len(remaining), self._epoch.members.index(self._member)
@@ -146,7 +153,7 @@ class ElasticGroup:
 def _abort_groups() -> tuple[set[int], set[int]]:
     """Abort every process group, so that no peer waits for this rank. Returns the ranks that are certainly dead, and
     those that may be."""
-    from lakh.c3.torch_backend import C3ProcessGroup
+    from lakh.c3.torch.backend import C3ProcessGroup
 
     dead: set[int] = set()
     suspected: set[int] = set()
