@@ -1,9 +1,9 @@
 """Continue without lost ranks, and without restarting any process.
 
 Possible if every rank holds the whole model (mesh.dp_replicate = ranks) and the ranks communicate over c3
-(`launcher.can_continue_without_ranks`). The remaining ranks agree on the members (lakh.c3.faults.membership, through a file
-beside the rendezvous), ranks that are behind or were interrupted inside an update take the tensors of the rank that is
-ahead, and the current step is repeated by fewer ranks with the same sequences.
+(`launcher.can_continue_without_ranks`). The remaining ranks agree on the members (lakh.c3.faults.membership, through a
+file beside the rendezvous), ranks that are behind or were interrupted inside an update take the tensors of the rank
+that is ahead, and the current step is repeated by fewer ranks with the same sequences.
 
 Raises PeerLost (exit 75, so that the launcher restarts all ranks) if the remaining ranks are a minority, if the batch
 does not divide among them, or if no rank has consistent tensors.
