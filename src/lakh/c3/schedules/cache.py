@@ -1,7 +1,7 @@
-"""Schedules of one rank between hosts, in the form that the native core takes, each with the reason for its choice.
+"""A cache of schedules between hosts in the native core's format, each with the reason for its algorithm.
 
-Built when an operation of a size is first called, and kept. Asks `selection` which algorithm and `spec.collectives` for
-its steps. Knows no group and no network: the topology and what its links carry are given, the same on all ranks.
+A schedule is built on the first call of an operation with a given size. `selection` chooses the algorithm and
+`spec.collectives` provides its steps. The topology and the link speeds are arguments, equal on all ranks.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from dataclasses import dataclass
 from typing import Any
 
 from lakh.c3 import native
-from lakh.c3.selection import DEFAULT_LINKS, Choice, choose_all_reduce, choose_spreading, fastest_first
+from lakh.c3.selection import DEFAULT_LINKS, AlgorithmChoice, choose_all_reduce, choose_gather, fastest_first
 from lakh.c3.topology import Link, Topology
 from lakh.spec import collectives
 from lakh.spec.collectives import Schedule
 
-__all__ = ["Plan", "Plans"]
+__all__ = ["CachedSchedule", "ScheduleCache"]
 
-PLANS_KEPT = 256
+MAX_CACHED = 256
 
 
 @dataclass
-class Plan:
-    """A schedule in the form that the native core takes, and why it was chosen."""
-
+class CachedSchedule:
     schedule: Schedule
     steps: Any
+    """The steps as a ctypes array."""
     reason: str
+    """Why this algorithm was chosen."""
 
 
-class Plans:
-    """Of one rank of a topology. `algorithm` overrules the choice, in experiments."""
+class ScheduleCache:
+    """Schedules of one rank of a topology. `algorithm` overrides the selection, for experiments."""
 
     def __init__(self, rank: int, topology: Topology, links: Mapping[str, Link] | None = None) -> None:
         self.rank, self.topology, self.links = rank, topology, links or {}
         self.algorithm: str | None = None
-        self._kept: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
+        self._cached: OrderedDict[tuple[Any, ...], CachedSchedule] = OrderedDict()
 
-    def know(self, topology: Topology, links: Mapping[str, Link]) -> None:
-        """Choose by these from now on."""
+    def set_network(self, topology: Topology, links: Mapping[str, Link]) -> None:
+        """Select algorithms by these from now on."""
         self.topology, self.links = topology, links
-        self._kept.clear()
+        self._cached.clear()
 
-    def plan(
+    def get(
         self,
         operation: str,
         count: int,
@@ -52,22 +52,21 @@ class Plans:
         root: int = 0,
         splits: Sequence[int] | None = None,
         codec: str = "none",
-    ) -> Plan:
+    ) -> CachedSchedule:
         key = (operation, count, width, root, tuple(splits or ()), codec, self.algorithm)
-        if key not in self._kept:
-            schedule, reason = self._schedule(operation, count, width, root, splits, codec)
-            self._kept[key] = Plan(schedule, _native_steps(schedule), reason)
-            if len(self._kept) > PLANS_KEPT:
-                self._kept.popitem(last=False)
-        return self._kept[key]
+        if key not in self._cached:
+            schedule, reason = self._build(operation, count, width, root, splits, codec)
+            self._cached[key] = CachedSchedule(schedule, _native_steps(schedule), reason)
+            if len(self._cached) > MAX_CACHED:
+                self._cached.popitem(last=False)
+        return self._cached[key]
 
-    def choose(self, count: int, width: int, codec: str = "none") -> Choice:
-        """How an all_reduce goes."""
+    def choose_all_reduce(self, count: int, width: int, codec: str = "none") -> AlgorithmChoice:
         if self.algorithm is not None:
-            return Choice(self.algorithm, float("nan"), "asked for")
+            return AlgorithmChoice(self.algorithm, float("nan"), "requested")
         return choose_all_reduce(self.topology, count, width, links=self.links, codec=codec)
 
-    def _schedule(
+    def _build(
         self, operation: str, count: int, width: int, root: int, splits: Sequence[int] | None, codec: str
     ) -> tuple[Schedule, str]:
         rank, size = self.rank, self.topology.size
@@ -78,11 +77,11 @@ class Plans:
             return collectives.all_to_all(rank, size, sends, receives), "one stage"
         if operation == "barrier":
             return collectives.barrier(rank, size), "dissemination"
-        if count == 0:  # no data, and still everybody learns whether all called the same
-            return collectives.barrier(rank, size), "no elements: ranks only hear of each other"
+        if count == 0:  # no data, but the ranks still check that all call the same operation
+            return collectives.barrier(rank, size), "no elements: only a barrier"
         if operation == "all_reduce":
-            choice = self.choose(count, width, codec)
-            made = collectives.all_reduce(
+            choice = self.choose_all_reduce(count, width, codec)
+            schedule = collectives.all_reduce(
                 choice.algorithm,
                 rank,
                 size,
@@ -92,16 +91,16 @@ class Plans:
                 rates=choice.rates,
                 order=choice.order,
             )
-            return made, choice.reason
+            return schedule, choice.reason
         if operation in ("all_gather", "reduce_scatter"):
-            choice = choose_spreading(self.topology, asked=self.algorithm)
-            make_one = collectives.all_gather if operation == "all_gather" else collectives.reduce_scatter
+            choice = choose_gather(self.topology, requested=self.algorithm)
+            build = collectives.all_gather if operation == "all_gather" else collectives.reduce_scatter
             hosts = [(host,) for host in self.topology.hosts]
-            return make_one(choice.algorithm, rank, size, count, places=hosts), choice.reason
+            return build(choice.algorithm, rank, size, count, places=hosts), choice.reason
         if operation in ("broadcast", "reduce"):
             tree = collectives.broadcast if operation == "broadcast" else collectives.reduce
             order = fastest_first(self.topology, self.links)
-            slow = self.topology.slow_hosts({**DEFAULT_LINKS, **self.topology.links, **self.links})
+            slow = self.topology.describe_host_rates({**DEFAULT_LINKS, **self.topology.links, **self.links})
             why = "a tree" if order is None else f"a tree whose leaves are the slowest hosts: {slow}"
             return tree(rank, size, count, root, order), why
         one_stage = collectives.gather if operation == "gather" else collectives.scatter

@@ -1,7 +1,7 @@
-"""Registered memory: torch tensors that live in memory which all ranks of a host may touch.
+"""Registered memory: torch tensors in memory that all ranks of a host can access.
 
-An all_reduce of such tensors needs no copy: every rank reduces its share straight into everybody's tensor. Memory is
-kept in a pool by size, because peers map it when they first see it. Knows no group.
+An all_reduce of such tensors needs no copy: every rank reduces its part directly into all ranks' tensors. Freed memory
+stays in a pool by size, because peers map it when they first use it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def registered_empty(*shape: Any, dtype: torch.dtype = torch.float32) -> torch.T
         count *= int(size)
     size_bytes = max(1, count * dtype.itemsize)
     with _lock:
-        held = _pool.get(size_bytes)
-        address = held.pop() if held else 0
+        free = _pool.get(size_bytes)
+        address = free.pop() if free else 0
     address = address or native.require_library().lakh_c3_allocate(size_bytes)
     if not address:
         found = f"no shared memory for {size_bytes} bytes"
         raise DiskFull("c3 registered memory", found, "free memory or use ordinary tensors")
     memory = (ctypes.c_char * size_bytes).from_address(address)
-    weakref.finalize(memory, _give_back, size_bytes, address)
+    weakref.finalize(memory, _return_to_pool, size_bytes, address)
     flat = torch.frombuffer(memory, dtype=dtype, count=count) if count else torch.empty(0, dtype=dtype)
     return flat.view(sizes)
 
@@ -49,6 +49,6 @@ def registered_like(tensor: torch.Tensor) -> torch.Tensor:
     return copy
 
 
-def _give_back(size_bytes: int, address: int) -> None:
+def _return_to_pool(size_bytes: int, address: int) -> None:
     with _lock:
         _pool.setdefault(size_bytes, []).append(address)

@@ -1,7 +1,7 @@
-"""Operations under way, as torch waits for them.
+"""torch `Work` objects of c3 operations.
 
-A future that Python ended with `set_exception` counts as a success in C++, where DDP then reads an exception as a
-tensor. Failing futures are therefore made by raising inside `then`. Errors come out of `wait()` and of the future.
+C++ treats a future completed by Python's `set_exception` as a success, and DDP then reads the exception as a tensor.
+Failing futures therefore raise inside `then`. Errors are raised by `wait()` and by the future.
 """
 
 # torch's stubs type every method by several signatures, which differ between the versions that this file serves.
@@ -20,55 +20,55 @@ import torch.distributed as dist
 
 from lakh.errors import LakhError
 
-__all__ = ["C3Work", "DoneWork", "EndsFutures"]
+__all__ = ["C3Work", "CompletedWork", "FutureCompleter"]
 
 
-class EndsFutures(Protocol):
-    def when_done(self, work: C3Work, future: Any) -> None:
-        """End `future` when `work` has ended, well or not."""
+class FutureCompleter(Protocol):
+    def complete_later(self, work: C3Work, future: Any) -> None:
+        """Complete `future` when `work` has completed or failed."""
 
 
 class C3Work(dist.Work):
-    """An operation under way. `finish` runs once, when it has succeeded: copies back to tensors that were not
-    contiguous.
+    """An operation in progress. `wait_native` blocks until it completes; `finish` runs once after success and copies
+    results back to non-contiguous tensors.
     """
 
     def __init__(
         self,
-        group: EndsFutures,
+        group: FutureCompleter,
         operation: str,
         result: list[torch.Tensor],
-        end: Callable[[float], None] | None,
+        wait_native: Callable[[float], None] | None,
         finish: Callable[[], None] | None = None,
         keep: Any = None,
         is_done: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self._group, self._operation, self._result = group, operation, result
-        self._end, self._finish, self._keep, self._is_done = end, finish, keep, is_done
+        self._wait_native, self._finish, self._keep, self._is_done = wait_native, finish, keep, is_done
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._future: torch.futures.Future[Any] | None = None
-        if end is None:
+        if wait_native is None:
             self._complete()
 
     def _complete(self) -> None:
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()
-        self._end = None
+        self._wait_native = None
         self._keep = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        if self._end is None and self._error is None:
+        if self._wait_native is None and self._error is None:
             return True
         with self._lock:
             if self._error is not None:
                 raise self._error
-            if self._end is not None:
+            if self._wait_native is not None:
                 limit_s = timeout.total_seconds() if timeout else 0.0
                 try:
-                    self._end(limit_s if limit_s > 0 else 1e6)
+                    self._wait_native(limit_s if limit_s > 0 else 1e6)
                     self._complete()
                 except LakhError as error:
                     self._error = error
@@ -79,23 +79,23 @@ class C3Work(dist.Work):
         with self._lock:
             if self._future is None:
                 plain: torch.futures.Future[Any] = torch.futures.Future()
-                self._future = plain.then(self._outcome)
-                if self._end is None:
+                self._future = plain.then(self._future_value)
+                if self._wait_native is None:
                     plain.set_result(None)
                 else:
-                    self._group.when_done(self, plain)
+                    self._group.complete_later(self, plain)
             return self._future
 
-    def _outcome(self, _done: Any) -> list[torch.Tensor]:
+    def _future_value(self, _done: Any) -> list[torch.Tensor]:
         if self._error is not None:
             raise RuntimeError(str(self._error)) from self._error
         return self._result
 
     def is_completed(self) -> bool:
-        if self._end is not None and self._error is None and self._is_done():
-            with contextlib.suppress(LakhError):  # kept, and raised by `wait`
-                self.wait()  # returns at once, and brings the result where it belongs
-        return self._end is None or self._error is not None
+        if self._wait_native is not None and self._error is None and self._is_done():
+            with contextlib.suppress(LakhError):  # stored, and raised by `wait`
+                self.wait()  # returns immediately, and copies the result to its destination
+        return self._wait_native is None or self._error is not None
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None
@@ -116,11 +116,11 @@ class C3Work(dist.Work):
     source_rank = _source_rank
 
 
-class DoneWork:
-    """What a synchronous call returns: an operation that was over by then.
+class CompletedWork:
+    """The result of a synchronous call: a completed operation.
 
-    Speaks as dist.Work does without being one: making one of those goes through C++ and costs more than a small
-    operation itself. torch asks synchronous calls only to wait.
+    Has the interface of dist.Work without being one: constructing a dist.Work goes through C++ and costs more than a
+    small operation. torch only calls `wait` on the result of synchronous calls.
     """
 
     __slots__ = ("_result",)

@@ -1,11 +1,12 @@
-"""Hosts and racks on one machine: network namespaces with shaped links, made from a topology file. Needs root.
+"""Emulated hosts and racks on one machine: network namespaces with rate-limited links. Requires root.
 
-Each host of the file becomes a namespace with one interface, each rack a bridge in a namespace of switches; token
-buckets hold every host's cable and every rack's trunk to what [links.*] says. Delays need the kernel's netem; where it
-is missing (or without root) the native core's own shaper plays the links instead (`Group.shape`), for c3 alone.
+Each host of a topology file becomes a namespace with one interface, each rack a bridge in a namespace of switches.
+Token buckets limit every host's link and every rack's trunk to the rates of [links.*]. Delays would need the kernel's
+netem; if a topology has delays, or without root, the native core's traffic shaper emulates the links instead
+(`CommGroup.emulate_links`), for c3 only.
 
-Everything is removed at the end, also after an error. Names carry our process id: what a killed process left behind is
-removed by the next one.
+Everything is removed at the end, also after an error. Names contain the process id; namespaces that a killed process
+left are removed by the next one.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from types import TracebackType
 from lakh.c3.topology import Topology
 from lakh.errors import UserError
 
-__all__ = ["Namespaces", "left_behind", "why_not"]
+__all__ = ["NetworkNamespaces", "find_stale", "unavailable_reason"]
 
 COMMAND_TIMEOUT_S = 20
 QUEUE_BYTES = 16 << 20
 BURST_BYTES = 64 << 10
 
 
-def why_not(topology: Topology) -> str:
-    """Why this machine cannot make the namespaces; "" where it can."""
+def unavailable_reason(topology: Topology) -> str:
+    """Why this machine cannot create the namespaces; "" if it can."""
     if os.geteuid() != 0:
-        return "making network namespaces needs root"
+        return "creating network namespaces requires root"
     for program in ("ip", "tc"):
         if shutil.which(program) is None:
             return f"the program {program} is missing (apt-get install iproute2)"
     if any(link.delay_us for link in topology.links.values()):
-        return "delays are played by the in-library shaper"
+        return "delays are emulated by the in-library traffic shaper"
     return ""
 
 
-class Namespaces:
-    """`with Namespaces(topology) as net:`; `net.command(rank)` is what a rank's command starts with."""
+class NetworkNamespaces:
+    """`with NetworkNamespaces(topology) as net:`; prefix a rank's command with `net.command(rank)`."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -57,9 +58,9 @@ class Namespaces:
     def address(self, rank: int) -> str:
         return self.addresses[self.topology.hosts[rank]]
 
-    def __enter__(self) -> Namespaces:
+    def __enter__(self) -> NetworkNamespaces:
         try:
-            self._make()
+            self._create()
         except BaseException:
             self._remove()
             raise
@@ -70,12 +71,12 @@ class Namespaces:
     ) -> None:
         self._remove()
 
-    def cut(self, rank: int) -> None:
+    def disconnect(self, rank: int) -> None:
         """Take the link of a rank's host down."""
         _run("ip", "-n", self.namespaces[self.topology.hosts[rank]], "link", "set", "eth0", "down")
 
-    def _make(self) -> None:
-        for name in left_behind(_list(), lambda process: Path(f"/proc/{process}").exists()):
+    def _create(self) -> None:
+        for name in find_stale(_list(), lambda process: Path(f"/proc/{process}").exists()):
             _run("ip", "netns", "delete", name)
         _run("ip", "netns", "add", self.switch)
         _run("ip", "-n", self.switch, "link", "add", "core", "type", "bridge")
@@ -85,11 +86,11 @@ class Namespaces:
             rack = "/".join(reversed(place[1:]))
             if rack not in racks:
                 racks[rack] = f"rack{len(racks)}"
-                self._rack(racks[rack])
+                self._add_rack(racks[rack])
             if self.namespaces[host] not in _list():
-                self._host(host, racks[rack])
+                self._add_host(host, racks[rack])
 
-    def _rack(self, bridge: str) -> None:
+    def _add_rack(self, bridge: str) -> None:
         _run("ip", "-n", self.switch, "link", "add", bridge, "type", "bridge")
         _run("ip", "-n", self.switch, "link", "set", bridge, "up")
         up, down = f"{bridge}u", f"{bridge}d"
@@ -99,7 +100,7 @@ class Namespaces:
             _run("ip", "-n", self.switch, "link", "set", port, "up")
             self._limit(self.switch, port, self._rate("rack"))
 
-    def _host(self, host: str, bridge: str) -> None:
+    def _add_host(self, host: str, bridge: str) -> None:
         name = self.namespaces[host]
         port = f"p{name[len(self.tag) :]}"
         _run("ip", "netns", "add", name)
@@ -114,7 +115,7 @@ class Namespaces:
 
     def _rate(self, tier: str, group: str = "") -> float | None:
         link = self.topology.links.get(tier)
-        return self.topology.cables.get(group, link.bytes_per_s if link is not None else None)
+        return self.topology.host_rates.get(group, link.bytes_per_s if link is not None else None)
 
     def _limit(self, namespace: str, interface: str, bytes_per_s: float | None) -> None:
         if bytes_per_s is not None:
@@ -127,8 +128,8 @@ class Namespaces:
                 _run("ip", "netns", "delete", name)
 
 
-def left_behind(namespaces: Iterable[str], is_alive: Callable[[int], bool]) -> list[str]:
-    """Those of ours whose process is gone."""
+def find_stale(namespaces: Iterable[str], is_alive: Callable[[int], bool]) -> list[str]:
+    """Namespaces created by lakh processes that no longer exist."""
     ours = ((name, re.fullmatch(r"lakh(\d+)(?:h\d+|sw)", name)) for name in namespaces)
     return [name for name, found in ours if found is not None and not is_alive(int(found[1]))]
 
@@ -141,7 +142,7 @@ def _run(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise UserError(" ".join(command), f"did not end in {COMMAND_TIMEOUT_S} s", "try again") from None
+        raise UserError(" ".join(command), f"did not finish in {COMMAND_TIMEOUT_S} s", "try again") from None
     if done.returncode:
-        raise UserError(" ".join(command), done.stderr.strip()[:200], "check that namespaces are allowed here")
+        raise UserError(" ".join(command), done.stderr.strip()[:200], "check that network namespaces are permitted")
     return done.stdout

@@ -1,12 +1,12 @@
-"""The int8 and int4 codecs on a GPU: Triton kernels whose bytes are those of the native core (native/src/codec.h).
+"""int8 and int4 codecs on a GPU: Triton kernels that produce the same bytes as the native core (native/src/codec.h).
 
     wire = encode("int4", gradients, residual)         # uint8, 18 bytes for every 32 values
     total = decode_sum("int4", [wire_0, wire_1], n)    # float32, added in this order
 
-Every result is that of one IEEE operation in the order of the native codec: divisions round to nearest, and multiply
-and add are never fused. One program of one warp works on 32 groups of 32; the wire is read and written in 16-bit words.
-Costs one pass over memory: instructions were counted until memory, not arithmetic, set the pace (bench/results).
-Needs triton, which comes with torch on CUDA.
+Every result is one IEEE operation in the order of the native codec: divisions round to nearest, and multiply and add
+are never fused. One program of one warp processes 32 groups of 32; the wire is read and written in 16-bit words. Costs
+one pass over memory: the kernels are memory-bound, not compute-bound (bench/results). Requires triton, which comes with
+torch on CUDA.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ GROUPS_PER_PROGRAM = 32
 
 
 def encode(codec: str, values: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """The wire form of contiguous float32 `values`.
+    """Encode contiguous float32 `values`.
 
-    With `residual` (error feedback), of values + residual, and what the code loses is left in it.
+    With `residual` (error feedback), encodes values + residual and stores the encoding error in `residual`.
     """
     bits = _bits(codec)
     if values.dtype != torch.float32 or not values.is_contiguous():
@@ -59,7 +59,7 @@ def decode_sum(
     divisor: int = 1,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The sum of what `wires` hold, added in their order; over `divisor` where one is given."""
+    """The sum of the decoded `wires`, added in their order and divided by `divisor`."""
     bits = _bits(codec)
     packets = wires if isinstance(wires, torch.Tensor) else torch.stack(list(wires))
     packets = packets.view(-1, codec_bytes(codec, count)) if count else packets
@@ -99,10 +99,10 @@ def _rounded_bf16(value):
 
 @triton.jit
 def _load(pointers, there, whole: tl.constexpr):
-    """Masks that the compiler cannot see through make every load and store 4 bytes wide: a whole tile has none."""
+    """Opaque masks limit every load and store to 4 bytes, so a complete tile uses none."""
     if whole:
         return tl.load(pointers)
-    else:  # noqa: RET505 - Triton would go on behind the return
+    else:  # noqa: RET505 - Triton continues after the return
         return tl.load(pointers, mask=there, other=0)
 
 
@@ -226,7 +226,7 @@ def _decode_tile(
 
 @triton.jit
 def _values(wire, left, bits: tl.constexpr, groups: tl.constexpr, whole: tl.constexpr):
-    """What some groups of a packet stand for. Each value loads the word it is in: the cache has it, and nothing moves
+    """Decoded values of some groups of a packet. Each value loads its own 16-bit word: it is cached, and no data moves
     between threads."""
     per_word: tl.constexpr = 16 // bits
     words: tl.constexpr = 32 // per_word

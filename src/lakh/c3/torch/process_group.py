@@ -1,10 +1,10 @@
-"""How every operation of a torch process group starts, waits and ends over c3; the operations are in torch_backend.py.
+"""The base of the torch process group: starts, awaits and ends operations over c3. backend.py has the operations.
 
-A synchronous call runs in the caller's thread, an asynchronous one in the group's own thread; messages have threads of
-their own. GPU tensors go through `gpu.py`. Errors: those of `lakh.c3.group`.
+A synchronous call runs in the caller's thread, an asynchronous one in the group's thread; messages use separate
+threads. GPU tensors go through gpu_staging.py. Errors: those of `lakh.c3.group`.
 
-A C++ backend must be registered inside a Python group, or DeviceMesh, DTensor and FSDP2 find no group name. Gloo is
-registered, unconnected until somebody calls it; nothing of c3's own goes through it.
+Without a C++ backend registered inside the Python group, DeviceMesh, DTensor and FSDP2 find no group name. Gloo is
+registered for this; it connects only if it is called, and c3 does not use it.
 """
 
 # torch's stubs type every method by several signatures, which differ between the versions that this file serves.
@@ -25,20 +25,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from lakh.c3.gpu import CudaWork, GpuStaging
-from lakh.c3.group import Group
-from lakh.c3.links import learn_network
-from lakh.c3.torch_tensors import U8, dense, element_of, in_place, one, write
-from lakh.c3.torch_work import C3Work, DoneWork
+from lakh.c3.group import CommGroup
+from lakh.c3.network.links import apply_measured_network
+from lakh.c3.torch.gpu_staging import CudaWork, GpuStaging
+from lakh.c3.torch.tensors import U8, as_contiguous, copy_into, native_dtype, require_dense, single_tensor
+from lakh.c3.torch.work import C3Work, CompletedWork
 
-__all__ = ["BACKEND", "AnyWork", "StartsOperations"]
+__all__ = ["BACKEND", "AnyWork", "C3ProcessGroupBase"]
 
 BACKEND = "c3"
-AnyWork = C3Work | CudaWork | DoneWork
+AnyWork = C3Work | CudaWork | CompletedWork
 
 
-class StartsOperations(ProcessGroup):
-    """A group that can start operations. `calls` counts those that reached c3, by name."""
+class C3ProcessGroupBase(ProcessGroup):
+    """Starts operations. `calls` counts them by name."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str = "") -> None:
         super().__init__(rank, size)
@@ -46,13 +46,13 @@ class StartsOperations(ProcessGroup):
         self._label = name
         self.calls: dict[str, int] = {}
         self.codec = "none"
-        """What float32 sums wear between the outermost groups of hosts; "none", "bf16", "int8" or "int4"."""
-        self._together: list[AnyWork] | None = None
+        """Encoding of float32 sums between the outermost groups of hosts: "none", "bf16", "int8" or "int4"."""
+        self._coalesced: list[AnyWork] | None = None
         self._pending: queue.SimpleQueue[tuple[C3Work, Any] | None] = queue.SimpleQueue()
         self._completer: threading.Thread | None = None
-        self.group = Group.meet(store, rank, size, name="c3", timeout_s=timeout.total_seconds())
+        self.group = CommGroup.join(store, rank, size, name="c3", timeout_s=timeout.total_seconds())
         if not self.group.on_one_host:
-            learn_network(self.group)
+            apply_measured_network(self.group)
         self._fast = self.group.library.lakh_c3_collective
         self._gpus: dict[int, GpuStaging] = {}
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, _gloo_options(timeout))
@@ -67,9 +67,9 @@ class StartsOperations(ProcessGroup):
     def name(self) -> str:
         return BACKEND
 
-    # --- how every operation starts --------------------------------------------------------------------------------
+    # --- collectives -----------------------------------------------------------------------------------------------
 
-    def _go(
+    def _start(
         self,
         operation: str,
         options: Any,
@@ -86,7 +86,7 @@ class StartsOperations(ProcessGroup):
     ) -> AnyWork:
         self.calls[operation] = self.calls.get(operation, 0) + 1
         tensor = target if target is not None else source
-        dtype, factor = element_of(tensor, op, operation) if tensor is not None else (U8, 1)
+        dtype, factor = native_dtype(tensor, op, operation) if tensor is not None else (U8, 1)
         if count is None:
             assert tensor is not None
             count = tensor.numel()
@@ -95,8 +95,8 @@ class StartsOperations(ProcessGroup):
         if tensor is not None and tensor.is_cuda:
             staging = self._staging(tensor.device)
             on_gpu = staging.start(operation, dtype, op, root, factor, count, source, target, result, finish, extra)
-            if self._together is not None:
-                self._together.append(on_gpu)
+            if self._coalesced is not None:
+                self._coalesced.append(on_gpu)
             return on_gpu
         for staging in self._gpus.values():
             staging.drain()
@@ -109,19 +109,19 @@ class StartsOperations(ProcessGroup):
             target.data_ptr() if target is not None else 0,
             count * factor,
         )
-        if getattr(options, "asyncOp", True) or self._together is not None:
-            ticket, held = self.group.start(*arguments, **extra)
+        if getattr(options, "asyncOp", True) or self._coalesced is not None:
+            ticket, native_objects = self.group.start(*arguments, **extra)
 
-            def end(limit_s: float) -> None:
+            def wait_native(limit_s: float) -> None:
                 self.group.wait(ticket, operation, limit_s)
 
-            held_too, is_done = (source, target, keep, held), partial(self.group.is_done, ticket)
-            work = C3Work(self, operation, result, end, finish, held_too, is_done)
+            keep_alive, is_done = (source, target, keep, native_objects), partial(self.group.is_done, ticket)
+            work = C3Work(self, operation, result, wait_native, finish, keep_alive, is_done)
         else:
             self.group.run(*arguments, **extra)
             work = C3Work(self, operation, result, None, finish)
-        if self._together is not None:
-            self._together.append(work)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
         return work
 
     def _staging(self, device: torch.device) -> GpuStaging:
@@ -130,8 +130,8 @@ class StartsOperations(ProcessGroup):
             self._gpus[index] = GpuStaging(self.group, torch.device("cuda", index))
         return self._gpus[index]
 
-    def when_done(self, work: C3Work, future: Any) -> None:
-        """End `future` when `work` ends. Works end in order, so one thread waits for them in order."""
+    def complete_later(self, work: C3Work, future: Any) -> None:
+        """Complete `future` when `work` completes. Works complete in order, so one thread waits for them in order."""
         if self._completer is None:
             self._completer = threading.Thread(target=self._complete_in_order, name="c3 futures", daemon=True)
             self._completer.start()
@@ -140,7 +140,7 @@ class StartsOperations(ProcessGroup):
     def _complete_in_order(self) -> None:
         while (item := self._pending.get()) is not None:
             work, future = item
-            with contextlib.suppress(Exception):  # kept in the work, raised by the future's `then`
+            with contextlib.suppress(Exception):  # stored in the work, raised by the future's `then`
                 work.wait()
             future.set_result(None)
 
@@ -148,17 +148,17 @@ class StartsOperations(ProcessGroup):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> AnyWork:
         self.calls["send"] = self.calls.get("send", 0) + 1
-        tensor = dense(one(tensors, "send"), "send").cpu().contiguous()
+        tensor = require_dense(single_tensor(tensors, "send"), "send").cpu().contiguous()
         ticket = self.group.send(dst, tag, tensor.data_ptr(), tensor.numel() * tensor.element_size())
         return self._message("send", ticket, [], None, tensor)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> AnyWork:
         self.calls["recv"] = self.calls.get("recv", 0) + 1
-        tensor = dense(one(tensors, "recv"), "recv")
-        flat, finish = in_place(tensor, copy=False)
+        tensor = require_dense(single_tensor(tensors, "recv"), "recv")
+        flat, finish = as_contiguous(tensor, copy=False)
         if flat.is_cuda:
             flat = torch.empty_like(flat, device="cpu")
-            finish = partial(write, tensor, flat)
+            finish = partial(copy_into, tensor, flat)
         ticket, sender = self.group.recv(src, tag, flat.data_ptr(), flat.numel() * flat.element_size())
         work = self._message("recv", ticket, [tensor], finish, (flat, sender))
         work.sender = sender
@@ -170,30 +170,30 @@ class StartsOperations(ProcessGroup):
     def _message(self, what: str, ticket: int, result: list[torch.Tensor], finish: Any, keep: Any) -> C3Work:
         limit_s = self._timeout.total_seconds()
 
-        def end(timeout_s: float) -> None:
-            # A little more than the native limit, so that its words and not ours are heard.
+        def wait_native(timeout_s: float) -> None:
+            # A little more than the native limit, so that the native error is raised.
             self.group.wait_message(ticket, min(timeout_s, limit_s + 5.0))
 
-        return C3Work(self, what, result, end, finish, keep, partial(self.group.is_message_done, ticket))
+        return C3Work(self, what, result, wait_native, finish, keep, partial(self.group.is_message_done, ticket))
 
-    # --- together, ending -------------------------------------------------------------------------------------------
+    # --- coalescing and shutdown -----------------------------------------------------------------------------------
 
     def _start_coalescing(self, device: Any = None) -> None:
-        self._together = []
+        self._coalesced = []
 
     def _end_coalescing(self, device: Any = None) -> AnyWork:
-        works, self._together = self._together or [], None
+        works, self._coalesced = self._coalesced or [], None
         return self._all(works, [tensor for work in works for tensor in work.result()])
 
     def _all(self, works: Sequence[AnyWork], result: list[torch.Tensor]) -> AnyWork:
-        def end(limit_s: float) -> None:
+        def wait_native(limit_s: float) -> None:
             for work in works:
                 work.wait(timedelta(seconds=limit_s))
 
         def is_done() -> bool:
             return all(work.is_completed() for work in works)
 
-        return C3Work(self, "several", result, end if works else None, keep=works, is_done=is_done)
+        return C3Work(self, "coalesced", result, wait_native if works else None, keep=works, is_done=is_done)
 
     def _set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
@@ -214,14 +214,14 @@ class StartsOperations(ProcessGroup):
 
 
 def _gloo_options(timeout: timedelta) -> Any:
-    """Gloo that connects to nobody until somebody calls it."""
+    """Options for a Gloo group that connects on first use."""
     options = dist.ProcessGroupGloo._Options()
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     make = dist.ProcessGroupGloo.create_device if interface else dist.ProcessGroupGloo.create_default_device
     arguments = {"interface": interface} if interface else {}
     try:
         options._devices = [make(**arguments, lazy_init=True)]
-    except TypeError:  # a torch without lazy connections
+    except TypeError:  # this torch has no lazy connections
         options._devices = [make(**arguments)]
     options._timeout = timeout
     return options
