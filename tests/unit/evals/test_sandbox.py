@@ -441,7 +441,7 @@ def test_the_self_test_finds_a_hole(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can stay root")
 def test_the_self_test_finds_that_root_was_not_dropped(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bubblewrap, "next_uid", lambda: 0)
+    monkeypatch.setattr(isolation, "next_uid", lambda: 0)
     with pytest.raises(UserError, match="runs as root"):
         Sandbox.choose(backend="bubblewrap")
 
