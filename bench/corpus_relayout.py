@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from lakh.corpus.quality import _parser
+from lakh.corpus.filters.quality import _parser
 
 # Parsed as one token, whatever is inside.
 ATOMIC = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lakh.corpus import read_documents
-from lakh.corpus.find import find
+from lakh.corpus.reports.lookup import find
 
 TIMEOUT_S = 200
 FAULT = """
@@ -34,7 +34,7 @@ class Faulty:  # a native parser with a bug, played: what it is given makes it f
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name != "lakh.corpus.quality":
+        if name != "lakh.corpus.filters.quality":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

@@ -18,9 +18,9 @@ from lakh.cli.progress import progress_bar
 from lakh.errors import UserError
 
 if TYPE_CHECKING:
-    from lakh.corpus import Report
+    from lakh.corpus import CorpusReport
     from lakh.corpus.document import Progress
-    from lakh.corpus.find import Life
+    from lakh.corpus.reports.lookup import DocumentHistory
 
 __all__ = ["ENGINES", "corpus"]
 
@@ -94,7 +94,7 @@ def build_command(
             options=options,
             force=force,
             skip_missing=skip_missing,
-            progress=told_now_and_then(progress),
+            progress=periodic_progress(progress),
         )
     head = f"{out}: already built from the same files, reused" if made.reused else f"{out}: built"
     head += "" if made.kept else ", and nothing was kept: below is why"
@@ -111,11 +111,11 @@ def fetch_command(sources: tuple[str, ...], skip_missing: bool) -> Answer:
     SRC are pypi:NAME, npm:NAME, debian:NAME, git:REPO, or @FILE with such words.
     """
     from lakh.corpus.sources import fetch_all, open_sources
-    from lakh.corpus.sources.fetched import Fetched
+    from lakh.corpus.sources.packages import PackageSource
 
     with progress_bar() as progress:
-        opened = fetch_all(open_sources(sources), skip_missing=skip_missing, progress=told_now_and_then(progress))
-    fetched = [source for source in opened if isinstance(source, Fetched)]
+        opened = fetch_all(open_sources(sources), skip_missing=skip_missing, progress=periodic_progress(progress))
+    fetched = [source for source in opened if isinstance(source, PackageSource)]
     if not fetched:
         raise UserError(" ".join(sources), "names nothing that is fetched", "give pypi:, npm:, debian: or git: words")
     missing = {source.word: source.missing for source in fetched if source.missing}
@@ -136,8 +136,8 @@ def fetch_command(sources: tuple[str, ...], skip_missing: bool) -> Answer:
 def report_command(folder: str, verify: bool, html: str | None, samples: int) -> Answer:
     """What a corpus holds, and why the rest was left out."""
     from lakh.corpus import read_report
-    from lakh.corpus.find import examples
-    from lakh.corpus.report_html import report_html
+    from lakh.corpus.reports.html_page import report_html
+    from lakh.corpus.reports.lookup import examples
 
     report = read_report(folder)
     checked = report.verify() if verify else None
@@ -168,7 +168,7 @@ def show_command(folder: str, wanted: str, life: bool) -> Answer:
 
     ID is a document's id, the beginning of it, or repo/path.
     """
-    from lakh.corpus.find import find
+    from lakh.corpus.reports.lookup import find
 
     found = find(folder, wanted)
     data = {"kept": found.document is not None, "id": found.id, "repo": found.repo, "path": found.path}
@@ -179,7 +179,7 @@ def show_command(folder: str, wanted: str, life: bool) -> Answer:
     return Answer(data, _life(found) if life else found.document.text)
 
 
-def told_now_and_then(progress: Progress) -> Progress:
+def periodic_progress(progress: Progress) -> Progress:
     """The bar; where stderr is no terminal, and there is none, a line on it every TOLD_S."""
     talk, last_s = console(), time.monotonic()
     if talk.is_terminal:
@@ -202,14 +202,14 @@ def _part(text: str) -> tuple[int, int]:
     return int(number), int(of)
 
 
-def _dropped(found: Life) -> str:
+def _dropped(found: DocumentHistory) -> str:
     from lakh.corpus import REASONS
 
     why = f"{found.reason} ({REASONS.get(found.reason, '')})" + (f": {found.detail}" if found.detail else "")
     return f"{found.repo}/{found.path} was dropped: {why}"
 
 
-def _life(found: Life) -> str:
+def _life(found: DocumentHistory) -> str:
     document = found.document
     assert document is not None
     licence = f"{document.licence} ({document.licence_evidence})" if document.licence else "nothing is known"
@@ -225,7 +225,7 @@ def _life(found: Life) -> str:
     return "\n".join(lines)
 
 
-def _summary(report: Report, head: str) -> str:
+def _summary(report: CorpusReport, head: str) -> str:
     from rich.console import Console
 
     from lakh.corpus import REASONS

@@ -12,9 +12,18 @@ writer.py and shards.py (files), report.py (the manifest). Lives without torch; 
 """
 
 from lakh.corpus.document import REASONS, Document
-from lakh.corpus.parse import Filters
+from lakh.corpus.parsing.read_files import FileFilterSettings
 from lakh.corpus.pipeline import Settings, build
-from lakh.corpus.report import Report, read_report
+from lakh.corpus.reports.report import CorpusReport, read_report
 from lakh.corpus.shards import read_documents
 
-__all__ = ["REASONS", "Document", "Filters", "Report", "Settings", "build", "read_documents", "read_report"]
+__all__ = [
+    "REASONS",
+    "CorpusReport",
+    "Document",
+    "FileFilterSettings",
+    "Settings",
+    "build",
+    "read_documents",
+    "read_report",
+]

@@ -22,14 +22,14 @@ from pathlib import Path
 
 from lakh import __version__, config, storage
 from lakh.corpus import sources as listing
-from lakh.corpus.card import CARD, MADE, card
+from lakh.corpus.build_plan import AlreadyBuilt, CorpusBuildPlan, Settings, SourceSurvey, make_build_plan, survey
+from lakh.corpus.build_steps import run_steps
 from lakh.corpus.document import Progress
 from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, open_engine
-from lakh.corpus.plan import AlreadyBuilt, Plan, Settings, Survey, make_plan, survey
-from lakh.corpus.report import Report, read_report
+from lakh.corpus.reports.card import CARD, MADE, card
+from lakh.corpus.reports.report import CorpusReport, read_report
 from lakh.corpus.shards import FORMAT, MADE_BY, check_shard
-from lakh.corpus.steps import run_steps
-from lakh.corpus.writer import Counts
+from lakh.corpus.writer import CorpusCounts
 from lakh.errors import LakhError, PeerLost, PeerTimeout, UserError
 
 __all__ = ["Settings", "build"]
@@ -54,7 +54,7 @@ def build(
     force: bool = False,
     skip_missing: bool = False,
     progress: Progress | None = None,
-) -> Report:
+) -> CorpusReport:
     """Build a corpus from the sources that these words name (sources/) in folder or URL `out`.
 
     A finished corpus of the same settings and sources is returned as it is, with `reused` set; another one is
@@ -80,7 +80,7 @@ def build(
         if report is None:
             storage.require_space(url, found.code_bytes // 2)  # spool and shards compress to about a quarter each
             try:
-                plan = make_plan(found, settings, url, work, earlier, member[0])
+                plan = make_build_plan(found, settings, url, work, earlier, member[0])
                 if member[0] == 0:
                     _clear(url, plan)
                 running = open_engine(
@@ -126,7 +126,7 @@ def _write_card(url: str, text: str) -> None:
         storage.write_bytes(place, text.encode())
 
 
-def _await_corpus(url: str) -> Report:
+def _await_corpus(url: str) -> CorpusReport:
     deadline_s = time.monotonic() + MEMBER_TIMEOUT_S
     while not storage.is_complete(url):
         if time.monotonic() > deadline_s:
@@ -153,7 +153,9 @@ def _alone(work: str, member: tuple[int, int]) -> Iterator[None]:
         yield
 
 
-def _finished(url: str, settings: Settings, found: Survey, earlier: Sequence[Report], force: bool) -> Report | None:
+def _finished(
+    url: str, settings: Settings, found: SourceSurvey, earlier: Sequence[CorpusReport], force: bool
+) -> CorpusReport | None:
     """The corpus that is there, if it is the one asked for; `force` replaces a corpus and nothing else."""
     if storage.manifest_to_reuse(url, kind=FORMAT, made_by=MADE_BY, force=force) is None:
         return None
@@ -176,7 +178,7 @@ def _finished(url: str, settings: Settings, found: Survey, earlier: Sequence[Rep
     return replace(old, reused=True)
 
 
-def _clear(url: str, plan: Plan) -> None:
+def _clear(url: str, plan: CorpusBuildPlan) -> None:
     """Remove what an earlier build left, the manifest first, and nothing that is not ours.
 
     What this very plan has already finished stays: its markers say so.
@@ -189,11 +191,11 @@ def _clear(url: str, plan: Plan) -> None:
             storage.remove_tree(storage.join(url, name))
 
 
-def _report(plan: Plan, counts: Counts, earlier: Sequence[Report]) -> Report:
+def _report(plan: CorpusBuildPlan, counts: CorpusCounts, earlier: Sequence[CorpusReport]) -> CorpusReport:
     def files(kind: str) -> tuple[dict[str, object], ...]:
         return tuple(entry for entry in counts.files if str(entry["file"]).startswith(kind))
 
-    return Report(
+    return CorpusReport(
         out=plan.out,
         settings=config.to_dict(plan.settings),
         sources=plan.survey.sources,

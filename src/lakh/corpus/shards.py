@@ -25,7 +25,7 @@ __all__ = [
     "FORMAT",
     "MADE_BY",
     "READABLE",
-    "ParquetOut",
+    "ParquetShard",
     "check_shard",
     "read_documents",
     "read_group",
@@ -39,7 +39,7 @@ REBUILD = "build the corpus again with: lakh corpus build SRC... --out DIR --for
 REPEATED = ("repo", "language", "licence", "source", "reason")  # few values: stored as a dictionary
 
 
-class ParquetOut:
+class ParquetShard:
     """One Parquet file on its way to disk. Use as a context manager; an exception inside leaves no file."""
 
     def __init__(self, folder: str, name: str, schema: Any) -> None:
@@ -47,7 +47,7 @@ class ParquetOut:
         self.rows = 0
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> ParquetOut:
+    def __enter__(self) -> ParquetShard:
         with self._stack as stack:  # unwinds what was entered if a later line fails
             file = stack.enter_context(storage.create(storage.join(self.folder, self.name)))
             self.file = storage.HashingFile(file)

@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakh.corpus.document import DOCUMENT, DROPPED, Stage
-from lakh.corpus.report import content_sum
-from lakh.corpus.shards import ParquetOut
+from lakh.corpus.reports.report import content_sum
+from lakh.corpus.shards import ParquetShard
 
-__all__ = ["Counts", "SplitWriter"]
+__all__ = ["CorpusCounts", "SplitWriter"]
 
 GROUP_BYTES = 8 << 20
 MAX_SAMPLES = 12
@@ -34,7 +34,7 @@ SHOWN_CHARS = 160
 
 
 @dataclass
-class Counts:
+class CorpusCounts:
     """What a split, or the whole, amounts to."""
 
     read: int = 0
@@ -52,7 +52,7 @@ class Counts:
     samples: list[dict[str, str]] = field(default_factory=list)
     """Some lines before and after redaction, what was redacted masked in both."""
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: CorpusCounts) -> None:
         for name in ("read", "kept", "bytes_in", "bytes_out", "content"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.content %= 1 << 256
@@ -66,12 +66,12 @@ class Counts:
         return json.dumps(plain | {"content": f"{self.content:064x}"})
 
     @staticmethod
-    def from_json(text: str) -> Counts:
+    def from_json(text: str) -> CorpusCounts:
         data: Mapping[str, Any] = json.loads(text)
         values: dict[str, Any] = {
             name: Counter(value) if isinstance(value, dict) else value for name, value in data.items()
         }
-        return Counts(**values | {"content": int(data["content"], 16)})
+        return CorpusCounts(**values | {"content": int(data["content"], 16)})
 
 
 class SplitWriter:
@@ -79,11 +79,11 @@ class SplitWriter:
 
     def __init__(self, url: str, split: int) -> None:
         self.url, self.split = url, split
-        self.counts = Counts()
-        self._dropped = ParquetOut(url, f"dropped-{split:05d}.parquet", DROPPED)
-        self._docs = ParquetOut(url, f"docs-{split:05d}.parquet", DOCUMENT)
+        self.counts = CorpusCounts()
+        self._dropped = ParquetShard(url, f"dropped-{split:05d}.parquet", DROPPED)
+        self._docs = ParquetShard(url, f"docs-{split:05d}.parquet", DOCUMENT)
         self._stack = ExitStack()
-        self._open: list[ParquetOut] = []
+        self._open: list[ParquetShard] = []
         self._waiting: list[Any] = []
         self._waiting_bytes = 0
 
@@ -166,7 +166,7 @@ class SplitWriter:
             self._file(self._docs).write(batch.select(DOCUMENT.names))
         self._waiting, self._waiting_bytes = [], 0
 
-    def _file(self, file: ParquetOut) -> ParquetOut:
+    def _file(self, file: ParquetShard) -> ParquetShard:
         if file not in self._open:
             self._open.append(self._stack.enter_context(file))
         return file

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from lakh.corpus import REASONS, Filters, Settings, build, read_documents, read_report
-from lakh.corpus.find import find
+from lakh.corpus import REASONS, FileFilterSettings, Settings, build, read_documents, read_report
+from lakh.corpus.reports.lookup import find
 from lakh.errors import CorruptShard, DataError, DiskFull, UserError
 
 FILES: dict[str, str | bytes] = {
@@ -24,7 +24,7 @@ FILES: dict[str, str | bytes] = {
     "README.md": "hello",
     "big.py": "x = 1\n" * 1000,
 }
-SMALL = Settings(filters=Filters(max_file_bytes=5000))
+SMALL = Settings(filters=FileFilterSettings(max_file_bytes=5000))
 
 
 def texts(out: Path) -> dict[str, str]:
@@ -254,7 +254,7 @@ def test_a_document_is_found_by_id_prefix_and_place(corpus: Path) -> None:
 
 
 def test_a_prefix_of_several_ids_lists_them(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakh.corpus.find.MIN_PREFIX", 1)
+    monkeypatch.setattr("lakh.corpus.reports.lookup.MIN_PREFIX", 1)
     with pytest.raises(UserError, match="give more of the id"):
         find(str(corpus), find(str(corpus), "proj/f1.py").id[:1])
 

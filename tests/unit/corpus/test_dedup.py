@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.corpus.dedup import Copy, exact_losers, over_share, place_of, preference
+from lakh.corpus.dedup.copies import SizedDocument, exact_losers, over_repo_share, place_of, preference
 from lakh.corpus.document import document_id
 
 ROWS = st.lists(
@@ -58,18 +58,18 @@ def test_a_key_gives_its_place_back(repo: str, path: str) -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 200), st.integers(0, 3))
 def test_a_repository_never_gives_more_than_its_share(sizes: list[int], share: int, seed: int) -> None:
-    copies = [Copy("r", f"{i}.py", size) for i, size in enumerate(sizes)]
-    left_out = over_share(copies, share, seed)
+    copies = [SizedDocument("r", f"{i}.py", size) for i, size in enumerate(sizes)]
+    left_out = over_repo_share(copies, share, seed)
     kept = [copy for copy in copies if document_id(copy.repo, copy.path) not in left_out]
     assert sum(copy.text_bytes for copy in kept) <= share
     assert kept or min(sizes) > share
-    assert over_share(reversed(copies), share, seed) == left_out  # order of arrival does not matter
+    assert over_repo_share(reversed(copies), share, seed) == left_out  # order of arrival does not matter
     if sum(sizes) <= share:
         assert not left_out
 
 
 def test_the_share_counts_per_repository_and_zero_means_no_limit() -> None:
-    copies = [Copy(repo, f"{i}.py", 10) for repo in "ab" for i in range(5)]
-    assert len(over_share(copies, 30, 0)) == 4
-    assert over_share(copies, 30, 0) != over_share(copies, 30, 1)  # another seed, another choice
-    assert over_share(copies, 0, 0) == frozenset()
+    copies = [SizedDocument(repo, f"{i}.py", 10) for repo in "ab" for i in range(5)]
+    assert len(over_repo_share(copies, 30, 0)) == 4
+    assert over_repo_share(copies, 30, 0) != over_repo_share(copies, 30, 1)  # another seed, another choice
+    assert over_repo_share(copies, 0, 0) == frozenset()

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakh.corpus import Settings, build, read_documents
-from lakh.corpus.find import find
+from lakh.corpus.reports.lookup import find
 from lakh.corpus.sources import archives
 from lakh.errors import UserError
 

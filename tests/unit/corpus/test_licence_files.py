@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.corpus.document import complete
-from lakh.corpus.licence_files import UNKNOWN, header_licence, is_licence_file, repository_licence
-from lakh.corpus.policy import Licences, OptOut, class_of, filter_licences, opt_out, read_opt_out
-from lakh.corpus.spdx import identify_text, word_pairs
+from lakh.corpus.filters.licence import LicenceSettings, OptOut, class_of, filter_licences, opt_out, read_opt_out
+from lakh.corpus.licences.detect import UNKNOWN, header_licence, is_licence_file, repository_licence
+from lakh.corpus.licences.spdx_texts import identify_text, word_pairs
 from lakh.errors import ConfigError, UserError
 
 ROOT = Path(__file__).parents[3]
@@ -151,13 +151,15 @@ def test_the_policy_drops_with_its_evidence_and_a_header_goes_before_the_reposit
         {"licence": "MIT", "text": "# SPDX-License-Identifier: GPL-2.0-only\nx = 1\n"},
         {"licence": "", "text": "x = 1\n"},
     ]
-    made = next(filter_licences(Licences())(iter([batch_of(rows)]))).to_pylist()
+    made = next(filter_licences(LicenceSettings())(iter([batch_of(rows)]))).to_pylist()
     assert [row["reason"] for row in made] == ["", "licence", "licence", ""]
     assert made[2]["detail"] == "GPL-2.0-only is copyleft (SPDX line in the header)"
-    strict = next(filter_licences(Licences(take=("permissive",), also=("GPL-3.0-only",)))(iter([batch_of(rows)])))
+    strict = next(
+        filter_licences(LicenceSettings(take=("permissive",), also=("GPL-3.0-only",)))(iter([batch_of(rows)]))
+    )
     assert [row["reason"] for row in strict.to_pylist()] == ["", "", "licence", "licence"]
     with pytest.raises(ConfigError, match=r"take: 'free'"):
-        Licences(take=("free",))
+        LicenceSettings(take=("free",))
 
 
 def test_opt_out_requests_are_honoured_by_owner_repository_path_and_hash(tmp_path: Path) -> None:

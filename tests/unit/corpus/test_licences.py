@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakh.corpus.licences import judge, judge_expression
+from lakh.corpus.licences.metadata import classify_expression, judge
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from lakh.corpus.licences import judge, judge_expression
     ],
 )
 def test_an_spdx_expression_is_permissive_when_its_choices_are(expression: str, permissive: bool) -> None:
-    assert judge_expression(expression).permissive is permissive
+    assert classify_expression(expression).permissive is permissive
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.corpus.document import STREAM, complete
-from lakh.corpus.languages import EXTENSIONS
-from lakh.corpus.normalise import analyse, digest_of, facts, tokens_of
+from lakh.corpus.parsing.languages import EXTENSIONS
+from lakh.corpus.parsing.text_features import analyse, digest_of, text_features, tokens_of
 
 # language, a text, the same code in another layout
 SAME = [
@@ -66,8 +66,8 @@ HOSTILE = st.text(st.sampled_from(list("\"'`\\/*{}()[]#$r\n\t ,;<>=a1_\0é€�
 
 @given(HOSTILE, st.sampled_from(sorted(EXTENSIONS)))
 def test_any_text_has_facts_and_the_same_ones_each_time(text: str, language: str) -> None:
-    first = facts(text, language)
-    assert facts(text, language) == first
+    first = text_features(text, language)
+    assert text_features(text, language) == first
     assert all(0 <= share <= 1 for share in (first.comment_share, first.string_share, first.number_share))
     tokens = tokens_of(text, language)
     assert len(tokens.stream) <= 4 * len(text.encode()) + 64
@@ -81,13 +81,13 @@ def test_any_text_has_facts_and_the_same_ones_each_time(text: str, language: str
 def test_a_long_hostile_text_costs_no_more_than_its_length(piece: str) -> None:
     text = piece * (300_000 // len(piece))
     for language in ("python", "javascript", "rust", "cpp", "go", "bash"):
-        assert len(facts(text, language).digest) == 16
+        assert len(text_features(text, language).digest) == 16
 
 
 def test_shares_tell_comments_strings_and_numbers_apart() -> None:
-    assert facts("# only words here\n" * 9 + "x\n", "python").comment_share > 0.9
-    assert facts("x = '" + "a" * 900 + "'\n", "python").string_share > 0.9
-    assert facts("1234567 " * 100, "c").number_share == 1
+    assert text_features("# only words here\n" * 9 + "x\n", "python").comment_share > 0.9
+    assert text_features("x = '" + "a" * 900 + "'\n", "python").string_share > 0.9
+    assert text_features("1234567 " * 100, "c").number_share == 1
 
 
 def batch_of(texts: list[str], language: str = "python", reason: str = "") -> pa.RecordBatch:
@@ -107,7 +107,7 @@ def test_the_stage_fills_what_facts_says_also_in_a_slice_of_a_batch() -> None:
     parts = [row for part in analyse()(iter([batch.slice(0, 2), batch.slice(2)])) for row in part.to_pylist()]
     assert parts == whole
     for text, row in zip(texts, whole, strict=True):
-        known = facts(text, "python")
+        known = text_features(text, "python")
         assert (row["digest"], row["bands"], row["sketch"]) == (known.digest, known.bands, known.sketch)
         assert row["text"] == text  # as it was written
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.corpus.order import File, order_files
+from lakh.corpus.parsing.import_order import SourceFile, order_files
 
 REPOSITORIES = {
     "python": {
@@ -58,7 +58,7 @@ BEFORE = {
 
 @pytest.mark.parametrize("language", sorted(REPOSITORIES))
 def test_what_a_file_uses_comes_before_it_whatever_the_order_of_arrival(language: str) -> None:
-    files = [File(path, language, text) for path, text in REPOSITORIES[language].items()]
+    files = [SourceFile(path, language, text) for path, text in REPOSITORIES[language].items()]
     orders = set()
     for seed in range(5):
         shuffled = random.Random(seed).sample(files, len(files))
@@ -73,10 +73,10 @@ def test_what_a_file_uses_comes_before_it_whatever_the_order_of_arrival(language
 
 def test_cycles_are_broken_and_nothing_is_lost() -> None:
     files = [
-        File("a.py", "python", "import b\n"),
-        File("b.py", "python", "import c\nimport d\n"),
-        File("c.py", "python", "import a\n"),
-        File("d.py", "python", "import d\n"),
+        SourceFile("a.py", "python", "import b\n"),
+        SourceFile("b.py", "python", "import c\nimport d\n"),
+        SourceFile("c.py", "python", "import a\n"),
+        SourceFile("d.py", "python", "import d\n"),
     ]
     order = order_files(files)
     assert sorted(order) == [0, 1, 2, 3]
@@ -84,17 +84,17 @@ def test_cycles_are_broken_and_nothing_is_lost() -> None:
 
 
 def test_languages_without_imports_keep_the_order_of_their_paths() -> None:
-    files = [File(path, "lua", "require 'a'") for path in ("c.lua", "a.lua", "b.lua")]
+    files = [SourceFile(path, "lua", "require 'a'") for path in ("c.lua", "a.lua", "b.lua")]
     assert [files[i].path for i in order_files(files)] == ["a.lua", "b.lua", "c.lua"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b/c", "../d", "", "/e"]), st.text(max_size=60)), max_size=6))
 def test_any_texts_and_paths_have_an_order(rows: list[tuple[str, str]]) -> None:
     for language in ("python", "javascript", "java", "go", "rust", "cpp"):
-        files = [File(f"{path}{i}.py", language, text) for i, (path, text) in enumerate(rows)]
+        files = [SourceFile(f"{path}{i}.py", language, text) for i, (path, text) in enumerate(rows)]
         assert sorted(order_files(files)) == list(range(len(files)))
 
 
 def test_a_large_repository_is_ordered_in_time() -> None:
-    files = [File(f"p/m{i}.py", "python", f"from p import m{i - 1}\n" if i else "") for i in range(3000)]
+    files = [SourceFile(f"p/m{i}.py", "python", f"from p import m{i - 1}\n" if i else "") for i in range(3000)]
     assert order_files(files) == list(range(3000))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lakh.corpus import Settings, build
 from lakh.corpus.document import REASONS
-from lakh.corpus.parse import Filters, admit, parse
+from lakh.corpus.parsing.read_files import FileFilterSettings, admit, parse
 from lakh.errors import ConfigError
 
 CODE = "def add(a, b):\n    return a + b\n"
@@ -35,62 +35,69 @@ CODE = "def add(a, b):\n    return a + b\n"
     ],
 )
 def test_each_kind_of_bad_file_has_its_own_reason(raw: bytes, reason: str) -> None:
-    parsed = parse(raw, "a.py", Filters())
+    parsed = parse(raw, "a.py", FileFilterSettings())
     assert parsed.reason == reason
     assert bool(parsed.text) is (reason == "")
     assert reason in REASONS or reason == ""
 
 
 def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
-    assert parse(b"\xef\xbb\xbf" + CODE.encode(), "a.py", Filters()).text == CODE
+    assert parse(b"\xef\xbb\xbf" + CODE.encode(), "a.py", FileFilterSettings()).text == CODE
 
 
 def test_line_ends_are_kept_as_they_are() -> None:
-    assert parse(b"x = 1\r\ny = 2\r\n", "a.py", Filters()).text == "x = 1\r\ny = 2\r\n"
+    assert parse(b"x = 1\r\ny = 2\r\n", "a.py", FileFilterSettings()).text == "x = 1\r\ny = 2\r\n"
 
 
 def test_a_minified_file_is_known_by_its_name() -> None:
-    assert parse(b"var a = 1\n", "jquery.min.js", Filters()).reason == "generated"
+    assert parse(b"var a = 1\n", "jquery.min.js", FileFilterSettings()).reason == "generated"
 
 
 def test_thresholds_are_settings() -> None:
     long = b"x = '" + b"a" * 1500 + b"'\n"
-    assert parse(long, "a.py", Filters(max_line_chars=5000, max_mean_line_chars=5000, min_blank_share=0)).reason == ""
-    assert parse(b"# @generated\nx = 1\n", "a.py", Filters(drop_generated=False)).reason == ""
+    assert (
+        parse(long, "a.py", FileFilterSettings(max_line_chars=5000, max_mean_line_chars=5000, min_blank_share=0)).reason
+        == ""
+    )
+    assert parse(b"# @generated\nx = 1\n", "a.py", FileFilterSettings(drop_generated=False)).reason == ""
     with pytest.raises(ConfigError, match="min_blank_share"):
-        Filters(min_blank_share=2)
+        FileFilterSettings(min_blank_share=2)
 
 
 def test_languages_can_be_chosen() -> None:
-    filters = Filters(languages=("cpp", "python"))
+    filters = FileFilterSettings(languages=("cpp", "python"))
     assert admit("a.py", 10, filters) == admit("a.h", 10, filters) == admit("tool", 10, filters) == ("", "")
     assert admit("a.c", 10, filters) == ("other-language", "c")
     with pytest.raises(ConfigError, match="did you mean python"):
-        Filters(languages=("pyton",))
+        FileFilterSettings(languages=("pyton",))
 
 
 def test_a_header_is_taken_by_what_it_holds(tree: Callable[..., Path], tmp_path: Path) -> None:
     files = {"a.h": "int add(int a, int b);\n", "b.h": "namespace x { int add(int a, int b); }\n", "c.py": CODE}
-    settings = Settings(filters=Filters(languages=("cpp",)))
+    settings = Settings(filters=FileFilterSettings(languages=("cpp",)))
     report = build([str(tree("proj", files))], tmp_path / "out", settings, workers=1)
     assert (report.languages, report.dropped) == ({"cpp": 1}, {"other-language": 2})
 
 
 def test_a_file_that_cannot_be_wanted_is_not_opened() -> None:
-    assert admit("logo.png", 10, Filters()) == ("not-code", ".png")
-    assert admit("README.md", 10, Filters())[0] == "not-code"
-    assert admit("README.md", 10, Filters(), documentation=True)[0] == ""
-    assert admit("a.py", 10, Filters(), documentation=True)[0] == "not-code"
-    assert admit("configure", 10, Filters()) == ("", "")  # its first line may make it a script
-    assert admit("vendor/a.py", 10, Filters())[0] == "vendored"
-    assert admit("vendor/a.py", 10, Filters(drop_vendored=False)) == admit("deps/a.py", 10, Filters()) == ("", "")
-    assert admit("big.py", 1_000_001, Filters())[0] == "too-large"
-    assert admit("ok.py", 1_000_000, Filters()) == ("", "")
+    assert admit("logo.png", 10, FileFilterSettings()) == ("not-code", ".png")
+    assert admit("README.md", 10, FileFilterSettings())[0] == "not-code"
+    assert admit("README.md", 10, FileFilterSettings(), documentation=True)[0] == ""
+    assert admit("a.py", 10, FileFilterSettings(), documentation=True)[0] == "not-code"
+    assert admit("configure", 10, FileFilterSettings()) == ("", "")  # its first line may make it a script
+    assert admit("vendor/a.py", 10, FileFilterSettings())[0] == "vendored"
+    assert (
+        admit("vendor/a.py", 10, FileFilterSettings(drop_vendored=False))
+        == admit("deps/a.py", 10, FileFilterSettings())
+        == ("", "")
+    )
+    assert admit("big.py", 1_000_001, FileFilterSettings())[0] == "too-large"
+    assert admit("ok.py", 1_000_000, FileFilterSettings()) == ("", "")
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_give_a_text_or_a_known_reason(raw: bytes) -> None:
-    parsed = parse(raw, "a.py", Filters())
+    parsed = parse(raw, "a.py", FileFilterSettings())
     assert (parsed.reason in REASONS) != bool(parsed.text)
     if parsed.text:
         assert parsed.text.encode() == raw.removeprefix(b"\xef\xbb\xbf")

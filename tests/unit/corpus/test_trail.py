@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.corpus.trail import MARK_BYTES, MAX_SKIPPED, Mark, Trail, decide
+from lakh.corpus.task_progress import MARKER_BYTES, MAX_SKIPPED, ProgressMarker, TaskProgress, decide_retry
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from lakh.corpus.trail import MARK_BYTES, MAX_SKIPPED, Mark, Trail, decide
     ],
 )
 def test_a_document_is_given_up_when_its_workers_die_at_it(deaths: list[str], skipped: int, action: str) -> None:
-    decision = decide(deaths, skipped)
+    decision = decide_retry(deaths, skipped)
     assert decision.action == action
     assert (decision.place == "a") is (deaths[-1] == "a" and action != "retry")
     assert decision.reason
@@ -33,12 +33,12 @@ def test_a_document_is_given_up_when_its_workers_die_at_it(deaths: list[str], sk
 @given(st.text(max_size=3000))
 def test_a_place_is_known_again_however_long_it_is(place: str) -> None:
     with tempfile.TemporaryFile() as file:
-        file.truncate(MARK_BYTES)
-        mark, reader = Mark(file.fileno()), Mark(file.fileno())
+        file.truncate(MARKER_BYTES)
+        mark, reader = ProgressMarker(file.fileno()), ProgressMarker(file.fileno())
         mark.write("x" * 500)
-        Trail(None, mark).at(place)
+        TaskProgress(None, mark).at(place)
         if not any("\ud800" <= character <= "\udfff" for character in place):
-            assert Trail(skipped=[reader.read()]).skips(place)
-        assert not Trail(skipped=[reader.read()]).skips(place + "?")
+            assert TaskProgress(skipped=[reader.read()]).skips(place)
+        assert not TaskProgress(skipped=[reader.read()]).skips(place + "?")
         mark.close()
         reader.close()

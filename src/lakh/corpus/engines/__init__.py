@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from lakh.corpus.build_plan import CorpusBuildPlan
 from lakh.corpus.document import Progress
-from lakh.corpus.plan import Plan
-from lakh.corpus.trail import Trail
+from lakh.corpus.task_progress import TaskProgress
 from lakh.errors import UserError
 
 __all__ = [
@@ -33,17 +33,17 @@ __all__ = [
     "MEMBER_POLL_S",
     "MEMBER_TIMEOUT_S",
     "MEMORY_PER_WORKER_BYTES",
-    "Engine",
-    "Given",
-    "Rows",
-    "Step",
+    "CorpusEngine",
+    "PipelineStep",
+    "PortRows",
     "StepFunction",
+    "StepInputs",
     "open_engine",
 ]
 
-Given = Callable[[str], Iterator[Any]]
-StepFunction = Callable[[Plan, int, Given, Trail], Iterator[tuple[str, Any]]]
-Rows = Any
+StepInputs = Callable[[str], Iterator[Any]]
+StepFunction = Callable[[CorpusBuildPlan, int, StepInputs, TaskProgress], Iterator[tuple[str, Any]]]
+PortRows = Any
 """An engine's own handle of the rows of one port."""
 
 ENGINES = ("local", "beam", "spark")
@@ -54,7 +54,7 @@ MEMORY_PER_WORKER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Step:
+class PipelineStep:
     """One function, once per bucket."""
 
     name: str
@@ -70,7 +70,7 @@ class Step:
     """What the ticks add up to; 0 where only finished buckets are counted."""
 
 
-class Engine(Protocol):
+class CorpusEngine(Protocol):
     name: str
     leads: bool
     """Is it ours to sum up and commit? Of an array of engines, one leads."""
@@ -81,15 +81,15 @@ class Engine(Protocol):
     tasks_run: int
     tasks_reused: int
 
-    def run(self, step: Step, inputs: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]:
+    def run(self, step: PipelineStep, inputs: Mapping[str, Sequence[PortRows]]) -> dict[str, PortRows]:
         """Call the step for every bucket; the result has one handle per port of the step."""
         ...
 
-    def collect(self, rows: Rows) -> Iterator[Any]:
+    def collect(self, rows: PortRows) -> Iterator[Any]:
         """The rows of a port whose content is small, here; ends the current chain (Beam runs its pipeline)."""
         ...
 
-    def keep(self, *rows: Rows) -> None:
+    def keep(self, *rows: PortRows) -> None:
         """These handles are used after the next `collect`; others are not."""
         ...
 
@@ -98,14 +98,14 @@ class Engine(Protocol):
 
 def open_engine(
     name: str,
-    plan: Plan,
+    plan: CorpusBuildPlan,
     *,
     workers: int = 0,
     memory_bytes: int = MEMORY_PER_WORKER_BYTES,
     member: tuple[int, int] = (0, 1),
     options: Sequence[str] = (),
     progress: Progress | None = None,
-) -> Engine:
+) -> CorpusEngine:
     """The engine of that name; `options` are Beam's or Spark's own, `memory_bytes` is for each local worker."""
     if name == "local":
         from lakh.corpus.engines.local import LocalEngine

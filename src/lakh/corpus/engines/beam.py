@@ -23,11 +23,11 @@ import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions
 
 from lakh import storage
+from lakh.corpus.build_plan import CorpusBuildPlan
 from lakh.corpus.document import Progress
-from lakh.corpus.engines import Rows, Step
+from lakh.corpus.engines import PipelineStep, PortRows
+from lakh.corpus.engines.exchange import decode, encode
 from lakh.corpus.engines.payload import START, call_step
-from lakh.corpus.exchange import decode, encode
-from lakh.corpus.plan import Plan
 from lakh.errors import LakhError, PeerLost
 
 __all__ = ["BeamEngine"]
@@ -50,7 +50,7 @@ class BeamEngine:
     leads = True
 
     def __init__(
-        self, plan: Plan, *, options: Sequence[str] = (), workers: int = 0, progress: Progress | None = None
+        self, plan: CorpusBuildPlan, *, options: Sequence[str] = (), workers: int = 0, progress: Progress | None = None
     ) -> None:
         self.plan, self.progress = plan, progress
         self.options = list(options) or _direct_options(workers)
@@ -60,7 +60,7 @@ class BeamEngine:
         self._runs = 0
         self._open()
 
-    def run(self, step: Step, inputs: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]:
+    def run(self, step: PipelineStep, inputs: Mapping[str, Sequence[PortRows]]) -> dict[str, PortRows]:
         label = f"{step.name}-{self._runs}"
         buckets = range(step.num_buckets)
         arriving = [self._pipeline | f"{label} buckets" >> beam.Create([(bucket, (START, b"")) for bucket in buckets])]
@@ -79,13 +79,13 @@ class BeamEngine:
             self.progress(step.says, 0, step.num_buckets)
         return {port: BeamRows(port, made[port]) for port in step.ports}
 
-    def collect(self, rows: Rows) -> Iterator[Any]:
+    def collect(self, rows: PortRows) -> Iterator[Any]:
         self._settle([rows, *self._kept])
         for file in rows.files or ():
             for _, content in _read_bucket(file):
                 yield from decode(content)
 
-    def keep(self, *rows: Rows) -> None:
+    def keep(self, *rows: PortRows) -> None:
         self._kept += [item for item in rows if item not in self._kept]
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class BeamEngine:
 
 
 class _CallStep(beam.DoFn):
-    def __init__(self, plan: Plan, step: Step) -> None:
+    def __init__(self, plan: CorpusBuildPlan, step: PipelineStep) -> None:
         self.plan, self.step = plan, step
 
     def process(self, element: tuple[int, Iterable[tuple[str, bytes]]]) -> Iterator[Any]:

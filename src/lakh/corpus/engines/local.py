@@ -23,12 +23,12 @@ from functools import lru_cache
 from typing import Any
 
 from lakh import storage
+from lakh.corpus.build_plan import AlreadyBuilt, CorpusBuildPlan
 from lakh.corpus.document import Progress
-from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, Rows, Step
-from lakh.corpus.engines.workers import Done, Workers
-from lakh.corpus.exchange import Marker, RunWriter, read_marker, read_section
-from lakh.corpus.plan import AlreadyBuilt, Plan
-from lakh.corpus.trail import Trail
+from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, PipelineStep, PortRows
+from lakh.corpus.engines.exchange import ShuffleWriter, TaskMarker, read_marker, read_section
+from lakh.corpus.engines.worker_pool import TaskDone, WorkerPool
+from lakh.corpus.task_progress import TaskProgress
 from lakh.errors import CorruptShard, PeerTimeout
 
 __all__ = ["LocalEngine", "LocalRows"]
@@ -47,11 +47,11 @@ class LocalRows:
 
 
 @dataclass(frozen=True)
-class _Job:
+class StepTasks:
     """What a worker needs to know to run any task of a step."""
 
-    plan: Plan
-    step: Step
+    plan: CorpusBuildPlan
+    step: PipelineStep
     folder: str
     inputs: tuple[tuple[str, tuple[LocalRows, ...]], ...]
 
@@ -65,7 +65,7 @@ class LocalEngine:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CorpusBuildPlan,
         *,
         workers: int = 0,
         memory_bytes: int = MEMORY_PER_WORKER_BYTES,
@@ -75,37 +75,37 @@ class LocalEngine:
         self.plan, self.member, self.progress = plan, member, progress
         self.leads = member[0] == 0
         self.num_workers = workers or len(os.sched_getaffinity(0))
-        self._workers = Workers(self.num_workers, memory_bytes)
+        self._workers = WorkerPool(self.num_workers, memory_bytes)
         self.peak_rss_bytes, self.cpu_seconds = 0, 0.0
         self.tasks_run = self.tasks_reused = 0
         _marker.cache_clear()  # an earlier build of this process may have had the same folder
 
-    def run(self, step: Step, inputs: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]:
+    def run(self, step: PipelineStep, inputs: Mapping[str, Sequence[PortRows]]) -> dict[str, PortRows]:
         folder = storage.join(self.plan.work, step.name)
         finished = _finished_tasks(folder)
         number, of = self.member
         mine = [task for task in range(step.num_buckets) if task % of == number]
         todo = [task for task in mine if task not in finished]
         self.tasks_reused += len(mine) - len(todo)
-        self._do(_Job(self.plan, step, folder, tuple((k, tuple(v)) for k, v in inputs.items())), mine, todo)
+        self._do(StepTasks(self.plan, step, folder, tuple((k, tuple(v)) for k, v in inputs.items())), mine, todo)
         if of > 1 and (self.leads or not step.is_last):
             _await_members(folder, step, self.plan.out)
         return {port: LocalRows(folder, port, step.num_buckets) for port in step.ports}
 
-    def collect(self, rows: Rows) -> Iterator[Any]:
+    def collect(self, rows: PortRows) -> Iterator[Any]:
         for task in range(rows.num_tasks):
             run = _marker(rows.folder, task)["runs"].get(rows.port)
             if run:
                 for bucket in sorted(map(int, run["index"])):
                     yield from read_section(rows.folder, run, bucket)
 
-    def keep(self, *rows: Rows) -> None:
+    def keep(self, *rows: PortRows) -> None:
         """Files stay where they are."""
 
     def close(self) -> None:
         self._workers.close()
 
-    def _do(self, job: _Job, mine: Sequence[int], todo: Sequence[int]) -> None:
+    def _do(self, job: StepTasks, mine: Sequence[int], todo: Sequence[int]) -> None:
         step, seen = job.step, 0
         bytes_each = step.total_bytes // max(1, step.num_buckets)
         done_bytes = bytes_each * (len(mine) - len(todo)) if step.total_bytes else 0
@@ -116,7 +116,7 @@ class LocalEngine:
             if self.progress and step.total_bytes:
                 self.progress(step.says, min(done_bytes, step.total_bytes), step.total_bytes)
 
-        def done(task: Done) -> None:
+        def done(task: TaskDone) -> None:
             nonlocal seen
             seen += 1
             self.tasks_run += 1
@@ -125,21 +125,21 @@ class LocalEngine:
             if self.progress and not step.total_bytes:
                 self.progress(step.says, len(mine) - len(todo) + seen, len(mine))
 
-        if not is_done_here(job.plan, len(todo)):
+        if not runs_in_process(job.plan, len(todo)):
             self._workers.run(run_task, job, todo, ticked, done)
             return
         for task in todo:
-            run_task(job, task, Trail(ticked))
+            run_task(job, task, TaskProgress(ticked))
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            done(Done(task, None, 0.0, peak))  # CPU time of this process is counted by whoever called
+            done(TaskDone(task, None, 0.0, peak))  # CPU time of this process is counted by whoever called
 
 
-def is_done_here(plan: Plan, num_tasks: int) -> bool:
+def runs_in_process(plan: CorpusBuildPlan, num_tasks: int) -> bool:
     """Whether a step is worth no worker of its own: one task, of files that cannot hurt, that killed nobody yet."""
     return num_tasks == 1 and not plan.resumed and plan.settings.filters.max_file_bytes <= SMALL_FILE_BYTES
 
 
-def run_task(job: _Job, number: int, trail: Trail) -> None:
+def run_task(job: StepTasks, number: int, task: TaskProgress) -> None:
     """One task in whatever process: read its bucket, call the function, write the runs, then the marker."""
     inputs = dict(job.inputs)
 
@@ -151,15 +151,15 @@ def run_task(job: _Job, number: int, trail: Trail) -> None:
                     yield from read_section(rows.folder, run, number)
 
     name = f"task-{number:05d}"
-    with RunWriter(job.folder, name) as out:
-        for port, batch in job.step.function(job.plan, number, given, trail):
+    with ShuffleWriter(job.folder, name) as out:
+        for port, batch in job.step.function(job.plan, number, given, task):
             out.write(port, batch)
         marker = out.marker()
     storage.write_bytes(storage.join(job.folder, f"{name}.json"), json.dumps(marker).encode())
 
 
 @lru_cache(maxsize=100_000)
-def _marker(folder: str, task: int) -> Marker:
+def _marker(folder: str, task: int) -> TaskMarker:
     url = storage.join(folder, f"task-{task:05d}.json")
     marker = read_marker(url)
     if marker is None:
@@ -178,7 +178,7 @@ def _finished_tasks(folder: str) -> set[int]:
     return finished
 
 
-def _await_members(folder: str, step: Step, out: str) -> None:
+def _await_members(folder: str, step: PipelineStep, out: str) -> None:
     deadline_s = time.monotonic() + MEMBER_TIMEOUT_S
     while True:
         missing = step.num_buckets - len(_finished_tasks(folder))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from lakh.corpus.engines import Step
-from lakh.corpus.exchange import decode, encode, split_rows
-from lakh.corpus.plan import Plan
-from lakh.corpus.trail import Trail
+from lakh.corpus.build_plan import CorpusBuildPlan
+from lakh.corpus.engines import PipelineStep
+from lakh.corpus.engines.exchange import decode, encode, split_rows
+from lakh.corpus.task_progress import TaskProgress
 
 __all__ = ["START", "Payload", "call_step"]
 
@@ -22,7 +22,9 @@ START = ""
 MAX_PAYLOAD_BYTES = 16 << 20
 
 
-def call_step(plan: Plan, step: Step, bucket: int, arrived: Iterable[tuple[str, bytes]]) -> Iterator[Payload]:
+def call_step(
+    plan: CorpusBuildPlan, step: PipelineStep, bucket: int, arrived: Iterable[tuple[str, bytes]]
+) -> Iterator[Payload]:
     """The step's function on one bucket; `arrived` are (input port, bytes)."""
     by_port: dict[str, list[bytes]] = defaultdict(list)
     for port, content in arrived:
@@ -33,7 +35,7 @@ def call_step(plan: Plan, step: Step, bucket: int, arrived: Iterable[tuple[str, 
         for content in sorted(by_port[port]):  # whatever the order in which the engine brought them
             yield from decode(content)
 
-    for port, batch in step.function(plan, bucket, given, Trail()):
+    for port, batch in step.function(plan, bucket, given, TaskProgress()):
         for start in range(0, batch.num_rows, _rows_at_once(batch)):
             for target, rows in split_rows(batch.slice(start, _rows_at_once(batch))):
                 yield port, target, encode([rows])

@@ -29,11 +29,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakh import errors
+from lakh.corpus.build_plan import CorpusBuildPlan
 from lakh.corpus.document import Progress
-from lakh.corpus.engines import Rows, Step
+from lakh.corpus.engines import PipelineStep, PortRows
+from lakh.corpus.engines.exchange import decode
 from lakh.corpus.engines.payload import START, call_step
-from lakh.corpus.exchange import decode
-from lakh.corpus.plan import Plan
 from lakh.errors import LakhError, PeerLost, UserError
 
 __all__ = ["SparkEngine"]
@@ -54,7 +54,7 @@ class SparkEngine:
     leads = True
 
     def __init__(
-        self, plan: Plan, *, options: Sequence[str] = (), workers: int = 0, progress: Progress | None = None
+        self, plan: CorpusBuildPlan, *, options: Sequence[str] = (), workers: int = 0, progress: Progress | None = None
     ) -> None:
         self.plan, self.progress = plan, progress
         self.peak_rss_bytes, self.cpu_seconds = 0, 0.0
@@ -62,7 +62,7 @@ class SparkEngine:
         self._frames: list[DataFrame] = []
         self._session = _session(options, workers)
 
-    def run(self, step: Step, inputs: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]:
+    def run(self, step: PipelineStep, inputs: Mapping[str, Sequence[PortRows]]) -> dict[str, PortRows]:
         frame = self._session.createDataFrame(
             [(START, bucket, b"") for bucket in range(step.num_buckets)], schema=SCHEMA
         )
@@ -86,12 +86,12 @@ class SparkEngine:
             self.progress(step.says, step.num_buckets, step.num_buckets)
         return {port: SparkRows(made, port) for port in step.ports}
 
-    def collect(self, rows: Rows) -> Iterator[Any]:
+    def collect(self, rows: PortRows) -> Iterator[Any]:
         chosen = rows.frame.filter(F.col("port") == rows.port).select("content")
         for row in self._act(chosen.collect):
             yield from decode(bytes(row["content"]))
 
-    def keep(self, *rows: Rows) -> None:
+    def keep(self, *rows: PortRows) -> None:
         """Persisted anyway."""
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ def _buckets(batches: Iterator[Any]) -> Iterator[tuple[int, list[tuple[str, byte
         yield current, arrived
 
 
-def _called(plan: Plan, step: Step, bucket: int, arrived: list[tuple[str, bytes]]) -> Iterator[Any]:
+def _called(plan: CorpusBuildPlan, step: PipelineStep, bucket: int, arrived: list[tuple[str, bytes]]) -> Iterator[Any]:
     try:
         for port, target, content in call_step(plan, step, bucket, arrived):
             columns = [pa.array([port]), pa.array([target], pa.int32()), pa.array([content], pa.binary())]

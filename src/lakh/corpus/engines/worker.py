@@ -15,14 +15,14 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from lakh.corpus.engines.workers import OUT_OF_MEMORY, Done
-from lakh.corpus.trail import Mark, Trail
+from lakh.corpus.engines.worker_pool import OUT_OF_MEMORY, TaskDone
+from lakh.corpus.task_progress import ProgressMarker, TaskProgress
 from lakh.errors import LakhError
 
 __all__ = ["work"]
 
 
-def work(pipe: Connection, mark: Mark) -> None:
+def work(pipe: Connection, mark: ProgressMarker) -> None:
     """The life of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the driver decides
     told_s = 0.0  # of processor time; the first task answers for the start as well
@@ -32,10 +32,10 @@ def work(pipe: Connection, mark: Mark) -> None:
         except (EOFError, OSError):
             return
         try:
-            result = task(argument, number, Trail(pipe.send, mark, careful=careful, skipped=skipped))
+            result = task(argument, number, TaskProgress(pipe.send, mark, careful=careful, skipped=skipped))
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             spent_s = _cpu_seconds()
-            answer: Any = Done(number, result, spent_s - told_s, peak)
+            answer: Any = TaskDone(number, result, spent_s - told_s, peak)
             told_s = spent_s
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
@@ -54,7 +54,7 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
 
 
-class _Without:
+class _ModuleBlocker:
     """No such module: pyarrow and numba import these where they are installed, half a second for what nobody uses."""
 
     NAMES = frozenset({"pandas", "scipy"})
@@ -65,9 +65,9 @@ class _Without:
 
 
 if __name__ == "__main__":
-    sys.meta_path.insert(0, _Without())
+    sys.meta_path.insert(0, _ModuleBlocker())
     # Of its own data, which is what grows: code and files that are mapped are shared with everybody.
     limits = [int(sys.argv[3]), resource.getrlimit(resource.RLIMIT_DATA)[1]]
     memory_bytes = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    work(Connection(int(sys.argv[1])), Mark(int(sys.argv[2])))
+    work(Connection(int(sys.argv[1])), ProgressMarker(int(sys.argv[2])))

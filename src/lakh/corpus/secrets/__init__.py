@@ -20,14 +20,14 @@ from lakh.corpus.document import Stage, drop
 from lakh.corpus.secrets.pii import PII_KINDS, rules_of
 from lakh.corpus.secrets.placeholders import placeholder
 from lakh.corpus.secrets.rules import rules
-from lakh.corpus.secrets.scan import Finding, Scanner
+from lakh.corpus.secrets.scan import SecretFinding, SecretScanner
 from lakh.errors import ConfigError
 
-__all__ = ["Finding", "Scanner", "Secrets", "redact", "redacted", "scanner_of"]
+__all__ = ["SecretFinding", "SecretScanner", "SecretSettings", "redact", "redacted", "scanner_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Secrets:
+class SecretSettings:
     """Secrets and personal data."""
 
     action: Literal["redact", "drop", "keep"] = "redact"
@@ -48,7 +48,7 @@ class Secrets:
         _check(self)
 
 
-def redact(settings: Secrets) -> Stage:
+def redact(settings: SecretSettings) -> Stage:
     """The stage that replaces what was found, and notes {kind: number} in the column `secrets`."""
 
     def stage(batches: Iterator[Any]) -> Iterator[Any]:
@@ -58,7 +58,7 @@ def redact(settings: Secrets) -> Stage:
     return stage
 
 
-def redacted(data: bytes, findings: list[Finding]) -> bytes:
+def redacted(data: bytes, findings: list[SecretFinding]) -> bytes:
     """The text with a placeholder for each finding."""
     parts, at = [], 0
     for finding in findings:
@@ -68,22 +68,22 @@ def redacted(data: bytes, findings: list[Finding]) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def scanner_of(settings: Secrets) -> Scanner:
+def scanner_of(settings: SecretSettings) -> SecretScanner:
     use = {"auto": None, "hyperscan": True, "hints": False}[settings.engine]
     own = rules_of(settings.pii, settings.internal_hosts, settings.employee_ids)
-    return Scanner([*rules(), *own], use_hyperscan=use)
+    return SecretScanner([*rules(), *own], use_hyperscan=use)
 
 
-def _check(settings: Secrets) -> None:
+def _check(settings: SecretSettings) -> None:
     """Refuse a wrong pattern when settings are read, not in the middle of a build."""
     if settings.employee_ids:
         try:
-            Scanner(rules_of((), (), settings.employee_ids), use_hyperscan=False)
+            SecretScanner(rules_of((), (), settings.employee_ids), use_hyperscan=False)
         except ConfigError as error:
             raise ConfigError("employee_ids", error.found, error.todo) from None
 
 
-def _redact(batch: Any, settings: Secrets) -> Any:
+def _redact(batch: Any, settings: SecretSettings) -> Any:
     scanner = scanner_of(settings)
     texts = batch.column("text").to_pylist()
     hashes = batch.column("sha256").to_pylist()

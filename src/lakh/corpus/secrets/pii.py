@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from lakh.corpus.secrets.rules import Rule
+from lakh.corpus.secrets.rules import SecretRule
 
 __all__ = ["PII_KINDS", "refusal_of_pii", "rules_of"]
 
@@ -42,15 +42,17 @@ NOBODY = re.compile(
 NOT_A_DOMAIN = re.compile(r"(?i)\.(?:py|js|ts|go|rs|java|json|png|jpg|svg|html|md|yml|yaml|x|so|o|a|service|mount)$")
 
 
-def rules_of(kinds: tuple[str, ...], internal_hosts: tuple[str, ...], employee_ids: tuple[str, ...]) -> list[Rule]:
+def rules_of(
+    kinds: tuple[str, ...], internal_hosts: tuple[str, ...], employee_ids: tuple[str, ...]
+) -> list[SecretRule]:
     """The rules for these kinds, host suffixes (".corp.acme.com") and employee-number patterns (RE2)."""
-    made = [Rule(kind, PATTERNS[kind], QUICK[kind], HINTS[kind]) for kind in kinds]
+    made = [SecretRule(kind, PATTERNS[kind], QUICK[kind], HINTS[kind]) for kind in kinds]
     for suffix in internal_hosts:
         tail = re.escape(suffix.lstrip("."))
         pattern = rf"(?i)\b([a-z0-9](?:[a-z0-9\-]{{0,62}}\.)+{tail})\b"
-        made.append(Rule("host", pattern, pattern, (suffix.lstrip(".").lower(),), checked=False))
+        made.append(SecretRule("host", pattern, pattern, (suffix.lstrip(".").lower(),), checked=False))
     for written in employee_ids:
-        made.append(Rule("employee-id", f"({written})", f"(?:{written})", ("",), checked=False))
+        made.append(SecretRule("employee-id", f"({written})", f"(?:{written})", ("",), checked=False))
     return made
 
 

@@ -18,14 +18,14 @@ from functools import lru_cache
 
 from lakh.corpus.secrets.shapes import regex_of
 
-__all__ = ["NAMED_KIND", "Rule", "named_kind", "rules"]
+__all__ = ["NAMED_KIND", "SecretRule", "named_kind", "rules"]
 
 NAMED_KIND = "named"
 """The family NAMED is one rule; `named_kind` says which service a finding belongs to."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class SecretRule:
     kind: str
     pattern: str
     """RE2; group 1 is the secret."""
@@ -202,36 +202,38 @@ END = r"""(?:[\x60'"\s;,)\]}<&]|\\|$)"""
 CREDENTIAL = r"access|auth|api|credential|creds|key|passw(?:or)?d|passphrase|pwd|secret|token"
 
 SPECIAL = (
-    Rule(
+    SecretRule(
         "private-key",
         r"(?i)(-----BEGIN[ A-Z0-9_-]{0,100}PRIVATE KEY(?: BLOCK)?-----[\s\S]{64}[\s\S]*?KEY(?: BLOCK)?-----)",
         r"(?i)-----BEGIN[ A-Z0-9_-]{0,100}PRIVATE KEY",
         ("private key",),
         checked=False,
     ),
-    Rule(
+    SecretRule(
         "jwt",
         r"\b(ey[a-zA-Z0-9_-]{17,}\.ey[a-zA-Z0-9/\\_-]{17,}\.(?:[a-zA-Z0-9/\\_-]{10,}={0,2})?)",
         r"\bey[a-zA-Z0-9_-]{17}[a-zA-Z0-9_-]*\.ey[a-zA-Z0-9/\\_-]{17}",
         (".ey",),
         3.0,
     ),
-    Rule("jwt", r"\b(ZXlK[a-zA-Z0-9/\\_+\-\r\n]{44,}={0,2})", r"\bZXlK[a-zA-Z0-9/\\_+\-\r\n]{44}", ("zxlk",), 3.5),
-    Rule(
+    SecretRule(
+        "jwt", r"\b(ZXlK[a-zA-Z0-9/\\_+\-\r\n]{44,}={0,2})", r"\bZXlK[a-zA-Z0-9/\\_+\-\r\n]{44}", ("zxlk",), 3.5
+    ),
+    SecretRule(
         "aws-bedrock-key",
         r"(bedrock-api-key-YmVkcm9jay5hbWF6b25hd3MuY29t[A-Za-z0-9+/=]*)",
         r"bedrock-api-key-YmVkcm9jay5hbWF6b25hd3MuY29t",
         ("bedrock-api-key-",),
         checked=False,
     ),
-    Rule(
+    SecretRule(
         "authorization-header",
         r"""(?i)authorization["']?\s{0,3}[:=,]\s{0,3}["']?(?:basic|bearer|(?:api-)?token)[ \t]{1,3}([\w=~@.+/\-]{8,})""",  # noqa: E501
         r"(?i)authorization.{0,8}(?:basic|bearer|token)[ \t]{1,3}[\w=~@.+/\-]{8}",
         ("authorization",),
         2.75,
     ),
-    Rule(
+    SecretRule(
         "authorization-header",
         r"""(?i)\bcurl\b[\s\S]{0,400}?\s(?:-H|--header)[= \t]{0,5}["'](?:X-[\w\-]{0,30})?"""
         r"""(?:Api-?)?(?:Key|Token|Auth[\w\-]{0,12}|Secret)[ \t]{0,5}:[ \t]{0,5}"""
@@ -240,7 +242,7 @@ SPECIAL = (
         ("curl",),
         2.75,
     ),
-    Rule(
+    SecretRule(
         "curl-user",
         r"""\bcurl\b[\s\S]{0,400}?\s(?:-u|--user)[= \t]{0,5}"""
         r"""("[^"\n]{3,}"(?::\S+)?|'[^'\n]{3,}'(?::\S+)?|[\w$@.\-]+:[^\s"'][^\s"']+|[\w$@.\-]+:(?:"[^"\n]+"|'[^'\n]+'))""",
@@ -248,83 +250,83 @@ SPECIAL = (
         ("curl",),
         2.0,
     ),
-    Rule(
+    SecretRule(
         "url-password",
         r"(?i)\bhttps?://([a-f0-9]{8}:[a-f0-9]{8})@",
         r"(?i)\bhttps?://[a-f0-9]{8}:[a-f0-9]{8}@",
         ("://",),
     ),
-    Rule(
+    SecretRule(
         "url-password",
         r"(?i)\b[a-z][a-z0-9+]{1,12}://[\w.\-%]{1,64}:([^\s/:@'\"<>{}$()\[\]]{6,100})@[\w.\-]{3,}",
         r"(?i)\b[a-z][a-z0-9+]{1,12}://[\w.\-%]{1,64}:[^\s/:@'\"<>{}$()\[\]]{6,100}@[\w.\-]{3}",
         ("://",),
         2.8,
     ),
-    Rule(
+    SecretRule(
         "kubernetes-secret",
         r"""(?i)\bkind:[ \t]*["']?secret\b["']?[\s\S]{0,200}?\bdata:[\s\S]{0,100}?\s[\w.\-]+:(?:[ \t]*(?:\||>[-+]?)\s+)?[ \t]*["']?([a-z0-9+/]{10,}={0,3})""",  # noqa: E501
         r"(?i)\bkind:[ \t]*[\"']?secret\b",
         ("secret",),
         1.5,
     ),
-    Rule(
+    SecretRule(
         "kubernetes-secret",
         r"""(?i)\bdata:[\s\S]{0,100}?\s[\w.\-]+:(?:[ \t]*(?:\||>[-+]?)\s+)?[ \t]*["']?([a-z0-9+/]{10,}={0,3})["']?[\s\S]{0,200}?\bkind:[ \t]*["']?secret\b""",  # noqa: E501
         r"(?i)\bkind:[ \t]*[\"']?secret\b",
         ("secret",),
         1.5,
     ),
-    Rule(
+    SecretRule(
         "nuget-password",
         r"""(?i)<add key="(?:ClearText)?Password"\s*value="([^"\n]{8,})"\s*/>""",
         r"""(?i)<add key="(?:ClearText)?Password"\s*value=""",
         ("<add key",),
         1.0,
     ),
-    Rule(
+    SecretRule(
         "freemius-key",
         r"""(?i)["']secret_key["']\s*=>\s*["'](sk_[^\s"']{29})["']""",
         r"""(?i)["']secret_key["']\s*=>\s*["']sk_""",
         ("secret_key",),
     ),
-    Rule(
+    SecretRule(
         "facebook-token",
         r"\b([0-9]{15,16}(?:\||%)[0-9A-Za-z_\-]{27,40})(?:[\x60'\"\s;]|\\|$)",
         r"\b[0-9]{15,16}(?:\||%)[0-9A-Za-z_\-]{27,40}",
         ("|", "%"),
         3.0,
     ),
-    Rule(
+    SecretRule(
         "slack-webhook",
         r"(hooks.slack.com/(?:services|workflows|triggers)/[A-Za-z0-9+/]{43,56})",
         r"hooks.slack.com/(?:services|workflows|triggers)/[A-Za-z0-9+/]{43}",
         ("hooks",),
     ),
-    Rule(
+    SecretRule(
         "slack-token", r"(?i)(xoxe.xox[bp]-\d-[A-Z0-9]{163,166})", r"(?i)xoxe.xox[bp]-\d-[A-Z0-9]{163}", ("xoxe",), 2.0
     ),
-    Rule(
+    SecretRule(
         "teams-webhook",
         r"([a-z0-9]+\.webhook\.office\.com/webhookb2/[a-z0-9\-]{36}@[a-z0-9\-]{36}/IncomingWebhook/[a-z0-9]{32}/[a-z0-9\-]{36})",
         r"webhook\.office\.com/webhookb2/[a-z0-9\-]{36}@",
         ("webhook.office.com",),
     ),
-    Rule(
+    SecretRule(
         "terraform-token",
         r"(?i)\b([a-z0-9]{14}\.atlasv1\.[a-z0-9_=\-]{60,70})",
         r"(?i)\b[a-z0-9]{14}\.atlasv1\.[a-z0-9_=\-]{60}",
         (".atlasv1.",),
         3.3,
     ),
-    Rule(
+    SecretRule(
         "password",
         rf"""(?i)(?:passw(?:or)?d|pwd|passphrase){NAME_TAIL}[\s=]{{0,5}}("[^"\s]{{8,40}}"|'[^'\s]{{8,40}}')""",
         rf"""(?i)(?:passw(?:or)?d|pwd|passphrase){BETWEEN}["']?[^"'\s]{{6}}""",
         ("passw", "pwd", "passphrase"),
         2.0,
     ),
-    Rule(
+    SecretRule(
         "generic-credential",
         rf"""(?i)(?:{CREDENTIAL}){BETWEEN}([\w.=+/\-]{{10,150}}){END}""",
         rf"""(?i)(?:{CREDENTIAL}){BETWEEN}[\w.=+/\-]{{10}}""",
@@ -335,7 +337,7 @@ SPECIAL = (
 
 
 @lru_cache(maxsize=1)
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[SecretRule, ...]:
     """Every rule, the most specific first: where two claim the same place, the earlier one has it."""
     return (*_tokens(), *SPECIAL[:-2], _named_rule(), *SPECIAL[-2:])
 
@@ -349,7 +351,7 @@ def named_kind(name: str, value: str) -> str:
     return ""
 
 
-def _tokens() -> list[Rule]:
+def _tokens() -> list[SecretRule]:
     made = []
     for line in TOKENS.strip().splitlines():
         kind, _, shapes = line.partition(": ")
@@ -360,7 +362,7 @@ def _tokens() -> list[Rule]:
             tail = "={0,3}" if "<b" in shape and "=" not in shape else ""
             start = r"\b" if re.match(r"[\w<{\[]", shape) and not shape.startswith("<z") else ""
             made.append(
-                Rule(
+                SecretRule(
                     kind,
                     f"{flag}{start}({body}{tail})",
                     f"{flag}{start}{_bounded(body)}",
@@ -395,11 +397,11 @@ def _named() -> tuple[tuple[tuple[str, ...], tuple[re.Pattern[str], ...]], ...]:
     return tuple(table)
 
 
-def _named_rule() -> Rule:
+def _named_rule() -> SecretRule:
     words = sorted({word for names, _ in _named() for word in names}, key=lambda word: (-len(word), word))
     names = "|".join(re.escape(word) for word in words)
     value = r"[\w=+/.:%|~\-]{12,140}"
-    return Rule(
+    return SecretRule(
         NAMED_KIND,
         rf"(?i)((?:{names}){BETWEEN})({value}){END}",
         # one expression a word: hyperscan finds their letters first, and looks on only there

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lakh import storage
-from lakh.corpus.secrets.judge import refusal, refusal_of_generic, refusal_of_named, refusal_of_password
+from lakh.corpus.secrets.false_positives import refusal, refusal_of_generic, refusal_of_named, refusal_of_password
 from lakh.corpus.secrets.pii import PII_KINDS, refusal_of_pii
-from lakh.corpus.secrets.rules import NAMED_KIND, Rule, named_kind
+from lakh.corpus.secrets.rules import NAMED_KIND, SecretRule, named_kind
 from lakh.errors import ConfigError, LakhError, MissingExtra
 
-__all__ = ["Finding", "Scanner", "has_hyperscan"]
+__all__ = ["SecretFinding", "SecretScanner", "has_hyperscan"]
 
 CONTEXT_CHARS = 40
 MIN_GENERIC_DIGITS = 2
@@ -31,7 +31,7 @@ RE2_MEMORY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, order=True)
-class Finding:
+class SecretFinding:
     begin: int
     """Byte offset in the UTF-8 text."""
     end: int
@@ -47,10 +47,10 @@ def has_hyperscan() -> bool:
     return True
 
 
-class Scanner:
+class SecretScanner:
     """Compiled rules. Compiling takes half a second, the first time; one per process is enough."""
 
-    def __init__(self, rules: Sequence[Rule], *, use_hyperscan: bool | None = None) -> None:
+    def __init__(self, rules: Sequence[SecretRule], *, use_hyperscan: bool | None = None) -> None:
         self.rules = tuple(rules)
         self._compiled = [_compile(rule) for rule in self.rules]
         self._database = (
@@ -61,9 +61,9 @@ class Scanner:
             for hint in rule.hints:
                 self._by_hint.setdefault(hint, []).append(number)
 
-    def find(self, data: bytes) -> list[Finding]:
+    def find(self, data: bytes) -> list[SecretFinding]:
         """Every finding, in order, none overlapping: the earlier rule wins a place that two claim."""
-        taken: list[Finding] = []
+        taken: list[SecretFinding] = []
         for number in self.candidates(data):
             rule = self.rules[number]
             for match in self._compiled[number].finditer(data):
@@ -83,7 +83,7 @@ class Scanner:
         return sorted(hit)
 
 
-def _finding(rule: Rule, match: Any, data: bytes) -> Finding | None:
+def _finding(rule: SecretRule, match: Any, data: bytes) -> SecretFinding | None:
     group = 2 if rule.kind == NAMED_KIND else 1
     begin, end = match.span(group)
     if begin < 0:
@@ -93,7 +93,7 @@ def _finding(rule: Rule, match: Any, data: bytes) -> Finding | None:
         return None  # most of what such names are given: decided before anything is decoded
     value = data[begin:end].decode("utf-8", "replace")
     if kind == "private-key":
-        return Finding(begin, end, kind, value) if "REDACTED" not in value[:200] else None
+        return SecretFinding(begin, end, kind, value) if "REDACTED" not in value[:200] else None
     quoted = ""
     if value[:1] in "\"'" and value[-1:] == value[:1] and len(value) > 2:
         quoted, value, begin, end = value, value[1:-1], begin + 1, end - 1
@@ -119,10 +119,10 @@ def _finding(rule: Rule, match: Any, data: bytes) -> Finding | None:
         after = data[end : end + 1]
         if not refused and rule.checked and after and (after.isalnum() or after == b"_") and value[-1].isalnum():
             refused = "goes on"  # longer than the kind is
-    return None if refused else Finding(begin, end, kind, value)
+    return None if refused else SecretFinding(begin, end, kind, value)
 
 
-def _compile(rule: Rule) -> Any:
+def _compile(rule: SecretRule) -> Any:
     try:
         import re2
     except ImportError:  # a light install reads corpora and never makes one
@@ -137,7 +137,7 @@ def _compile(rule: Rule) -> Any:
         raise ConfigError(rule.kind, f"the pattern {rule.pattern!r} is wrong ({error})", todo) from None
 
 
-def _database(rules: Sequence[Rule]) -> Any:
+def _database(rules: Sequence[SecretRule]) -> Any:
     """The rules compiled for hyperscan: from the cache, where an earlier process has left them for this very set."""
     import hyperscan
 

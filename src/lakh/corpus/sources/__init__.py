@@ -27,24 +27,34 @@ from pathlib import Path
 
 from lakh import storage
 from lakh.corpus.sources import archives
-from lakh.corpus.sources.fetched import KINDS, Fetched
+from lakh.corpus.sources.container_file import ContainerFile, kind_of
 from lakh.corpus.sources.fetching import fetch_all
-from lakh.corpus.sources.files import ContainerFile, kind_of
 from lakh.corpus.sources.folder import Folder
-from lakh.corpus.sources.installed import INSTALLED, Packages, Stdlib
-from lakh.corpus.sources.listing import Fingerprint, Listed, Source, as_text, batches
+from lakh.corpus.sources.installed import INSTALLED, InstalledPackages, Stdlib
+from lakh.corpus.sources.listing import CorpusSource, Fingerprint, ListedFile, as_text, batches
+from lakh.corpus.sources.packages import KINDS, PackageSource
 from lakh.errors import UserError
 
-__all__ = ["Fingerprint", "Folder", "Listed", "Packages", "Source", "Stdlib", "batches", "fetch_all", "open_sources"]
+__all__ = [
+    "CorpusSource",
+    "Fingerprint",
+    "Folder",
+    "InstalledPackages",
+    "ListedFile",
+    "Stdlib",
+    "batches",
+    "fetch_all",
+    "open_sources",
+]
 
 DOCS, SYNTHETIC = "docs:", "synthetic:"
 
 
-def open_sources(words: Sequence[str], exclude: Path | None = None) -> list[Source]:
+def open_sources(words: Sequence[str], exclude: Path | None = None) -> list[CorpusSource]:
     """The sources that these words mean, each once, sorted by name so that their order does not matter."""
     if not words:
         raise UserError("sources", "none given", "name a folder, installed:stdlib or installed:packages")
-    sources: dict[str, Source] = {}
+    sources: dict[str, CorpusSource] = {}
     for word in dict.fromkeys(_expanded(words)):
         source = _open(word, exclude)
         other = sources.setdefault(source.name, source)
@@ -67,25 +77,25 @@ def _expanded(words: Sequence[str]) -> Iterator[str]:
         yield from filter(None, listed)
 
 
-def _told_apart(sources: Sequence[Source]) -> list[Source]:
+def _told_apart(sources: Sequence[CorpusSource]) -> list[CorpusSource]:
     """Packages of one name, from two indexes or in two versions, get the kind and the version into their names."""
-    number = Counter(source.repo for source in sources if isinstance(source, Fetched))
+    number = Counter(source.repo for source in sources if isinstance(source, PackageSource))
     return [
         replace(source, repo=re.sub(r"[:=@]+", "-", source.word))
-        if isinstance(source, Fetched) and number[source.repo] > 1
+        if isinstance(source, PackageSource) and number[source.repo] > 1
         else source
         for source in sources
     ]
 
 
-def _open(word: str, exclude: Path | None) -> Source:
+def _open(word: str, exclude: Path | None) -> CorpusSource:
     if word.startswith(INSTALLED):
-        known: dict[str, Source] = {source.name: source for source in (Stdlib(), Packages())}
+        known: dict[str, CorpusSource] = {source.name: source for source in (Stdlib(), InstalledPackages())}
         if word not in known:
             raise UserError(word, "no such source", f"choose one of: {', '.join(known)}")
         return known[word]
     if word.startswith(KINDS):
-        return Fetched.open(word)
+        return PackageSource.open(word)
     prefix = next((item for item in (DOCS, SYNTHETIC) if word.startswith(item)), "")
     name, path = _name_and_path(word.removeprefix(prefix))
     if storage.is_local(path) and not Path(path).exists():

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from lakh import storage
 from lakh.corpus.sources import archives
-from lakh.corpus.sources.program import run
+from lakh.corpus.sources.command import run
 from lakh.errors import PeerLost, UserError
 
-__all__ = ["Release", "download", "newest", "releases"]
+__all__ = ["DebianRelease", "download", "newest", "releases"]
 
 LISTS_MAX_AGE_S = 7 * 86400.0
 LISTS = "debian: apt's lists"
@@ -34,7 +34,7 @@ _one_reads_lists = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Release:
+class DebianRelease:
     """One version of a source package: where its archives are, and their SHA-256 by name."""
 
     name: str
@@ -65,7 +65,7 @@ def download(word: str, folder: Path) -> None:
             raise UserError(where, f"the mirror has no {file}", "choose another mirror or version") from None
 
 
-def releases(text: str, mirror: str) -> Iterable[Release]:
+def releases(text: str, mirror: str) -> Iterable[DebianRelease]:
     """The source packages of one list (Debian policy 5.4 and its Sources files); what has no archive is left out."""
     for stanza in text.split("\n\n"):
         fields: dict[str, str] = {}
@@ -88,13 +88,13 @@ def releases(text: str, mirror: str) -> Iterable[Release]:
         )
         if kept:
             base = f"{mirror.rstrip('/')}/{fields['Directory'].strip()}"
-            yield Release(fields["Package"].strip(), fields["Version"].strip(), base, kept)
+            yield DebianRelease(fields["Package"].strip(), fields["Version"].strip(), base, kept)
 
 
-def newest(found: list[Release]) -> Release:
+def newest(found: list[DebianRelease]) -> DebianRelease:
     """By Debian's order of versions, which dpkg knows; asked only where there are several."""
 
-    def order(one: Release, other: Release) -> int:
+    def order(one: DebianRelease, other: DebianRelease) -> int:
         if one.version == other.version:
             return 0
         try:
@@ -119,11 +119,11 @@ def _options(apt: Path) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def _table(apt: Path) -> dict[str, list[Release]]:
+def _table(apt: Path) -> dict[str, list[DebianRelease]]:
     """Every release of the lists by name: some million lines, read once."""
     _renew(apt)
     asked = ["apt-get", *_options(apt), "indextargets", "--format", "$(REPO_URI) $(FILENAME)", "Created-By: Sources"]
-    table: dict[str, list[Release]] = {}
+    table: dict[str, list[DebianRelease]] = {}
     for line in run(asked, LISTS, "apt").splitlines():
         mirror, _, file = line.partition(" ")
         for release in releases(run([HELPER, "cat-file", file], LISTS, "apt"), mirror):

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from lakh.corpus.document import Progress
-from lakh.corpus.sources.fetched import Fetched, fetch
-from lakh.corpus.sources.listing import Source
+from lakh.corpus.sources.listing import CorpusSource
+from lakh.corpus.sources.packages import PackageSource, fetch
 from lakh.errors import DataError, LakhError, PeerError, PeerLost, UserError
 
 __all__ = ["fetch_all"]
@@ -29,10 +29,10 @@ WAIT_S = 1.0
 
 
 def fetch_all(
-    sources: Sequence[Source], *, skip_missing: bool = False, progress: Progress | None = None
-) -> list[Source]:
+    sources: Sequence[CorpusSource], *, skip_missing: bool = False, progress: Progress | None = None
+) -> list[CorpusSource]:
     """The same sources, after all that they name was fetched; what is missing says so when it is listed."""
-    wanted = [source for source in sources if isinstance(source, Fetched)]
+    wanted = [source for source in sources if isinstance(source, PackageSource)]
     failed = _each(wanted, progress or (lambda what, done, total: None))
     damaged = [error for error in failed.values() if isinstance(error, DataError)]
     if damaged:
@@ -44,7 +44,7 @@ def fetch_all(
         raise _told(failed, len(wanted), UserError, "leave them out, or pass --skip-missing")
     return [
         replace(source, missing=failed[source.word].found)
-        if isinstance(source, Fetched) and source.word in failed
+        if isinstance(source, PackageSource) and source.word in failed
         else source
         for source in sources
     ]
@@ -59,7 +59,7 @@ def _told(failed: Mapping[str, LakhError], total: int, kind: type[LakhError], to
     return kind(f"{len(failed)} of {total} packages", f"not fetched: {', '.join(shown[:SHOWN])}{more}", todo)
 
 
-def _each(wanted: Sequence[Fetched], progress: Progress) -> dict[str, LakhError]:
+def _each(wanted: Sequence[PackageSource], progress: Progress) -> dict[str, LakhError]:
     """Fetch all; the errors by word."""
     answers: queue.Queue[tuple[str, LakhError | BaseException | None]] = queue.Queue()
     by_kind: dict[str, queue.Queue[str]] = {}

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lakh.corpus.licences import judge
+from lakh.corpus.licences.metadata import judge
 from lakh.corpus.sources.folder import SKIPPED_FOLDERS, Folder
-from lakh.corpus.sources.listing import Listed, as_text
+from lakh.corpus.sources.listing import ListedFile, as_text
 
-__all__ = ["INSTALLED", "Packages", "Stdlib"]
+__all__ = ["INSTALLED", "InstalledPackages", "Stdlib"]
 
 STDLIB_SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "lib-dynload", "ensurepip"})
 INSTALLED = "installed:"
@@ -33,20 +33,20 @@ class Stdlib:
 
     name: str = f"{INSTALLED}stdlib"
 
-    def files(self) -> Iterator[Listed]:
+    def files(self) -> Iterator[ListedFile]:
         root = Path(sysconfig.get_paths()["stdlib"]).resolve()
         yield from Folder(root, "cpython", skipped=STDLIB_SKIPPED, licence="PSF-2.0", name=self.name).files()
 
 
 @dataclass(frozen=True)
-class Packages:
+class InstalledPackages:
     """Installed distributions with a permissive licence; each is a repository of its own."""
 
     name: str = f"{INSTALLED}packages"
     search: tuple[str, ...] | None = None
     """Folders to look for distributions in; None is sys.path."""
 
-    def files(self) -> Iterator[Listed]:
+    def files(self) -> Iterator[ListedFile]:
         seen = set()
         found = importlib.metadata.distributions(path=list(self.search if self.search is not None else sys.path))
         named = [(re.sub(r"[-_.]+", "-", item.metadata["Name"] or "").lower(), item) for item in found]
@@ -55,7 +55,7 @@ class Packages:
                 seen.add(repo)
                 yield from self._distribution(repo, distribution)
 
-    def _distribution(self, repo: str, distribution: importlib.metadata.Distribution) -> Iterator[Listed]:
+    def _distribution(self, repo: str, distribution: importlib.metadata.Distribution) -> Iterator[ListedFile]:
         metadata = distribution.metadata
         verdict = judge(
             expression=(metadata.get_all("License-Expression") or [""])[0],
@@ -63,11 +63,13 @@ class Packages:
             classifiers=metadata.get_all("Classifier") or [],
         )
         if not verdict.permissive:
-            yield Listed(repo, "", "", self.name, b"", reason="licence", detail=verdict.reason)
+            yield ListedFile(repo, "", "", self.name, b"", reason="licence", detail=verdict.reason)
             return
         files = _recorded_files(distribution)
         if files is None:
-            yield Listed(repo, "", "", self.name, b"", reason="unreadable", detail="the distribution lists no files")
+            yield ListedFile(
+                repo, "", "", self.name, b"", reason="unreadable", detail="the distribution lists no files"
+            )
             return
         for file in sorted(files):
             folders = file.split("/")[:-1]
@@ -78,7 +80,7 @@ class Packages:
             with contextlib.suppress(OSError):  # the reader will meet the same error and name it
                 status = os.stat(location)  # noqa: PTH116
                 size, mtime = status.st_size, status.st_mtime_ns
-            yield Listed(repo, as_text(file), verdict.licence, self.name, os.fsencode(location), size, mtime)
+            yield ListedFile(repo, as_text(file), verdict.licence, self.name, os.fsencode(location), size, mtime)
 
 
 def _recorded_files(distribution: importlib.metadata.Distribution) -> list[str] | None:

@@ -16,13 +16,13 @@ import pyarrow as pa
 from lakh.corpus.document import LISTING
 from lakh.errors import UserError
 
-__all__ = ["Fingerprint", "Listed", "Source", "as_text", "batches"]
+__all__ = ["CorpusSource", "Fingerprint", "ListedFile", "as_text", "batches"]
 
 BATCH_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedFile:
     """One file that a source offers, or why it cannot; the fields of LISTING in their order."""
 
     repo: str
@@ -41,19 +41,19 @@ class Listed:
     licence_evidence: str = ""
 
 
-class Source(Protocol):
+class CorpusSource(Protocol):
     @property
     def name(self) -> str:
         """How reports call this source; the same on every machine."""
         ...
 
-    def files(self) -> Iterator[Listed]: ...
+    def files(self) -> Iterator[ListedFile]: ...
 
 
-def batches(sources: Iterable[Source]) -> Iterator[Any]:
+def batches(sources: Iterable[CorpusSource]) -> Iterator[Any]:
     """The listings of all sources as record batches. Fails with UserError on a source that lists nothing."""
     for source in sources:
-        rows: list[Listed] = []
+        rows: list[ListedFile] = []
         empty = True
         for listed in source.files():
             empty = False
@@ -85,7 +85,7 @@ class Fingerprint:
         return self._digest.hexdigest()
 
 
-def _batch(rows: Sequence[Listed]) -> Any:
+def _batch(rows: Sequence[ListedFile]) -> Any:
     columns = zip(*(astuple(row) for row in rows), strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, LISTING, strict=True)]
     return pa.record_batch(arrays, schema=LISTING)

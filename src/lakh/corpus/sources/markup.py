@@ -31,7 +31,7 @@ LEFT_OUT = {"script", "style", "nav", "head", "header", "footer", "noscript", "t
 HEADING = re.compile(r"h([1-6])")
 
 
-class _Markdown(HTMLParser):
+class _MarkdownConverter(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.parts: list[str] = []
@@ -74,7 +74,7 @@ class _Markdown(HTMLParser):
 
 def to_markdown(html: str) -> str:
     """The readable part of an HTML page or fragment."""
-    parser = _Markdown()
+    parser = _MarkdownConverter()
     parser.feed(html)
     parser.close()
     lines = "".join(parser.parts).split("\n")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lakh import storage
 from lakh.corpus.sources.markup import to_markdown
-from lakh.corpus.sources.raw import Raw
+from lakh.corpus.sources.raw_document import RawDocument
 
 __all__ = ["read_posts"]
 
@@ -26,7 +26,7 @@ MIN_SCORE = 0
 LICENCES = {"CC BY-SA 2.5": "CC-BY-SA-2.5", "CC BY-SA 3.0": "CC-BY-SA-3.0", "CC BY-SA 4.0": "CC-BY-SA-4.0"}
 
 
-def read_posts(url: str, repo: str) -> Iterator[Raw]:
+def read_posts(url: str, repo: str) -> Iterator[RawDocument]:
     """One Markdown document per answered question."""
     with tempfile.TemporaryDirectory(prefix="lakh-posts-") as folder:
         # Beside nothing of ours: a scratch file that is gone with the folder.
@@ -43,7 +43,7 @@ def read_posts(url: str, repo: str) -> Iterator[Raw]:
             database.close()
 
 
-def _load(url: str, repo: str, database: sqlite3.Connection) -> Iterator[Raw]:
+def _load(url: str, repo: str, database: sqlite3.Connection) -> Iterator[RawDocument]:
     """Fill the table; yields what cannot be read."""
     try:
         with storage.open_read(url) as file:
@@ -65,13 +65,15 @@ def _load(url: str, repo: str, database: sqlite3.Connection) -> Iterator[Raw]:
                             "INSERT INTO posts VALUES (?,?,?,?,?,?,?)", (*values, row.get("Body", ""), licence)
                         )
                     else:
-                        yield Raw(repo, f"post/{number or '?'}", reason="bad-record", detail="no Id, or no ParentId")
+                        yield RawDocument(
+                            repo, f"post/{number or '?'}", reason="bad-record", detail="no Id, or no ParentId"
+                        )
                 root.clear()  # what was read is not kept in the tree
     except (ET.ParseError, StopIteration, OSError) as error:
-        yield Raw(repo, url.rpartition("/")[2], reason="unreadable", detail=f"the rest: {error}"[:200])
+        yield RawDocument(repo, url.rpartition("/")[2], reason="unreadable", detail=f"the rest: {error}"[:200])
 
 
-def _documents(repo: str, database: sqlite3.Connection) -> Iterator[Raw]:
+def _documents(repo: str, database: sqlite3.Connection) -> Iterator[RawDocument]:
     columns = "question, kind, score, id, title, body, licence"
     parts: list[str] = []
     current, answers, licence = -1, 0, ""
@@ -89,10 +91,10 @@ def _documents(repo: str, database: sqlite3.Connection) -> Iterator[Raw]:
     yield from _finished(repo, current, parts, answers, licence)
 
 
-def _finished(repo: str, question: int, parts: list[str], answers: int, licence: str) -> Iterator[Raw]:
+def _finished(repo: str, question: int, parts: list[str], answers: int, licence: str) -> Iterator[RawDocument]:
     if not parts:
         return
-    raw = Raw(repo, f"questions/{question}.md", documentation=True, language="markdown")
+    raw = RawDocument(repo, f"questions/{question}.md", documentation=True, language="markdown")
     if not parts[0].startswith("# ") or not answers:
         raw.reason, raw.detail = "bad-record", "answers without their question" if answers else "no answer"
         yield raw

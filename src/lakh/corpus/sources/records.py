@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakh import storage
-from lakh.corpus.sources.raw import Raw
+from lakh.corpus.sources.raw_document import RawDocument
 
 __all__ = ["read_jsonl", "read_parquet", "row_groups"]
 
@@ -33,7 +33,7 @@ MAX_LINE_BYTES = 128 << 20
 BATCH_ROWS = 256
 
 
-def read_jsonl(url: str, repo: str, *, synthetic: bool) -> Iterator[Raw]:
+def read_jsonl(url: str, repo: str, *, synthetic: bool) -> Iterator[RawDocument]:
     """The documents of a JSON-lines file, plain or gzip."""
     name = url.rpartition("/")[2]
     try:
@@ -43,11 +43,13 @@ def read_jsonl(url: str, repo: str, *, synthetic: bool) -> Iterator[Raw]:
             for number, line in _lines(io.BufferedReader(stream) if stream is not file else file):
                 place = f"{name}:{number}"
                 if line is None:
-                    yield Raw(repo, place, reason="too-large", detail=f"a line of more than {MAX_LINE_BYTES} bytes")
+                    yield RawDocument(
+                        repo, place, reason="too-large", detail=f"a line of more than {MAX_LINE_BYTES} bytes"
+                    )
                 elif line.strip():
                     yield _from_json(line, repo, place, synthetic)
     except (OSError, EOFError) as error:
-        yield Raw(repo, name, reason="unreadable", detail=f"the rest: {error}"[:200])
+        yield RawDocument(repo, name, reason="unreadable", detail=f"the rest: {error}"[:200])
 
 
 def row_groups(url: str) -> int:
@@ -59,7 +61,7 @@ def row_groups(url: str) -> int:
         return 1
 
 
-def read_parquet(url: str, part: int, repo: str, *, synthetic: bool) -> Iterator[Raw]:
+def read_parquet(url: str, part: int, repo: str, *, synthetic: bool) -> Iterator[RawDocument]:
     """The documents of one row group."""
     name, number = url.rpartition("/")[2], 0
     try:
@@ -73,7 +75,7 @@ def read_parquet(url: str, part: int, repo: str, *, synthetic: bool) -> Iterator
                     number += 1
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         detail = f"row group {part} after {number} rows: {error}".partition("\n")[0][:200]
-        yield Raw(repo, f"{name}:{part}", reason="bad-record", detail=detail)
+        yield RawDocument(repo, f"{name}:{part}", reason="bad-record", detail=detail)
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
@@ -90,17 +92,19 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
             yield number, line
 
 
-def _from_json(line: bytes, repo: str, place: str, synthetic: bool) -> Raw:
+def _from_json(line: bytes, repo: str, place: str, synthetic: bool) -> RawDocument:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return Raw(repo, place, len(line), reason="bad-record", detail=f"not JSON: {error}"[:200])
+        return RawDocument(repo, place, len(line), reason="bad-record", detail=f"not JSON: {error}"[:200])
     if not isinstance(record, dict):
-        return Raw(repo, place, len(line), reason="bad-record", detail=f"not an object but {type(record).__name__}")
+        return RawDocument(
+            repo, place, len(line), reason="bad-record", detail=f"not an object but {type(record).__name__}"
+        )
     return _document(record, repo, place, synthetic)
 
 
-def _document(record: Mapping[str, Any], repo: str, place: str, synthetic: bool) -> Raw:
+def _document(record: Mapping[str, Any], repo: str, place: str, synthetic: bool) -> RawDocument:
     if isinstance(record.get("file"), Mapping):  # a GitHub archive's record: {"repo": {"name"}, "file": {"path", ...}}
         record = {**record, **record["file"]}
     if isinstance(record.get("repo"), Mapping):
@@ -108,10 +112,10 @@ def _document(record: Mapping[str, Any], repo: str, place: str, synthetic: bool)
     text = _first(record, TEXT)
     if not isinstance(text, str):
         found = f"no text: none of {', '.join(TEXT)} is a string"
-        return Raw(repo, place, reason="bad-record", detail=found)
+        return RawDocument(repo, place, reason="bad-record", detail=found)
     path = _first(record, PATH)
     content = text.encode("utf-8", "surrogatepass")
-    raw = Raw(
+    raw = RawDocument(
         _clean(_first(record, REPO)) or repo,
         _clean(path) or f"{place.partition(':')[0]}/{hashlib.sha256(content).hexdigest()[:16]}.{_extension(record)}",
         len(content),
@@ -146,7 +150,7 @@ def _licence(value: Any) -> str:
 
 def _extension(record: Mapping[str, Any]) -> str:
     """A name for a text that has none: by the language that the record names."""
-    from lakh.corpus.languages import EXTENSIONS
+    from lakh.corpus.parsing.languages import EXTENSIONS
 
     language = str(record.get("language") or record.get("lang") or "").lower()
     return EXTENSIONS.get(language, "txt").split()[0]
