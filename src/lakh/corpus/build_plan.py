@@ -1,9 +1,9 @@
-"""What a build is going to do, settled before it starts: settings, the listing, and the listing cut into splits.
+"""The plan of a build, made before it starts: settings, the listing, and the listing cut into splits.
 
-A *split* is the unit of work, of resume and of output: a stretch of the listing, cut where a repository ends if that is
-near. Splits depend on the sources and the settings alone, never on workers or engines, and so do the shards.
+A *split* is the unit of work, of resume and of output: a range of the listing, cut at the end of a repository if one is
+near. Splits, and therefore shards, depend on the sources and the settings only, never on workers or engines.
 
-    work/plan.json          what this is the plan of; written last: a work folder of another plan is cleared
+    work/plan.json          identity of the plan; written last: a work folder of another plan is cleared
     work/listing.parquet    one row group per split
 
 Fails with UserError (two sources with repositories of one name). Memory: one split's listing, and the names of the
@@ -17,69 +17,40 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakh import __version__, config, storage
-from lakh.corpus.dedup.near import NearDedupSettings
 from lakh.corpus.document import LISTING
-from lakh.corpus.filters.decontaminate import DecontaminationSettings
-from lakh.corpus.filters.licence import LicenceSettings
-from lakh.corpus.filters.quality import QualitySettings
 from lakh.corpus.parsing.read_files import FileFilterSettings, admit
 from lakh.corpus.reports.report import CorpusReport
-from lakh.corpus.secrets import SecretSettings
+from lakh.corpus.settings import Settings
 from lakh.corpus.shards import ParquetShard, check_shard, read_group
 from lakh.corpus.sources import CorpusSource, Fingerprint, batches
-from lakh.errors import ConfigError, PeerTimeout, UserError
+from lakh.errors import PeerTimeout, UserError
 
-__all__ = ["AlreadyBuilt", "CorpusBuildPlan", "Settings", "SourceSurvey", "make_build_plan", "survey"]
+__all__ = ["AlreadyBuilt", "CorpusBuildPlan", "SourceSurvey", "make_build_plan", "survey"]
 
+WORK_FORMAT = 2
+"""Changes when files of a work folder change meaning, so that an unfinished build of older code starts again."""
 MAX_SPLITS = 2000
 MAX_BUCKETS = 256
 SPLITS_PER_BUCKET = 4
-"""The keys of so many splits are compared in one task: some tens of MB."""
+"""The keys of this many splits are compared in one task: some tens of MB."""
 MAX_SPLIT_ROWS = 20_000
-UNPACKED = 4
-"""A compressed container counts as so many times its size: code packs to about a quarter."""
+COMPRESSION_RATIO = 4
+"""A compressed container counts as this many times its size: code compresses to about a quarter."""
 PLAN, LISTING_FILE, FRESH_LISTING = "plan.json", "listing.parquet", "fresh-listing.parquet"
 PLAN_TIMEOUT_S = 600.0
-"""How long a member of an array waits for the first one's plan."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """Everything, besides the sources, that decides what a corpus holds."""
-
-    filters: FileFilterSettings = field(default_factory=FileFilterSettings)
-    licences: LicenceSettings = field(default_factory=LicenceSettings)
-    near: NearDedupSettings = field(default_factory=NearDedupSettings)
-    quality: QualitySettings = field(default_factory=QualitySettings)
-    secrets: SecretSettings = field(default_factory=SecretSettings)
-    decontaminate: DecontaminationSettings = field(default_factory=DecontaminationSettings)
-    per_repo_bytes: int = 0
-    """Bytes of text that one repository may give; 0 sets no limit."""
-    seed: int = 0
-    """Decides which files of a repository are taken when it has more than its share."""
-    dropped_texts: bool = False
-    """Also write the texts of dropped documents, as far as they were read, beside their reasons."""
-    split_bytes: int = 16_000_000
-    """Source bytes in one split: the unit of work and of resume; each split gives at most one shard."""
-
-    def __post_init__(self) -> None:
-        config.require_positive(self, "split_bytes")
-        if self.per_repo_bytes < 0:
-            raise ConfigError("per_repo_bytes", f"{self.per_repo_bytes} is negative", "use 0 for no limit")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError("seed", f"{self.seed} is out of range", "choose 0 up to 2**63 - 1")
+"""How long a member of a job array waits for the plan of member 0."""
 
 
 @dataclass(frozen=True)
 class SourceSurvey:
-    """What the sources offer, by their names alone."""
+    """What the sources offer, from file names and sizes only."""
 
     sources: tuple[str, ...]
     listing_sha256: str
@@ -95,9 +66,9 @@ class CorpusBuildPlan:
     num_splits: int
     num_buckets: int
     earlier: tuple[str, ...] = ()
-    """Shards of earlier corpora, whose documents are not to come again."""
+    """Shards of earlier corpora, whose documents must not appear again."""
     resumed: bool = False
-    """Whether another process has begun this build before, and did not end it."""
+    """Whether an earlier process started this build and did not finish it."""
 
     def listing(self, split: int) -> Iterator[Any]:
         """The LISTING rows of one split."""
@@ -107,11 +78,16 @@ class CorpusBuildPlan:
         return f"spool/split-{split:05d}.parquet"
 
 
+class AlreadyBuilt(Exception):
+    """The other members of a job array have finished the build and removed its work folder."""
+
+
 def survey(opened: Sequence[CorpusSource], settings: Settings, work: str, member: int = 0) -> SourceSurvey:
-    """Walk the sources once without opening a file, and put the listing aside: are they there, did they change?"""
+    """Walk the sources once without opening a file, and save the listing in the work folder."""
     code_bytes = 0
     owner: dict[str, str] = {}
     fingerprint = Fingerprint()
+    # In a job array, only member 0 writes: a late member leaves nothing behind.
     with ParquetShard(work, FRESH_LISTING, LISTING) if member == 0 else contextlib.nullcontext() as out:
         for batch in fingerprint.watch(batches(opened)):
             for row in batch.to_pylist():
@@ -120,35 +96,21 @@ def survey(opened: Sequence[CorpusSource], settings: Settings, work: str, member
                     found = f"{other} has a repository of that name too"
                     raise UserError(f"repository {row['repo']}", found, "name the folder: NEWNAME=PATH")
                 code_bytes += _weight(row, settings.filters)
-            if (
-                out is not None
-            ):  # of an array, part 0 makes the plan: the others leave nothing behind when they come late
+            if out is not None:
                 out.write(batch)
     return SourceSurvey(tuple(source.name for source in opened), fingerprint.hexdigest(), code_bytes)
-
-
-class AlreadyBuilt(Exception):
-    """The other members of an array have ended the build and removed its work, and this one had no part in the rest."""
 
 
 def make_build_plan(
     found: SourceSurvey, settings: Settings, out: str, work: str, earlier: Sequence[CorpusReport] = (), member: int = 0
 ) -> CorpusBuildPlan:
-    """Cut the listing that `survey` put aside into splits; a work folder of the same plan is taken up again.
+    """Cut the listing that `survey` saved into splits; a work folder of the same plan is resumed.
 
-    Of an array only the first member (0) writes the plan; the others wait for it.
+    In a job array only member 0 writes the plan; the others wait for it.
     """
-    identity = hashlib.sha256(
-        json.dumps(
-            [
-                __version__,
-                found.listing_sha256,
-                found.sources,
-                config.fingerprint(settings),
-                sorted(report.output_sha256 for report in earlier),
-            ]
-        ).encode()
-    ).hexdigest()
+    hashes = sorted(report.output_sha256 for report in earlier)
+    parts = [WORK_FORMAT, __version__, found.listing_sha256, found.sources, config.fingerprint(settings), hashes]
+    identity = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     plan_url, fresh = storage.join(work, PLAN), storage.join(work, FRESH_LISTING)
     old = _read_plan(plan_url) if member == 0 else _await_plan(plan_url, identity, out)
     resumed = member == 0 and old.get("identity") == identity
@@ -185,10 +147,8 @@ def _await_plan(url: str, identity: str, out: str) -> dict[str, Any]:
 
 
 def _read_plan(url: str) -> dict[str, Any]:
-    if not storage.exists(url):
-        return {}
     try:
-        plan = json.loads(storage.read_bytes(url))
+        plan = json.loads(storage.read_bytes(url)) if storage.exists(url) else {}
     except ValueError:
         return {}
     return plan if isinstance(plan, dict) else {}
@@ -197,28 +157,28 @@ def _read_plan(url: str) -> dict[str, Any]:
 def _cut(fresh: str, split_bytes: int, filters: FileFilterSettings) -> Iterator[Any]:
     rows: list[dict[str, Any]] = []
     size = 0
-    for batch in _rows_of(fresh):
-        for row in batch.to_pylist():
-            starts_repo = bool(rows) and row["repo"] != rows[-1]["repo"]
-            full = size >= split_bytes or len(rows) >= MAX_SPLIT_ROWS
-            if full or (starts_repo and (size >= split_bytes // 2 or len(rows) >= MAX_SPLIT_ROWS // 2)):
-                yield pa.RecordBatch.from_pylist(rows, schema=LISTING)
-                rows, size = [], 0
-            rows.append(row)
-            size += _weight(row, filters)
+    for row in _listed_rows(fresh):
+        starts_repo = bool(rows) and row["repo"] != rows[-1]["repo"]
+        full = size >= split_bytes or len(rows) >= MAX_SPLIT_ROWS
+        if full or (starts_repo and (size >= split_bytes // 2 or len(rows) >= MAX_SPLIT_ROWS // 2)):
+            yield pa.RecordBatch.from_pylist(rows, schema=LISTING)
+            rows, size = [], 0
+        rows.append(row)
+        size += _weight(row, filters)
     if rows:
         yield pa.RecordBatch.from_pylist(rows, schema=LISTING)
 
 
-def _rows_of(url: str) -> Iterator[Any]:
+def _listed_rows(url: str) -> Iterator[dict[str, Any]]:
     with storage.open_read(url) as file:
-        yield from pq.ParquetFile(file).iter_batches(batch_size=4096)
+        for batch in pq.ParquetFile(file).iter_batches(batch_size=4096):
+            yield from batch.to_pylist()
 
 
 def _weight(row: dict[str, Any], filters: FileFilterSettings) -> int:
-    """Bytes of work that a listed row stands for."""
+    """Estimated bytes of text of a listed row."""
     if row["reason"]:
         return 0
     if row["kind"] != "file":
-        return int(row["size_bytes"]) * UNPACKED
+        return int(row["size_bytes"]) * COMPRESSION_RATIO
     return 0 if admit(row["path"], row["size_bytes"], filters)[0] else int(row["size_bytes"])

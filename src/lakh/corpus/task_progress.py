@@ -1,11 +1,11 @@
-"""Where a task is: what a step tells its engine on the way, so that a document that kills its process can be named.
+"""What a running task reports to its engine: bytes done, and the document it is working on.
 
-A step is handed a `Trail`. `trail(n)` says that n more bytes of input are done; `trail.at(place)` says what is worked
-on from now on. The place goes into a few bytes of memory that the driver shares with its worker (`Mark`) and outlives
-the worker. A task that has lost a worker is done again *carefully*: documents go through the stages one at a time,
-each announced, and those that `decide` has given up (`skipped`) are passed over with the reason `crashed`.
+A step gets a `TaskProgress`. `advance(n)` reports n more bytes of input; `mark(place)` records the current document in
+a `ProgressMarker`, a few bytes of memory that the driver shares with its worker and that outlive the worker. A task
+that has lost a worker runs again with `one_at_a_time` set: documents pass the filters one by one, each marked first,
+and the documents that `decide_retry` gives up (`skipped`) are dropped with the reason `crashed`.
 
-Knows names of places and deaths; knows neither documents nor processes. Costs a microsecond a document.
+Cost: a microsecond a document.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = [
 ]
 
 TASK_ATTEMPTS = 3
-"""So many workers may die of one task, or of one document of it."""
+"""Worker deaths that end the retries of a task, or of one document of it."""
 MAX_SKIPPED = 16
-"""A task with more deadly documents than that has another problem: a broken library, too little memory."""
+"""More crashing documents than this in one task point to another problem: a broken library, too little memory."""
 MARKER_BYTES = 1024
 
 
 class ProgressMarker:
-    """A line of text in memory that two processes share."""
+    """A line of text in memory shared by two processes."""
 
     def __init__(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, MARKER_BYTES)
@@ -50,28 +50,28 @@ class ProgressMarker:
 
 
 class TaskProgress:
-    """A step's way to talk to its engine; by itself it talks to nobody."""
+    """How a step reports to its engine; without arguments it reports nothing."""
 
     def __init__(
         self,
-        tell: Callable[[int], None] | None = None,
-        mark: ProgressMarker | None = None,
+        report: Callable[[int], None] | None = None,
+        marker: ProgressMarker | None = None,
         *,
-        careful: bool = False,
+        one_at_a_time: bool = False,
         skipped: Sequence[str] = (),
     ) -> None:
-        self._tell, self._mark = tell, mark
-        self.careful = careful
+        self._report, self._marker = report, marker
+        self.one_at_a_time = one_at_a_time
         self._skipped = frozenset(skipped)
 
-    def __call__(self, size_bytes: int) -> None:
-        if self._tell is not None:
-            self._tell(size_bytes)
+    def advance(self, size_bytes: int) -> None:
+        if self._report is not None:
+            self._report(size_bytes)
 
-    def at(self, place: str) -> None:
-        """From now on `place` is worked on; "" is no place in particular."""
-        if self._mark is not None:
-            self._mark.write(place)
+    def mark(self, place: str) -> None:
+        """Record that the task now works on `place`; "" is no particular place."""
+        if self._marker is not None:
+            self._marker.write(place)
 
     def skips(self, place: str) -> bool:
         return bool(self._skipped) and _shortened(place) in self._skipped
@@ -79,18 +79,18 @@ class TaskProgress:
 
 class RetryDecision(NamedTuple):
     action: str
-    """retry, skip (the place in `place`) or give-up."""
+    """retry, skip (the document in `place`) or give-up."""
     place: str
     reason: str
 
 
 def decide_retry(deaths: Sequence[str], num_skipped: int) -> RetryDecision:
-    """What becomes of a task whose workers have died at these places; "" where the place is not known."""
+    """What to do with a task whose workers died at these places; "" is an unknown place."""
     if len(deaths) < TASK_ATTEMPTS:
         return RetryDecision("retry", "", f"{len(deaths)} of {TASK_ATTEMPTS} workers")
     last = deaths[-1]
-    known = sum(place == last for place in deaths)
-    if not last or known < TASK_ATTEMPTS - 1:  # the first death is met before anybody is careful
+    same_place = sum(place == last for place in deaths)
+    if not last or same_place < TASK_ATTEMPTS - 1:  # the place of the first death is unknown
         return RetryDecision("give-up", "", f"its worker died {len(deaths)} times, not at one document")
     if num_skipped >= MAX_SKIPPED:
         return RetryDecision("give-up", last, f"more than {MAX_SKIPPED} of its documents kill their worker")
@@ -99,6 +99,6 @@ def decide_retry(deaths: Sequence[str], num_skipped: int) -> RetryDecision:
 
 def _shortened(place: str) -> str:
     place = place.replace("\0", " ")
-    if len(place) <= MARKER_BYTES // 8:  # a character may take six bytes and more when it is escaped
+    if len(place) <= MARKER_BYTES // 8:  # an escaped character may take six bytes and more
         return place
     return f"{place[: MARKER_BYTES // 8 - 17]} {hashlib.sha256(place.encode('utf-8', 'replace')).hexdigest()[:16]}"

@@ -1,17 +1,14 @@
-"""Connected components of a graph of duplicates, without any machine that holds the graph.
+"""Connected components of a graph of near duplicates, without holding the graph on one machine.
 
-Edges are tables with the columns a and b (nodes, strings). One round is two keyed exchanges:
+Edges are tables with the columns a and b (nodes). One round is two keyed exchanges:
 
-    large_star   for every node u and its neighbours N: each larger neighbour is joined to min(N and u)
-    small_star   for every node u and its smaller neighbours: those and u are joined to the smallest of them
+    large_star   for every node u and its neighbours N: join each larger neighbour to min(N and u)
+    small_star   for every node u and its smaller neighbours: join those and u to the smallest of them
 
-Repeated until `small_star` changes nothing, every component is a star around its smallest node: rows (a, root) with
-root < a. The number of rounds is logarithmic in the longest chain (Kiveris et al., "Connected Components in MapReduce
-and Beyond", 2014). A node of a huge component is the key of many rows in one round only as the centre of a star, and
-a star is written as it is read.
-
-`components` does the same in one process. Both give the smallest node of the component as its root: since nodes are
-`dedup.preference` keys, the root is the copy that is kept.
+Once `small_star` changes nothing, every component is a star around its smallest node: rows (a, root) with root < a.
+The number of rounds is logarithmic in the longest chain (Kiveris et al., "Connected Components in MapReduce and
+Beyond", 2014). `components` does the same in one process. Both give the smallest node of a component as its root, which
+is the copy that stays (nodes.py).
 """
 
 from __future__ import annotations
@@ -22,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["EDGES", "components", "directed", "large_star", "small_star"]
+__all__ = ["EDGES", "as_array", "components", "directed", "large_star", "small_star"]
 
 EDGES = pa.schema([("a", pa.string()), ("b", pa.string())])
 
 
 def directed(edges: Any, *, both: bool) -> Any:
-    """Edges as rows (key, other) for the exchange by key: both ways for large_star, larger first for small_star."""
+    """Edges as rows (key, other), to exchange by key: both ways for large_star, larger first for small_star."""
     a, b = _codes(edges)
     high, low = np.maximum(a.codes, b.codes), np.minimum(a.codes, b.codes)
     keys, others = (np.concatenate([high, low]), np.concatenate([low, high])) if both else (high, low)
@@ -36,7 +33,7 @@ def directed(edges: Any, *, both: bool) -> Any:
 
 
 def large_star(rows: Any) -> Any:
-    """EDGES from rows (key, other), where all rows of a key are present and both directions were sent."""
+    """EDGES from rows (key, other), with all rows of each key and both directions."""
     keys, others = _codes(rows, ("key", "other"))
     if not len(keys.codes):
         return EDGES.empty_table()
@@ -46,7 +43,7 @@ def large_star(rows: Any) -> Any:
 
 
 def small_star(rows: Any) -> Any:
-    """EDGES from rows (key, other) with other < key, where all rows of a key are present."""
+    """EDGES from rows (key, other) with other < key and all rows of each key."""
     keys, others = _codes(rows, ("key", "other"))
     if not len(keys.codes):
         return EDGES.empty_table()
@@ -57,7 +54,7 @@ def small_star(rows: Any) -> Any:
 
 
 def components(edges: Any) -> Any:
-    """(node, root) of every node that has an edge; root is the smallest node of its component, also for itself."""
+    """(node, root) of every node that has an edge; the root is the smallest node of its component."""
     a, b = _codes(edges)
     parent = np.arange(len(a.names))
     for x, y in zip(a.codes.tolist(), b.codes.tolist(), strict=True):
@@ -69,7 +66,7 @@ def components(edges: Any) -> Any:
 
 
 class _CodedColumn:
-    """A column as numbers that sort like its strings."""
+    """A string column as numbers in the same order."""
 
     def __init__(self, codes: np.ndarray, names: Any) -> None:
         self.codes, self.names = codes, names
@@ -79,7 +76,7 @@ class _CodedColumn:
 
 
 def _codes(table: Any, columns: tuple[str, str] = ("a", "b")) -> tuple[_CodedColumn, _CodedColumn]:
-    first, second = (_array(table.column(name)) for name in columns)
+    first, second = (as_array(table.column(name)) for name in columns)
     both = pa.concat_arrays([first, second]).dictionary_encode()
     names = both.dictionary
     order = names.take(pc.sort_indices(names)) if len(names) else names
@@ -90,7 +87,7 @@ def _codes(table: Any, columns: tuple[str, str] = ("a", "b")) -> tuple[_CodedCol
     return _CodedColumn(codes[: len(first)], order), _CodedColumn(codes[len(first) :], order)
 
 
-def _array(column: Any) -> Any:
+def as_array(column: Any) -> Any:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
@@ -101,7 +98,7 @@ def _smallest_with_self(keys: np.ndarray, others: np.ndarray, count: int) -> np.
 
 
 def _edges(coded: _CodedColumn, a: np.ndarray, b: np.ndarray) -> Any:
-    """Distinct edges without loops, sorted: the same whatever the order of the input rows."""
+    """Distinct edges without loops, sorted, so that the order of the input rows does not matter."""
     a, b = a[a != b], b[a != b]
     pairs = np.unique(np.stack([a, b], axis=1), axis=0) if len(a) else np.empty((0, 2), np.int64)
     return pa.table({"a": coded.take(pairs[:, 0]), "b": coded.take(pairs[:, 1])})

@@ -1,7 +1,7 @@
-"""MinHash: what makes two token streams comparable without comparing them. Kernels for normalise.py and near.py.
+"""MinHash signatures of token streams: compare two texts without reading them again.
 
-A text is the set of its runs of SHINGLE words. `signature` keeps two things of it: BANDS keys, each of ROWS MinHashes,
-for finding candidates, and the SKETCH smallest hashes, for measuring them.
+A text is the set of its runs of SHINGLE words. `signature` computes BANDS keys, each of ROWS MinHashes, to find
+candidates, and keeps the SKETCH smallest hashes to measure their similarity.
 
 Compiled with numba at first use and cached. Cost: one vector pass over the shingles for each of the 128 permutations,
 about 5 ns a byte of text.
@@ -21,7 +21,7 @@ SHINGLE = 5
 """Words per shingle."""
 BANDS, ROWS = 16, 8
 SKETCH = 1024
-STRING = 2  # lex.STRING: names, numbers and strings are words, the kinds above are not
+STRING = 2  # lexer.STRING: names, numbers and strings are words, the kinds above are not
 
 _rng = np.random.Generator(np.random.PCG64(0x1A4B))
 MULTIPLIERS = (_rng.integers(0, 2**32, BANDS * ROWS, dtype=np.uint32) | np.uint32(1)).astype(np.uint32)
@@ -30,7 +30,7 @@ OFFSETS = _rng.integers(0, 2**32, BANDS * ROWS, dtype=np.uint32)
 
 @compiled
 def shingles(hashes: Any, kinds: Any, count: int, words: Any, result: Any) -> int:
-    """32-bit hashes of every run of SHINGLE words (names, numbers, strings); the number of them."""
+    """32-bit hashes of every run of SHINGLE words (names, numbers, strings); returns their number."""
     n = 0
     for t in range(count):
         if kinds[t] <= STRING:
@@ -53,8 +53,8 @@ def shingles(hashes: Any, kinds: Any, count: int, words: Any, result: Any) -> in
 def signature(values: Any, count: int, multipliers: Any, offsets: Any, bands: Any, sketch: Any) -> int:
     """Band keys (BANDS of them) of the MinHash of `values`, and the SKETCH smallest distinct values, sorted.
 
-    Returns how many values the sketch has. Where fewer than SKETCH are distinct it holds all of them, and the
-    Jaccard similarity of two such sketches is exact.
+    Returns the size of the sketch. With fewer than SKETCH distinct values it holds all of them, and the Jaccard
+    similarity of two such sketches is exact.
     """
     lowest = np.empty(BANDS * ROWS, np.uint32)
     for p in range(BANDS * ROWS):  # one permutation at a time: the inner loop is a vector minimum
@@ -70,7 +70,7 @@ def signature(values: Any, count: int, multipliers: Any, offsets: Any, bands: An
             h = (h ^ np.int64(lowest[b * ROWS + r])) * np.int64(-7046029254386353131)
             h = h ^ ((h >> 31) & np.int64(0x1FFFFFFFF))
         bands[b] = h
-    # Only the smallest values can be in the sketch: thin out before sorting.
+    # Only the smallest values can be in the sketch: discard the others before sorting.
     limit = np.int64(0xFFFFFFFF)
     if count > 4 * SKETCH:
         limit = np.int64(0xFFFFFFFF) // count * (2 * SKETCH)

@@ -1,4 +1,4 @@
-"""The share of lines that tests reach, per file, from a coverage report: Cobertura XML or lcov.
+"""Line coverage per file, from a coverage report: Cobertura XML or lcov.
 
 Fails with DataError on a file that is neither, or that declares entities (an XML bomb).
 """
@@ -28,7 +28,7 @@ def read_coverage(url: str) -> dict[str, float]:
             return {str(item.get("filename")): _number(item.get("line-rate")) for item in classes}
     elif b"SF:" in raw:
         return _lcov(raw.decode("utf-8", "replace"))
-    raise DataError(url, "is no coverage report that is known", "give a Cobertura report or an lcov file")
+    raise DataError(url, "is not a known coverage report", "give a Cobertura report or an lcov file")
 
 
 def _number(text: str | None) -> float:

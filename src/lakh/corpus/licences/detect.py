@@ -1,13 +1,13 @@
-"""The licence of a repository or of one file, as an SPDX expression with its evidence.
+"""Detect the licence of a repository or of one file, as an SPDX expression with its evidence.
 
-`repository_licence` looks at the files of a repository that speak of licences (LICENSE, COPYING, LICENSES/, PATENTS),
-then at package metadata, then at the README. Several files that disagree are joined with AND: whoever uses the code
-must respect all of them until a person says otherwise; a file that no known licence explains is UNKNOWN, and stays in
-the expression. `header_licence` reads the first lines of a source file: an SPDX line, or a well-known notice.
+`repository_licence` checks a repository's licence files (LICENSE, COPYING, LICENSES/, PATENTS), then its package
+metadata, then its README. Files that disagree are joined with AND: users must respect all of them; a file that is no
+known licence is UNKNOWN and stays in the expression. `header_licence` reads the first lines of a source file: an SPDX
+line, or a well-known notice.
 
-A licence file cannot tell GPL-3.0-only from GPL-3.0-or-later (the texts are identical); the notice in a header can.
+A licence file cannot distinguish GPL-3.0-only from GPL-3.0-or-later (the texts are identical); a header notice can.
 
-Pure functions over names and bytes; never fail. Cost: see spdx.py; headers are the first HEAD_BYTES of a text.
+Pure functions over names and bytes; accept any content. Cost: see spdx_texts.py; headers are the first HEAD_BYTES.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from lakh.corpus.licences.metadata import judge
+from lakh.corpus.licences.metadata import classify_metadata
 from lakh.corpus.licences.spdx_texts import SIMILAR, identify_text
 
 __all__ = ["HEAD_BYTES", "UNKNOWN", "DetectedLicence", "header_licence", "is_licence_file", "repository_licence"]
 
 UNKNOWN = "LicenseRef-unknown"
 HEAD_BYTES = 4096
-MIN_WORD_BYTES = 3
 
 LICENCE_NAME = re.compile(
     r"(un)?licen[cs]e(s)?([._\-].*)?|.*[._\-]licen[cs]e(\.(txt|md|rst))?|copying([._\-].*)?|copyright(\.(txt|md))?|patents(\.(txt|md))?",
@@ -37,12 +36,12 @@ NOT_TEXT = re.compile(r"\.(py|js|ts|go|rs|java|c|h|cpp|json|html|xml|header|spdx
 
 class DetectedLicence(NamedTuple):
     expression: str
-    """SPDX; "" where nothing was found."""
+    """SPDX, "" if nothing was found."""
     evidence: str
 
 
 def is_licence_file(path: str) -> bool:
-    """Whether a file, by its place in a repository, holds a licence of the repository."""
+    """Whether a path is that of a licence file of the repository."""
     place = PurePosixPath(path)
     if len(place.parts) == 2 and place.parts[0].upper() == "LICENSES":
         return place.suffix in ("", ".txt", ".md")
@@ -50,7 +49,7 @@ def is_licence_file(path: str) -> bool:
 
 
 def repository_licence(files: Mapping[str, bytes]) -> DetectedLicence:
-    """From the files at the top of a repository (path -> content; others are ignored)."""
+    """The licence from the top-level files of a repository (path -> content; other files are ignored)."""
     found: dict[str, str] = {}
     for path in sorted(files):
         if is_licence_file(path):
@@ -74,14 +73,14 @@ def repository_licence(files: Mapping[str, bytes]) -> DetectedLicence:
 
 
 def header_licence(head: bytes) -> DetectedLicence:
-    """From the first HEAD_BYTES of a source file; ("", "") for most files."""
+    """The licence in the first HEAD_BYTES of a source file; ("", "") for most files."""
     head = head[:HEAD_BYTES]
     lowered = head.lower()
     if b"licen" not in lowered:
         return DetectedLicence("", "")
     spdx = re.search(rb"SPDX-License-Identifier:[ \t]*([^\r\n]{1,200})", head, re.IGNORECASE)
     written = re.sub(r"[\s*/#\->!]+$", "", spdx.group(1).decode("utf-8", "replace")).strip() if spdx else ""
-    if re.fullmatch(r"\(?[A-Za-z0-9][\w.+\-() ]{1,120}", written):  # code that looks for such lines is not one
+    if re.fullmatch(r"\(?[A-Za-z0-9][\w.+\-() ]{1,120}", written):  # excludes code that searches for such lines
         expression = re.sub(r"(?i)\b(A?GPL|LGPL)-(\d\.\d)\b(?!-|\+|\.)", r"\1-\2-only", written)
         return DetectedLicence(
             re.sub(r"(?i)\b(A?GPL|LGPL)-(\d\.\d)\+", r"\1-\2-or-later", expression), "SPDX line in the header"
@@ -138,14 +137,14 @@ def _file_licence(path: str, content: bytes) -> tuple[str, str]:
     if header.expression and len(content) < HEAD_BYTES:
         return header.expression, header.evidence
     short = " ".join(content.decode("utf-8", "replace").split())
-    verdict = judge(text=short) if 0 < len(short) <= 120 and "licen" in short.lower() else None
-    if verdict is not None and verdict.licence:
-        return verdict.licence, "named in the file"
+    decision = classify_metadata(text=short) if 0 < len(short) <= 120 and "licen" in short.lower() else None
+    if decision is not None and decision.licence:
+        return decision.licence, "named in the file"
     return UNKNOWN, "no licence that is known" if content.strip() else "empty"
 
 
 def _reduced(names: set[str]) -> set[str]:
-    """The GPL text beside an LGPL one is its other half."""
+    """The GPL text beside an LGPL one belongs to it."""
     if any(name.startswith("LGPL-3.0") for name in names):
         names = {name for name in names if not name.startswith("GPL-3.0")}
     return names
@@ -157,7 +156,7 @@ def _joined(names: set[str]) -> str:
 
 
 def _declared(files: Mapping[str, bytes]) -> DetectedLicence:
-    """What package metadata says, judged by its words."""
+    """The licence that package metadata declares."""
     for path, read in (
         ("pyproject.toml", _pyproject),
         ("Cargo.toml", lambda text: str(tomllib.loads(text).get("package", {}).get("license", ""))),
@@ -169,12 +168,12 @@ def _declared(files: Mapping[str, bytes]) -> DetectedLicence:
             try:
                 written = read(files[path].decode("utf-8", "replace")).strip()
             except (ValueError, AttributeError, TypeError, RecursionError):
-                continue  # damaged metadata says nothing
+                continue  # ignore damaged metadata
             if written:
-                verdict = judge(expression=written.replace("/", " OR "))
-                if not verdict.permissive:
-                    verdict = judge(text=written)
-                return DetectedLicence(verdict.licence or UNKNOWN, f"{path} says {written[:60]}")
+                decision = classify_metadata(expression=written.replace("/", " OR "))
+                if not decision.permissive:
+                    decision = classify_metadata(text=written)
+                return DetectedLicence(decision.licence or UNKNOWN, f"{path} says {written[:60]}")
     return DetectedLicence("", "")
 
 
@@ -198,5 +197,5 @@ def _readme_licence(content: bytes) -> str:
     found = re.search(r"(?ims)^#{0,6}\s*licen[cs]e\b[^\n]*\n(.{0,400})", text)
     if not found:
         return ""
-    verdict = judge(text=" ".join(found.group(1).split())[:120])
-    return verdict.licence
+    decision = classify_metadata(text=" ".join(found.group(1).split())[:120])
+    return decision.licence

@@ -1,13 +1,13 @@
-"""Licence texts to SPDX identifiers: a text is compared with the profiles of known licences.
+"""Licence texts to SPDX identifiers, by comparison with profiles of known licences.
 
 A profile is the bag of hashed word pairs of a licence's text, without copyright lines, case and punctuation; the texts
-themselves are not shipped. `profiles.npz` is made by `python -m lakh.corpus.licences.spdx_texts FOLDER` from the JSON files of the
-npm package spdx-license-list (CC0-1.0).
+themselves are not shipped. `python -m lakh.corpus.licences.spdx_texts FOLDER` makes spdx_profiles.npz from the JSON
+files of the npm package spdx-license-list (CC0-1.0).
 
 Similarity is the Dice coefficient of two bags. From SAME upwards a text *is* the licence; from SIMILAR upwards it is a
-modified form of it, which is reported as unknown with the name as evidence: a changed licence is another licence.
+modified form of it, reported as unknown with the name as evidence: a changed licence is another licence.
 
-Knows nothing of repositories (licences.py). Cost: linear, about 10 ns a byte. Never fails on a text.
+Cost: linear, about 10 ns a byte. Accepts any text.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["SAME", "SIMILAR", "LicenceMatch", "identify_text"]
 
 SAME, SIMILAR = 0.94, 0.80
 TWINS = ("MPL-2.0-no-copyleft-exception", "OFL-1.1-RFN", "OFL-1.1-no-RFN", "OFL-1.0-RFN", "OFL-1.0-no-RFN")
-"""Identifiers whose text is that of another one: a text cannot tell them apart."""
+"""Identifiers with the same text as another one."""
 MAX_BYTES = 200_000
 SLOT_BITS = 17
 RARE = 40
 SAMPLE = 7
 CANDIDATES = 10
 PROFILES = Path(__file__).with_name("spdx_profiles.npz")
-# Not among those that the Open Source Initiative approves, and common.
+# Common licences that the Open Source Initiative has not approved.
 ALSO = """
 CC-BY-3.0 CC-BY-4.0 CC-BY-SA-3.0 CC-BY-SA-4.0 CC-BY-NC-4.0 CC-BY-NC-SA-4.0 CC-BY-ND-4.0 CC-BY-NC-ND-4.0
 CC0-1.0 CC-BY-NC-3.0 CC-BY-NC-SA-3.0 CC-BY-ND-3.0 CC-BY-NC-ND-3.0 WTFPL SSPL-1.0 BUSL-1.1 Elastic-2.0
@@ -51,7 +51,7 @@ BSD-Protection BSD-3-Clause-Attribution BSD-3-Clause-LBNL BSD-1-Clause AFL-2.1 O
 @dataclass(frozen=True)
 class LicenceMatch:
     licence: str
-    """SPDX identifier; "" where the text is none of those known."""
+    """SPDX identifier, "" for an unknown text."""
     similarity: float
     nearest: str
     """The most similar licence, whatever the similarity."""
@@ -59,7 +59,7 @@ class LicenceMatch:
 
 @lru_cache(maxsize=4096)
 def identify_text(text: bytes) -> LicenceMatch:
-    """What licence a text is. Cached: a corpus holds the same few texts over and over."""
+    """The licence of a text. Cached: a corpus repeats the same few texts."""
     pairs = word_pairs(text[:MAX_BYTES])
     if len(pairs) < 8:
         return LicenceMatch("", 0.0, "")
@@ -83,7 +83,7 @@ def identify_text(text: bytes) -> LicenceMatch:
 
 
 def word_pairs(text: bytes) -> np.ndarray:
-    """Hashes of each two words that follow one another, copyright lines left out."""
+    """Hashes of all pairs of consecutive words, without copyright lines."""
     data = np.frombuffer(text, np.uint8)
     pairs = np.empty(len(data) // 2 + 2, np.uint32)
     return pairs[: _pairs(data, pairs)]
@@ -98,11 +98,11 @@ class _LicenceProfiles:
     licences: np.ndarray
     counts: np.ndarray
     bags: np.ndarray
-    """Where the bag of each licence begins in bag_pairs (places in `vocabulary`) and bag_counts."""
+    """Start of each licence's bag in bag_pairs (positions in `vocabulary`) and bag_counts."""
     bag_pairs: np.ndarray
     bag_counts: np.ndarray
     slots: np.ndarray
-    """A hash table: place of a pair in `vocabulary`, -1 where a slot is free."""
+    """A hash table: position of a pair in `vocabulary`, -1 in a free slot."""
 
 
 @lru_cache(maxsize=1)
@@ -153,7 +153,7 @@ def _common(
     bag_pairs: Any,
     bag_counts: Any,
 ) -> Any:
-    """For the licences that share most rare pairs with the text, how many pairs their bags have in common."""
+    """For the licences that share most rare pairs with the text, the number of common pairs."""
     total = len(sizes)
     rare = np.zeros(total, np.int64)
     seen = np.zeros(len(vocabulary), np.int16)
@@ -164,9 +164,9 @@ def _common(
             at = (at + 1) & mask
         i = slots[at]
         if i >= 0:
-            if seen[i] < 255:  # as many as a bag counts
+            if seen[i] < 255:  # the maximum in a bag
                 seen[i] += 1
-            # an eighth of the pairs finds the candidates; those such as "of the" are in every licence and tell nothing
+            # an eighth of the pairs finds the candidates; pairs such as "of the" are in every licence and are ignored
             if pair & SAMPLE == 0 and starts[i + 1] - starts[i] <= RARE:
                 for j in range(starts[i], starts[i + 1]):
                     if seen[i] <= known[j]:
@@ -207,7 +207,7 @@ def _pairs(data: Any, pairs: Any) -> int:
     while i < size:
         c = data[i]
         if line_start:
-            # blanks, comment signs and list marks at the beginning of a line
+            # whitespace, comment signs and list marks at the start of a line
             while i < size and (data[i] in (32, 9, 13, 35, 42, 47, 59, 45, 62, 37, 34, 95)):
                 i += 1
             line_start = False
@@ -272,10 +272,10 @@ def make_profiles(folder: Path, target: Path = PROFILES) -> int:
         if name.endswith(("-or-later", "+")) or name in TWINS or not (entry["osiApproved"] or name in ALSO.split()):
             continue
         if f"{name}-only.json" in {p.name for p in folder.glob(f"{name}-only.json")}:
-            continue  # the deprecated twin
+            continue  # the deprecated identifier
         text = entry["licenseText"]
         forms = [text]
-        if name.startswith("LGPL-3.0"):  # SPDX appends the GPL; most repositories keep it in a file of its own
+        if name.startswith("LGPL-3.0"):  # SPDX appends the GPL; most repositories keep it in a separate file
             forms.append(text[: text.index("GNU GENERAL PUBLIC LICENSE\n")])
         for form in forms:
             pairs = word_pairs(form.encode())

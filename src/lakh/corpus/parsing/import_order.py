@@ -1,14 +1,14 @@
-"""The files of one repository in the order of their imports: what a file uses comes before it.
+"""The files of a repository in the order of their imports: dependencies come before the files that use them.
 
-A model that reads a repository as one long text should have met a function before its use. Imports are found by
-pattern (no parse), resolved against the paths of the repository alone, and sorted: dependencies first, among equals by
-path. Cycles are common and must not fail: where only cycles are left, the file with the fewest missing dependencies
-goes next, then the first by path. The result depends on the set of files, never on their order.
+A model that reads a repository as one long text should see a function before its use. Imports are found by pattern (no
+parse), resolved against the paths of the repository, and sorted: dependencies first, ties by path. Cycles are common
+and allowed: when only cycles are left, the file with the fewest missing dependencies goes next, then the first by path.
+The result depends on the set of files, never on their order.
 
 Languages: Python, JavaScript and TypeScript, Java, Go, Rust, C and C++. Others keep the order of their paths.
 
-Cost: one search for a word such as `import` over each text, patterns where it stands, and O((files + imports) log
-files).
+Cost: one search for a word such as `import` over each text, patterns where it occurs, and O((files + imports) log
+files). `in_import_order` orders a stream; it holds one repository, or WINDOW_BYTES of a larger one, in memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["SourceFile", "imports_of", "order_files"]
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakh.corpus.document import rows_of
+
+__all__ = ["SourceFile", "imports_of", "in_import_order", "order_files"]
+
+WINDOW_BYTES = 32 << 20
 
 
 class SourceFile(NamedTuple):
@@ -30,7 +37,7 @@ class SourceFile(NamedTuple):
 
 
 def order_files(files: Sequence[SourceFile]) -> list[int]:
-    """Positions of `files` (of one repository) in the order in which they should be read."""
+    """Positions of the files of one repository in import order."""
     index = _PathIndex(file.path for file in files)
     by_path = {file.path: position for position, file in reversed(list(enumerate(files)))}
     needs: list[set[int]] = []
@@ -42,7 +49,7 @@ def order_files(files: Sequence[SourceFile]) -> list[int]:
         for target in wanted:
             users[target].append(position)
     left = [len(wanted) for wanted in needs]
-    # (missing dependencies, path): stale entries are skipped when they come up
+    # (missing dependencies, path); stale entries are skipped
     heap = [(left[position], file.path, position) for position, file in enumerate(files)]
     heapq.heapify(heap)
     done = [False] * len(files)
@@ -58,6 +65,46 @@ def order_files(files: Sequence[SourceFile]) -> list[int]:
                 left[user] -= 1
                 heapq.heappush(heap, (left[user], files[user].path, user))
     return order
+
+
+def in_import_order(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same rows; kept ones in import order within their repository, dropped ones as soon as they come.
+
+    Rows of one repository must be adjacent. A repository larger than WINDOW_BYTES, or than a split, is ordered in
+    parts. Runs last: row numbers change.
+    """
+    held: list[Any] = []
+    size, repo = 0, ""
+    for batch in batches:
+        is_kept = pc.equal(batch.column("reason"), "")
+        dropped = batch.filter(pc.invert(is_kept))
+        if dropped.num_rows:
+            yield dropped
+        for rows in _by_repo(batch.filter(is_kept)):
+            if held and (rows.column("repo")[0].as_py() != repo or size >= WINDOW_BYTES):
+                yield from _ordered(held)
+                held, size = [], 0
+            repo = rows.column("repo")[0].as_py()
+            held.append(rows)
+            size += pc.sum(pc.binary_length(rows.column("text"))).as_py()
+    if held:
+        yield from _ordered(held)
+
+
+def _by_repo(batch: Any) -> Iterator[Any]:
+    """Slices of adjacent rows of one repository."""
+    repos = batch.column("repo").to_pylist()
+    start = 0
+    for row in range(1, len(repos) + 1):
+        if row == len(repos) or repos[row] != repos[start]:
+            yield batch.slice(start, row - start)
+            start = row
+
+
+def _ordered(held: list[Any]) -> Iterator[Any]:
+    rows = pa.Table.from_batches(held).combine_chunks()
+    positions = order_files([SourceFile(*values) for values in rows_of(rows, "path", "language", "text")])
+    yield from rows.take(pa.array(positions, pa.int64())).combine_chunks().to_batches()
 
 
 def imports_of(file: SourceFile, index: _PathIndex) -> list[str]:
@@ -85,7 +132,7 @@ class _PathIndex:
                 self.folders_by_tail["/".join(parts[start:])].append(folder)
 
     def nearest(self, tail: str, near: str) -> str:
-        """The path that ends in `tail` and shares most with the folder of `near`; "" where none does."""
+        """The path that ends in `tail` and shares the longest prefix with `near`, or ""."""
         found = self.by_tail.get(tail, [])
         return max(found, key=lambda path: (_shared(path, near), -len(path)), default="")
 
@@ -102,8 +149,8 @@ def _shared(left: str, right: str) -> int:
 PY_IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n#;]+)|import[ \t]+([\w., \t]+))", re.MULTILINE
 )
-# What stands between import or export and from: names, braces, commas, stars. Each pattern begins with its word, which
-# is looked for at memory speed.
+# Between import or export and from: names, braces, commas, stars. Each pattern begins with a literal word, which is
+# searched at memory speed.
 JS_NAMES = r"""[\w$*{},\s]{0,2000}?\bfrom\s*['"]([^'"\n]+)['"]"""
 JS_IMPORTS = tuple(
     re.compile(pattern)
@@ -122,7 +169,7 @@ JS_TRIES = ("", ".ts", ".tsx", ".d.ts", ".js", ".jsx", ".mjs", ".cjs", "/index.t
 
 
 def _lines_with(word: str, pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, ...]]:
-    """The groups of a pattern that begins at a line's start, tried at the lines that hold a word."""
+    """The groups of a pattern that begins at a line's start, tried at the lines that contain a word."""
     at = text.find(word)
     while at >= 0:
         found = pattern.match(text, text.rfind("\n", 0, at) + 1)

@@ -1,9 +1,7 @@
-"""Which language a file is written in, by its name and where needed by its content, and how each one is lexed.
+"""The language of a file, by its name and if needed by its content, and the lexer profile of each language.
 
-`language_of(path)` needs the name alone; `identify(path, head)` also looks at the first bytes, for the names that
-several languages share (.h, .m, .pl, .ts, .v) and for scripts without an extension. Decisions come with their reason.
-
-Knows nothing of documents. Cost: a few comparisons; content is only looked at for the names that need it.
+`language_of(path)` needs only the name; `identify(path, head)` also reads the first bytes, for names that several
+languages share (.h, .m, .pl, .ts, .v) and for scripts without an extension.
 """
 
 from __future__ import annotations
@@ -105,7 +103,7 @@ PERHAPS_VENDORED_FOLDERS = VENDORED_FOLDERS | {"external", "externals", "extern"
 @dataclass(frozen=True)
 class DetectedLanguage:
     language: str
-    """"" where it is none that is collected."""
+    """"" if it is not collected."""
     reason: str
 
 
@@ -116,13 +114,13 @@ class LexerProfile:
 
 
 def language_of(path: str) -> str:
-    """The language by name alone, "" where it is none that is collected."""
+    """The language by name only, "" if it is not collected."""
     name = path.rpartition("/")[2].lower()
     return LANGUAGES.get(_suffix(name)[1:], "") or NAMES.get(name, "")
 
 
 def identify(path: str, head: bytes) -> DetectedLanguage:
-    """The language by name and, where the name is shared, by the first bytes of the content."""
+    """The language by name and, for shared names, by the first bytes of the content."""
     name = path.rpartition("/")[2]
     suffix = _suffix(name.lower())
     language = language_of(path)
@@ -152,23 +150,23 @@ def identify(path: str, head: bytes) -> DetectedLanguage:
 
 
 def is_test(path: str) -> bool:
-    """Named like a test, or in a folder of tests."""
+    """Whether a path is named like a test or in a folder of tests."""
     *folders, name = path.split("/")
     return bool(TEST_NAME.search(name)) or not TEST_FOLDERS.isdisjoint(folder.lower() for folder in folders)
 
 
 def is_vendored(path: str) -> bool:
-    """In a folder for other people's code, whose licence is not the repository's."""
+    """Whether a path is in a folder for third-party code, which has another licence."""
     return not VENDORED_FOLDERS.isdisjoint(path.lower().split("/")[:-1])
 
 
 def may_be_vendored(path: str) -> bool:
-    """In a folder that often holds other people's code, and sometimes one's own."""
+    """Whether a path is in a folder that often holds third-party code, and sometimes the repository's own."""
     return not PERHAPS_VENDORED_FOLDERS.isdisjoint(path.lower().split("/")[:-1])
 
 
 def _suffix(name: str) -> str:
-    """Of a file name: ".py"; "" for a name without one, such as .bashrc."""
+    """The suffix of a file name: ".py"; "" for a name such as .bashrc."""
     stem, dot, end = name.rpartition(".")
     return dot + end if stem and end else ""
 
@@ -191,7 +189,7 @@ _CLIKE = {
     "protobuf": lex.SINGLE_STRING,
     "solidity": lex.SINGLE_STRING,
 }
-# The comment of a line that holds nothing else, for languages whose quoting is not modelled.
+# Comment marker of comment-only lines, for languages whose quoting is not modelled.
 _LINE_COMMENT = {
     **dict.fromkeys(("bash", "cmake", "elixir", "julia", "perl", "powershell", "r", "ruby"), "#"),
     **dict.fromkeys(("haskell", "lua", "sql"), "--"),
@@ -203,7 +201,7 @@ _LINE_COMMENT = {
 
 
 def lexer_profile(language: str) -> LexerProfile:
-    """How texts of a language are lexed; an unknown one keeps all of its lines."""
+    """How to lex a language; an unknown one keeps all of its lines."""
     if language == "python":
         return LexerProfile(lex.PYTHON, 0)
     if language in _CLIKE:

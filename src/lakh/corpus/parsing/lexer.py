@@ -1,19 +1,19 @@
 """One pass over a text: its syntax tokens without comments and layout, and their hashes.
 
-Compiled with numba at first use and cached beside the package; there is no second implementation. A lexer is
-enough here, and twenty times faster than a parser: to strip comments and layout it must only know where strings,
-comments and (in Python) logical lines begin and end. `languages.py` says which flags a language has.
+Compiled with numba at first use and cached beside the package. A lexer is enough here, and twenty times faster than a
+parser: to strip comments and layout it only needs to know where strings, comments and (in Python) logical lines begin
+and end. `languages.py` has the flags of each language.
 
     family PYTHON   indentation, logical lines and brackets are tokens; comments and line breaks in brackets are not
-    family CLIKE    blanks and line breaks vanish, but for the end of a preprocessor line
-    family LINES    languages whose quoting is not modelled: lines stay, blanks shrink, lines of comment alone vanish
+    family CLIKE    whitespace and line breaks disappear, except at the end of a preprocessor line
+    family LINES    languages whose quoting is not modelled: lines stay, whitespace shrinks, comment-only lines disappear
 
-Two texts have the same stream when they differ in comments, layout and optional trailing commas alone. Ambiguities
-are resolved towards *keeping* text: a quote without its end is punctuation, a JavaScript regular expression after a
-closing bracket is read as a division.
+Two texts have the same stream if they differ only in comments, layout and optional trailing commas. Ambiguities are
+resolved towards *keeping* text: a quote without an end is punctuation, a JavaScript regular expression after a closing
+bracket is read as a division.
 
-Cost: linear in the text whatever it holds, about 10-20 ns a byte; the buffers that the caller passes are 4 bytes of
-output and at most one token per byte. Never fails: any bytes are a text.
+Cost: linear in any text, about 10-20 ns a byte; the caller passes buffers of 4 bytes of output and at most one token per
+byte. Accepts any bytes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ KIND_COMMENT_BYTES, KIND_STRING_BYTES, KIND_NUMBER_BYTES, KIND_CODE_BYTES = 0, 1
 
 MAX_INDENTS = 256  # deeper nesting shares the last level
 LONG_LINE = 4096
-MAX_UNCLOSED = 16  # from then on their beginnings are punctuation, so that no text takes more than linear time
+MAX_UNCLOSED = 16  # after that their beginnings are punctuation, so that every text takes linear time
 SEPARATOR = 31
 INDENT, DEDENT, NEWLINE = 1, 2, 10
 
@@ -116,7 +116,7 @@ def _is_string_prefix(data: Any, begin: int, end: int) -> bool:
 def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: Any, out: Any, hashes: Any, kinds: Any, starts: Any, stats: Any) -> Any:  # fmt: skip  # noqa: E501
     """Fill `out` (the normalised stream), and per token its hash, kind and first byte; return (bytes, tokens).
 
-    `out` needs 4 * (end - begin) + 64 bytes, the token arrays 2 * (end - begin) + 64 places. `stats` (4 places)
+    `out` needs 4 * (end - begin) + 64 bytes, the token arrays 2 * (end - begin) + 64 entries. `stats` (4 entries)
     gets the bytes of comments, strings, numbers and of all tokens.
     """
     size = 0
@@ -133,7 +133,7 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
     last_hash = np.int64(0)
     openers = np.zeros(MAX_INDENTS, np.uint8)  # per bracket: 1 where it follows a name or a closing bracket
     commas = np.zeros(MAX_INDENTS, np.uint8)  # per bracket: 1 once it holds two elements
-    unclosed = 0  # comments and strings without an end: each costs a look at the rest of the text
+    unclosed = 0  # comments and strings without an end: each costs a scan of the rest of the text
     for k in range(4):
         stats[k] = 0
     while i < end:
@@ -221,7 +221,7 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
             continue
         token_end = i + 1
         token_kind = PUNCTUATION
-        opens = False  # a comment or string begins here and has no end
+        opens = False  # a comment or string that begins here has no end
         # --- words and numbers -----------------------------------------------------------------------------------
         if kind == 2:
             j = i + 1
@@ -331,7 +331,7 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                     k = end_of_quote(data, i + 1, end, 39, False)
                     opens = k < 0
                     if k > i + 14 and not flags & SINGLE_STRING:
-                        k = -1  # no character constant: an apostrophe in #error text, say
+                        k = -1  # not a character constant: for example an apostrophe in #error text
                 if k > 0:
                     token_end, token_kind = k, STRING
             elif c == 96 and flags & TEMPLATE:
@@ -373,7 +373,7 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                 token_end = i + _operator_size(data, i, end, False)
         if token_end > end:
             token_end = end
-        if opens:  # a lone quote costs its line alone, unless that line is long
+        if opens:  # a lone quote costs only its line, unless that line is long
             is_quote = c == 34 or c == 39 or (c == 47 and i + 1 < end and data[i + 1] != 42)
             if not is_quote or end_of_line(data, i, min(end, i + LONG_LINE)) == i + LONG_LINE:
                 unclosed += 1

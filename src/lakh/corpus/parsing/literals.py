@@ -1,10 +1,10 @@
-"""Where comments, strings and other literals end: the part of lexing that needs to look ahead. Kernels of lex.py.
+"""Where comments, strings and other literals end: the part of lexing that looks ahead. Kernels of lexer.py.
 
-Each function is given the place behind (or at) the beginning of a literal, and returns the place behind its end, or -1
-where it has none: the beginning is then punctuation. None looks at a byte twice, but for the nested strings of an
-f-string, which are one line long at most.
+Each function gets the position after (or at) the start of a literal and returns the position after its end, or -1 if it
+has none: the start is then punctuation. Each byte is read once, except in the nested strings of an f-string, which are
+at most one line long.
 
-Compiled into lex.py's one kernel; numba's cache watches that file alone, so a change here needs a touch of lex.py.
+Compiled into lexer.py's one kernel; numba's cache watches that file only, so touch lexer.py after a change here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def end_of_line(data: Any, i: int, end: int) -> int:
 
 @compiled
 def end_of_quote(data: Any, i: int, end: int, quote: int, multiline: bool) -> int:
-    """Behind the closing quote of a string that began before `i`; -1 where there is none."""
+    """After the closing quote of a string that began before `i`; -1 if there is none."""
     while i < end:
         c = data[i]
         if c == 92:
@@ -92,7 +92,7 @@ def end_of_fstring(data: Any, i: int, end: int, quote: int) -> int:
             j = end_of_quote(data, i + 1, end, quote, False)
             if j < 0:
                 return i + 1
-            # a nested string must be followed by something that can stand in an expression, up to a closing brace
+            # a nested string must be followed by the rest of an expression, up to a closing brace
             k = j
             while k < end and data[k] != 10 and data[k] != 125 and data[k] != quote:
                 k += 1
@@ -106,7 +106,7 @@ def end_of_fstring(data: Any, i: int, end: int, quote: int) -> int:
 
 @compiled
 def end_of_template(data: Any, i: int, end: int) -> int:
-    """Behind the closing backtick; ${ } may hold strings, braces and further templates (to a depth of 32)."""
+    """After the closing backtick; ${ } may hold strings, braces and further templates (to a depth of 32)."""
     stack = np.zeros(32, np.int64)  # brace depth inside each ${ }
     level = 0  # 0: in template text; odd levels are code
     code = False
@@ -154,7 +154,7 @@ def end_of_template(data: Any, i: int, end: int) -> int:
 
 @compiled
 def end_of_template_text(data: Any, i: int, end: int) -> int:
-    """A template nested in another: braces are counted, quotes in them are not looked at."""
+    """A template nested in another: braces are counted, quotes in them are ignored."""
     depth = 0
     while i < end:
         c = data[i]
@@ -217,7 +217,7 @@ def end_of_regex(data: Any, i: int, end: int) -> int:
 
 @compiled
 def end_of_rust_raw(data: Any, i: int, end: int) -> int:
-    """`i` is behind the r of r"..." or r#"..."#; -1 where it is none, e.g. the raw identifier r#type."""
+    """`i` is after the r of r"..." or r#"..."#; -1 if it is something else, e.g. the raw identifier r#type."""
     hashes = 0
     while i < end and data[i] == 35:
         hashes += 1

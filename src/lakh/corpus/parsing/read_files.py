@@ -1,10 +1,8 @@
-"""Raw bytes to a document, or to the reason why not.
+"""Raw bytes to documents, or to the reason why not.
 
-`parse` is a pure function of the bytes, the path and the filters; `read_files` is the stage around it: it asks
-sources/containers.py for the files of a listing, one at a time, and hands on documents in batches of about BATCH_BYTES.
-A file is opened only when its name and size allow it, so a tree full of images costs nothing.
-
-Knows nothing of syntax: a file is judged by its name, its bytes and its lines.
+`parse` is a pure function of the bytes, the path and the filters; `read_files` applies it to the files of a listing,
+one at a time, and yields documents in batches of about BATCH_BYTES. A file is opened only if its name and size allow
+it, so a tree full of images costs nothing. Looks at names, bytes and lines, not at syntax.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from lakh.config import require_positive
-from lakh.corpus.document import STREAM, Stage, complete, document_id
+from lakh.corpus.document import STREAM, complete, document_id
 from lakh.corpus.parsing.languages import EXTENSIONS, identify, is_test, is_vendored, language_of
 from lakh.corpus.sources.raw_document import RawDocument
 from lakh.corpus.sources.readers import DOCUMENTATION, open_listed
@@ -44,10 +42,10 @@ MINIFIED_MIN_CHARS = 500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileFilterSettings:
-    """Thresholds of `parse`. The line and letter limits are those commonly used for code corpora."""
+    """Limits for files. The line and letter limits are those commonly used for code corpora."""
 
     max_file_bytes: int = 1_000_000
-    """Larger files are dropped as too-large, unread."""
+    """Larger files are dropped as too-large without reading them."""
     max_line_chars: int = 1000
     """A file with a longer line is dropped as long-lines."""
     max_mean_line_chars: float = 100.0
@@ -57,11 +55,11 @@ class FileFilterSettings:
     min_blank_share: float = 0.02
     """A file with a smaller share of blanks and line ends counts as minified and is dropped as generated."""
     drop_generated: bool = True
-    """Drop files whose first lines say that a program wrote them."""
+    """Drop files whose first lines say that they are generated."""
     drop_vendored: bool = True
-    """Drop what lies in folders for other people's code (vendor, third_party, ...): its licence is another one."""
+    """Drop files in folders for third-party code (vendor, third_party, ...): they have another licence."""
     languages: tuple[str, ...] = ()
-    """Take these languages alone; empty takes all."""
+    """Keep only these languages; empty keeps all."""
 
     def __post_init__(self) -> None:
         for language in self.languages:
@@ -84,13 +82,13 @@ class Parsed(NamedTuple):
 
 
 def admit(path: str, size_bytes: int, filters: FileFilterSettings, *, documentation: bool = False) -> tuple[str, str]:
-    """(reason, detail) for which a file need not even be opened; ("", "") admits it."""
+    """(reason, detail) if a file need not be opened; ("", "") admits it."""
     language = language_of(path)
-    if not language and (_suffix(path) or documentation):  # without one it may be a script: its first line will tell
+    if not language and (_suffix(path) or documentation):  # without a suffix it may be a script: see its first line
         return "not-code", _suffix(path)
     if language and (language in DOCUMENTATION) is not documentation:
         return "not-code", _suffix(path)
-    if language and filters.languages:  # of a header only its content tells
+    if language and filters.languages:  # a header may be C or C++
         possible = {"c", "cpp"} if language == "c" and _suffix(path).lower() == ".h" else {language}
         if possible.isdisjoint(filters.languages):
             return "other-language", language
@@ -102,14 +100,14 @@ def admit(path: str, size_bytes: int, filters: FileFilterSettings, *, documentat
 
 
 def _suffix(path: str) -> str:
-    """Like PurePosixPath.suffix, which costs more than all else that is done with a name."""
+    """Like PurePosixPath.suffix, which is slower than everything else here."""
     stem, dot, ending = path.rpartition("/")[2].rpartition(".")
     return f".{ending}" if dot and stem and ending else ""
 
 
 def parse(raw: bytes, path: str, filters: FileFilterSettings) -> Parsed:
-    """Decode and judge the content of one file."""
-    if len(raw) > filters.max_file_bytes:  # it grew since it was listed
+    """Decode and check the content of one file."""
+    if len(raw) > filters.max_file_bytes:  # it has grown since it was listed
         return Parsed("", "too-large", f"over {filters.max_file_bytes} bytes")
     if raw.isspace() or not raw:
         return Parsed("", "empty")
@@ -122,43 +120,45 @@ def parse(raw: bytes, path: str, filters: FileFilterSettings) -> Parsed:
         return Parsed("", "bad-encoding", f"byte {error.start}: {error.reason}")
     if not text.strip():
         return Parsed("", "empty")
-    reason, detail = _judge(raw, text, path, filters)
+    reason, detail = _reason(raw, text, path, filters)
     return Parsed("" if reason else text, reason, detail)
 
 
-def read_files(filters: FileFilterSettings, *, dropped_texts: bool = False, task: TaskProgress | None = None) -> Stage:
-    """The stage LISTING -> STREAM: open, decode and judge every listed file and every document of a container.
+def read_files(
+    listing: Iterator[Any],
+    filters: FileFilterSettings,
+    *,
+    dropped_texts: bool = False,
+    task: TaskProgress | None = None,
+) -> Iterator[Any]:
+    """LISTING batches to STREAM batches: open, decode and check every listed file and document of a container.
 
-    With `dropped_texts`, what was read of a document that is dropped here is kept beside it. The trail hears what is
-    being opened, and says what is not to be opened again.
+    With `dropped_texts`, the text of a document that is dropped here goes to `dropped_text`.
     """
-    watched = task or TaskProgress()
+    progress = task or TaskProgress()
+    rows: list[dict[str, Any]] = []
+    size = 0
 
     def is_wanted(path: str, size_bytes: int) -> bool:
         return not admit(path, size_bytes, filters)[0]
 
-    def stage(listing: Iterator[Any]) -> Iterator[Any]:
-        rows: list[dict[str, Any]] = []
-        size = 0
-        for batch in listing:
-            for listed in batch.to_pylist():
-                for raw in _watched(listed, open_listed(listed, filters.max_file_bytes, is_wanted), watched):
-                    row = _row(raw, listed["source"], filters)
-                    if dropped_texts:
-                        row["dropped_text"] = (raw.content or b"").decode("utf-8", "replace") if row["reason"] else ""
-                    rows.append(row)
-                    size += row["size_bytes"]
-                    if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
-                        yield _batch(rows)
-                        rows, size = [], 0
-        if rows:
-            yield _batch(rows)
-
-    return stage
+    for batch in listing:
+        for listed in batch.to_pylist():
+            for raw in _marked(listed, open_listed(listed, filters.max_file_bytes, is_wanted), progress):
+                row = _row(raw, listed["source"], filters)
+                if dropped_texts:
+                    row["dropped_text"] = (raw.content or b"").decode("utf-8", "replace") if row["reason"] else ""
+                rows.append(row)
+                size += row["size_bytes"]
+                if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
+                    yield _batch(rows)
+                    rows, size = [], 0
+    if rows:
+        yield _batch(rows)
 
 
-def _watched(listed: dict[str, Any], documents: Iterator[RawDocument], task: TaskProgress) -> Iterator[RawDocument]:
-    """The documents of a listed row; the rest of one that kills whoever opens it is left out."""
+def _marked(listed: dict[str, Any], documents: Iterator[RawDocument], task: TaskProgress) -> Iterator[RawDocument]:
+    """The documents of a listed file, each marked as progress first; the rest of a file that crashes is skipped."""
     name = f"{listed['repo']}/{listed['path']}:{listed['part']}"
     for number in itertools.count():
         place = f"{name} after {number} documents"
@@ -166,14 +166,14 @@ def _watched(listed: dict[str, Any], documents: Iterator[RawDocument], task: Tas
             rest = f"the rest of {name}, after {number} documents" if number else ""
             yield RawDocument(listed["repo"], listed["path"], reason="crashed", detail=rest)
             return
-        task.at(place)
+        task.mark(place)
         raw = next(documents, None)
         if raw is None:
             return
         yield raw
 
 
-def _judge(raw: bytes, text: str, path: str, filters: FileFilterSettings) -> tuple[str, str]:
+def _reason(raw: bytes, text: str, path: str, filters: FileFilterSettings) -> tuple[str, str]:
     lines = raw.splitlines()
     longest = max(map(len, lines))
     if longest > filters.max_line_chars:
@@ -199,9 +199,9 @@ def _judge(raw: bytes, text: str, path: str, filters: FileFilterSettings) -> tup
 
 
 def _count(raw: bytes, text: str) -> tuple[int, int]:
-    """(characters that are no blanks, letters and digits); what is not ASCII counts as a letter.
+    """(visible characters, letters and digits); everything outside ASCII counts as a letter.
 
-    By deleting bytes, which runs in C: a loop over characters would be most of the cost of a build.
+    Deletes bytes, which runs in C: a loop over characters would dominate the cost of a build.
     """
     foreign = 0 if text.isascii() else len(text) - len(raw.translate(None, _FOREIGN))
     visible = len(raw.translate(None, _BLANK + _FOREIGN))
@@ -214,7 +214,7 @@ _NOT_ALPHANUMERIC = bytes(byte for byte in range(128) if not chr(byte).isalnum()
 
 
 def _row(raw: RawDocument, source: str, filters: FileFilterSettings) -> dict[str, Any]:
-    """The columns of STREAM that are known now."""
+    """The first columns of STREAM."""
     reason, detail, text, size, language = raw.reason, raw.detail, "", 0, raw.language
     if not reason:
         reason, detail = admit(raw.path, raw.size_bytes, filters, documentation=raw.documentation)

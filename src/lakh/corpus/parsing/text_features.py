@@ -1,21 +1,20 @@
-"""What is known of a text without a parser: its normalised digest, its similarity keys, its shares.
+"""Features of a text that need no parser: its normalised digest, its similarity keys, its shares.
 
-`facts(text, language)` is one record; `analyse()` is the stage that puts the records of a batch into STREAM columns,
-so that no later stage has to look at the text again for them. The text itself stays as it was written.
+`text_features(text, language)` computes one record; `add_text_features` fills the STREAM columns of a batch, so that
+no later step reads the text again for them. The text itself stays as it was written.
 
-    digest         SHA-256 (first 16 bytes) of the token stream without comments and layout (lex.py), the language
-                   included: equal for texts that differ in formatting and comments alone
-    bands, sketch  what near.py compares; empty for texts of fewer than MIN_WORDS words
+    digest         SHA-256 (first 16 bytes) of language and token stream without comments and layout (lexer.py): equal
+                   for texts that differ only in formatting and comments
+    bands, sketch  for dedup/near.py; empty for texts of fewer than MIN_WORDS words
     comment_share, string_share, number_share
                    bytes of comments over bytes of comments and tokens; of strings and numbers over tokens
 
-Cost: about 0.02 s per MB (bench/corpus_accuracy.py prints it). Never fails on a text.
+Cost: about 0.02 s per MB (bench/corpus_accuracy.py prints it). Accepts any text.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakh.corpus.dedup import minhash
-from lakh.corpus.document import Stage
+from lakh.corpus.document import rows_of, with_columns
 from lakh.corpus.parsing import lexer as lex
 from lakh.corpus.parsing.languages import LexerProfile, lexer_profile
 
@@ -41,7 +40,7 @@ __all__ = [
 
 DIGEST_BYTES = 16
 MIN_WORDS = 5
-"""Shorter texts take part in exact deduplication alone: a handful of shingles says little about likeness."""
+"""Shorter texts take part in exact deduplication only: a handful of shingles says little about similarity."""
 
 REGEX_WORDS = "return typeof case in of delete void throw new else do instanceof yield await"
 
@@ -64,11 +63,11 @@ class LexedTokens:
     kinds: np.ndarray
     starts: np.ndarray
     stream: bytes
-    """The normalised form: tokens with a separator behind each."""
+    """The normalised form: each token followed by a separator."""
 
 
 class _LexerBuffers:
-    """Scratch space that grows with the largest text seen; one per process."""
+    """Scratch space that grows with the largest text; one per process."""
 
     def __init__(self) -> None:
         self.room = -1
@@ -104,39 +103,26 @@ def text_features(text: str | bytes, language: str) -> TextFeatures:
 
 def tokens_of(text: str | bytes, language: str) -> LexedTokens:
     data = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
-    scratch = _LexerBuffers().fit(len(data))  # of its own: the result refers to it
+    scratch = _LexerBuffers().fit(len(data))  # not shared: the result refers to it
     size, count = _lex(data, 0, len(data), lexer_profile(language), scratch)
     return LexedTokens(
         scratch.hashes[:count], scratch.kinds[:count], scratch.starts[:count], scratch.out[:size].tobytes()
     )
 
 
-def analyse() -> Stage:
-    """The stage that fills digest, bands, sketch and the shares of every row that is still alive."""
-
-    def stage(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            yield _analyse(batch)
-
-    return stage
+NO_FEATURES = TextFeatures(b"", b"", b"", 0.0, 0.0, 0.0)
 
 
-NOTHING = TextFeatures(b"", b"", b"", 0.0, 0.0, 0.0)
-
-
-def _analyse(batch: Any) -> Any:
-    texts = batch.column("text")
-    offsets, data = text_buffers(texts)
-    languages, reasons = batch.column("language").to_pylist(), batch.column("reason").to_pylist()
+def add_text_features(batch: Any) -> Any:
+    """Fill digest, bands, sketch and the shares of every row that is not dropped."""
+    offsets, data = text_buffers(batch.column("text"))
     rows = []
-    for row, (language, reason) in enumerate(zip(languages, reasons, strict=True)):
+    for row, (language, reason) in enumerate(rows_of(batch, "language", "reason")):
         begin, end = int(offsets[row]), int(offsets[row + 1])
         known = not reason and end > begin
-        rows.append(_text_features(data, begin, end, language, lexer_profile(language)) if known else NOTHING)
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    for name in ("digest", "bands", "sketch", "comment_share", "string_share", "number_share"):
-        columns[name] = pa.array([getattr(row, name) for row in rows], batch.schema.field(name).type)
-    return pa.record_batch([columns[name] for name in batch.schema.names], schema=batch.schema)
+        rows.append(_text_features(data, begin, end, language, lexer_profile(language)) if known else NO_FEATURES)
+    names = ("digest", "bands", "sketch", "comment_share", "string_share", "number_share")
+    return with_columns(batch, **{name: [getattr(row, name) for row in rows] for name in names})
 
 
 def text_buffers(texts: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +132,7 @@ def text_buffers(texts: Any) -> tuple[np.ndarray, np.ndarray]:
     offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
     offsets = offsets[texts.offset : texts.offset + len(texts) + 1]
     data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
-    data.flags.writeable = False  # as the bytes of a single text are: a kernel is compiled for each kind of array
+    data.flags.writeable = False  # like the bytes of a single text: numba compiles a kernel for each kind of array
     return offsets, data
 
 

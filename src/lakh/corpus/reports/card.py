@@ -1,4 +1,4 @@
-"""The dataset card that goes with a corpus: README.md, in the form that dataset hubs read.
+"""The dataset card of a corpus: README.md, in the format that dataset hubs read.
 
 A pure function of the report, without times or machines: the same corpus has the same card.
 """
@@ -25,7 +25,7 @@ SIZES = (
 
 
 def card(report: CorpusReport) -> str:
-    """Markdown with a YAML head."""
+    """Markdown with a YAML header."""
     size = next((name for limit, name in SIZES if report.kept < limit), "n>10M")
     head = ["---", "task_categories:", "- text-generation", "tags:", "- code", f"size_categories:\n- {size}"]
     head += ["configs:", "- config_name: default", "  data_files: docs-*.parquet", "---"]

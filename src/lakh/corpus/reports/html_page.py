@@ -1,7 +1,7 @@
-"""The report as one HTML page with plots: no script, no file beside it, opens anywhere.
+"""The report as one self-contained HTML page with plots and without scripts.
 
-Plots are drawn here as SVG bars; whatever came out of documents is escaped. A pure function of the report and of some
-samples of what was dropped.
+Plots are SVG bars; all text from documents is escaped. A pure function of the report and of samples of dropped
+documents.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def report_html(report: CorpusReport, dropped: Mapping[str, Sequence[tuple[str, 
 
 
 def _funnel(steps: Sequence[tuple[str, int, int]]) -> str:
-    """Bars of what is left after each reason, and beside it what the reason took."""
+    """Bars of the documents left after each reason, and beside them the dropped ones."""
     most = max(1, steps[0][1])
     rows = []
     for number, (reason, left, gone) in enumerate(steps):

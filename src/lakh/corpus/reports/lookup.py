@@ -1,7 +1,7 @@
-"""One document of a corpus, kept or dropped, by its id, the beginning of its id, or repo/path; and some of each kind.
+"""Find one document of a corpus, kept or dropped, by id, prefix of an id, or repo/path; and list dropped examples.
 
-`find` gives the life of a document: where it came from, what was decided about it, and who lost to it. Reads the
-columns that it needs of every file of the corpus; memory is what it returns.
+`find_document` returns the history of a document: its origin, what was decided about it, and which copies it replaced.
+Reads only the needed columns of the corpus; memory is the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lakh.corpus.reports.report import read_report
 from lakh.corpus.shards import check_shard, read_documents, read_rows
 from lakh.errors import UserError
 
-__all__ = ["DocumentHistory", "examples", "find"]
+__all__ = ["DocumentHistory", "dropped_examples", "find_document"]
 
 SHOWN_MATCHES = 5
 MIN_PREFIX = 4
@@ -30,23 +30,23 @@ MAX_LOST = 20
 
 @dataclass(frozen=True)
 class DocumentHistory:
-    """What became of one document."""
+    """What the build decided about one document."""
 
     id: str
     repo: str
     path: str
     document: Document | None
-    """As it was kept; None where it was dropped."""
+    """None if it was dropped."""
     reason: str = ""
     detail: str = ""
     dropped_text: str = ""
-    """What it held, where the corpus was built with dropped_texts."""
+    """The text, if the corpus was built with dropped_texts."""
     won_over: tuple[tuple[str, str], ...] = ()
     """(reason, place) of up to MAX_LOST documents that were dropped in favour of this one."""
 
 
-def find(url: str, wanted: str) -> DocumentHistory:
-    """The life of the one document that `wanted` means."""
+def find_document(url: str, wanted: str) -> DocumentHistory:
+    """The history of the one document that `wanted` matches."""
     kept = [row for batch in read_documents(url, PLACE) for row in _matches(batch, wanted)]
     dropped = [row for batch in _dropped_rows(url) for row in _matches(batch, wanted)]
     found = kept + dropped
@@ -54,7 +54,7 @@ def find(url: str, wanted: str) -> DocumentHistory:
         raise UserError(wanted, f"no such document in {url}", _suggestion(url, wanted))
     if len(found) > 1:
         some = ", ".join(f"{row['id'][:12]} ({row['repo']}/{row['path']})" for row in found[:SHOWN_MATCHES])
-        raise UserError(wanted, f"means {len(found)} documents: {some}", "give more of the id")
+        raise UserError(wanted, f"matches {len(found)} documents: {some}", "give more of the id")
     row = found[0]
     if not kept:
         text = row.get("text") or ""
@@ -69,7 +69,7 @@ def find(url: str, wanted: str) -> DocumentHistory:
     return DocumentHistory(row["id"], row["repo"], row["path"], _load(url, row["id"]), won_over=tuple(lost[:MAX_LOST]))
 
 
-def examples(url: str, each: int) -> dict[str, list[tuple[str, str]]]:
+def dropped_examples(url: str, each: int) -> dict[str, list[tuple[str, str]]]:
     """(place, detail) of up to `each` dropped documents of every reason: those with the smallest ids."""
     found: dict[str, list[tuple[str, str, str]]] = {}
     for batch in _dropped_rows(url):
@@ -100,10 +100,10 @@ def _load(url: str, identity: str) -> Document:
         rows = batch.filter(pc.equal(batch.column("id"), identity)).to_pylist()
         if rows:
             return Document(**rows[0])
-    raise AssertionError("it was there a moment ago")
+    raise AssertionError("the document was listed a moment ago")
 
 
 def _suggestion(url: str, wanted: str) -> str:
     places = [f"{row['repo']}/{row['path']}" for batch in read_documents(url, PLACE) for row in batch.to_pylist()]
     near = difflib.get_close_matches(wanted, places, n=1) or [place for place in places if place.endswith(wanted)]
-    return f"did you mean {near[0]}?" if near else "give an id (4 or more digits of it) or repo/path"
+    return f"did you mean {near[0]}?" if near else "give an id (at least 4 digits of it) or repo/path"

@@ -1,11 +1,10 @@
-"""What a corpus holds and what was left out: its manifest, as an object that can be checked.
+"""The report of a corpus: its manifest, as an object that can be checked.
 
     read = kept + sum of dropped        always, by construction
 
-`output_sha256` names the content: the sum, modulo 2**256, of one SHA-256 per kept document over its id and
-its text's hash. A sum does not depend on order, so it is the same for any shard size, engine or number of
-workers, and workers can add up their parts. (It tells equal from different; it is no defence against someone
-who forges documents.)
+`output_sha256` identifies the content: the sum, modulo 2**256, of one SHA-256 per kept document over its id and its
+text's hash. A sum does not depend on order, so it is the same for any shard size, engine or number of workers, and
+workers can add up their parts. (It tells equal from different; it is not a defence against forged documents.)
 """
 
 from __future__ import annotations
@@ -23,35 +22,13 @@ from lakh.errors import CorruptShard, DataError, UserError
 __all__ = ["CorpusReport", "content_sum", "read_report"]
 
 FIELDS = (
-    "settings",
-    "sources",
-    "listing_sha256",
-    "read",
-    "kept",
-    "dropped",
-    "dropped_bytes",
-    "bytes_in",
-    "bytes_out",
-    "languages",
-    "language_bytes",
-    "licences",
-    "secrets",
-    "samples",
-    "earlier",
-    "versions",
-    "shards",
-    "dropped_files",
-    "output_sha256",
-)
-
-# What a manifest of format 1 lacks.
-OLD_FIELDS: Mapping[str, Any] = {
-    "dropped_bytes": {},
-    "language_bytes": {},
-    "secrets": {},
+    "settings sources listing_sha256 read kept dropped dropped_bytes bytes_in bytes_out languages language_bytes licences "
+    "secrets samples earlier versions shards dropped_files output_sha256"
+).split()
+# Fields that a manifest of format 1 lacks.
+OLD_FIELDS: Mapping[str, Any] = dict.fromkeys(("dropped_bytes", "language_bytes", "secrets", "versions"), {}) | {
     "samples": [],
     "earlier": [],
-    "versions": {},
 }
 
 
@@ -63,49 +40,49 @@ class CorpusReport:
     settings: Mapping[str, Any]
     sources: tuple[str, ...]
     listing_sha256: str
-    """Names, sizes and times of the files that the sources offered."""
+    """Hash of names, sizes and times of the offered files."""
     read: int
-    """Files offered, plus one for each distribution that was left out whole."""
+    """Offered files, plus one for each distribution that was dropped as a whole."""
     kept: int
     dropped: Mapping[str, int]
-    """Reason -> documents; the reasons are explained in document.REASONS."""
+    """Reason -> documents; document.REASONS explains the reasons."""
     dropped_bytes: Mapping[str, int]
-    """Reason -> bytes that were read before the document was dropped."""
+    """Reason -> bytes read before the document was dropped."""
     bytes_in: int
-    """Bytes of the files that were opened."""
+    """Bytes of opened files."""
     bytes_out: int
     """Bytes of the kept texts."""
     languages: Mapping[str, int]
     """Language -> kept documents."""
     language_bytes: Mapping[str, int]
     licences: Mapping[str, int]
-    """Licence -> kept documents; "" where nothing is known."""
+    """Licence -> kept documents; "" if unknown."""
     secrets: Mapping[str, int]
-    """Kind -> places that were redacted in kept documents."""
+    """Kind -> redactions in kept documents."""
     samples: tuple[Mapping[str, str], ...]
     """Some lines before and after redaction, masked."""
     earlier: tuple[str, ...]
-    """Content hashes of the earlier corpora whose documents were left out."""
+    """Content hashes of the earlier corpora whose documents were excluded."""
     versions: Mapping[str, str]
-    """Of what decides the content: lakh and the libraries of its stages."""
+    """Versions of lakh and of the libraries that affect the content."""
     shards: tuple[Mapping[str, Any], ...]
     dropped_files: tuple[Mapping[str, Any], ...]
     output_sha256: str
     reused: bool = False
     engine: str = field(default="", compare=False)
     peak_rss_bytes: int = field(default=0, compare=False)
-    """Of the largest worker; 0 where it is not known."""
+    """Of the largest worker; 0 if unknown."""
     tasks: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """How many tasks this build has run, and how many an interrupted one had finished."""
+    """Tasks run by this build, and tasks reused from an interrupted one."""
     seconds: float = field(default=0.0, compare=False)
     cpu_seconds: float = field(default=0.0, compare=False)
 
     def manifest(self) -> dict[str, Any]:
-        """What manifest.json holds: nothing that differs between two builds of the same sources."""
+        """The content of manifest.json: nothing that differs between two builds of the same sources."""
         return {"format": FORMAT} | {name: _plain(getattr(self, name)) for name in FIELDS}
 
     def funnel(self) -> list[tuple[str, int, int]]:
-        """(reason, dropped, left after it), in the order in which the reasons are looked for."""
+        """(reason, dropped, left after it), in the order in which the build checks the reasons."""
         left, steps = self.read, []
         for reason in [*REASONS, *sorted(set(self.dropped) - set(REASONS))]:
             if self.dropped.get(reason):
@@ -114,33 +91,21 @@ class CorpusReport:
         return steps
 
     def as_dict(self) -> dict[str, Any]:
-        """The form that `--json` prints."""
+        """The data that `--json` prints."""
         speed = self.bytes_in / 1e6 / self.cpu_seconds if self.cpu_seconds and not self.reused else None
-        return {
-            "out": self.out,
-            "reused": self.reused,
-            "sources": list(self.sources),
-            "read": self.read,
-            "kept": self.kept,
-            "dropped": dict(self.dropped),
-            "duplicates": {
-                "exact": self.dropped.get("exact-duplicate", 0),
-                "near": self.dropped.get("near-duplicate", 0),
-            },
-            "secrets": dict(self.secrets),
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "languages": dict(self.languages),
-            "licences": dict(self.licences),
+        names = (
+            "out reused sources read kept dropped duplicates secrets bytes_in bytes_out languages licences shards engine "
+            "tasks peak_rss_bytes seconds cpu_seconds mb_per_cpu_second output_sha256"
+        ).split()
+        dropped = self.dropped.get
+        derived = {
+            "duplicates": {"exact": dropped("exact-duplicate", 0), "near": dropped("near-duplicate", 0)},
             "shards": len(self.shards),
-            "engine": self.engine,
-            "tasks": dict(self.tasks),
-            "peak_rss_bytes": self.peak_rss_bytes,
             "seconds": round(self.seconds, 3),
             "cpu_seconds": round(self.cpu_seconds, 3),
             "mb_per_cpu_second": speed,
-            "output_sha256": self.output_sha256,
         }
+        return {name: derived[name] if name in derived else _plain(getattr(self, name)) for name in names}
 
     def verify(self) -> int:
         """Read every byte and compare with the manifest; returns the number of files checked."""
@@ -153,13 +118,13 @@ class CorpusReport:
 
 
 def read_report(url: str) -> CorpusReport:
-    """The report of a finished corpus; names the command that makes one where there is none."""
+    """The report of a finished corpus; fails with the command that builds one if there is none."""
     manifest = storage.read_manifest(url, made_by=MADE_BY)
     if manifest.get("format") == "lakh-corpus/1":
         manifest = {**OLD_FIELDS, **manifest} | {"dropped_files": [manifest.get("dropped_file")]}
     elif manifest.get("format") != FORMAT:
         raise UserError(
-            str(url), f"is no corpus: its format is {manifest.get('format')!r}", f"make one with: {MADE_BY}"
+            str(url), f"is not a corpus: its format is {manifest.get('format')!r}", f"make one with: {MADE_BY}"
         )
     missing = [name for name in FIELDS if name not in manifest]
     if missing:

@@ -1,8 +1,8 @@
-"""Is a finding a secret, or a placeholder, an identifier, a path? Pure decisions with their reason.
+"""Is a match a secret, or a placeholder, an identifier, a path? Pure decisions with their reason.
 
-A secret is random; what people write is not. `refusal` looks at the finding alone: words of documentation, runs and
-repeats, templates, too little entropy; for findings that nothing but a name points at (`generic`), also anything that
-reads like an identifier, a path, a version, a class name or a hash with a stated algorithm.
+Secrets are random; text that people write is not. `rejection` checks the value itself: placeholder words, runs and
+repeats, templates, too little entropy. Matches that only a name announces (`generic`) are also rejected if they look
+like an identifier, a path, a version, a class name or a hash with a named algorithm.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from itertools import pairwise
 
-__all__ = ["entropy_bits", "refusal", "refusal_of_generic", "refusal_of_password"]
+__all__ = ["entropy_bits", "rejection", "rejection_of_generic", "rejection_of_password"]
 
 PLACEHOLDER = re.compile(
     r"example|sample|placeholder|changeme|change_me|dummy|redacted|your[_-]|yourkey|yourtoken|insert|replace"
@@ -36,12 +36,12 @@ def entropy_bits(text: str) -> float:
     return sum(-n / len(text) * math.log2(n / len(text)) for n in counts)
 
 
-def refusal(value: str, min_entropy: float) -> str:
-    """Why a finding is not a secret; "" where it may be one."""
+def rejection(value: str, min_entropy: float) -> str:
+    """Why a value is not a secret; "" if it may be one."""
     found = PLACEHOLDER.search(value)
     if found:
         return f"placeholder: {found.group()}"
-    if "REDACTED" in re.sub(r"[^A-Z]", "", value):  # a placeholder of ours, with punctuation in it
+    if "REDACTED" in re.sub(r"[^A-Z]", "", value):  # a placeholder of lakh, with punctuation in it
         return "redacted before"
     if len(set(value)) < min(MIN_DISTINCT, len(value) // 2):
         return "repeats"
@@ -51,20 +51,20 @@ def refusal(value: str, min_entropy: float) -> str:
     return ""
 
 
-def refusal_of_named(value: str) -> str:
-    """For a value of the right shape behind a service's name: random letters and digits, or digits alone."""
+def rejection_of_named(value: str) -> str:
+    """For a value of the right shape after a service's name: random letters and digits, or only digits."""
     if value.isdigit():
-        return refusal(value, 2.0)
+        return rejection(value, 2.0)
     turns = sum(a.isupper() != b.isupper() for a, b in pairwise(value))
     if not any(c.isdigit() for c in value) and turns < len(value) / 3:
         return "no digit, and letters as in a name"
     if IDENTIFIER.fullmatch(value) and len(WORDS.findall(value)) >= 2 and sum(c.isdigit() for c in value) < 2:
         return "reads like a name"
-    return refusal(value, 2.5)
+    return rejection(value, 2.5)
 
 
-def refusal_of_password(value: str, quoted_literal: str) -> str:
-    """For a quoted text behind a name like password: anything but a placeholder, a name or a template."""
+def rejection_of_password(value: str, quoted_literal: str) -> str:
+    """For a quoted text after a name like password: anything except a placeholder, a name or a template."""
     if re.search(r"[{}<>$%()\[\]\\]|://", value):
         return "a template or a path"
     if not (any(c.isdigit() for c in value) and any(c.isalpha() for c in value)) and not re.search(
@@ -73,11 +73,11 @@ def refusal_of_password(value: str, quoted_literal: str) -> str:
         return "a word or a number"
     if re.fullmatch(r"[A-Za-z]+(?:[_\-. ][A-Za-z]+)*[:!.]?\d?", value):
         return "words"
-    return refusal(value, 2.0)
+    return rejection(value, 2.0)
 
 
-def refusal_of_generic(value: str, context: str) -> str:
-    """For a text behind a name like token, with nothing else to go by: it must look drawn by lot."""
+def rejection_of_generic(value: str, context: str) -> str:
+    """For a text after a name like token, without other evidence: it must look random."""
     digits = sum(c.isdigit() for c in value)
     letters = sum(c.isalpha() for c in value)
     if digits < 2 or letters < 3:
@@ -98,4 +98,4 @@ def refusal_of_generic(value: str, context: str) -> str:
         return "digits at one place"
     if re.search(r"(?i)sha\d|md5|digest|checksum|integrity|hash|commit|revision|fingerprint|keyid|uuid|guid", context):
         return "a name for a hash"
-    return refusal(value, 3.5)
+    return rejection(value, 3.5)

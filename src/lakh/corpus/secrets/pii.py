@@ -1,7 +1,7 @@
 """Personal and internal data: e-mail addresses, public IP addresses, phone numbers, internal hosts, employee numbers.
 
-The first three are looked for everywhere; the last two are patterns that only their owner knows, from the settings.
-Reserved addresses (example.com, RFC 5737, private networks, git@host) are no one's and stay.
+Internal hosts and employee numbers are patterns from the settings. Reserved addresses (example.com, RFC 5737, private
+networks, git@host) identify nobody and stay.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 from lakh.corpus.secrets.rules import SecretRule
 
-__all__ = ["PII_KINDS", "refusal_of_pii", "rules_of"]
+__all__ = ["PII_KINDS", "rejection_of_pii", "rules_of"]
 
 PII_KINDS = ("email", "ipv4", "ipv6", "phone")
 
@@ -24,7 +24,7 @@ PHONE = (
 )
 HINTS = {"email": ("@",), "ipv4": (".",), "ipv6": (":",), "phone": ("+", "(")}
 PATTERNS = {"email": EMAIL, "ipv4": IPV4, "ipv6": IPV6, "phone": PHONE}
-# For hyperscan: what lies around a literal or a digit; the full patterns cost it ten times as much.
+# For hyperscan: what surrounds a literal or a digit; the full patterns take ten times as long.
 QUICK: dict[str, str | tuple[str, ...]] = {
     "email": r"@[A-Za-z0-9\-]{1,63}\.[A-Za-z0-9]",
     "ipv4": r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]",
@@ -56,8 +56,8 @@ def rules_of(
     return made
 
 
-def refusal_of_pii(kind: str, value: str, before: str) -> str:
-    """Why a finding is no one's; "" where it may be someone's."""
+def rejection_of_pii(kind: str, value: str, before: str) -> str:
+    """Why a match is not personal data; "" if it may be."""
     if kind == "email":
         name, _, domain = value.rpartition("@")
         if RESERVED_DOMAIN.search(domain) or NOT_A_DOMAIN.search(domain):

@@ -1,13 +1,13 @@
-"""The secrets that are looked for: what each kind looks like.
+"""The kinds of secrets, and the format of each.
 
-Three families, each a table that may simply be extended:
+Three tables to extend:
 
-    TOKENS    announce themselves by their own first letters (ghp_..., AKIA...): found anywhere
-    NAMED     look like any random text: found where the name of their service stands before the value
+    TOKENS    start with their own prefix (ghp_..., AKIA...): found anywhere
+    NAMED     look like any random text: found after the name of their service
     SPECIAL   need a regular expression of their own: key blocks, headers, URLs, markup, generic assignments
 
 The formats are those that the services document or that are seen in public; the notation is that of shapes.py. Each
-Rule has a `hint`, literal texts of which a document must hold one (lower case), for the search without hyperscan.
+rule has hints, literal texts (lower case) of which a document must contain one, for the search without hyperscan.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lakh.corpus.secrets.shapes import regex_of
 __all__ = ["NAMED_KIND", "SecretRule", "named_kind", "rules"]
 
 NAMED_KIND = "named"
-"""The family NAMED is one rule; `named_kind` says which service a finding belongs to."""
+"""All of NAMED is one rule; `named_kind` gives the service of a match."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class SecretRule:
     pattern: str
     """RE2; group 1 is the secret."""
     quick: str | tuple[str, ...]
-    """What hyperscan looks for: the pattern, or a bounded beginning of it; several where one would be slow."""
+    """For hyperscan: the pattern, or a bounded prefix of it; several if one would be slow."""
     hints: tuple[str, ...]
     min_entropy: float = 0.0
     """Bits per character of the secret."""
     checked: bool = True
-    """Whether judge.py may refuse the finding for looking like a placeholder."""
+    """Whether false_positives.py checks the match."""
 
 
 # kind: shapes. A leading ~ ignores case. A trailing word boundary is checked for all.
@@ -116,7 +116,7 @@ typeform-token: ~tfp_<s59>
 vault-token: hvb.<w138-300> hvs.<w90-120> s.<a24>
 yandex-key: AQVN<w35-38>
 """
-# Kinds whose own letters are short or common: the rest must look random.
+# Kinds with a short or common prefix: the rest must look random.
 SUSPECT = {
     "vault-token": 3.3, "twilio-key": 3.0, "square-token": 3.5, "clickhouse-key": 3.5, "huggingface-token": 3.3,
     "aws-access-key": 2.8, "octopus-key": 3.0, "gcp-api-key": 3.7, "dropbox-token": 4.0, "airtable-token": 3.0,
@@ -195,7 +195,7 @@ yandex: YC<w38> t1.<s1->.<s86-88>
 zendesk: <a40>
 """
 
-# name ... operator ... value: what lies between a name and its value in source, YAML, JSON, shell and markup
+# name ... operator ... value: the text between a name and its value in source, YAML, JSON, shell and markup
 NAME_TAIL = r"""[ \t\w.\-]{0,20}[\s'"\])]{0,4}(?:=|>|:{1,3}=|\|\||:|=>|\?=|,)"""
 BETWEEN = NAME_TAIL + r"""[\x60'"\s=]{0,5}"""
 END = r"""(?:[\x60'"\s;,)\]}<&]|\\|$)"""
@@ -338,12 +338,12 @@ SPECIAL = (
 
 @lru_cache(maxsize=1)
 def rules() -> tuple[SecretRule, ...]:
-    """Every rule, the most specific first: where two claim the same place, the earlier one has it."""
+    """All rules, the most specific first: of two overlapping matches, the earlier rule wins."""
     return (*_tokens(), *SPECIAL[:-2], _named_rule(), *SPECIAL[-2:])
 
 
 def named_kind(name: str, value: str) -> str:
-    """The kind of a value that stands behind a service's name; "" where it has none of that service's shapes."""
+    """The kind of a value after a service's name; "" if it has none of that service's formats."""
     lowered = name.lower()
     for words, shapes in _named():
         if any(word in lowered for word in words) and any(shape.fullmatch(value) for shape in shapes):
@@ -374,7 +374,7 @@ def _tokens() -> list[SecretRule]:
 
 
 def _hints(shape: str) -> tuple[str, ...]:
-    """The longest literal of a shape, for each choice that it begins with."""
+    """The longest literal of a shape, once for each choice at its start."""
     opening = re.match(r"\{([^{}]+)\}([^<{\[]*)", shape)
     if opening:
         return tuple((choice + opening.group(2)).lower() for choice in opening.group(1).split("|"))
@@ -383,7 +383,7 @@ def _hints(shape: str) -> tuple[str, ...]:
 
 
 def _bounded(body: str) -> str:
-    """hyperscan needs no more than the least that must be there."""
+    """For hyperscan, the shortest match is enough."""
     return re.sub(r"(\{[1-9]\d*),\d*\}$", r"\1}", body)
 
 
@@ -404,7 +404,7 @@ def _named_rule() -> SecretRule:
     return SecretRule(
         NAMED_KIND,
         rf"(?i)((?:{names}){BETWEEN})({value}){END}",
-        # one expression a word: hyperscan finds their letters first, and looks on only there
+        # one expression a word: hyperscan finds the literals first and continues only there
         tuple(rf"(?i){re.escape(word)}{NAME_TAIL}" for word in words),
         tuple(words),
     )
