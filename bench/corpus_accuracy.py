@@ -26,9 +26,10 @@ import pyarrow as pa
 from corpus_planted import SourceFile, mutate, plant_line, plant_rule, real_files, reindented, renamed
 from corpus_relayout import relayout
 
-from lakh.corpus.dedup.near import NearDedupSettings, band_rows, pairs, verify
-from lakh.corpus.filters.decontaminate import DecontaminationSettings, _records, find, read_benchmarks
-from lakh.corpus.filters.quality import LIMITS, error_share, has_grammar
+from lakh.corpus.dedup.near import NearDedupSettings, band_rows, candidate_pairs, verify_pairs
+from lakh.corpus.filters.decontaminate import DecontaminationSettings, read_benchmarks, read_records
+from lakh.corpus.filters.quality import LIMITS
+from lakh.corpus.filters.syntax import error_share, has_grammar
 from lakh.corpus.licences.detect import header_licence, repository_licence
 from lakh.corpus.licences.spdx_texts import identify_text
 from lakh.corpus.parsing.import_order import SourceFile as CorpusSource
@@ -79,10 +80,10 @@ def near(files: list[SourceFile], rng: random.Random, _: argparse.Namespace) -> 
     known = {node: text_features(file.text, file.language) for node, file in texts.items()}
     sets = {node: _shingles(file) for node, file in texts.items()}
     bands = pa.array([fact.bands for fact in known.values()], pa.binary())
-    made = pairs(band_rows(pa.table({"node": list(known), "bands": bands})))
+    made = candidate_pairs(band_rows(pa.table({"node": list(known), "bands": bands})))
     a, b = made["a"].to_pylist(), made["b"].to_pylist()
     sketches = {"sketch_a": [known[x].sketch for x in a], "sketch_b": [known[x].sketch for x in b]}
-    kept = verify(pa.table({"a": a, "b": b, **sketches}), NearDedupSettings())
+    kept = verify_pairs(pa.table({"a": a, "b": b, **sketches}), NearDedupSettings())
     found = set(zip(kept["a"].to_pylist(), kept["b"].to_pylist(), strict=True))
 
     def true(x: str, y: str) -> float:
@@ -192,7 +193,7 @@ def benchmarks(files: list[SourceFile], rng: random.Random, options: argparse.Na
         if "canonical_solution" in row
         else row["code"].replace("\r\n", "\n")
         for path in paths
-        for row in _records(path)
+        for row in read_records(path)
     ]
     hosts = [file.text for file in files if file.language == "python"]
     targets = read_benchmarks(DecontaminationSettings(benchmarks=tuple(paths)))
@@ -209,11 +210,11 @@ def benchmarks(files: list[SourceFile], rng: random.Random, options: argparse.Na
                 host = rng.choice(hosts)
                 cut = host.find("\n\n\n") + 3 if "\n\n\n" in host and host.count('"""') == 0 else 0
                 text = f"{host[:cut]}{change(program)}\n\n\n{host[cut:]}"
-                found += find(text.encode(), "python", wanted) is not None
+                found += wanted.find(text.encode(), "python") is not None
             yield f"decontamination, {form}{how}", interval(found, len(programs)), "1.0"
     hits: Counter[str] = Counter()
     for file in files:
-        hit = find(file.text.encode(), file.language, targets)
+        hit = targets.find(file.text.encode(), file.language)
         if hit:
             hits[f"{hit.how} {hit.task}"] += 1
     size = sum(len(file.text.encode()) for file in files)
@@ -234,11 +235,17 @@ def speed(files: list[SourceFile], rng: random.Random, options: argparse.Namespa
     parsed = [(raw, file) for raw, file in data if has_grammar(file.language)]
     jobs: list[tuple[str, list[Any], Callable[[bytes, SourceFile], object]]] = [
         ("analyse (lex, digest, MinHash, sketch)", data, lambda raw, file: text_features(raw, file.language)),
-        ("quality (tree-sitter)", parsed, lambda raw, file: error_share(raw, file.language, file.path)),
+        (
+            "quality (tree-sitter)",
+            parsed,
+            lambda raw, file: error_share(
+                raw, file.language, file.path, limit=LIMITS[file.language].error if file.language in LIMITS else 0.1
+            ),
+        ),
         ("secrets and personal data, hyperscan", data, lambda raw, _: scanner.find(raw)),
         ("secrets and personal data, hints (no hyperscan)", data[: len(data) // 8], lambda raw, _: hints.find(raw)),
         ("licence headers", data, lambda raw, _: header_licence(raw)),
-        ("decontaminate", data, lambda raw, file: find(raw, file.language, targets)),
+        ("decontaminate", data, lambda raw, file: targets.find(raw, file.language)),
     ]
     total = 0.0
     for name, rows, job in jobs:
@@ -260,7 +267,11 @@ def speed(files: list[SourceFile], rng: random.Random, options: argparse.Namespa
     yield "speed, all of these for one document (sum)", f"{1 / total:.2f} MB per CPU-second", "2.8 end to end"
     by_language = defaultdict(list)
     for raw, file in parsed:
-        by_language[file.language].append(error_share(raw, file.language, file.path))
+        by_language[file.language].append(
+            error_share(
+                raw, file.language, file.path, limit=LIMITS[file.language].error if file.language in LIMITS else 0.1
+            )
+        )
     dropped = {k: sum(x > LIMITS[k].error for x in v) for k, v in sorted(by_language.items())}
     said = ", ".join(f"{k} {n} of {len(by_language[k])}" for k, n in dropped.items())
     yield "quality, files over their language's error limit", said, "reported"

@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakh.corpus.bench_peer import STAGES
-from lakh.corpus.build_plan import Settings
-from lakh.corpus.document import Stage
 from lakh.corpus.engines.worker_pool import rss_bytes
-from lakh.corpus.filters.decontaminate import HUMANEVAL, DecontaminationSettings, decontaminate
-from lakh.corpus.filters.licence import filter_licences
-from lakh.corpus.filters.quality import quality
+from lakh.corpus.filters.decontaminate import HUMANEVAL, DecontaminationSettings, decontamination_filter
+from lakh.corpus.filters.licence import licence_filter
+from lakh.corpus.filters.quality import quality_filter
+from lakh.corpus.parsing.import_order import in_import_order
 from lakh.corpus.parsing.read_files import FileFilterSettings, admit, read_files
-from lakh.corpus.parsing.reorder import in_import_order
-from lakh.corpus.parsing.text_features import analyse
-from lakh.corpus.secrets import redact
+from lakh.corpus.parsing.text_features import add_text_features
+from lakh.corpus.secrets import redaction
+from lakh.corpus.settings import Settings
 from lakh.corpus.sources import batches, open_sources
 from lakh.corpus.sources.readers import open_listed
 from lakh.errors import UserError
@@ -269,13 +269,13 @@ def _stage_rows(folder: Path, size_bytes: int) -> list[Row]:
         filters=FileFilterSettings(drop_vendored=False), decontaminate=DecontaminationSettings(benchmarks=_benchmarks())
     )
     listing = list(batches(open_sources([str(path) for path in sorted(folder.glob("*.parquet"))])))
-    stages: list[tuple[str, Stage]] = [
-        ("parse", read_files(settings.filters)),
-        ("licences", filter_licences(settings.licences)),
-        ("analyse", analyse()),
-        ("quality", quality(settings.quality)),
-        ("decontaminate", decontaminate(settings.decontaminate)),
-        ("secrets", redact(settings.secrets)),
+    stages: list[tuple[str, Callable[[Iterator[Any]], Iterator[Any]]]] = [
+        ("parse", lambda batches: read_files(batches, settings.filters)),
+        ("licences", partial(map, licence_filter(settings.licences))),
+        ("analyse", partial(map, add_text_features)),
+        ("quality", partial(map, quality_filter(settings.quality))),
+        ("decontaminate", partial(map, decontamination_filter(settings.decontaminate))),
+        ("secrets", partial(map, redaction(settings.secrets))),
         ("order", in_import_order),
     ]
     rows, current = [], listing

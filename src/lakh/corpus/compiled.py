@@ -1,7 +1,7 @@
 """A decorator that compiles a function with numba and caches the result between runs.
 
-numba writes beside the source, or into the user's cache folder (NUMBA_CACHE_DIR moves it). If neither is writable, as in
-a read-only container without a home, each process compiles again: about ten seconds.
+numba writes beside the source, or into the user's cache folder (NUMBA_CACHE_DIR moves it). If neither is writable, as
+in a read-only container without a home, each process compiles again: about ten seconds.
 """
 
 from __future__ import annotations

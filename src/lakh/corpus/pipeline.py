@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lakh import __version__, config, storage
 from lakh.corpus import sources as listing
@@ -189,7 +190,9 @@ def _report(plan: CorpusBuildPlan, counts: CorpusCounts, earlier: Sequence[Corpu
         return tuple(entry for entry in counts.files if str(entry["file"]).startswith(kind))
 
     counted = {name: value for name, value in vars(counts).items() if name in FIELDS}
-    values = {name: dict(sorted(value.items())) if isinstance(value, dict) else value for name, value in counted.items()}
+    values: dict[str, Any] = {
+        name: dict(sorted(value.items())) if isinstance(value, dict) else value for name, value in counted.items()
+    }
     return CorpusReport(
         **values | {"samples": tuple(counts.samples)},
         out=plan.out,

@@ -65,7 +65,9 @@ class CorpusCounts:
 
     @staticmethod
     def from_json(text: str) -> CorpusCounts:
-        data = {name: Counter(value) if isinstance(value, dict) else value for name, value in json.loads(text).items()}
+        data: dict[str, Any] = {
+            name: Counter(value) if isinstance(value, dict) else value for name, value in json.loads(text).items()
+        }
         return CorpusCounts(**data | {"content": int(data["content"], 16)})
 
 

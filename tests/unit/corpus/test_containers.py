@@ -19,7 +19,7 @@ import pytest
 
 from lakh.corpus import Settings, build, read_documents
 from lakh.corpus.filters.licence import LicenceSettings
-from lakh.corpus.reports.lookup import find
+from lakh.corpus.reports.lookup import find_document
 from lakh.corpus.sources import fetch_all, open_sources, packages
 from lakh.corpus.sources.markup import to_markdown
 from lakh.errors import DataError, PeerLost, UserError
@@ -268,9 +268,9 @@ def test_words_that_mean_nothing_are_the_users_to_mend(
 def test_the_life_of_a_document_names_whom_it_won_over(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {"a.py": CODE, "b.py": "# a comment\n" + CODE, "LICENSE": MIT})
     build([str(root)], tmp_path / "out", Settings(dropped_texts=True), workers=1)
-    life = find(str(tmp_path / "out"), "proj/a.py")
+    life = find_document(str(tmp_path / "out"), "proj/a.py")
     assert life.won_over == (("exact-duplicate", "proj/b.py"),)
     assert life.document is not None
     assert life.document.licence == "MIT"
-    lost = find(str(tmp_path / "out"), "proj/b.py")
+    lost = find_document(str(tmp_path / "out"), "proj/b.py")
     assert (lost.reason, lost.detail, lost.dropped_text) == ("exact-duplicate", "of proj/a.py", "# a comment\n" + CODE)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.corpus.document import complete
-from lakh.corpus.filters.decontaminate import DecontaminationSettings, decontaminate, find, read_benchmarks
+from lakh.corpus.filters.decontaminate import DecontaminationSettings, decontamination_filter, read_benchmarks
 from lakh.errors import ConfigError, DataError, UserError
 
 TASKS = [
@@ -44,7 +44,7 @@ def any_targets(tmp_path_factory: pytest.TempPathFactory):
 
 
 def hit(text: str, targets, language: str = "python") -> str:
-    found = find(HOST.format(text).encode(), language, targets)
+    found = targets.find(HOST.format(text).encode(), language)
     return f"{found.task} {found.how}" if found else ""
 
 
@@ -91,12 +91,12 @@ def test_tables_of_numbers_are_no_evidence(tmp_path: Path) -> None:
     numbers = ", ".join(str(i % 10) for i in range(60))
     file.write_text(json.dumps({"prompt": "x", "canonical_solution": "y", "test": numbers}))
     targets = read_benchmarks(DecontaminationSettings(benchmarks=(str(file),)))
-    assert find(numbers.encode(), "c", targets) is None
+    assert targets.find(numbers.encode(), "c") is None
 
 
 @given(data=st.binary(max_size=300))
 def test_any_bytes_can_be_searched(any_targets, data: bytes) -> None:
-    find(data, "python", any_targets)
+    any_targets.find(data, "python")
 
 
 def test_every_solution_of_humaneval_is_found_in_three_forms() -> None:
@@ -130,9 +130,9 @@ def test_the_stage_drops_with_the_name_of_the_task(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl.gz"
     file.write_bytes(gzip.compress(json.dumps(TASKS[1]).encode()))
     batch = complete(pa.record_batch({"text": [TASKS[1]["code"], "x = 1\n"], "language": ["python"] * 2}))
-    rows = next(decontaminate(DecontaminationSettings(benchmarks=(str(file),)))(iter([batch]))).to_pylist()
+    rows = decontamination_filter(DecontaminationSettings(benchmarks=(str(file),)))(batch).to_pylist()
     assert [(row["reason"], row["detail"]) for row in rows] == [("benchmark", "tasks:1 (program)"), ("", "")]
-    assert next(decontaminate(DecontaminationSettings())(iter([batch]))) is batch
+    assert decontamination_filter(DecontaminationSettings())(batch) is batch
 
 
 def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lakh.corpus.dedup.components import components, directed, large_star, small_star
 from lakh.corpus.dedup.minhash import SKETCH
-from lakh.corpus.dedup.near import MAX_PAIRED, NearDedupSettings, band_rows, jaccard, pairs, verify
+from lakh.corpus.dedup.near import MAX_PAIRED, NearDedupSettings, band_rows, candidate_pairs, jaccard, verify_pairs
 from lakh.corpus.parsing.text_features import text_features
 from lakh.errors import ConfigError
 
@@ -33,10 +33,10 @@ def true_jaccard(left: list[str], right: list[str]) -> float:
 def find(texts: dict[str, list[str]], threshold: float = 0.8) -> set[tuple[str, str]]:
     known = {node: text_features(text_of(words), "text") for node, words in texts.items()}
     bands = pa.array([fact.bands for fact in known.values()], pa.binary())
-    made = pairs(band_rows(pa.table({"node": list(known), "bands": bands})))
+    made = candidate_pairs(band_rows(pa.table({"node": list(known), "bands": bands})))
     a, b = made["a"].to_pylist(), made["b"].to_pylist()
     sketches = {"sketch_a": [known[x].sketch for x in a], "sketch_b": [known[x].sketch for x in b]}
-    found = verify(pa.table({"a": a, "b": b, **sketches}), NearDedupSettings(threshold=threshold))
+    found = verify_pairs(pa.table({"a": a, "b": b, **sketches}), NearDedupSettings(threshold=threshold))
     return set(zip(found["a"].to_pylist(), found["b"].to_pylist(), strict=True))
 
 
@@ -91,7 +91,7 @@ def test_a_threshold_out_of_range_is_refused() -> None:
 
 def test_a_crowded_key_costs_linear_pairs_and_still_joins_all() -> None:
     nodes = [f"{i:05}" for i in range(3000)]
-    made = pairs(pa.table({"key": pa.array(np.zeros(len(nodes), np.int64)), "node": nodes}))
+    made = candidate_pairs(pa.table({"key": pa.array(np.zeros(len(nodes), np.int64)), "node": nodes}))
     assert made.num_rows < 10 * len(nodes)
     assert set(components(made)["root"].to_pylist()) == {"00000"}
 
@@ -99,12 +99,12 @@ def test_a_crowded_key_costs_linear_pairs_and_still_joins_all() -> None:
 def test_a_key_with_few_nodes_pairs_all_of_them_once() -> None:
     nodes = [f"{i:02}" for i in range(MAX_PAIRED)] * 2  # two bands in common
     keys = np.repeat(np.array([1, 2]), MAX_PAIRED)
-    assert pairs(pa.table({"key": keys, "node": nodes})).num_rows == MAX_PAIRED * (MAX_PAIRED - 1) // 2
+    assert candidate_pairs(pa.table({"key": keys, "node": nodes})).num_rows == MAX_PAIRED * (MAX_PAIRED - 1) // 2
 
 
 def test_no_rows_give_no_pairs_and_no_components() -> None:
     empty = pa.table({"node": pa.array([], pa.string()), "bands": pa.array([], pa.binary())})
-    assert components(pairs(band_rows(empty))).num_rows == 0
+    assert components(candidate_pairs(band_rows(empty))).num_rows == 0
 
 
 EDGES = st.lists(st.tuples(st.integers(0, 25), st.integers(0, 25)).filter(lambda edge: edge[0] != edge[1]), max_size=40)

@@ -10,17 +10,9 @@ from hypothesis import strategies as st
 
 from lakh.corpus.document import complete
 from lakh.corpus.filters.coverage import read_coverage
-from lakh.corpus.filters.quality import (
-    GRAMMARS,
-    PARSED_BYTES,
-    QualitySettings,
-    error_share,
-    has_assertions,
-    has_grammar,
-    quality,
-    quality_reason,
-)
-from lakh.corpus.parsing.text_features import analyse
+from lakh.corpus.filters.quality import QualitySettings, has_assertions, quality_filter, quality_reason
+from lakh.corpus.filters.syntax import GRAMMARS, PARSED_BYTES, error_share, has_grammar
+from lakh.corpus.parsing.text_features import add_text_features
 from lakh.errors import ConfigError, DataError
 
 GOOD = {
@@ -94,7 +86,7 @@ def test_the_verdict_names_share_limit_and_language() -> None:
 def run(rows: list[tuple[str, str, str]], settings: QualitySettings) -> list[dict]:
     columns = zip(*rows, strict=True)
     batch = complete(pa.record_batch(dict(zip(("path", "language", "text"), map(list, columns), strict=True))))
-    return next(quality(settings)(analyse()(iter([batch])))).to_pylist()
+    return quality_filter(settings)(add_text_features(batch)).to_pylist()
 
 
 def test_the_stage_drops_and_marks() -> None:
@@ -121,7 +113,7 @@ def test_coverage_reports_mark_the_files_they_name(tmp_path: Path) -> None:
     assert read_coverage(str(xml)) == {"a.py": 0.835}
     assert read_coverage(str(lcov)) == {"b.js": 0.5}
     batch = complete(pa.record_batch({"repo": ["r"], "path": ["a.py"], "language": ["python"], "text": ["x = 1\n"]}))
-    made = next(quality(QualitySettings(coverage=(f"r={xml}",)))(analyse()(iter([batch])))).to_pylist()
+    made = quality_filter(QualitySettings(coverage=(f"r={xml}",)))(add_text_features(batch)).to_pylist()
     assert made[0]["marks"] == "covered=0.83" or made[0]["marks"] == "covered=0.84"
     with pytest.raises(ConfigError, match="coverage"):
         QualitySettings(coverage=("coverage.xml",))

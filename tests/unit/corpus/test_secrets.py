@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.corpus.document import complete
-from lakh.corpus.secrets import SecretSettings, redact, redacted, scanner_of
+from lakh.corpus.secrets import SecretSettings, redacted, redaction, scanner_of
 from lakh.corpus.secrets.placeholders import placeholder
 from lakh.corpus.secrets.rules import NAMED, TOKENS, rules
 from lakh.corpus.secrets.scan import has_hyperscan
@@ -207,14 +207,14 @@ def batch_of(texts: list[str]) -> pa.RecordBatch:
 def test_the_stage_redacts_counts_and_hashes_again_or_drops() -> None:
     secret = "ghp_" + random_text(random.Random(2), 36)
     batch = batch_of([f"x = '{secret}'\n", "y = 1\n"])
-    rows = next(redact(NO_PII)(iter([batch]))).to_pylist()
+    rows = redaction(NO_PII)(batch).to_pylist()
     assert secret not in rows[0]["text"]
     assert json.loads(rows[0]["secrets"]) == {"github-token": 1}
     assert rows[0]["sha256"] != "h"
     assert (rows[1]["text"], rows[1]["secrets"], rows[1]["sha256"]) == ("y = 1\n", "", "h")
-    rows = next(redact(SecretSettings(action="drop"))(iter([batch]))).to_pylist()
+    rows = redaction(SecretSettings(action="drop"))(batch).to_pylist()
     assert [(row["reason"], row["detail"]) for row in rows] == [("secret", "1 github-token"), ("", "")]
-    assert next(redact(SecretSettings(action="keep"))(iter([batch]))) is batch
+    assert redaction(SecretSettings(action="keep"))(batch) is batch
 
 
 def test_patterns_cannot_be_made_slow() -> None:

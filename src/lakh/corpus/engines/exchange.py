@@ -1,17 +1,17 @@
-"""The keyed exchange on disk: all rows of one bucket meet in one place.
+"""The keyed exchange on disk: all rows of one bucket come together.
 
 A task of a step writes one *run* per port: the rows for bucket 0, then those for bucket 1, and so on, each as one
-Arrow stream. The run's index (bucket -> offset, length, checksum) stands in the task's marker, which is written
-last; so a run is there whole or is not there, and whoever wants a bucket reads one byte range of each run.
+Arrow stream. The run's index (bucket -> offset, length, checksum) is in the task's marker, which is written last; so a
+run is either complete or ignored, and a reader of a bucket reads one byte range of each run.
 
     STEP/task-00012.PORT.run     sections of Arrow, by bucket
-    STEP/task-00012.json         the marker: indexes of all ports, and what the task wants to be told of it
+    STEP/task-00012.json         the marker: indexes of all ports
 
-Arrow streams and not Parquet: a section is written once, read once, by us, and needs no footer; the range read is a
-single request on an object store. Knows rows and buckets; knows nothing of keys, steps or documents.
+Arrow streams and not Parquet: a section is written once, read once, and needs no footer; the range read is a single
+request on an object store.
 
-Memory: one task's rows of one port, spilled to its run whenever they pass SPILL_BYTES (a bucket then has several
-sections). Fails with CorruptShard where a section is not what its marker says.
+Memory: one task's rows of one port, spilled to its run when they exceed SPILL_BYTES (a bucket then has several
+sections). Fails with CorruptShard if a section does not match its marker.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ __all__ = [
 ]
 
 BUCKET = "bucket"
-"""The column that says where a row goes; it does not travel."""
+"""The column with the next bucket of a row; it is not written."""
 SPILL_BYTES = 32 << 20
 TaskMarker = dict[str, Any]
 
 
 def by_bucket(keys: Any, num_buckets: int) -> Any:
-    """The bucket of each key of a binary or string column; depends on the key's bytes alone."""
+    """The bucket of each key of a column, a function of the key's bytes."""
     if num_buckets == 1:
         return np.zeros(len(keys), dtype=np.int32)
     if pa.types.is_integer(keys.type):  # already a hash
@@ -62,7 +62,7 @@ def by_bucket(keys: Any, num_buckets: int) -> Any:
 
 
 def split_rows(batch: Any) -> Iterator[tuple[int, Any]]:
-    """(bucket, its rows) of a batch that has a BUCKET column, in rising order; rows keep their order."""
+    """(bucket, its rows) of a batch with a BUCKET column, in ascending order; rows keep their order."""
     buckets = batch.column(BUCKET).to_numpy(zero_copy_only=False)
     rows = batch.drop_columns([BUCKET])
     order = np.argsort(buckets, kind="stable")
@@ -91,7 +91,7 @@ def decode(section: bytes) -> Iterator[Any]:
 
 
 class ShuffleWriter:
-    """All that one task puts into its ports; `marker()` closes it."""
+    """The output of one task, by port; `marker()` closes it."""
 
     def __init__(self, folder: str, task: str) -> None:
         self.folder, self.task = folder, task
@@ -119,7 +119,7 @@ class ShuffleWriter:
             self._spill(port)
 
     def marker(self) -> TaskMarker:
-        """Write what waits, make the runs appear, and say what is in them."""
+        """Write the remaining rows, commit the runs, and return their index."""
         for port in list(self._waiting):
             self._spill(port)
         self._stack.close()
@@ -148,7 +148,7 @@ class ShuffleWriter:
 
 
 def read_marker(url: str) -> TaskMarker | None:
-    """The marker of a finished task, None where there is none (or a damaged one: the task is then done again)."""
+    """The marker of a finished task; None if it is missing or damaged, so that the task runs again."""
     if not storage.exists(url):
         return None
     try:
@@ -159,7 +159,7 @@ def read_marker(url: str) -> TaskMarker | None:
 
 
 def read_section(folder: str, run: Mapping[str, Any], bucket: int) -> Iterator[Any]:
-    """The rows that one run holds for one bucket."""
+    """The rows of one bucket in one run."""
     url = storage.join(folder, run["file"])
     for offset, length, checksum in run["index"].get(str(bucket), ()):
         section = storage.retry(partial(_range, url, offset, length), f"read {url}")

@@ -1,202 +1,171 @@
-"""Processes that run tasks of a step, and are replaced when they die.
+"""A pool of processes that run the tasks of a step, and are replaced when they die.
 
-The driver hands out one task at a time and listens to all pipes at once. A worker that dies, or says nothing for
-QUIET_TIMEOUT_S, costs its task's time: the task goes to a fresh process, carefully, and a document that kills its
-worker again and again is passed over (trail.py). The kernel gives no worker more than `memory_bytes`; one that has
-come near is let go after its task and replaced. Workers end by themselves when their driver is gone: their pipe closes.
+The driver hands out one task at a time. A worker that dies, or sends nothing for QUIET_TIMEOUT_S, costs its task's
+time: the task runs again in a new process, one document at a time, and a document that kills its worker again is
+skipped (task_progress.py). The kernel limits the memory of a worker to `memory_bytes`; one that comes close is replaced
+after its task.
 
-Knows functions, numbers and places; knows nothing of rows. Fails with the task's own LakhError, or with PeerLost where
-a task has lost all its workers.
+Fails with the task's own error, or with PeerLost if a task has lost all its workers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from lakh import errors
+from lakh.child_process import ChannelClosed, ChildProcess, wait_readable
 from lakh.corpus.task_progress import MARKER_BYTES, ProgressMarker, TaskProgress, decide_retry
 from lakh.errors import PeerLost
 
 __all__ = ["OUT_OF_MEMORY", "TaskDone", "WorkerPool", "rss_bytes"]
 
 OUT_OF_MEMORY = 12
-"""How a worker ends that was refused memory."""
+"""Exit code of a worker that hit its memory limit."""
 QUIET_TIMEOUT_S = 1800.0
-"""A worker that says nothing for so long is taken for stuck, killed and replaced."""
-GOODBYE_TIMEOUT_S = 30.0
-"""How long a process that was killed may take to go."""
+"""A worker that sends nothing for this long is considered stuck, killed and replaced."""
 WAIT_S = 1.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-Task = Callable[[Any, int, TaskProgress], Any]
+TaskFunction = Callable[[Any, int, TaskProgress], None]
 
 
 @dataclass(frozen=True)
 class TaskDone:
-    """What a worker says when a task is finished."""
+    """The message of a worker that has finished a task."""
 
     number: int
-    result: Any
     cpu_seconds: float
     peak_rss_bytes: int
 
 
 @dataclass
-class _WorkerProcess:
-    process: Any
-    pipe: Connection
-    mark: ProgressMarker
+class _PoolWorker:
+    child: ChildProcess
+    marker: ProgressMarker
     task: int | None = None
     heard_s: float = field(default_factory=time.monotonic)
 
+    def is_stuck(self) -> bool:
+        return self.task is not None and time.monotonic() - self.heard_s > QUIET_TIMEOUT_S
+
 
 class WorkerPool:
-    """At most `count` processes, started when first needed, kept from step to step."""
+    """At most `count` processes, started when needed and kept from step to step."""
 
     def __init__(self, count: int, memory_bytes: int) -> None:
         self.count, self.memory_bytes = count, memory_bytes
-        self._workers: list[_WorkerProcess] = []
+        self._workers: list[_PoolWorker] = []
 
     def run(
         self,
-        task: Task,
+        function: TaskFunction,
         argument: Any,
         numbers: Iterable[int],
-        ticked: Callable[[int], None],
+        advanced: Callable[[int], None],
         done: Callable[[TaskDone], None],
     ) -> None:
-        """Call task(argument, number, trail) for every number; `ticked` hears ticks, negative ones for a lost task."""
-        waiting, ticks = deque(numbers), dict[int, int]()
+        """Call function(argument, number, progress) for every number in some worker.
+
+        `advanced` receives the progress in bytes; a negative amount takes back the progress of a lost task. The name of
+        `argument` appears in errors.
+        """
+        waiting, progress = deque(numbers), defaultdict[int, int](int)
         deaths, skipped = defaultdict[int, list[str]](list), defaultdict[int, list[str]](list)
 
-        def lost(worker: _WorkerProcess) -> None:
-            """The worker is gone: its task goes back, unless there is no hope."""
-            number, place = worker.task, worker.mark.read()
-            self._dismiss(worker)
+        def lost(worker: _PoolWorker) -> None:
+            """Return the task of a dead worker to the queue, or give it up."""
+            number, place = worker.task, worker.marker.read()
+            ending = self._ending(worker)
+            self._remove(worker)
             if number is None:
                 return
-            ticked(-ticks.pop(number, 0))
-            was_careful = bool(deaths[number] or skipped[number])
-            deaths[number].append(place if was_careful else "")
+            advanced(-progress.pop(number, 0))
+            was_isolated = bool(deaths[number] or skipped[number])
+            deaths[number].append(place if was_isolated else "")
             decision = decide_retry(deaths[number], len(skipped[number]))
             if decision.action == "give-up":
-                ended = _ending(worker.process.returncode, self.memory_bytes)
                 todo = "give each worker more memory (--worker-memory), or look at that split's sources"
-                raise PeerLost(f"step {argument_name(argument)}, task {number}", f"{decision.reason} ({ended})", todo)
+                raise PeerLost(f"step {argument.name}, task {number}", f"{decision.reason} ({ending})", todo)
             if decision.action == "skip":
                 skipped[number].append(decision.place)
                 deaths[number] = []
             waiting.appendleft(number)
 
         while waiting or any(worker.task is not None for worker in self._workers):
-            self._staff(len(waiting))
+            self._start_workers(len(waiting))
             for worker in self._workers:
                 if worker.task is None and waiting:
-                    worker.task = waiting.popleft()
+                    number = worker.task = waiting.popleft()
                     worker.heard_s = time.monotonic()
-                    with contextlib.suppress(OSError):  # it died between two tasks: its pipe will say so
-                        careful = bool(deaths[worker.task] or skipped[worker.task])
-                        worker.mark.write("")
-                        worker.pipe.send((task, argument, worker.task, careful, tuple(skipped[worker.task])))
-            for pipe in wait([worker.pipe for worker in self._workers], timeout=WAIT_S):
-                worker = next(item for item in self._workers if item.pipe is pipe)
-                message = self._hear(worker)
-                number = worker.task
-                if message is None:  # the process is gone
+                    worker.marker.write("")
+                    isolate = bool(deaths[number] or skipped[number])
+                    with contextlib.suppress(ChannelClosed):  # it died between two tasks: `receive` below finds out
+                        worker.child.channel.send((function, argument, number, isolate, tuple(skipped[number])))
+            for worker in self._ready():
+                try:
+                    message = worker.child.channel.receive()
+                except ChannelClosed:
                     lost(worker)
-                elif isinstance(message, int):
-                    assert number is not None
-                    ticks[number] = ticks.get(number, 0) + message
-                    ticked(message)
-                elif isinstance(message, TaskDone):
+                    continue
+                worker.heard_s = time.monotonic()
+                if isinstance(message, int):
+                    assert worker.task is not None
+                    progress[worker.task] += message
+                    advanced(message)
+                else:
                     worker.task = None
                     done(message)
-                    if rss_bytes(worker.process.pid) > self.memory_bytes * 3 // 4:
-                        self._dismiss(worker)
-                else:
-                    self._raise(message)
-            for worker in [w for w in self._workers if w.task is not None and _is_quiet(w)]:
+                    if rss_bytes(worker.child.pid) > self.memory_bytes * 3 // 4:
+                        self._remove(worker)
+            for worker in [worker for worker in self._workers if worker.is_stuck()]:
                 lost(worker)
 
     def close(self) -> None:
         for worker in list(self._workers):
-            self._dismiss(worker)
+            self._remove(worker)
 
-    def _staff(self, wanted: int) -> None:
+    def _start_workers(self, wanted: int) -> None:
         idle = sum(worker.task is None for worker in self._workers)
         for _ in range(min(wanted - idle, self.count - len(self._workers))):
-            ours, theirs = socket.socketpair()
             with tempfile.TemporaryFile() as file:
                 file.truncate(MARKER_BYTES)
-                self._start(ours, theirs, file.fileno())
+                child = ChildProcess.start(
+                    "lakh.corpus.engines.worker:main",
+                    file.fileno(),
+                    self.memory_bytes,
+                    pass_fds=[file.fileno()],
+                    # Arrow's own allocator reserves a GiB at a time, which counts against the limit.
+                    env={"ARROW_DEFAULT_MEMORY_POOL": "system"},
+                )
+                self._workers.append(_PoolWorker(child, ProgressMarker(file.fileno())))
 
-    def _start(self, ours: socket.socket, theirs: socket.socket, mark: int) -> None:
-        # A program of its own, not a fork: none of our threads, files or locks, and no second run of the caller's
-        # main module.
-        command = [sys.executable, "-m", "lakh.corpus.engines.worker", str(theirs.fileno()), str(mark)]
-        # Arrow's own allocator reserves a GiB at a time, which the kernel counts as had.
-        process = subprocess.Popen(
-            [*command, str(self.memory_bytes)],
-            pass_fds=[theirs.fileno(), mark],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},
-        )
-        theirs.close()
-        self._workers.append(_WorkerProcess(process, Connection(ours.detach()), ProgressMarker(mark)))
+    def _ready(self) -> list[_PoolWorker]:
+        """The workers with a message, or whose channel has closed; waits up to WAIT_S for one."""
+        ready = [worker for worker in self._workers if worker.child.channel.poll()]
+        if not ready and wait_readable([worker.child.channel for worker in self._workers], WAIT_S):
+            ready = [worker for worker in self._workers if worker.child.channel.poll()]
+        return ready
 
-    def _hear(self, worker: _WorkerProcess) -> Any:
-        try:
-            message = worker.pipe.recv()
-        except (EOFError, OSError):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(timeout=GOODBYE_TIMEOUT_S)
-            return None
-        worker.heard_s = time.monotonic()
-        return message
-
-    def _dismiss(self, worker: _WorkerProcess) -> None:
+    def _remove(self, worker: _PoolWorker) -> None:
         self._workers.remove(worker)
-        worker.pipe.close()
-        if worker.process.poll() is None:
-            worker.process.kill()  # it holds nothing that is not committed
-        worker.process.wait(timeout=GOODBYE_TIMEOUT_S)
-        worker.mark.close()
+        worker.child.kill()  # everything it holds is committed
+        worker.marker.close()
 
-    @staticmethod
-    def _raise(message: Any) -> None:
-        kind, content = message
-        if kind == "lakh":
-            raise errors.from_dict(content)
-        raise RuntimeError(f"in a worker:\n{content}")
-
-
-def _is_quiet(worker: _WorkerProcess) -> bool:
-    return time.monotonic() - worker.heard_s > QUIET_TIMEOUT_S
-
-
-def _ending(code: int | None, memory_bytes: int) -> str:
-    if code == OUT_OF_MEMORY:
-        return f"it was refused more than {memory_bytes / 1e6:,.0f} MB of memory"
-    return f"killed by signal {-code}" if code is not None and code < 0 else f"exit {code}"
-
-
-def argument_name(argument: Any) -> str:
-    return str(getattr(argument, "name", "step"))
+    def _ending(self, worker: _PoolWorker) -> str:
+        reason = worker.child.exit_reason()
+        if worker.child.exit_code == OUT_OF_MEMORY:
+            return f"it was refused more than {self.memory_bytes / 1e6:,.0f} MB of memory"
+        return reason
 
 
 def rss_bytes(pid: int | None = None) -> int:
-    """Resident memory of a process now; 0 where it is gone or cannot be asked."""
+    """Resident memory of a process; 0 if it is gone or cannot be read."""
     try:
         with open(f"/proc/{pid or os.getpid()}/statm", "rb") as file:  # noqa: PTH123
             return int(file.read().split()[1]) * PAGE_BYTES

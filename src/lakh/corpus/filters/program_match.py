@@ -1,8 +1,8 @@
 """Find reference programs in Python documents, whatever their indentation, comments and names.
 
-Names must map one to one; keywords, built-ins, attributes, numbers, strings and operators must be equal. Candidates come
-from a hash of ANCHOR tokens in which all free names count as equal; each candidate is then compared token by token, so
-a match never depends on hashing alone. Linear in the text.
+Names must map one to one; keywords, built-ins, attributes, numbers, strings and operators must be equal. Candidates
+come from a hash of ANCHOR tokens in which all free names count as equal; each candidate is then compared token by
+token, so a match never depends on hashing alone. Linear in the text.
 """
 
 from __future__ import annotations

@@ -16,15 +16,14 @@ from lakh.errors import MissingExtra
 __all__ = ["PERMISSIVE", "LicenceDecision", "classify_expression"]
 
 # SPDX identifiers, lower case.
-PERMISSIVE = frozenset(
-    """
-    0bsd afl-3.0 apache-1.1 apache-2.0 artistic-2.0 blueoak-1.0.0 bsd-1-clause bsd-2-clause bsd-2-clause-patent
-    bsd-3-clause bsd-3-clause-clear bsd-3-clause-lbnl bsd-4-clause bsl-1.0 bzip2-1.0.6 cc0-1.0 cnri-python curl hpnd
-    icu isc libpng libpng-2.0 mit mit-0 mit-cmu mit-modern-variant ms-pl ncsa openssl postgresql psf-2.0 python-2.0
-    python-2.0.1 tcl unicode-3.0 unicode-dfs-2016 unlicense upl-1.0 w3c wtfpl x11 zlib zpl-2.0 zpl-2.1
-    """.split()
-)
-
+PERMISSIVE = frozenset({
+    "0bsd", "afl-3.0", "apache-1.1", "apache-2.0", "artistic-2.0", "blueoak-1.0.0", "bsd-1-clause", "bsd-2-clause",
+    "bsd-2-clause-patent", "bsd-3-clause", "bsd-3-clause-clear", "bsd-3-clause-lbnl", "bsd-4-clause", "bsl-1.0",
+    "bzip2-1.0.6", "cc0-1.0", "cnri-python", "curl", "hpnd", "icu", "isc", "libpng", "libpng-2.0", "mit", "mit-0",
+    "mit-cmu", "mit-modern-variant", "ms-pl", "ncsa", "openssl", "postgresql", "psf-2.0", "python-2.0",
+    "python-2.0.1", "tcl", "unicode-3.0", "unicode-dfs-2016", "unlicense", "upl-1.0", "w3c", "wtfpl", "x11", "zlib",
+    "zpl-2.0", "zpl-2.1",
+})  # fmt: skip
 DANGLING = re.compile(r"(?i)(?:^|\s)(?:and|or|with)\s*(?:\)|$)")  # an operator without a right side: "MIT OR"
 
 
@@ -52,7 +51,7 @@ def classify_expression(expression: str) -> LicenceDecision:
 def _parse(expression: str) -> Any:
     """The tree of an expression, None if it is malformed."""
     try:
-        from license_expression import Licensing
+        from license_expression import Licensing  # type: ignore[import-untyped]
     except ImportError:
         raise MissingExtra("licence expressions", "license-expression", "corpus") from None
     try:

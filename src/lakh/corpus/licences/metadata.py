@@ -1,7 +1,7 @@
 """Is a distribution's licence permissive? A decision from the words in its metadata.
 
-Cautious: a licence that is not recognised, or a copyleft licence next to a permissive one without OR, is refused. Trusts
-the metadata; does not look at licence files (detect.py) or bundled third-party code.
+Cautious: a licence that is not recognised, or a copyleft licence next to a permissive one without OR, is refused.
+Trusts the metadata; does not look at licence files (detect.py) or bundled third-party code.
 """
 
 from __future__ import annotations

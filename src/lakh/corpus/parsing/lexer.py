@@ -6,14 +6,14 @@ and end. `languages.py` has the flags of each language.
 
     family PYTHON   indentation, logical lines and brackets are tokens; comments and line breaks in brackets are not
     family CLIKE    whitespace and line breaks disappear, except at the end of a preprocessor line
-    family LINES    languages whose quoting is not modelled: lines stay, whitespace shrinks, comment-only lines disappear
+    family LINES    languages without a model of quoting: lines stay, whitespace shrinks, comment-only lines disappear
 
 Two texts have the same stream if they differ only in comments, layout and optional trailing commas. Ambiguities are
 resolved towards *keeping* text: a quote without an end is punctuation, a JavaScript regular expression after a closing
 bracket is read as a division.
 
-Cost: linear in any text, about 10-20 ns a byte; the caller passes buffers of 4 bytes of output and at most one token per
-byte. Accepts any bytes.
+Cost: linear in any text, about 10-20 ns a byte; the caller passes buffers of 4 bytes of output and at most one token
+per byte. Accepts any bytes.
 """
 
 from __future__ import annotations

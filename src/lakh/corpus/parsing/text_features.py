@@ -32,7 +32,7 @@ __all__ = [
     "MIN_WORDS",
     "LexedTokens",
     "TextFeatures",
-    "analyse",
+    "add_text_features",
     "digest_of",
     "text_features",
     "tokens_of",

@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow.compute as pc
 
-from lakh.corpus.document import Document
+from lakh.corpus.document import REASONS, Document
 from lakh.corpus.reports.report import read_report
 from lakh.corpus.shards import check_shard, read_documents, read_rows
 from lakh.errors import UserError
@@ -43,6 +43,32 @@ class DocumentHistory:
     """The text, if the corpus was built with dropped_texts."""
     won_over: tuple[tuple[str, str], ...] = ()
     """(reason, place) of up to MAX_LOST documents that were dropped in favour of this one."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The data that `lakh corpus show --json` prints."""
+        data = {"kept": self.document is not None, "id": self.id, "repo": self.repo, "path": self.path}
+        if self.document is None:
+            return data | {"reason": self.reason, "detail": self.detail, "text": self.dropped_text}
+        won_over = [{"reason": reason, "place": place} for reason, place in self.won_over]
+        return data | asdict(self.document) | {"won_over": won_over}
+
+    def describe(self) -> str:
+        """The history as lines of text."""
+        document = self.document
+        if document is None:
+            detail = f": {self.detail}" if self.detail else ""
+            return f"{self.repo}/{self.path} was dropped: {self.reason} ({REASONS.get(self.reason, '')}){detail}"
+        licence = f"{document.licence} ({document.licence_evidence})" if document.licence else "unknown"
+        lines = [
+            f"{self.repo}/{self.path}",
+            f"  id        {self.id}",
+            f"  source    {document.source}" + (f", which states {document.provenance}" if document.provenance else ""),
+            f"  language  {document.language}" + (f", tagged {document.marks}" if document.marks else ""),
+            f"  licence   {licence}",
+            f"  kept      {len(document.text.encode()):,} bytes, sha256 {document.sha256}",
+            *(f"  replaces  {place} ({reason})" for reason, place in self.won_over),
+        ]
+        return "\n".join(lines)
 
 
 def find_document(url: str, wanted: str) -> DocumentHistory:

@@ -10,7 +10,7 @@ workers can add up their parts. (It tells equal from different; it is not a defe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,14 +22,16 @@ from lakh.errors import CorruptShard, DataError, UserError
 __all__ = ["CorpusReport", "content_sum", "read_report"]
 
 FIELDS = (
-    "settings sources listing_sha256 read kept dropped dropped_bytes bytes_in bytes_out languages language_bytes licences "
-    "secrets samples earlier versions shards dropped_files output_sha256"
-).split()
+    "settings", "sources", "listing_sha256", "read", "kept", "dropped", "dropped_bytes", "bytes_in", "bytes_out",
+    "languages", "language_bytes", "licences", "secrets", "samples", "earlier", "versions", "shards", "dropped_files",
+    "output_sha256",
+)  # fmt: skip
+# Fields of `as_dict` that describe a build, not a corpus.
+BUILD_FIELDS = ("reused", "seconds", "cpu_seconds", "mb_per_cpu_second", "engine", "tasks", "peak_rss_bytes")
 # Fields that a manifest of format 1 lacks.
-OLD_FIELDS: Mapping[str, Any] = dict.fromkeys(("dropped_bytes", "language_bytes", "secrets", "versions"), {}) | {
-    "samples": [],
-    "earlier": [],
-}
+OLD_FIELDS: Mapping[str, Any] = {
+    "dropped_bytes": {}, "language_bytes": {}, "secrets": {}, "versions": {}, "samples": [], "earlier": [],
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +96,10 @@ class CorpusReport:
         """The data that `--json` prints."""
         speed = self.bytes_in / 1e6 / self.cpu_seconds if self.cpu_seconds and not self.reused else None
         names = (
-            "out reused sources read kept dropped duplicates secrets bytes_in bytes_out languages licences shards engine "
-            "tasks peak_rss_bytes seconds cpu_seconds mb_per_cpu_second output_sha256"
-        ).split()
+            "out", "reused", "sources", "read", "kept", "dropped", "duplicates", "secrets", "bytes_in", "bytes_out",
+            "languages", "licences", "shards", "engine", "tasks", "peak_rss_bytes", "seconds", "cpu_seconds",
+            "mb_per_cpu_second", "output_sha256",
+        )  # fmt: skip
         dropped = self.dropped.get
         derived = {
             "duplicates": {"exact": dropped("exact-duplicate", 0), "near": dropped("near-duplicate", 0)},
@@ -106,6 +109,18 @@ class CorpusReport:
             "mb_per_cpu_second": speed,
         }
         return {name: derived[name] if name in derived else _plain(getattr(self, name)) for name in names}
+
+    def summary(self, examples: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, Any]:
+        """The data that `lakh corpus report --json` prints; `examples` has (place, detail) of dropped documents."""
+        data = {name: value for name, value in self.as_dict().items() if name not in BUILD_FIELDS}
+        dropped = {
+            reason: [{"place": place, "detail": detail} for place, detail in rows] for reason, rows in examples.items()
+        }
+        return data | {
+            "settings": dict(self.settings),
+            "funnel": [{"reason": reason, "dropped": gone, "left": left} for reason, gone, left in self.funnel()],
+            "samples": {"redacted": [dict(item) for item in self.samples], "dropped": dropped},
+        }
 
     def verify(self) -> int:
         """Read every byte and compare with the manifest; returns the number of files checked."""

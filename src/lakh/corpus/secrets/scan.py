@@ -18,7 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lakh import storage
-from lakh.corpus.secrets.false_positives import rejection, rejection_of_generic, rejection_of_named, rejection_of_password
+from lakh.corpus.secrets.false_positives import (
+    rejection,
+    rejection_of_generic,
+    rejection_of_named,
+    rejection_of_password,
+)
 from lakh.corpus.secrets.pii import PII_KINDS, rejection_of_pii
 from lakh.corpus.secrets.rules import NAMED_KIND, SecretRule, named_kind
 from lakh.errors import ConfigError, LakhError, MissingExtra

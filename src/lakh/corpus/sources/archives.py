@@ -1,12 +1,12 @@
 """Archives as sources: tar (gz, bz2, xz, zstd), zip, wheels, sdists, npm packages, Debian source tarballs.
 
-Read as a stream, member by member; nothing is ever unpacked to disk. A member that leads out of the archive (an
-absolute name, `..`), a link or a device is dropped with its reason; an archive that unpacks to more than MAX_RATIO
-times its size is read no further. Two passes: the first finds the licence (files of that name, or the package's
-metadata), the second reads the code; both cost decompression only.
+Read as a stream, member by member; nothing is unpacked to disk. A member that leads out of the archive (an absolute
+name, `..`), a link or a device is dropped with its reason; an archive that unpacks to more than MAX_RATIO times its
+size is read no further. Two passes: the first finds the licence (licence files or package metadata), the second reads
+the code; both cost only decompression.
 
-Memory: one member of at most max_file_bytes, and the names of a zip's directory. Fails never: a damaged archive gives a
-row that says so, after what could be read.
+Memory: one member of at most max_file_bytes, and the names of a zip's directory. A damaged archive gives what could be
+read, then a row with the reason.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from lakh.corpus.sources.licence_evidence import LicenceEvidence, is_licence_evi
 __all__ = ["ENDINGS", "ArchiveMember", "below", "evidence_of", "kind_of", "members", "stem_of"]
 
 MAX_RATIO = 200
-"""Code packs to a quarter, repeated code to a fiftieth; a bomb to a thousandth and less."""
+"""Code compresses to a quarter, repeated code to a fiftieth; a bomb to a thousandth and less."""
 MIN_LIMIT_BYTES = 64 << 20
-"""Small archives may unpack to so much whatever their ratio."""
+"""Small archives may unpack to this size whatever their ratio."""
 XZ_MEMORY_BYTES = 256 << 20
 BLOCK_BYTES = 1 << 20
 
@@ -44,13 +44,13 @@ ENDINGS = {
 }  # fmt: skip
 DAMAGE = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError,
-    NotImplementedError,    RuntimeError, pa.ArrowException, KeyError, IndexError, OverflowError, UnicodeError,
+    NotImplementedError, RuntimeError, pa.ArrowException, KeyError, IndexError, OverflowError, UnicodeError,
 )  # fmt: skip
 
 
 @dataclass(slots=True)
 class ArchiveMember:
-    """One entry of an archive: its content, or why there is none."""
+    """One entry of an archive: its content, or the reason why it has none."""
 
     path: str
     size_bytes: int = 0
@@ -60,11 +60,11 @@ class ArchiveMember:
 
 
 class _ArchiveBomb(Exception):
-    """The archive unpacks to more than it may."""
+    """The archive unpacks to more than the limit."""
 
 
 def kind_of(name: str) -> str:
-    """ "tar", "zip", or "" where the name is no archive's."""
+    """ "tar", "zip", or "" if the name is not that of an archive."""
     lower = name.lower()
     return next((kind for ending, kind in ENDINGS.items() if lower.endswith(ending)), "")
 
@@ -78,7 +78,7 @@ def stem_of(name: str) -> str:
 
 
 def members(url: str, max_file_bytes: int, wanted: Any) -> Iterator[ArchiveMember]:
-    """Every entry that is or should be a file; content for those that `wanted(path, size)` wants."""
+    """Every entry that is or should be a file; with content if `wanted(path, size)`."""
     walk = _zip if kind_of(url) == "zip" else _tar
     try:
         yield from walk(url, max_file_bytes, wanted)
@@ -89,7 +89,7 @@ def members(url: str, max_file_bytes: int, wanted: Any) -> Iterator[ArchiveMembe
 
 
 def evidence_of(url: str) -> LicenceEvidence:
-    """What the archive says of its licence."""
+    """The files of the archive that state its licence."""
     evidence, top = LicenceEvidence(), stem_of(url.rpartition("/")[2])
 
     def wanted(path: str, size_bytes: int) -> bool:
@@ -117,7 +117,7 @@ def _tar(url: str, max_file_bytes: int, wanted: Any) -> Iterator[ArchiveMember]:
         plain: Any = _LimitedStream(_unpacked(file, stack), max(MIN_LIMIT_BYTES, packed_bytes * MAX_RATIO))
         archive = stack.enter_context(tarfile.open(fileobj=plain, mode="r|"))
         for entry in archive:
-            archive.__dict__["members"] = []  # the module remembers every entry; we need none
+            archive.__dict__["members"] = []  # the module keeps every entry; free them
             path, reason = _safe(entry.name)
             if entry.isdir():
                 continue
@@ -170,7 +170,7 @@ def _zip(url: str, max_file_bytes: int, wanted: Any) -> Iterator[ArchiveMember]:
 
 
 def _safe(name: str) -> tuple[str, str]:
-    """(the name with / between its parts, "" or the reason why it cannot be a path inside the archive)."""
+    """(the name with / between its parts, "" or the reason why it is not a path inside the archive)."""
     name = name.encode("utf-8", "backslashreplace").decode()
     path = name.replace("\\", "/")
     bad = path.startswith("/") or ".." in path.split("/") or "\0" in path or (len(path) > 1 and path[1] == ":")
@@ -179,7 +179,7 @@ def _safe(name: str) -> tuple[str, str]:
 
 
 def _unpacked(file: IO[bytes], stack: contextlib.ExitStack) -> Any:
-    """The plain stream of a file that may be compressed, by its first bytes."""
+    """The decompressed stream of a file, by its first bytes."""
     head = file.read(6)
     file.seek(0)
     if head.startswith(b"\x1f\x8b"):
@@ -194,7 +194,7 @@ def _unpacked(file: IO[bytes], stack: contextlib.ExitStack) -> Any:
 
 
 class _XzStream(io.RawIOBase):
-    """An xz stream with a limit on the memory that its dictionary may take."""
+    """An xz stream with a limit on the memory of its dictionary."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -221,7 +221,7 @@ class _XzStream(io.RawIOBase):
 
 
 class _LimitedStream:
-    """A stream that raises _Bomb after so many bytes; what tarfile asks of a file in stream mode is `read`."""
+    """A stream that raises _ArchiveBomb after `limit_bytes`; tarfile in stream mode only calls `read`."""
 
     def __init__(self, file: Any, limit_bytes: int) -> None:
         self._file, self._left = file, limit_bytes

@@ -1,7 +1,6 @@
-"""Programs of other people, run to their end: what they printed, or an error that says whose fault it was.
+"""Run an external program to its end and return its output, or fail with a clear error.
 
-Each has a time limit (COMMAND_TIMEOUT_S), no terminal to ask questions on, and a line that says what to install where
-it is missing.
+Each call has a time limit (COMMAND_TIMEOUT_S) and no terminal for questions; a missing program names its package.
 """
 
 from __future__ import annotations
@@ -13,25 +12,25 @@ from pathlib import Path
 
 from lakh.errors import LakhError, PeerTimeout, UserError
 
-__all__ = ["COMMAND_TIMEOUT_S", "run"]
+__all__ = ["COMMAND_TIMEOUT_S", "run_command"]
 
 COMMAND_TIMEOUT_S = 1800.0
 
 
-def run(
+def run_command(
     command: list[str],
     where: str,
     package: str,
     cwd: Path | None = None,
     todo: str = "check the name and version",
     failure: type[LakhError] = UserError,
-    telling: str = "",
+    prefer: str = "",
 ) -> str:
-    """Run it and return what it printed. The last line of its complaints is told, `telling` marks a better one."""
+    """Run and return stdout. An error shows the last line of stderr, or the last one that contains `prefer`."""
     if shutil.which(command[0]) is None:
         found = f"needs {command[0]}, which is not installed"
         raise UserError(where, found, f"install it with: apt-get install {package}")
-    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}  # a question would wait for ever
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}  # a question would wait forever
     try:
         done = subprocess.run(
             command, cwd=cwd, capture_output=True, encoding="utf-8", errors="replace", check=False,
@@ -42,6 +41,6 @@ def run(
         raise PeerTimeout(where, found, "try again") from None
     if done.returncode != 0:
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        told = [line for line in lines if telling in line] or lines or ["failed"]
-        raise failure(where, f"{command[0]}: {told[-1][:300]}", todo)
+        shown = [line for line in lines if prefer in line] or lines or ["failed"]
+        raise failure(where, f"{command[0]}: {shown[-1][:300]}", todo)
     return done.stdout

@@ -1,7 +1,7 @@
-"""One file that holds many documents, as a source: an archive, JSON lines, Parquet, a dump of questions and answers.
+"""One file with many documents as a source: an archive, JSON lines, Parquet, a dump of questions and answers.
 
-On this machine or behind any URL that storage reads. A Parquet file is listed by row group, so that several workers can
-share it; the others are read by one.
+A path or any URL that storage reads. A Parquet file is listed by row group, so that several workers can share it; the
+others are read by one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KNOWN = "a folder, an archive (tar, zip, whl), .jsonl, .jsonl.gz, .parquet, or P
 
 
 def kind_of(url: str) -> str:
-    """The kind of container that a name stands for, "" where it is none."""
+    """The kind of container by name, or ""."""
     lower = url.lower()
     if archives.kind_of(lower):
         return "archive"
@@ -45,7 +45,7 @@ class ContainerFile:
     def open(url: str, repo: str, *, synthetic: bool = False) -> ContainerFile:
         kind = kind_of(url)
         if not kind or (synthetic and kind not in ("jsonl", "parquet")):
-            raise UserError(url, "is a file of no kind that is known here", f"give {KNOWN}")
+            raise UserError(url, "is not a known kind of file", f"give {KNOWN}")
         return ContainerFile(url, repo, f"synthetic-{kind}" if synthetic else kind, f"{kind}:{repo}")
 
     def files(self) -> Iterator[ListedFile]:

@@ -1,7 +1,7 @@
-"""A tree of files on this machine, walked in sorted order.
+"""A tree of files on this machine, listed in sorted order.
 
-Hidden folders, __pycache__ and node_modules are no part of it; links are never followed out of it. What it has and
-cannot offer (a dangling link, a pipe) is listed with its reason. Knows nothing of languages or texts.
+Hidden folders, __pycache__ and node_modules are skipped; links are never followed out of the tree. Entries that cannot
+be read (a dangling link, a pipe) are listed with their reason.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Folder:
     """Absolute, with links resolved."""
     repo: str
     exclude: Path | None = None
-    """A folder inside that is not listed: the corpus that is being written."""
+    """A folder inside that is not listed: the corpus being written."""
     skipped: frozenset[str] = frozenset()
     licence: str = ""
     name: str = ""
     kind: str = "file"
-    """What each file is: a file of code, or docs."""
+    """Kind of every file: file (code) or docs."""
 
     def files(self) -> Iterator[ListedFile]:
         found = DetectedLicence(self.licence, "") if self.licence else self._evidence()
@@ -44,14 +44,14 @@ class Folder:
             yield replace(listed, licence=found.expression, licence_evidence=found.evidence, kind=self.kind)
 
     def _evidence(self) -> DetectedLicence:
-        """What the folder's own files say of its licence."""
+        """The licence that the folder's own files state."""
         evidence = LicenceEvidence()
         with contextlib.suppress(OSError), os.scandir(self.root) as entries:
             for entry in entries:
                 if is_licence_evidence(entry.name) and entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(OSError), Path(entry.path).open("rb") as file:
                         evidence.add(entry.name, file.read(LicenceEvidence.MAX_BYTES + 1))
-        return evidence.judge()
+        return evidence.classify()
 
     def _folder(self, folder: str) -> Iterator[ListedFile]:
         try:
@@ -96,7 +96,7 @@ class Folder:
             status = entry.stat()
         except OSError as error:
             return self._problem(entry.path, "unreadable", error.strerror or str(error))
-        if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would block
             return self._problem(entry.path, "unreadable", "not a regular file")
         return ListedFile(
             self.repo,

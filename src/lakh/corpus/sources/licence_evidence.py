@@ -1,7 +1,7 @@
-"""What a repository or package says of its licence: the files at its top that speak of it, gathered in any order.
+"""The files of a repository or package that state its licence, collected in any order.
 
-Which files those are and what they say is licence_files.py's to know; here is only what a package adds: the metadata
-of an sdist (PKG-INFO) and of a wheel (METADATA), a statement of its authors that goes first.
+licences/detect.py interprets licence files; this adds the metadata of an sdist (PKG-INFO) and of a wheel (METADATA),
+which take precedence as a statement of the authors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lakh.corpus.licences.detect import DetectedLicence, is_licence_file, repository_licence
-from lakh.corpus.licences.metadata import judge
+from lakh.corpus.licences.metadata import classify_metadata
 
 __all__ = ["LicenceEvidence", "is_licence_evidence"]
 
@@ -22,7 +22,7 @@ DECLARING = frozenset(
 
 
 def is_licence_evidence(path: str) -> bool:
-    """Could this file, by its place below the top of a repository, say what the licence of the whole is?"""
+    """Whether a path below the top of a repository may state the licence of the whole."""
     folder, _, name = path.rpartition("/")
     if name in METADATA and (not folder or folder.endswith((".dist-info", ".egg-info"))):
         return True
@@ -39,7 +39,7 @@ class LicenceEvidence:
         if len(content) <= self.MAX_BYTES and b"\0" not in content:
             self.files[path] = content
 
-    def judge(self) -> DetectedLicence:
+    def classify(self) -> DetectedLicence:
         for path in sorted(self.files):
             if path.rpartition("/")[2] in METADATA:
                 licence = _from_metadata(self.files[path].decode("utf-8", "replace"))
@@ -50,9 +50,8 @@ class LicenceEvidence:
 
 def _from_metadata(text: str) -> str:
     fields = email.parser.HeaderParser().parsestr(text)
-    verdict = judge(
+    return classify_metadata(
         expression=fields.get("License-Expression", ""),
         text=fields.get("License", ""),
         classifiers=fields.get_all("Classifier") or [],
-    )
-    return verdict.licence
+    ).licence

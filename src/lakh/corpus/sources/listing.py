@@ -1,7 +1,7 @@
-"""A listing: what sources offer, before a byte of it is read.
+"""A listing: what sources offer, before any file is opened.
 
-The same tree always gives the same listing, and its fingerprint changes when a file was added, removed or touched.
-Knows names, sizes and times; opens nothing. Fails with UserError on a source that lists nothing.
+The same tree always gives the same listing, and its fingerprint changes when a file is added, removed or touched. Fails
+with UserError on a source that lists nothing.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ BATCH_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """One file that a source offers, or why it cannot; the fields of LISTING in their order."""
+    """One file of a source, or the reason why it cannot be read; the fields of LISTING in their order."""
 
     repo: str
     path: str
     licence: str
     source: str
     location: bytes
-    """The path on this machine; bytes, because a file name need not be text."""
+    """The local path; bytes, because a file name need not be text."""
     size_bytes: int = 0
     mtime_ns: int = 0
     reason: str = ""
     detail: str = ""
     kind: str = "file"
-    """What the location is: a file of its own, or a container of many documents (containers.py)."""
+    """A single file, or a kind of container with many documents (readers.py)."""
     part: int = 0
     licence_evidence: str = ""
 
@@ -44,7 +44,7 @@ class ListedFile:
 class CorpusSource(Protocol):
     @property
     def name(self) -> str:
-        """How reports call this source; the same on every machine."""
+        """The name in reports, the same on every machine."""
         ...
 
     def files(self) -> Iterator[ListedFile]: ...
@@ -68,13 +68,13 @@ def batches(sources: Iterable[CorpusSource]) -> Iterator[Any]:
 
 
 class Fingerprint:
-    """SHA-256 over names, sizes and times of a listing: changes when a file was added, removed or touched."""
+    """SHA-256 over names, sizes and times of a listing."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
 
     def watch(self, listing: Iterable[Any]) -> Iterator[Any]:
-        """Hand the batches on, and take them into account."""
+        """Pass the batches through and add them to the hash."""
         for batch in listing:
             names = ("repo", "path", "size_bytes", "mtime_ns", "reason", "detail", "kind", "part")
             for row in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
@@ -92,5 +92,5 @@ def _batch(rows: Sequence[ListedFile]) -> Any:
 
 
 def as_text(name: str) -> str:
-    """File names need not be text; what is not becomes an escape such as \\udcff."""
+    """A file name as text; bytes that are not UTF-8 become an escape such as \\udcff."""
     return name.encode("utf-8", "backslashreplace").decode()

@@ -1,13 +1,13 @@
-"""Packages by name, and git repositories: fetched once with the tools that everybody has, kept in a cache.
+"""Packages by name, and git repositories: fetched once with standard tools, kept in a cache.
 
-    pypi:NAME[==VERSION]      the sdist (or, where there is none, the wheel) from the index that pip is told to use
+    pypi:NAME[==VERSION]      the sdist (else the wheel) from the index that pip is configured to use
     npm:NAME[@VERSION]        npm pack
-    debian:NAME[=VERSION]     its source archives, from the mirrors that this machine's apt uses (debian.py)
-    git:PATH_OR_URL[@REV]     the files of one commit, HEAD if none is given: git archive, after git clone for a URL
+    debian:NAME[=VERSION]     its source archives, from the mirrors that apt uses on this machine (debian.py)
+    git:PATH_OR_URL[@REV]     the files of one commit, default HEAD: git archive, after git clone for a URL
 
-`pip download` is not used: to learn an sdist's metadata it runs the package's own build code, and this room runs
-nobody's code. An index' simple API gives the same file with its hash. The cache is $XDG_CACHE_HOME/lakh/sources; what
-is in it is not fetched again.
+`pip download` is not used: to get an sdist's metadata it runs the package's own build code, and lakh never runs code of
+a source. The simple API of an index gives the same file with its hash. The cache is $XDG_CACHE_HOME/lakh/sources;
+cached packages are not fetched again.
 
 Fails with UserError (no such package, a missing tool) and PeerLost (the network); every command has a time limit.
 """
@@ -36,7 +36,7 @@ from typing import Any
 
 from lakh import storage
 from lakh.corpus.sources import archives, debian
-from lakh.corpus.sources.command import run
+from lakh.corpus.sources.command import run_command as run
 from lakh.corpus.sources.container_file import ContainerFile
 from lakh.corpus.sources.listing import ListedFile
 from lakh.errors import DataError, UserError
@@ -48,58 +48,58 @@ KINDS = ("pypi:", "npm:", "debian:", "git:")
 REQUEST_TIMEOUT_S = 60.0
 NAME = re.compile(r"@?[A-Za-z0-9][A-Za-z0-9._+/~-]*")
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"
-_one_asks_pip = threading.Lock()
+_pip_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class PackageSource:
-    """A package or commit; fetched when it is first listed."""
+    """A package or commit, fetched when it is first listed."""
 
-    word: str
+    argument: str
     repo: str
     name: str
     missing: str = ""
-    """Why it could not be had; listed as a row with that reason (fetching.py)."""
+    """Why it could not be fetched; listed as a row with that reason (fetching.py)."""
 
     @staticmethod
-    def open(word: str) -> PackageSource:
-        kind, _, rest = word.partition(":")
+    def open(argument: str) -> PackageSource:
+        kind, _, rest = argument.partition(":")
         package = re.split(r"==|=|(?<=.)@", rest, maxsplit=1)[0]
         if kind != "git" and not NAME.fullmatch(package):
-            raise UserError(word, "is no package name", f"write {kind}:NAME")
+            raise UserError(argument, "is not a package name", f"write {kind}:NAME")
         repo = package.rstrip("/").removesuffix(".git").rpartition("/")[2] if kind == "git" else package
-        return PackageSource(word, repo, word)
+        return PackageSource(argument, repo, argument)
 
     def files(self) -> Iterator[ListedFile]:
         if self.missing:
             yield ListedFile(self.repo, "", "", self.name, b"", reason="missing", detail=self.missing)
             return
-        for path in fetch(self.word):
+        for path in fetch(self.argument):
             yield from ContainerFile(str(path), self.repo, "archive", self.name).files()
 
 
-def fetch(word: str) -> list[Path]:
-    """The archives that a word stands for, from the cache or from where they are."""
-    kind, _, rest = word.partition(":")
+def fetch(argument: str) -> list[Path]:
+    """The archives of a package or commit, from the cache or from its index."""
+    kind, _, rest = argument.partition(":")
     folder = storage.cache_folder(CACHE) / kind / hashlib.sha256(rest.encode()).hexdigest()[:16]
-    if not (folder / "complete").exists() or kind == "git":  # a commit is looked up again: HEAD moves
+    if not (folder / "complete").exists() or kind == "git":  # look a commit up again: HEAD moves
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # A name of its own: another build may be fetching the same package.
+        # A unique name: another build may be fetching the same package.
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", suffix=".part", dir=folder.parent) as partial:
             {"pypi": _pypi, "npm": _npm, "debian": debian.download, "git": _git}[kind](rest, Path(partial))
             (Path(partial) / "complete").touch()
             shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # somebody else was faster, with the same files
+            with contextlib.suppress(OSError):  # another build was faster, with the same files
                 Path(partial).rename(folder)
             Path(partial).mkdir(exist_ok=True)
     found = sorted(path for path in folder.iterdir() if archives.kind_of(path.name))
     if not found:
-        raise UserError(word, "has no source archive", "choose another version")
+        raise UserError(argument, "has no source archive", "choose another version")
     return found
 
 
 def fetch_url(url: str, target: Path, sha256: str = "") -> None:
-    """One file over HTTP, whole and with the right hash, or not at all."""
+    """Download one file atomically and check its hash."""
 
     def get() -> None:
         digest = hashlib.sha256()
@@ -128,36 +128,38 @@ def _pypi(rest: str, folder: Path) -> None:
 
 
 def _index_url() -> str:
-    """The index that pip itself would ask: its variable, its configuration, or its built-in default."""
+    """pip's index: from its environment variable, its configuration, or its default."""
     if os.environ.get("PIP_INDEX_URL"):
         return os.environ["PIP_INDEX_URL"].rstrip("/")
-    with _one_asks_pip:
+    with _pip_lock:
         return _pip_index_url()
 
 
 @lru_cache(maxsize=1)
 def _pip_index_url() -> str:
-    """What pip says; asked once, since pip takes a second to answer."""
+    """Cached, because pip takes a second to start."""
     pip = [sys.executable, "-m", "pip"]
-    told = subprocess.run([*pip, "config", "get", "global.index-url"], capture_output=True, text=True, check=False)
-    if told.returncode == 0 and told.stdout.strip():
-        return told.stdout.strip().rstrip("/")
+    configured = subprocess.run(
+        [*pip, "config", "get", "global.index-url"], capture_output=True, text=True, check=False
+    )
+    if configured.returncode == 0 and configured.stdout.strip():
+        return configured.stdout.strip().rstrip("/")
     built_in = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
-    asked = subprocess.run([sys.executable, "-c", built_in], capture_output=True, text=True, check=False)
-    if asked.returncode != 0 or not asked.stdout.strip():
-        raise UserError("pypi:", "this Python has no pip, which knows the index", "set PIP_INDEX_URL to a simple index")
-    return asked.stdout.strip().rstrip("/")
+    default = subprocess.run([sys.executable, "-c", built_in], capture_output=True, text=True, check=False)
+    if default.returncode != 0 or not default.stdout.strip():
+        raise UserError("pypi:", "this Python has no pip to read the index from", "set PIP_INDEX_URL to a simple index")
+    return default.stdout.strip().rstrip("/")
 
 
 def _choose(files: Sequence[dict[str, Any]], package: str, version: str) -> dict[str, Any] | None:
-    """The sdist of that version (else of the newest), or its wheel where there is no sdist."""
+    """The sdist of that version (default: the newest), else its wheel."""
     by_version: dict[str, list[dict[str, Any]]] = {}
     for file in files:
         name = file["filename"]
         if file.get("yanked") or not archives.kind_of(name):
             continue
         if name.endswith(".whl") and not name.endswith("-none-any.whl"):
-            continue  # built for one platform: machine code
+            continue  # built for one platform: compiled code
         stem = archives.stem_of(name)
         parts = stem.split("-")
         found = parts[1] if name.endswith(".whl") else stem[len(package) + 1 :]
@@ -176,7 +178,7 @@ def _npm(rest: str, folder: Path) -> None:
 
 def _git(rest: str, folder: Path) -> None:
     where, sign, revision = rest.rpartition("@")
-    if not sign or "/" in revision or ":" in revision:  # git@host:path has its @ at the front
+    if not sign or "/" in revision or ":" in revision:  # in git@host:path the @ is not a revision
         where, revision = rest, "HEAD"
     checkout = Path(where)
     if not checkout.exists():

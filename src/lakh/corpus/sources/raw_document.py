@@ -1,4 +1,4 @@
-"""A document before it is looked at: bytes with a place, or a place with the reason why there are none."""
+"""A document before any check: bytes with a repository and path, or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 __all__ = ["RawDocument", "ReadPredicate"]
 
 ReadPredicate = Callable[[str, int], bool]
-"""(path, size in bytes) -> is it worth reading?"""
+"""(path, size in bytes) -> whether to read the content."""
 
 
 @dataclass(slots=True)
@@ -17,12 +17,12 @@ class RawDocument:
     path: str
     size_bytes: int = 0
     content: bytes | None = None
-    """None where it was not read: `reason` says why, or its name and size will."""
+    """None if it was not read; `reason`, or its name and size, explain why."""
     licence: str = ""
     licence_evidence: str = ""
     provenance: str = ""
     language: str = ""
-    """Where the source knows it; else the name and content decide."""
+    """If the source states it; else it is detected."""
     documentation: bool = False
     reason: str = ""
     detail: str = ""

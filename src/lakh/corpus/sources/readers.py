@@ -1,12 +1,13 @@
-"""Opening what a listing names: plain files, and containers that hold many documents.
+"""Open what a listing names: plain files, and containers that hold many documents.
 
-`open_listed` gives `Raw` records. A container is read as a stream, member by member, in the worker that has its split.
+`open_listed` yields `RawDocument` records. A container is read as a stream, member by member, by the worker of its
+split.
 
     file                one file                         docs       one file of documentation (Markdown, RST, HTML)
     archive             archives.py                      jsonl, parquet, synthetic-jsonl, synthetic-parquet   records.py
     posts               posts.py
 
-Fails never on content: what cannot be read is a Raw with a reason.
+Content that cannot be read gives a RawDocument with a reason, never an error.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _file(listed: Mapping[str, Any], max_file_bytes: int, wanted: ReadPredicate)
 
 
 def _archive(url: str, repo: str, licence: str, max_file_bytes: int, wanted: ReadPredicate) -> Iterator[RawDocument]:
-    found = evidence_of(url).judge()
+    found = evidence_of(url).classify()
     top = stem_of(url.rpartition("/")[2])
     for member in members(url, max_file_bytes, wanted):
         yield RawDocument(

@@ -1,8 +1,8 @@
 """Records as sources: JSON lines and Parquet with one document per record, such as The Stack's files.
 
-The text is the first of TEXT that a record has, and so on for the other fields; a record whose text is no string, or
-which cannot be read, is a row with its reason, and the reading goes on. Synthetic records (`synthetic:PATH`) must say
-where they come from: `provenance`, or a model and a prompt; one that does not is dropped.
+Each field is the first of several known names that a record has (TEXT, REPO, ...). A record whose text is not a string,
+or which cannot be read, gives a row with its reason, and reading continues. Synthetic records (`synthetic:PATH`) must
+state their origin: `provenance`, or a model and a prompt; others are dropped.
 
 Memory: one line (at most MAX_LINE_BYTES of it), or one batch of a Parquet row group.
 """
@@ -53,7 +53,7 @@ def read_jsonl(url: str, repo: str, *, synthetic: bool) -> Iterator[RawDocument]
 
 
 def row_groups(url: str) -> int:
-    """How many parts a Parquet file has; 1 for one that cannot be read, which the reader will say."""
+    """The number of row groups of a Parquet file; 1 if it cannot be read, which the reader reports."""
     try:
         with storage.open_read(url) as file:
             return max(1, int(pq.ParquetFile(file).num_row_groups))
@@ -79,7 +79,7 @@ def read_parquet(url: str, part: int, repo: str, *, synthetic: bool) -> Iterator
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """(number from 1, line); None for one that is too long, which is passed over without being held."""
+    """(number from 1, line); None for a line that is too long, which is skipped."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES):
         number += 1
@@ -123,12 +123,12 @@ def _document(record: Mapping[str, Any], repo: str, place: str, synthetic: bool)
     )
     raw.licence = _licence(_first(record, LICENCE))
     raw.licence_evidence = "record" if raw.licence else ""
-    said = {name: record[name] for name in PROVENANCE if record.get(name)}
-    if synthetic and not said:
+    stated = {name: record[name] for name in PROVENANCE if record.get(name)}
+    if synthetic and not stated:
         raw.content, raw.reason = None, "bad-record"
         raw.detail = f"synthetic, and does not say from where: none of {', '.join(PROVENANCE)}"
     elif synthetic:
-        raw.provenance = json.dumps(said, sort_keys=True, default=str)
+        raw.provenance = json.dumps(stated, sort_keys=True, default=str)
     return raw
 
 
@@ -143,13 +143,13 @@ def _clean(value: Any) -> str:
 
 
 def _licence(value: Any) -> str:
-    if isinstance(value, list | tuple):  # The Stack: what was detected, any of which may apply
+    if isinstance(value, list | tuple):  # The Stack: the detected licences, any of which may apply
         value = " AND ".join(sorted({item for item in value if isinstance(item, str) and item}))
     return value[:200] if isinstance(value, str) and value.lower() not in ("unknown", "none", "no_license") else ""
 
 
 def _extension(record: Mapping[str, Any]) -> str:
-    """A name for a text that has none: by the language that the record names."""
+    """The file extension of the language that a record states."""
     from lakh.corpus.parsing.languages import EXTENSIONS
 
     language = str(record.get("language") or record.get("lang") or "").lower()

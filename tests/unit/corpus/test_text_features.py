@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lakh.corpus.document import STREAM, complete
 from lakh.corpus.parsing.languages import EXTENSIONS
-from lakh.corpus.parsing.text_features import analyse, digest_of, text_features, tokens_of
+from lakh.corpus.parsing.text_features import add_text_features, digest_of, text_features, tokens_of
 
 # language, a text, the same code in another layout
 SAME = [
@@ -103,8 +103,8 @@ def batch_of(texts: list[str], language: str = "python", reason: str = "") -> pa
 def test_the_stage_fills_what_facts_says_also_in_a_slice_of_a_batch() -> None:
     texts = [f"def f{i}(a, b):\n    return a * {i} + b\n" * 5 for i in range(6)]
     batch = batch_of(texts)
-    whole = next(analyse()(iter([batch]))).to_pylist()
-    parts = [row for part in analyse()(iter([batch.slice(0, 2), batch.slice(2)])) for row in part.to_pylist()]
+    whole = add_text_features(batch).to_pylist()
+    parts = [row for part in map(add_text_features, [batch.slice(0, 2), batch.slice(2)]) for row in part.to_pylist()]
     assert parts == whole
     for text, row in zip(texts, whole, strict=True):
         known = text_features(text, "python")
@@ -113,6 +113,6 @@ def test_the_stage_fills_what_facts_says_also_in_a_slice_of_a_batch() -> None:
 
 
 def test_a_dropped_document_is_left_alone() -> None:
-    row = next(analyse()(iter([batch_of([""], reason="empty")]))).to_pylist()[0]
+    row = add_text_features(batch_of([""], reason="empty")).to_pylist()[0]
     assert (row["digest"], row["bands"], row["sketch"]) == (b"", b"", b"")
     assert set(row) == set(STREAM.names)

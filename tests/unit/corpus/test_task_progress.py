@@ -1,4 +1,4 @@
-"""Which document killed its worker, and what becomes of the task."""
+"""Which document killed its worker, and what happens to the task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lakh.corpus.task_progress import MARKER_BYTES, MAX_SKIPPED, ProgressMarker,
         (["", "a"], 0, "retry"),
         (["", "a", "a"], 0, "skip"),
         (["a", "a", "a"], 1, "skip"),
-        (["", "a", "b"], 0, "give-up"),  # no document in particular: somebody else kills
+        (["", "a", "b"], 0, "give-up"),  # no particular document: another cause
         (["", "", ""], 0, "give-up"),
         (["", "a", "a"], MAX_SKIPPED, "give-up"),
     ],
@@ -36,7 +36,7 @@ def test_a_place_is_known_again_however_long_it_is(place: str) -> None:
         file.truncate(MARKER_BYTES)
         mark, reader = ProgressMarker(file.fileno()), ProgressMarker(file.fileno())
         mark.write("x" * 500)
-        TaskProgress(None, mark).at(place)
+        TaskProgress(None, mark).mark(place)
         if not any("\ud800" <= character <= "\udfff" for character in place):
             assert TaskProgress(skipped=[reader.read()]).skips(place)
         assert not TaskProgress(skipped=[reader.read()]).skips(place + "?")
