@@ -76,52 +76,30 @@ REASONS = {
     "over-repo-share": "its repository already has per_repo_bytes of text",
 }
 
-_PLACE = [("repo", pa.string()), ("path", pa.string())]
-_ORIGIN = [("licence", pa.string()), ("source", pa.string())]
-_EVIDENCE = [("licence_evidence", pa.string()), ("provenance", pa.string()), ("marks", pa.string())]
-_FATE = [("reason", pa.string()), ("detail", pa.string())]
+_TYPES = {
+    **dict.fromkeys(("size_bytes", "mtime_ns"), pa.int64()),
+    **dict.fromkeys(("location", "digest", "bands", "sketch"), pa.binary()),
+    **dict.fromkeys(("comment_share", "string_share", "number_share"), pa.float32()),
+    "part": pa.int32(),
+}
 
-LISTING = pa.schema(
-    [
-        *_PLACE,
-        *_ORIGIN,
-        ("location", pa.binary()),
-        ("size_bytes", pa.int64()),
-        ("mtime_ns", pa.int64()),
-        *_FATE,
-        ("kind", pa.string()),  # "file" or the kind of container: sources/readers.py
-        ("part", pa.int32()),  # part of a container that has several
-        ("licence_evidence", pa.string()),
-    ]
+
+def _schema(names: str) -> Any:
+    return pa.schema([(name, _TYPES.get(name, pa.string())) for name in names.split()])
+
+
+_DOCUMENT = "id repo path language licence source licence_evidence provenance marks text sha256"
+# kind: "file" or the kind of container (sources/readers.py); part: of a container that has several
+LISTING = _schema("repo path licence source location size_bytes mtime_ns reason detail kind part licence_evidence")
+DOCUMENT = _schema(_DOCUMENT)
+# digest: of the normalised text; size_bytes: bytes read, 0 if the file was not opened; bands, sketch: similarity keys
+# of the text (parsing/text_features.py); dropped_text: text of a dropped document, with settings.dropped_texts;
+# secrets: {"kind": count} of redactions as JSON, or ""
+STREAM = _schema(
+    f"{_DOCUMENT} digest size_bytes reason detail bands sketch comment_share string_share number_share dropped_text "
+    "secrets"
 )
-DOCUMENT = pa.schema(
-    [
-        ("id", pa.string()),
-        *_PLACE,
-        ("language", pa.string()),
-        *_ORIGIN,
-        *_EVIDENCE,
-        ("text", pa.string()),
-        ("sha256", pa.string()),
-    ]
-)
-# digest: of the normalised text (parsing/text_features.py); size_bytes: bytes read, 0 if the file was not opened
-STREAM = pa.schema(
-    [
-        *DOCUMENT,
-        ("digest", pa.binary()),
-        ("size_bytes", pa.int64()),
-        *_FATE,
-        ("bands", pa.binary()),  # LSH band keys and sketch of the text, empty if it is too short
-        ("sketch", pa.binary()),
-        ("comment_share", pa.float32()),
-        ("string_share", pa.float32()),
-        ("number_share", pa.float32()),
-        ("dropped_text", pa.string()),  # text of a dropped document, with settings.dropped_texts
-        ("secrets", pa.string()),  # {"kind": count} of redactions as JSON, or ""
-    ]
-)
-DROPPED = pa.schema([("id", pa.string()), *_PLACE, *_FATE, ("text", pa.string())])
+DROPPED = _schema("id repo path reason detail text")
 
 
 @dataclass(frozen=True, slots=True)

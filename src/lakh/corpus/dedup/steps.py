@@ -13,7 +13,8 @@ of dropped documents. All functions are pure, so a step may run twice, anywhere.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -123,20 +124,32 @@ def document_keys(batch: Any, split: int, first_row: int, num_buckets: int) -> S
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def places(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
+def _step(port: str) -> Callable[[Callable[[CorpusBuildPlan, Any, StepInputs], StepOutput]], StepFunction]:
+    """A step that gets all rows of one input port as a table, and yields nothing for an empty bucket."""
+
+    def decorate(function: Callable[[CorpusBuildPlan, Any, StepInputs], StepOutput]) -> StepFunction:
+        @wraps(function)
+        def step(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
+            rows = _table(inputs(port))
+            if rows is not None:
+                yield from function(plan, rows, inputs)
+
+        return step
+
+    return decorate
+
+
+@_step("keys")
+def places(plan: CorpusBuildPlan, rows: Any, inputs: StepInputs) -> StepOutput:
     """Keep the smallest node of each repository and path."""
-    rows = _table(inputs("keys"))
-    if rows is not None:
-        winners, losers = keep_smallest(rows, "id")
-        yield "drops", _drops(losers.column("node"), losers.column("winner"), "duplicate-path")
-        yield "unique", _with_bucket(winners.drop_columns(["id"]), "digest", plan.num_buckets)
+    winners, losers = keep_smallest(rows, "id")
+    yield "drops", _drops(losers.column("node"), losers.column("winner"), "duplicate-path")
+    yield "unique", _with_bucket(winners.drop_columns(["id"]), "digest", plan.num_buckets)
 
 
-def exact(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
+@_step("unique")
+def exact(plan: CorpusBuildPlan, rows: Any, inputs: StepInputs) -> StepOutput:
     """Keep the smallest node of each normalised text."""
-    rows = _table(inputs("unique"))
-    if rows is None:
-        return
     winners, losers = keep_smallest(rows, "digest")
     yield "drops", _drops(losers.column("node"), losers.column("winner"), "exact-duplicate")
     if plan.settings.near.enabled:
@@ -145,65 +158,57 @@ def exact(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProg
         yield "alive", _with_bucket(winners.select(["node", "text_bytes"]), "node", plan.num_buckets)
 
 
-def find_pairs(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
+@_step("bands")
+def find_pairs(plan: CorpusBuildPlan, rows: Any, inputs: StepInputs) -> StepOutput:
     """Pairs of documents that share a band."""
-    rows = _table(inputs("bands"))
-    if rows is not None:
-        yield "pairs", _with_bucket(candidate_pairs(rows), "a", plan.num_buckets)
+    yield "pairs", _with_bucket(candidate_pairs(rows), "a", plan.num_buckets)
 
 
-def attach_sketch(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
+@_step("pairs")
+def attach_sketch(plan: CorpusBuildPlan, rows: Any, inputs: StepInputs) -> StepOutput:
     """Join the sketch of a to its distinct pairs (a, b)."""
-    rows = _table(inputs("pairs"))
-    if rows is not None:
-        rows = rows.group_by(["a", "b"]).aggregate([]).sort_by([("a", "ascending"), ("b", "ascending")])
-        yield "attached", _with_bucket(_join_sketch(rows, "a", inputs("sketches")), "b", plan.num_buckets)
+    rows = rows.group_by(["a", "b"]).aggregate([]).sort_by([("a", "ascending"), ("b", "ascending")])
+    yield "attached", _with_bucket(_join_sketch(rows, "a", inputs("sketches")), "b", plan.num_buckets)
 
 
-def verify(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
+@_step("attached")
+def verify(plan: CorpusBuildPlan, rows: Any, inputs: StepInputs) -> StepOutput:
     """Join the sketch of b; the pairs that are near duplicates become edges."""
-    rows = _table(inputs("attached"))
-    if rows is not None:
-        edges = verify_pairs(_join_sketch(rows, "b", inputs("sketches")), plan.settings.near)
-        yield "edges", _with_bucket(directed(edges, both=True), "key", plan.num_buckets)
-        yield "all", one_batch(edges.append_column(BUCKET, pa.array(np.zeros(len(edges), np.int32))))
-        yield "sums", _checksum_row(edges)
+    edges = verify_pairs(_join_sketch(rows, "b", inputs("sketches")), plan.settings.near)
+    yield "edges", _with_bucket(directed(edges, both=True), "key", plan.num_buckets)
+    yield "all", one_batch(edges.append_column(BUCKET, pa.array(np.zeros(len(edges), np.int32))))
+    yield "sums", _checksum_row(edges)
 
 
-def components_in_one_task(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
-    edges = _table(inputs("all"))
-    if edges is not None:
-        found = components(edges)
-        yield from _near_losers(plan, found.filter(pc.not_equal(found.column("node"), found.column("root"))))
+@_step("all")
+def components_in_one_task(plan: CorpusBuildPlan, edges: Any, inputs: StepInputs) -> StepOutput:
+    found = components(edges)
+    yield from _near_losers(plan, found.filter(pc.not_equal(found.column("node"), found.column("root"))))
 
 
-def large_star_round(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
-    rows = _table(inputs("edges"))
-    if rows is not None:
-        yield "edges", _with_bucket(directed(large_star(rows), both=False), "key", plan.num_buckets)
+@_step("edges")
+def large_star_round(plan: CorpusBuildPlan, rows: Any, inputs: StepInputs) -> StepOutput:
+    yield "edges", _with_bucket(directed(large_star(rows), both=False), "key", plan.num_buckets)
 
 
-def small_star_round(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
-    rows = _table(inputs("edges"))
-    if rows is not None:
-        edges = small_star(rows)
-        yield "edges", _with_bucket(directed(edges, both=True), "key", plan.num_buckets)
-        yield "stars", _with_bucket(edges, "a", plan.num_buckets)
-        yield "sums", _checksum_row(edges)
+@_step("edges")
+def small_star_round(plan: CorpusBuildPlan, rows: Any, inputs: StepInputs) -> StepOutput:
+    edges = small_star(rows)
+    yield "edges", _with_bucket(directed(edges, both=True), "key", plan.num_buckets)
+    yield "stars", _with_bucket(edges, "a", plan.num_buckets)
+    yield "sums", _checksum_row(edges)
 
 
-def drop_all_but_centres(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
+@_step("stars")
+def drop_all_but_centres(plan: CorpusBuildPlan, rows: Any, inputs: StepInputs) -> StepOutput:
     """Of each star, drop every node except its centre, which is the smallest."""
-    rows = _table(inputs("stars"))
-    if rows is not None:
-        yield from _near_losers(plan, rows.group_by(["a", "b"]).aggregate([]).rename_columns(["node", "root"]))
+    yield from _near_losers(plan, rows.group_by(["a", "b"]).aggregate([]).rename_columns(["node", "root"]))
 
 
-def survive(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
+@_step("alive")
+def survive(plan: CorpusBuildPlan, rows: Any, inputs: StepInputs) -> StepOutput:
     """The documents that near deduplication left, by repository."""
-    rows, losers = _table(inputs("alive")), _table(inputs("losers"))
-    if rows is None:
-        return
+    losers = _table(inputs("losers"))
     if losers is not None:
         rows = rows.filter(pc.invert(pc.is_in(rows.column("node"), losers.column("node").combine_chunks())))
     is_new = [slot_of(node)[0] != EARLIER for node in rows.column("node").to_pylist()]
@@ -212,14 +217,13 @@ def survive(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskPr
     yield "alive", _with_bucket(rows.append_column("repo", repos), "repo", plan.num_buckets)
 
 
-def share(plan: CorpusBuildPlan, bucket: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
+@_step("alive")
+def share(plan: CorpusBuildPlan, rows: Any, inputs: StepInputs) -> StepOutput:
     """Drop what a repository has beyond its share, chosen by a keyed hash."""
-    rows = _table(inputs("alive"))
-    if rows is not None:
-        documents = [SizedDocument(*place_of(node), size) for node, size in rows_of(rows, "node", "text_bytes")]
-        over = over_repo_share(documents, plan.settings.per_repo_bytes, plan.settings.seed)
-        is_over = [document_id(document.repo, document.path) in over for document in documents]
-        yield "drops", _drops(rows.column("node").filter(pa.array(is_over, pa.bool_())), None, "over-repo-share")
+    documents = [SizedDocument(*place_of(node), size) for node, size in rows_of(rows, "node", "text_bytes")]
+    over = over_repo_share(documents, plan.settings.per_repo_bytes, plan.settings.seed)
+    is_over = [document_id(document.repo, document.path) in over for document in documents]
+    yield "drops", _drops(rows.column("node").filter(pa.array(is_over, pa.bool_())), None, "over-repo-share")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -65,17 +65,9 @@ def identify_text(text: bytes) -> LicenceMatch:
         return LicenceMatch("", 0.0, "")
     known = _profiles()
     common = _common(
-        pairs,
-        known.slots,
-        known.vocabulary,
-        known.starts,
-        known.licences,
-        known.counts,
-        known.sizes,
-        known.bags,
-        known.bag_pairs,
-        known.bag_counts,
-    )
+        pairs, known.slots, known.vocabulary, known.starts, known.licences, known.counts, known.sizes, known.bags,
+        known.bag_pairs, known.bag_counts,
+    )  # fmt: skip
     dice = 2 * common / (known.sizes + len(pairs))
     best = int(np.argmax(dice))
     name, score = known.names[best], float(dice[best])
@@ -114,18 +106,11 @@ def _profiles() -> _LicenceProfiles:
     starts = np.r_[first, len(keys)]
     by_licence = np.argsort(owners, kind="stable")
     places = np.repeat(np.arange(len(vocabulary)), np.diff(starts))
+    bags = np.searchsorted(owners[by_licence], np.arange(len(names) + 1))
     return _LicenceProfiles(
-        names,
-        sizes.astype(np.int64),
-        vocabulary,
-        starts,
-        owners,
-        counts,
-        np.searchsorted(owners[by_licence], np.arange(len(names) + 1)),
-        places[by_licence],
-        counts[by_licence],
-        _slots(vocabulary),
-    )
+        names, sizes.astype(np.int64), vocabulary, starts, owners, counts, bags, places[by_licence],
+        counts[by_licence], _slots(vocabulary),
+    )  # fmt: skip
 
 
 @compiled
@@ -142,17 +127,9 @@ def _slots(vocabulary: Any) -> Any:
 
 @compiled
 def _common(
-    pairs: Any,
-    slots: Any,
-    vocabulary: Any,
-    starts: Any,
-    licences: Any,
-    known: Any,
-    sizes: Any,
-    bags: Any,
-    bag_pairs: Any,
-    bag_counts: Any,
-) -> Any:
+    pairs: Any, slots: Any, vocabulary: Any, starts: Any, licences: Any, known: Any, sizes: Any, bags: Any,
+    bag_pairs: Any, bag_counts: Any,
+) -> Any:  # fmt: skip
     """For the licences that share most rare pairs with the text, the number of common pairs."""
     total = len(sizes)
     rare = np.zeros(total, np.int64)

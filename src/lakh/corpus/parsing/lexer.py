@@ -221,7 +221,7 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
             continue
         token_end = i + 1
         token_kind = PUNCTUATION
-        opens = False  # a comment or string that begins here has no end
+        k = 0  # end of the literal that begins here; 0 without a literal, -1 if it has no end
         # --- words and numbers -----------------------------------------------------------------------------------
         if kind == 2:
             j = i + 1
@@ -238,19 +238,12 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                     k = end_of_fstring(data, j + 1, end, quote)
                 else:
                     k = end_of_quote(data, j + 1, end, quote, False)
-                opens = k < 0
-                if k > 0:
-                    token_end, token_kind = k, STRING
             elif family == CLIKE and flags & RUST and j < end and j - i <= 2 and data[j - 1] == 114:
                 k = end_of_rust_raw(data, j, end)
-                opens = k < 0 and (data[j] == 34 or data[j] == 35)
-                if k > 0:
-                    token_end, token_kind = k, STRING
+                if k < 0 and data[j] != 34 and data[j] != 35:
+                    k = 0
             elif family == CLIKE and flags & RAW_CPP and j < end and data[j] == 34 and data[j - 1] == 82 and j - i <= 3:
                 k = end_of_cpp_raw(data, j, end)
-                opens = k < 0
-                if k > 0:
-                    token_end, token_kind = k, STRING
         elif kind == 3:
             j = i + 1
             while j < end and (
@@ -285,9 +278,6 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                     k = end_of_triple(data, i + 3, end, c, True)
                 else:
                     k = end_of_quote(data, i + 1, end, c, False)
-                opens = k < 0
-                if k > 0:
-                    token_end, token_kind = k, STRING
             else:
                 token_end = i + _operator_size(data, i, end, True)
         elif family == CLIKE:
@@ -306,46 +296,33 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                     stats[0] += j - i
                     i = j
                     continue
-                opens = True
+                k = -1
             elif c == 34:
                 k = -1
                 if flags & TRIPLE and i + 2 < end and data[i + 1] == 34 and data[i + 2] == 34:
                     k = end_of_triple(data, i + 3, end, 34, True)
                 if k < 0:
                     k = end_of_quote(data, i + 1, end, 34, flags & (MULTILINE | RUST) != 0)
-                opens = k < 0
-                if k > 0:
-                    token_end, token_kind = k, STRING
-            elif c == 39:
-                k = -1
-                if flags & RUST:
-                    if i + 1 < end and data[i + 1] == 92:
-                        k = end_of_quote(data, i + 1, end, 39, False)
-                    else:
-                        width = 1
-                        if i + 1 < end and data[i + 1] >= 0xC0:
-                            width = 2 + (data[i + 1] >= 0xE0) + (data[i + 1] >= 0xF0)
-                        if i + 1 + width < end and data[i + 1 + width] == 39:
-                            k = i + 2 + width
+            elif c == 39 and flags & RUST:  # a character; otherwise a lifetime
+                if i + 1 < end and data[i + 1] == 92:
+                    k = max(0, end_of_quote(data, i + 1, end, 39, False))
                 else:
-                    k = end_of_quote(data, i + 1, end, 39, False)
-                    opens = k < 0
-                    if k > i + 14 and not flags & SINGLE_STRING:
-                        k = -1  # not a character constant: for example an apostrophe in #error text
-                if k > 0:
-                    token_end, token_kind = k, STRING
+                    width = 1
+                    if i + 1 < end and data[i + 1] >= 0xC0:
+                        width = 2 + (data[i + 1] >= 0xE0) + (data[i + 1] >= 0xF0)
+                    if i + 1 + width < end and data[i + 1 + width] == 39:
+                        k = i + 2 + width
+            elif c == 39:
+                k = end_of_quote(data, i + 1, end, 39, False)
+                if k > i + 14 and not flags & SINGLE_STRING:
+                    k = 0  # not a character constant: for example an apostrophe in #error text
             elif c == 96 and flags & TEMPLATE:
                 k = end_of_template(data, i + 1, end)
-                opens = k < 0
-                if k > 0:
-                    token_end, token_kind = k, STRING
             elif c == 96 and flags & BACKTICK_RAW:
                 j = i + 1
                 while j < end and data[j] != 96:
                     j += 1
-                opens = j >= end
-                if j < end:
-                    token_end, token_kind = j + 1, STRING
+                k = j + 1 if j < end else -1
             elif c == 92 and i + 1 < end and data[i + 1] == 10 and flags & PREPROCESSOR:
                 i += 2
                 continue
@@ -366,14 +343,12 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                             may = True
                 if may:
                     k = end_of_regex(data, i + 1, end)
-                    opens = k < 0
-                    if k > 0:
-                        token_end, token_kind = k, STRING
-            if token_kind == PUNCTUATION:
-                token_end = i + _operator_size(data, i, end, False)
+            token_end = i + _operator_size(data, i, end, False)
+        if k > 0:
+            token_end, token_kind = k, STRING
         if token_end > end:
             token_end = end
-        if opens:  # a lone quote costs only its line, unless that line is long
+        if k < 0:  # a lone quote costs only its line, unless that line is long
             is_quote = c == 34 or c == 39 or (c == 47 and i + 1 < end and data[i + 1] != 42)
             if not is_quote or end_of_line(data, i, min(end, i + LONG_LINE)) == i + LONG_LINE:
                 unclosed += 1

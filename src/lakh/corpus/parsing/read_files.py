@@ -20,7 +20,7 @@ import pyarrow as pa
 from lakh.config import require_positive
 from lakh.corpus.document import STREAM, complete, document_id
 from lakh.corpus.parsing.languages import EXTENSIONS, identify, is_test, is_vendored, language_of
-from lakh.corpus.sources.raw_document import RawDocument
+from lakh.corpus.sources.listing import RawDocument
 from lakh.corpus.sources.readers import DOCUMENTATION, open_listed
 from lakh.corpus.task_progress import TaskProgress
 from lakh.errors import ConfigError

@@ -27,69 +27,74 @@ SIZES = (
 def card(report: CorpusReport) -> str:
     """Markdown with a YAML header."""
     size = next((name for limit, name in SIZES if report.kept < limit), "n>10M")
-    head = ["---", "task_categories:", "- text-generation", "tags:", "- code", f"size_categories:\n- {size}"]
-    head += ["configs:", "- config_name: default", "  data_files: docs-*.parquet", "---"]
-    lines = [
-        *head,
-        "",
-        "# Code corpus",
-        "",
-        f"{report.kept:,} documents, {report.bytes_out / 1e6:,.1f} MB of text, kept of {report.read:,} that were "
-        f"offered ({report.bytes_in / 1e6:,.1f} MB read). {MADE}",
-        "",
-        f"Content: `{report.output_sha256}`",
-        "",
-        "## Sources",
-        "",
-        *(f"- `{_cell(name)}`" for name in report.sources),
-        *(f"- without what is in the corpus `{name[:16]}`" for name in report.earlier),
-        "",
-        f"Listing: `{report.listing_sha256}`",
-        "",
-        "## What was left out",
-        "",
-        _table(
-            ("reason", "documents", "left", "meaning"), [(*row, REASONS.get(row[0], "")) for row in report.funnel()]
-        ),
-        "",
-        "## Languages",
-        "",
-        _table(
-            ("language", "documents", "bytes"),
-            [(name, count, report.language_bytes.get(name, 0)) for name, count in _largest(report.languages)],
-        ),
-        "",
-        "## Licences",
-        "",
-        "As found in licence files, package metadata and file headers; empty where nothing was found. Each document "
-        "says in `licence_evidence` where.",
-        "",
-        _table(
-            ("licence", "documents"), [(name or "(nothing found)", count) for name, count in _largest(report.licences)]
-        ),
-        "",
-        "## Secrets and personal data",
-        "",
-        _table(("kind", "places redacted"), _largest(report.secrets)) if report.secrets else "None were found.",
-        "",
-        "Detection is by patterns and is not complete: look before you publish.",
-        "",
-        "## Fields",
-        "",
-        "`id` (of repository and path), `repo`, `path`, `language`, `licence`, `source`, `licence_evidence`, "
-        "`provenance`, `marks` (such as test), `text`, `sha256` (of the text).",
-        "",
-        "## How it was made",
-        "",
-        "Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(report.versions.items())),
-        "",
-        "Settings:",
-        "",
-        "```json",
-        json.dumps(report.settings, indent=1, sort_keys=True),
-        "```",
-    ]
-    return "\n".join(lines) + "\n"
+    funnel = [(*row, REASONS.get(row[0], "")) for row in report.funnel()]
+    languages = [(name, count, report.language_bytes.get(name, 0)) for name, count in _largest(report.languages)]
+    licences = [(name or "(nothing found)", count) for name, count in _largest(report.licences)]
+    secrets = _table(("kind", "places redacted"), _largest(report.secrets)) if report.secrets else "None were found."
+    sources = [f"- `{_cell(name)}`" for name in report.sources]
+    sources += [f"- without what is in the corpus `{name[:16]}`" for name in report.earlier]
+    newline = "\n"
+    return f"""---
+task_categories:
+- text-generation
+tags:
+- code
+size_categories:
+- {size}
+configs:
+- config_name: default
+  data_files: docs-*.parquet
+---
+
+# Code corpus
+
+{report.kept:,} documents, {report.bytes_out / 1e6:,.1f} MB of text, kept of {report.read:,} offered ({
+        report.bytes_in / 1e6:,.1f} MB read). {MADE}
+
+Content: `{report.output_sha256}`
+
+## Sources
+
+{newline.join(sources)}
+
+Listing: `{report.listing_sha256}`
+
+## What was dropped
+
+{_table(("reason", "documents", "left", "meaning"), funnel)}
+
+## Languages
+
+{_table(("language", "documents", "bytes"), languages)}
+
+## Licences
+
+As found in licence files, package metadata and file headers; empty if nothing was found. `licence_evidence` of each
+document says where.
+
+{_table(("licence", "documents"), licences)}
+
+## Secrets and personal data
+
+{secrets}
+
+Detection uses patterns and is not complete: look before you publish.
+
+## Fields
+
+`id` (of repository and path), `repo`, `path`, `language`, `licence`, `source`, `licence_evidence`, `provenance`,
+`marks` (tags such as test), `text`, `sha256` (of the text).
+
+## How it was made
+
+Versions: {", ".join(f"{name} {version}" for name, version in sorted(report.versions.items()))}
+
+Settings:
+
+```json
+{json.dumps(report.settings, indent=1, sort_keys=True)}
+```
+"""
 
 
 def _largest(counts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -60,15 +60,9 @@ def _funnel(steps: Sequence[tuple[str, int, int]]) -> str:
     most = max(1, steps[0][1])
     rows = []
     for number, (reason, left, gone) in enumerate(steps):
-        y, wide, lost = number * ROW_HEIGHT, BAR_WIDTH * left / most, BAR_WIDTH * gone / most
         text = f"{left:,} left" + (f", −{gone:,}" if gone else "")
-        rows.append(
-            f"<text x=0 y={y + 15}>{escape(reason)}</text>"
-            f"<rect class=bar x={LABEL_WIDTH} y={y + 3} width={wide:.1f} height={ROW_HEIGHT - 6}></rect>"
-            f"<rect class=gone x={LABEL_WIDTH + wide:.1f} y={y + 3} width={lost:.1f} height={ROW_HEIGHT - 6}></rect>"
-            f"<text x={LABEL_WIDTH + wide + lost + 6:.1f} y={y + 15}>{text}</text>"
-            f"<title>{escape(REASONS.get(reason, ''))}</title>"
-        )
+        title = f"<title>{escape(REASONS.get(reason, ''))}</title>"
+        rows.append(_bar(number, reason, text, left / most, gone / most) + title)
     return _svg(rows)
 
 
@@ -79,14 +73,20 @@ def _bars(values: Mapping[str, float], form: str) -> str:
     rows = []
     ranked = sorted(values.items(), key=lambda item: (-item[1], item[0]))
     for number, (name, value) in enumerate(ranked[:MAX_BARS]):
-        y, wide = number * ROW_HEIGHT, BAR_WIDTH * value / most
-        rows.append(
-            f"<text x=0 y={y + 15}>{escape(name[:30])}</text>"
-            f"<rect class=bar x={LABEL_WIDTH} y={y + 3} width={wide:.1f} height={ROW_HEIGHT - 6}></rect>"
-            f"<text x={LABEL_WIDTH + wide + 6:.1f} y={y + 15}>{form.format(value)}</text>"
-        )
+        rows.append(_bar(number, name[:30], form.format(value), value / most))
     more = f"<p class=dim>and {len(ranked) - MAX_BARS} more</p>" if len(ranked) > MAX_BARS else ""
     return _svg(rows) + more
+
+
+def _bar(number: int, label: str, text: str, share: float, gone_share: float = 0.0) -> str:
+    y, wide, gone = number * ROW_HEIGHT, BAR_WIDTH * share, BAR_WIDTH * gone_share
+    box = f"y={y + 3} height={ROW_HEIGHT - 6}"
+    return (
+        f"<text x=0 y={y + 15}>{escape(label)}</text>"
+        f"<rect class=bar x={LABEL_WIDTH} {box} width={wide:.1f}></rect>"
+        f"<rect class=gone x={LABEL_WIDTH + wide:.1f} {box} width={gone:.1f}></rect>"
+        f"<text x={LABEL_WIDTH + wide + gone + 6:.1f} y={y + 15}>{text}</text>"
+    )
 
 
 def _svg(rows: Sequence[str]) -> str:

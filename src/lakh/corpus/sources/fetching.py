@@ -1,8 +1,8 @@
 """Fetch many packages at once with a few threads; one failure does not stop the others.
 
 After all fetches, missing packages are reported together, or (with `skip_missing`) become one counted row each. Network
-failures are reported last and are worth a retry: the cache keeps the rest. npm gets few threads, because each call
-starts a program; an index or a mirror gets at most THREADS.
+failures are worth a retry: the cache keeps the rest. npm gets few threads, because each call starts a program; an index
+or a mirror gets at most THREADS.
 
 Fails with UserError (names), PeerLost (the network) and DataError (a file with another hash than its index states).
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lakh.corpus.document import Progress
@@ -26,21 +26,23 @@ THREADS_OF = {"npm": 2}
 SHOWN = 12
 WAIT_S = 1.0
 
+Result = tuple[str, BaseException | None]
+
 
 def fetch_all(
     sources: Sequence[CorpusSource], *, skip_missing: bool = False, progress: Progress | None = None
 ) -> list[CorpusSource]:
     """Fetch all packages of the sources; returns the sources, with `missing` set where a package is missing."""
-    wanted = [source for source in sources if isinstance(source, PackageSource)]
-    failed = _each(wanted, progress or (lambda what, done, total: None))
+    packages = [source.argument for source in sources if isinstance(source, PackageSource)]
+    failed = _fetch_each(packages, progress or (lambda activity, done, total: None))
     damaged = [error for error in failed.values() if isinstance(error, DataError)]
     if damaged:
         raise damaged[0]
     lost = {argument: error for argument, error in failed.items() if isinstance(error, PeerError)}
     if lost:
-        raise _combined(lost, len(wanted), PeerLost, "run the same command again: what was fetched is kept")
+        raise _combined(lost, len(packages), PeerLost, "run the same command again: what was fetched is kept")
     if failed and not skip_missing:
-        raise _combined(failed, len(wanted), UserError, "remove them, or pass --skip-missing")
+        raise _combined(failed, len(packages), UserError, "remove them, or pass --skip-missing")
     return [
         replace(source, missing=failed[source.argument].found)
         if isinstance(source, PackageSource) and source.argument in failed
@@ -58,31 +60,29 @@ def _combined(failed: Mapping[str, LakhError], total: int, kind: type[LakhError]
     return kind(f"{len(failed)} of {total} packages", f"not fetched: {', '.join(shown[:SHOWN])}{more}", todo)
 
 
-def _each(wanted: Sequence[PackageSource], progress: Progress) -> dict[str, LakhError]:
+def _fetch_each(packages: Sequence[str], progress: Progress) -> dict[str, LakhError]:
     """Fetch all; returns the errors by argument."""
-    results: queue.Queue[tuple[str, LakhError | BaseException | None]] = queue.Queue()
+    results: queue.Queue[Result] = queue.Queue()
     by_kind: dict[str, queue.Queue[str]] = {}
-    for source in wanted:
-        by_kind.setdefault(source.argument.partition(":")[0], queue.Queue()).put(source.argument)
-    for kind, arguments in by_kind.items():
-        for _ in range(min(THREADS_OF.get(kind, THREADS), arguments.qsize())):
+    for argument in packages:
+        by_kind.setdefault(argument.partition(":")[0], queue.Queue()).put(argument)
+    for kind, waiting in by_kind.items():
+        for _ in range(min(THREADS_OF.get(kind, THREADS), waiting.qsize())):
             # Daemons: Ctrl-C ends the program, not the last of a thousand downloads.
-            threading.Thread(target=_work, args=(arguments, results.put), daemon=True).start()
+            threading.Thread(target=_work, args=(waiting, results), daemon=True).start()
     failed: dict[str, LakhError] = {}
-    for done in range(len(wanted)):
-        argument, error = _await(results)
-        progress("fetching", done + 1, len(wanted))
+    for done in range(len(packages)):
+        argument, error = _next_result(results)
+        progress("fetching", done + 1, len(packages))
         if isinstance(error, LakhError):
             failed[argument] = error
         elif error is not None:
-            raise error  # a bug
+            raise error
     return failed
 
 
-def _await(
-    results: queue.Queue[tuple[str, LakhError | BaseException | None]],
-) -> tuple[str, LakhError | BaseException | None]:
-    """The next result. Each fetch has its own time limit; the short waits let Ctrl-C through."""
+def _next_result(results: queue.Queue[Result]) -> Result:
+    """Each fetch has its own time limit, so a result comes; the short waits let Ctrl-C through."""
     while True:
         try:
             return results.get(timeout=WAIT_S)
@@ -90,15 +90,14 @@ def _await(
             continue
 
 
-def _work(arguments: queue.Queue[str], report: Callable[[tuple[str, BaseException | None]], None]) -> None:
+def _work(waiting: queue.Queue[str], results: queue.Queue[Result]) -> None:
     while True:
         try:
-            argument = arguments.get_nowait()
+            argument = waiting.get_nowait()
         except queue.Empty:
             return
         try:
             fetch(argument)
+            results.put((argument, None))
         except BaseException as error:  # noqa: BLE001 - raised by the waiting thread
-            report((argument, error))
-        else:
-            report((argument, None))
+            results.put((argument, error))

@@ -7,7 +7,7 @@ with UserError on a source that lists nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from lakh.corpus.document import LISTING
 from lakh.errors import UserError
 
-__all__ = ["CorpusSource", "Fingerprint", "ListedFile", "as_text", "batches"]
+__all__ = ["CorpusSource", "Fingerprint", "ListedFile", "RawDocument", "ReadPredicate", "as_text", "batches"]
 
 BATCH_ROWS = 256
 
@@ -39,6 +39,29 @@ class ListedFile:
     """A single file, or a kind of container with many documents (readers.py)."""
     part: int = 0
     licence_evidence: str = ""
+
+
+ReadPredicate = Callable[[str, int], bool]
+"""(path, size in bytes) -> whether to read the content."""
+
+
+@dataclass(slots=True)
+class RawDocument:
+    """A document before any check: its bytes, or the reason why there are none."""
+
+    repo: str
+    path: str
+    size_bytes: int = 0
+    content: bytes | None = None
+    """None if it was not read; `reason`, or its name and size, explain why."""
+    licence: str = ""
+    licence_evidence: str = ""
+    provenance: str = ""
+    language: str = ""
+    """If the source states it; else it is detected."""
+    documentation: bool = False
+    reason: str = ""
+    detail: str = ""
 
 
 class CorpusSource(Protocol):

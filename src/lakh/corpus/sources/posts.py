@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lakh import storage
+from lakh.corpus.sources.listing import RawDocument
 from lakh.corpus.sources.markup import to_markdown
-from lakh.corpus.sources.raw_document import RawDocument
 
 __all__ = ["read_posts"]
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from lakh.corpus.sources.archives import below, evidence_of, members, stem_of
+from lakh.corpus.sources.listing import RawDocument, ReadPredicate
 from lakh.corpus.sources.markup import to_markdown
 from lakh.corpus.sources.posts import read_posts
-from lakh.corpus.sources.raw_document import RawDocument, ReadPredicate
 from lakh.corpus.sources.records import read_jsonl, read_parquet
 
 __all__ = ["DOCUMENTATION", "open_listed"]

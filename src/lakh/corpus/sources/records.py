@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakh import storage
-from lakh.corpus.sources.raw_document import RawDocument
+from lakh.corpus.sources.listing import RawDocument
 
 __all__ = ["read_jsonl", "read_parquet", "row_groups"]
 
