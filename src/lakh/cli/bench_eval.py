@@ -66,7 +66,7 @@ def evaluate(
 
 def _stability(passes: int, busy: int, workers: int, data: str | None) -> list[dict[str, object]]:
     from lakh.evals.sandbox import Sandbox
-    from lakh.evals.stability import repeat
+    from lakh.evals.scoring.stability import repeat
     from lakh.evals.tasks import load_task
 
     rows: list[dict[str, object]] = []
