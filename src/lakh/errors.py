@@ -45,6 +45,8 @@ class LakhError(Exception):
     """An error that states where it happened, what was found and what to do."""
 
     exit_code = 1
+    cause: str = ""
+    """A code for programs, if there is one: c3 sets a `lakh.c3.native.FailureCause`."""
 
     def __init__(self, where: str, found: str, todo: str) -> None:
         super().__init__(where, found, todo)  # for pickling

@@ -31,7 +31,7 @@ import numpy as np
 from lakh import storage
 from lakh.corpus import read_documents, read_report
 from lakh.corpus.document import Progress
-from lakh.corpus.order import File, order_files
+from lakh.corpus.parsing.import_order import SourceFile, order_files
 from lakh.errors import UserError
 from lakh.tokens.dataset.shards import FORMAT, MADE_BY, SHARD_TOKENS, SPLITS, TokenSetWriter, read_token_manifest
 from lakh.tokens.dataset.token_set import TokenSet
@@ -225,7 +225,7 @@ def _by_repository(entries: Sequence[_BucketEntry]) -> Iterator[list[_BucketEntr
 
 def _import_order(files: Sequence[_BucketEntry]) -> list[int]:
     decoded = ((entry.path.partition(b"\0")[2], entry.language, bytes(entry.text)) for entry in files)
-    return order_files([File(*(part.decode() for part in parts)) for parts in decoded])
+    return order_files([SourceFile(*(part.decode() for part in parts)) for parts in decoded])
 
 
 def _encoded(
