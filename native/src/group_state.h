@@ -1,8 +1,8 @@
-// What became of a group: running, or over, with the first reason that was found and the ranks it names as dead.
+// State of a group: running, or ended with the first failure and the ranks that caused it.
 //
-// Any thread may end a group; the first one wins and its words are what every later call reports.
-#ifndef LAKH_FATE_H
-#define LAKH_FATE_H
+// Any thread may end a group. The first failure is kept, and every later call reports it.
+#ifndef LAKH_GROUP_STATE_H
+#define LAKH_GROUP_STATE_H
 
 #include <atomic>
 #include <functional>
@@ -13,9 +13,9 @@
 
 namespace lakh {
 
-class Fate {
+class GroupState {
  public:
-  bool over() const { return code_.load(std::memory_order_acquire) != LAKH_C3_OK; }
+  bool ended() const { return code_.load(std::memory_order_acquire) != LAKH_C3_OK; }
 
   Status status() const {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -27,19 +27,19 @@ class Fate {
     return dead_;
   }
 
-  // Returns the status that holds from now on: this one, or an earlier one. dead < 0: nobody in particular.
+  // Returns the status of the group: this one, or an earlier one. dead < 0: no particular rank.
   Status end(const Status &why, int32_t dead) {
-    std::function<void(const Status &, int32_t)> tell;
+    std::function<void(const Status &, int32_t)> notify;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      // What comes after the first reason is often its consequence: ranks that give up close their connections.
+      // Later failures are often consequences of the first: ranks that leave close their connections.
       if (code_.load() != LAKH_C3_OK) return Status{code_.load(), text_};
       if (dead >= 0) dead_.push_back(dead);
       text_ = why.text;
       code_.store(why.code, std::memory_order_release);
-      tell = on_end;
+      notify = on_end;
     }
-    if (tell) tell(why, dead);
+    if (notify) notify(why, dead);
     return why;
   }
 
