@@ -5,7 +5,7 @@
 # RATE, SECONDS_EACH.
 out=${1:-bench/results}
 mkdir -p "$out"
-export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 scratch=$(mktemp -d)
 server=
@@ -17,7 +17,7 @@ trap finish EXIT
 say() { echo "[$(($(date +%s) - began)) s] $*"; }
 began=$(date +%s)
 model=${MODEL:-$scratch/model}
-[ -n "${MODEL:-}" ] || timeout 40 "$python" -c "import sys, pathlib; from lakh.server.bench.decode import random_model; \
+[ -n "${MODEL:-}" ] || timeout 40 "$python" -c "import sys, pathlib; from bench.decode.speed import random_model; \
 random_model('1.2b', pathlib.Path(sys.argv[1]))" "$scratch"
 say "model"
 
@@ -34,7 +34,7 @@ for _ in $(seq 240); do
   sleep 0.25
 done
 say "serving"
-timeout 20 "$python" bench/serve_ttft.py http://127.0.0.1:8123 40 --json | tee "$out/ttft.json"
+timeout 20 "$python" -m bench.serve.ttft http://127.0.0.1:8123 40 --json | tee "$out/ttft.json"
 load() {
   timeout 90 "$python" -m lakh loadgen http://127.0.0.1:8123 --rate "$1" --seconds "$2" --users 60 --max-tokens 32 \
     --prefix-chars 1600 --suffix-chars 450 --timeout-ms 1000 --order spm --json 2>&1 | tail -1
@@ -50,7 +50,7 @@ server=
 say "load"
 
 if [ "${SYNC:-1.2b}" != off ]; then
-  timeout 40 "$python" bench/weight_sync.py --shape "${SYNC:-1.2b}" --backend gloo --repeats 2 | tee "$out/sync.json"
+  timeout 40 "$python" -m bench.serve.weight_sync --shape "${SYNC:-1.2b}" --backend gloo --repeats 2 | tee "$out/sync.json"
   say "weight sync"
 fi
-"$python" bench/serve_bars.py "$out"
+"$python" -m bench.serve.bars "$out"

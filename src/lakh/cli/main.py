@@ -34,7 +34,7 @@ COMMANDS = {
     "gateway": ("lakh.cli.gateway:gateway", "Put several engines behind one address."),
     "plan": ("lakh.cli.plan:plan", "What a run costs, how fast it goes and whether it fits, before money is spent."),
     "loadgen": ("lakh.cli.loadgen:loadgen", "Load a completion service as developers who type do, and measure it."),
-    "bench": ("lakh.cli.bench:bench", "Measure lakh against a peer, in the same run."),
+    "bench": ("lakh.cli.bench:bench", "Compare the speed of lakh with its peers, in the same run."),
     "dashboard": ("lakh.cli.dashboard:dashboard", "Show the progress of runs, live, in a browser."),
     "config": ("lakh.cli.config:config", "Show, compare and check the settings of runs."),
     "doctor": ("lakh.cli.doctor:doctor", "Check this machine: what is installed, and what each missing part disables."),
