@@ -22,11 +22,11 @@ from bench.harness import BenchRow, SystemFailed, alternate, best
 from lakh.errors import UserError
 from lakh.server.collector import quiet
 from lakh.server.engine import Engine, Sampling
-from lakh.server.model import kernels_cpu
 from lakh.server.model import weights as model_weights
+from lakh.server.model.cpu import kernels
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 
 __all__ = ["SHAPES", "SYSTEMS", "bench_decode", "random_model", "read_Bps", "tokenizer_json"]
 
@@ -147,7 +147,7 @@ def read_Bps(device: str) -> float:
     matrix, vector = torch.ones(1 << 15, 1 << 12), torch.ones(1 << 12)
     weights, row = matrix.numpy(), vector[None].numpy()
     seconds = []
-    for product in (lambda: torch.mv(matrix, vector), lambda: kernels_cpu.head_f32(weights, row)):
+    for product in (lambda: torch.mv(matrix, vector), lambda: kernels.head_f32(weights, row)):
         for _ in range(4):
             began_s = time.process_time()
             product()
@@ -174,7 +174,7 @@ def _lakh(precision: Any) -> Callable[..., Started]:
             rows = [engine.row(tuple(prompt), Sampling(max_tokens=count)) for prompt in prompts]
             for row in rows:
                 row.eot = -1  # every system generates exactly `count` tokens
-            engine.pool.forget()  # no cached prompts
+            engine.pool.reset()  # no cached prompts
             engine.submit(*rows)
             while any(row.finish_reason is None for row in rows):
                 engine.step()

@@ -22,7 +22,7 @@ from bench.harness import module_command, module_environment
 from lakh.server.engine import Engine
 from lakh.server.sync import Receiver, send
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 
 
 def weights(shape: str) -> dict[str, torch.Tensor]:

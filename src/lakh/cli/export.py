@@ -37,7 +37,7 @@ def export(ckpt: str, form: str, out: str, force: bool) -> CommandResult:
     files. That of --format gguf is one file, DIR/model-q8_0.gguf, with the tokenizer inside.
     """
     from lakh.server.model import weights
-    from lakh.workloads.code import gguf, gguf_save, hf
+    from lakh.workloads.code.formats import gguf, gguf_save, hf
 
     if storage.list_dir(out) and not force:
         raise UserError(out, "is not empty", "choose another folder, or --force to write into it")
@@ -46,7 +46,7 @@ def export(ckpt: str, form: str, out: str, force: bool) -> CommandResult:
             found = gguf.load(storage.local_path(ckpt))
             tokenizer_json = Path(scratch) / "tokenizer.json"
             tokenizer_json.write_bytes(found.tokenizer_json)
-            model = weights.Loaded(found.name, ckpt, found.spec, found.weights, tokenizer_json)
+            model = weights.LoadedModel(found.name, ckpt, found.spec, found.weights, tokenizer_json)
         else:
             model = weights.read(ckpt)
         sources = [storage.local_path(path).resolve() for path in (ckpt, model.source)]

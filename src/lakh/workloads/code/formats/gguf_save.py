@@ -22,7 +22,7 @@ from torch import Tensor
 from lakh import storage
 from lakh.errors import UserError
 from lakh.spec.model import Model
-from lakh.workloads.code.gguf import MAGIC
+from lakh.workloads.code.formats.gguf import MAGIC
 
 __all__ = ["quantize_q8_0", "save"]
 

@@ -86,11 +86,11 @@ class BlockPool:
         return len(self._free) + self._idle
 
     @property
-    def num_remembered(self) -> int:
+    def num_cached_blocks(self) -> int:
         return sum(_count(root) for root in self._roots.values())
 
     @property
-    def num_held(self) -> int:
+    def num_used(self) -> int:
         return self.num_blocks - self.num_available
 
     def open(self, space: Hashable, tokens: Sequence[int]) -> Lease:
@@ -161,7 +161,7 @@ class BlockPool:
             self._drop(node)
         lease.blocks, lease.nodes = [], []
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Nothing is remembered any more; blocks that are held stay with their holders, unshared."""
         roots, self._roots = list(self._roots.values()), {}
         self._leaves.clear()

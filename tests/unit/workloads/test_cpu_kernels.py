@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakh.spec import Model
-from lakh.workloads.code import cpu, model
+from lakh.workloads.code import model
+from lakh.workloads.code.acceleration import speed_up
 from lakh.workloads.code.attention import Documents, torch_choice
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.compiling import speed_up
+from lakh.workloads.code.kernels import cpu
 
 SPEC = Model(layers=1, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
 

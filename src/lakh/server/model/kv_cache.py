@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.spec.model import Model
 
-__all__ = ["PagedCache", "row_slots"]
+__all__ = ["PagedCache", "slot_mapping"]
 
 _IN_BLOCK = np.arange(BLOCK_TOKENS)
 
@@ -51,7 +51,7 @@ class PagedCache:
             tensor[:, :, put : put + BLOCK_TOKENS] = tensor[:, :, take : take + BLOCK_TOKENS]
 
 
-def row_slots(blocks: Sequence[int], num_tokens: int) -> Any:
+def slot_mapping(blocks: Sequence[int], num_tokens: int) -> Any:
     """Where the first `num_tokens` tokens of a row lie: an array of places."""
     starts = np.array(blocks[: -(-num_tokens // BLOCK_TOKENS)], np.int64) * BLOCK_TOKENS
     return (starts[:, None] + _IN_BLOCK).reshape(-1)[:num_tokens]

@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["CannotCompile", "Kernel"]
+__all__ = ["CudaCompileError", "CudaKernel"]
 
 MAX_SHARED_BYTES = 8  # the driver's number of that attribute of a function
 
 
-class CannotCompile(Exception):
+class CudaCompileError(Exception):
     """There is no compiler, or it refuses the source, or the driver the result."""
 
 
-class Kernel:
+class CudaKernel:
     """The function `name` of a source, with these words defined."""
 
     def __init__(
@@ -62,7 +62,7 @@ def _check(code: int) -> None:
     if code:
         words = ctypes.c_char_p()
         _driver().cuGetErrorString(code, ctypes.byref(words))
-        raise CannotCompile(f"the CUDA driver says: {(words.value or b'?').decode()} ({code})")
+        raise CudaCompileError(f"the CUDA driver says: {(words.value or b'?').decode()} ({code})")
 
 
 def _compiled(text: str, name: str, capability: tuple[int, int]) -> bytes:
@@ -70,13 +70,13 @@ def _compiled(text: str, name: str, capability: tuple[int, int]) -> bytes:
     nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
     options = (ctypes.c_char_p * 1)(f"--gpu-architecture=sm_{capability[0]}{capability[1]}".encode())
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{name}.cu".encode(), 0, None, None):
-        raise CannotCompile("NVRTC makes no program")
+        raise CudaCompileError("NVRTC makes no program")
     try:
         if nvrtc.nvrtcCompileProgram(program, len(options), options):
             nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
             log = ctypes.create_string_buffer(size.value)
             nvrtc.nvrtcGetProgramLog(program, log)
-            raise CannotCompile(log.value.decode(errors="replace"))
+            raise CudaCompileError(log.value.decode(errors="replace"))
         nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
         binary = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetCUBIN(program, binary)
@@ -103,4 +103,4 @@ def _library(name: str) -> ctypes.CDLL:
             return ctypes.CDLL(place)
         except OSError:
             continue
-    raise CannotCompile(f"{name} is not to be found")
+    raise CudaCompileError(f"{name} is not to be found")

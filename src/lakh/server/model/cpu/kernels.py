@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lakh.server.model.products_cpu import compiled, matmul_f32
+from lakh.server.model.cpu.matmul import compiled, matmul_f32
 
 __all__ = ["GROUP", "LIGHT_BYTES", "MAX_TOKENS", "MAX_TOKENS_LIGHT", "attend", "run_f32", "run_int8"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakh.server.model.blocks import BlockPool, Lease, _below
+from lakh.server.model.block_pool import BlockPool, Lease, _below
 
 SIZE = 4
 
@@ -89,7 +89,7 @@ def test_typing_on_does_not_pile_up_blocks() -> None:
     pool = BlockPool(64, SIZE)
     for length in range(1, 40):
         remember(pool, list(range(length)))
-    assert pool.num_remembered == 10
+    assert pool.num_cached_blocks == 10
 
 
 def test_forgetting_keeps_held_blocks_with_their_holder() -> None:
@@ -98,8 +98,8 @@ def test_forgetting_keeps_held_blocks_with_their_holder() -> None:
     assert pool.extend(lease, 9)
     pool.share(lease, list(range(8)))
     remember(pool, [50, 51, 52, 53])
-    pool.forget()
-    assert pool.num_remembered == 0
+    pool.reset()
+    assert pool.num_cached_blocks == 0
     check(pool, [lease])
     pool.close(lease, list(range(9)))
     assert pool.num_available == 8
@@ -129,7 +129,7 @@ def test_in_any_story_no_block_is_lost_or_had_twice(story: list[tuple[str, list[
             else:
                 pool.close(lease, ids[: lease.num_cached])
         elif what == "forget":
-            pool.forget()
+            pool.reset()
         elif open_rows:
             lease, mine = open_rows[pick % len(open_rows)]
             if what == "share":

@@ -27,7 +27,7 @@ from torch import Tensor
 from lakh import storage
 from lakh.errors import CorruptCheckpoint, UserError
 from lakh.spec.model import Model
-from lakh.workloads.code.hf_config import PLAIN, config_of, spec_of
+from lakh.workloads.code.formats.hf_config import PLAIN, config_of, spec_of
 from lakh.workloads.code.tensors import check_weights, shapes
 
 __all__ = [

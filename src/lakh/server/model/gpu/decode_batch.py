@@ -12,12 +12,12 @@ from torch import Tensor
 
 from lakh.server.model.gpu.graphs import Step
 
-__all__ = ["HISTORY", "Batch", "Burst"]
+__all__ = ["HISTORY", "DecodeBatch", "MultiStepDecode"]
 
 HISTORY = 64  # steps that a batch remembers
 
 
-class Batch:
+class DecodeBatch:
     """Static inputs, outputs and the graph of one number of rows.
 
     `replay` scores the tokens, draws greedily, and moves every row one place on.
@@ -37,19 +37,19 @@ class Batch:
         """Rows, the empty ones included."""
         return len(self.tokens)
 
-    def redraw(self, tokens: Tensor) -> None:
+    def set_tokens(self, tokens: Tensor) -> None:
         """These tokens instead of those that the last step drew. What it drew is then not to be read."""
         self.tokens.copy_(tokens)
         self.steps.zero_()  # its own history would run past its end
 
 
-class Burst:
+class MultiStepDecode:
     """Greedy steps of the rows that were put into a batch, at most HISTORY of them, read while they go on.
 
     Whoever puts other rows there ends it: their steps come after those that were launched, read or not.
     """
 
-    def __init__(self, batch: Batch, num_rows: int) -> None:
+    def __init__(self, batch: DecodeBatch, num_rows: int) -> None:
         self._batch, self._num_rows, self._launched = batch, num_rows, 0
         self._unread: deque[tuple[slice, torch.cuda.Event | None]] = deque()
 

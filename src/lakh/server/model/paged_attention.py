@@ -2,8 +2,7 @@
 
 Shapes: N new tokens of all rows, H query heads, K key/value heads, C slots, D head size.
 
-A `Segment` is what one row brings to a step. `Attention` is made once for a step and called for every layer; what it
-needs to know of the rows' places is worked out once. Knows tensors and places; knows nothing of weights.
+`PagedAttention` is made once for a step and called for every layer.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from lakh.server.model import kernels_cpu
-from lakh.server.model.kv import row_slots
+from lakh.server.model.cpu import kernels
+from lakh.server.model.kv_cache import slot_mapping
 
-__all__ = ["Attention", "Segment", "place_of", "scored_of", "slots_of"]
+__all__ = ["PagedAttention", "SequenceChunk", "place_of", "scored_of", "slots_of"]
 
 # Not cuDNN: it plans anew for every length, which costs 58 ms a prompt on an H200 (torch 2.11).
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -31,7 +30,7 @@ SHORT = 4  # new tokens of a row up to which its attention goes through the kern
 
 
 @dataclass(frozen=True)
-class Segment:
+class SequenceChunk:
     tokens: Sequence[int]
     start: int
     """Tokens of this row that are in the cache already."""
@@ -40,10 +39,10 @@ class Segment:
     """The last so many of `tokens` are scored; 0 in the middle of a prompt."""
 
 
-class Attention:
-    """Attention of all segments over their own keys, for every layer of one step."""
+class PagedAttention:
+    """PagedAttention of all segments over their own keys, for every layer of one step."""
 
-    def __init__(self, segments: Sequence[Segment], rows: Sequence[Any], device: torch.device) -> None:
+    def __init__(self, segments: Sequence[SequenceChunk], rows: Sequence[Any], device: torch.device) -> None:
         """`rows`: the slots of each (slots_of)."""
         counts = [len(segment.tokens) for segment in segments]
         ends = np.cumsum(counts)
@@ -82,7 +81,7 @@ class Attention:
             q = q_NHD[self._short].contiguous()
             result = np.empty(q.shape, np.float32)
             scores = np.empty(int(self._place[2].max()), np.float32)
-            kernels_cpu.attend(q.numpy(), keys_KCD.numpy(), values_KCD.numpy(), *self._place, result, scores)
+            kernels.attend(q.numpy(), keys_KCD.numpy(), values_KCD.numpy(), *self._place, result, scores)
             out_NHD[self._short] = torch.from_numpy(result)
         return out_NHD
 
@@ -106,12 +105,12 @@ def _seen(start: int, count: int, device: torch.device) -> Any:
     return torch.arange(start + count, device=device) <= queries[:, None]
 
 
-def slots_of(segments: Sequence[Segment]) -> list[Any]:
+def slots_of(segments: Sequence[SequenceChunk]) -> list[Any]:
     """Where the tokens of each row lie, the new ones included."""
-    return [row_slots(segment.blocks, segment.start + len(segment.tokens)) for segment in segments]
+    return [slot_mapping(segment.blocks, segment.start + len(segment.tokens)) for segment in segments]
 
 
-def place_of(segments: Sequence[Segment], rows: Sequence[Any]) -> tuple[Any, Any, Any]:
+def place_of(segments: Sequence[SequenceChunk], rows: Sequence[Any]) -> tuple[Any, Any, Any]:
     """For every new token: where its row's slots begin in one long list, and how many of them it sees."""
     starts: list[int] = []
     lengths: list[int] = []
@@ -124,7 +123,7 @@ def place_of(segments: Sequence[Segment], rows: Sequence[Any]) -> tuple[Any, Any
     return np.concatenate(rows), np.array(starts, np.int64), np.array(lengths, np.int64)
 
 
-def scored_of(segments: Sequence[Segment]) -> list[int]:
+def scored_of(segments: Sequence[SequenceChunk]) -> list[int]:
     """Flat places of the tokens that are scored."""
     places: list[int] = []
     end = 0

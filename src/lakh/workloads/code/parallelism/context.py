@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.workloads.code.attention import Documents, document_ids
-from lakh.workloads.code.collectives import Peers, gather, sum_and_scatter
 from lakh.workloads.code.model import CodeModel
+from lakh.workloads.code.parallelism.collectives import Peers, gather, sum_and_scatter
 
 __all__ = ["cut_sequences", "piece_of"]
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from lakh.server.model.kv import PagedCache
-from lakh.server.model.network import Network, Segment
+from lakh.server.model.inference import InferenceModel, SequenceChunk
+from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
 from lakh.workloads.code.model import CodeModel, init_weights
 
@@ -31,7 +31,9 @@ SHAPES = [
 ]
 
 
-def make(layers: int, width: int, heads: int, kv_heads: int, ffn: int, num_ids: int) -> tuple[Network, Network]:
+def make(
+    layers: int, width: int, heads: int, kv_heads: int, ffn: int, num_ids: int
+) -> tuple[InferenceModel, InferenceModel]:
     """In bfloat16, and the same weights in float32."""
     shape = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
     spec = Model(**shape, vocab=-(-num_ids // 64) * 64, context=1024)  # type: ignore[arg-type]
@@ -41,10 +43,10 @@ def make(layers: int, width: int, heads: int, kv_heads: int, ffn: int, num_ids: 
         name: (tensor.detach() * (6 if tensor.dim() > 1 else 1)).bfloat16()
         for name, tensor in model.state_dict().items()
     }
-    return tuple(Network(spec, weights, num_ids, DEVICE, precision) for precision in ("bf16", "f32"))  # type: ignore[return-value]
+    return tuple(InferenceModel(spec, weights, num_ids, DEVICE, precision) for precision in ("bf16", "f32"))  # type: ignore[return-value]
 
 
-def cache_of(network: Network) -> PagedCache:
+def cache_of(network: InferenceModel) -> PagedCache:
     return PagedCache(network.spec, 65, device=DEVICE, dtype=network.dtype)
 
 
@@ -52,24 +54,24 @@ def cache_of(network: Network) -> PagedCache:
 @torch.inference_mode()
 def test_it_is_as_near_to_float32_as_torch(shape: tuple[int, int, int, int, int, int]) -> None:
     from lakh.server.model.gpu.decode import Decoder
-    from lakh.server.model.gpu.whole_step import WholeStep
+    from lakh.server.model.gpu.megakernel import Megakernel
 
     network, exact = make(*shape)
     plain, wide, ours = cache_of(network), cache_of(exact), cache_of(network)
-    plan = WholeStep.plan(network)
+    plan = Megakernel.plan(network)
     assert plan is not None
-    whole = WholeStep(network, ours, plan)
+    whole = Megakernel(network, ours, plan)
     decoder = Decoder(network, ours, use_graphs=False)
     blocks = list(reversed(range(64)))  # of a row, in any order
     prompt = torch.randint(0, network.num_ids, (700,), generator=torch.Generator().manual_seed(3)).tolist()
     for length in (0, 1, 15, 16, 70, 700):
         for network_, cache in ((network, plain), (exact, wide)):
             if length:
-                network_.forward([Segment(prompt[:length], 0, blocks, 0)], cache)
+                network_.forward([SequenceChunk(prompt[:length], 0, blocks, 0)], cache)
         ours.keys_LKCD.copy_(plain.keys_LKCD), ours.values_LKCD.copy_(plain.values_LKCD)
-        step = [Segment([7], length, blocks, 1)]
+        step = [SequenceChunk([7], length, blocks, 1)]
         torchs, expected = network.forward(step, plain).float(), exact.forward(step, wide)
-        batch = decoder.begin([7], [length], [blocks])
+        batch = decoder.load_batch([7], [length], [blocks])
         whole(batch)
         found = batch.logits.clone()
         off, torchs_off = (float((scores - expected).norm() / expected.norm()) for scores in (found, torchs))
@@ -82,23 +84,23 @@ def test_it_is_as_near_to_float32_as_torch(shape: tuple[int, int, int, int, int,
 
 @torch.inference_mode()
 def test_a_burst_is_its_steps_and_the_same_every_time() -> None:
-    from lakh.server.model.gpu.batch import HISTORY
     from lakh.server.model.gpu.decode import Decoder
-    from lakh.server.model.gpu.graphs import Capture
-    from lakh.server.model.gpu.whole_step import WholeStep
+    from lakh.server.model.gpu.decode_batch import HISTORY
+    from lakh.server.model.gpu.graphs import GraphCapture
+    from lakh.server.model.gpu.megakernel import Megakernel
 
     network, _ = make(*SHAPES[0])
     cache = cache_of(network)
-    plan = WholeStep.plan(network)
+    plan = Megakernel.plan(network)
     assert plan is not None
-    whole = WholeStep(network, cache, plan)
+    whole = Megakernel(network, cache, plan)
     decoder = Decoder(network, cache, use_graphs=False)
     blocks = list(range(64))
-    batch = decoder.begin([7], [0], [blocks])
-    replay = Capture(DEVICE)(lambda: whole(batch), prepare=batch.steps.zero_)
+    batch = decoder.load_batch([7], [0], [blocks])
+    replay = GraphCapture(DEVICE)(lambda: whole(batch), prepare=batch.steps.zero_)
 
     def burst() -> tuple[list[int], torch.Tensor]:
-        decoder.begin([7], [0], [blocks])
+        decoder.load_batch([7], [0], [blocks])
         for _ in range(HISTORY):
             replay()
         return batch.history[:, 0].tolist(), batch.logits.clone()
@@ -107,7 +109,7 @@ def test_a_burst_is_its_steps_and_the_same_every_time() -> None:
     assert len(set(tokens)) > 8
     token = 7
     for at, expected in enumerate(tokens):
-        decoder.begin([token], [at], [blocks])
+        decoder.load_batch([token], [at], [blocks])
         whole(batch)
         token = int(batch.tokens[0])
         assert token == expected
@@ -131,10 +133,10 @@ def test_new_weights_are_used_from_the_next_step_on() -> None:
 
 
 def test_what_it_is_not_made_for_is_said() -> None:
-    from lakh.server.model.gpu.whole_step import WholeStep
+    from lakh.server.model.gpu.megakernel import Megakernel
 
     bf16, f32 = make(*SHAPES[2])
-    assert WholeStep.plan(bf16) is not None
-    assert WholeStep.plan(f32) is None
+    assert Megakernel.plan(bf16) is not None
+    assert Megakernel.plan(f32) is None
     bf16.shard = dataclasses.replace(bf16.shard, size=2)
-    assert WholeStep.plan(bf16) is None
+    assert Megakernel.plan(bf16) is None

@@ -7,8 +7,8 @@ tensor cores; sums, scores and the residual are float32.
 
 All blocks have to be on the chip at once, one on each SM: what else runs there has to end by itself, so it is not for
 processes that share the SMs among them (MPS) or have kernels that wait for other processes (NCCL). A block that waits
-half a minute for a word ends the process's use of the GPU, with an error. Knows a Network and its cache and where a
-batch of one row keeps its place; whether it is faster than one.py is for decode.py to measure.
+half a minute for a word ends the process's use of the GPU, with an error. Whether it is faster than one.py is for
+decode.py to measure.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lakh.server.model.blocks import BLOCK_TOKENS
-from lakh.server.model.gpu.batch import Batch
-from lakh.server.model.gpu.cuda_source import Kernel
-from lakh.server.model.kv import PagedCache
-from lakh.server.model.network import Network
+from lakh.server.model.block_pool import BLOCK_TOKENS
+from lakh.server.model.gpu.decode_batch import DecodeBatch
+from lakh.server.model.gpu.megakernel.nvrtc import CudaKernel
+from lakh.server.model.inference import InferenceModel
+from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
 
-__all__ = ["Plan", "WholeStep", "plan"]
+__all__ = ["Megakernel", "MegakernelPlan", "plan"]
 
 WARPS = 8
 CHUNK_BYTES = 16384  # at least; a chunk holds a row
@@ -39,7 +39,7 @@ BUSY_BYTES, IDLE_BYTES = 32768, 24576
 
 
 @dataclass(frozen=True)
-class Plan:
+class MegakernelPlan:
     """How a model is shared out."""
 
     blocks: int
@@ -49,7 +49,7 @@ class Plan:
     shared_bytes: int
 
 
-def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int) -> Plan | None:
+def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int) -> MegakernelPlan | None:
     """For a chip with so many SMs and so much shared memory; None where the shape cannot be shared out."""
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     if spec.qk_norm or spec.head_dim not in (32, 64, 128, 256):
@@ -74,12 +74,12 @@ def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int) -> Plan | No
     slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
     if slots < LEAST_SLOTS:
         return None
-    return Plan(blocks, splits, chunk_bytes, slots, fixed_bytes + slots * (chunk_bytes + 16))
+    return MegakernelPlan(blocks, splits, chunk_bytes, slots, fixed_bytes + slots * (chunk_bytes + 16))
 
 
-class WholeStep:
+class Megakernel:
     @staticmethod
-    def plan(network: Network) -> Plan | None:
+    def plan(network: InferenceModel) -> MegakernelPlan | None:
         """None where the network or the chip is not of the kind."""
         device = network.device
         if network.dtype != torch.bfloat16 or network.shard.size > 1 or _shares_its_chip():
@@ -90,11 +90,11 @@ class WholeStep:
         shared_bytes: int = chip.shared_memory_per_block_optin  # type: ignore[attr-defined]
         return plan(network.spec, network.num_ids, chip.multi_processor_count, shared_bytes)
 
-    def __init__(self, network: Network, cache: PagedCache, plan: Plan) -> None:
-        """Compiles, some seconds; CannotCompile where that cannot be."""
+    def __init__(self, network: InferenceModel, cache: PagedCache, plan: MegakernelPlan) -> None:
+        """Compiles, some seconds; CudaCompileError where that cannot be."""
         spec, device = network.spec, network.device
         self._network, self._cache, self._blocks = network, cache, plan.blocks
-        self._kernel = Kernel(
+        self._kernel = CudaKernel(
             source(),
             "whole_step",
             defines(spec, network.num_ids, plan),
@@ -110,7 +110,7 @@ class WholeStep:
         self._counters = torch.zeros(2, dtype=torch.int32, device=device)
         self._logits = torch.zeros(1, network.num_ids, device=device)
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: DecodeBatch) -> None:
         network, cache = self._network, self._cache
         self._kernel(
             self._blocks, network.embed,
@@ -133,10 +133,10 @@ def _shares_its_chip() -> bool:
 
 
 def source() -> str:
-    return "".join(file.read_text() for file in sorted(Path(__file__).with_name("cuda").glob("*.cu")))
+    return "".join(file.read_text() for file in sorted(Path(__file__).parent.glob("*.cu")))
 
 
-def defines(spec: Model, num_ids: int, plan: Plan) -> dict[str, object]:
+def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object]:
     """The words that the source leaves open."""
     return {
         "LAYERS": spec.layers,

@@ -3,12 +3,12 @@
 Shapes: N new tokens of all rows, T new tokens of one row, S tokens of one row so far, L layers, W width, F ffn, H
 query heads, K key/value heads, D head size, V ids that are scored.
 
-A `Segment` is what one row brings to a step: some tokens, where they stand, and the row's blocks. `forward` computes
-all segments together, stores their keys and values, and scores the last `scored` tokens of each. How many tokens come
-together changes sums only by rounding: a prompt in chunks, a batch, and a row alone give the same scores to about 1e-5
-in float32.
+A `SequenceChunk` is what one row brings to a step: some tokens, where they stand, and the row's blocks. `forward`
+computes all segments together, stores their keys and values, and scores the last `scored` tokens of each. How many
+tokens come together changes sums only by rounding: a prompt in chunks, a batch, and a row alone give the same scores
+to about 1e-5 in float32.
 
-On the CPU up to kernels_cpu.MAX_TOKENS tokens (more, of a light model) go through compiled kernels that read every
+On the CPU up to kernels.MAX_TOKENS tokens (more, of a light model) go through compiled kernels that read every
 weight once; others go through torch's matrix products. On the GPU most steps go through captured graphs (runner.py).
 Same mathematics as workloads/code/model.py, which stays the reference.
 """
@@ -26,13 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.server.model import kernels_cpu
-from lakh.server.model.attention import Attention, Segment, place_of, scored_of, slots_of
-from lakh.server.model.kv import PagedCache
+from lakh.server.model.cpu import kernels
+from lakh.server.model.kv_cache import PagedCache
+from lakh.server.model.paged_attention import PagedAttention, SequenceChunk, place_of, scored_of, slots_of
 from lakh.spec.model import Model
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 
-__all__ = ["Network", "Precision", "Segment", "Shard"]
+__all__ = ["InferenceModel", "ModelShard", "Precision", "SequenceChunk"]
 
 Precision = Literal["f32", "bf16", "int8"]
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
@@ -40,12 +40,12 @@ MATRICES = ("qkv", "o", "gate_up", "down")
 
 
 @dataclass(frozen=True)
-class Shard:
+class ModelShard:
     """Which part of every layer this process holds, and how parts are added up (tensor_parallel.py)."""
 
     rank: int = 0
     size: int = 1
-    add_up: Callable[[Tensor], Tensor] = lambda part: part
+    all_reduce: Callable[[Tensor], Tensor] = lambda part: part
     """The sum of all processes' parts; may work in place."""
 
 
@@ -60,7 +60,7 @@ class _Arrays(NamedTuple):
     head: tuple[Any, ...]
 
 
-class Network:
+class InferenceModel:
     def __init__(
         self,
         spec: Model,
@@ -68,7 +68,7 @@ class Network:
         num_ids: int,
         device: torch.device,
         precision: Precision,
-        shard: Shard = Shard(),  # noqa: B008 - frozen
+        shard: ModelShard = ModelShard(),  # noqa: B008 - frozen
     ) -> None:
         """`num_ids`: how many ids may be drawn; a padded embedding table has more rows than that.
 
@@ -97,7 +97,7 @@ class Network:
             name: torch.empty((spec.layers, *shape), dtype=kind, device=device) for name, shape in shapes.items()
         }
         self._scales = {
-            name: torch.empty((spec.layers, shape[0], shape[1] // kernels_cpu.GROUP))
+            name: torch.empty((spec.layers, shape[0], shape[1] // kernels.GROUP))
             for name, shape in shapes.items()
             if precision == "int8"
         }
@@ -109,19 +109,19 @@ class Network:
         self.head = self.embed[: self.num_ids] if spec.tied else torch.empty_like(self.embed[: self.num_ids])
         self._head_int8: tuple[Tensor, Tensor] | None = None
         self._arrays: _Arrays | None = None
-        is_light = precision == "f32" and self.weight_bytes <= kernels_cpu.LIGHT_BYTES
-        self._few = kernels_cpu.MAX_TOKENS_LIGHT if is_light else kernels_cpu.MAX_TOKENS
+        is_light = precision == "f32" and self.weight_bytes <= kernels.LIGHT_BYTES
+        self._few = kernels.MAX_TOKENS_LIGHT if is_light else kernels.MAX_TOKENS
 
     # --- weights ---
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Put these weights in the place of the old ones, tensor by tensor."""
         for name in hf.shapes(self.spec):
-            self.put(name, weights[name])
-        self.finish()
+            self.load_tensor(name, weights[name])
+        self.finish_loading()
 
     @torch.inference_mode()
-    def put(self, name: str, tensor: Tensor) -> None:
+    def load_tensor(self, name: str, tensor: Tensor) -> None:
         """One whole tensor by the model's own name; a shard takes its part. Once all have come, `finish`."""
         if name == "embed.weight":
             self.embed.copy_(tensor)
@@ -138,19 +138,19 @@ class Network:
             else:
                 self._put_matrix(int(number), part, tensor)
 
-    def finish(self) -> None:
+    def finish_loading(self) -> None:
         if self.precision == "int8":
             self._head_int8 = _to_int8(self.head)
             self._arrays = None
 
-    def shadow(self) -> Network:
+    def empty_like(self) -> InferenceModel:
         """Another network of the same shape with weights of its own, not yet filled: for `exchange`."""
         other = copy.copy(self)
         other._allocate()
         return other
 
     @torch.inference_mode()
-    def exchange(self, other: Network) -> None:
+    def swap_weights(self, other: InferenceModel) -> None:
         """Compute with the weights of this `shadow` from now on. Captured graphs know addresses, so on a GPU the
         numbers move (device memory to device memory); elsewhere the tensors change places.
         """
@@ -196,7 +196,7 @@ class Network:
         return sum(t.nbytes for t in [*self._w.values(), *self._scales.values(), self.norms, self.head_norms]) + head
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[Segment], cache: PagedCache) -> Tensor:
+    def forward(self, segments: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
         """Scores of the tokens that are to be scored, segment after segment: rows x V, float32 on the CPU."""
         num_new = sum(len(segment.tokens) for segment in segments)
         if self.device.type == "cpu" and num_new <= self._few and self.dtype == torch.float32 and self.shard.size == 1:
@@ -205,7 +205,7 @@ class Network:
 
     # --- a few tokens on the CPU ---
 
-    def _forward_small(self, segments: Sequence[Segment], cache: PagedCache) -> Tensor:
+    def _forward_small(self, segments: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
         if self._arrays is None:
             self._arrays = self._as_arrays()
         at = self._arrays
@@ -214,11 +214,11 @@ class Network:
         rest = (at.norms, self.spec.norm_eps, place[2] - 1, at.rope, cache.arrays, self.spec.heads, place)
         scored = scored_of(segments)
         if not at.scales:
-            x = kernels_cpu.run_f32(x, at.matrices, *rest)
-            return torch.from_numpy(kernels_cpu.head_f32(at.head[0], x[scored]))
-        x = kernels_cpu.run_int8(x, at.matrices, at.scales, *rest)
+            x = kernels.run_f32(x, at.matrices, *rest)
+            return torch.from_numpy(kernels.head_f32(at.head[0], x[scored]))
+        x = kernels.run_int8(x, at.matrices, at.scales, *rest)
         head, head_scales = at.head
-        return torch.from_numpy(kernels_cpu.head_int8(head, head_scales, x[scored]))
+        return torch.from_numpy(kernels.head_int8(head, head_scales, x[scored]))
 
     def _as_arrays(self) -> _Arrays:
         head = (self.head,) if self._head_int8 is None else self._head_int8
@@ -233,7 +233,7 @@ class Network:
 
     # --- many tokens, or a GPU ---
 
-    def _forward_torch(self, segments: Sequence[Segment], cache: PagedCache) -> Tensor:
+    def _forward_torch(self, segments: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
         spec, device = self.spec, self.device
         tokens = [token for segment in segments for token in segment.tokens]
         positions = [segment.start + i for segment in segments for i in range(len(segment.tokens))]
@@ -242,33 +242,33 @@ class Network:
         new_N = torch.from_numpy(new).to(device)
         positions_N = torch.tensor(positions, device=device)
         rope = self.cos[positions_N][:, None], self.sin[positions_N][:, None]
-        attention = Attention(segments, rows, device)
+        attention = PagedAttention(segments, rows, device)
         x_NW = self.embed[torch.tensor(tokens, device=device)]
         sizes = [self.heads * spec.head_dim, self.kv_heads * spec.head_dim, self.kv_heads * spec.head_dim]
-        add_up = self.shard.add_up
+        all_reduce = self.shard.all_reduce
         for layer in range(spec.layers):
             h_NW = F.rms_norm(x_NW, (spec.width,), self.norms[2 * layer], spec.norm_eps)
-            q, k, v = self.norm_heads(self._linear("qkv", layer, h_NW), layer).split(sizes, dim=-1)
+            q, k, v = self.norm_queries_and_keys(self._linear("qkv", layer, h_NW), layer).split(sizes, dim=-1)
             q_NHD = _rotate(q.unflatten(-1, (self.heads, spec.head_dim)), rope)
             k_NKD = _rotate(k.unflatten(-1, (self.kv_heads, spec.head_dim)), rope)
             keys_KCD, values_KCD = cache.keys_LKCD[layer], cache.values_LKCD[layer]
             keys_KCD[:, new_N] = k_NKD.transpose(0, 1)
             values_KCD[:, new_N] = v.unflatten(-1, (self.kv_heads, spec.head_dim)).transpose(0, 1)
-            x_NW = x_NW + add_up(self._linear("o", layer, attention(q_NHD, keys_KCD, values_KCD).flatten(1)))
+            x_NW = x_NW + all_reduce(self._linear("o", layer, attention(q_NHD, keys_KCD, values_KCD).flatten(1)))
             h_NW = F.rms_norm(x_NW, (spec.width,), self.norms[2 * layer + 1], spec.norm_eps)
             gate, up = self._linear("gate_up", layer, h_NW).chunk(2, dim=-1)
-            x_NW = x_NW + add_up(self._linear("down", layer, F.silu(gate) * up))
+            x_NW = x_NW + all_reduce(self._linear("down", layer, F.silu(gate) * up))
         scored = scored_of(segments)
         if not scored:
             return x_NW.new_empty(0, self.num_ids)
         x_NW = x_NW[torch.tensor(scored, device=device)]
         x_NW = F.rms_norm(x_NW, (spec.width,), self.norms[-1], spec.norm_eps)
-        if self._head_int8 is not None and len(x_NW) <= kernels_cpu.MAX_TOKENS:
+        if self._head_int8 is not None and len(x_NW) <= kernels.MAX_TOKENS:
             head, scales = self._head_int8
-            return torch.from_numpy(kernels_cpu.head_int8(head.numpy(), scales.numpy(), x_NW.numpy()))
+            return torch.from_numpy(kernels.head_int8(head.numpy(), scales.numpy(), x_NW.numpy()))
         return F.linear(x_NW, self.head)
 
-    def norm_heads(self, qkv_NX: Tensor, layer: int) -> Tensor:
+    def norm_queries_and_keys(self, qkv_NX: Tensor, layer: int) -> Tensor:
         """The norm of every query's and key's head, in place and before they are rotated, where the model has it."""
         if len(self.head_norms):
             heads = qkv_NX.unflatten(-1, (-1, self.spec.head_dim))
@@ -282,7 +282,7 @@ class Network:
         """One layer's matrix in the network's own type."""
         if self.precision != "int8":
             return self._w[name][layer]
-        grouped = self._w[name][layer].unflatten(-1, (-1, kernels_cpu.GROUP)).float()
+        grouped = self._w[name][layer].unflatten(-1, (-1, kernels.GROUP)).float()
         return (grouped * self._scales[name][layer][:, :, None]).flatten(1)
 
     def _linear(self, name: str, layer: int, x: Tensor) -> Tensor:
@@ -303,7 +303,7 @@ def _rope_tables(spec: Model, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    grouped = tensor.float().unflatten(-1, (-1, kernels_cpu.GROUP))
+    grouped = tensor.float().unflatten(-1, (-1, kernels.GROUP))
     scales = grouped.abs().amax(dim=-1) / 127
     numbers = (grouped / scales.clamp_min(1e-30)[..., None]).round().to(torch.int8)
     return numbers.flatten(-2).contiguous(), scales.contiguous()
@@ -312,7 +312,7 @@ def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
 def _check(spec: Model, device: torch.device, precision: Precision, num_shards: int) -> None:
     """Refuse what would be computed wrongly."""
     if precision == "int8":
-        group = kernels_cpu.GROUP
+        group = kernels.GROUP
         if device.type != "cpu":
             raise UserError("precision int8", "is a CPU format", "use bf16 on a GPU")
         for name, size in (("width", spec.width), ("ffn", spec.ffn)):

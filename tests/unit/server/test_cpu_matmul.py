@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lakh.server.model.products_cpu import matmul_f32
+from lakh.server.model.cpu.matmul import matmul_f32
 
 
 @pytest.mark.parametrize("num", range(1, 18))

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from lakh.workloads.code.collectives import Peers, gather, sum_and_scatter, sum_over
 from lakh.workloads.code.model import CodeModel, RMSNorm, local
+from lakh.workloads.code.parallelism.collectives import Peers, gather, sum_and_scatter, sum_over
 
 __all__ = ["cut_matrices"]
 

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from lakh.errors import UserError
+from lakh.workloads.code.activation_checkpointing import recompute
 from lakh.workloads.code.attention import choose_kernel
-from lakh.workloads.code.fp8 import fp8_linear
+from lakh.workloads.code.kernels.fp8 import fp8_linear
 from lakh.workloads.code.model import CodeModel, RMSNorm
 from lakh.workloads.code.products import choose_products, linear
-from lakh.workloads.code.recompute import recompute
 
-__all__ = ["Choice", "choose_compile", "speed_up"]
+__all__ = ["BackendChoice", "choose_compile", "speed_up"]
 
 
-class Choice(NamedTuple):
+class BackendChoice(NamedTuple):
     what: str
     choice: str
     reason: str
@@ -50,7 +50,7 @@ def speed_up(
     run_flops: float = 0.0,
     fp8: bool = False,
     device: str,
-) -> list[Choice]:
+) -> list[BackendChoice]:
     """Change the model in place; returns what was chosen and why.
 
     What is chosen by measurement depends on the work of this rank: `tokens` of a micro-batch, `run_flops` in all.
@@ -93,9 +93,9 @@ def speed_up(
         raise UserError("train.compile", f"{mode!r} is no way to compile", "choose auto, none, block or model")
     name, _, why = kernel_reason.partition(": ")
     return [
-        Choice("attention", name, why),
-        Choice("products", "by measurement" if measured else "the library's own", measured_reason),
-        Choice("compile", mode, mode_reason),
+        BackendChoice("attention", name, why),
+        BackendChoice("products", "by measurement" if measured else "the library's own", measured_reason),
+        BackendChoice("compile", mode, mode_reason),
     ]
 
 
@@ -106,7 +106,7 @@ def _allow_many_shapes() -> None:
 
 
 def _use_kernels(model: CodeModel) -> None:
-    from lakh.workloads.code import kernels
+    from lakh.workloads.code.kernels import triton as kernels
 
     def add_norm(x: Tensor, delta: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
         return kernels.add_norm(x, delta, norm.read(norm.weight), norm.eps)
@@ -122,7 +122,7 @@ def _use_kernels(model: CodeModel) -> None:
 
 def _use_cpu_forms(model: CodeModel, attention: str) -> str:
     """Why attention goes by blocks; nothing where it does not."""
-    from lakh.workloads.code import cpu
+    from lakh.workloads.code.kernels import cpu
 
     by_blocks = attention == "auto" and cpu.prefers_blocks()
     for block in model.each_block():

@@ -8,7 +8,7 @@ write to a scratch block. New keys and values are stored first; then tiles of co
 that row's blocks, so that a tile reads them once. Which tile belongs to which row is data, not shape: the same graph
 serves a prompt of 15 tokens, and three rows that draw beside a prompt of 9.
 
-Knows a Network and its cache; knows nothing of rows' requests. Memory: all graphs share one pool.
+Knows a InferenceModel and its cache; knows nothing of rows' requests. Memory: all graphs share one pool.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.gpu import kernels
-from lakh.server.model.gpu.graphs import Capture, Step
+from lakh.server.model.gpu.graphs import GraphCapture, Step
 from lakh.server.model.gpu.layers import run_layers
-from lakh.server.model.kv import PagedCache
-from lakh.server.model.network import Network, Segment
+from lakh.server.model.inference import InferenceModel, SequenceChunk
+from lakh.server.model.kv_cache import PagedCache
 
-__all__ = ["BUCKETS", "Chunks"]
+__all__ = ["BUCKETS", "PrefillGraphs"]
 
 BUCKETS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
 MAX_ROWS = 128
@@ -64,17 +64,17 @@ class _Bucket:
         return self.control[self.at[name]]
 
 
-class Chunks:
-    def __init__(self, network: Network, cache: PagedCache, *, use_graphs: bool = True) -> None:
+class PrefillGraphs:
+    def __init__(self, network: InferenceModel, cache: PagedCache, *, use_graphs: bool = True) -> None:
         """`cache` has a last block that no row owns: empty places of a bucket write there."""
         self.network, self.cache = network, cache
-        self._capture = Capture(network.device, use_graphs=use_graphs)
+        self._capture = GraphCapture(network.device, use_graphs=use_graphs)
         self._scratch_slot = (cache.num_blocks - 1) * BLOCK_TOKENS
         self._table_width = -(-network.spec.context // BLOCK_TOKENS)
         self._group = 1 << (network.spec.heads // network.spec.kv_heads - 1).bit_length()
         self._buckets: dict[int, _Bucket] = {}
 
-    def fits(self, segments: Sequence[Segment]) -> bool:
+    def fits(self, segments: Sequence[SequenceChunk]) -> bool:
         num_tokens = sum(len(segment.tokens) for segment in segments)
         if num_tokens > BUCKETS[-1] or len(segments) > MAX_ROWS:
             return False
@@ -82,7 +82,7 @@ class Chunks:
         return sum(segment.scored for segment in segments) <= min(size, MAX_SCORED)
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[SequenceChunk]) -> Tensor:
         """Scores of the tokens that are to be scored, segment after segment: valid until the next call."""
         bucket = self._bucket(_bucket_of(sum(len(segment.tokens) for segment in segments)))
         control, num_scored = self._control(bucket, segments)
@@ -92,11 +92,11 @@ class Chunks:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Capture every graph now."""
+        """GraphCapture every graph now."""
         for size in BUCKETS:
             self._bucket(size)
 
-    def _control(self, bucket: _Bucket, segments: Sequence[Segment]) -> tuple[Any, int]:
+    def _control(self, bucket: _Bucket, segments: Sequence[SequenceChunk]) -> tuple[Any, int]:
         control = np.zeros(len(bucket.control), np.int32)
         part = {name: control[where] for name, where in bucket.at.items()}
         part["slots"][:] = self._scratch_slot

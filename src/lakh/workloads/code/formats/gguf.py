@@ -30,7 +30,7 @@ from lakh.errors import ConfigError, CorruptCheckpoint, UserError
 from lakh.spec.model import Model
 from lakh.workloads.code.tensors import check_weights
 
-__all__ = ["Loaded", "is_gguf", "load"]
+__all__ = ["GgufModel", "is_gguf", "load"]
 
 MAGIC = b"GGUF"
 MOST_ITEMS = 1 << 24  # of one array, or tensors, or settings: a hostile file must not cost memory before it fails
@@ -66,7 +66,7 @@ _BLOCK = {
 
 
 @dataclass(frozen=True)
-class Loaded:
+class GgufModel:
     name: str
     spec: Model
     weights: dict[str, Tensor]
@@ -82,7 +82,7 @@ def is_gguf(path: str | Path) -> bool:
         return file.read(4) == MAGIC
 
 
-def load(path: str | Path) -> Loaded:
+def load(path: str | Path) -> GgufModel:
     """A Llama model, its weights and its tokenizer."""
     path = Path(path)
     if not path.is_file():
@@ -105,7 +105,7 @@ def load(path: str | Path) -> Loaded:
         weights[ours] = torch.from_numpy(values)
     check_weights(str(path), spec, weights, todo="download the file again")
     name = str(settings.get("general.name") or path.stem)
-    return Loaded(name, spec, weights, _tokenizer_json(path, settings))
+    return GgufModel(name, spec, weights, _tokenizer_json(path, settings))
 
 
 def _our_name(theirs: str) -> str | None:
