@@ -102,14 +102,15 @@ def rank(folder: str, size: int, calls: int, me: int) -> None:
 
         sleeps = 0
 
-        def allreduce(self, tensors: Any, _options: Any = None) -> Any:
+        def allreduce(self, tensors: Any, _options: Any = None) -> Any:  # type: ignore[override]
             library.barrier(words, size, self.sleeps)
             return DoneWork(tensors)
 
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("c3", store=store, rank=me, world_size=size, timeout=timedelta(seconds=60))
-    c3, gloo = dist.distributed_c10d._get_default_group(), dist.new_group(backend="gloo")
+    c3: Any = dist.distributed_c10d._get_default_group()
+    gloo = dist.new_group(backend="gloo")
     data = torch.zeros(256)
     address = data.data_ptr()
     sum_of_floats = (native.DTYPES["f32"], native.OPS["sum"])
@@ -134,7 +135,7 @@ def rank(folder: str, size: int, calls: int, me: int) -> None:
         return many
 
     def under_torch(sleeps: int) -> Callable[[int], list[float]]:
-        group = BarrierOnly(me, size)
+        group = BarrierOnly(me, size)  # type: ignore[call-arg]
         group.sleeps = sleeps
         dist.distributed_c10d._world.pg_group_ranks[group] = {peer: peer for peer in range(size)}
         return each(lambda: dist.all_reduce(data, group=group))
@@ -156,12 +157,12 @@ def rank(folder: str, size: int, calls: int, me: int) -> None:
             many(5)
             dist.barrier(group=gloo)
             before, count = resource.getrusage(resource.RUSAGE_SELF), max(1, calls // TURNS)
-            times = torch.tensor(many(count), dtype=torch.float64)
+            measured = torch.tensor(many(count), dtype=torch.float64)
             after = resource.getrusage(resource.RUSAGE_SELF)
             cost[name][0] += (after.ru_nvcsw + after.ru_nivcsw - before.ru_nvcsw - before.ru_nivcsw) / count / TURNS
             cost[name][1] += (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1e6 / count / TURNS
-            dist.all_reduce(times, dist.ReduceOp.MAX, group=gloo)
-            slowest[name] += times.tolist()
+            dist.all_reduce(measured, dist.ReduceOp.MAX, group=gloo)
+            slowest[name] += measured.tolist()
     if me == 0:
         medians = {name: statistics.median(times) for name, times in slowest.items()}
         print(f"{size} ranks, {os.cpu_count()} cores\n\n| | min us | median us | switches | CPU us | gloo / it |")

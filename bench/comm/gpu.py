@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from datetime import timedelta
+from typing import Any
 
 from bench.harness import module_command, module_environment
 
@@ -76,7 +77,7 @@ def rank(folder: str, number: int, size: int) -> None:
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("c3", store=store, rank=number, world_size=size, timeout=timedelta(seconds=60))
     gloo = dist.new_group(backend="gloo")
-    group = dist.distributed_c10d._get_default_group()
+    group: Any = dist.distributed_c10d._get_default_group()
 
     def measure(name: str, call, size_bytes: int) -> None:
         times = []

@@ -233,7 +233,8 @@ def _mutated(text: str, again: int, number: int) -> str:
 
 
 def _peer_rows(work: Path, size_bytes: int, say: Say) -> list[BenchRow]:
-    rows, whole = [], ProcessUsage(0.0, 0.0, 0)
+    rows: list[BenchRow] = []
+    whole = ProcessUsage(0.0, 0.0, 0)
     for stage in STAGES:
         say(f"datatrove: {stage}")
         command = module_command("bench.corpus.datatrove_stage", work / "sample", work / "peer", stage)

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import time
+from typing import Any
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -39,7 +40,8 @@ def main() -> None:
             break
     fast.encode([b"compiled before it is timed"])
     fast = fast.sibling()  # no word is known yet
-    times, found = {}, {}
+    times: dict[str, float] = {}
+    found: dict[str, Any] = {}
     for name, encode in (
         ("lakh", lambda: fast.encode([text.encode() for text in texts])),
         ("tokenizers", lambda: tokenizer.encode_batch(texts)),
@@ -48,7 +50,7 @@ def main() -> None:
         found[name] = encode()
         times[name] = time.process_time() - began
     left = sum(ids is None for ids in found["lakh"])
-    same = all(a is None or a.tolist() == b for a, b in zip(found["lakh"], found["tokenizers"], strict=True))
+    same = all(a is None or list(a) == list(b) for a, b in zip(found["lakh"], found["tokenizers"], strict=True))
     rate = {name: size / 1e6 / seconds for name, seconds in times.items()}
     answer = {
         "texts": len(texts),

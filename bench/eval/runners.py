@@ -11,6 +11,7 @@ EvalPlus compares inputs with expected values where the others run asserts; it n
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -44,7 +45,7 @@ def bench_eval(
     *, systems: Sequence[str], repeats: int, workers: int, data: str | None, progress: Callable[[str], object]
 ) -> list[BenchRow]:
     """Medians over alternating rounds. A system that fails keeps its row, with the reason in `note`."""
-    measures = {name: lambda name=name: _measure(name, workers, data) for name in systems}
+    measures = {name: functools.partial(_measure, name, workers, data) for name in systems}
     found = alternate(measures, repeats, progress=progress)
     for name in ("lakh", "programs alone"):
         if found[name].failed:

@@ -21,6 +21,7 @@ class Peer:
     name: str
     modules: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    install: str = INSTALL
 
     @property
     def missing(self) -> list[str]:
@@ -38,7 +39,7 @@ def detect_peers(wanted: Sequence[str], peers: Sequence[Peer], say: Callable[[st
     for name in wanted:
         missing = known[name].missing if name in known else []
         if missing:
-            say(f"{name} is left out: {', '.join(missing)} not found; install it with {INSTALL}")
+            say(f"{name} is left out: {', '.join(missing)} not found; install it with {known[name].install}")
         else:
             present.append(name)
     return present

@@ -15,8 +15,8 @@ import sys
 import time
 from typing import Any
 
-from calculon import System  # type: ignore[import-not-found]
-from calculon.llm import Llm  # type: ignore[import-not-found]
+from calculon import System
+from calculon.llm import Llm
 
 NOISE = 0.03
 LOW, HIGH = math.log(0.2), math.log(10.0)

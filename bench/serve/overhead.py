@@ -96,8 +96,9 @@ async def ask(links: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]], wh
 
 
 async def load(url: str, rate: float, seconds: float, num_users: int) -> tuple[list[tuple[float, float, int]], int]:
-    where = (urlsplit(url).hostname, urlsplit(url).port)
-    texts, links, numbers = sources(), [], random.Random(7)
+    where = (urlsplit(url).hostname or "", urlsplit(url).port or 80)
+    links: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    texts, numbers = sources(), random.Random(7)
     users = [User(number, texts) for number in range(num_users)]
     tasks, at_s, began_s = [], 0.0, time.perf_counter()
     while at_s < seconds:  # open loop: nobody waits for an answer

@@ -34,8 +34,8 @@ def main() -> None:
         checkpoint=Checkpoints(every=3, keep=1),
     )
     for _ in range(asked.turns):
-        for name, background in (("waited for", "off"), ("behind the steps", "on")):
-            saves = dataclasses.replace(run.checkpoint, background=background)
+        for name, background in (("waited for", "off"), ("in the background", "on")):
+            saves = dataclasses.replace(run.checkpoint, background=background)  # type: ignore[arg-type]
             with tempfile.TemporaryDirectory() as folder:
                 outcome = train(dataclasses.replace(run, checkpoint=saves), folder)
                 told = events.read(folder)

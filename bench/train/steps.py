@@ -11,6 +11,7 @@ twice. A row that runs out of memory stays in the table with its reason.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import statistics
@@ -200,7 +201,7 @@ def _measure_alternately(name: str, shape: BenchShape, systems: Sequence[BenchSy
     device = torch.device("cpu")
     steps = {system: stepper(shape, system, device) for system in systems}
     found = alternate(
-        {system.name: lambda step=step: _timed(step) for system, step in steps.items()}, repeats, warmup=2
+        {system.name: functools.partial(_timed, step) for system, step in steps.items()}, repeats, warmup=2
     )
     rows = []
     for system in systems:
