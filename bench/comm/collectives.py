@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import BenchRow, module_command, module_environment, start_process, wait_for_ranks
-from lakh.c3.emulate import Namespaces, why_not
-from lakh.c3.pairs import name_slow
+from lakh.c3.faults.network_namespaces import NetworkNamespaces, unavailable_reason
+from lakh.c3.network.slow_ranks import find_slow_ranks
 from lakh.c3.topology import Topology, read_topology
 from lakh.errors import UserError
 from lakh.spec.collectives import codec_bytes
@@ -122,7 +122,9 @@ def bench_collectives(sweep: CommSweep, say: Callable[[str], None] = lambda text
     data["reasons"] = {str(row["size_bytes"]): row["reason"] for row in reports[0]["rows"] if "reason" in row}
     if sweep.find_slow:
         data["pairs"] = reports[0]["pairs"]
-        data["slow"] = name_slow({tuple(p["ranks"]): p["GBps"] for p in reports[0]["pairs"]}, sweep.ranks, topology)
+        data["slow"] = find_slow_ranks(
+            {tuple(p["ranks"]): p["GBps"] for p in reports[0]["pairs"]}, sweep.ranks, topology
+        )
     return data
 
 
@@ -131,7 +133,7 @@ def _emulated(sweep: CommSweep) -> Topology:
     if whole.size < sweep.ranks:
         found = f"describes {whole.size} ranks and not {sweep.ranks}"
         raise UserError(sweep.emulate, found, f"give --ranks {whole.size}, or describe more")
-    return whole.first(sweep.ranks)
+    return whole.first_ranks(sweep.ranks)
 
 
 def _run(sweep: CommSweep, backends: list[str], topology: Topology | None, notes: list[str]) -> dict[str, Any]:
@@ -164,7 +166,7 @@ def _run(sweep: CommSweep, backends: list[str], topology: Topology | None, notes
             head = f"# {folder}\n" if sweep.untold else ""
             topology_file.write_text(head + topology.as_toml(links=not sweep.untold), encoding="utf-8")
             environment["LAKH_C3_TOPOLOGY"] = job["emulate"] = str(topology_file)
-            reason = why_not(topology)
+            reason = unavailable_reason(topology)
             if reason and sweep.untold:  # the in-library shaper slows collectives, not the messages that measure links
                 raise UserError(
                     "--untold", f"{reason}, which link measurements do not see", "run as root, without delays"
@@ -175,7 +177,7 @@ def _run(sweep: CommSweep, backends: list[str], topology: Topology | None, notes
                     job["backends"] = [name for name in backends if name != "gloo"]
                 job["shaper"] = str(Path(folder) / "links")
             else:
-                net = stack.enter_context(Namespaces(topology))
+                net = stack.enter_context(NetworkNamespaces(topology))
                 environment["GLOO_SOCKET_IFNAME"] = "eth0"
         program = module_command("bench.comm.rank", json.dumps(job))
         ranks = []
@@ -242,7 +244,7 @@ def _bus_factor(op: str, ranks: int) -> float:
 def _bound_s(size_bytes: int, copies: dict[str, float], topology: Topology | None) -> float | None:
     """Lower bound of the time: one copy of the buffer by all ranks at once, or the buffer over the slowest link."""
     if topology is not None:
-        rates = [*(link.bytes_per_s for link in topology.links.values()), *topology.cables.values()]
+        rates = [*(link.bytes_per_s for link in topology.links.values()), *topology.host_rates.values()]
         return size_bytes / min(rates) if rates else None
     if not copies:
         return None

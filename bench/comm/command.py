@@ -102,9 +102,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _chaos(faults: int, seed: int) -> CommandResult:
-    from lakh.c3.chaos import drill
+    from lakh.c3.faults.chaos import run_chaos
 
-    report = drill(faults, seed, say=console().print)
+    report = run_chaos(faults, seed, log=console().print)
     data = {"machine": machine(), **asdict(report), "faults": dict(report.faults), "total": report.total}
     if report.problems:
         found = f"{len(report.problems)} problems, the first: {report.problems[0]}"

@@ -88,9 +88,9 @@ def rank(folder: str, size: int, calls: int, me: int) -> None:
     import torch
     import torch.distributed as dist
 
-    import lakh.c3.torch_backend  # noqa: F401 - registers the backend
+    import lakh.c3.torch.backend  # noqa: F401 - registers the backend
     from lakh.c3 import native
-    from lakh.c3.torch_work import DoneWork
+    from lakh.c3.torch.work import CompletedWork
 
     library = ctypes.CDLL(f"{folder}/b.so")
     with (Path(folder) / "words").open("r+b") as file:
@@ -104,7 +104,7 @@ def rank(folder: str, size: int, calls: int, me: int) -> None:
 
         def allreduce(self, tensors: Any, _options: Any = None) -> Any:  # type: ignore[override]
             library.barrier(words, size, self.sleeps)
-            return DoneWork(tensors)
+            return CompletedWork(tensors)
 
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", size)

@@ -61,7 +61,7 @@ def evaluate(
 
 def _stability(passes: int, busy: int, workers: int, data: str | None) -> list[BenchRow]:
     from lakh.evals.sandbox import Sandbox
-    from lakh.evals.stability import repeat
+    from lakh.evals.scoring.stability import repeat
     from lakh.evals.tasks import load_task
 
     rows: list[BenchRow] = []

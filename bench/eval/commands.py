@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.harness import BenchRow, alternate, measure_process, medians, module_command, module_environment
 from lakh.errors import UserError
-from lakh.evals.samples import canonical_samples, write_samples
+from lakh.evals.generation.samples import canonical_samples, write_samples
 from lakh.evals.tasks import load_task
 from lakh.evals.tasks.humaneval_plus import FILE
 
