@@ -9,7 +9,7 @@ so that no later stage has to look at the text again for them. The text itself s
     comment_share, string_share, number_share
                    bytes of comments over bytes of comments and tokens; of strings and numbers over tokens
 
-Cost: about 0.02 s per MB (bench/corpus_accuracy.py prints it). Never fails on a text.
+Cost: about 0.02 s per MB (bench/corpus/accuracy.py prints it). Never fails on a text.
 """
 
 from __future__ import annotations
