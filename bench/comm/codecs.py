@@ -1,4 +1,4 @@
-"""What each codec costs in validation loss: a small code model, the same seeds and data for every codec.
+"""The cost of each codec in validation loss: a small code model, the same seeds and data for every codec.
 
     python -m bench.comm.codecs train CURVES.json [--steps 1500] [--seed 0] [--only NAME]...
     python -m bench.comm.codecs show CURVES.json... [--plot PLOT.svg]   # one file a seed: a table and a picture
@@ -201,7 +201,7 @@ def show(runs: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What each codec costs in validation loss.")
+    parser = argparse.ArgumentParser(description="The cost of each codec in validation loss.")
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("train")
     one.add_argument("curves", type=Path)

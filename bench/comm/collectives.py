@@ -103,19 +103,19 @@ def calls_within(calls: int, seconds: float, turns: int) -> tuple[int, int]:
     return 0, max(1, min(calls, int(MAX_S / seconds)) // turns)
 
 
-def bench_collectives(sweep: CommSweep, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def bench_collectives(sweep: CommSweep, log: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Measure everything in the sweep: {"rows": [...], ...} as in `lakh bench comm --json`."""
     topology = _emulated(sweep) if sweep.emulate else None
     reports: list[dict[str, Any]] = []
     notes: list[str] = []
     torch_backends = [name for name in sweep.backends if name != "mpi"]
     if torch_backends:
-        say(f"{sweep.ranks} ranks: {', '.join(torch_backends)}")
+        log(f"{sweep.ranks} ranks: {', '.join(torch_backends)}")
         reports.append(_run(sweep, torch_backends, topology, notes))
     if "mpi" in sweep.backends:
         if topology is not None:
             raise UserError("--backends mpi", "does not run in emulated hosts", "remove mpi")
-        say(f"{sweep.ranks} ranks: mpi")
+        log(f"{sweep.ranks} ranks: mpi")
         reports.append(_run(sweep, ["mpi"], None, notes))
     data: dict[str, Any] = {"rows": _rows(sweep, reports, topology), "notes": notes}
     data["memcpy_GBps"] = reports[0].get("memcpy_GBps")

@@ -65,8 +65,8 @@ def comm(
     counts = _counts(_ranks(ranks, options["emulate"]), percent)
     for count in counts:
         CommSweep(sizes=sizes_bytes, ranks=count, **options)  # wrong options fail before anything runs
-    say = console().print
-    options["backends"] = tuple(detect_peers(options["backends"], PEERS, say))
+    log = console().print
+    options["backends"] = tuple(detect_peers(options["backends"], PEERS, log))
     if not options["backends"]:
         raise UserError("--backends", "none of them can run here", "choose others")
     if plot:
@@ -74,17 +74,17 @@ def comm(
     more: dict[str, Any] = {}
     rows = []
     for count in counts:
-        found = bench_collectives(CommSweep(sizes=sizes_bytes, ranks=count, **options), say=say)
+        found = bench_collectives(CommSweep(sizes=sizes_bytes, ranks=count, **options), log=log)
         rows += found.pop("rows")
         more |= found
     if plot:
         more["plot"] = _draw(plot, rows)
     for note in more.get("notes", []):
-        say(note)
+        log(note)
     if "slow" in more:
-        say(more["slow"]["reason"])
+        log(more["slow"]["reason"])
     for size, reason in more.get("reasons", {}).items() if options["emulate"] else ():
-        say(f"c3, {size} bytes: {reason}")
+        log(f"c3, {size} bytes: {reason}")
     data = result("comm", rows, out, **more).data
     return CommandResult(data, table(COLUMNS, [_cells(row) for row in rows]))
 
@@ -117,7 +117,7 @@ def _fsdp(ranks: int, steps: int, registered: bool, out: str | None) -> CommandR
     from bench.comm.fsdp import bench_fsdp
 
     _counts(ranks, "100")
-    rows = bench_fsdp(ranks=ranks, steps=steps, registered=registered, say=console().print)
+    rows = bench_fsdp(ranks=ranks, steps=steps, registered=registered, log=console().print)
     heads = {"backend": "backend", "min_ms": "min ms", "median_ms": "median ms", "tokens_per_s": "tokens/s"}
     data = result("comm-fsdp", rows, out).data
     shown = [{name: f"{v:.1f}" if isinstance(v, float) else v for name, v in row.items()} for row in rows]

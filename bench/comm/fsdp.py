@@ -37,10 +37,10 @@ def bench_fsdp(
     blocks: int = 12,
     registered: bool = False,
     timeout_s: float = 600.0,
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> list[BenchRow]:
     """Rows of c3 and gloo: milliseconds per step, tokens per second and the ratio to Gloo."""
-    say(f"{ranks} ranks: {steps} FSDP2 steps over c3 and gloo")
+    log(f"{ranks} ranks: {steps} FSDP2 steps over c3 and gloo")
     with tempfile.TemporaryDirectory(prefix="lakh-bench-") as folder:
         report = Path(folder) / "report.json"
         job: dict[str, Any] = {"steps": steps, "batch": batch, "length": length, "blocks": blocks}

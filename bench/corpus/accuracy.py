@@ -1,8 +1,8 @@
-"""Accuracy and speed of what happens to one document: planted truth in real files.
+"""Accuracy and speed of the corpus stages, from known changes planted in real files.
 
     python -m bench.corpus.accuracy --files DIR... --labels DIR --benchmarks DIR [--megabytes 2] [--only near,secrets]
 
---files are folders of real source (any; more languages say more), --labels holds gitleaks/gitleaks.toml and
+--files are folders of real source in any languages, --labels holds gitleaks/gitleaks.toml and
 licensee/fixtures(.yml), --benchmarks HumanEval.jsonl.gz and mbpp.jsonl. Prints a table; intervals are Wilson's, 95 %.
 Runs on one core.
 """
@@ -61,7 +61,7 @@ def exact(files: list[File], rng: random.Random, _: argparse.Namespace) -> Itera
         yield f"exact dedup, {language}: layout and comments changed", interval(found, total), "1.0"
     distinct: dict[bytes, set[bytes]] = defaultdict(set)
     for file in files:
-        # what is compared with: the characters of the text without blanks, comments included
+        # compared with: all characters but blanks, comments included
         distinct[digest_of(file.text, file.language)].add(re.sub(rb"\s+", b"", file.text.encode()))
     merged = sum(len(texts) - 1 for texts in distinct.values())
     yield (
@@ -89,7 +89,7 @@ def near(files: list[File], rng: random.Random, _: argparse.Namespace) -> Iterat
         return len(sets[x] & sets[y]) / max(1, len(sets[x] | sets[y]))
 
     planted = [(f"{n:06}a", f"{n:06}b") for n in range(len(files))]
-    # the stage before has them already: nothing but comments and layout changed
+    # exact deduplication has these already: only comments and layout changed
     planted = [pair for pair in planted if known[pair[0]].digest != known[pair[1]].digest]
     for low, high, bar in ((0.8, 0.85, "-"), (0.85, 1.01, "0.95"), (0.9, 1.01, "0.99")):
         band = [pair for pair in planted if low <= true(*pair) < high]
@@ -149,10 +149,10 @@ def secrets(files: list[File], rng: random.Random, options: argparse.Namespace) 
         clean += len(data)
         for finding in with_pii.find(data):
             (personal if finding.kind in ("email", "ipv4", "phone") else flags)[finding.kind] += 1
-    said = ", ".join(f"{k} {n}" for k, n in flags.most_common(6))
-    yield "secrets, flags per MB of clean code", f"{sum(flags.values()) / clean * 1e6:.2f} ({said})", "reported"
-    said = ", ".join(f"{k} {n}" for k, n in personal.most_common())
-    yield "personal data, findings per MB", f"{sum(personal.values()) / clean * 1e6:.2f} ({said})", "reported"
+    summary = ", ".join(f"{k} {n}" for k, n in flags.most_common(6))
+    yield "secrets, flags per MB of clean code", f"{sum(flags.values()) / clean * 1e6:.2f} ({summary})", "reported"
+    summary = ", ".join(f"{k} {n}" for k, n in personal.most_common())
+    yield "personal data, findings per MB", f"{sum(personal.values()) / clean * 1e6:.2f} ({summary})", "reported"
 
 
 def licences(_: list[File], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
@@ -171,9 +171,9 @@ def licences(_: list[File], rng: random.Random, options: argparse.Namespace) -> 
         contents += files.values()
         expression = repository_licence(files).expression
         family = re.sub(r"-(only|or-later)$", "", expression.lower())
-        said = "other" if "unknown" in family or " and " in family else family or "null"
-        right += said == label
-        better += label == "other" and said.startswith("cc-by-n")
+        summary = "other" if "unknown" in family or " and " in family else family or "null"
+        right += summary == label
+        better += label == "other" and summary.startswith("cc-by-n")
     yield "licences, equal to the label", interval(right, len(labels)), "0.95"
     yield "licences, equal or more exact (CC-BY-ND, CC-BY-NC-SA named)", interval(right + better, len(labels)), "0.95"
     bulk = contents * 20
@@ -217,10 +217,10 @@ def benchmarks(files: list[File], rng: random.Random, options: argparse.Namespac
         if hit:
             hits[f"{hit.how} {hit.task}"] += 1
     size = sum(len(file.text.encode()) for file in files)
-    said = ", ".join(f"{k} {n}" for k, n in hits.most_common(5))
+    summary = ", ".join(f"{k} {n}" for k, n in hits.most_common(5))
     yield (
         f"decontamination, hits in {size / 1e6:.0f} MB of clean code",
-        f"{sum(hits.values())} of {len(files)} ({said})",
+        f"{sum(hits.values())} of {len(files)} ({summary})",
         "reported",
     )
 
@@ -243,7 +243,7 @@ def speed(files: list[File], rng: random.Random, options: argparse.Namespace) ->
     total = 0.0
     for name, rows, job in jobs:
         for raw, file in rows[:40]:
-            job(raw, file)  # compiled, caches filled
+            job(raw, file)  # compiles and fills caches
         begin = time.process_time()
         for raw, file in rows:
             job(raw, file)
@@ -262,8 +262,8 @@ def speed(files: list[File], rng: random.Random, options: argparse.Namespace) ->
     for raw, file in parsed:
         by_language[file.language].append(error_share(raw, file.language, file.path))
     dropped = {k: sum(x > LIMITS[k].error for x in v) for k, v in sorted(by_language.items())}
-    said = ", ".join(f"{k} {n} of {len(by_language[k])}" for k, n in dropped.items())
-    yield "quality, files over their language's error limit", said, "reported"
+    summary = ", ".join(f"{k} {n} of {len(by_language[k])}" for k, n in dropped.items())
+    yield "quality, files over their language's error limit", summary, "reported"
 
 
 PARTS = {
@@ -290,8 +290,8 @@ def main() -> None:
     files = real_files(options.files, per_language_bytes=int(options.megabytes * 1e6), seed=options.seed)
     languages = Counter(file.language for file in files)
     size = sum(len(file.text.encode()) for file in files)
-    said = ", ".join(f"{k} {n}" for k, n in languages.most_common())
-    print(f"files   {len(files)} of {size / 1e6:.1f} MB: {said}")
+    summary = ", ".join(f"{k} {n}" for k, n in languages.most_common())
+    print(f"files   {len(files)} of {size / 1e6:.1f} MB: {summary}")
     print(f"machine {platform.machine()}, Python {platform.python_version()}, seed {options.seed}\n")
     print("| what | measured | at least |\n|---|---|---|")
     rows = []

@@ -59,11 +59,11 @@ GROUP_BYTES = 8 << 20
 MAX_COPIES = 1000  # of the same code
 FILE_BYTES = 64 << 20
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def bench_corpus(
-    sources: Sequence[str], work: Path, *, sizes_mb: Mapping[str, float], parts: Sequence[str], say: Say
+    sources: Sequence[str], work: Path, *, sizes_mb: Mapping[str, float], parts: Sequence[str], log: Log
 ) -> list[BenchRow]:
     """The rows of these parts; `sources` are as for corpus build, `sizes_mb` has sample, full and memory.
 
@@ -72,34 +72,34 @@ def bench_corpus(
     """
     wanted = set(parts) | ({"sample"} if "tokens" in parts else set())
     needed = {"sample": wanted - {"full", "memory"}, "full": wanted & {"full"}, "memory": wanted & {"memory"}}
-    say("writing the records")
+    log("writing the records")
     sizes = {name: make_records(sources, work, name, sizes_mb[name] * 1e6) for name, users in needed.items() if users}
     for name in ("peer", "sample-1", "full-1", "full-2", "memory-2", "tokenizer", "tokens"):
         shutil.rmtree(work / name, ignore_errors=True)
     rows: list[BenchRow] = []
     peer_speed = None
     if "peer" in wanted:
-        rows += _reported(_peer_rows(work, sizes["sample"], say), say)
+        rows += _reported(_peer_rows(work, sizes["sample"], log), log)
         peer_speed = rows[-1]["mb_per_cpu_second"]
     if "stages" in wanted:
-        say("lakh, stage by stage")
-        rows += _reported(_stage_rows(work / "sample", sizes["sample"]), say)
+        log("lakh, stage by stage")
+        rows += _reported(_stage_rows(work / "sample", sizes["sample"]), log)
     for name, workers in (("sample", (1,)), ("full", (1, 2)), ("memory", (2,))):
         if name in wanted:
             with_tokens = name == "sample" and "tokens" in wanted
-            rows += _build_rows(work, name, sizes[name], workers, peer_speed, with_tokens, say)
+            rows += _build_rows(work, name, sizes[name], workers, peer_speed, with_tokens, log)
     return rows
 
 
-def _reported(rows: list[BenchRow], say: Say) -> list[BenchRow]:
+def _reported(rows: list[BenchRow], log: Log) -> list[BenchRow]:
     """The same rows, printed at once: a long run that is interrupted has shown something."""
     for row in rows:
         what = f"  {row['system']}, {row['stage']}: "
         if row["failed"]:
-            say(f"{what}failed: {row['failed']}")
+            log(f"{what}failed: {row['failed']}")
         else:
             memory = f"peak {row['peak_rss_bytes'] / 1e6:,.0f} MB"
-            say(f"{what}{row['mb_per_cpu_second']:,.2f} MB per CPU-second, {row['wall_s']:.1f} s, {memory}")
+            log(f"{what}{row['mb_per_cpu_second']:,.2f} MB per CPU-second, {row['wall_s']:.1f} s, {memory}")
     return rows
 
 
@@ -232,11 +232,11 @@ def _mutated(text: str, again: int, number: int) -> str:
     return "\n".join(lines)
 
 
-def _peer_rows(work: Path, size_bytes: int, say: Say) -> list[BenchRow]:
+def _peer_rows(work: Path, size_bytes: int, log: Log) -> list[BenchRow]:
     rows: list[BenchRow] = []
     whole = ProcessUsage(0.0, 0.0, 0)
     for stage in STAGES:
-        say(f"datatrove: {stage}")
+        log(f"datatrove: {stage}")
         command = module_command("bench.corpus.datatrove_stage", work / "sample", work / "peer", stage)
         try:
             usage = _measure(command)
@@ -279,13 +279,13 @@ def _benchmarks() -> tuple[str, ...]:
 
 
 def _build_rows(
-    work: Path, name: str, size_bytes: int, workers: Sequence[int], peer: float | None, tokens: bool, say: Say
+    work: Path, name: str, size_bytes: int, workers: Sequence[int], peer: float | None, tokens: bool, log: Log
 ) -> list[BenchRow]:
     rows: list[BenchRow] = []
     files = sorted(str(path) for path in (work / name).glob("*.parquet"))
     usage = None
     for count in workers:
-        say(f"lakh corpus build, {size_bytes / 1e6:.0f} MB, {count} workers")
+        log(f"lakh corpus build, {size_bytes / 1e6:.0f} MB, {count} workers")
         out = work / f"{name}-{count}"
         build = module_command("lakh", "corpus", "build", *files, "--out", out, "--workers", count, "--json")
         build += ["--set", "filters.drop_vendored=false"]  # both systems get the same work
@@ -296,9 +296,9 @@ def _build_rows(
             row = _row("lakh", stage, size_bytes, count, usage, peer)
         except SystemFailed as error:
             row = _failed("lakh", stage, size_bytes, count, str(error))
-        rows += _reported([row], say)
+        rows += _reported([row], log)
     if tokens and usage:
-        say("lakh tokens")
+        log("lakh tokens")
         corpus, tokenizer = work / f"{name}-1", work / "tokenizer"
         stage = f"end to end with tokens, {name}"
         try:
@@ -309,7 +309,7 @@ def _build_rows(
             row = _row("lakh", stage, size_bytes, 1, _sum(usage, packed), None)
         except SystemFailed as error:
             row = _failed("lakh", stage, size_bytes, 1, str(error))
-        rows += _reported([row], say)
+        rows += _reported([row], log)
     return rows
 
 

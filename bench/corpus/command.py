@@ -55,16 +55,16 @@ def corpus(
 
     SRC are sources as for `lakh corpus build`. Without any, pinned packages in eight languages are downloaded.
     """
-    say = console().print
+    log = console().print
     wanted = list(parts or (part for part in PARTS if part != "memory"))
-    if "peer" in wanted and not detect_peers(["datatrove"], PEERS, say):
+    if "peer" in wanted and not detect_peers(["datatrove"], PEERS, log):
         wanted.remove("peer")
     from bench.corpus.build import bench_corpus
     from bench.corpus.pinned import fetch_pinned
 
-    words = list(sources) or [str(path) for path in fetch_pinned(say)]
+    words = list(sources) or [str(path) for path in fetch_pinned(log)]
     sizes = {"sample": sample_mb, "full": full_mb, "memory": memory_mb}
     with tempfile.TemporaryDirectory(prefix="lakh-bench-corpus-") as scratch:
-        rows = bench_corpus(words, Path(work or scratch) / "bench", sizes_mb=sizes, parts=wanted, say=say)
+        rows = bench_corpus(words, Path(work or scratch) / "bench", sizes_mb=sizes, parts=wanted, log=log)
     columns = COLUMNS if any(row["failed"] for row in rows) else {k: v for k, v in COLUMNS.items() if k != "failed"}
     return result("corpus", rows, out, columns=columns, sources=[word.rpartition("/")[2] for word in words])

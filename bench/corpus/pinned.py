@@ -43,7 +43,7 @@ PINNED = {
 }
 
 
-def fetch_pinned(say: Callable[[str], None]) -> list[Path]:
+def fetch_pinned(log: Callable[[str], None]) -> list[Path]:
     """The archives, from the cache or from their indexes."""
     found = []
     for word, expected in PINNED.items():
@@ -52,7 +52,7 @@ def fetch_pinned(say: Callable[[str], None]) -> list[Path]:
         except DataError:
             raise
         except LakhError as error:
-            say(f"{word} is left out: {error.found}")
+            log(f"{word} is left out: {error.found}")
             continue
         matching = [path for path in paths if storage.sha256(path) == expected]
         if not matching:

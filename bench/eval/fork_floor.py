@@ -48,8 +48,8 @@ print(passed)
 
 
 def fork_each(programs: Sequence[tuple[str, str]], workers: int) -> int:
-    """Run (source, test) pairs over so many interpreters, each taking the next; how many passed."""
-    told = marshal.dumps(list(programs))
+    """Run (source, test) pairs in `workers` interpreters, each taking the next; returns the number that passed."""
+    programs_bytes = marshal.dumps(list(programs))
     taken, waiting = os.pipe()  # small enough to hold all numbers at once, and a read of one is whole
     loop = _LOOP.replace("COMMON", repr(COMMON)).replace("NEXT", str(taken))
     command = [interpreter(), *PYTHON_FLAGS, "-c", loop]
@@ -57,7 +57,7 @@ def fork_each(programs: Sequence[tuple[str, str]], workers: int) -> int:
     def share(_: int) -> int:
         done = subprocess.run(
             command,
-            input=told,
+            input=programs_bytes,
             stdout=subprocess.PIPE,
             env=ENVIRONMENT,
             timeout=TIMEOUT_S,

@@ -32,14 +32,14 @@ class Peer:
         ]
 
 
-def detect_peers(wanted: Sequence[str], peers: Sequence[Peer], say: Callable[[str], object]) -> list[str]:
+def detect_peers(wanted: Sequence[str], peers: Sequence[Peer], log: Callable[[str], object]) -> list[str]:
     """The wanted systems that can run here; names each missing one and how to install it. Imports nothing."""
     known = {peer.name: peer for peer in peers}
     present = []
     for name in wanted:
         missing = known[name].missing if name in known else []
         if missing:
-            say(f"{name} is left out: {', '.join(missing)} not found; install it with {known[name].install}")
+            log(f"{name} is left out: {', '.join(missing)} not found; install it with {known[name].install}")
         else:
             present.append(name)
     return present

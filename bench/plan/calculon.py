@@ -1,7 +1,7 @@
 """Calculon as a peer (SC'23; Apache-2.0): the same published rows, run out of process from a checkout.
 
 Calculon describes plain blocks with many heads or one, tensor, pipeline and data parallelism, and no vocabulary. Rows
-that it cannot describe (`cannot_describe` gives the reason) are counted and left out for both. It answers twice: with
+that it cannot describe (`cannot_describe` gives the reason) are counted and left out for both. It runs twice: with
 its system file as shipped, and with the network rate of the row and four numbers tuned on the rows that lakh was fitted
 on, which is the fair comparison.
 """
@@ -70,14 +70,14 @@ def compare(points: Sequence[Point], checkout: str, *, tune: bool = True) -> Cal
             continue
         system = _read(checkout, "systems", SYSTEMS[kind])
         system["mem1"]["GiB"] = system["mem2"]["GiB"] = 1e6  # compare times only, not whether it fits
-        answer = _run_calculon(checkout, {"rows": _requests(rows, system), "system": system, "tune": tune})
-        answers = {"calculon, as shipped": answer["shipped"]} | ({TUNED: answer["tuned"]} if tune else {})
+        output = _run_calculon(checkout, {"rows": _requests(rows, system), "system": system, "tune": tune})
+        times = {"calculon, as shipped": output["shipped"]} | ({TUNED: output["tuned"]} if tune else {})
         unseen = [i for i, point in enumerate(rows) if is_held_out(point.config)]
-        good = [i for i in unseen if all(seconds[i] for seconds in answers.values())]
+        good = [i for i in unseen if all(seconds[i] for seconds in times.values())]
         left_out["refused by Calculon"] += len(unseen) - len(good)
-        shown += _scores([rows[i] for i in good], {name: [s[i] for i in good] for name, s in answers.items()}, rows)
+        shown += _scores([rows[i] for i in good], {name: [s[i] for i in good] for name, s in times.items()}, rows)
         if tune:
-            scales[kind] = tuple(answer["scales"])
+            scales[kind] = tuple(output["scales"])
     return CalculonComparison(shown, left_out, scales)
 
 
@@ -99,8 +99,8 @@ def one_step(checkout: str, repeats: int) -> dict[str, Any]:
         _read(checkout, folder, name) for folder, name in zip(folders, EXAMPLE, strict=True)
     )
     row = {"application": application, "executions": [execution], "fitted": False}
-    answer = _run_calculon(checkout, {"rows": [row] * repeats, "system": system, "tune": False})
-    return {"seconds": answer["shipped_s"], "each_s": answer["shipped_s"] / repeats, "step_s": answer["shipped"][0]}
+    output = _run_calculon(checkout, {"rows": [row] * repeats, "system": system, "tune": False})
+    return {"seconds": output["shipped_s"], "each_s": output["shipped_s"] / repeats, "step_s": output["shipped"][0]}
 
 
 def _requests(points: Sequence[Point], system: dict[str, Any]) -> list[dict[str, Any]]:
@@ -203,5 +203,5 @@ def _run_calculon(checkout: str, request: dict[str, Any]) -> dict[str, Any]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(f"--calculon {checkout}", f"failed: {last}", "install what it needs, e.g. pip install psutil")
-    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer
+    output: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return output

@@ -30,15 +30,15 @@ def main() -> None:
     rows = request["rows"]
     begun = time.perf_counter()
     shipped = [seconds(row | {"system": request["system"]}, UNSCALED) for row in rows]
-    answer: dict[str, Any] = {"shipped": shipped, "shipped_s": time.perf_counter() - begun}
+    output: dict[str, Any] = {"shipped": shipped, "shipped_s": time.perf_counter() - begun}
     if request["tune"]:
         begun = time.perf_counter()
         scales = tuned(
             [with_fastest_candidate(row) for row, s in zip(rows, shipped, strict=True) if row["fitted"] and s]
         )
-        answer |= {"scales": scales, "tuned": [seconds(row, scales) for row in rows]}
-        answer["tuned_s"] = time.perf_counter() - begun
-    sys.stdout.write(json.dumps(answer) + "\n")
+        output |= {"scales": scales, "tuned": [seconds(row, scales) for row in rows]}
+        output["tuned_s"] = time.perf_counter() - begun
+    sys.stdout.write(json.dumps(output) + "\n")
 
 
 def seconds(row: dict[str, Any], scales: tuple[float, ...]) -> float | None:

@@ -1,11 +1,11 @@
-"""What a request costs beside the model: `lakh serve` with a model that costs next to nothing, under an even load.
+"""The cost of a request besides the model: `lakh serve` with a tiny model, under an even load.
 
     python -m bench.serve.overhead [--rate 100] [--seconds 10] [--users 20] [--parts]
 
-A model of one narrow layer answers prompts of about 1,500 tokens (the standard library's source, typed on by a few
-characters each time, so that most of a prompt is remembered) with 32 streamed tokens. Prints percentiles as a cheap
-client on the same machine sees them, and the CPU milliseconds that one request costs the face's process and the
-engine's: those other work on the machine hardly disturbs. With --parts also the parts by themselves, in microseconds.
+A model of one narrow layer completes prompts of about 1,500 tokens (the standard library's source with a few more
+characters each time, so that most of a prompt is cached) with 32 streamed tokens. Prints latency percentiles of a cheap
+client on the same machine, and the CPU milliseconds per request of the API process and of the engine process, which
+other load on the machine hardly disturbs. With --parts, also the single parts in microseconds.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def tiny_model(folder: Path) -> Path:
 
 
 class User:
-    """Types on in one file; at its end begins another."""
+    """Types in one file; at its end opens another."""
 
     def __init__(self, number: int, texts: list[str]) -> None:
         self._random, self._texts = random.Random(number), texts
@@ -72,12 +72,12 @@ class User:
         self._at += self._random.randint(1, 2 * TYPED)
         if self._at > len(self._text):
             self._open()
-        start = (self._at - PROMPT_CHARS) // 1024 * 1024  # moves seldom, as an editor that cuts in quanta
+        start = (self._at - PROMPT_CHARS) // 1024 * 1024  # moves rarely, like an editor that cuts in steps
         return self._text[max(start, 0) : self._at]
 
 
 async def ask(links: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]], where: tuple[str, int], prompt: str):
-    """(milliseconds to the first piece, to the end, events)."""
+    """(milliseconds to the first chunk, to the end, events)."""
     began_s = time.perf_counter()
     reader, writer = links.pop() if links else await asyncio.open_connection(*where)
     fields = {"prompt": prompt, "max_tokens": NEW, "temperature": 0, "stream": True, "reuse": False}
@@ -101,7 +101,7 @@ async def load(url: str, rate: float, seconds: float, num_users: int) -> tuple[l
     texts, numbers = sources(), random.Random(7)
     users = [User(number, texts) for number in range(num_users)]
     tasks, at_s, began_s = [], 0.0, time.perf_counter()
-    while at_s < seconds:  # open loop: nobody waits for an answer
+    while at_s < seconds:  # open loop: requests do not wait for responses
         await asyncio.sleep(max(began_s + at_s - time.perf_counter(), 0))
         tasks.append(asyncio.create_task(ask(links, where, numbers.choice(users).prompt())))
         at_s += numbers.expovariate(rate)
@@ -156,7 +156,7 @@ def measure(url: str, options: argparse.Namespace) -> dict[str, object]:
 
 
 def parts(folder: Path) -> dict[str, float]:
-    """Microseconds of CPU: the least of several, for the parts that a request is made of."""
+    """CPU microseconds of the parts of a request: the minimum of several runs."""
     import pickle
 
     from lakh.server.backend import Piece

@@ -1,9 +1,9 @@
-"""Time to the first piece from a running server, one request at a time: a new prompt (cold), then the same and a few
-characters more (warm), as someone who types. Prompts are 1,500 characters of the standard library's source.
+"""Time to first token of a running server, one request at a time: a new prompt (cold), then the same prompt with a few
+more characters (warm), as in typing. Prompts are 1,500 characters of the standard library's source.
 
     python -m bench.serve.ttft URL [TIMES] [--json]
 
-Where the tokenizer has no merges (a random model's) a character is a token. Prints percentiles in milliseconds.
+A random model's tokenizer has no merges: a character is a token. Prints percentiles in milliseconds.
 """
 
 import argparse
@@ -17,14 +17,14 @@ CHARS, TYPED = 1500, 6
 
 
 def ask(link: http.client.HTTPConnection, prompt: str) -> float:
-    """Milliseconds until the first piece."""
+    """Milliseconds until the first streamed chunk."""
     body = json.dumps({"prompt": prompt, "max_tokens": 32, "temperature": 0, "stream": True})
     began_s = time.perf_counter()
     link.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-    answer = link.getresponse()
-    answer.readline()
+    response = link.getresponse()
+    response.readline()
     first_ms = (time.perf_counter() - began_s) * 1e3
-    answer.read()
+    response.read()
     return first_ms
 
 
@@ -55,7 +55,7 @@ def main() -> None:
         print(json.dumps(found))
         return
     for name, figures in (("cold", found["cold_ms"]), ("warm", found["warm_ms"])):
-        print(f"first piece, ms, {name}: {figures} ({options.times} requests)")
+        print(f"first token, ms, {name}: {figures} ({options.times} requests)")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How long new weights take to reach an engine from another process, and the pause in which no step runs.
+"""The time to send new weights from a trainer to an engine, and the pause in which no step runs.
 
     python -m bench.serve.weight_sync [--shape 135m|1.2b] [--backend gloo,c3] [--repeats 3]
 
 A trainer's process (rank 0, CPU tensors) sends bf16 weights to an engine's (rank 1, on the GPU where there is one) on
 the same machine. Prints, for each backend, the best of the repeats: milliseconds of the transfer, during which the
-engine may work, of the swap, during which it does not, and of staging the same weights from memory, without a transfer.
+engine keeps working, of the swap, during which it does not, and of staging the same weights from memory.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How long a run stands still for a checkpoint: written behind the steps, and waited for, in turn.
+"""The pause of a run for a checkpoint: written in the background, and waited for, in alternation.
 
     python -m bench.train.checkpoint_stall [--width 512] [--turns 2]
 
@@ -38,9 +38,9 @@ def main() -> None:
             saves = dataclasses.replace(run.checkpoint, background=background)  # type: ignore[arg-type]
             with tempfile.TemporaryDirectory() as folder:
                 outcome = train(dataclasses.replace(run, checkpoint=saves), folder)
-                told = events.read(folder)
-            saved = [event for event in told if isinstance(event, events.CheckpointSaved)]
-            steps = sorted(event.step_s for event in told if isinstance(event, events.StepDone))
+                found = events.read(folder)
+            saved = [event for event in found if isinstance(event, events.CheckpointSaved)]
+            steps = sorted(event.step_s for event in found if isinstance(event, events.StepDone))
             stood_s = [round(event.seconds, 2) for event in saved[:-1]]  # the last one is waited for in any case
             print(
                 f"{name}: {saved[0].bytes / 1e6:.0f} MB, stood still {stood_s} s, median step "

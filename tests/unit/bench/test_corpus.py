@@ -36,7 +36,7 @@ def test_records_grow_by_repeated_and_changed_copies(tree: Callable[..., Path], 
 def test_stages_and_builds_are_measured_whole(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {f"m{number}.py": code(number) for number in range(20)})
     sizes = {"sample": 0.02, "full": 0.05, "memory": 0.1}
-    rows = bench_corpus([str(root)], tmp_path, sizes_mb=sizes, parts=("stages", "sample"), say=lambda text: None)
+    rows = bench_corpus([str(root)], tmp_path, sizes_mb=sizes, parts=("stages", "sample"), log=lambda text: None)
     stages = [row["stage"] for row in rows]
     assert stages[-1] == "end to end, sample"
     assert {"parse", "analyse", "quality", "secrets", "order"} < set(stages)
