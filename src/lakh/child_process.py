@@ -16,7 +16,6 @@ library only.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import importlib
@@ -33,10 +32,13 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lakh import errors
 from lakh.errors import LakhError
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = [
     "AsyncChannel",
@@ -248,6 +250,8 @@ class AsyncChannel:
     @staticmethod
     async def open(channel: Channel) -> AsyncChannel:
         """Takes the channel's descriptor over."""
+        import asyncio  # 40 ms, which processes without an event loop need not pay
+
         link = socket.socket(fileno=channel.detach())
         link.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=link, limit=MAX_MESSAGE_BYTES)

@@ -45,6 +45,8 @@ class LakhError(Exception):
     """An error with a place, a finding and a remedy."""
 
     exit_code = 1
+    cause: str = ""
+    """A code for programs, if there is one: c3 sets a `lakh.c3.native.FailureCause`."""
 
     def __init__(self, where: str, found: str, todo: str) -> None:
         super().__init__(where, found, todo)  # all three, so that the error survives pickling

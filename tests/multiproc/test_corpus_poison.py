@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lakh.corpus import read_documents
-from lakh.corpus.find import find
+from lakh.corpus.reports.lookup import find_document
 
 TIMEOUT_S = 200
 FAULT = """
@@ -34,7 +34,7 @@ class Faulty:  # a native parser with a bug, played: what it is given makes it f
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name != "lakh.corpus.quality":
+        if name != "lakh.corpus.filters.quality":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -91,7 +91,7 @@ def test_a_document_that_kills_its_worker_is_isolated(tmp_path: Path, faults: Pa
     hurt = answer_of(build(root, tmp_path / "hurt", "--workers", "2", "--set", "split_bytes=20000", faults=faults))
     assert hurt["dropped"] == {**calm["dropped"], "crashed": 1}  # type: ignore[dict-item]
     assert kept(tmp_path / "hurt") == kept(tmp_path / "calm")
-    life = find(str(tmp_path / "hurt"), "library/pkg3/poison.py")
+    life = find_document(str(tmp_path / "hurt"), "library/pkg3/poison.py")
     assert (life.reason, life.detail) == ("crashed", "its worker died 3 times")
 
 

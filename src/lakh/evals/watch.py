@@ -53,22 +53,14 @@ def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> list[tuple
 
 
 def watch(
-    run_dir: str,
-    tasks: Sequence[Task],
-    sandbox: Sandbox | None,
-    origin: Origin,
-    *,
-    n: int = 1,
-    every: int = 1,
-    poll_s: float = 5.0,
-    until: Callable[[], bool] = lambda: False,
-    texts: Sequence[tuple[str, str]] = (),
+    run_dir: str, tasks: Sequence[Task], sandbox: Sandbox | None, origin: Origin, *, n: int = 1, every: int = 1,
+    poll_s: float = 5.0, until: Callable[[], bool] = lambda: False, texts: Sequence[tuple[str, str]] = (),
     on_result: Callable[[int, dict[str, Any]], None] | None = None,
     on_skip: Callable[[str, LakhError], None] | None = None,
     load: Callable[[str], CompletionGenerator] = load_engine,
     measure: Callable[[str, Sequence[tuple[str, str]]], perplexity.BitsPerByte] = perplexity.measure,
     workers: int | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Score checkpoints until `until()` is true and none is left. Returns the number of results.
 
     With `texts` (name, text) it also measures bits per byte on them; without tasks it needs no sandbox.

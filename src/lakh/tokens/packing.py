@@ -33,7 +33,7 @@ import numpy as np
 from lakh import storage
 from lakh.corpus import read_documents, read_report
 from lakh.corpus.document import Progress
-from lakh.corpus.order import File, order_files
+from lakh.corpus.parsing.import_order import SourceFile, order_files
 from lakh.errors import UserError
 from lakh.tokens.encode import encode_all
 from lakh.tokens.shards import FORMAT, MADE_BY, SHARD_TOKENS, SPLITS, Writer, read_token_manifest
@@ -229,7 +229,7 @@ def _in_repositories(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
 
 def _import_order(files: Sequence[_Row]) -> list[int]:
     decoded = ((row.path.partition(b"\0")[2], row.language, bytes(row.text)) for row in files)
-    return order_files([File(*(part.decode() for part in parts)) for parts in decoded])
+    return order_files([SourceFile(*(part.decode() for part in parts)) for parts in decoded])
 
 
 def _encoded(

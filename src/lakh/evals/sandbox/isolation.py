@@ -125,12 +125,12 @@ class IsolationBackend(Protocol):
 
 
 def setup_message(
-    *, uids: Sequence[int], tmp: str | None, pid_namespace: bool, seccomp_filter: bytes = b"",
+    *, tmp: str | None, pid_namespace: bool, uids: Sequence[int] | None = None, seccomp_filter: bytes = b"",
     use_landlock: bool = False, processes_before: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """What the first process needs: uids of candidate and examiner (0: keep ours) and what each child has to apply."""
     return {
-        "uids": list(uids),
+        "uids": [next_uid(), next_uid()] if uids is None else list(uids),
         "tmp": tmp,
         "pid_namespace": pid_namespace,
         "seccomp_filter": seccomp_filter.hex(),
