@@ -261,7 +261,9 @@ def tokenizer_json(num_ids: int) -> bytes:
     words = [*SPECIAL_TOKENS, *sorted(letters)]
     words += [f"w{number}" for number in range(num_ids - len(words))]
     made = tokenizers.Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # The kind that lakh trains, which a GGUF file can describe.
+    digits, byte_level = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(list(SPECIAL_TOKENS))
     return made.to_str().encode()

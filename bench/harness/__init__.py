@@ -8,7 +8,6 @@ from bench.harness.processes import (
     module_environment,
     rss_bytes,
     run_ranks,
-    run_session,
     start_process,
     wait_for_ranks,
 )
@@ -34,7 +33,6 @@ __all__ = [
     "result",
     "rss_bytes",
     "run_ranks",
-    "run_session",
     "start_process",
     "wait_for_ranks",
 ]

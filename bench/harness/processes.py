@@ -30,7 +30,6 @@ __all__ = [
     "module_environment",
     "rss_bytes",
     "run_ranks",
-    "run_session",
     "start_process",
     "wait_for_ranks",
 ]
@@ -47,21 +46,6 @@ def module_environment(**variables: str) -> dict[str, str]:
     """This process's environment in which children can import `bench`, with some variables set."""
     paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(":")]
     return {**os.environ, "PYTHONPATH": ":".join(path for path in paths if path), **variables}
-
-
-def run_session(
-    command: Sequence[str], *, timeout_s: float, cwd: str | None = None, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """subprocess.run with captured text; kills every process of the command's session when it ends."""
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=cwd, env=env
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,6 @@ def test_sources_far_too_small_for_what_is_asked_are_refused(tree: Callable[...,
         make_records([str(source)], tmp_path / "work", "sample", 1e9)
 
 
-def test_sources_without_code_are_the_users_to_mend(tree: Callable[..., Path], tmp_path: Path) -> None:
+def test_sources_without_code_are_refused(tree: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="hold no code"):
         make_records([str(tree("proj", {"a.png": b"x"}))], tmp_path / "work", "small", 1000)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from bench.decode import speed as decode
+from bench.harness import SystemFailed
 
 from lakh.errors import UserError
 from lakh.spec.model import Model
@@ -31,7 +32,7 @@ def test_every_system_has_a_row_for_every_batch(tmp_path: Path, monkeypatch: pyt
     assert [row["dtype"] for row in rows[:3]] == ["f32", "int8", "f32"]
 
 
-def test_what_cannot_be_computed_in_int8_is_left_out_and_alone_refused(
+def test_a_system_that_cannot_run_the_model_is_left_out_and_refused_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model(tmp_path, monkeypatch, ffn=72)
@@ -52,8 +53,21 @@ def test_the_best_of_each_time_counts_and_not_the_best_difference(
     assert (row["tok_per_s"], row["cpu_ms_per_token"], row["ttft_ms"]) == (4 / (6.0 - 2.0), 375.0, 2000.0)
 
 
-def test_what_a_busy_machine_hides_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_gives_no_figure_instead_of_a_wrong_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = model(tmp_path, monkeypatch, ffn=128)
     monkeypatch.setattr(decode, "_measure", lambda ask, new: decode.Times(5.0, 1.0, 4.0, 0.5))
     (row,) = decode.bench_decode(folder, systems=["lakh"], prompt=8, new=5, repeats=1)
     assert (row["tok_per_s"], row["cpu_ms_per_token"], row["bandwidth_fraction"]) == (None, None, None)
+
+
+def test_a_peer_that_fails_keeps_its_row_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise SystemFailed("no memory")
+
+    folder = model(tmp_path, monkeypatch, ffn=128)
+    monkeypatch.setitem(decode._START, "llama.cpp", fail)
+    ours, theirs = decode.bench_decode(folder, systems=["lakh", "llama.cpp"], prompt=8, new=3, repeats=1)
+    assert ours["tok_per_s"] is None or ours["tok_per_s"] > 0
+    assert (theirs["system"], theirs["tok_per_s"], theirs["failed"]) == ("llama.cpp", None, "no memory")
