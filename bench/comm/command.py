@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from bench.harness import Peer, detect_peers, machine, out_option, print_rows, result
-from lakh.cli.output import CommandResult, console, print_result, table
+from bench.harness import Peer, detect_peers, log, machine, out_option, print_rows, result
+from lakh.cli.output import CommandResult, print_result, table
 from lakh.errors import LakhError, MissingExtra, UserError
 
 __all__ = ["comm"]
@@ -65,7 +65,6 @@ def comm(
     counts = _counts(_ranks(ranks, options["emulate"]), percent)
     for count in counts:
         CommSweep(sizes=sizes_bytes, ranks=count, **options)  # wrong options fail before anything runs
-    log = console().print
     options["backends"] = tuple(detect_peers(options["backends"], PEERS, log))
     if not options["backends"]:
         raise UserError("--backends", "none of them can run here", "choose others")
@@ -104,7 +103,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 def _chaos(faults: int, seed: int) -> CommandResult:
     from lakh.c3.faults.chaos import run_chaos
 
-    report = run_chaos(faults, seed, log=console().print)
+    report = run_chaos(faults, seed, log=log)
     data = {"machine": machine(), **asdict(report), "faults": dict(report.faults), "total": report.total}
     if report.problems:
         found = f"{len(report.problems)} problems, the first: {report.problems[0]}"
@@ -117,7 +116,7 @@ def _fsdp(ranks: int, steps: int, registered: bool, out: str | None) -> CommandR
     from bench.comm.fsdp import bench_fsdp
 
     _counts(ranks, "100")
-    rows = bench_fsdp(ranks=ranks, steps=steps, registered=registered, log=console().print)
+    rows = bench_fsdp(ranks=ranks, steps=steps, registered=registered, log=log)
     heads = {"backend": "backend", "min_ms": "min ms", "median_ms": "median ms", "tokens_per_s": "tokens/s"}
     data = result("comm-fsdp", rows, out).data
     shown = [{name: f"{v:.1f}" if isinstance(v, float) else v for name, v in row.items()} for row in rows]

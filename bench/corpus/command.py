@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from bench.harness import Peer, detect_peers, out_option, result
-from lakh.cli.output import CommandResult, console, print_result
+from bench.harness import Peer, detect_peers, log, out_option, result
+from lakh.cli.output import CommandResult, print_result
+from lakh.errors import MissingExtra
 
 __all__ = ["corpus"]
 
@@ -55,10 +56,11 @@ def corpus(
 
     SRC are sources as for `lakh corpus build`. Without any, pinned packages in eight languages are downloaded.
     """
-    log = console().print
     wanted = list(parts or (part for part in PARTS if part != "memory"))
     if "peer" in wanted and not detect_peers(["datatrove"], PEERS, log):
         wanted.remove("peer")
+    if not wanted:
+        raise MissingExtra("--part peer", "datatrove", "bench")
     from bench.corpus.build import bench_corpus
     from bench.corpus.pinned import fetch_pinned
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bench.harness import Peer, detect_peers, out_option, result
+from bench.harness import Peer, detect_peers, log, out_option, result
 from lakh.cli.output import CommandResult, console, print_result
 from lakh.errors import UserError
 
@@ -66,13 +66,12 @@ def decode(
         raise UserError(f"--batch {batch}", "has a number below 1", "write e.g. --batch 1,8,64")
     if draft and not speculation:
         raise UserError("--draft", "needs --speculation", "add it")
-    err = console()
     if not speculation:
-        names = detect_peers(names, PEERS, err.print)
+        names = detect_peers(names, PEERS, log)
         if not names:
             raise UserError(f"--systems {systems}", "none of them is installed", "choose others")
     torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory(prefix="lakh-bench-") as scratch, err.status("making weights") as status:
+    with tempfile.TemporaryDirectory(prefix="lakh-bench-") as scratch, console().status("making weights") as status:
         folder = Path(model) if model else random_model(shape, Path(scratch))
         if speculation:
             draft_folder = Path(draft) if draft else None

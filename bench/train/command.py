@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from bench.harness import Peer, detect_peers, out_option, result
+from bench.harness import Peer, detect_peers, log, out_option, result
 from lakh.cli.output import CommandResult, console, print_result, set_option, table
 from lakh.errors import UserError
 
@@ -47,13 +47,13 @@ def train(
     keep_freed_memory()  # as in a rank, before torch is imported; the peer benefits in the same way
     from bench.train.steps import PEERS, SHAPES, bench_train
 
-    err = console()
     names = _chosen("--shapes", shapes, SHAPES)
     wanted = [] if peers.strip() in ("", "none") else _chosen("--peers", peers, PEERS)
+    present, err = detect_peers(wanted, [TRANSFORMERS], log), console()
     with err.status("measuring") as status:
         found = bench_train(
             names,
-            peers=detect_peers(wanted, [TRANSFORMERS], err.print),
+            peers=present,
             ablations=ablations,
             repeats=repeats,
             micro_batch=micro_batch,
