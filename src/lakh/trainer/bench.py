@@ -28,7 +28,7 @@ from lakh.trainer.graphs import Graphed
 from lakh.trainer.memory import ran_out
 from lakh.trainer.optim import build_optimizer
 from lakh.trainer.step import Updated, objective_of, plain_pass, update
-from lakh.workloads.code.acceleration import speed_up
+from lakh.workloads.code.acceleration import accelerate
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.loss import next_token_loss
@@ -79,7 +79,6 @@ class System:
     recompute: str = "none"
     chunked_loss: bool = True
     kernels: bool = True
-    products: str = "auto"
     graphs: bool = False
 
     @property
@@ -88,7 +87,6 @@ class System:
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += ["chunked loss"] if self.chunked_loss else []
         words += ["lakh's kernels"] if self.kernels and not self.is_peer else []
-        words += [f"products {self.products}"] if not self.is_peer else []
         words += ["CUDA graph"] if self.graphs else []
         return ", ".join(words)
 
@@ -96,11 +94,10 @@ class System:
 LAKH = System("lakh")
 PEERS = {"transformers": System("transformers", is_peer=True, compile="model", attention="torch", chunked_loss=False)}
 ABLATIONS = (
-    System("eager", compile="none", attention="torch", chunked_loss=False, products="library"),
-    System("+compile", compile="block", attention="torch", chunked_loss=False, products="library"),
-    System("+attention", compile="block", chunked_loss=False, products="library"),
-    System("+chunked loss", compile="block", products="library"),
-    System("+measured products", compile="block"),
+    System("eager", compile="none", attention="torch", chunked_loss=False),
+    System("+compile", compile="block", attention="torch", chunked_loss=False),
+    System("+attention", compile="block", chunked_loss=False),
+    System("+chunked loss", compile="block"),
     System("whole-model compile", compile="model"),
     System("selective recomputation", recompute="selective"),
     System("full recomputation", recompute="full"),
@@ -329,15 +326,12 @@ def _lakh_model(shape: Shape, system: System, device: torch.device) -> nn.Module
     model.dtype = {"mixed": torch.bfloat16}.get(system.precision)
     if system.precision in ("bf16", "fp8"):
         model.bfloat16()
-    speed_up(
+    accelerate(
         model,
         attention=system.attention,
         recomputation=system.recompute,
         compilation=system.compile,
         kernels=system.kernels,
-        products=system.products,
-        tokens=shape.micro_batch * shape.sequence,
-        run_flops=float("inf"),
         fp8=system.precision == "fp8",
         device=device.type,
     )

@@ -345,7 +345,7 @@ class _Training:
             builder(self.run, is_new=is_new),
             bf16=bf16,
             device=device,
-            say=lambda it: self.telling.chosen(*it),
+            on_choice=lambda it: self.telling.chosen(*it),
         )
         if self.run.train.replica_codec != "none" and groups.fsdp is not None and self.mesh.dp_replicate > 1:
             from lakh.c3.hsdp import encode_replicas
