@@ -235,9 +235,9 @@ class InferenceModel:
             return attend(q_NHD, keys_KCD, values_KCD)
 
         positions_N = torch.tensor(positions, device=self.device)
-        rope = tuple(table[positions_N][:, None].repeat(1, 1, 2) for table in (self.cos, self.sin))
+        cos, sin = (table[positions_N][:, None].repeat(1, 1, 2) for table in (self.cos, self.sin))
         ops = ModelOps(attention=attention, leave=self.shard.all_reduce, tensor_parallel=self.shard.size)
-        x_NW, delta_NW = self.run_blocks(self.embed[torch.tensor(tokens, device=self.device)], ops, rope)
+        x_NW, delta_NW = self.run_blocks(self.embed[torch.tensor(tokens, device=self.device)], ops, (cos, sin))
         scored = scored_positions(chunks)
         if not scored:
             return x_NW.new_empty(0, self.num_ids)
