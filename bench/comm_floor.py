@@ -86,9 +86,9 @@ def rank(folder: str, size: int, calls: int, me: int) -> None:
     import torch
     import torch.distributed as dist
 
-    import lakh.c3.torch_backend  # noqa: F401 - makes the name known
+    import lakh.c3.torch.backend  # noqa: F401 - makes the name known
     from lakh.c3 import native
-    from lakh.c3.torch_work import DoneWork
+    from lakh.c3.torch.work import CompletedWork
 
     library = ctypes.CDLL(f"{folder}/b.so")
     with (Path(folder) / "words").open("r+b") as file:
@@ -102,7 +102,7 @@ def rank(folder: str, size: int, calls: int, me: int) -> None:
 
         def allreduce(self, tensors: Any, _options: Any = None) -> Any:
             library.barrier(words, size, self.sleeps)
-            return DoneWork(tensors)
+            return CompletedWork(tensors)
 
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", size)

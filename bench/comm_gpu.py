@@ -36,7 +36,7 @@ def timed_ms(call, repeats: int = 20) -> float:
 def codecs() -> None:
     import torch
 
-    from lakh.c3.gpu_codec import decode_sum, encode
+    from lakh.c3.torch.gpu_codec import decode_sum, encode
 
     count = 1 << 28
     values, target = torch.randn(count, device="cuda"), torch.empty(count, device="cuda")
@@ -68,7 +68,7 @@ def rank(folder: str, number: int, size: int) -> None:
     import torch
     import torch.distributed as dist
 
-    import lakh.c3.torch_backend  # noqa: F401 - makes the name known
+    import lakh.c3.torch.backend  # noqa: F401 - makes the name known
 
     torch.cuda.set_device(0)
     store = dist.FileStore(f"{folder}/store", size)

@@ -52,10 +52,10 @@ def row(name: str, size: int, meet: float, cpu: float, first: float, requests: s
 
 
 def c3(size: int) -> str:
-    from lakh.c3.bootstrap import MemoryStore
-    from lakh.c3.group import Group
+    from lakh.c3.bootstrap import InProcessStore
+    from lakh.c3.group import CommGroup
 
-    class CountingStore(MemoryStore):
+    class CountingStore(InProcessStore):
         requests = 0
 
         def set(self, key: str, value: object) -> None:
@@ -68,8 +68,8 @@ def c3(size: int) -> str:
 
     store, groups = CountingStore(TIMEOUT_S), {}
 
-    def join(rank: int) -> Group:
-        groups[rank] = Group.meet(store, rank, size, name=f"start{size}", place=(f"h{rank}", "", ""))
+    def join(rank: int) -> CommGroup:
+        groups[rank] = CommGroup.join(store, rank, size, name=f"start{size}", place=(f"h{rank}", "", ""))
         return groups[rank]
 
     figures = measure(size, join, lambda group: group.run("barrier", 6, -1, -1, 0, 0, 0))

@@ -31,9 +31,9 @@ def weights(shape: str) -> dict[str, torch.Tensor]:
 
 def rank(number: int, options: argparse.Namespace) -> None:
     if options.backend == "c3":
-        from lakh.c3 import torch_backend
+        from lakh.c3.torch.backend import register
 
-        torch_backend.register()
+        register()
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=120)
     where = f"file://{options.store}"

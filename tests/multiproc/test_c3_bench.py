@@ -1,4 +1,4 @@
-"""The benchmark of a training step trains for real, and alike over both backends."""
+"""The benchmark of a training step trains with equal losses over both backends."""
 
 import pytest
 

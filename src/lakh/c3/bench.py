@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lakh.c3.emulate import Namespaces, why_not
-from lakh.c3.pairs import name_slow
+from lakh.c3.faults.network_namespaces import NetworkNamespaces, unavailable_reason
+from lakh.c3.network.slow_ranks import find_slow_ranks
 from lakh.c3.topology import Topology, read_topology
 from lakh.errors import MissingExtra, PeerLost, PeerTimeout, UserError
 from lakh.spec.collectives import codec_bytes
@@ -126,7 +126,9 @@ def run_bench(sweep: Sweep, say: Callable[[str], None] = lambda text: None) -> d
     data["reasons"] = {str(row["size_bytes"]): row["reason"] for row in reports[0]["rows"] if "reason" in row}
     if sweep.find_slow:
         data["pairs"] = reports[0]["pairs"]
-        data["slow"] = name_slow({tuple(p["ranks"]): p["GBps"] for p in reports[0]["pairs"]}, sweep.ranks, topology)
+        data["slow"] = find_slow_ranks(
+            {tuple(p["ranks"]): p["GBps"] for p in reports[0]["pairs"]}, sweep.ranks, topology
+        )
     return data
 
 
@@ -135,7 +137,7 @@ def _emulated(sweep: Sweep) -> Topology:
     if whole.size < sweep.ranks:
         found = f"describes {whole.size} ranks and not {sweep.ranks}"
         raise UserError(sweep.emulate, found, f"give --ranks {whole.size}, or describe more")
-    return whole.first(sweep.ranks)
+    return whole.first_ranks(sweep.ranks)
 
 
 def _run(sweep: Sweep, backends: list[str], topology: Topology | None, notes: list[str]) -> dict[str, Any]:
@@ -168,7 +170,7 @@ def _run(sweep: Sweep, backends: list[str], topology: Topology | None, notes: li
             head = f"# {folder}\n" if sweep.untold else ""
             told.write_text(head + topology.as_toml(links=not sweep.untold), encoding="utf-8")
             environment["LAKH_C3_TOPOLOGY"] = job["emulate"] = str(told)
-            reason = why_not(topology)
+            reason = unavailable_reason(topology)
             if reason and sweep.untold:  # it slows collectives, and messages measure
                 raise UserError("--untold", f"{reason}, which measuring does not see", "run as root, without delays")
             if reason:
@@ -177,7 +179,7 @@ def _run(sweep: Sweep, backends: list[str], topology: Topology | None, notes: li
                     job["backends"] = [name for name in backends if name != "gloo"]
                 job["shaper"] = str(Path(folder) / "links")
             else:
-                net = stack.enter_context(Namespaces(topology))
+                net = stack.enter_context(NetworkNamespaces(topology))
                 environment["GLOO_SOCKET_IFNAME"] = "eth0"
         program = [sys.executable, "-m", "lakh.c3.bench_rank", json.dumps(job)]
         ranks = []
@@ -282,7 +284,7 @@ def _bus_factor(op: str, ranks: int) -> float:
 def _bound_s(size_bytes: int, copies: dict[str, float], topology: Topology | None) -> float | None:
     """The least time possible: one copy of the buffer by all ranks at once, or the buffer over the slowest link."""
     if topology is not None:
-        rates = [*(link.bytes_per_s for link in topology.links.values()), *topology.cables.values()]
+        rates = [*(link.bytes_per_s for link in topology.links.values()), *topology.host_rates.values()]
         return size_bytes / min(rates) if rates else None
     if not copies:
         return None

@@ -78,8 +78,8 @@ def _rank(job: dict[str, Any]) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
-    import lakh.c3.torch_backend  # noqa: F401 - makes the name known
-    from lakh.c3.fsdp import register_buffers
+    import lakh.c3.torch.backend  # noqa: F401 - makes the name known
+    from lakh.c3.torch.fsdp import register_buffers
 
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

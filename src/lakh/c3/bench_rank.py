@@ -26,9 +26,9 @@ def main(job: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from lakh.c3 import torch_backend
     from lakh.c3.metrics import serve_metrics
     from lakh.c3.topology import read_topology
+    from lakh.c3.torch.backend import C3ProcessGroup
 
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -45,12 +45,12 @@ def main(job: dict[str, Any]) -> None:
     for backend in job["backends"]:
         groups[backend] = dist.new_group(backend=backend)
     if "c3" in groups:
-        assert isinstance(groups["c3"], torch_backend.C3ProcessGroup)
+        assert isinstance(groups["c3"], C3ProcessGroup)
         groups["c3"].codec = job["codec"]
         if job["shaper"]:
-            groups["c3"].group.shape(read_topology(job["emulate"], size), job["shaper"])
+            groups["c3"].group.emulate_links(read_topology(job["emulate"], size), job["shaper"])
         if job["algorithm"]:
-            groups["c3"].group.plans.algorithm = job["algorithm"]
+            groups["c3"].group.schedules.algorithm = job["algorithm"]
         if job["metrics_port"] is not None:
             serve_metrics(groups["c3"].group, job["metrics_port"] + rank)
     control = groups.get("gloo") or groups["c3"]
@@ -69,7 +69,7 @@ def main(job: dict[str, Any]) -> None:
                     row["reason"] = (
                         "shared memory"
                         if group.on_one_host
-                        else group.plans.choose(size_bytes // width, width, job["codec"]).reason
+                        else group.schedules.choose_all_reduce(size_bytes // width, width, job["codec"]).reason
                     )
                 report["rows"].append(row)
     if rank == 0:
@@ -87,7 +87,7 @@ def _call(torch: Any, dist: Any, op: str, dtype: str, size_bytes: int, ranks: in
     count = max(1, size_bytes // kind.itemsize)
     make = torch.empty
     if registered:
-        from lakh.c3.memory import registered_empty
+        from lakh.c3.torch.registered_memory import registered_empty
 
         make = registered_empty
     part = max(1, count // ranks)

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from lakh.c3.group import Group
+from lakh.c3.group import CommGroup
 
-__all__ = ["name_slowest", "serve_metrics", "text_of"]
+__all__ = ["find_slowest_rank", "serve_metrics", "text_of"]
 
 
-def text_of(group: Group) -> str:
+def text_of(group: CommGroup) -> str:
     """The counters of a group in Prometheus' text format."""
     lines = []
     for name, value in group.counters().items():
@@ -41,8 +41,8 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def serve_metrics(group: Group, port: int = 0, address: str = "127.0.0.1") -> ThreadingHTTPServer:
-    """Serve until `shutdown()` of what is returned; its `server_port` says where."""
+def serve_metrics(group: CommGroup, port: int = 0, address: str = "127.0.0.1") -> ThreadingHTTPServer:
+    """Serve in a thread until `shutdown()` of the returned server; `server_port` is its port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -55,7 +55,7 @@ def serve_metrics(group: Group, port: int = 0, address: str = "127.0.0.1") -> Th
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Scrapes are not news."""
+            """Do not log scrapes."""
 
     server = ThreadingHTTPServer((address, port), Handler)
     server.daemon_threads = True
@@ -63,10 +63,10 @@ def serve_metrics(group: Group, port: int = 0, address: str = "127.0.0.1") -> Th
     return server
 
 
-def name_slowest(waited_us: Sequence[Sequence[int]], least_us: int = 1000) -> tuple[int | None, str]:
-    """Who keeps the others waiting: `waited_us[a][b]` is how long rank a waited for rank b.
+def find_slowest_rank(waited_us: Sequence[Sequence[int]], least_us: int = 1000) -> tuple[int | None, str]:
+    """The rank that delays the others: `waited_us[a][b]` is how long rank a waited for rank b.
 
-    The culprit is waited for and waits little itself; a rank that both waits and is waited for passes on a delay.
+    The others wait for the slowest rank, which waits little itself; a rank that does both only passes on a delay.
     """
     size = len(waited_us)
     caused = [sum(waited_us[a][b] for a in range(size) if a != b) for b in range(size)]
@@ -74,7 +74,7 @@ def name_slowest(waited_us: Sequence[Sequence[int]], least_us: int = 1000) -> tu
     blame = [caused[rank] / max(1, size - 1) - spent[rank] for rank in range(size)]
     worst = max(range(size), key=lambda rank: blame[rank])
     if size < 2 or blame[worst] < least_us:
-        return None, "nobody is waited for noticeably more than they wait"
+        return None, "no rank is waited for noticeably longer than it waits"
     per_peer_s = caused[worst] / (size - 1) * 1e-6
     reason = f"rank {worst}: each other rank waited {per_peer_s:.3g} s for it, it waited {spent[worst] * 1e-6:.3g} s"
     return worst, reason

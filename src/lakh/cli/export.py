@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from lakh import storage
-from lakh.cli.face import Answer, answers, console
+from lakh.cli.output import CommandResult, console, print_result
 from lakh.errors import UserError
 
 __all__ = ["export"]
@@ -25,8 +25,8 @@ GGUF_FILE = "model-q8_0.gguf"
 )
 @click.option("--out", required=True, metavar="DIR", help="Folder to write.")
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
-@answers
-def export(ckpt: str, form: str, out: str, force: bool) -> Answer:
+@print_result
+def export(ckpt: str, form: str, out: str, force: bool) -> CommandResult:
     """Write a checkpoint in a format that other tools load.
 
     CKPT is a checkpoint folder, a run folder (its newest complete checkpoint), a Hugging Face directory or a GGUF file.
@@ -57,4 +57,4 @@ def export(ckpt: str, form: str, out: str, force: bool) -> Answer:
         "bytes": size_bytes,
     }
     text = f"{out}: {model.spec.parameters:,} parameters, {len(files)} files, {size_bytes:,} bytes"
-    return Answer(data, text)
+    return CommandResult(data, text)

@@ -26,7 +26,7 @@ from typing import Any
 
 from lakh.errors import LakhError, UserError
 from lakh.evals.bench_process import run_whole
-from lakh.evals.samples import canonical_samples, write_samples
+from lakh.evals.generation.samples import canonical_samples, write_samples
 from lakh.evals.task import Program, Task
 from lakh.evals.tasks import load_task
 
@@ -110,17 +110,17 @@ def _clock(answer: dict[str, Any]) -> Iterator[None]:
     answer["cpu_s"] = sum(after[:4]) - sum(before[:4])
 
 
-def _lakh(task: Task, workers: int, data: str | None, answer: dict[str, Any], rung: str = "bubblewrap") -> None:
-    from lakh.evals.run import judge
+def _lakh(task: Task, workers: int, data: str | None, answer: dict[str, Any], backend: str = "bubblewrap") -> None:
+    from lakh.evals.run import run_samples
     from lakh.evals.sandbox import Sandbox
 
-    with _clock(answer), Sandbox.choose(rung=rung, workers=workers) as sandbox:
-        verdicts = judge(task, canonical_samples(task), sandbox, workers=workers)
+    with _clock(answer), Sandbox.choose(backend=backend, workers=workers) as sandbox:
+        verdicts = run_samples(task, canonical_samples(task), sandbox, workers=workers)
     answer["passed"] = sum(verdict.passed for verdict in verdicts)
 
 
 def _lakh_landlock(task: Task, workers: int, data: str | None, answer: dict[str, Any]) -> None:
-    _lakh(task, workers, data, answer, rung="landlock")
+    _lakh(task, workers, data, answer, backend="landlock")
 
 
 def _alone(task: Task, workers: int, data: str | None, answer: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from statistics import median
 
 from lakh.errors import UserError
 from lakh.evals.bench_process import run_whole
-from lakh.evals.samples import canonical_samples, write_samples
+from lakh.evals.generation.samples import canonical_samples, write_samples
 from lakh.evals.tasks import load_task
 from lakh.evals.tasks.humaneval_plus import FILE
 

@@ -14,8 +14,8 @@ import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from lakh.evals.inside.zygote import COMMON
-from lakh.evals.walls import ENVIRONMENT, PYTHON_FLAGS, interpreter
+from lakh.evals.sandbox.isolation import ENVIRONMENT, PYTHON_FLAGS, interpreter
+from lakh.evals.sandboxed.zygote import COMMON
 
 __all__ = ["fork_each"]
 

@@ -348,7 +348,7 @@ class _Training:
             on_choice=lambda it: self.telling.chosen(*it),
         )
         if self.run.train.replica_codec != "none" and groups.fsdp is not None and self.mesh.dp_replicate > 1:
-            from lakh.c3.hsdp import encode_replicas
+            from lakh.c3.torch.hsdp import encode_replicas
 
             encode_replicas(model, groups.fsdp.get_group("dp_replicate"), self.run.train.replica_codec)
         return model

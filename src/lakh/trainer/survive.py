@@ -1,7 +1,7 @@
 """Going on when ranks die, without starting any process again.
 
 Where every rank holds the whole model (mesh.dp_replicate = ranks) and the ranks talk over c3, a lost rank takes nothing
-with it but its share of the work. The survivors agree on who is left (lakh.c3.membership, through a file beside the
+with it but its share of the work. The survivors agree on who is left (c3.faults.membership, through a file beside the
 rendezvous, which outlives every rank), whoever is behind or was struck in the middle of an update takes the tensors of
 the one that is ahead, and the step that was under way is done again by fewer ranks: the same sequences, divided anew.
 
@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 
 from lakh.c3.directory_store import DirectoryStore
-from lakh.c3.membership import Epoch, agree
+from lakh.c3.faults.membership import Epoch, agree_on_epoch
 from lakh.errors import InfeasiblePlan, PeerLost, PeerTimeout
 from lakh.events import RanksLost
 from lakh.spec import Mesh, Run
@@ -102,8 +102,8 @@ class Survivors:
         )
         record = {"step": mine.step, "finished": mine.finished, "whole": int(mine.whole)}
         before = self.epoch
-        self.epoch, records = agree(
-            self._store, "survivors", before, self.member, record, dead, suspects=silent, on_signed=_take_down
+        self.epoch, records = agree_on_epoch(
+            self._store, "survivors", before, self.member, record, dead, suspects=silent, on_registered=_take_down
         )
         left = [records[member] for member in self.epoch.members]
         size, rank = len(left), self.epoch.members.index(self.member)
@@ -163,7 +163,7 @@ def _give_up() -> tuple[set[int], set[int]]:
 
     The ranks that are known dead, and those that may have given up before us.
     """
-    from lakh.c3.torch_backend import C3ProcessGroup
+    from lakh.c3.torch.backend import C3ProcessGroup
 
     dead: set[int] = set()
     silent: set[int] = set()

@@ -54,7 +54,7 @@ class World:
         if backend == "auto":
             backend = "nccl" if device.type == "cuda" else "gloo"
         if backend == "c3":
-            import lakh.c3.torch_backend  # noqa: F401 - registers the name
+            import lakh.c3.torch.backend  # noqa: F401 - registers the name
         attempt = int(os.environ.get("LAKH_ATTEMPT", "0"))
         world = World(rank, size, device, backend, attempt=attempt, local_size=local_size, member=rank)
         if size == 1:

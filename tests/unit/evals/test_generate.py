@@ -12,10 +12,10 @@ import pytest
 
 from lakh.cli import main
 from lakh.errors import UserError
-from lakh.evals.generate import check_request, code_block, generate, load_engine
+from lakh.evals.generation.generate import check_request, code_block, generate, load_engine
 from lakh.evals.journal import Journal
-from lakh.evals.protocol import Origin
 from lakh.evals.sandbox import Sandbox
+from lakh.evals.scoring.protocol import Origin
 from lakh.evals.task import Problem, Task
 from lakh.evals.tasks import TASKS
 from lakh.evals.tasks.humaneval import program
