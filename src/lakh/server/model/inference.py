@@ -102,23 +102,26 @@ class InferenceModel:
 
     def _allocate(self) -> None:
         spec, precision, device = self.spec, self.precision, self.device
-        # Of each parameter of a block: its fused matrix, first row there and dim that is sharded.
+        # Of each parameter of a block: its fused tensor, first row there and dim that is sharded.
         self._rows: dict[str, tuple[str, int, int | None]] = {}
-        shapes: dict[str, tuple[int, int]] = {}
-        for name, info in self.architecture.block_parameters(spec).items():
+        block, shapes = self.architecture.block_parameters(spec), dict[str, tuple[int, ...]]()
+        for name, info in block.items():
             if info.fused:
-                size = [n // self.shard.size if dim == info.shard_dim else n for dim, n in enumerate(info.shape)]
-                first = shapes.get(info.fused, (0, 0))[0]
+                rows, *columns = [
+                    n // self.shard.size if dim == info.shard_dim else n for dim, n in enumerate(info.shape)
+                ]
+                first = shapes.get(info.fused, (0,))[0]
                 self._rows[name] = (info.fused, first, info.shard_dim)
-                shapes[info.fused] = (first + size[0], size[1])
-        kind = torch.int8 if precision == "int8" else self.dtype
+                shapes[info.fused] = (first + rows, *columns)
+        quantized = {name: shape for name, shape in shapes.items() if precision == "int8" and len(shape) == 2}
         self._w = {
-            name: torch.empty((spec.layers, *shape), dtype=kind, device=device) for name, shape in shapes.items()
+            name: torch.empty(
+                (spec.layers, *shape), dtype=torch.int8 if name in quantized else self.dtype, device=device
+            )
+            for name, shape in shapes.items()
         }
         self._scales = {
-            name: torch.empty((spec.layers, shape[0], shape[1] // kernels.GROUP))
-            for name, shape in shapes.items()
-            if precision == "int8"
+            name: torch.empty((spec.layers, shape[0], shape[1] // kernels.GROUP)) for name, shape in quantized.items()
         }
         self.norms = torch.empty((2 * spec.layers + 1, spec.width), dtype=self.dtype, device=device)
         # Norms of query and key heads, whole in every shard; no layers in a model without them.
@@ -127,6 +130,9 @@ class InferenceModel:
         self.vectors = {"attention_norm": self.norms[:-1:2], "ffn_norm": self.norms[1::2]}
         """The vectors of all layers by name, L first."""
         self.vectors |= {"attention.q_norm": self.head_norms[:, 0], "attention.k_norm": self.head_norms[:, 1]}
+        for name, info in block.items():
+            if not info.fused and name not in self.vectors:
+                self.vectors[name] = torch.empty((spec.layers, *info.shape), dtype=self.dtype, device=device)
         self.embed = torch.empty((spec.vocab, spec.width), dtype=self.dtype, device=device)
         self.head = self.embed[: self.num_ids] if spec.tied else torch.empty_like(self.embed[: self.num_ids])
         self._head_int8: tuple[Tensor, Tensor] | None = None
@@ -165,7 +171,7 @@ class InferenceModel:
         if shard_dim is not None:
             tensor = tensor.chunk(self.shard.size, dim=shard_dim)[self.shard.rank]
         rows = slice(first, first + tensor.shape[0])
-        if self.precision != "int8":
+        if name not in self._scales:
             self._w[name][layer, rows].copy_(tensor)
             return
         numbers, scales = _to_int8(tensor)
@@ -189,16 +195,17 @@ class InferenceModel:
         CUDA graphs hold addresses; elsewhere the tensors are exchanged.
         """
         if self.device.type == "cuda":
-            for name in self._w:
-                self._w[name].copy_(other._w[name])
+            for ours, theirs in ((self._w, other._w), (self.vectors, other.vectors)):
+                for name in ours:
+                    ours[name].copy_(theirs[name])
             for name in ("norms", "head_norms", "embed", "head"):  # a tied head is copied with the embedding, again
                 getattr(self, name).copy_(getattr(other, name))
             torch.cuda.synchronize(self.device)
             return
         for name in ("_w", "_scales", "norms", "head_norms", "vectors", "embed", "head", "_head_int8"):
-            ours, theirs = getattr(self, name), getattr(other, name)
-            setattr(self, name, theirs)
-            setattr(other, name, ours)
+            mine, its = getattr(self, name), getattr(other, name)
+            setattr(self, name, its)
+            setattr(other, name, mine)
         self._arrays = other._arrays = None
 
     @property
@@ -208,8 +215,8 @@ class InferenceModel:
         return sum(t.nbytes for t in [*self._w.values(), *self._scales.values(), self.norms, self.head_norms]) + head
 
     def matrix(self, name: str, layer: int) -> Tensor:
-        """A fused matrix of one layer in the type of activations."""
-        if self.precision != "int8":
+        """A fused tensor of one layer in the type of activations."""
+        if name not in self._scales:
             return self._w[name][layer]
         grouped = self._w[name][layer].unflatten(-1, (-1, kernels.GROUP)).float()
         return (grouped * self._scales[name][layer][:, :, None]).flatten(1)

@@ -28,8 +28,8 @@ INIT_STD = 0.02
 DEFAULT_OPS = ModelOps()
 
 
-class Scale(nn.Module):
-    """The weight of a norm; `rms_norm` computes with it."""
+class Vector(nn.Module):
+    """The weight of a norm, or a bias."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -52,12 +52,13 @@ class Block(nn.Module):
                 if part not in parent._modules:
                     parent.add_module(part, nn.Module())
                 parent = parent.get_submodule(part)
+            is_matrix = len(info.shape) == 2
+            module = nn.Linear(info.shape[1], info.shape[0], bias=False) if is_matrix else Vector(*info.shape)
+            parent.add_module(last, module)
             if info.fused:
-                module: nn.Module = nn.Linear(info.shape[1], info.shape[0], bias=False)
                 self._fused.setdefault(info.fused, []).append(module)
             else:
-                module = self._vectors[name] = Scale(*info.shape)
-            parent.add_module(last, module)
+                self._vectors[name] = module
 
     def matrix(self, name: str, dtype: torch.dtype) -> Tensor:
         """The matrices are separate tensors, so that checkpoints, exports and sharding see plain names; concatenating
@@ -94,7 +95,7 @@ class CodeModel(nn.Module):
         self.dtype: torch.dtype | None = None
         self.embed: nn.Embedding | None = nn.Embedding(spec.vocab, spec.width)
         self.blocks = nn.ModuleDict({str(layer): Block(spec) for layer in range(spec.layers)})
-        self.norm: Scale | None = Scale(spec.width)
+        self.norm: Vector | None = Vector(spec.width)
         self.head = None if spec.tied else nn.Linear(spec.width, spec.vocab, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
 
@@ -191,7 +192,7 @@ def init_weights(model: CodeModel, seed: int) -> None:
     table = parameters(model.spec)
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
-            parameter.fill_(1.0)
+            parameter.fill_(table[name].initial)
             continue
         key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)

@@ -3,13 +3,13 @@
 A `ModelArchitecture` declares the parameters of a block (shape, tensor-parallel dim, names in other formats) and its
 computation, a function over `ModelOps`. Everything else is derived: CodeModel and its state_dict, the sharding of
 tensor parallelism, the server's fused weights and its generic forward pass, checks of loaded weights, and names in
-Hugging Face and GGUF files. docs/guides/add-a-model-architecture.md adds one step by step.
+Hugging Face and GGUF files. docs/how-to/add-a-model-architecture.md adds one step by step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,7 @@ __all__ = [
     "ModelArchitecture",
     "ParameterInfo",
     "architecture_of",
+    "architectures",
     "check_weights",
     "parameters",
     "shapes",
@@ -40,20 +41,22 @@ class ParameterInfo:
     shard_dim: int | None = None
     """The dim that tensor parallelism shards: 0 column-parallel, 1 row-parallel, None replicated."""
     fused: str = ""
-    """The matrix that the block multiplies with; parameters of one name are concatenated in order."""
+    """The tensor that the block computes with; parameters of one name are concatenated in order."""
     writes_residual: bool = False
     """Initialized with a smaller deviation, because its output is added to the residual stream."""
+    initial: float = 1.0
+    """Of a vector: its value before training."""
 
 
 class LayerWeights(Protocol):
     """The weights of one block, as this rank computes with them."""
 
     def matrix(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A fused matrix (`ParameterInfo.fused`)."""
+        """A fused tensor (`ParameterInfo.fused`)."""
         ...
 
     def vector(self, name: str) -> Tensor:
-        """The weight of a norm."""
+        """A replicated vector, such as the weight of a norm."""
         ...
 
 
@@ -63,6 +66,8 @@ BlockFunction = Callable[[Model, LayerWeights, ModelOps, Tensor, Tensor | None, 
 @dataclass(frozen=True)
 class ModelArchitecture:
     name: str
+    features: Mapping[str, Any]
+    """Fields of spec.Model that tell it apart."""
     hf_model_type: str
     hf_class: str
     hf_config: Mapping[str, Any]
@@ -75,10 +80,19 @@ class ModelArchitecture:
     """(spec, weights, ops, x, delta, rope, context) to the residual stream x and the delta still to be added to it."""
 
 
-def architecture_of(spec: Model) -> ModelArchitecture:
+def architectures() -> tuple[ModelArchitecture, ...]:
+    """All of them. The first whose features match a model is its architecture."""
     from lakh.workloads.code.architectures import llama
 
-    return llama.QWEN3 if spec.qk_norm else llama.LLAMA
+    return (llama.LLAMA, llama.QWEN3)
+
+
+def architecture_of(spec: Model) -> ModelArchitecture:
+    return next(
+        architecture
+        for architecture in architectures()
+        if all(getattr(spec, field) == value for field, value in architecture.features.items())
+    )
 
 
 def parameters(spec: Model) -> dict[str, ParameterInfo]:
@@ -88,14 +102,8 @@ def parameters(spec: Model) -> dict[str, ParameterInfo]:
     result = {"embed.weight": ParameterInfo(table, "model.embed_tokens.weight", "token_embd.weight", shard_dim=0)}
     for layer in range(spec.layers):
         for name, info in block.items():
-            result[f"blocks.{layer}.{name}.weight"] = ParameterInfo(
-                info.shape,
-                f"model.layers.{layer}.{info.hf}",
-                info.gguf and f"blk.{layer}.{info.gguf}",
-                info.shard_dim,
-                info.fused,
-                info.writes_residual,
-            )
+            gguf = info.gguf and f"blk.{layer}.{info.gguf}"
+            result[f"blocks.{layer}.{name}.weight"] = replace(info, hf=f"model.layers.{layer}.{info.hf}", gguf=gguf)
     result["norm.weight"] = ParameterInfo((spec.width,), "model.norm.weight", "output_norm.weight")
     if not spec.tied:
         result["head.weight"] = ParameterInfo(table, "lm_head.weight", "output.weight", shard_dim=0)

@@ -13,10 +13,10 @@ from lakh.spec.model import Model
 from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, ParameterInfo
 from lakh.workloads.code.ops import ModelOps, Rope
 
-__all__ = ["ARCHITECTURES", "LLAMA", "QWEN3"]
+__all__ = ["LLAMA", "QWEN3", "attention", "feed_forward", "llama_parameters"]
 
 
-def _parameters(spec: Model) -> dict[str, ParameterInfo]:
+def llama_parameters(spec: Model) -> dict[str, ParameterInfo]:
     width, ffn, queries, keys = spec.width, spec.ffn, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     info = ParameterInfo
     found = {
@@ -37,11 +37,12 @@ def _parameters(spec: Model) -> dict[str, ParameterInfo]:
     }
 
 
-def _block(
-    spec: Model, weights: LayerWeights, ops: ModelOps, x: Tensor, delta: Tensor | None, rope: Rope, context: Any
-) -> tuple[Tensor, Tensor]:
-    x, h = ops.norm_add(x, delta, weights.vector("attention_norm"), spec.norm_eps)
-    qkv = ops.linear(ops.enter(h), weights.matrix("qkv", x.dtype))
+def attention(
+    spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor, rope: Rope, context: Any, bias: Tensor | None = None
+) -> Tensor:
+    """Grouped-query self-attention of normalized hidden states; `bias` is added to queries, keys and values."""
+    qkv = ops.linear(ops.enter(h), weights.matrix("qkv", h.dtype))
+    qkv = qkv if bias is None else qkv + bias
     if ops.fused_attention is not None:
         y = ops.fused_attention(qkv, context)
     else:
@@ -49,28 +50,40 @@ def _block(
         norms = (weights.vector("attention.q_norm"), weights.vector("attention.k_norm")) if spec.qk_norm else None
         q, k, v = ops.split_rotary(qkv, rope, heads, kv_heads, norms, spec.norm_eps)
         y = ops.attention(q, k, v, context).flatten(-2)
-    y = ops.leave(ops.linear(y, weights.matrix("o", x.dtype)))
-    x, h = ops.norm_add(x, y, weights.vector("ffn_norm"), spec.norm_eps)
-    inner = ops.activation(ops.linear(ops.enter(h), weights.matrix("gate_up", x.dtype)))
-    return x, ops.leave(ops.linear(inner, weights.matrix("down", x.dtype)))
+    return ops.leave(ops.linear(y, weights.matrix("o", h.dtype)))
+
+
+def feed_forward(weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
+    inner = ops.activation(ops.linear(ops.enter(h), weights.matrix("gate_up", h.dtype)))
+    return ops.leave(ops.linear(inner, weights.matrix("down", h.dtype)))
+
+
+def _block(
+    spec: Model, weights: LayerWeights, ops: ModelOps, x: Tensor, delta: Tensor | None, rope: Rope, context: Any
+) -> tuple[Tensor, Tensor]:
+    x, h = ops.norm_add(x, delta, weights.vector("attention_norm"), spec.norm_eps)
+    delta = attention(spec, weights, ops, h, rope, context)
+    x, h = ops.norm_add(x, delta, weights.vector("ffn_norm"), spec.norm_eps)
+    return x, feed_forward(weights, ops, h)
 
 
 LLAMA = ModelArchitecture(
     name="llama",
+    features={"qk_norm": False},
     hf_model_type="llama",
     hf_class="LlamaForCausalLM",
     hf_config={"mlp_bias": False, "pretraining_tp": 1},
     gguf="llama",
-    block_parameters=_parameters,
+    block_parameters=llama_parameters,
     block=_block,
 )
 QWEN3 = ModelArchitecture(
     name="qwen3",
+    features={"qk_norm": True},
     hf_model_type="qwen3",
     hf_class="Qwen3ForCausalLM",
     hf_config={"use_sliding_window": False, "sliding_window": None},
     gguf=None,
-    block_parameters=_parameters,
+    block_parameters=llama_parameters,
     block=_block,
 )
-ARCHITECTURES = (LLAMA, QWEN3)

@@ -14,12 +14,11 @@ import torch
 
 from lakh.errors import ConfigError, UserError
 from lakh.spec.model import Model
-from lakh.workloads.code.architectures import architecture_of
-from lakh.workloads.code.architectures.llama import ARCHITECTURES, QWEN3
+from lakh.workloads.code.architectures import architecture_of, architectures
 
 __all__ = ["SUPPORTED", "config_of", "spec_of"]
 
-SUPPORTED = f"lakh loads {' and '.join(architecture.hf_class for architecture in ARCHITECTURES)} models"
+SUPPORTED = f"lakh loads {' and '.join(architecture.hf_class for architecture in architectures())} models"
 
 
 def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, int]) -> dict[str, Any]:
@@ -61,7 +60,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         return UserError(f"{field} ({where})", found, todo)
 
     kind = config.get("model_type") or "missing"
-    architecture = next((known for known in ARCHITECTURES if known.hf_model_type == kind), None)
+    architecture = next((known for known in architectures() if known.hf_model_type == kind), None)
     if architecture is None or config.get("architectures") not in (None, [], [architecture.hf_class]):
         raise refuse("model_type", f"is {kind} with architectures {config.get('architectures')}")
     only_values = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "hidden_act": "silu"}
@@ -100,7 +99,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             rope_base=theta,
             context=number("max_position_embeddings", int, 2048),
             norm_eps=number("rms_norm_eps", float, 1e-6),
-            qk_norm=architecture is QWEN3,
+            **architecture.features,
         )
     except ConfigError as error:
         raise refuse(error.where, error.found, error.todo) from None
