@@ -23,18 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from corpus_planted import File, mutate, plant_line, plant_rule, real_files, reindented, renamed
+from corpus_planted import SourceFile, mutate, plant_line, plant_rule, real_files, reindented, renamed
 from corpus_relayout import relayout
 
-from lakh.corpus.decontaminate import Decontaminate, _records, find, read_targets
-from lakh.corpus.licence_files import header_licence, repository_licence
-from lakh.corpus.near import Near, band_rows, pairs, verify
-from lakh.corpus.normalise import digest_of, facts, tokens_of
-from lakh.corpus.order import File as Source
-from lakh.corpus.order import order_files
-from lakh.corpus.quality import LIMITS, error_share, has_grammar
-from lakh.corpus.secrets import Secrets, scanner_of
-from lakh.corpus.spdx import identify_text
+from lakh.corpus.dedup.near import NearDedupSettings, band_rows, candidate_pairs, verify_pairs
+from lakh.corpus.filters.decontaminate import DecontaminationSettings, read_benchmarks, read_records
+from lakh.corpus.filters.quality import LIMITS
+from lakh.corpus.filters.syntax import error_share, has_grammar
+from lakh.corpus.licences.detect import header_licence, repository_licence
+from lakh.corpus.licences.spdx_texts import identify_text
+from lakh.corpus.parsing.import_order import SourceFile as CorpusSource
+from lakh.corpus.parsing.import_order import order_files
+from lakh.corpus.parsing.text_features import digest_of, text_features, tokens_of
+from lakh.corpus.secrets import SecretSettings, scanner_of
 
 SYNTAX = ("python", "javascript", "typescript", "java", "go", "rust", "c", "cpp")
 Row = tuple[str, str, str]
@@ -50,7 +51,7 @@ def interval(hits: int, total: int) -> str:
     return f"{p:.4f} ({hits} of {total}; {max(0, middle - half):.3f}-{min(1, middle + half):.3f})"
 
 
-def exact(files: list[File], rng: random.Random, _: argparse.Namespace) -> Iterator[Row]:
+def exact(files: list[SourceFile], rng: random.Random, _: argparse.Namespace) -> Iterator[Row]:
     for language in SYNTAX:
         found = total = 0
         for file in (item for item in files if item.language == language):
@@ -71,18 +72,18 @@ def exact(files: list[File], rng: random.Random, _: argparse.Namespace) -> Itera
     )
 
 
-def near(files: list[File], rng: random.Random, _: argparse.Namespace) -> Iterator[Row]:
-    texts: dict[str, File] = {}
+def near(files: list[SourceFile], rng: random.Random, _: argparse.Namespace) -> Iterator[Row]:
+    texts: dict[str, SourceFile] = {}
     for number, file in enumerate(files):
         texts[f"{number:06}a"] = file
-        texts[f"{number:06}b"] = File(file.path, file.language, mutate(file.text, rng))
-    known = {node: facts(file.text, file.language) for node, file in texts.items()}
+        texts[f"{number:06}b"] = SourceFile(file.path, file.language, mutate(file.text, rng))
+    known = {node: text_features(file.text, file.language) for node, file in texts.items()}
     sets = {node: _shingles(file) for node, file in texts.items()}
     bands = pa.array([fact.bands for fact in known.values()], pa.binary())
-    made = pairs(band_rows(pa.table({"node": list(known), "bands": bands})))
+    made = candidate_pairs(band_rows(pa.table({"node": list(known), "bands": bands})))
     a, b = made["a"].to_pylist(), made["b"].to_pylist()
     sketches = {"sketch_a": [known[x].sketch for x in a], "sketch_b": [known[x].sketch for x in b]}
-    kept = verify(pa.table({"a": a, "b": b, **sketches}), Near())
+    kept = verify_pairs(pa.table({"a": a, "b": b, **sketches}), NearDedupSettings())
     found = set(zip(kept["a"].to_pylist(), kept["b"].to_pylist(), strict=True))
 
     def true(x: str, y: str) -> float:
@@ -98,20 +99,20 @@ def near(files: list[File], rng: random.Random, _: argparse.Namespace) -> Iterat
             interval(sum(pair in found for pair in band), len(band)),
             bar,
         )
-    right = sum(true(*pair) >= Near().threshold for pair in found)
+    right = sum(true(*pair) >= NearDedupSettings().threshold for pair in found)
     yield "near dedup, precision (true Jaccard >= 0.8), all verified pairs", interval(right, len(found)), "0.99"
     yield "near dedup, candidates for each verified pair", f"{len(a) / max(1, len(found)):.2f}", "-"
 
 
-def _shingles(file: File) -> set[tuple[int, ...]]:
+def _shingles(file: SourceFile) -> set[tuple[int, ...]]:
     tokens = tokens_of(file.text, file.language)
     words = tokens.hashes[tokens.kinds <= 2].tolist()
     return {tuple(words[i : i + 5]) for i in range(max(1, len(words) - 4))}
 
 
-def secrets(files: list[File], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
+def secrets(files: list[SourceFile], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
     rules = tomllib.loads((options.labels / "gitleaks" / "gitleaks.toml").read_text())["rules"]
-    scanner = scanner_of(Secrets(pii=()))
+    scanner = scanner_of(SecretSettings(pii=()))
     hits, wrong, size, missed, kinds = 0, 0, 0, Counter[str](), 0
     total = 0
     for rule in (rule for rule in rules if "regex" in rule):
@@ -143,7 +144,7 @@ def secrets(files: list[File], rng: random.Random, options: argparse.Namespace) 
     yield "secrets, precision in the same files", interval(hits, hits + wrong), "0.95"
     yield "secrets, rules with a miss", ", ".join(f"{k} {n}" for k, n in missed.most_common(8)) or "none", "-"
     clean, flags, personal = 0, Counter[str](), Counter[str]()
-    with_pii = scanner_of(Secrets())
+    with_pii = scanner_of(SecretSettings())
     for file in files:
         data = file.text.encode()
         clean += len(data)
@@ -155,7 +156,7 @@ def secrets(files: list[File], rng: random.Random, options: argparse.Namespace) 
     yield "personal data, findings per MB", f"{sum(personal.values()) / clean * 1e6:.2f} ({said})", "reported"
 
 
-def licences(_: list[File], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
+def licences(_: list[SourceFile], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
     folder = options.labels / "licensee"
     labels, name = {}, ""
     for line in (folder / "fixtures.yml").read_text().splitlines():
@@ -185,18 +186,18 @@ def licences(_: list[File], rng: random.Random, options: argparse.Namespace) -> 
     yield "licences, MB/s of licence texts, nothing cached", f"{speed:.0f}", "50"
 
 
-def benchmarks(files: list[File], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
+def benchmarks(files: list[SourceFile], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
     paths = [str(options.benchmarks / name) for name in ("HumanEval.jsonl.gz", "mbpp.jsonl")]
     programs = [
         (row["prompt"] + row["canonical_solution"])
         if "canonical_solution" in row
         else row["code"].replace("\r\n", "\n")
         for path in paths
-        for row in _records(path)
+        for row in read_records(path)
     ]
     hosts = [file.text for file in files if file.language == "python"]
-    targets = read_targets(Decontaminate(benchmarks=tuple(paths)))
-    alone = read_targets(Decontaminate(benchmarks=tuple(paths), ngram_words=100_000))
+    targets = read_benchmarks(DecontaminationSettings(benchmarks=tuple(paths)))
+    alone = read_benchmarks(DecontaminationSettings(benchmarks=tuple(paths), ngram_words=100_000))
     forms: list[tuple[str, Callable[[str], str]]] = [
         ("verbatim", str),
         ("re-indented", reindented),
@@ -209,11 +210,11 @@ def benchmarks(files: list[File], rng: random.Random, options: argparse.Namespac
                 host = rng.choice(hosts)
                 cut = host.find("\n\n\n") + 3 if "\n\n\n" in host and host.count('"""') == 0 else 0
                 text = f"{host[:cut]}{change(program)}\n\n\n{host[cut:]}"
-                found += find(text.encode(), "python", wanted) is not None
+                found += wanted.find(text.encode(), "python") is not None
             yield f"decontamination, {form}{how}", interval(found, len(programs)), "1.0"
     hits: Counter[str] = Counter()
     for file in files:
-        hit = find(file.text.encode(), file.language, targets)
+        hit = targets.find(file.text.encode(), file.language)
         if hit:
             hits[f"{hit.how} {hit.task}"] += 1
     size = sum(len(file.text.encode()) for file in files)
@@ -225,20 +226,26 @@ def benchmarks(files: list[File], rng: random.Random, options: argparse.Namespac
     )
 
 
-def speed(files: list[File], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
+def speed(files: list[SourceFile], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
     data = [(file.text.encode(), file) for file in files]
     size = sum(len(raw) for raw, _ in data) / 1e6
-    scanner = scanner_of(Secrets())
-    hints = scanner_of(Secrets(engine="hints"))
-    targets = read_targets(Decontaminate(benchmarks=(str(options.benchmarks / "mbpp.jsonl"),)))
+    scanner = scanner_of(SecretSettings())
+    hints = scanner_of(SecretSettings(engine="hints"))
+    targets = read_benchmarks(DecontaminationSettings(benchmarks=(str(options.benchmarks / "mbpp.jsonl"),)))
     parsed = [(raw, file) for raw, file in data if has_grammar(file.language)]
-    jobs: list[tuple[str, list[Any], Callable[[bytes, File], object]]] = [
-        ("analyse (lex, digest, MinHash, sketch)", data, lambda raw, file: facts(raw, file.language)),
-        ("quality (tree-sitter)", parsed, lambda raw, file: error_share(raw, file.language, file.path)),
+    jobs: list[tuple[str, list[Any], Callable[[bytes, SourceFile], object]]] = [
+        ("analyse (lex, digest, MinHash, sketch)", data, lambda raw, file: text_features(raw, file.language)),
+        (
+            "quality (tree-sitter)",
+            parsed,
+            lambda raw, file: error_share(
+                raw, file.language, file.path, limit=LIMITS[file.language].error if file.language in LIMITS else 0.1
+            ),
+        ),
         ("secrets and personal data, hyperscan", data, lambda raw, _: scanner.find(raw)),
         ("secrets and personal data, hints (no hyperscan)", data[: len(data) // 8], lambda raw, _: hints.find(raw)),
         ("licence headers", data, lambda raw, _: header_licence(raw)),
-        ("decontaminate", data, lambda raw, file: find(raw, file.language, targets)),
+        ("decontaminate", data, lambda raw, file: targets.find(raw, file.language)),
     ]
     total = 0.0
     for name, rows, job in jobs:
@@ -253,14 +260,18 @@ def speed(files: list[File], rng: random.Random, options: argparse.Namespace) ->
             total += spent / mb
         yield f"speed, {name}", f"{mb / spent:.1f} MB per CPU-second", "-"
     begin = time.process_time()
-    order_files([Source(file.path, file.language, file.text) for file in files])
+    order_files([CorpusSource(file.path, file.language, file.text) for file in files])
     spent = time.process_time() - begin
     yield "speed, order by imports", f"{size / spent:.1f} MB per CPU-second", "-"
     total += spent / size
     yield "speed, all of these for one document (sum)", f"{1 / total:.2f} MB per CPU-second", "2.8 end to end"
     by_language = defaultdict(list)
     for raw, file in parsed:
-        by_language[file.language].append(error_share(raw, file.language, file.path))
+        by_language[file.language].append(
+            error_share(
+                raw, file.language, file.path, limit=LIMITS[file.language].error if file.language in LIMITS else 0.1
+            )
+        )
     dropped = {k: sum(x > LIMITS[k].error for x in v) for k, v in sorted(by_language.items())}
     said = ", ".join(f"{k} {n} of {len(by_language[k])}" for k, n in dropped.items())
     yield "quality, files over their language's error limit", said, "reported"

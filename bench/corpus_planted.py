@@ -19,21 +19,21 @@ from re import _parser  # type: ignore[attr-defined]
 
 import re2
 
-from lakh.corpus.languages import identify, language_of
-from lakh.corpus.secrets.judge import entropy_bits
+from lakh.corpus.parsing.languages import identify, language_of
+from lakh.corpus.secrets.false_positives import entropy_bits
 
 MAX_EXTRA = 6
 TRIES = 400
 
 
 @dataclass(frozen=True)
-class File:
+class SourceFile:
     path: str
     language: str
     text: str
 
 
-def real_files(roots: list[str], *, per_language_bytes: int, seed: int = 7) -> list[File]:
+def real_files(roots: list[str], *, per_language_bytes: int, seed: int = 7) -> list[SourceFile]:
     """UTF-8 files of 500 to 60,000 bytes under the folders, shuffled, up to a size per language."""
     found: list[Path] = []
     for root in roots:
@@ -55,7 +55,7 @@ def real_files(roots: list[str], *, per_language_bytes: int, seed: int = 7) -> l
             continue
         language = identify(path.name, text.encode()).language or language
         room[language] = left - size
-        files.append(File(str(path), language, text))
+        files.append(SourceFile(str(path), language, text))
     return files
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from lakh.corpus.quality import _parser
+from lakh.corpus.filters.syntax import parser_of
 
 # Parsed as one token, whatever is inside.
 ATOMIC = {
@@ -27,7 +27,7 @@ FREE = {"c", "cpp", "java", "rust"}  # a line end means nothing outside preproce
 def relayout(text: str, language: str, rng: random.Random) -> str | None:
     """The text in another layout; None where tree-sitter does not understand it."""
     data = text.replace("\r\n", "\n").encode()
-    tree = _parser(language).parse(data)
+    tree = parser_of(language).parse(data)
     if tree.root_node.has_error:
         return None
     leaves: list[Any] = []

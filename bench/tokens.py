@@ -16,8 +16,8 @@ import time
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 from lakh.corpus import read_documents
-from lakh.tokens.fast import FastEncoder
 from lakh.tokens.tokenizer import Tokenizer
+from lakh.tokens.tokenizer.fast_encoder import FastEncoder
 
 
 def main() -> None:

@@ -144,7 +144,7 @@ def scenario_odd_tensors(dist, torch, c3, gloo):
     messages = [dist.isend(torch.full((10,), float(rank)), peer, c3), dist.irecv(got, peer, c3)]
     patient_until_s = time.monotonic() + 60
     while not all(one.is_completed() for one in (work, *messages)):
-        assert time.monotonic() < patient_until_s, "an operation under way never says that it is over"
+        assert time.monotonic() < patient_until_s, "an operation in progress never completes"
         time.sleep(0.001)
     assert work.is_success()
     assert (asked == sum(range(size))).all()
@@ -347,7 +347,7 @@ def scenario_mistakes_reach_every_rank(dist, torch, c3, gloo):
 
     rank, size = dist.get_rank(), dist.get_world_size()
     if not c3.group.on_one_host:
-        with pytest.raises(UserError, match=r"do not agree.*11 f32"):
+        with pytest.raises(UserError, match=r"disagree.*11 f32"):
             dist.all_reduce(torch.ones(10 + (rank == 0)), group=c3)
         return ["all_reduce"]
 
@@ -382,7 +382,7 @@ def scenario_mistakes_reach_every_rank(dist, torch, c3, gloo):
     work = dist.all_reduce(torch.ones(5 + (rank == 0)), group=c3, async_op=True)
     refused(work.wait, "rank(s) 0")
     failing = dist.all_reduce(torch.ones(5 + (rank == 0)), group=c3, async_op=True).get_future()
-    with pytest.raises(RuntimeError, match="do not agree"):
+    with pytest.raises(RuntimeError, match="disagree"):
         failing.wait()
     return ["all_reduce"]
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from lakh.c3 import native
 from lakh.c3.bootstrap import RendezvousStore, exchange_records
+from lakh.c3.native import FailureCause
 from lakh.c3.schedules.cache import ScheduleCache
 from lakh.c3.topology import WIRES, Link, Topology, labels_from_environment, numa_node, read_topology
 from lakh.errors import LakhError, PeerLost, UserError
@@ -27,8 +28,6 @@ __all__ = ["CommGroup", "GroupFailure"]
 
 SINGLE_COPY_FROM_BYTES = 64 << 10
 """From this size data is read directly from the peer's memory; below, a copy through shared memory is cheaper."""
-MAY_HAVE_GIVEN_UP = ("closed its connection", "lost its connection", "has left the group")
-DIED = "its process died"
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,12 @@ class GroupFailure:
 
     reason: str
     dead: tuple[int, ...]
+    cause: FailureCause
 
     @property
     def is_certain(self) -> bool:
         """False if those ranks may be alive: a rank that leaves a failed group closes its connections too."""
-        return DIED in self.reason or not any(words in self.reason for words in MAY_HAVE_GIVEN_UP)
+        return self.cause not in (FailureCause.DISCONNECTED, FailureCause.LEFT)
 
 
 class CommGroup:
@@ -88,7 +88,7 @@ class CommGroup:
         memory = ctypes.c_int32(-1)
         handle = library.lakh_c3_open(uuid, rank, size, ctypes.byref(memory))
         if not handle:
-            problem = problem or str(native.last_error(native._SYSTEM, "c3"))
+            problem = problem or str(native.last_error(native.SYSTEM_STATUS, "c3"))
         identity = native.host_identity()
         address = os.environ.get("LAKH_C3_ADDRESS") or _own_address()
         port = library.lakh_c3_listen(b"")
@@ -246,9 +246,11 @@ class CommGroup:
         text = ctypes.create_string_buffer(1024)
         dead = (ctypes.c_int32 * self.size)()
         with self._handle_lock:
-            if not self.library.lakh_c3_failure(self.handle, text, len(text), dead, self.size):
-                return None
-        return GroupFailure(text.value.decode(errors="replace"), tuple(rank for rank in dead if rank >= 0))
+            status = self.library.lakh_c3_failure(self.handle, text, len(text), dead, self.size)
+        if not status:
+            return None
+        ranks = tuple(rank for rank in dead if rank >= 0)
+        return GroupFailure(text.value.decode(errors="replace"), ranks, native.cause_of(status))
 
     def abort(self, reason: str) -> None:
         """End the group on every rank, with this reason."""

@@ -7,6 +7,7 @@ LAKH_C3_LIBRARY selects another file, for development builds.
 from __future__ import annotations
 
 import ctypes
+import enum
 import functools
 import importlib.metadata
 import os
@@ -21,17 +22,20 @@ __all__ = [
     "DTYPES",
     "OPERATIONS",
     "OPS",
+    "FailureCause",
     "NativeCall",
     "NativeCounters",
     "NativeStep",
+    "cause_of",
     "cpu_features",
+    "error_for",
     "host_identity",
     "last_error",
     "open_library",
     "require_library",
 ]
 
-ABI = 4
+ABI = 5
 FILE = "liblakh_c3.so"
 
 # The values in native/include/lakh_c3.h.
@@ -55,7 +59,36 @@ OPERATIONS = {
     )
 }
 CODECS = {"none": 0, "bf16": 1, "int8": 2, "int4": 3}
-_INVALID, _LOST, _TIMEOUT, _ABORTED, _SYSTEM, _CLOSED = 1, 2, 3, 4, 5, 6
+
+
+class FailureCause(enum.StrEnum):
+    """Why a call or a group failed; the `cause` of the raised error."""
+
+    INVALID = "invalid"
+    """The ranks call different operations, or an argument is invalid."""
+    DISCONNECTED = "disconnected"
+    """A rank closed or lost its connection: it died, or has left a failed group."""
+    TIMEOUT = "timeout"
+    ABORTED = "aborted"
+    SYSTEM = "system"
+    CLOSED = "closed"
+    DIED = "died"
+    UNREACHABLE = "unreachable"
+    LEFT = "left"
+    """A rank closed its group in order."""
+
+
+# The statuses of lakh_c3.h are numbered from 1 in this order.
+_CAUSES = dict(enumerate(FailureCause, start=1))
+SYSTEM_STATUS = next(status for status, cause in _CAUSES.items() if cause == FailureCause.SYSTEM)
+_PEER_LOSSES = {
+    FailureCause.DISCONNECTED,
+    FailureCause.ABORTED,
+    FailureCause.DIED,
+    FailureCause.UNREACHABLE,
+    FailureCause.LEFT,
+}
+
 
 _i32, _i64, _u64, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
 
@@ -173,19 +206,27 @@ def last_error(status: int, where: str) -> LakhError:
     """The error of this thread's last failing call."""
     buffer = ctypes.create_string_buffer(1024)
     require_library().lakh_c3_error(buffer, len(buffer))
-    return error_for(status, where, buffer.value.decode(errors="replace"))
+    return error_for(cause_of(status), where, buffer.value.decode(errors="replace"))
 
 
-def error_for(status: int, where: str, text: str) -> LakhError:
-    if status == _INVALID:
-        return UserError(where, text, "call the same operation with the same sizes on every rank")
-    if status == _TIMEOUT:
-        return PeerTimeout(where, text, "check that rank, or raise the timeout; the group must be created again")
-    if status in (_LOST, _ABORTED):
-        return PeerLost(where, text, "continue without it (reconfigure), or restart from the last checkpoint")
-    if status == _CLOSED:
-        return UserError(where, text, "create a new group")
-    return UserError(where, text, "see the c3 guide for the operating system features that c3 requires")
+def cause_of(status: int) -> FailureCause:
+    return _CAUSES[status]
+
+
+def error_for(cause: FailureCause, where: str, text: str) -> LakhError:
+    error: LakhError
+    if cause == FailureCause.TIMEOUT:
+        error = PeerTimeout(where, text, "check that rank, or raise the timeout; the group must be created again")
+    elif cause in _PEER_LOSSES:
+        error = PeerLost(where, text, "continue without it (reconfigure), or restart from the last checkpoint")
+    elif cause == FailureCause.INVALID:
+        error = UserError(where, text, "call the same operation with the same sizes on every rank")
+    elif cause == FailureCause.CLOSED:
+        error = UserError(where, text, "create a new group")
+    else:
+        error = UserError(where, text, "see the c3 guide for the operating system features that c3 requires")
+    error.cause = cause
+    return error
 
 
 def cpu_features() -> list[str]:

@@ -40,7 +40,7 @@ def train(
         return _fit(fit, sets)
     if sets:
         raise UserError("--set", "changes a run, and none is given", "name it with --fit RUN")
-    from lakh.trainer.memory import keep_freed_memory
+    from lakh.trainer.tuning.memory import keep_freed_memory
 
     keep_freed_memory()  # as a rank does; the peer has the same advantage of it here, and none by itself
     from lakh.trainer.bench import PEERS, SHAPES, bench_train
@@ -73,7 +73,7 @@ def train(
 
 def _fit(name: str, sets: tuple[str, ...]) -> CommandResult:
     from lakh.spec import load_run
-    from lakh.trainer.micro_batch import find_micro_batch
+    from lakh.trainer.tuning.micro_batch import find_micro_batch
 
     run = load_run(name, sets)
     with console().status("measuring") as status:

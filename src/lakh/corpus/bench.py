@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakh.corpus.bench_peer import STAGES
-from lakh.corpus.decontaminate import HUMANEVAL, Decontaminate, decontaminate
-from lakh.corpus.document import Stage
-from lakh.corpus.engines.workers import rss_bytes
-from lakh.corpus.normalise import analyse
-from lakh.corpus.parse import Filters, admit, read_files
-from lakh.corpus.plan import Settings
-from lakh.corpus.policy import filter_licences
-from lakh.corpus.quality import quality
-from lakh.corpus.reorder import in_import_order
-from lakh.corpus.secrets import redact
+from lakh.corpus.engines.worker_pool import rss_bytes
+from lakh.corpus.filters.decontaminate import HUMANEVAL, DecontaminationSettings, decontamination_filter
+from lakh.corpus.filters.licence import licence_filter
+from lakh.corpus.filters.quality import quality_filter
+from lakh.corpus.parsing.import_order import in_import_order
+from lakh.corpus.parsing.read_files import FileFilterSettings, admit, read_files
+from lakh.corpus.parsing.text_features import add_text_features
+from lakh.corpus.secrets import redaction
+from lakh.corpus.settings import Settings
 from lakh.corpus.sources import batches, open_sources
-from lakh.corpus.sources.containers import open_listed
+from lakh.corpus.sources.readers import open_listed
 from lakh.errors import UserError
 
 __all__ = ["Row", "bench_corpus", "make_records"]
@@ -152,7 +152,7 @@ def _all_records(words: Sequence[str], folder: Path) -> int:
     if known:
         return known
     with _Records(folder) as out:
-        for repo, path, text in _texts(list(open_sources(words)), Filters(drop_vendored=False)):
+        for repo, path, text in _texts(list(open_sources(words)), FileFilterSettings(drop_vendored=False)):
             out.write(repo, path, text)
     if not out.size_bytes:
         raise UserError(", ".join(words), "hold no code", "choose other sources")
@@ -228,7 +228,7 @@ def _table(rows: list[tuple[str, str, str, str]]) -> Any:
     return pa.table([list(column) for column in zip(*rows, strict=True)], schema=RAW)
 
 
-def _texts(opened: Sequence[Any], filters: Filters) -> Iterator[tuple[str, str, str]]:
+def _texts(opened: Sequence[Any], filters: FileFilterSettings) -> Iterator[tuple[str, str, str]]:
     def wanted(path: str, size_bytes: int) -> bool:
         return not admit(path, size_bytes, filters)[0] and "." in path.rpartition("/")[2]
 
@@ -265,15 +265,17 @@ def _peer_rows(work: Path, size_bytes: int, say: Say) -> list[Row]:
 
 def _stage_rows(folder: Path, size_bytes: int) -> list[Row]:
     """Each stage alone, fed from memory; the first batch, which compiles and loads, is not timed."""
-    settings = Settings(filters=Filters(drop_vendored=False), decontaminate=Decontaminate(benchmarks=_benchmarks()))
+    settings = Settings(
+        filters=FileFilterSettings(drop_vendored=False), decontaminate=DecontaminationSettings(benchmarks=_benchmarks())
+    )
     listing = list(batches(open_sources([str(path) for path in sorted(folder.glob("*.parquet"))])))
-    stages: list[tuple[str, Stage]] = [
-        ("parse", read_files(settings.filters)),
-        ("licences", filter_licences(settings.licences)),
-        ("analyse", analyse()),
-        ("quality", quality(settings.quality)),
-        ("decontaminate", decontaminate(settings.decontaminate)),
-        ("secrets", redact(settings.secrets)),
+    stages: list[tuple[str, Callable[[Iterator[Any]], Iterator[Any]]]] = [
+        ("parse", lambda batches: read_files(batches, settings.filters)),
+        ("licences", partial(map, licence_filter(settings.licences))),
+        ("analyse", partial(map, add_text_features)),
+        ("quality", partial(map, quality_filter(settings.quality))),
+        ("decontaminate", partial(map, decontamination_filter(settings.decontaminate))),
+        ("secrets", partial(map, redaction(settings.secrets))),
         ("order", in_import_order),
     ]
     rows, current = [], listing

@@ -31,7 +31,7 @@ def run_stage(raw: str, work: str, stage: str) -> None:
     from datatrove.pipeline.writers import ParquetWriter
 
     config = MinhashConfig()
-    # datatrove has no filters for code; this one says what lakh.corpus.parse says of lines and letters.
+    # datatrove has no filters for code; this one says what lakh.corpus.parsing.read_files says of lines and letters.
     read = [ParquetReader(raw, text_key="content", glob_pattern="*.parquet"), LambdaFilter(_looks_like_code)]
     pipelines = {
         "signature": [*read, MinhashDedupSignature(f"{work}/signatures", config=config)],

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lakh import storage
-from lakh.corpus.sources.fetched import fetch
+from lakh.corpus.sources.packages import fetch
 from lakh.errors import DataError, LakhError
 
 __all__ = ["PINNED", "fetch_pinned"]

@@ -99,14 +99,9 @@ def probe_s(clock: Callable[[], float] = time.thread_time) -> float:
 
 
 def calibrate(
-    task: Task,
-    problems: Sequence[Problem],
-    sandbox: Sandbox,
-    *,
-    workers: int,
-    progress: Callable[[int], None] | None = None,
-    ignore_cache: bool = False,
-) -> CpuCalibration:
+    task: Task, problems: Sequence[Problem], sandbox: Sandbox, *, workers: int,
+    progress: Callable[[int], None] | None = None, ignore_cache: bool = False,
+) -> CpuCalibration:  # fmt: skip
     """CPU times of the references: from the cache if it is valid, otherwise measured and cached."""
     today, now_probe_s = datetime.datetime.now(datetime.UTC).date(), probe_s()
     key = cache_key(task, sandbox.description)
@@ -123,7 +118,7 @@ def calibrate(
         built = task.build(problem, problem.canonical) if problem.canonical else None
         return None if built is None or isinstance(built, SandboxVerdict) else sandbox.run(built, longest)
 
-    verdicts = map_threads(measure, missing, sandbox, workers, progress=progress)
+    verdicts = map_threads(measure, missing, workers, sandbox.stop, progress=progress)
     measured = {
         problem.id: round(verdict.cpu_s / slowdown, 4)
         for problem, verdict in zip(missing, verdicts, strict=True)

@@ -65,15 +65,9 @@ class EvalResult:
 
 
 def run_samples(
-    task: Task,
-    samples: Sequence[Sample],
-    sandbox: Sandbox,
-    *,
-    cpu_s: Mapping[str, int] | None = None,
-    workers: int | None = None,
-    progress: Progress | None = None,
-    journal: Journal | None = None,
-) -> list[SandboxVerdict]:
+    task: Task, samples: Sequence[Sample], sandbox: Sandbox, *, cpu_s: Mapping[str, int] | None = None,
+    workers: int | None = None, progress: Progress | None = None, journal: Journal | None = None,
+) -> list[SandboxVerdict]:  # fmt: skip
     """One verdict for each sample, in the same order. `progress` gets the number done so far."""
     problems = {problem.id: problem for problem in task.problems}
     known = {row["index"]: SandboxVerdict(**row["verdict"]) for row in (journal.done if journal else ())}
@@ -91,25 +85,17 @@ def run_samples(
 
     todo = [index for index in range(len(samples)) if index not in known]
     workers = workers or os.cpu_count() or 1
-    verdicts = map_threads(run, todo, sandbox, workers, progress=progress, already_done=len(known))
+    verdicts = map_threads(run, todo, workers, sandbox.stop, progress=progress, already_done=len(known))
     known |= dict(zip(todo, verdicts, strict=True))
     return [known[index] for index in range(len(samples))]
 
 
 def score_samples(
-    task: Task,
-    samples: Sequence[Sample],
-    sandbox: Sandbox,
-    origin: Origin,
-    *,
-    cpu_s: Mapping[str, int] | int | None = None,
-    workers: int | None = None,
-    progress: Progress | None = None,
-    calibrating: Progress | None = None,
-    calibration: str = "given",
-    recalibrate: bool = False,
+    task: Task, samples: Sequence[Sample], sandbox: Sandbox, origin: Origin, *,
+    cpu_s: Mapping[str, int] | int | None = None, calibration: str = "given", recalibrate: bool = False,
+    workers: int | None = None, progress: Progress | None = None, calibrating: Progress | None = None,
     out: str | None = None,
-) -> EvalResult:
+) -> EvalResult:  # fmt: skip
     """Run and summarise. CPU limits are calibrated on the references unless given: one for all, or one per problem.
 
     `calibration` describes the source of given limits; `recalibrate` measures references again and ignores the cache.

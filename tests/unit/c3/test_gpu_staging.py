@@ -74,7 +74,7 @@ def on_ranks(size: int, body) -> None:
             group = CommGroup.join(store, number, size, timeout_s=60.0)
             body(group, number)
             group.close()
-        except BaseException as error:  # noqa: BLE001 - told to the test
+        except BaseException as error:  # noqa: BLE001 - reported to the test
             errors.append(error)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]

@@ -11,6 +11,7 @@ from lakh.c3 import native
 from lakh.c3.bootstrap import InProcessStore
 from lakh.c3.group import CommGroup
 from lakh.c3.metrics import find_slowest_rank, serve_metrics
+from lakh.c3.native import FailureCause
 from lakh.c3.topology import WIRES, Link, Topology, Wire
 from lakh.errors import LakhError, PeerError, PeerTimeout, UserError
 
@@ -179,7 +180,7 @@ def test_zero_elements_on_one_rank_only_is_an_error_on_all_ranks() -> None:
     for places in (FOUR_HOSTS, ONE_HOST):
         found = with_ranks(places, body)
         assert all(isinstance(error, LakhError) for error in found), found
-        assert any("do not agree" in str(error) for error in found), found
+        assert any(error.cause == FailureCause.INVALID and "disagree" in str(error) for error in found), found
 
 
 def test_every_call_on_a_closed_group_reports_it() -> None:
@@ -200,10 +201,9 @@ def test_every_call_on_a_closed_group_reports_it() -> None:
     ):
         with pytest.raises(UserError, match="the group was closed"):
             call()
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
         assert 'lakh_c3_up{rank="0"} 0' in answer.read().decode()
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 @pytest.mark.parametrize(("codec", "error"), [("bf16", 2**-7), ("int8", 0.02), ("int4", 0.3)])
@@ -285,7 +285,7 @@ def test_a_disagreement_over_the_network_is_an_error_on_all_ranks() -> None:
 
     found = with_ranks(FOUR_HOSTS, body)
     assert all(isinstance(error, LakhError) for error in found)
-    assert any("do not agree" in str(error) for error in found)
+    assert any("disagree" in str(error) for error in found)
 
 
 def test_a_missing_rank_is_a_timeout_and_not_a_hang() -> None:
@@ -307,6 +307,7 @@ def test_all_ranks_get_the_reason_of_an_abort() -> None:
     for places in (ONE_HOST, FOUR_HOSTS):
         for error in with_ranks(places, body):
             assert isinstance(error, PeerError)
+            assert error.cause == FailureCause.ABORTED
 
 
 def test_a_busy_rank_is_waited_for_even_when_its_buffers_are_full() -> None:
@@ -345,16 +346,16 @@ def test_counters_are_served_for_prometheus() -> None:
     def body(group):
         reduce_all(group, np.ones(10, np.float32))
         server = serve_metrics(group)
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
-        server.shutdown()
-        server.server_close()
+        server.close()
         return text
 
     for rank, text in enumerate(with_ranks(ONE_HOST[:2], body)):
         assert f'lakh_c3_operations_total{{rank="{rank}"}} 1' in text
         assert f'lakh_c3_up{{rank="{rank}"}} 1' in text
-        assert f'lakh_c3_place_info{{rank="{rank}",host="{ONE_HOST[rank][0]}",' in text
+        assert f'lakh_c3_place_info{{host="{ONE_HOST[rank][0]}",' in text
+        assert f'lakh_c3_waited_for_microseconds_total{{peer="{1 - rank}",rank="{rank}"}}' in text
 
 
 def test_the_slowest_rank_is_waited_for_and_does_not_wait() -> None:
@@ -406,6 +407,7 @@ def test_a_late_rank_learns_immediately_that_the_group_has_ended() -> None:
             reduce_all(group, np.ones(10, np.float32))
         failure = group.failure()
         assert failure.dead == (0,)
+        assert failure.cause == FailureCause.LEFT
         assert not failure.is_certain  # it may be alive
         return time.monotonic() - began
 

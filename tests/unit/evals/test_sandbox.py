@@ -441,29 +441,29 @@ def test_the_self_test_finds_a_hole(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can stay root")
 def test_the_self_test_finds_that_root_was_not_dropped(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bubblewrap, "next_uid", lambda: 0)
+    monkeypatch.setattr(isolation, "next_uid", lambda: 0)
     with pytest.raises(UserError, match="runs as root"):
         Sandbox.choose(backend="bubblewrap")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else; the other tests run as a user then")
-def test_an_ordinary_user_has_the_same_isolation(sandbox: Sandbox) -> None:
+def run_as_ordinary_user(script: str, *, without_user_namespaces: bool = False) -> list[str]:
+    """Lines that the script prints as uid 54321, with the system's Python, which lies outside root's home."""
     system = shutil.which("python3", path="/usr/bin:/usr/local/bin")
-    source_folder = str(Path(lakh.__file__).parents[1])
     if system is None:
         pytest.skip("no python3 outside root's home")
-    script = (
-        "from lakh.evals.sandbox import SandboxLimits, Sandbox\n"
-        "from lakh.evals.task import Program\n"
-        "sandbox = Sandbox.choose()\n"
-        "bomb = 'import os\\nwhile True:\\n    try: os.fork()\\n    except OSError: pass'\n"
-        "for source in ('', bomb, 'import socket; socket.socket()', 'x = bytearray(10 << 30)'):\n"
-        "    print(sandbox.run(Program(source, ''), SandboxLimits(cpu_s=1, wall_s=2)).kind)\n"
-        "print(sandbox.description)\n"
+    forbid = (
+        "import ctypes, os\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.prctl(4, 1, 0, 0, 0)\n"  # dumpable again after the change of uid: /proc/self is ours
+        "assert libc.unshare(0x10000000) == 0\n"
+        "open('/proc/self/setgroups', 'w').write('deny')\n"
+        "open('/proc/self/gid_map', 'w').write('54321 54321 1')\n"
+        "open('/proc/self/uid_map', 'w').write('54321 54321 1')\n"
+        "open('/proc/sys/user/max_user_namespaces', 'w').write('0')\n"  # of this namespace only
     )
     done = subprocess.run(
-        [system, "-B", "-c", script],
-        env={"PYTHONPATH": source_folder, "PATH": os.environ["PATH"]},
+        [system, "-B", "-c", (forbid if without_user_namespaces else "") + script],
+        env={"PYTHONPATH": str(Path(lakh.__file__).parents[1]), "PATH": os.environ["PATH"]},
         cwd="/",
         user=54321,
         group=54321,
@@ -475,8 +475,25 @@ def test_an_ordinary_user_has_the_same_isolation(sandbox: Sandbox) -> None:
     )
     if "SyntaxError" in done.stderr or "ModuleNotFoundError" in done.stderr:
         pytest.skip(f"the system's Python cannot run lakh: {done.stderr.strip().splitlines()[-1]}")
-    assert done.stdout.split("\n")[:4] == ["passed", "timeout", "failed", "memory"], done.stderr
-    assert "(user namespace)" in done.stdout
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+ORDINARY_USER = (
+    "from lakh.evals.sandbox import Program, Sandbox, SandboxLimits\n"
+    "sandbox = Sandbox.choose()\n"
+    "bomb = 'import os\\nwhile True:\\n    try: os.fork()\\n    except OSError: pass'\n"
+    "for source in ('', bomb, 'import socket; socket.socket()', 'x = bytearray(10 << 30)'):\n"
+    "    print(sandbox.run(Program(source, ''), SandboxLimits(cpu_s=1, wall_s=2)).kind)\n"
+    "print(sandbox.description)\n"
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change its uid; the other tests run as a user then")
+def test_an_ordinary_user_has_the_same_isolation(sandbox: Sandbox) -> None:
+    *kinds, description = run_as_ordinary_user(ORDINARY_USER)
+    assert kinds == ["passed", "timeout", "failed", "memory"]
+    assert "(user namespace)" in description
 
 
 # --- stopping and unsafe runs ------------------------------------------------------------------------------------
@@ -577,6 +594,13 @@ def test_landlock_refuses_what_namespaces_would_hold(locked: Sandbox, tmp_path: 
         assert "Error" in verdict.detail
     assert not (tmp_path / "new").exists()
     assert not Path("/tmp/lakh-was-here").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change its uid")
+def test_landlock_is_chosen_where_user_namespaces_are_forbidden(locked: Sandbox) -> None:
+    *kinds, description = run_as_ordinary_user(ORDINARY_USER, without_user_namespaces=True)
+    assert kinds == ["passed", "timeout", "failed", "memory"]
+    assert description.startswith("landlock")
 
 
 def test_an_unknown_backend_is_named() -> None:

@@ -14,15 +14,16 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from lakh.c3 import native
 from lakh.c3.torch.process_group import BACKEND, AnyWork, C3ProcessGroupBase
 from lakh.c3.torch.tensors import DTYPES, as_contiguous, native_op, prefix_sums, single_tensor, unpack_into
 from lakh.c3.torch.work import CompletedWork
-from lakh.errors import UserError
+from lakh.errors import LakhError, UserError
 from lakh.spec.schedule import codec_bytes
 
-__all__ = ["BACKEND", "DTYPES", "C3ProcessGroup", "register"]
+__all__ = ["BACKEND", "DTYPES", "C3ProcessGroup", "find_failure", "register"]
 
 _SUM, _AVG = native.OPS["sum"], native.OPS["avg"]
 
@@ -268,6 +269,18 @@ def _create(options: Any, _pg_options: Any = None) -> C3ProcessGroup:
     return C3ProcessGroup(
         options.store, options.group_rank, options.group_size, options.timeout, getattr(options, "group_id", "")
     )
+
+
+def find_failure() -> LakhError | None:
+    """The failure of this process's c3 groups, or None.
+
+    Errors that pass through torch's C++ futures or the autograd engine arrive as RuntimeError without their class and
+    cause. Ask here instead of parsing their text.
+    """
+    for group in list(distributed_c10d._world.pg_map):
+        if isinstance(group, C3ProcessGroup) and (failure := group.group.failure()) is not None:
+            return native.error_for(failure.cause, f"c3, rank {group.group.rank}", failure.reason)
+    return None
 
 
 def register() -> None:

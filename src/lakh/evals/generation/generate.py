@@ -84,33 +84,13 @@ def load_engine(model: str, *, chat: bool = False, served_name: str | None = Non
     return Bulk.load(model)
 
 
-def origin_from(
-    model: str,
-    *,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    max_tokens: int,
-    chat: bool = False,
-    served_name: str | None = None,
-    strip_prompts: bool = False,
-    fill_order: str | None = None,
-) -> Origin:
+def origin_from(model: str, *, chat: bool = False, strip_prompts: bool = False, **settings: Any) -> Origin:
+    """From the options of the command line; `settings` are further fields of Origin."""
     is_endpoint = "://" in model
-    if is_endpoint and fill_order:
+    if is_endpoint and settings.get("fill_order"):
         raise UserError("--fill-order", "is decided by the server", "remove it, or give weights as MODEL")
     form = None if not is_endpoint else "chat" if chat else "completions"
-    return Origin(
-        model,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        max_tokens=max_tokens,
-        form=form,
-        served_name=served_name,
-        stripped=strip_prompts or None,
-        fill_order=fill_order,
-    )
+    return Origin(model, form=form, stripped=strip_prompts or None, **settings)
 
 
 def check_request(task: Task, origin: Origin, n: int) -> None:
@@ -118,18 +98,13 @@ def check_request(task: Task, origin: Origin, n: int) -> None:
     if n > 1 and not origin.temperature:
         raise UserError(f"--n {n}", "at temperature 0 all samples are equal", "add e.g. --temperature 0.8")
     if origin.form == "chat" and task.is_infilling:
-        raise UserError(f"task {task.name}", "cannot be asked in a chat", "remove --chat")
+        raise UserError(f"task {task.name}", "cannot be generated in a chat", "remove --chat")
 
 
 def generate(
-    engine: CompletionGenerator,
-    task: Task,
-    origin: Origin,
-    *,
-    n: int = 1,
-    progress: Callable[[int], None] | None = None,
-    journal: Journal | None = None,
-) -> list[Sample]:
+    engine: CompletionGenerator, task: Task, origin: Origin, *, n: int = 1,
+    progress: Callable[[int], None] | None = None, journal: Journal | None = None,
+) -> list[Sample]:  # fmt: skip
     """n samples of every problem, those of one problem together. `progress` gets the number finished so far."""
     from lakh.server.engine import Sampling
 
@@ -137,6 +112,11 @@ def generate(
     max_tokens = origin.max_tokens or 256
     passes: list[list[str]] = list(journal.done)[:n] if journal else []
     prompts = None
+
+    def report(done: int) -> None:
+        if progress:
+            progress(len(passes) * len(task.problems) + done)
+
     at_once = max(1, BATCHES_PER_CALL * engine.max_rows // len(task.problems))
     while len(passes) < n:
         if prompts is None:
@@ -156,18 +136,17 @@ def generate(
             prompts * num,
             [sampling for sampling in samplings for _ in prompts],
             ended=task.ended,
-            progress=None if progress is None else _after(progress, first * len(prompts)),
+            progress=report,
         )
         texts = [completion.text for completion in completions]
         for start in range(0, len(texts), len(prompts)):
             passes.append(texts[start : start + len(prompts)])
             if journal:
                 journal.add(passes[-1])
-    return [
-        _sample(task, problem, texts[at], chat=origin.form == "chat")
-        for at, problem in enumerate(task.problems)
-        for texts in passes
-    ]
+    written = [(problem.id, texts[at]) for at, problem in enumerate(task.problems) for texts in passes]
+    if origin.form == "chat":
+        return [Sample(name, code_block(text), whole=True) for name, text in written]
+    return [Sample(name, task.extract(text)) for name, text in written]
 
 
 @contextlib.contextmanager
@@ -202,9 +181,9 @@ def write_generated(folder: str, task: Task, origin: Origin, samples: Sequence[S
 def origin_of(path: str, samples: Sequence[Sample]) -> Origin:
     """How these samples were made, if the generated.json next to their file is about them; otherwise only the path."""
     folder, _, _ = path.rpartition("/")
-    beside = storage.join(folder, GENERATED) if folder else GENERATED
+    document_path = storage.join(folder, GENERATED) if folder else GENERATED
     try:
-        document = json.loads(storage.read_bytes(beside)) if storage.exists(beside) else {}
+        document = json.loads(storage.read_bytes(document_path)) if storage.exists(document_path) else {}
         if document.get("samples_sha256") == fingerprint(samples):
             return Origin(**document["origin"])
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -235,17 +214,7 @@ def _prompt(engine: CompletionGenerator, task: Task, problem: Problem, origin: O
     return problem.prompt.rstrip() if origin.stripped else problem.prompt
 
 
-def _sample(task: Task, problem: Problem, text: str, *, chat: bool) -> Sample:
-    if chat:
-        return Sample(problem.id, code_block(text), whole=True)
-    return Sample(problem.id, task.extract(text))
-
-
 def code_block(text: str) -> str:
     """The first fenced block of an answer, or all of it if nothing is fenced."""
     found = re.search(r"```[^\n]*\n(.*?)(?:\n```|\Z)", text, flags=re.DOTALL)
     return found.group(1) if found else text
-
-
-def _after(progress: Callable[[int], None], before: int) -> Callable[[int], None]:
-    return lambda done: progress(before + done)

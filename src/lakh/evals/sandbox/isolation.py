@@ -40,7 +40,7 @@ OWN_PROCESSES = 8  # besides the program's: relay or bubblewrap, first process, 
 OWN_MEMORY_MiB = 256
 
 # Not -I: it would ignore PYTHONHASHSEED, and the order of sets would change from run to run.
-# no_debug_ranges: nobody sees these tracebacks, and without column tables there is less memory to copy per fork.
+# no_debug_ranges: these tracebacks are not shown, and without column tables there is less memory to copy per fork.
 PYTHON_FLAGS = ("-s", "-S", "-P", "-B", "-X", "no_debug_ranges")
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
@@ -125,12 +125,12 @@ class IsolationBackend(Protocol):
 
 
 def setup_message(
-    *, uids: Sequence[int], tmp: str | None, pid_namespace: bool, seccomp_filter: bytes = b"",
+    *, tmp: str | None, pid_namespace: bool, uids: Sequence[int] | None = None, seccomp_filter: bytes = b"",
     use_landlock: bool = False, processes_before: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """What the first process needs: uids of candidate and examiner (0: keep ours) and what each child has to apply."""
     return {
-        "uids": list(uids),
+        "uids": [next_uid(), next_uid()] if uids is None else list(uids),
         "tmp": tmp,
         "pid_namespace": pid_namespace,
         "seccomp_filter": seccomp_filter.hex(),

@@ -1,10 +1,10 @@
-"""Runs many programs of one sandbox at a time, on threads: the work is in the sandbox's processes."""
+"""Runs many programs at a time on threads: the work is in the sandbox's processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 __all__ = ["map_threads"]
 
@@ -12,22 +12,13 @@ Item = TypeVar("Item")
 Output = TypeVar("Output")
 
 
-class Stoppable(Protocol):
-    def stop(self) -> None: ...
-
-
 def map_threads(
-    function: Callable[[Item], Output],
-    items: Iterable[Item],
-    sandbox: Stoppable,
-    workers: int,
-    *,
-    progress: Callable[[int], None] | None = None,
-    already_done: int = 0,
-) -> list[Output]:
+    function: Callable[[Item], Output], items: Iterable[Item], workers: int, stop: Callable[[], None], *,
+    progress: Callable[[int], None] | None = None, already_done: int = 0,
+) -> list[Output]:  # fmt: skip
     """The results in the order of the items. `progress` gets the number done so far, `already_done` included.
 
-    An error or Ctrl-C stops every running program before it is raised.
+    An error or Ctrl-C calls `stop`, which ends the running programs, before it is raised.
     """
     pool = ThreadPoolExecutor(workers, thread_name_prefix="lakh-eval")
     try:
@@ -38,7 +29,7 @@ def map_threads(
                 progress(done)
         return [future.result() for future in futures]
     except BaseException:
-        sandbox.stop()
+        stop()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

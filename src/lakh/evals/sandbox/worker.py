@@ -50,12 +50,9 @@ class WorkerOutOfMemory(Exception):
 
 class SandboxWorker:
     def __init__(
-        self,
-        backend: IsolationBackend,
-        limits: SandboxLimits,
-        stopping: threading.Event,
+        self, backend: IsolationBackend, limits: SandboxLimits, stopping: threading.Event,
         groups: ControlGroupParent | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._limits, self._stopping = limits, stopping
         self._channel: SandboxChannel | None = None
         self._process: subprocess.Popen[bytes] | None = None

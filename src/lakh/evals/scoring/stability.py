@@ -53,12 +53,7 @@ class StabilityReport:
 
 
 def repeat(
-    task: Task,
-    sandbox: Sandbox,
-    *,
-    loaded_passes: int,
-    busy: int,
-    workers: int | None = None,
+    task: Task, sandbox: Sandbox, *, loaded_passes: int, busy: int, workers: int | None = None
 ) -> StabilityReport:
     """One pass on the machine as it is, then `loaded_passes` next to `busy` processes that use CPU."""
     began_s = time.monotonic()

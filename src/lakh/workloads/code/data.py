@@ -2,7 +2,7 @@
 
 The batch of a step is `data.batch` consecutive positions of the stream, split evenly by data-parallel rank and then
 into micro-batches. The number of ranks decides which rank reads a sequence, not which sequences a step holds. A
-process of its own reads ahead (tokens/ahead.py); batches reach a GPU through pinned memory.
+process of its own reads ahead (tokens/loading/prefetch.py); batches reach a GPU through pinned memory.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from lakh.spec import Run
-from lakh.tokens.ahead import Question, ReadAhead
-from lakh.tokens.digest import StreamDigest
-from lakh.tokens.loader import Loader, TokenSet, document_numbers
-from lakh.tokens.skips import Skips
+from lakh.tokens.loading.digest import StreamDigest
+from lakh.tokens.loading.prefetch import BatchRequest, Prefetcher
+from lakh.tokens.loading.skips import SkipRanges
+from lakh.tokens.loading.stream import TokenSet, TokenSetLoader, document_numbers
 from lakh.workloads.code.batch import IGNORED, Batch
 
 __all__ = ["Batches", "heldout_batches", "to_batch"]
@@ -29,26 +29,26 @@ class Batches:
     def __init__(self, run: Run, *, data_rank: int, data_ranks: int, first_step: int, first_position: int) -> None:
         self.run = run
         rows = run.data.batch // data_ranks
-        self.skips = Skips(run.data.skip)
+        self.skips = SkipRanges(run.data.skip)
         self.digest = StreamDigest()
         """Of all sequences read so far."""
         self.fill = 1.0
         """Share of the last step's positions on this rank that have a target."""
-        self._ahead = ReadAhead(
-            Question(
+        self._prefetcher = Prefetcher(
+            BatchRequest(
                 data=run.data,
                 seed=run.seed,
                 first_step=first_step,
                 last_step=run.train.steps,
                 first_position=first_position,
                 offset=data_rank * rows,
-                rows=rows,
+                num_sequences=rows,
             )
         )
 
     def micro_batches(self, step: int, device: torch.device) -> list[Batch]:
         """This rank's part of one step."""
-        taken = self._ahead.take(step)
+        taken = self._prefetcher.take(step)
         self.digest += taken.digest
         rows, width = taken.tokens.shape
         self.fill = float((taken.lengths.astype(np.int64) - 1).sum()) / (rows * (width - 1))
@@ -69,20 +69,20 @@ class Batches:
     @property
     def wait_s(self) -> float:
         """Seconds that the trainer has waited for data."""
-        return self._ahead.wait_s
+        return self._prefetcher.wait_s
 
     @property
     def starved(self) -> int:
         """Steps whose data was not ready when the trainer needed it."""
-        return self._ahead.starved
+        return self._prefetcher.starved
 
     @property
     def ready(self) -> int:
         """Batches that are ready."""
-        return self._ahead.ready
+        return self._prefetcher.ready
 
     def close(self) -> None:
-        self._ahead.close()
+        self._prefetcher.close()
 
 
 def to_batch(
@@ -120,8 +120,8 @@ def heldout_batches(
     many micro-batches, because with FSDP all ranks must call the model equally often, and each is full, because a
     compiled model is for one shape; where they do not divide evenly, the last sequences are repeats that do not count.
     """
-    loader = Loader(tokens, sequence=run.data.sequence, seed=0)
-    count = min(run.train.eval_sequences, loader.num_windows)
+    loader = TokenSetLoader(tokens, sequence=run.data.sequence, seed=0)
+    count = min(run.train.eval_sequences, loader.num_sequences)
     per_rank = -(-count // data_ranks)
     first = data_rank * per_rank
     for start in range(first, first + per_rank, run.data.micro_batch):

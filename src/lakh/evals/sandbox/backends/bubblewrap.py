@@ -23,16 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lakh.errors import UserError
-from lakh.evals.sandbox import seccomp
-from lakh.evals.sandbox.isolation import (
-    NOBODY,
-    PROBE_HELPERS,
-    PROBE_NAMESPACES,
-    SandboxLaunch,
-    next_uid,
-    python_command,
-    setup_message,
-)
+from lakh.evals.sandbox import isolation, seccomp
 from lakh.evals.sandbox.verdict import SandboxLimits
 
 __all__ = ["Bubblewrap", "command", "find"]
@@ -64,8 +55,8 @@ class Bubblewrap:
         return f"bubblewrap+rlimits{'+seccomp' if self._filter else ''} ({way})"
 
     @contextlib.contextmanager
-    def launch(self, limits: SandboxLimits) -> Iterator[SandboxLaunch]:
-        setup = setup_message(uids=(next_uid(), next_uid()), tmp="/tmp", pid_namespace=True)
+    def launch(self, limits: SandboxLimits) -> Iterator[isolation.SandboxLaunch]:
+        setup = isolation.setup_message(tmp="/tmp", pid_namespace=True)
         descriptor = None if self._filter is None else os.memfd_create("seccomp")
         try:
             if descriptor is not None and self._filter is not None:
@@ -73,7 +64,7 @@ class Bubblewrap:
                 os.lseek(descriptor, 0, os.SEEK_SET)
             prefix = command(self._bwrap, tmp_bytes=limits.tmp_MiB << 20, seccomp_fd=descriptor)
             inherited = () if descriptor is None else (descriptor,)
-            yield SandboxLaunch([*prefix, "--", *python_command()], setup, inherited_fds=inherited)
+            yield isolation.SandboxLaunch([*prefix, "--", *isolation.python_command()], setup, inherited_fds=inherited)
         finally:
             if descriptor is not None:
                 os.close(descriptor)
@@ -88,28 +79,28 @@ def find() -> str | None:
 
 def command(bwrap: str, *, tmp_bytes: int, seccomp_fd: int | None) -> list[str]:
     """Everything before the `--`."""
-    words = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-    words += ["--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
+    arguments = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    arguments += ["--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
     if os.geteuid() == 0:
-        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_KILL"]
+        arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_KILL"]
     else:
-        words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+        arguments += ["--unshare-user", "--uid", str(isolation.NOBODY), "--gid", str(isolation.NOBODY)]
     for folder in MADE_FOLDERS:  # explicitly: bubblewrap would make them accessible to root only
-        words += ["--dir", folder]
+        arguments += ["--dir", folder]
     for folder in (*SYSTEM_FOLDERS, *map(str, Path("/etc").glob(JAVA_SETTINGS))):
-        words += ["--ro-bind-try", folder, folder]
+        arguments += ["--ro-bind-try", folder, folder]
     for device in DEVICES:
-        words += ["--dev-bind", device, device]
-    words += ["--perms", "1777", "--size", str(tmp_bytes), "--tmpfs", "/tmp"]
+        arguments += ["--dev-bind", device, device]
+    arguments += ["--perms", "1777", "--size", str(tmp_bytes), "--tmpfs", "/tmp"]
     prefix = _python_prefix()
     if not any(prefix.is_relative_to(folder) for folder in SYSTEM_FOLDERS):
         for parent in reversed(prefix.parents[:-1]):  # explicitly, as above
-            words += ["--dir", str(parent)]
-        words += ["--ro-bind", str(prefix), str(prefix)]
-    words += ["--remount-ro", "/", "--chdir", "/tmp"]
+            arguments += ["--dir", str(parent)]
+        arguments += ["--ro-bind", str(prefix), str(prefix)]
+    arguments += ["--remount-ro", "/", "--chdir", "/tmp"]
     if seccomp_fd is not None:
-        words += ["--seccomp", str(seccomp_fd)]
-    return words
+        arguments += ["--seccomp", str(seccomp_fd)]
+    return arguments
 
 
 def _python_prefix() -> Path:
@@ -122,12 +113,12 @@ def _visible() -> set[str]:
 
 
 _PROBE = (
-    PROBE_HELPERS
+    isolation.PROBE_HELPERS
     + """READ_ONLY = ("/probe", "/usr/probe", "/dev/probe")
 def check():
     assert set(os.listdir("/")) <= VISIBLE, "folders of the host are visible"
     assert refused(open, "/etc/passwd"), "the host's users are visible"
     assert os.getpid() < 8, "sees processes of the host"
 """
-    + PROBE_NAMESPACES
+    + isolation.PROBE_NAMESPACES
 )

@@ -26,16 +26,7 @@ from collections.abc import Iterator
 
 from lakh.errors import UserError
 from lakh.evals import sandboxed
-from lakh.evals.sandbox import seccomp
-from lakh.evals.sandbox.isolation import (
-    ENVIRONMENT,
-    PROBE_HELPERS,
-    PROBE_NAMESPACES,
-    PYTHON_FLAGS,
-    SandboxLaunch,
-    setup_message,
-    total_limits,
-)
+from lakh.evals.sandbox import isolation, seccomp
 from lakh.evals.sandbox.verdict import SandboxLimits
 
 __all__ = ["Container", "command", "find", "image"]
@@ -72,11 +63,13 @@ class Container:
         return f"{name}+rlimits{filtered}+cgroup ({self._engine}, image {self._image}, uid dropped from root)"
 
     @contextlib.contextmanager
-    def launch(self, limits: SandboxLimits) -> Iterator[SandboxLaunch]:
+    def launch(self, limits: SandboxLimits) -> Iterator[isolation.SandboxLaunch]:
         uid = UIDS.start + (os.getpid() * 64 + 2 * next(_counter)) % len(UIDS)
-        setup = setup_message(uids=(uid, uid + 1), tmp="/tmp", pid_namespace=True, seccomp_filter=self._filter)
+        setup = isolation.setup_message(
+            uids=(uid, uid + 1), tmp="/tmp", pid_namespace=True, seccomp_filter=self._filter
+        )
         name = f"lakh-eval-{os.getpid()}-{secrets.token_hex(4)}"
-        yield SandboxLaunch(
+        yield isolation.SandboxLaunch(
             command(self._engine, self._image, name, limits, gvisor=self._gvisor),
             setup,
             environment=dict(os.environ),  # the engine's command needs its own settings, such as the daemon's address
@@ -98,25 +91,26 @@ def image() -> str:
 
 def command(engine: str, image_name: str, name: str, limits: SandboxLimits, *, gvisor: bool) -> list[str]:
     """The whole command line. The first process reads requests from stdin."""
-    words = [engine]
+    arguments = [engine]
     if gvisor and engine == "podman":
-        words += ["--runtime", "runsc", "--runtime-flag", "network=none"]
-    words += ["run", "--rm", "-i", "--name", name, "--pull", "never", "--log-driver", "none"]
+        arguments += ["--runtime", "runsc", "--runtime-flag", "network=none"]
+    arguments += ["run", "--rm", "-i", "--name", name, "--pull", "never", "--log-driver", "none"]
     if gvisor and engine == "docker":
-        words += ["--runtime", "runsc"]
-    words += ["--network", "none", "--read-only", "--hostname", "sandbox", "--user", "0:0", "--workdir", "/"]
-    words += ["--cap-drop", "ALL", "--cap-add", "SETUID", "--cap-add", "SETGID", "--cap-add", "KILL"]
-    words += ["--security-opt", "no-new-privileges"]
-    words += ["--tmpfs", f"/tmp:rw,nosuid,nodev,mode=1777,size={limits.tmp_MiB}m"]
-    memory_MiB, processes = total_limits(limits)
-    words += ["--memory", f"{memory_MiB}m", "--memory-swap", f"{memory_MiB}m"]
-    words += ["--pids-limit", str(processes + (GVISOR_THREADS if gvisor else 0))]
+        arguments += ["--runtime", "runsc"]
+    arguments += ["--network", "none", "--read-only", "--hostname", "sandbox", "--user", "0:0", "--workdir", "/"]
+    arguments += ["--cap-drop", "ALL", "--cap-add", "SETUID", "--cap-add", "SETGID", "--cap-add", "KILL"]
+    arguments += ["--security-opt", "no-new-privileges"]
+    arguments += ["--tmpfs", f"/tmp:rw,nosuid,nodev,mode=1777,size={limits.tmp_MiB}m"]
+    memory_MiB, processes = isolation.total_limits(limits)
+    arguments += ["--memory", f"{memory_MiB}m", "--memory-swap", f"{memory_MiB}m"]
+    arguments += ["--pids-limit", str(processes + (GVISOR_THREADS if gvisor else 0))]
     for limit in ("nofile=1024:1024", "nproc=1024:1024", "core=0:0"):  # an engine's defaults may exceed its own rights
-        words += ["--ulimit", limit]
-    for key, value in ENVIRONMENT.items():
+        arguments += ["--ulimit", limit]
+    for key, value in isolation.ENVIRONMENT.items():
         if key != "PATH":  # the image's own PATH finds its Python
-            words += ["--env", f"{key}={value}"]
-    return [*words, image_name, "python3", *PYTHON_FLAGS, *sandboxed.command_line(start="relay", as_text=True)]
+            arguments += ["--env", f"{key}={value}"]
+    python = ("python3", *isolation.PYTHON_FLAGS, *sandboxed.command_line(start="relay", as_text=True))
+    return [*arguments, image_name, *python]
 
 
 def _has_runsc(engine: str) -> bool:
@@ -131,11 +125,11 @@ def _has_runsc(engine: str) -> bool:
 
 
 _PROBE = (
-    PROBE_HELPERS
+    isolation.PROBE_HELPERS
     + """READ_ONLY = ("/probe", "/usr/probe", "/etc/probe")
 def check():
     assert not os.path.exists(FILE), "files of the host are visible"
     assert os.getpid() < 64, "sees processes of the host"
 """
-    + PROBE_NAMESPACES
+    + isolation.PROBE_NAMESPACES
 )

@@ -22,8 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lakh.errors import UserError
-from lakh.evals.sandbox import seccomp
-from lakh.evals.sandbox.isolation import PROBE_HELPERS, SandboxLaunch, next_uid, python_command, setup_message
+from lakh.evals.sandbox import isolation, seccomp
 from lakh.evals.sandbox.verdict import SandboxLimits
 
 __all__ = ["Landlock"]
@@ -61,7 +60,7 @@ class Landlock:
         return f"landlock+seccomp+rlimits (version {self._abi}, nothing writable, {way})"
 
     @contextlib.contextmanager
-    def launch(self, limits: SandboxLimits) -> Iterator[SandboxLaunch]:
+    def launch(self, limits: SandboxLimits) -> Iterator[isolation.SandboxLaunch]:
         rights = RIGHTS_BY_ABI[min(self._abi, 5)]
         attributes = struct.pack("<QQ", rights, 0)[: 8 if self._abi < 4 else 16]
         ruleset = _syscall(CREATE_RULESET, attributes, len(attributes), 0)
@@ -73,11 +72,11 @@ class Landlock:
                 _allow(ruleset, folder, READ)
             for file in READABLE_FILES:
                 _allow(ruleset, file, READ_FILE | (2 if file == "/dev/null" else 0))
-            setup = setup_message(
-                uids=(next_uid(), next_uid()), tmp=None, pid_namespace=False, seccomp_filter=self._filter,
-                use_landlock=True, processes_before=0 if os.geteuid() == 0 else _threads_of(os.getuid()),
+            setup = isolation.setup_message(
+                tmp=None, pid_namespace=False, seccomp_filter=self._filter, use_landlock=True,
+                processes_before=0 if os.geteuid() == 0 else _threads_of(os.getuid()),
             )  # fmt: skip
-            yield SandboxLaunch(python_command(), setup, setup_fds=(ruleset,))
+            yield isolation.SandboxLaunch(isolation.python_command(), setup, setup_fds=(ruleset,))
         finally:
             os.close(ruleset)
 
@@ -117,7 +116,7 @@ def _threads_of(uid: int) -> int:
 
 
 _PROBE = (
-    PROBE_HELPERS
+    isolation.PROBE_HELPERS
     + """def check():
     assert refused(open, "/etc/passwd"), "the host's users can be read"
     assert refused(open, FILE), "files outside the system folders can be read"
