@@ -44,7 +44,7 @@ class SingleSequenceDecoder:
         return self._matvec(x, network.head, norm=network.norms[-1], dtype=torch.float32)
 
     def choose_tiles(self, step_s: Callable[[], float]) -> float:
-        """Choose the tile of each product, the largest first, by the time of a whole step: kernels overlap, and a
+        """Choose the tile of each product, the largest first, by the time of an entire step: kernels overlap, and a
         kernel that is fast alone may delay the next. Returns the seconds of a step with the chosen tiles.
         """
         best_s = step_s()

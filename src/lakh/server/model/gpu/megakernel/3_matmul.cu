@@ -1,5 +1,5 @@
 // Products of a matrix with the activations x. Each block has a share of the rows. One warp besides the WARPS loads the weights of
-// the whole step, in the order of their use and independent of what the others wait for: they pass through a ring buffer in shared
+// all layers of a step, in the order of their use and independent of what the others wait for: they pass through a ring buffer in shared
 // memory, so memory is not idle while blocks wait for each other's flags. It keeps few loads in flight: with more, the flags,
 // which take the same path, arrive late.
 
@@ -40,7 +40,7 @@ constexpr int MAX_ROWS =
 struct Ring {
   u32 slots, full, empty;  // in shared memory: SLOTS chunks, and for each a barrier for "loaded" and one for "all warps are done"
   u32 busy;                // in shared memory: whether the warps are multiplying
-  u32 chunk;               // the next chunk, counted over the whole step
+  u32 chunk;               // the next chunk, counted over all layers of a step
 
   __device__ u32 slot(u32 n) const { return n % SLOTS; }
   __device__ static void wait(u32 barrier, u32 turn) {

@@ -1,7 +1,7 @@
 """Megakernel: a decode step of a single sequence as one persistent CUDA kernel (*.cu), with one block per SM.
 
 With separate kernels (single_sequence.py) memory is idle from the end of one kernel to the first weights of the next,
-144 times a step with 24 layers. Here one warp of each block loads the weights of the whole step in order, without
+144 times a step with 24 layers. Here one warp of each block loads the weights of all layers in order, without
 waiting for the other warps, and blocks publish their results with ready flags that carry the number of the round.
 Products are bf16 on tensor cores; sums, logits and the residual stream are float32.
 
