@@ -184,25 +184,35 @@ def _tokenizer_json(path: Path, settings: dict[str, Any]) -> bytes:
 # --- writing ------------------------------------------------------------------------------------------------
 
 
-def save(out: str | Path, name: str, spec: Model, weights: Mapping[str, Tensor], tokenizer_json: Path) -> int:
-    """Write one .gguf file atomically; returns its bytes."""
+def save(
+    out: str | Path,
+    name: str,
+    spec: Model,
+    weights: Mapping[str, Tensor],
+    tokenizer_json: Path,
+    *,
+    quantize: bool = True,
+) -> int:
+    """Write one .gguf file atomically, as Q8_0 or as float32; returns its bytes."""
     architecture = architecture_of(spec)
     if architecture.gguf is None:
         raise UserError("model.qk_norm", "GGUF's llama has no norm on queries and keys", "export it with --format hf")
     package = _package(out)
     writer = package.GGUFWriter(None, architecture.gguf)
+    writer.add_file_type(package.LlamaFileType.MOSTLY_Q8_0 if quantize else package.LlamaFileType.ALL_F32)
     _add_settings(writer, package, name, spec)
     _add_tokenizer(writer, spec, json.loads(tokenizer_json.read_bytes()))
     table, q8_0 = parameters(spec), package.GGMLQuantizationType.Q8_0
     for ours, tensor in weights.items():
         values = tensor.detach().float().cpu().numpy()
-        if values.ndim == 1 or values.shape[-1] % package.GGML_QUANT_SIZES[q8_0][0]:
-            writer.add_tensor(table[ours].gguf, np.ascontiguousarray(values))
-            continue
         if heads := _rotated_heads(ours, spec):
             halves = values.reshape(heads, 2, values.shape[0] // heads // 2, values.shape[1])
-            values = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
-        writer.add_tensor(table[ours].gguf, package.quants.quantize(values, q8_0), raw_dtype=q8_0)
+            values = halves.swapaxes(1, 2).reshape(values.shape)
+        values = np.ascontiguousarray(values)
+        if quantize and values.ndim > 1 and values.shape[-1] % package.GGML_QUANT_SIZES[q8_0][0] == 0:
+            writer.add_tensor(table[ours].gguf, package.quants.quantize(values, q8_0), raw_dtype=q8_0)
+        else:
+            writer.add_tensor(table[ours].gguf, values)
     with storage.create(out) as file:
         writer.write_header_to_file(Path(file.name))
         writer.write_kv_data_to_file()
@@ -213,7 +223,6 @@ def save(out: str | Path, name: str, spec: Model, weights: Mapping[str, Tensor],
 
 def _add_settings(writer: gguf.GGUFWriter, package: Any, name: str, spec: Model) -> None:
     writer.add_name(name)
-    writer.add_file_type(package.LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(package.GGML_QUANT_VERSION)
     writer.add_block_count(spec.layers)
     writer.add_context_length(spec.context)
