@@ -1,8 +1,8 @@
 """All-gather, reduce-scatter and all-reduce for compiled code, over any backend; torch renamed the calls in 2.13.
 
 They are custom operators: compiled code calls them unchanged, so every collective of a step starts here and can be
-counted (trainer/observability/traffic.py). Compiled code cannot hold a process group, so groups are passed by name and size
-(`Peers.of`).
+counted (trainer/observability/traffic.py). Compiled code cannot hold a process group, so groups are passed by name
+and size (`Peers.of`).
 """
 
 from __future__ import annotations
