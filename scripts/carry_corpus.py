@@ -31,7 +31,7 @@ from lakh.corpus.document import DOCUMENT, document_id
 from lakh.corpus.reports.report import content_sum
 from lakh.corpus.shards import ParquetShard
 from lakh.errors import CorruptShard, LakhError, UserError
-from lakh.tokens.packing import is_heldout
+from lakh.tokens.dataset.packing import is_heldout
 
 PARTS = ("train", "heldout")
 CARRIED = ("repo", "licence", "source", "licence_evidence", "provenance", "marks", "language")

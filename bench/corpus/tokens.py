@@ -17,8 +17,8 @@ from typing import Any
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 from lakh.corpus import read_documents
-from lakh.tokens.fast import FastEncoder
 from lakh.tokens.tokenizer import Tokenizer
+from lakh.tokens.tokenizer.fast_encoder import FastEncoder
 
 
 def main() -> None:

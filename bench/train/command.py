@@ -42,7 +42,7 @@ def train(
         return _fit(fit, sets)
     if sets:
         raise UserError("--set", "changes a run, and none is given", "name it with --fit RUN")
-    from lakh.trainer.memory import keep_freed_memory
+    from lakh.trainer.tuning.memory import keep_freed_memory
 
     keep_freed_memory()  # as in a rank, before torch is imported; the peer benefits in the same way
     from bench.train.steps import PEERS, SHAPES, bench_train
@@ -65,7 +65,7 @@ def train(
 
 def _fit(name: str, sets: tuple[str, ...]) -> CommandResult:
     from lakh.spec import load_run
-    from lakh.trainer.micro_batch import find_micro_batch
+    from lakh.trainer.tuning.micro_batch import find_micro_batch
 
     run = load_run(name, sets)
     with console().status("measuring") as status:

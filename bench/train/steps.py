@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +26,11 @@ from torch import Tensor, nn
 from bench.harness import alternate, medians
 from lakh.errors import UserError
 from lakh.spec import Data, Model, Optimizer, Run, Training
-from lakh.trainer.graphs import Graphed
-from lakh.trainer.memory import ran_out
-from lakh.trainer.optim import build_optimizer
-from lakh.trainer.step import Updated, objective_of, plain_pass, update
+from lakh.trainer.optim.optimizer import build_optimizer
+from lakh.trainer.optim.schedule import learning_rate
+from lakh.trainer.step import UpdateResult, objective_of, plain_pass, update
+from lakh.trainer.tuning.cuda_graphs import GraphedPass
+from lakh.trainer.tuning.memory import is_out_of_memory
 from lakh.workloads.code.acceleration import speed_up
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
@@ -220,7 +222,7 @@ def measure(name: str, shape: BenchShape, system: BenchSystem, *, repeats: int =
                 step()
             step_s = _median_step_s(step, repeats)
         except RuntimeError as error:
-            if not ran_out(error):
+            if not is_out_of_memory(error):
                 raise
             return replace(_row(name, shape, system, float("inf"), None), failed="out of memory")
         return _row(name, shape, system, step_s, torch.cuda.max_memory_allocated())
@@ -273,7 +275,7 @@ def _row(name: str, shape: BenchShape, system: BenchSystem, step_s: float, peak_
 
 def stepper(
     shape: BenchShape, system: BenchSystem, device: torch.device, batches: Callable[[int], Tensor] | None = None
-) -> Callable[[], Updated]:
+) -> Callable[[], UpdateResult]:
     """A function that makes one whole optimizer update of this system, on the same random sequences each time or on
     those of `batches(step)`."""
     run = Run(
@@ -291,14 +293,17 @@ def stepper(
     if system.is_peer and system.compile != "none":
         model = torch.compile(model, dynamic=False)  # type: ignore[assignment]
     optimizer = build_optimizer(model, run.optim)
-    graphed = Graphed(plain_pass(objective_of(run))) if system.graphs else None
+    objective = objective_of(run.train)
+    graphed = GraphedPass(plain_pass(objective)) if system.graphs else None
+    lr = learning_rate(100, run.optim, run.train.steps)
+    settings: dict[str, Any] = {"lr": lr, "clip_norm": run.optim.clip_norm, "objective": objective, "graphed": graphed}
     counter = itertools.count()
 
-    def step() -> Updated:
+    def step() -> UpdateResult:
         if batches is None:
-            return update(run, model, optimizer, [batch], step=100, graphed=graphed)
+            return update(model, optimizer, [batch], **settings)
         rows = batches(next(counter)).to(device)
-        return update(run, model, optimizer, [Batch(rows[:, :-1], rows[:, 1:])], step=100, graphed=graphed)
+        return update(model, optimizer, [Batch(rows[:, :-1], rows[:, 1:])], **settings)
 
     return step
 

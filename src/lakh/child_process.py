@@ -1,6 +1,6 @@
 """Child processes: run a Python function in a process of its own and exchange messages with it.
 
-    child = ChildProcess.start("lakh.tokens.prefetch:main", options, pass_fds=[memory])
+    child = ChildProcess.start("lakh.tokens.loading.prefetch:fill_ring", request, pass_fds=[memory])
     child.channel.send(("free", 3))
     message = child.channel.receive(timeout_s=5.0)    # raises the child's own LakhError where it failed
     child.stop(timeout_s=5.0)

@@ -272,7 +272,7 @@ def _trained(run_dir: str, result: dict[str, Any]) -> str:
 
     found = events.read(run_dir)
     heldout = [event.loss for event in found if isinstance(event, events.Evaluated)]
-    struck = [event for event in found if isinstance(event, events.FaultStruck)]
+    struck = [event for event in found if isinstance(event, events.FaultInjected)]
     restarts = [event for event in found if isinstance(event, events.Restarted)]
     losses = [event for event in found if isinstance(event, events.RanksLost)]
     parameters = next(event.parameters for event in found if isinstance(event, events.RunStarted))

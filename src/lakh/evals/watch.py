@@ -84,7 +84,7 @@ def watch(
 
     by_name = {task.name: task for task in tasks}
     names = [*by_name, *([perplexity.NAME] if texts else [])]
-    with events.Log(run_dir, WATCHER_RANK) as log:
+    with events.EventLog(run_dir, WATCHER_RANK) as log:
         while True:
             last = until()
             waiting = [(name, item) for name, item in pending(run_dir, names, every=every) if item.out not in skipped]
@@ -120,17 +120,17 @@ def curve(run_dir: str, task: str | None = None) -> list[events.Scored]:
     return [found[key] for key in sorted(found)]
 
 
-def bits_per_byte(run_dir: str) -> list[events.Measured]:
+def bits_per_byte(run_dir: str) -> list[events.HookMetrics]:
     """Measurements so far, by step; the later one for a checkpoint that was measured twice."""
     read = events.read(run_dir, WATCHER_RANK)
-    found = {e.step: e for e in read if isinstance(e, events.Measured) and e.hook == perplexity.NAME}
+    found = {e.step: e for e in read if isinstance(e, events.HookMetrics) and e.hook == perplexity.NAME}
     return [found[step] for step in sorted(found)]
 
 
-def _measured(item: PendingEval, found: dict[str, Any]) -> events.Measured:
+def _measured(item: PendingEval, found: dict[str, Any]) -> events.HookMetrics:
     low, high = found["interval"]
     values = {"bits_per_byte": found["bits_per_byte"], "low": low, "high": high}
-    return events.Measured(step=item.step, hook=perplexity.NAME, values=values)
+    return events.HookMetrics(step=item.step, hook=perplexity.NAME, values=values)
 
 
 def _scored(item: PendingEval, result: EvalResult) -> events.Scored:

@@ -113,7 +113,7 @@ def test_a_missing_extra_names_the_line_that_installs_it(engine: str, tmp_path: 
         (("train", "laptop", "--fault", "burn", "--out", "/proc/none"), "error"),
         (("checkpoint", "verify", "/nowhere"), "no complete checkpoint"),
         (("checkpoint", "list", "/nowhere"), "no such folder"),
-        (("checkpoint", "list", "pyproject.toml"), "is a file; give a run's folder"),
+        (("checkpoint", "list", "pyproject.toml"), "is a file; give the folder of a run"),
         (("checkpoint", "gc", "/nowhere"), "no such folder"),
         (("eval", "curve", "pyproject.toml"), "is a file; give the folder of a run"),
         (("resume", "/nowhere"), "no such"),

@@ -141,7 +141,7 @@ def test_bits_per_byte_are_measured_once_beside_the_scores(run_dir: Path, toy_ta
     assert follow(run_dir, toy_task, sandbox, **more) == 6
     assert told[:2] == [(3, "toy"), (3, "bits-per-byte")]
     assert follow(run_dir, toy_task, sandbox, **more) == 0
-    found = [event for event in events.read(run_dir) if isinstance(event, events.Measured)]
+    found = [event for event in events.read(run_dir) if isinstance(event, events.HookMetrics)]
     assert [(event.step, event.values["bits_per_byte"]) for event in found] == [(3, 8 / 3), (2, 4.0), (1, 8.0)]
     assert found[1].values["high"] == pytest.approx(4.1)
     assert json.loads((run_dir / "evals" / "00000002" / "bits-per-byte" / "result.json").read_text())["bytes"] == 6
@@ -165,7 +165,7 @@ def test_the_command_draws_the_curve(
 
 
 def test_a_run_without_scores_and_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with events.Log(tmp_path, 0):
+    with events.EventLog(tmp_path, 0):
         pass
     assert curve(str(tmp_path)) == []
     with pytest.raises(UserError, match="no such folder"):
