@@ -27,7 +27,7 @@ def plan(calculon: str | None, points: str | None, repeats: int, out: str | None
     from lakh.errors import UserError
     from lakh.planner.bench import bench_plan
     from lakh.planner.calculon import compare
-    from lakh.planner.points import read_points
+    from lakh.planner.calibration.measured_points import read_points
 
     if points and not calculon:
         raise UserError("--points", "compares with Calculon", "give --calculon CHECKOUT too, or use lakh plan validate")

@@ -49,10 +49,10 @@ def diff(left: str, right: str) -> Answer:
 @answers
 def check(run: str, sets: tuple[str, ...], ranks: int | None) -> Answer:
     """Check a run and print what it amounts to: parameters, tokens, FLOPs, memory."""
-    from lakh.spec.cuts import check as check_cuts
+    from lakh.spec.parallel_check import check_parallelism
 
     loaded = load_run(run, sets)
-    check_cuts(loaded, ranks or loaded.mesh.ranks)
+    check_parallelism(loaded, ranks or loaded.mesh.ranks)
     data = {"ok": True, **amounts(loaded, ranks or loaded.mesh.ranks)}
     return Answer(data, table(["what", "value"], list(data.items())))
 

@@ -16,8 +16,8 @@ __all__ = ["audit"]
 def audit(file: str | None, seed: bool) -> Answer:
     """Recompute the claims of an article and mark each one."""
     from lakh.errors import UserError
-    from lakh.planner.audit import audit as judge
-    from lakh.planner.audit import load_claims
+    from lakh.planner.validation.claims_audit import audit as judge
+    from lakh.planner.validation.claims_audit import load_claims
 
     if (file is None) == (not seed):
         raise UserError("lakh plan audit", "needs one of FILE and --seed", "give a claims file (TOML), or --seed")

@@ -52,12 +52,12 @@ def cost(
     """GPUs for a deadline or days for a budget of GPUs, reserves and money."""
     from lakh.errors import UserError
     from lakh.planner.catalogue import architecture
-    from lakh.planner.economics import Job, Reserves, bill, gpus_for_days, sensitivity
-    from lakh.planner.failures import load_failures
-    from lakh.planner.goodput import best_goodput
-    from lakh.planner.hardware import kind_of
-    from lakh.planner.prices import gpu_hour, load_prices
-    from lakh.planner.rates import rate_for_days, rate_of
+    from lakh.planner.cost.training_cost import Job, Reserves, bill, gpus_for_days, sensitivity
+    from lakh.planner.reliability.failures import load_failures
+    from lakh.planner.reliability.goodput import best_goodput
+    from lakh.planner.timing.gpu_traits import kind_of
+    from lakh.planner.cost.prices import gpu_hour, load_prices
+    from lakh.planner.cost.achieved_rate import rate_for_days, rate_of
     from lakh.spec.cluster import load_cluster
 
     if (days is None) == (gpus is None):

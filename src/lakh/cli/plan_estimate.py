@@ -45,8 +45,8 @@ def estimate(
 ) -> Answer:
     """Memory, step time and cost of one layout, with an error bar."""
     from lakh.planner.estimate import estimate_layout
-    from lakh.planner.hardware import kind_of
-    from lakh.planner.prices import gpu_hour, load_prices
+    from lakh.planner.timing.gpu_traits import kind_of
+    from lakh.planner.cost.prices import gpu_hour, load_prices
 
     question = ask(run, model, cluster, gpus, batch, sequence, tokens)
     layout = with_options(question, changes)

@@ -48,8 +48,8 @@ def goodput(
     """What failures leave of the time, and the best checkpoint interval."""
     import time
 
-    from lakh.planner.failures import load_failures
-    from lakh.planner.goodput import (
+    from lakh.planner.reliability.failures import load_failures
+    from lakh.planner.reliability.goodput import (
         Policy,
         Scene,
         best_interval_s,

@@ -23,7 +23,7 @@ def hall(file: str | None, cooling: str, moved: tuple[str, ...], with_map: bool)
     """How many GPUs a data hall holds, and what limits it."""
     from rich.console import Group
 
-    from lakh.planner.hall import fill, load_hall, scenarios
+    from lakh.planner.facility.hall import fill, load_hall, scenarios
 
     described = load_hall(file)
     if moved or cooling != "air":

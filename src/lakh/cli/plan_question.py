@@ -11,7 +11,7 @@ import click
 from lakh.errors import UserError
 from lakh.planner.catalogue import Architecture, architecture
 from lakh.planner.estimate import layout_of
-from lakh.planner.layout import GRAPHS, RECOMPUTE, SCHEDULES, Layout
+from lakh.planner.execution_plan import GRAPHS, RECOMPUTE, SCHEDULES, Layout
 from lakh.planner.memory import OPTIMIZER_BYTES
 from lakh.planner.shape import Shape, shape_of
 from lakh.spec import Cluster, Run, load_run

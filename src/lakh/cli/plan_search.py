@@ -9,7 +9,7 @@ import click
 
 from lakh.cli.face import Answer, answers, table
 from lakh.cli.plan_question import PRECISIONS, ask, numbers, question_options
-from lakh.planner.layout import GRAPHS
+from lakh.planner.execution_plan import GRAPHS
 
 __all__ = ["search"]
 
@@ -46,10 +46,10 @@ def search(
 ) -> Answer:
     """The best of all layouts of a model on a cluster."""
     from lakh.errors import UserError
-    from lakh.planner.candidates import Limits
-    from lakh.planner.hardware import kind_of
-    from lakh.planner.prices import load_prices
-    from lakh.planner.search import search as find
+    from lakh.planner.search.candidates import Limits
+    from lakh.planner.timing.gpu_traits import kind_of
+    from lakh.planner.cost.prices import load_prices
+    from lakh.planner.search.layout_search import search as find
 
     question = ask(run, model, cluster, gpus, batch, sequence, tokens)
     if days and not question.tokens:
@@ -80,7 +80,7 @@ def search(
 
 def _write(question: Any, layout: Any, name: str, out: str) -> str:
     from lakh import config, storage
-    from lakh.planner.torun import run_of, with_layout
+    from lakh.planner.run_from_plan import run_of, with_layout
 
     if question.run is not None:
         run = with_layout(question.run, layout, question.cluster)

@@ -41,9 +41,9 @@ def validate(
 ) -> Answer:
     """The planner's error on published measurements."""
     from lakh.errors import UserError
-    from lakh.planner import validate as judge
-    from lakh.planner.calibration import KINDS, load
-    from lakh.planner.points import read_points
+    from lakh.planner.validation import accuracy as judge
+    from lakh.planner.calibration.fit import KINDS, load
+    from lakh.planner.calibration.measured_points import read_points
 
     read = read_points(points)
     found = load(calibration)
@@ -72,7 +72,7 @@ def validate(
     if transfer is not None:
         data["transfer"] = _plain_nested(judge.transfer(everything, transfer))
     if crossed is not None:
-        from lakh.planner.crossvalidate import FOLDS, cross_validate
+        from lakh.planner.validation.cross_validation import FOLDS, cross_validate
 
         with console().status("fitting") as status:
             found_again = cross_validate(everything, crossed, repeats=repeats, progress=status.update)
@@ -94,9 +94,9 @@ def calibrate(points: str, out: str) -> Answer:
 
     from lakh import storage
     from lakh.errors import UserError
-    from lakh.planner.calibration import HOLD_OUT_TENTHS, SALT, to_toml
-    from lakh.planner.points import read_points
-    from lakh.planner.validate import calibrate as fit_all
+    from lakh.planner.calibration.fit import HOLD_OUT_TENTHS, SALT, to_toml
+    from lakh.planner.calibration.measured_points import read_points
+    from lakh.planner.validation.accuracy import calibrate as fit_all
 
     read = read_points(points)
     with console().status("fitting") as status:

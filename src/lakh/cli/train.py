@@ -96,10 +96,10 @@ def resume(run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, f
 def _plan(run: Run, ranks: int) -> Answer:
     """What would be trained: counted, and estimated by the planner. A run that does not fit is refused."""
     from lakh.planner.estimate import estimate
-    from lakh.spec.cuts import check
+    from lakh.spec.parallel_check import check_parallelism
     from lakh.spec.placement import place_axes
 
-    check(run, ranks)
+    check_parallelism(run, ranks)
     found = estimate(run, ranks)
     if not found.fits:
         raise _unfit(run, ranks, found)
@@ -124,12 +124,12 @@ def _plan(run: Run, ranks: int) -> Answer:
 
 def _refuse_what_cannot_work(run: Run, ranks: int, faults: tuple[str, ...]) -> None:
     """In a moment, before ranks are started: misspelt faults, cuts that do not work, the memory, the data."""
-    from lakh.spec.cuts import check
+    from lakh.spec.parallel_check import check_parallelism
     from lakh.tokens.training_data import open_data
 
     for fault in faults:
         Fault.parse(fault)
-    check(run, ranks)
+    check_parallelism(run, ranks)
     _refuse_what_cannot_fit(run, ranks)
     open_data(run)
 

@@ -53,7 +53,7 @@ class Shape:
     """Tokens of the documents that a row is packed from, kept apart by masks; 0 for none."""
 
 
-# Micro-batches of the GPU shapes: the fullest waves (waves.py) of those that fit into an H200 for every system.
+# Micro-batches of the GPU shapes: the fullest waves (spec/gemm_waves.py) of those that fit into an H200 for every system.
 SHAPES = {
     "demo": Shape(Model(layers=4, width=192, heads=6, kv_heads=2, ffn=512, vocab=4096, context=512), 256, 8),
     "162m-2k": Shape(

@@ -27,7 +27,7 @@ from lakh import checkpoint, events
 from lakh.errors import InfeasiblePlan, Interrupted, PeerLost, PeerTimeout
 from lakh.events import Evaluated, Log, Restarted, RunEnded
 from lakh.spec import Fault, Run
-from lakh.spec.cuts import check
+from lakh.spec.parallel_check import check_parallelism
 from lakh.tokens.training_data import open_data
 from lakh.trainer.evaluation import heldout_loss
 from lakh.trainer.goodput import goodput
@@ -130,7 +130,7 @@ class _Training:
         self, run: Run, run_dir: str, world: World, log: Log, started: float, carried: Carried | None = None
     ) -> None:
         self.run, self.run_dir, self.world, self.log, self.started = run, run_dir, world, log, started
-        self.mesh = check(run, world.size)
+        self.mesh = check_parallelism(run, world.size)
         self.telling = Telling(run, world, log)
         self.hooks = [load_hook(name) for name in run.train.hooks]
         self.data = open_data(run)

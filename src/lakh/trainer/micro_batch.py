@@ -2,7 +2,7 @@
 
 Memory grows nearly in a straight line with the micro-batch, so two small tries tell where the line meets the limit;
 that micro-batch is tried, smaller ones should it not fit, and larger ones should the line turn out flatter. It runs
-against the next smaller one, and against the one that leaves the fewest multiprocessors idle (waves.py). `choose`
+against the next smaller one, and against the one that leaves the fewest multiprocessors idle (spec/gemm_waves.py). `choose`
 decides, and knows nothing of GPUs; `try_one` takes a few real steps of the run's own model, compiled, on random tokens,
 and leaves the GPU as it found it, also when memory ran out. One rank alone: ranks that share the states have room for
 more.
@@ -21,10 +21,10 @@ import torch
 
 from lakh.errors import InfeasiblePlan, UserError
 from lakh.spec import Mesh, Run
+from lakh.spec.gemm_waves import block_efficiency
 from lakh.trainer.memory import ran_out
 from lakh.trainer.optim import build_optimizer
 from lakh.trainer.step import update, uses_bf16
-from lakh.trainer.waves import fullness
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel
 from lakh.workloads.code.parallel import Groups, parallelise
@@ -125,7 +125,7 @@ def find_micro_batch(run: Run, *, progress: Callable[[str], None] = lambda text:
     processors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def full(size: int) -> float:
-        return fullness(run.model, size * run.data.sequence, processors)
+        return block_efficiency(run.model, size * run.data.sequence, processors)
 
     return choose(sizes, attempt, int(LIMIT_SHARE * free_bytes), full)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lakh.planner.points import Points, read_points
+from lakh.planner.calibration.measured_points import Points, read_points
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lakh.errors import ConfigError
-from lakh.planner.audit import audit, evaluate, load_claims
+from lakh.planner.validation.claims_audit import audit, evaluate, load_claims
 
 RIGHT = {
     "1": 5.88e23, "2": 3.88e20, "3": 1514, "4": 1.52, "5": 7.6 / 24, "6": 989.4, "7": 0.216, "8": 100.8e6, "9": 83.3e6,

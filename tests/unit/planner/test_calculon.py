@@ -10,8 +10,8 @@ import pytest
 from lakh.errors import UserError
 from lakh.planner import calculon
 from lakh.planner.calculon import cannot_describe, compare, one_step
-from lakh.planner.calibration import is_held_out
-from lakh.planner.points import Points
+from lakh.planner.calibration.fit import is_held_out
+from lakh.planner.calibration.measured_points import Points
 
 SYSTEM = {
     "matrix": {"float16": {"tflops": 312}},

@@ -7,10 +7,10 @@ import pytest
 
 from lakh.errors import UserError
 from lakh.planner import crossvalidate
-from lakh.planner.calibration import Calibrated, calibrated
-from lakh.planner.crossvalidate import FOLDS, cross_validate, tau_interval, twins
-from lakh.planner.points import Point, Points
-from lakh.planner.validate import ordered_pairs
+from lakh.planner.calibration.fit import Calibrated, calibrated
+from lakh.planner.validation.cross_validation import FOLDS, cross_validate, tau_interval, twins
+from lakh.planner.calibration.measured_points import Point, Points
+from lakh.planner.validation.accuracy import ordered_pairs
 
 SOURCE = "vTrain multi-node"
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.errors import ConfigError, UserError
-from lakh.planner.economics import Job, Reserves, at_least, bill, days_for_gpus, gpus_for_days, sensitivity, spare_nodes
-from lakh.planner.prices import gpu_hour, load_prices
+from lakh.planner.cost.training_cost import Job, Reserves, at_least, bill, days_for_gpus, gpus_for_days, sensitivity, spare_nodes
+from lakh.planner.cost.prices import gpu_hour, load_prices
 
 JOB = Job(
     flops=5.88e23, tokens=1.4e12, tflops_per_gpu=214.0, peak_tflops=989.4, usd_per_gpu_hour=2.0, goodput=1.0,

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakh.errors import ConfigError, UserError
-from lakh.planner.failures import load_failures, preset_names
-from lakh.planner.goodput import Policy, Scene, best_interval_s, daly_efficiency, joining_s, simulate, young_efficiency
+from lakh.planner.reliability.failures import load_failures, preset_names
+from lakh.planner.reliability.goodput import Policy, Scene, best_interval_s, daly_efficiency, joining_s, simulate, young_efficiency
 
 LLAMA3 = load_failures("llama3")
 SCENE = Scene(gpus=16384, days=54.0, mtbf_s=LLAMA3.mtbf_s(16384), replacing_share=LLAMA3.replacing_share)

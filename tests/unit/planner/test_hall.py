@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakh.errors import ConfigError, UserError
-from lakh.planner.hall import Fill, Hall, fill, load_hall, scenarios
+from lakh.planner.facility.hall import Fill, Hall, fill, load_hall, scenarios
 
 HALL = load_hall()
 

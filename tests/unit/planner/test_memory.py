@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.planner.catalogue import architecture
-from lakh.planner.layout import FULL, NONE, SELECTIVE, Layout
+from lakh.planner.execution_plan import FULL, NONE, SELECTIVE, Layout
 from lakh.planner.memory import in_flight, memory
 
 MODEL = architecture("llama3-70b").shape

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lakh.errors import DataError, UserError
-from lakh.planner.points import COLUMNS, Point, Points, read_points
+from lakh.planner.calibration.measured_points import COLUMNS, Point, Points, read_points
 
 ROW = {
     "id": "x", "source": "vTrain multi-node", "gpu": "A100-80", "n_gpus": "64", "gpus_per_node": "8",

@@ -9,12 +9,12 @@ import pytest
 
 from lakh import config
 from lakh.errors import InfeasiblePlan, UserError
-from lakh.planner.candidates import Limits, candidates, single
+from lakh.planner.search.candidates import Limits, candidates, single
 from lakh.planner.catalogue import architecture
 from lakh.planner.estimate import check_layout, estimate, estimate_layout, layout_of
-from lakh.planner.layout import Layout
-from lakh.planner.search import search
-from lakh.planner.torun import run_of, with_layout
+from lakh.planner.execution_plan import Layout
+from lakh.planner.search.layout_search import search
+from lakh.planner.run_from_plan import run_of, with_layout
 from lakh.spec import load_run
 from lakh.spec.cluster import load_cluster
 
@@ -92,7 +92,7 @@ def test_the_winner_becomes_a_run_that_loads_and_is_estimated_the_same(tmp_path:
 
 def test_whatever_is_called_trainable_is_taken_by_the_trainer() -> None:
     pytest.importorskip("torch", reason="install the trainer's extra: pip install 'lakh[train]'")
-    from lakh.workloads.code.parallel import check
+    from lakh.spec.parallel_check import check_parallelism
 
     limits = Limits(batch=64, sequence=8192, gpus=(32,), trainable=True)
     layouts, refused = candidates(MODEL.shape, limits)
@@ -100,7 +100,7 @@ def test_whatever_is_called_trainable_is_taken_by_the_trainer() -> None:
     for i in np.linspace(0, np.size(layouts.tp) - 1, 40).astype(int):
         one = single(layouts, i)
         run = run_of("mine", MODEL, one, POD, tokens=1e9)
-        assert check(run, 32).ranks == 32
+        assert check_parallelism(run, 32).ranks == 32
         assert float(layout_of(run, 32).chunks) == one.chunks
         schedules.add(run.mesh.pp_schedule)
     assert schedules == {"1f1b", "interleaved"}

@@ -97,13 +97,13 @@ def test_plain_queries_beside_latent_keys() -> None:
 def test_what_lakh_plans_and_does_not_train_is_refused_by_the_trainer(change: dict, where: str) -> None:
     pytest.importorskip("torch", reason="install the trainer's extra: pip install 'lakh[train]'")
     from lakh.spec.run import Run
-    from lakh.workloads.code.parallel import check
+    from lakh.spec.parallel_check import check_parallelism
 
     assert Model().is_plain
     model = Model(**change)
     assert not model.is_plain
     with pytest.raises(InfeasiblePlan, match=f"{where}.*planned"):
-        check(Run(name="mixed", model=model), 1)
+        check_parallelism(Run(name="mixed", model=model), 1)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.planner.calibration import calibrated
+from lakh.planner.calibration.fit import calibrated
 from lakh.planner.catalogue import architecture
-from lakh.planner.collectives import Network, all_reduce_s, all_to_all_s, dispatch_s, gather_s, group
-from lakh.planner.elementwise import elementwise
-from lakh.planner.hardware import Hardware, hardware_of
-from lakh.planner.layout import FULL, NONE, Layout
+from lakh.planner.timing.collectives import Network, all_reduce_s, all_to_all_s, dispatch_s, gather_s, group
+from lakh.planner.timing.elementwise import elementwise
+from lakh.planner.timing.gpu_traits import Hardware, hardware_of
+from lakh.planner.execution_plan import FULL, NONE, Layout
 from lakh.planner.memory import memory
 from lakh.planner.shape import Shape
-from lakh.planner.steptime import Fractions, gemm_s, step_time
+from lakh.planner.timing.step_time import Fractions, gemm_s, step_time
 from lakh.spec.cluster import load_cluster
 
 MODELS = [architecture(name).shape for name in ("llama3-70b", "deepseek-v3", "gpt3-175b")]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from lakh.errors import DataError, UserError
-from lakh.planner import validate
-from lakh.planner.calibration import KINDS, KNOBS, MAX_KNOBS, _told_apart, calibrated, is_held_out, load, to_toml
-from lakh.planner.points import Points
-from lakh.planner.validate import calibrate, predictions, score, table, transfer
+from lakh.planner.validation import accuracy
+from lakh.planner.calibration.fit import KINDS, KNOBS, MAX_KNOBS, _told_apart, calibrated, is_held_out, load, to_toml
+from lakh.planner.calibration.measured_points import Points
+from lakh.planner.validation.accuracy import calibrate, predictions, score, table, transfer
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ In this order: pipeline stages (pipeline.py), matrices (tensor.py), sequences (c
 fast (compiling.py), then FSDP2 over dp_shard x cp, one unit per block; with dp_replicate copies of that (HSDP). Ranks
 along dp_shard and cp share one cut of the weights, so context parallelism costs no memory for copies.
 
-What would go wrong is refused before (`check`, spec/cuts.py). Works over any backend of torch.distributed.
+What would go wrong is refused before (spec/parallel_check.py). Works over any backend of torch.distributed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from lakh.spec import Mesh, Run
-from lakh.spec.cuts import check
 from lakh.workloads.code.compiling import Choice, speed_up
 from lakh.workloads.code.context import cut_sequences
 from lakh.workloads.code.model import CodeModel
 from lakh.workloads.code.pipeline import Pipeline, split
 from lakh.workloads.code.tensor import cut_matrices
 
-__all__ = ["Groups", "check", "parallelise"]
+__all__ = ["Groups", "parallelise"]
 
 
 @dataclass(frozen=True)
