@@ -28,7 +28,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 
 SOURCES = [argparse, asyncio.base_events, contextlib, json.decoder, subprocess, tempfile, random]
 PROMPT_CHARS, NEW, TYPED = 5300, 32, 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from lakh.cli.face import console
+from lakh.cli.output import console
 from lakh.cli.serve_options import Face, face_options, listens
 from lakh.errors import UserError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.output import CommandResult, console, print_result, table
 from lakh.errors import Interrupted, PeerLost, UserError
 
 __all__ = ["loadgen"]
@@ -43,8 +43,8 @@ FLOAT = click.FloatRange(min=0, min_open=True)
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False), help="Draw latencies there (.png, .svg).")
 @click.option("--key", help="An API key of the service.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@answers
-def loadgen(url: str, **options: Any) -> Answer:
+@print_result
+def loadgen(url: str, **options: Any) -> CommandResult:
     """Load a completion service as developers who type do, and measure it.
 
     URL is http://HOST:PORT or grpc://HOST:PORT; with --before-after it is a MODEL, which is then served here.
@@ -77,8 +77,10 @@ def loadgen(url: str, **options: Any) -> Answer:
     shown = table(["figure", "value"], [[name, _shown(value)] for name, value in data.items()])
     if report.is_interrupted:
         console().print(f"interrupted after {report.wall_s:.1f} s: what was measured until then")
-        return Answer(data, shown, exit_code=Interrupted.exit_code)
-    return Answer(data, shown, exit_code=PeerLost.exit_code if report.sent and report.sent == data["failed"] else 0)
+        return CommandResult(data, shown, exit_code=Interrupted.exit_code)
+    return CommandResult(
+        data, shown, exit_code=PeerLost.exit_code if report.sent and report.sent == data["failed"] else 0
+    )
 
 
 def _before_after(
@@ -90,7 +92,7 @@ def _before_after(
     plot_file: str | None,
     price: float,
     source: str,
-) -> Answer:
+) -> CommandResult:
     from lakh.server.load.before_after import rows_of, run_rows
     from lakh.server.load.report import plot_rows
 
@@ -126,7 +128,7 @@ def _before_after(
     columns += ["prefix hits", "text hits", "drafts kept", "$ per 1k"]
     data = {"rows": rows, "price": source, **({"interrupted": True} if is_interrupted else {})}
     shown = table(columns, [_line(row) for row in rows], title=title)
-    return Answer(data, shown, exit_code=Interrupted.exit_code if is_interrupted else 0)
+    return CommandResult(data, shown, exit_code=Interrupted.exit_code if is_interrupted else 0)
 
 
 def _line(row: dict[str, Any]) -> list[Any]:

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import click
 
-from lakh.cli.face import Answer, answers, table
+from lakh.cli.output import CommandResult, print_result, table
 
 __all__ = ["audit"]
 
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
-@click.option("--seed", is_flag=True, help="The claims of the article that lakh began with, and a Llama 3 erratum.")
-@answers
-def audit(file: str | None, seed: bool) -> Answer:
+@click.option("--seed", is_flag=True, help="The claims of the article that lakh started from, and a Llama 3 erratum.")
+@print_result
+def audit(file: str | None, seed: bool) -> CommandResult:
     """Recompute the claims of an article and mark each one."""
     from lakh.errors import UserError
-    from lakh.planner.validation.claims_audit import audit as judge
-    from lakh.planner.validation.claims_audit import load_claims
+    from lakh.planner.validation import claims_audit
 
     if (file is None) == (not seed):
         raise UserError("lakh plan audit", "needs one of FILE and --seed", "give a claims file (TOML), or --seed")
-    claims = load_claims(file)
-    found = judge(claims)
-    data = {"title": claims.title, "claims": [verdict.as_dict() for verdict in found]}
+    claims = claims_audit.load_claims(file)
+    found = claims_audit.audit(claims)
+    data = {"title": claims.title, "claims": [check.as_dict() for check in found]}
     rows = [
         [
             v.verdict,
@@ -31,4 +30,4 @@ def audit(file: str | None, seed: bool) -> Answer:
         ]
         for v in found
     ]
-    return Answer(data, table(["verdict", "claim, figures, why"], rows, claims.title))
+    return CommandResult(data, table(["verdict", "claim, figures, why"], rows, claims.title))

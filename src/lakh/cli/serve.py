@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lakh.cli.face import console
+from lakh.cli.output import console
 from lakh.cli.serve_options import Face, face_options, listens
 from lakh.errors import PeerLost, UserError
 

@@ -23,12 +23,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lakh.evals.bulk_rows import Draw, Row, draw_keys, keys_of, pick
 from lakh.server.engine import Completion, Engine, FinishReason, Prompt, Sampling
-from lakh.server.model.blocks import BLOCK_TOKENS
-from lakh.server.model.network import Network, Segment
+from lakh.server.model.block_pool import BLOCK_TOKENS
+from lakh.server.model.inference import InferenceModel, SequenceChunk
 
 if TYPE_CHECKING:
     from lakh.server.fim import Order
-    from lakh.server.model.kv import PagedCache
+    from lakh.server.model.kv_cache import PagedCache
 
 __all__ = ["Bulk", "Steps"]
 
@@ -157,7 +157,7 @@ class Bulk:
         if not prompts:
             return
         engine = self.engine
-        segments = [Segment(row.prompt[start:-1], start, row.blocks, scored=0) for row, start in prompts]
+        segments = [SequenceChunk(row.prompt[start:-1], start, row.blocks, scored=0) for row, start in prompts]
         with sdpa_kernel(ATTENTION):
             engine.network.forward(segments, engine.cache)
         for row, _ in prompts:
@@ -197,7 +197,7 @@ class Bulk:
 class _Plain:
     """Step by step through the network, on any device."""
 
-    def __init__(self, network: Network, cache: PagedCache) -> None:
+    def __init__(self, network: InferenceModel, cache: PagedCache) -> None:
         self._network, self._cache = network, cache
 
     @torch.inference_mode()
@@ -206,7 +206,7 @@ class _Plain:
         keys = keys_of(rows, steps).to(self._network.device)
         for step in range(steps):
             segments = [
-                Segment([new[-1] if new else row.last], row.position + step, row.blocks)
+                SequenceChunk([new[-1] if new else row.last], row.position + step, row.blocks)
                 for row, new in zip(rows, drawn, strict=True)
             ]
             logits = self._network.forward(segments, self._cache)

@@ -13,8 +13,8 @@ import torch
 
 from lakh.evals.bulk_rows import Draw, Row, keys_of, pick
 from lakh.server.model.gpu.decode import Decoder, can_decode
-from lakh.server.model.kv import PagedCache
-from lakh.server.model.network import Network
+from lakh.server.model.inference import InferenceModel
+from lakh.server.model.kv_cache import PagedCache
 
 __all__ = ["Graphs", "can_decode"]
 
@@ -22,14 +22,14 @@ SIZES = (16, 64, 128, 256, 512)
 
 
 class Graphs:
-    def __init__(self, network: Network, cache: PagedCache) -> None:
+    def __init__(self, network: InferenceModel, cache: PagedCache) -> None:
         self._decoder = Decoder(network, cache)
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Row], steps: int, draw: Draw) -> list[list[int]]:
         num = len(rows)
         last, positions = [row.last for row in rows], [row.position for row in rows]
-        batch = self._decoder.begin(last, positions, [row.blocks for row in rows], SIZES)
+        batch = self._decoder.load_batch(last, positions, [row.blocks for row in rows], SIZES)
         device = batch.tokens.device
         keys = torch.zeros(len(batch), steps, dtype=torch.int64)
         keys[:num] = keys_of(rows, steps)
@@ -38,6 +38,6 @@ class Graphs:
         for step in range(steps):
             batch.replay()
             drawn = pick(batch.logits, draw, keys[:, step])
-            batch.redraw(drawn)
+            batch.set_tokens(drawn)
             history[step] = drawn
         return history[:, :num].T.tolist()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lakh.server.model.blocks import Lease
+from lakh.server.model.block_pool import Lease
 from lakh.server.params import Sampling
 from lakh.server.sampling import Draws, noise
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from lakh.planner.calculon import one_step
-from lakh.planner.search.candidates import Limits
 from lakh.planner.catalogue import architecture
 from lakh.planner.estimate import estimate_layout
+from lakh.planner.execution_plan import FULL, Layout
 from lakh.planner.reliability.failures import load_failures
 from lakh.planner.reliability.goodput import Policy, Scene, simulate
-from lakh.planner.execution_plan import FULL, Layout
+from lakh.planner.search.candidates import Limits
 from lakh.planner.search.layout_search import search
 from lakh.spec.cluster import load_cluster
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from lakh.errors import UserError
 from lakh.planner.calibration.fit import EMPHASIS, SOURCE_WEIGHT, is_held_out
-from lakh.planner.execution_plan import FULL, NONE, RECOMPUTE, SELECTIVE
 from lakh.planner.calibration.measured_points import Point
+from lakh.planner.execution_plan import FULL, NONE, RECOMPUTE, SELECTIVE
 from lakh.planner.validation.accuracy import predictions, table
 
 __all__ = ["Comparison", "cannot_describe", "compare", "one_step"]

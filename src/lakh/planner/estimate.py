@@ -201,9 +201,7 @@ def _rented_price(cluster: Cluster) -> GpuHour:
     return GpuHour(0.0, {}, [f"{cluster.gpu.kind} is not in the price book: counted as free"])
 
 
-def _stalls(
-    model: Model, plan: ExecutionPlan, cluster: Cluster, step_s: float, every: int | None
-) -> dict[str, float]:
+def _stalls(model: Model, plan: ExecutionPlan, cluster: Cluster, step_s: float, every: int | None) -> dict[str, float]:
     """A checkpoint is copied to host memory and written from there: the job waits for the copy, and for a write that
     takes longer than the interval. Data are read ahead: only storage that cannot keep up delays a step."""
     steps = every or max(round(DEFAULT_CHECKPOINT_INTERVAL_S / step_s), 1)

@@ -55,7 +55,7 @@ class ExecutionPlan:
     cp: Array = 1.0
     ep: Array = 1.0
     shard: Array = 1.0
-    """Ranks that shard parameters, gradients and optimizer states (FSDP, ZeRO-3): dp_shard x cp of a mesh; 1 is none."""
+    """Ranks that shard parameters, gradients and optimizer states (FSDP, ZeRO-3): dp_shard x cp of a mesh."""
     zero: Array = 0.0
     """ZeRO stage without `shard`: 0 none, 1 optimizer states, 2 also gradients, of which only those of two chunks (or
     layers) are whole at a time."""
@@ -226,4 +226,6 @@ def run_of_model(
     data = Data(sequence=sequence, batch=batch, micro_batch=int(plan.micro_batch))
     train = Training(steps=max(int(tokens // (batch * sequence)), 20), precision="bf16")
     trained = replace(model, context=sequence, rope_base=500_000.0)
-    return run_with_plan(Run(name=name, seed=seed, model=trained, cluster=cluster, data=data, train=train), plan, cluster)
+    return run_with_plan(
+        Run(name=name, seed=seed, model=trained, cluster=cluster, data=data, train=train), plan, cluster
+    )

@@ -16,7 +16,7 @@ from lakh.server.counts import Counts
 from lakh.server.guesses.draft import Guess
 from lakh.server.guesses.guesser import Guesser
 from lakh.server.guesses.rejection import keep_or_replace
-from lakh.server.model.network import Segment
+from lakh.server.model.inference import SequenceChunk
 from lakh.server.row import Row
 from lakh.server.sampling import choose, log_probabilities, probabilities
 
@@ -29,7 +29,7 @@ class Drawing:
         self._guesser, self._counts = guesser, counts
 
     def draw(
-        self, rows: Sequence[Row], segments: Sequence[Segment], all_guesses: Sequence[Guess], logits: Tensor
+        self, rows: Sequence[Row], segments: Sequence[SequenceChunk], all_guesses: Sequence[Guess], logits: Tensor
     ) -> list[Row]:
         """A token at every scored place, and guesses while they are what was drawn; returns the rows that drew."""
         places = [(row, i) for row, segment in zip(rows, segments, strict=True) for i in range(segment.scored)]

@@ -38,7 +38,7 @@ from lakh.server.heal import Healed
 from lakh.server.lines import ANY, Reading
 from lakh.server.metrics import TOKENS, Histogram
 from lakh.server.model import weights as model_weights
-from lakh.server.model.network import Network, Precision
+from lakh.server.model.inference import InferenceModel, Precision
 from lakh.server.model.runner import Runner
 from lakh.server.phases import Phases
 from lakh.server.prompt import Prompt, Prompts
@@ -51,7 +51,7 @@ from lakh.server.text import StopRule, TextStream
 from lakh.spec.model import Model
 
 if TYPE_CHECKING:
-    from lakh.server.model.tensor_parallel import Team
+    from lakh.server.model.tensor_parallel import TensorParallelGroup
     from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["Chunk", "Completion", "Counts", "Engine", "FinishReason", "Prompt", "Sampling"]
@@ -74,8 +74,8 @@ class Engine:
         precision: Precision | None = None,
         cache_tokens: int | None = None,
         speculation: Speculation = "off",
-        draft: model_weights.Loaded | None = None,
-        team: Team | None = None,
+        draft: model_weights.LoadedModel | None = None,
+        team: TensorParallelGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """By default on the GPU in bfloat16 where there is one, else on the CPU in float32. A `draft`, a smaller model
@@ -276,18 +276,18 @@ class Engine:
         """How long completions waited, read and drew."""
         return self._seating.phases
 
-    def stage(self) -> Network:
+    def stage(self) -> InferenceModel:
         """Room for other weights beside those at work: `put` every tensor there, `finish`, then `swap`."""
         if self.network.shard.size > 1:
             raise UserError("weights", "of an engine in several processes stay", "start it again with the new ones")
-        return self.network.shadow()
+        return self.network.empty_like()
 
-    def swap(self, weights: Mapping[str, Tensor] | Network) -> int:
+    def swap(self, weights: Mapping[str, Tensor] | InferenceModel) -> int:
         """From the next step on, these weights; of a staged network, without a pause for reading them.
 
         Rows at work are computed again with them, and no prefix is remembered. Returns the new version.
         """
-        if isinstance(weights, Network):
+        if isinstance(weights, InferenceModel):
             staged = weights
         else:
             staged = self.stage()
@@ -295,8 +295,8 @@ class Engine:
         with self._lock:
             self._flight = None
             self._seating.clear()
-            self.pool.forget()
-            self.network.exchange(staged)
+            self.pool.reset()
+            self.network.swap_weights(staged)
             self.weights_version += 1
             return self.weights_version
 
@@ -337,7 +337,7 @@ class Engine:
     def _take_off(self) -> Flight | None:
         """Greedy steps that a GPU takes unwatched: none where a row waits, samples or still reads its prompt."""
         rows, decoder = self._seating.running, self._runner.decoder
-        if decoder is None or self._seating.waiting or not 0 < len(rows) <= decoder.max_rows:
+        if decoder is None or self._seating.waiting or not 0 < len(rows) <= decoder.max_sequences:
             return None
         if not all(row.is_plainly_greedy and row.num_pending == 1 and len(row.tokens) < row.limit for row in rows):
             return None
@@ -352,7 +352,7 @@ class Engine:
         began_s = self.clock()
         tokens, positions = [row.ids[-1] for row in rows], [row.num_computed for row in rows]
         blocks = [row.lease.blocks for row in rows if row.lease is not None]
-        flight = Flight(rows, decoder.burst(tokens, positions, blocks), steps)
+        flight = Flight(rows, decoder.multi_step(tokens, positions, blocks), steps)
         flight.spent_s = self.clock() - began_s
         return flight
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from lakh.errors import UserError
-from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.block_pool import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from lakh.tokens.tokenizer import Tokenizer

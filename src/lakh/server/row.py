@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lakh.server.model.blocks import Lease
+from lakh.server.model.block_pool import Lease
 from lakh.server.sampling import Draws, Logprobs, Sampling
 from lakh.server.text import StopRule, StopText, TextStream
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lakh.server.counts import Counts
 from lakh.server.guesses.draft import Guess
-from lakh.server.model.blocks import BLOCK_TOKENS
-from lakh.server.model.network import Segment
+from lakh.server.model.block_pool import BLOCK_TOKENS
+from lakh.server.model.inference import SequenceChunk
 from lakh.server.model.runner import Runner
 from lakh.server.phases import Phases
 from lakh.server.row import Row
@@ -25,7 +25,7 @@ from lakh.server.schedule import share_budget
 __all__ = ["Seating", "Work"]
 
 NO_GUESS = Guess([], [])
-Work = tuple[list[Segment], list[Row], list[Guess]]
+Work = tuple[list[SequenceChunk], list[Row], list[Guess]]
 """Of one step: what each row brings, the rows, and the guesses among it."""
 
 
@@ -112,7 +112,9 @@ class Seating:
                     continue
             is_last = end == len(row.ids)
             new = [*row.ids[row.num_computed : end], *guess.tokens]
-            segments.append(Segment(new, row.num_computed, row.lease.blocks, len(guess.tokens) + 1 if is_last else 0))
+            segments.append(
+                SequenceChunk(new, row.num_computed, row.lease.blocks, len(guess.tokens) + 1 if is_last else 0)
+            )
             rows.append(row)
             all_guesses.append(guess)
         return segments, rows, all_guesses

@@ -27,7 +27,7 @@ from lakh import config
 from lakh.errors import PeerLost, UserError
 from lakh.server.engine import Engine
 from lakh.spec.model import Model
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 
 __all__ = ["Received", "Receiver", "buckets", "send"]
 
@@ -100,8 +100,8 @@ class Receiver:
         staged = self._engine.stage()
         for bucket, flat in self._arriving(buckets(spec, KINDS[kind].itemsize, bucket_bytes), KINDS[kind]):
             for (name, shape), part in zip(bucket, flat.split([shape.numel() for _, shape in bucket]), strict=True):
-                staged.put(name, part.view(shape))
-        staged.finish()
+                staged.load_tensor(name, part.view(shape))
+        staged.finish_loading()
         arrived_s = time.perf_counter()
         self._engine.swap(staged)
         return Received(version, arrived_s - began_s, time.perf_counter() - arrived_s)

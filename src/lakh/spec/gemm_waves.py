@@ -33,7 +33,9 @@ def num_waves(
 def wave_efficiency(rows: int, columns: int, processors: int) -> float:
     """Share of the multiprocessors' time that computes the product, with the best of TILES."""
     return max(
-        rows * columns / (height * width * processors * math.ceil(num_waves(rows, columns, (height, width), processors)))
+        rows
+        * columns
+        / (height * width * processors * math.ceil(num_waves(rows, columns, (height, width), processors)))
         for height, width in TILES
     )
 

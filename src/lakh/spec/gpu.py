@@ -18,7 +18,7 @@ class GpuFamily:
     dense_bf16_TFLOPs: float | None = None
     """Dense bf16 peak of the data sheet, which prints twice as much ("with sparsity") from the A100 on."""
     processors: int = 100
-    """Streaming multiprocessors, from NVIDIA's architecture white papers: tiles of a matrix product computed at once."""
+    """Streaming multiprocessors, from NVIDIA's white papers: tiles of a matrix product computed at once."""
     tile_columns: int = 128
     """Width of cuBLAS's usual tiles of large products: 128 x 256 or 256 x 256 from the H100 on."""
     switch_reduces: bool = False
@@ -30,7 +30,8 @@ class GpuFamily:
     softmax_head_dim: float = 0.0
     """Head size whose matrix products take as long as the exponentials of its scores. A multiprocessor computes 16
     exponentials per clock (CUDA programming guide) beside 4,096 dense FLOPs on an H100, 8,192 on Blackwell; a score
-    takes one exponential and four FLOPs per head element. Older parts hide them: fits of A100 rows find no such term."""
+    takes one exponential and four FLOPs per head element. On older parts they are hidden: fits of A100 rows find no
+    such term."""
     power_limit_W: float | None = None
     """Set for parts of one design that run at their power limit under matrix products."""
 

@@ -51,7 +51,9 @@ class Mesh:
             if size < 1 and not (name == "dp_shard" and size == -1):
                 raise ConfigError(name, f"{size} is not a number of ranks", "choose 1 or more")
         if sorted(self.order) != sorted(AXES):
-            raise ConfigError("order", f"{list(self.order)} is not an order of the axes", f"name each once: {list(AXES)}")
+            raise ConfigError(
+                "order", f"{list(self.order)} is not an order of the axes", f"name each once: {list(AXES)}"
+            )
 
     @property
     def is_resolved(self) -> bool:

@@ -159,7 +159,9 @@ class Model:
                 found = f"is set: {what} is planned (lakh plan estimate) and not trained"
                 raise InfeasiblePlan(f"model.{name}", found, f"remove [model.{name}]")
         if not self.gated:
-            raise InfeasiblePlan("model.gated", "is false: a plain feed-forward is planned and not trained", "remove it")
+            raise InfeasiblePlan(
+                "model.gated", "is false: a plain feed-forward is planned and not trained", "remove it"
+            )
         if not self.is_plain:
             found = f"{self.head_dim} x {self.heads} heads is not width {self.width}: planned and not trained"
             raise InfeasiblePlan("model.head_size", found, "remove it")

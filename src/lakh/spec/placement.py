@@ -43,7 +43,9 @@ def place_axes(mesh: Mesh, cluster: Cluster) -> list[AxisPlacement]:
         if ranks > 1:
             tier = cluster.tier_of(ranks * stride)
             inside = cluster.tiers[0]
-            reason = f"{_TRAFFIC[axis]}; {ranks} ranks at a stride of {stride} span {ranks * stride} GPUs, one {tier.name}"
+            reason = (
+                f"{_TRAFFIC[axis]}; {ranks} ranks at a stride of {stride} span {ranks * stride} GPUs, one {tier.name}"
+            )
             if axis == "tp" and tier is not inside:
                 reason += (
                     f": outside a {inside.name} of {inside.size} GPUs, where bandwidth is {_times(inside, tier)} higher"

@@ -72,7 +72,9 @@ class Data:
                 raise ConfigError(name, f"{getattr(self, name)} is not a share", "choose 0 to 1")
         for first, end in self.skip:
             if not 0 <= first < end < 2**62:
-                raise ConfigError("skip", f"[{first}, {end}] is not a range", "give the first sequence and the end (exclusive)")
+                raise ConfigError(
+                    "skip", f"[{first}, {end}] is not a range", "give the first sequence and the end (exclusive)"
+                )
         if len(self.mixture) != len({source.tokens for source in self.mixture}):
             raise ConfigError("mixture", "names a source twice", "list each source once, with its total weight")
 
@@ -84,7 +86,7 @@ class Optimizer:
     lr: float = 1e-3
     """Peak learning rate, reached at the end of warm-up."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """Learning rate after warm-up: cosine or linear decay, constant, or constant then decay (warm-up, stable, decay)."""
+    """Learning rate after warm-up: cosine or linear decay, constant, or constant then decay (wsd)."""
     decay_share: float = 0.2
     """Share of the steps in the decay phase of "wsd"."""
     min_lr_ratio: float = 0.1
@@ -134,8 +136,7 @@ class Training:
     """Compression of gradients between replicas (mesh.dp_replicate) over c3, with error feedback: the rounding error is
     added at the next step (and reset by a resume)."""
     compile: Literal["auto", "none", "block", "model"] = "auto"
-    """What torch.compile compiles: nothing, each block, or all blocks as one graph; "auto" is blocks on a GPU, none on a
-    CPU."""
+    """What torch.compile compiles: nothing, each block, or all blocks as one graph; "auto" is each block on a GPU."""
     attention: Literal["auto", "torch", "flash", "cudnn"] = "auto"
     """Attention kernel; "auto" is the fastest one measured for the device."""
     products: Literal["auto", "library"] = "auto"

@@ -13,12 +13,12 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lakh.server.engine import Completion, Engine, Sampling
-from lakh.server.model.blocks import BLOCK_TOKENS
-from lakh.server.model.network import Segment
+from lakh.server.model.block_pool import BLOCK_TOKENS
+from lakh.server.model.inference import SequenceChunk
 from lakh.server.sampling import Draws, noise, probabilities
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 from lakh.workloads.code.model import CodeModel, init_weights
 
 SPECIAL = [
@@ -75,14 +75,16 @@ class PlayedDecoder:
     launched, whoever has ended meanwhile.
     """
 
-    max_rows, max_steps = 128, 20
+    max_sequences, max_steps = 128, 20
 
     def __init__(self, engine: Engine) -> None:
         self.runner = engine._runner
         self.launches: list[int] = []
         self.num_bursts = self.num_reads = 0
 
-    def burst(self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]]) -> PlayedBurst:
+    def multi_step(
+        self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]]
+    ) -> PlayedBurst:
         self.num_bursts += 1
         width = self.runner.network.spec.context // BLOCK_TOKENS + 1
         scratch = self.runner.cache.num_blocks - 1
@@ -107,7 +109,7 @@ class PlayedBurst:
         drawn = []
         for _ in range(steps):
             rows = zip(self.tokens, self.positions, self.tables, strict=True)
-            segments = [Segment([token], at, table) for token, at, table in rows]
+            segments = [SequenceChunk([token], at, table) for token, at, table in rows]
             self.tokens = self.decoder.runner.forward(segments).argmax(dim=-1).tolist()
             self.positions = [at + 1 for at in self.positions]
             drawn.append(self.tokens)

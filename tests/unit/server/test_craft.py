@@ -18,7 +18,7 @@ from lakh.server.faces.dialects import DIALECTS, Answered
 from lakh.server.faces.keys import Keys
 from lakh.server.load.report import percentiles
 from lakh.server.load.typing_load import Typist, arrivals_s, read_files
-from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.requests import BadRequest, parse
 from lakh.server.text import StopRule
 

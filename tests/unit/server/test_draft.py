@@ -45,7 +45,7 @@ def make(tokenizer_json: Path) -> Make:
         """With `noise`, a draft that is the model with so much noise on its weights."""
         draft = None
         if noise is not None:
-            draft = model_weights.Loaded("draft", "", spec, weights_of(spec, 1, noise), tokenizer_json)
+            draft = model_weights.LoadedModel("draft", "", spec, weights_of(spec, 1, noise), tokenizer_json)
         weights = weights_of(spec, 1)
         return Engine("m", spec, weights, tokenizer, device="cpu", draft=draft, cache_tokens=cache_tokens)
 
@@ -74,7 +74,7 @@ def test_a_draft_changes_no_greedy_and_no_seeded_answer(
             done = plain.generate(prompts, sampling)
             assert_same(prompts, sampling, drafted.generate(prompts, sampling), done)
     assert drafted._drafter is not None
-    assert (drafted.pool.num_held, drafted._drafter.num_held) == (0, 0)
+    assert (drafted.pool.num_used, drafted._drafter.num_used) == (0, 0)
     if noise == 0.0 and all(one.finish_reason == "length" for one in done):  # guesses past an end are not looked at
         # The model itself guesses right, but for a tie that rounding decides.
         assert drafted.counts.kept_tokens >= drafted.counts.drafted_tokens - most
@@ -107,7 +107,7 @@ def test_rows_that_give_way_and_a_draft_without_room_change_nothing(
     assert small.generate(prompts, Sampling(max_tokens=60)) == plain.generate(prompts, Sampling(max_tokens=60))
     assert small.counts.preempted_rows > 0
     assert small._drafter is not None
-    assert (small.pool.num_held, small._drafter.num_held) == (0, 0)
+    assert (small.pool.num_used, small._drafter.num_used) == (0, 0)
 
 
 def test_tokens_that_survive_rejection_are_distributed_as_the_models() -> None:
@@ -172,7 +172,7 @@ def test_a_draft_that_costs_as_much_as_the_model_is_not_asked() -> None:
 def test_a_draft_of_another_tokenizer_or_a_shorter_context_is_refused(make: Make, tokenizer_json: Path) -> None:
     tokenizer = Tokenizer.load(tokenizer_json)
     short = dataclasses.replace(SPEC, context=48)
-    draft = model_weights.Loaded("short", "", short, weights_of(short, 1), tokenizer_json)
+    draft = model_weights.LoadedModel("short", "", short, weights_of(short, 1), tokenizer_json)
     with pytest.raises(UserError, match="context of 48"):
         Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu", draft=draft)
 
@@ -180,7 +180,7 @@ def test_a_draft_of_another_tokenizer_or_a_shorter_context_is_refused(make: Make
 def test_a_draft_with_other_tokens_is_refused(tmp_path: Path, tokenizer_json: Path) -> None:
     other = tmp_path / "tokenizer.json"
     other.write_bytes(tokenizer_json.read_bytes().replace(b"endoftext", b"endoffile"))
-    draft = model_weights.Loaded("other", "", SPEC, weights_of(SPEC, 1), other)
+    draft = model_weights.LoadedModel("other", "", SPEC, weights_of(SPEC, 1), other)
     with pytest.raises(UserError):
         Engine("m", SPEC, weights_of(SPEC, 1), Tokenizer.load(tokenizer_json), device="cpu", draft=draft)
 
@@ -193,7 +193,7 @@ def test_looked_up_and_drafted_guesses_are_weighed_against_each_other(
     prompt, sampling = (30, 31, 32), Sampling(max_tokens=40)
     plain = Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu").generate([prompt], sampling)[0]
     told = (*prompt, *plain.tokens)
-    draft = model_weights.Loaded("draft", "", SPEC, weights_of(SPEC, 5), tokenizer_json)
+    draft = model_weights.LoadedModel("draft", "", SPEC, weights_of(SPEC, 5), tokenizer_json)
     both = Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu", draft=draft, speculation="lookup")
     monkeypatch.setattr(guesser_module.Lookup, "guess", lambda _, ids, most: list(told[len(ids) : len(ids) + most]))
     monkeypatch.setattr(

@@ -23,7 +23,7 @@ from lakh.server.guesses import guesser as guesser_module
 from lakh.server.guesses.speculate import Decision
 from lakh.spec import Data, Run
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 from lakh.workloads.code.model import CodeModel
 
 MakeEngine = Callable[..., Engine]
@@ -186,7 +186,7 @@ def test_rows_that_gave_way_get_the_same_answer(
     small = make_engine(options={"cache_tokens": 1})  # room for one full context
     sampling = Sampling(max_tokens=30)
     assert_same(prompts, sampling, small.generate(prompts, sampling), engine.generate(prompts, sampling))
-    assert small.pool.num_held == 0
+    assert small.pool.num_used == 0
 
 
 def test_room_for_one_makes_rows_give_way(make_engine: MakeEngine) -> None:
@@ -211,7 +211,7 @@ def test_new_weights_answer_from_the_next_step_and_from_no_old_cache(make_engine
     assert after == other.generate([prompt], sampling) != first
     while row.finish_reason is None:
         engine.step()
-    assert engine.pool.num_held == 0
+    assert engine.pool.num_used == 0
     assert row.tokens[: len(drawn)] == drawn  # what was drawn stays; what follows is the new model's
     rest = other.generate([[*prompt, *drawn]], Sampling(max_tokens=20 - len(drawn)))[0].tokens
     assert tuple(row.tokens[len(drawn) :]) == rest
@@ -236,12 +236,12 @@ def test_an_aborted_row_frees_its_blocks_at_once(engine: Engine) -> None:
     rows = [engine.row(tuple(range(20 + i, 60 + i)), Sampling(max_tokens=40)) for i in range(3)]
     engine.submit(*rows)
     engine.step()
-    held = engine.pool.num_held
+    held = engine.pool.num_used
     engine.abort(rows[1])
-    assert engine.pool.num_held < held
+    assert engine.pool.num_used < held
     assert rows[1].finish_reason == "abort"
     engine.abort(*rows)
-    assert (engine.pool.num_held, engine.num_running, engine.num_waiting) == (0, 0, 0)
+    assert (engine.pool.num_used, engine.num_running, engine.num_waiting) == (0, 0, 0)
 
 
 def test_a_row_past_its_deadline_ends_wherever_it_is(make_engine: MakeEngine) -> None:
@@ -256,7 +256,7 @@ def test_a_row_past_its_deadline_ends_wherever_it_is(make_engine: MakeEngine) ->
     now[0] = 6.0
     assert engine.step() == [waits, at_work]
     assert [row.finish_reason for row in (at_work, waits)] == ["abort", "abort"]
-    assert engine.pool.num_held == 0
+    assert engine.pool.num_used == 0
 
 
 def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) -> None:

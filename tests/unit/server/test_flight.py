@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lakh.server.engine import Engine, Sampling
-from lakh.server.model.blocks import BLOCK_TOKENS
-from lakh.server.model.kv import PagedCache
-from lakh.server.model.network import Segment
+from lakh.server.model.block_pool import BLOCK_TOKENS
+from lakh.server.model.inference import SequenceChunk
+from lakh.server.model.kv_cache import PagedCache
 from lakh.server.row import Row
 from lakh.server.schedule import steps_unguessed
 
@@ -57,7 +57,7 @@ def assert_remembers_what_it_says(found: Engine, engine: Engine) -> None:
             ids = [*before, *child.tokens]
             fresh = PagedCache(engine.spec, 8, device=engine.device, dtype=torch.float32)
             with torch.inference_mode():
-                engine.network.forward([Segment(ids, 0, list(range(8)), 1)], fresh)
+                engine.network.forward([SequenceChunk(ids, 0, list(range(8)), 1)], fresh)
             here, there = child.block * BLOCK_TOKENS, len(before)
             for ours, theirs in (
                 (found.cache.keys_LKCD, fresh.keys_LKCD),
@@ -88,7 +88,7 @@ def test_flights_change_no_answer(
     assert_same(prompts, sampling, done, engine.generate(prompts, sampling))
     assert flying.counts.drawn_tokens == sum(len(one.tokens) for one in done)
     assert sum(decoder.launches) > 15
-    assert flying.pool.num_held == 0
+    assert flying.pool.num_used == 0
 
 
 @few
@@ -117,7 +117,7 @@ def test_whoever_comes_and_goes(
         if rows[number].finish_reason == "abort":
             expected = expected[: len(found)]
         assert_same([prompt], sampling, [tuple(found)], [tuple(expected)])
-    assert flying.pool.num_held == 0
+    assert flying.pool.num_used == 0
     assert_remembers_what_it_says(flying, engine)
 
 
@@ -134,7 +134,7 @@ def test_a_newcomer_waits_for_what_is_launched_and_no_more(make_flying: MakeFlyi
     assert sum(decoder.launches) == launched
     assert len(first.tokens) == launched + 2  # all of them were of use
     until_done(flying, first, second)
-    assert flying.pool.num_held == 0
+    assert flying.pool.num_used == 0
 
 
 def test_a_row_that_ends_leaves_while_the_others_go_on(make_flying: MakeFlying) -> None:
@@ -143,11 +143,11 @@ def test_a_row_that_ends_leaves_while_the_others_go_on(make_flying: MakeFlying) 
     until_done(flying, rows[0])
     assert decoder.num_bursts == 1
     assert rows[0].lease is None
-    held = flying.pool.num_held
+    held = flying.pool.num_used
     assert flying.num_running == 4
     until_done(flying, *rows)
     assert decoder.num_bursts == 1  # one landing less than rows that ended
-    assert held > flying.pool.num_held == 0
+    assert held > flying.pool.num_used == 0
 
 
 def test_rows_that_are_left_alone_are_seated_anew(make_flying: MakeFlying) -> None:
@@ -169,7 +169,7 @@ def test_when_all_have_gone_nothing_is_waited_for(make_flying: MakeFlying, engin
     while not decoder.launches:
         flying.step()
     flying.abort(*rows)
-    assert flying.pool.num_held == flying.num_running == 0
+    assert flying.pool.num_used == flying.num_running == 0
     reads = decoder.num_reads
     assert flying.step() == []
     assert decoder.num_reads == reads
@@ -269,7 +269,7 @@ def test_a_row_that_may_draw_nothing_more_takes_no_flight(make_flying: MakeFlyin
 
 def test_more_rows_than_a_decoder_has_go_step_by_step(make_flying: MakeFlying) -> None:
     flying, decoder = make_flying()
-    decoder.max_rows = 2
+    decoder.max_sequences = 2
     until_done(flying, *[submit(flying, [30 + row, 31], 5) for row in range(3)])
     assert not decoder.launches
 
@@ -342,7 +342,7 @@ def test_who_ended_before_an_interrupt_has_left(make_flying: MakeFlying, monkeyp
     flying.abort(second)
     until_done(flying, third)
     assert flying.num_running == 0
-    assert flying.pool.num_held == 0
+    assert flying.pool.num_used == 0
 
 
 def test_a_slow_reader_does_not_make_steps_dear(make_flying: MakeFlying, monkeypatch: pytest.MonkeyPatch) -> None:

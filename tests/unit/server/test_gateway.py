@@ -285,7 +285,7 @@ def test_a_gone_client_a_newer_request_and_a_deadline_end_the_engines_work(
         slow_down(engine, monkeypatch)
 
     def idle() -> bool:
-        return not any(engine.num_running or engine.num_waiting or engine.pool.num_held for engine in pair)
+        return not any(engine.num_running or engine.num_waiting or engine.pool.num_used for engine in pair)
 
     async def story(fleet: Fleet) -> None:
         task = asyncio.create_task(fleet.stream(ASK))

@@ -103,7 +103,7 @@ def test_a_deadline_and_a_cancelled_call_free_their_blocks(engine: Engine, monke
         await call.read()
         call.cancel()
         async with asyncio.timeout(PATIENCE_S):
-            while engine.num_running or engine.num_waiting or engine.pool.num_held:
+            while engine.num_running or engine.num_waiting or engine.pool.num_used:
                 await asyncio.sleep(0.01)
 
     run(engine, story)

@@ -6,7 +6,7 @@ log(predicted/measured) with a robust loss: some published rows are far slower t
 Sources count by the power SOURCE_WEIGHT of their number of rows, so that a thousand small rows do not outvote thirty
 large ones.
 
-A configuration is held out by the salted hash of its digest: 30 %, fixed before any fit. data/calibration.toml holds the
+A configuration is held out by the salted hash of its digest: 30 %, fixed before any fit. data/calibration.toml has the
 shipped numbers and the digests they were fitted on, so that `validate` can tell which rows are unseen. Fitting needs
 scipy (the [plan] extra); reading and using a calibration does not.
 """
@@ -99,12 +99,33 @@ FIT_SETTINGS = {
         priors={"wave": 1.0},  # a thread block computes one tile; persistent kernels of later parts take several
     ),
     "H100": FitSettings(
-        free=("gemm", "memory", "attention", "host_us", "collective_us", "node", "nic", "interference", "low_precision"),
+        free=(
+            "gemm",
+            "memory",
+            "attention",
+            "host_us",
+            "collective_us",
+            "node",
+            "nic",
+            "interference",
+            "low_precision",
+        ),
         programs=("nemo", "maxtext", "nanotron"),
         priors={"gemm": 0.7, "attention": 0.25},
     ),
     "Blackwell": FitSettings(
-        free=("gemm", "gemm_knee", "memory", "attention", "host_us", "collective_us", "node", "nic", "interference", "low_precision"),
+        free=(
+            "gemm",
+            "gemm_knee",
+            "memory",
+            "attention",
+            "host_us",
+            "collective_us",
+            "node",
+            "nic",
+            "interference",
+            "low_precision",
+        ),
         priors={"gemm": 0.65, "host_us": 200.0, "attention": 0.4},
     ),
     "H100-500W": FitSettings(free=("gemm", "memory", "attention", "low_precision"), start_from="H100"),

@@ -113,7 +113,7 @@ def read_points(path: str | Path) -> MeasuredPoints:
 
 
 def stack_points(points: Sequence[MeasuredPoint]) -> tuple[Model, ExecutionPlan, Cluster, Index]:
-    """All candidates of all points as one model, plan and cluster of arrays, and where each point's candidates begin."""
+    """All candidates of all points as one model, plan and cluster of arrays, and the first candidate of each point."""
     counts = [len(point.candidates) for point in points]
     owners = [point for point, count in zip(points, counts, strict=True) for _ in range(count)]
     starts = np.cumsum([0, *counts])[:-1]

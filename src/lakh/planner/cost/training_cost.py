@@ -59,7 +59,13 @@ class TrainingWork:
             if getattr(self, name) <= 0:
                 raise UserError(name, f"{getattr(self, name)} is not positive", "give a positive number")
         if not 0 < self.goodput <= 1 or not 0 <= self.overhead_share < 1 or self.usd_per_gpu_hour < 0:
-            raise UserError("goodput", "must be above 0 up to 1, the overhead share 0 or more and below 1", "correct them")
+            raise UserError(
+                "goodput", "must be above 0 up to 1, the overhead share 0 or more and below 1", "correct them"
+            )
+
+    @property
+    def mfu(self) -> float:
+        return self.tflops_per_gpu / self.peak_tflops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,10 +167,10 @@ def cost_breakdown(
         usd_parts=parts,
         usd_per_million_tokens=usd / work.tokens * 1e6,
         usd_per_failure=loss_per_failure_s / 3600 * gpus * price,
-        mfu_step=work.tflops_per_gpu / work.peak_tflops,
+        mfu_step=work.mfu,
         mfu_run=work.flops / (total * hours * 3600 * work.peak_tflops * 1e12),
         assumptions=[
-            f"{work.tflops_per_gpu:g} TFLOP/s per GPU in a step, {work.tflops_per_gpu / work.peak_tflops:.1%} of the peak",
+            f"{work.tflops_per_gpu:g} TFLOP/s per GPU in a step, {work.mfu:.1%} of the peak",
             f"goodput {work.goodput:.1%}, {work.overhead_share:.0%} for evaluation and checkpoints, of net GPU time",
             f"spares by binomial at {reserves.confidence:.1%}: {reserves.failures_per_gpu_hour:.3g} failures per "
             f"GPU-hour, {reserves.repair_hours:g} h to repair",

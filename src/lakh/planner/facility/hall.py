@@ -84,7 +84,9 @@ class DataHall:
         if self.power_kW <= 0 or min(self.air_cooling_kW, self.liquid_cooling_kW) < 0:
             raise ConfigError("power_kW", "must be above 0, and cooling 0 or more", "give kilowatts")
         if self.cable_limit_m <= self.cable_slack_m:
-            raise ConfigError("cable_limit_m", f"{self.cable_limit_m} m is not longer than the slack", "give a longer cable")
+            raise ConfigError(
+                "cable_limit_m", f"{self.cable_limit_m} m is not longer than the slack", "give a longer cable"
+            )
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def _fill(hall: DataHall, cooling: Cooling, stays: list[SupportService], servers
 
 
 def _place(hall: DataHall, wanted: int, rack_gpus: int, support_racks: int) -> tuple[Array, list[int], float]:
-    """Place zones of GPU racks around their network racks, the largest first, and services in the last free positions."""
+    """Place zones of GPU racks around their network racks, largest first; services take the last free positions."""
     rows, columns = np.indices((hall.rows, hall.racks_per_row))
     y, x = rows * hall.row_pitch_m, columns * hall.rack_pitch_m
     grid = np.full((hall.rows, hall.racks_per_row), ".", dtype="<U1")

@@ -90,7 +90,14 @@ class RecoveryPolicy:
     """Interruptions by one lemon node before it is evicted."""
 
     def __post_init__(self) -> None:
-        times = (self.stall_s, self.detect_s, self.restart_s, self.near_interval_s, self.near_stall_s, self.repair_hours)
+        times = (
+            self.stall_s,
+            self.detect_s,
+            self.restart_s,
+            self.near_interval_s,
+            self.near_stall_s,
+            self.repair_hours,
+        )
         if self.interval_s <= 0 or min(*times, self.near_restart_s, self.partial_restart_s) < 0 or self.evict_after < 1:
             found = "interval_s must be above 0 and no time may be negative"
             raise ConfigError("recovery policy", found, "correct them")

@@ -89,8 +89,8 @@ def _is_trainable(plans: ExecutionPlan) -> Array:
 
 
 FIELDS = (
-    "gpus", "tp", "pp", "cp", "ep", "micro_batch", "chunks", "zero_bubble", "chunks_ahead", "recompute", "zero", "shard",
-    "offload", "expert_overlap", "pp_inside",
+    "gpus", "tp", "pp", "cp", "ep", "micro_batch", "chunks", "zero_bubble", "chunks_ahead", "recompute", "zero",
+    "shard", "offload", "expert_overlap", "pp_inside",
 )  # fmt: skip
 
 

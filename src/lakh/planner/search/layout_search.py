@@ -75,7 +75,9 @@ def search(
 
     def result(why: str, **found: Any) -> LayoutSearchResult:
         seconds = time.perf_counter() - began
-        return LayoutSearchResult(searched, seconds, **{"best": None, "pareto": [], **found}, why=why, refused=dict(refused))
+        return LayoutSearchResult(
+            searched, seconds, **{"best": None, "pareto": [], **found}, why=why, refused=dict(refused)
+        )
 
     if count == 0:
         reason = "; ".join(f"{why}: {n}" for why, n in refused.most_common()) or "no combination divides"
@@ -169,9 +171,7 @@ def _why(found: _Evaluated, usable: Array, winner: int) -> str:
     if other.any():
         rival = int(np.flatnonzero(other)[np.argmin(step_s[other])])
         efficiency = calibration_for(found.cluster.gpu.family)[0].efficiency
-        ours, theirs = (
-            step_time(found.model, plan, found.cluster, efficiency) for plan in (best, found.plan(rival))
-        )
+        ours, theirs = (step_time(found.model, plan, found.cluster, efficiency) for plan in (best, found.plan(rival)))
         gaps = {name: float(getattr(theirs, name) - getattr(ours, name)) for name in vars(ours)}
         extremes = {max(gaps, key=gaps.__getitem__), min(gaps, key=gaps.__getitem__)}  # largest loss and largest gain
         parts = [f"{gap:+.3g} s in {name.removesuffix('_s')}" for name, gap in gaps.items() if name in extremes and gap]

@@ -1,6 +1,6 @@
 """Seconds of a collective when every group of the job runs it at the same time.
 
-Bytes come from `spec.collective_cost`, the closed form of the schedules that c3 runs. A group of n ranks, `stride` apart,
+Bytes come from `spec.collective_cost`, the closed form of c3's schedules. A group of n ranks, `stride` apart,
 has m members in each node and spans N = n/m nodes. The m members open m rings (as NCCL's channels do): each rank passes
 a ring's (n-1)/n of the buffer on inside the node, and its NIC carries the hierarchical share, (N-1)/N of 1/m of the
 buffer. Rings are pipelined, so the slower of the two parts sets the pace.

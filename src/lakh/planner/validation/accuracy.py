@@ -16,7 +16,7 @@ import numpy as np
 
 from lakh.errors import UserError
 from lakh.planner.calibration.fit import FIT_SETTINGS, Calibration, calibration_for, fit, is_held_out, predict
-from lakh.planner.calibration.measured_points import Index, MeasuredPoint, MeasuredPoints, stack_points
+from lakh.planner.calibration.measured_points import Index, MeasuredPoint, MeasuredPoints
 from lakh.planner.memory import memory_use
 from lakh.planner.stacked import Array
 from lakh.planner.timing.efficiency import Efficiency

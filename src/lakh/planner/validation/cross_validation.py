@@ -89,9 +89,7 @@ def _folds(groups: Sequence[str], repeat: int) -> list[frozenset[str]]:
     return [frozenset(shuffled[number::FOLDS]) for number in range(FOLDS)]
 
 
-def _log_predictions(
-    points: Sequence[MeasuredPoint], tested: Sequence[MeasuredPoint], fold: frozenset[str]
-) -> Array:
+def _log_predictions(points: Sequence[MeasuredPoint], tested: Sequence[MeasuredPoint], fold: frozenset[str]) -> Array:
     """Logarithms of the seconds of the rows in a fold, by fits without them; 0 for the other rows."""
     out = [i for i, point in enumerate(tested) if near_duplicate_key(point) in fold]
     configs = {tested[i].config for i in out}

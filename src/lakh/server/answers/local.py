@@ -100,8 +100,8 @@ class LocalBackend:
     def families(self) -> list[Family]:
         counts, pool = self.engine.counts, self.engine.pool
         return [
-            Family("kv_cache_usage_perc", "gauge", "Share of blocks in use.", [("", pool.num_held / pool.num_blocks)]),
-            Family("kv_cache_blocks_held", "gauge", "Blocks that rows at work hold.", [("", pool.num_held)]),
+            Family("kv_cache_usage_perc", "gauge", "Share of blocks in use.", [("", pool.num_used / pool.num_blocks)]),
+            Family("kv_cache_blocks_held", "gauge", "Blocks that rows at work hold.", [("", pool.num_used)]),
             Family("prefix_cache_queries_total", "counter", "Prompt tokens looked up.", [("", counts.prompt_tokens)]),
             Family("prefix_cache_hits_total", "counter", "Prompt tokens found.", [("", counts.cached_tokens)]),
             Family("num_preemptions_total", "counter", "Rows that gave way.", [("", counts.preempted_rows)]),

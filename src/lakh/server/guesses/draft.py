@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lakh.server.model.blocks import Lease
-from lakh.server.model.network import Precision, Segment
+from lakh.server.model.block_pool import Lease
+from lakh.server.model.inference import Precision, SequenceChunk
 from lakh.server.model.runner import Runner
 from lakh.server.row import Row
 from lakh.server.sampling import choose, probabilities
@@ -55,7 +55,9 @@ class Drafter:
         if not seated:
             return {}
         made = {row: Guess([], []) for row, _, _ in seated}
-        segments = [Segment(row.ids[len(seat.ids) :], len(seat.ids), seat.lease.blocks) for row, _, seat in seated]
+        segments = [
+            SequenceChunk(row.ids[len(seat.ids) :], len(seat.ids), seat.lease.blocks) for row, _, seat in seated
+        ]
         scores = self._runner.forward(segments)
         for row, _, seat in seated:
             seat.ids = list(row.ids)
@@ -67,7 +69,9 @@ class Drafter:
                 self._go_on_greedily(seated, made, steps)
                 done += steps
                 continue
-            segments = [Segment([made[row].tokens[-1]], len(seat.ids), seat.lease.blocks) for row, _, seat in seated]
+            segments = [
+                SequenceChunk([made[row].tokens[-1]], len(seat.ids), seat.lease.blocks) for row, _, seat in seated
+            ]
             scores = self._runner.forward(segments)
             for row, _, seat in seated:
                 seat.ids.append(made[row].tokens[-1])
@@ -94,8 +98,8 @@ class Drafter:
         return self._runner.network.precision
 
     @property
-    def num_held(self) -> int:
-        return self._runner.pool.num_held
+    def num_used(self) -> int:
+        return self._runner.pool.num_used
 
     def _seat(self, row: Row, most: int) -> _Seat | None:
         """The row's blocks with room for its tokens and guesses; None where there is none."""

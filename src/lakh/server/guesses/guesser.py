@@ -22,11 +22,11 @@ from lakh.server.guesses.speculate import (
     Record,
     decide,
 )
-from lakh.server.model.blocks import BLOCK_TOKENS
-from lakh.server.model.kernels_cpu import GROUP
-from lakh.server.model.network import Network, Precision
+from lakh.server.model.block_pool import BLOCK_TOKENS
+from lakh.server.model.cpu.kernels import GROUP
+from lakh.server.model.inference import InferenceModel, Precision
 from lakh.server.model.runner import Runner
-from lakh.server.model.weights import Loaded
+from lakh.server.model.weights import LoadedModel
 from lakh.server.row import Row
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
@@ -143,7 +143,7 @@ class Guesser:
         return guesses
 
 
-def drafter_for(target: Runner, tokenizer: Tokenizer, draft: Loaded) -> Drafter:
+def drafter_for(target: Runner, tokenizer: Tokenizer, draft: LoadedModel) -> Drafter:
     """The draft beside its model: on the same device, for as many tokens where there is room."""
     theirs = Tokenizer.load(draft.tokenizer_json)
     if theirs.vocab_size != tokenizer.vocab_size or any(
@@ -167,7 +167,7 @@ def drafter_for(target: Runner, tokenizer: Tokenizer, draft: Loaded) -> Drafter:
     return Drafter(runner)
 
 
-def _precision(target: Network, spec: Model) -> Precision:
+def _precision(target: InferenceModel, spec: Model) -> Precision:
     """On a CPU a guess costs the reading of the draft's weights: 8 bits of each where its widths allow. What a draft
     rounds is never seen in an answer."""
     if target.device.type == "cpu" and not spec.width % GROUP and not spec.ffn % GROUP:
