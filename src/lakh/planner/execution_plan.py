@@ -142,8 +142,9 @@ class ExecutionPlan:
         """The mesh of a single plan: shards inside, replicas outside."""
         shard = max(int(self.shard) // int(self.cp), 1) if int(self.shard) > 1 else 1
         schedule: Literal["1f1b", "interleaved"] = "interleaved" if int(self.chunks) > 1 else "1f1b"
-        axes = {axis: int(getattr(self, axis)) for axis in ("tp", "pp", "cp", "ep")}
-        return Mesh(dp_replicate=int(self.data_ranks) // shard, dp_shard=shard, pp_schedule=schedule, **axes)
+        tp, pp, cp, ep = (int(getattr(self, axis)) for axis in ("tp", "pp", "cp", "ep"))
+        replicas = int(self.data_ranks) // shard
+        return Mesh(dp_replicate=replicas, dp_shard=shard, pp_schedule=schedule, tp=tp, pp=pp, cp=cp, ep=ep)
 
     def take(self, index: Any) -> ExecutionPlan:
         """Some of an array of plans."""

@@ -32,12 +32,11 @@ def num_waves(
 
 def wave_efficiency(rows: int, columns: int, processors: int) -> float:
     """Share of the multiprocessors' time that computes the product, with the best of TILES."""
-    return max(
-        rows
-        * columns
-        / (height * width * processors * math.ceil(num_waves(rows, columns, (height, width), processors)))
-        for height, width in TILES
-    )
+    shares = []
+    for height, width in TILES:
+        waves = math.ceil(num_waves(rows, columns, (height, width), processors))
+        shares.append(rows * columns / (height * width * processors * waves))
+    return max(shares)
 
 
 def block_efficiency(model: Model, tokens: int, processors: int) -> float:

@@ -28,7 +28,7 @@ def run(*, tied: bool = False, sequence: int = 32, train: dict[str, Any] | None 
         (run(pp=2, pp_schedule="zero_bubble"), 4, "wrong gradients without an error"),
         (run(pp=2, tied=True), 2, "model.tied makes them one matrix"),
         (run(pp=4, pp_schedule="interleaved"), 4, "8 stages .* do not divide model.layers 4"),
-        (run(tp=4, cp=2, sequence=36), 8, "share sequences of 18 tokens"),
+        (run(tp=4, cp=2, sequence=36), 8, "do not divide sequences of 18 tokens"),
         (run(train={"compile": "model"}), 2, 'train.compile: 2 ranks .* set train.compile = "block"'),
         (run(dp_replicate=2, train={"replica_codec": "int8"}), 2, "needs train.backend = c3"),
         (run(pp=4, dp_replicate=4), 16, "needs at least 4"),

@@ -183,7 +183,7 @@ def sensitivity(work: TrainingWork, gpus: int, reserves: Reserves, change: float
     """Change of days and dollars when one assumption changes by a fifth; the largest effect first."""
     base = cost_breakdown(work, gpus, reserves)
     lost = 1 - work.goodput
-    levers: dict[str, Callable[[float], dict[str, float]]] = {
+    levers: dict[str, Callable[[float], dict[str, Any]]] = {
         "rate (MFU)": lambda factor: {"tflops_per_gpu": work.tflops_per_gpu * factor},
         "tokens": lambda factor: {"tokens": work.tokens * factor, "flops": work.flops * factor},
         "price per GPU-hour": lambda factor: {"usd_per_gpu_hour": work.usd_per_gpu_hour * factor},

@@ -71,7 +71,7 @@ class Fabric:
         rate, hop_s = self.outside(size * stride)
         nic_Bps = rate * self.nic_efficiency
         ring = collective_cost("all_gather", "flat", 1.0, (size,)).bytes_sent  # any algorithm moves as much in all
-        nic = collective_cost("all_gather", "hierarchical", 1.0, (in_node, nodes)).tiers[1].bytes_sent
+        nic = collective_cost("all_gather", "hierarchical", 1.0 / in_node, (nodes,)).bytes_sent  # of each member's part
         inside = np.where(in_node > 1, ring / self.node_Bps, 0.0)
         sync = 1 + np.log2(in_node) * (1 - np.asarray(self.cluster.gpu.traits.switch_reduces))
         start_s = self.launch_s * sync

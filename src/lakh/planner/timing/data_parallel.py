@@ -46,7 +46,7 @@ class StageWeights:
 def fsdp_layer_s(mb: MicroBatch, weights: StageWeights) -> Array:
     """One layer of sharded parameters: two all-gathers of bf16 weights and a reduce-scatter of the gradients."""
     plan, layers = mb.plan, mb.stage_layers
-    group = mb.fabric.group(plan.shard, plan.data_stride / mb.cp)  # context ranks hold shards too
+    group = mb.fabric.group(plan.shard, mb.data_stride)
     traffic = 2 * all_gather_s(group, weights.dense / layers * 2)
     traffic = traffic + all_gather_s(group, weights.dense / layers * weights.gradient_bytes)
     if mb.has_experts:
@@ -65,7 +65,7 @@ def gradient_sync_s(mb: MicroBatch, weights: StageWeights, layer_s: Array) -> Ar
     traffic per layer, and an all-reduce between replicas. A pipeline keeps the gathered weights of its stage for the
     whole step; without one each micro-batch gathers again.
     """
-    plan, eff, layers, count = mb.plan, mb.efficiency, mb.stage_layers, mb.plan.micro_batches
+    plan, eff, layers, count = mb.plan, mb.efficiency, mb.stage_layers, mb.count
     is_sharded, is_pipelined = np.asarray(plan.shard) > 1, np.asarray(plan.pp) > 1
     has_zero, has_zero2 = np.asarray(plan.zero) >= 1, np.asarray(plan.zero) >= 2
     fsdp = fsdp_layer_s(mb, weights)
@@ -89,7 +89,7 @@ def gradient_sync_s(mb: MicroBatch, weights: StageWeights, layer_s: Array) -> Ar
 def _unsharded_traffic(mb: MicroBatch, weights: StageWeights) -> tuple[Array, Array, Array]:
     """All-reduce of the gradients; reduce-scatter of the gradients; all-gather of the weights."""
     plan = mb.plan
-    group = mb.fabric.group(plan.data_ranks * mb.cp, plan.data_stride / mb.cp)
+    group = mb.fabric.group(mb.data_ranks, mb.data_stride)
     gradient = weights.dense * weights.gradient_bytes
     all_reduce, scatter = all_reduce_s(group, gradient), all_gather_s(group, gradient)
     gather = all_gather_s(group, weights.dense * 2 * mb.trained)
@@ -105,16 +105,14 @@ def _unsharded_traffic(mb: MicroBatch, weights: StageWeights) -> tuple[Array, Ar
 def _replica_all_reduce_s(mb: MicroBatch, weights: StageWeights) -> Array:
     """All-reduce of a shard's gradients between replicas (HSDP)."""
     plan = mb.plan
-    data_ranks = plan.data_ranks * mb.cp
-    replicas = np.maximum(data_ranks / np.maximum(plan.shard, 1), 1.0)
-    group = mb.fabric.group(replicas, plan.data_stride / mb.cp * plan.shard)
+    replicas = np.maximum(mb.data_ranks / np.maximum(plan.shard, 1), 1.0)
+    group = mb.fabric.group(replicas, mb.data_stride * plan.shard)
     return all_reduce_s(group, weights.dense * weights.gradient_bytes / plan.shard)
 
 
 def optimizer_s(mb: MicroBatch, weights: StageWeights) -> Array:
     """Memory traffic of the update on the rank's own part of the states, and their transfer when offloaded."""
     plan = mb.plan
-    data_ranks = plan.data_ranks * mb.cp
-    owners = np.where(np.asarray(plan.shard) > 1, plan.shard, np.where(np.asarray(plan.zero) >= 1, data_ranks, 1.0))
+    owners = np.where(np.asarray(plan.shard) > 1, plan.shard, np.where(np.asarray(plan.zero) >= 1, mb.data_ranks, 1.0))
     owned = (weights.dense / owners + weights.experts / np.minimum(owners, weights.copies)) * mb.trained
     return owned * OPTIMIZER_TRAFFIC_BYTES / mb.memory_Bps + np.where(plan.offload, owned * 16 / HOST_Bps, 0.0)

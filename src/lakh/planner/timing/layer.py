@@ -57,11 +57,20 @@ class MicroBatch:
     """0 where weights are frozen and need no gradient product."""
     speed: Array
     """Peak of the linear layers relative to bf16."""
+    count: Array
+    """Micro-batches of each pipeline in one step."""
+    stage_layers: Array
+    """Layers of the fullest pipeline stage."""
+    data_ranks: Array
+    """Including context ranks, which hold shards and gradients too."""
+    data_stride: Array
+    """Distance in ranks between neighbours of these."""
 
     @classmethod
     def of(cls, model: Model, plan: ExecutionPlan, cluster: Cluster, efficiency: Efficiency) -> MicroBatch:
         tp, cp = np.asarray(plan.tp, dtype=float), np.asarray(plan.cp, dtype=float)
         tokens = plan.micro_batch * plan.sequence / cp
+        data_ranks = plan.data_ranks
         return cls(
             model=model,
             plan=plan,
@@ -76,6 +85,10 @@ class MicroBatch:
             repeated=np.asarray(REPEATED, dtype=float)[np.asarray(plan.recompute, dtype=int)],
             trained=np.where(plan.adapters, 0.0, 1.0),
             speed=1 + plan.low_precision * efficiency.low_precision,
+            count=plan.batch / (data_ranks * plan.micro_batch),
+            stage_layers=np.ceil(model.layers / plan.pp),
+            data_ranks=data_ranks * cp,
+            data_stride=plan.data_stride / cp,
         )
 
     @property
@@ -89,11 +102,6 @@ class MicroBatch:
     @property
     def has_experts(self) -> bool:
         return bool(np.any(self.mixture_share))
-
-    @property
-    def stage_layers(self) -> Array:
-        """Layers of the fullest pipeline stage."""
-        return np.ceil(self.model.layers / self.plan.pp)
 
     def gemm_s(self, m: Array, k: Array, n: Array) -> Array:
         return gemm_s(m, k, n, self.gpu, self.efficiency, self.speed)
@@ -210,7 +218,7 @@ def expert_parallel_s(mb: MicroBatch, compute_s: Array) -> Array:
     by_expert = all_to_all_s(group, token_bytes * model.top_k)
     by_node = dispatch_s(group, token_bytes, model.top_k, model.most_nodes)
     total = mb.mixture_share * np.where(plan.node_dispatch, by_node, by_expert) * 2 * (2 + mb.repeated)
-    can_overlap = np.asarray(plan.expert_overlap, dtype=bool) & (plan.micro_batches >= 2)
+    can_overlap = np.asarray(plan.expert_overlap, dtype=bool) & (mb.count >= 2)
     return np.where(can_overlap, exposed_s(total, compute_s, mb.efficiency), total)
 
 

@@ -27,7 +27,7 @@ def pipeline_s(mb: MicroBatch, head_s: Array) -> tuple[Array, Array]:
     is_ahead = (np.asarray(plan.chunks) > 1) & (np.asarray(plan.chunks_ahead) >= 2)
     exposed = np.where(np.asarray(plan.overlap, dtype=bool) & is_ahead, mb.efficiency.interference, 1.0)
     saved = np.where(is_pipelined, np.minimum(hop * exposed, head_s), 0.0)
-    return transfers, plan.micro_batches * (transfers * exposed - saved)
+    return transfers, mb.count * (transfers * exposed - saved)
 
 
 def bubble_s(mb: MicroBatch, stage_s: Array) -> Array:

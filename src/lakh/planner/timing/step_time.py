@@ -58,8 +58,7 @@ def step_time(model: Model, plan: ExecutionPlan, cluster: Cluster, efficiency: E
     head_s, head_memory_s = _logits_s(mb)
     transfers, pipeline = pipeline_s(mb, head_s + head_memory_s)
     weights = StageWeights.of(mb)
-    count = plan.micro_batches
-    repeat = count * mb.stage_layers
+    count, repeat = mb.count, mb.count * mb.stage_layers
     return StepTime(
         compute_s=repeat * layer.compute_s + count * head_s,
         elementwise_s=repeat * layer.elementwise_s + count * head_memory_s,

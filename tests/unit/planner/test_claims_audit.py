@@ -17,7 +17,7 @@ IMPOSSIBLE = {"11", "12", "17", "20"}
 
 
 def test_all_rows_of_the_seed_article_have_their_right_value_and_verdict() -> None:
-    found = {verdict.id: verdict for verdict in audit(load_claims())}
+    found = {check.id: check for check in audit(load_claims())}
     assert set(found) == set(RIGHT)
     for name, right in RIGHT.items():
         assert found[name].right == pytest.approx(right, rel=0.006), name
@@ -48,7 +48,7 @@ def write(tmp_path: Path, formula: str, stated: float = 2.0, extra: str = "") ->
         ("-x", 4.0, "off"),
     ],
 )
-def test_a_claims_file_of_ones_own(formula: str, stated: float, verdict: str, tmp_path: Path) -> None:
+def test_a_claim_is_marked_by_its_distance(formula: str, stated: float, verdict: str, tmp_path: Path) -> None:
     (found,) = audit(load_claims(write(tmp_path, formula, stated)))
     assert found.verdict == verdict
 
@@ -58,12 +58,12 @@ def test_a_claims_file_of_ones_own(formula: str, stated: float, verdict: str, tm
     ["__import__('os')", "x.real", "[1][0]", "lambda: 1", "y + 1", "1 +", "1 / 0", "9**9**9**9", "sqrt(-1)", "'a'",
      "True", "(-8) ** 0.5", "min()", "x if x else 1"],
 )  # fmt: skip
-def test_what_is_no_arithmetic_is_refused(formula: str) -> None:
+def test_formulas_that_are_not_arithmetic_are_refused(formula: str) -> None:
     with pytest.raises(ConfigError, match="claim a"):
         evaluate(formula, {"x": 4.0}, "claim a")
 
 
 def test_two_claims_of_one_id_are_refused(tmp_path: Path) -> None:
     again = '[[claims]]\nid = "a"\nclaim = "c"\nstated = 1\nformula = "1"\nsource = "s"\n'
-    with pytest.raises(ConfigError, match="is there twice"):
+    with pytest.raises(ConfigError, match="appears twice"):
         load_claims(write(tmp_path, "x", extra=again))
