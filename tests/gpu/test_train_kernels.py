@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from lakh.spec import Data, Model, Optimizer, Run
-from lakh.trainer.graphs import Graphed
-from lakh.trainer.optim import build_optimizer
+from lakh.trainer.optim.optimizer import build_optimizer
+from lakh.trainer.optim.schedule import learning_rate
 from lakh.trainer.step import plain_pass, update
+from lakh.trainer.tuning.cuda_graphs import GraphedPass
 from lakh.workloads.code.acceleration import speed_up
 from lakh.workloads.code.attention import KERNELS, Documents
 from lakh.workloads.code.batch import Batch
@@ -157,12 +158,14 @@ def test_a_recorded_pass_trains_like_a_plain_one(weight: float | None, micro_bat
         data, optim = Data(sequence=64, batch=4, micro_batch=2), Optimizer(lr=3e-3, warmup_steps=0)
         run = Run(name="r", model=SPEC, data=data, optim=optim)
         optimizer = build_optimizer(model, run.optim)
-        graphed = Graphed(plain_pass(Objective())) if records else None
+        graphed = GraphedPass(plain_pass(Objective())) if records else None
         losses = []
         for step in range(6):
             rows = torch.randint(0, 515, (4, 65), generator=torch.Generator().manual_seed(step % 2)).cuda()
             batches = [Batch(part[:, :-1], part[:, 1:], weight=weight) for part in rows.split(micro_batch)]
-            losses.append(float(update(run, model, optimizer, batches, step, graphed=graphed).loss))
+            lr = learning_rate(step, run.optim, run.train.steps)
+            result = update(model, optimizer, batches, lr=lr, clip_norm=run.optim.clip_norm, graphed=graphed)
+            losses.append(float(result.loss))
         results.append(losses)
     assert results[1] == pytest.approx(results[0], rel=5e-3)  # atomic sums of the embedding's gradient, in bf16
     for first, last in ((0, 4), (1, 5)):  # the same rows

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from lakh.spec import Model
 from lakh.spec.cluster import load_cluster
-from lakh.trainer.traffic import Traffic
+from lakh.trainer.observability.traffic import TrafficCounter
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.parallelism.context import cut_sequences
 from lakh.workloads.code.parallelism.tensor import cut_matrices
@@ -34,7 +34,7 @@ def sent_bytes(mesh, cut: str, *, compiled: bool) -> dict[tuple[str, str], int]:
         for block in model.each_block():
             block.compile(dynamic=False, backend="aot_eager", fullgraph=True)  # the graph of any compiler, none made
     tokens = torch.zeros(1, 32, dtype=torch.int64)
-    with Traffic(load_cluster("laptop")) as traffic:
+    with TrafficCounter(load_cluster("laptop")) as traffic:
         model(tokens, targets_BT=tokens).backward()
     return dict(traffic.sent_bytes)
 

@@ -106,7 +106,7 @@ def test_blocks_are_chosen_where_they_are_faster(
 FAULTS = """
 import resource, sys, time
 if sys.argv[1] == "keep":
-    from lakh.trainer.memory import keep_freed_memory
+    from lakh.trainer.tuning.memory import keep_freed_memory
     keep_freed_memory()
 import torch
 def use():
@@ -121,7 +121,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 TOLD_IN_TIME = """
 import os, sys
-import lakh.trainer.memory as memory
+import lakh.trainer.tuning.memory as memory
 memory.keep_freed_memory = lambda: os._exit(3 if "torch" in sys.modules else 42)
 from lakh.cli import main
 main(sys.argv[1:])

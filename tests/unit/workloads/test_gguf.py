@@ -12,8 +12,8 @@ import torch
 from lakh.errors import DataError, UserError
 from lakh.spec import Model, Optimizer, Run
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.trainer.initial import builder, read_weights
-from lakh.trainer.optim import build_optimizer
+from lakh.trainer.initial_weights import model_builder, read_weights
+from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.step import loss_sum, update
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.formats import gguf, hf
@@ -187,12 +187,12 @@ def test_smollm2_knows_code_better_after_some_steps_on_code(smollm2_gguf: Path) 
         model=loaded.spec,
         optim=Optimizer(lr=2e-4, warmup_steps=0, schedule="constant"),
     )
-    model = builder(run)()
+    model = model_builder(run)()
     optimizer = build_optimizer(model, run.optim)
     before = float(loss_sum(model, heldout)) / heldout.targets.numel()
     for step in range(3):
         part = learnt[2 * step : 2 * step + 2]
-        update(run, model, optimizer, [Batch(part[:, :-1], part[:, 1:])], step)
+        update(model, optimizer, [Batch(part[:, :-1], part[:, 1:])], lr=run.optim.lr, clip_norm=run.optim.clip_norm)
     after = float(loss_sum(model, heldout)) / heldout.targets.numel()
     print(f"held-out loss {before:.3f} -> {after:.3f}")
     assert before < 6  # it knows Python already: who guesses loses 10.8

@@ -118,9 +118,9 @@ def start(
 def _join(store: dist.TCPStore, rank: int, size: int, device: torch.device, backend: str | None) -> None:
     backend = backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     if backend == "c3":
-        from lakh.c3 import torch_backend
+        from lakh.c3.torch.backend import register
 
-        torch_backend.register()
+        register()
     limit = timedelta(seconds=PEER_TIMEOUT_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     dist.barrier()

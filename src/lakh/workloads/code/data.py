@@ -2,7 +2,8 @@
 
 The batch of a step is `data.batch` consecutive positions of the stream, cut into equal parts by data-parallel rank and
 then into micro-batches. Which rank reads a sequence changes with the number of ranks; which sequences a step holds
-does not. Rows come from a process of their own (tokens/ahead.py) and go to a GPU through pinned memory.
+does not. Sequences come from a child process
+(tokens/loading/prefetch.py) and go to a GPU through pinned memory.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor
 
 from lakh.spec import Run
-from lakh.tokens.ahead import Question, ReadAhead
-from lakh.tokens.digest import StreamDigest
-from lakh.tokens.loader import Loader, Rows, TokenSet, document_numbers
-from lakh.tokens.skips import Skips
+from lakh.tokens.loading.digest import StreamDigest
+from lakh.tokens.loading.prefetch import BatchRequest, Prefetcher
+from lakh.tokens.loading.skips import SkipRanges
+from lakh.tokens.loading.stream import SequenceBatch, TokenSet, TokenSetLoader, document_numbers
 from lakh.workloads.code.batch import IGNORED, Batch
 
 __all__ = ["Batches", "heldout_batches", "to_batch"]
@@ -29,26 +30,26 @@ class Batches:
     def __init__(self, run: Run, *, data_rank: int, data_ranks: int, first_step: int, first_position: int) -> None:
         self.run = run
         rows = run.data.batch // data_ranks
-        self.skips = Skips(run.data.skip)
+        self.skips = SkipRanges(run.data.skip)
         self.digest = StreamDigest()
         """Of all rows that were taken so far."""
         self.fill = 1.0
         """Share of the last step's places on this rank that hold a target."""
-        self._ahead = ReadAhead(
-            Question(
+        self._prefetcher = Prefetcher(
+            BatchRequest(
                 data=run.data,
                 seed=run.seed,
                 first_step=first_step,
                 last_step=run.train.steps,
                 first_position=first_position,
                 offset=data_rank * rows,
-                rows=rows,
+                num_sequences=rows,
             )
         )
 
     def micro_batches(self, step: int, device: torch.device) -> list[Batch]:
         """This rank's part of one step."""
-        taken = self._ahead.take(step)
+        taken = self._prefetcher.take(step)
         self.digest += taken.digest
         rows, width = taken.tokens.shape
         self.fill = float((taken.lengths.astype(np.int64) - 1).sum()) / (rows * (width - 1))
@@ -69,26 +70,26 @@ class Batches:
     @property
     def wait_s(self) -> float:
         """Seconds that the trainer has waited for data so far."""
-        return self._ahead.wait_s
+        return self._prefetcher.wait_s
 
     @property
     def starved(self) -> int:
         """Steps whose data was not there when it was asked for."""
-        return self._ahead.starved
+        return self._prefetcher.starved
 
     @property
     def ready(self) -> int:
         """Batches that wait to be taken."""
-        return self._ahead.ready
+        return self._prefetcher.ready
 
     def close(self) -> None:
-        self._ahead.close()
+        self._prefetcher.close()
 
 
 def to_batch(
     tokens: np.ndarray, lengths: np.ndarray, documents: np.ndarray | None, device: torch.device, *, share: float = 1.0
 ) -> Batch:
-    """Rows of T + 1 tokens as a micro-batch that counts for `share` of a rank's step."""
+    """Sequences of T + 1 tokens as a micro-batch that counts for `share` of a rank's step."""
     rows, width = tokens.shape
     whole = _send(tokens, device).long()
     targets = whole[:, 1:]
@@ -116,12 +117,12 @@ def heldout_batches(
 ) -> Iterator[tuple[Batch, int]]:
     """(micro-batch, how many of its rows count) for this rank: the same held-out rows at every evaluation.
 
-    Rows are cut end to end whatever the packing of training, so that losses compare. Every rank gets equally many
+    Sequences are cut end to end whatever the packing of training, so that losses compare. Every rank gets equally many
     micro-batches, because with FSDP all ranks must call the model equally often, and each is whole, because a compiled
     model is made for one shape; where the rows do not divide evenly, the last ones are repeats that do not count.
     """
-    loader = Loader(tokens, sequence=run.data.sequence, seed=0)
-    count = min(run.train.eval_sequences, loader.num_windows)
+    loader = TokenSetLoader(tokens, sequence=run.data.sequence, seed=0)
+    count = min(run.train.eval_sequences, loader.num_sequences)
     per_rank = -(-count // data_ranks)
     first = data_rank * per_rank
     for start in range(first, first + per_rank, run.data.micro_batch):
@@ -130,7 +131,7 @@ def heldout_batches(
         yield _whole(run, rows, device), max(0, end - start)
 
 
-def _whole(run: Run, rows: Rows, device: torch.device) -> Batch:
+def _whole(run: Run, rows: SequenceBatch, device: torch.device) -> Batch:
     documents = document_numbers(rows) if run.data.document_mask else None
     return to_batch(rows.tokens, rows.lengths, documents, device)
 

@@ -1,8 +1,8 @@
 """Gather, and sum and scatter, along any dim of a tensor, over any backend; torch renamed the calls in 2.13.
 
 Operators of their own: compiled code calls them as they are, so that every collective of a step is started in one
-place, over any backend, and can be counted there (trainer/traffic.py). Groups go by their name and size, which compiled
-code can hold; `Peers.of` gives both.
+place, over any backend, and can be counted there (trainer/observability/traffic.py). Groups go by their name and size,
+which compiled code can hold; `Peers.of` gives both.
 """
 
 from __future__ import annotations
