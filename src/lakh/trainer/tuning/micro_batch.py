@@ -2,8 +2,9 @@
 
 Memory grows almost linearly with the micro-batch, so two small trials predict where it reaches the limit. The predicted
 size is tried, then smaller or larger ones as needed. It is timed against the next smaller size and against the one that
-leaves the fewest multiprocessors idle (spec/gemm_waves.py). `choose` is a pure decision; `try_one` takes a few steps of the
-compiled model on random tokens. The result is for one rank; ranks that share the optimizer state have room for more.
+leaves the fewest multiprocessors idle (spec/gemm_waves.py). `choose` is a pure decision; `try_one` takes a few steps of
+the compiled model on random tokens. The result is for one rank; ranks that share the optimizer state have room for
+more.
 """
 
 from __future__ import annotations

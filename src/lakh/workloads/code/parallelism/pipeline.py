@@ -3,7 +3,7 @@
     gpipe        all forward, then all backward
     1f1b         one forward, one backward: the same bubble, memory for only pp micro-batches
     interleaved  each rank holds two runs of blocks: half the bubble, twice the messages
-    zero_bubble  interleaved, and weight gradients fill the bubble; not with data parallelism, see spec/parallel_check.py
+    zero_bubble  interleaved, and weight gradients fill the bubble; not with data parallelism (spec/parallel_check.py)
 
 With pp ranks and m micro-batches, the share of time lost to the bubble is (pp - 1) / (m + pp - 1), over two where
 interleaved. A rank's parameters keep the names they have in the whole model.
