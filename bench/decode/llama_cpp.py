@@ -13,7 +13,7 @@ from torch import Tensor
 from bench.harness import SystemFailed
 from lakh.errors import UserError
 from lakh.spec.model import Model
-from lakh.workloads.code.formats import gguf_save
+from lakh.workloads.code.formats import gguf
 
 __all__ = ["start"]
 
@@ -28,7 +28,7 @@ def start(
     atexit.register(scratch.cleanup)
     path = Path(scratch.name) / "model.gguf"
     try:
-        gguf_save.save(path, "bench", spec, weights, Path(tokenizer_json), quantize=False)
+        gguf.save(path, "bench", spec, weights, Path(tokenizer_json), quantize=False)
     except UserError as error:
         raise SystemFailed(str(error)) from None
     options = xllamacpp.CommonParams()

@@ -31,7 +31,7 @@ from lakh.trainer.optim.schedule import learning_rate
 from lakh.trainer.step import UpdateResult, objective_of, plain_pass, update
 from lakh.trainer.tuning.cuda_graphs import GraphedPass
 from lakh.trainer.tuning.memory import is_out_of_memory
-from lakh.workloads.code.acceleration import speed_up
+from lakh.workloads.code.acceleration import accelerate
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.loss import next_token_loss
@@ -82,7 +82,6 @@ class BenchSystem:
     recompute: str = "none"
     chunked_loss: bool = True
     kernels: bool = True
-    products: str = "auto"
     graphs: bool = False
 
     @property
@@ -91,7 +90,6 @@ class BenchSystem:
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += ["chunked loss"] if self.chunked_loss else []
         words += ["lakh's kernels"] if self.kernels and not self.is_peer else []
-        words += [f"products {self.products}"] if not self.is_peer else []
         words += ["CUDA graph"] if self.graphs else []
         return ", ".join(words)
 
@@ -101,11 +99,10 @@ PEERS = {
     "transformers": BenchSystem("transformers", is_peer=True, compile="model", attention="torch", chunked_loss=False)
 }
 ABLATIONS = (
-    BenchSystem("eager", compile="none", attention="torch", chunked_loss=False, products="library"),
-    BenchSystem("+compile", compile="block", attention="torch", chunked_loss=False, products="library"),
-    BenchSystem("+attention", compile="block", chunked_loss=False, products="library"),
-    BenchSystem("+chunked loss", compile="block", products="library"),
-    BenchSystem("+measured products", compile="block"),
+    BenchSystem("eager", compile="none", attention="torch", chunked_loss=False),
+    BenchSystem("+compile", compile="block", attention="torch", chunked_loss=False),
+    BenchSystem("+attention", compile="block", chunked_loss=False),
+    BenchSystem("+chunked loss", compile="block"),
     BenchSystem("whole-model compile", compile="model"),
     BenchSystem("selective recomputation", recompute="selective"),
     BenchSystem("full recomputation", recompute="full"),
@@ -336,15 +333,12 @@ def _lakh_model(shape: BenchShape, system: BenchSystem, device: torch.device) ->
     model.dtype = {"mixed": torch.bfloat16}.get(system.precision)
     if system.precision in ("bf16", "fp8"):
         model.bfloat16()
-    speed_up(
+    accelerate(
         model,
         attention=system.attention,
         recomputation=system.recompute,
         compilation=system.compile,
         kernels=system.kernels,
-        products=system.products,
-        tokens=shape.micro_batch * shape.sequence,
-        run_flops=float("inf"),
         fp8=system.precision == "fp8",
         device=device.type,
     )

@@ -1,5 +1,5 @@
-// Collectives among the ranks of one host, through shared memory. host_ranks.cpp: attaching, waiting and access to the
-// peers' data; host_reductions.cpp and host_copies.cpp: the operations.
+// Collectives among the ranks of one host, through shared memory. host_ranks.cpp: attaching and access to the peers'
+// data; host_sync.cpp: waiting and announcements; host_reductions.cpp and host_copies.cpp: the operations.
 //
 // Each rank owns one segment: a progress counter, an announcement of its current operation, and two slots of 1 MB. Small
 // data is copied through the slots. Large data is read directly from the peer's memory (process_vm_readv), or accessed in

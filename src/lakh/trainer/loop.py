@@ -330,7 +330,7 @@ def build_model(run: Run, mesh: Mesh, world: World, writer: EventWriter, *, is_n
         model_builder(run, is_new=is_new),
         bf16=uses_bf16(run.train, world.device),
         device=world.device,
-        say=lambda choice: writer.auto_choice(*choice),
+        on_choice=lambda choice: writer.auto_choice(*choice),
     )
     if run.train.replica_codec != "none" and groups.fsdp is not None and mesh.dp_replicate > 1:
         from lakh.c3.torch.hsdp import encode_replicas

@@ -13,6 +13,7 @@ from lakh.c3 import native
 from lakh.c3.bootstrap import InProcessStore
 from lakh.c3.group import CommGroup
 from lakh.c3.torch import gpu_staging
+from lakh.c3.torch.gpu_staging import StagedCollective
 from lakh.errors import PeerLost
 
 F32, SUM = native.DTYPES["f32"], native.OPS["sum"]
@@ -93,23 +94,23 @@ def test_chunked_collectives_equal_whole_ones(device, count: int) -> None:
         staging = gpu_staging.GpuStaging(group, device)
         size = group.size
         data = torch.arange(count, dtype=torch.float32) + rank
-        work = staging.start("all_reduce", F32, SUM, -1, 1, count, data, data, [data], None, {})
+        work = staging.start(StagedCollective("all_reduce", F32, SUM, -1, 1, count, data, data, [data], None, {}))
         assert work.wait()
         assert torch.equal(data, torch.arange(count) * size + sum(range(size)))
         part, whole = torch.full((count,), float(rank)), torch.empty(size * count)
-        staging.start("all_gather", F32, -1, -1, 1, count, part, whole, [whole], None, {}).wait()
+        staging.start(StagedCollective("all_gather", F32, -1, -1, 1, count, part, whole, [whole], None, {})).wait()
         assert torch.equal(whole.view(size, -1), torch.arange(size).float()[:, None].expand(size, count))
         given_ = torch.arange(size * count, dtype=torch.float32)
-        staging.start("reduce_scatter", F32, SUM, -1, 1, count, given_, part, [part], None, {}).wait()
+        staging.start(StagedCollective("reduce_scatter", F32, SUM, -1, 1, count, given_, part, [part], None, {})).wait()
         assert torch.equal(part, given_.view(size, -1)[rank] * size)
         message = torch.full((count,), float(rank))
-        staging.start("broadcast", F32, -1, 1, 1, count, None, message, [message], None, {}).wait()
+        staging.start(StagedCollective("broadcast", F32, -1, 1, 1, count, None, message, [message], None, {})).wait()
         assert torch.equal(message, torch.ones(count))
         splits = [count * r // size for r in range(size + 1)]
         if count % size == 0:
             other = torch.empty(count)
             extra = {"splits": splits * 2}
-            staging.start("all_to_all", F32, -1, -1, 1, 0, data, other, [other], None, extra).wait()
+            staging.start(StagedCollective("all_to_all", F32, -1, -1, 1, 0, data, other, [other], None, extra)).wait()
             assert torch.equal(other.view(size, -1)[1], data.view(size, -1)[rank])
         staging.close()
 
@@ -124,14 +125,14 @@ def test_a_failure_is_raised_and_invalidates_the_result(device) -> None:
             return
         staging = gpu_staging.GpuStaging(group, device)
         data = torch.ones(5000)
-        work = staging.start("all_reduce", F32, SUM, -1, 1, 5000, data, data, [data], None, {})
+        work = staging.start(StagedCollective("all_reduce", F32, SUM, -1, 1, 5000, data, data, [data], None, {}))
         with pytest.raises(PeerLost, match="requested by a test"):
             work.wait()
         assert data.isnan().all()
         with pytest.raises(RuntimeError, match="requested by a test"):
             work.get_future().wait()
         with pytest.raises(PeerLost):
-            staging.start("all_reduce", F32, SUM, -1, 1, 5000, data, data, [data], None, {})
+            staging.start(StagedCollective("all_reduce", F32, SUM, -1, 1, 5000, data, data, [data], None, {}))
         staging.close()
 
     on_ranks(2, body)

@@ -139,23 +139,19 @@ class C3ProcessGroup(C3ProcessGroupBase):
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> AnyWork:
         output, pieces = single_tensor(outputs, "reduce_scatter"), inputs[0]
         self._same_shapes("reduce_scatter", output, pieces)
-        return self._reduce_scatter(output, torch.cat([piece.reshape(-1) for piece in pieces]), opts)
+        return self._reduce_scatter_base(output, torch.cat([piece.reshape(-1) for piece in pieces]), opts)
 
-    def _reduce_scatter(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> AnyWork:
+    def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> AnyWork:
         if source.numel() != output.numel() * self.group.size or source.dtype != output.dtype:
             found = f"{source.numel()} {source.dtype} into {output.numel()} {output.dtype} on {self.group.size} ranks"
             raise UserError("c3 reduce_scatter", found, "the input must be one output per rank")
         source, (flat, finish) = source.contiguous(), as_contiguous(output, copy=False)
         return self._start("reduce_scatter", opts, [output], source, flat, op=native_op(opts), finish=finish)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> AnyWork:
-        return self._reduce_scatter(output, source, opts)
-
-    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> AnyWork:
-        return self._reduce_scatter(output, source, opts)
+    reduce_scatter_single = _reduce_scatter_base
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> AnyWork:
-        works = [self._reduce_scatter(out, source, opts) for out, source in zip(outputs, inputs, strict=True)]
+        works = [self._reduce_scatter_base(out, source, opts) for out, source in zip(outputs, inputs, strict=True)]
         return self._all(works, list(outputs))
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
@@ -167,21 +163,17 @@ class C3ProcessGroup(C3ProcessGroupBase):
         flat, finish = as_contiguous(tensor)
         return self._start("broadcast", opts, [tensor], None, flat, root=opts.rootRank, finish=finish)
 
-    def _all_gather(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> AnyWork:
+    def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> AnyWork:
         if output.numel() != source.numel() * self.group.size or source.dtype != output.dtype:
             found = f"{source.numel()} {source.dtype} into {output.numel()} {output.dtype} on {self.group.size} ranks"
             raise UserError("c3 all_gather", found, "the output must be one input per rank")
         source, (flat, finish) = source.contiguous(), as_contiguous(output, copy=False)
         return self._start("all_gather", opts, [output], source, flat, count=source.numel(), finish=finish)
 
-    def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> AnyWork:
-        return self._all_gather(output, source, opts)
-
-    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> AnyWork:
-        return self._all_gather(output, source, opts)
+    all_gather_single = _allgather_base
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> AnyWork:
-        works = [self._all_gather(out, source, opts) for out, source in zip(outputs, inputs, strict=True)]
+        works = [self._allgather_base(out, source, opts) for out, source in zip(outputs, inputs, strict=True)]
         return self._all(works, list(outputs))
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced

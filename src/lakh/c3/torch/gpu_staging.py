@@ -31,7 +31,7 @@ from lakh.c3.group import CommGroup
 from lakh.c3.torch.registered_memory import registered_empty
 from lakh.errors import LakhError, PeerTimeout, UserError
 
-__all__ = ["CudaWork", "GpuStaging", "StagingChunk", "split_into_chunks"]
+__all__ = ["CudaWork", "GpuStaging", "StagedCollective", "StagingChunk", "split_into_chunks"]
 
 CHUNK_BYTES = 8 << 20
 NUM_SLOTS = 3
@@ -71,11 +71,11 @@ class StagedCollective:
     count: int
     source: torch.Tensor | None
     target: torch.Tensor | None
+    result: list[torch.Tensor]
     finish: Callable[[], None] | None
     extra: dict[str, Any]
-    ready: Any
+    ready: Any = None
     """Event recorded in the caller's stream at the time of the call."""
-    result: list[torch.Tensor]
     done: Any = None
     """Event recorded behind the last copy back."""
     native_future: Any = None
@@ -146,29 +146,15 @@ class GpuStaging:
         self._thread = threading.Thread(target=self._work, name="c3 gpu", daemon=True)
         self._thread.start()
 
-    def start(
-        self,
-        operation: str,
-        dtype: int,
-        op: int,
-        root: int,
-        factor: int,
-        count: int,
-        source: torch.Tensor | None,
-        target: torch.Tensor | None,
-        result: list[torch.Tensor],
-        finish: Callable[[], None] | None,
-        extra: dict[str, Any],
-    ) -> CudaWork:
+    def start(self, job: StagedCollective) -> CudaWork:
         """Queue one collective behind the work in the current stream."""
         if self._failure is not None:
             raise self._failure
-        ready = torch.cuda.Event()
-        ready.record(torch.cuda.current_stream(self.device))
-        job = StagedCollective(operation, dtype, op, root, factor, count, source, target, finish, extra, ready, result)
+        job.ready = torch.cuda.Event()
+        job.ready.record(torch.cuda.current_stream(self.device))
         job.native_future = _device_future(self.device)
         job.future = job.native_future.then(job.future_value)
-        for tensor in (source, target):
+        for tensor in (job.source, job.target):
             if tensor is not None:  # it may be freed before the staging streams are done with it
                 tensor.record_stream(self.to_host)
                 tensor.record_stream(self.to_device)

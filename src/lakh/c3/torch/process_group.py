@@ -27,7 +27,7 @@ from torch.distributed import ProcessGroup
 
 from lakh.c3.group import CommGroup
 from lakh.c3.network.links import apply_measured_network
-from lakh.c3.torch.gpu_staging import CudaWork, GpuStaging
+from lakh.c3.torch.gpu_staging import CudaWork, GpuStaging, StagedCollective
 from lakh.c3.torch.tensors import U8, as_contiguous, copy_into, native_dtype, require_dense, single_tensor
 from lakh.c3.torch.work import C3Work, CompletedWork
 
@@ -93,8 +93,8 @@ class C3ProcessGroupBase(ProcessGroup):
         if factor != 1 and "splits" in extra:
             extra["splits"] = [value * factor for value in extra["splits"]]
         if tensor is not None and tensor.is_cuda:
-            staging = self._staging(tensor.device)
-            on_gpu = staging.start(operation, dtype, op, root, factor, count, source, target, result, finish, extra)
+            job = StagedCollective(operation, dtype, op, root, factor, count, source, target, result, finish, extra)
+            on_gpu = self._staging(tensor.device).start(job)
             if self._coalesced is not None:
                 self._coalesced.append(on_gpu)
             return on_gpu
