@@ -43,7 +43,7 @@ def layers_of_stage(layers: int, stages: int, stage: int) -> range:
 
 def split(build: Any, *, layers: int, schedule: str, rank: int, ranks: int) -> list[CodeModel]:
     """The stages of one rank, each a model with only its own blocks; `build()` makes the whole model."""
-    stages = ranks * CHUNKS[schedule]
+    stages = ranks * STAGES_PER_RANK[schedule]
     chunks = []
     for stage in range(rank, stages, ranks):
         model: CodeModel = build()
