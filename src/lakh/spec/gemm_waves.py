@@ -32,7 +32,7 @@ def num_waves(
 
 def wave_efficiency(rows: int, columns: int, processors: int) -> float:
     """Share of the multiprocessors' time that computes the product, with the best of TILES."""
-    shares = []
+    shares: list[float] = []
     for height, width in TILES:
         waves = math.ceil(num_waves(rows, columns, (height, width), processors))
         shares.append(rows * columns / (height * width * processors * waves))
