@@ -158,17 +158,17 @@ def parts(folder: Path) -> dict[str, float]:
     """Microseconds of CPU: the least of several, for the parts that a request is made of."""
     import pickle
 
-    from lakh.server.backend import Piece
-    from lakh.server.engine import Engine, Sampling
-    from lakh.server.requests import parse
+    from lakh.server.backend import CompletionDelta
+    from lakh.server.engine import Engine, SamplingParams
+    from lakh.server.request import parse
 
     engine = Engine.load(str(folder))
     prompt = User(1, sources()).prompt()
     body = json.dumps({"prompt": prompt, "max_tokens": NEW, "temperature": 0, "stream": True})
     request = parse(json.loads(body), "")
     ids = engine.encode(prompt)
-    piece = Piece(0, " return", None, (300,))
-    engine.generate([ids], Sampling(max_tokens=NEW))
+    piece = CompletionDelta(0, " return", None, (300,))
+    engine.generate([ids], SamplingParams(max_tokens=NEW))
 
     def least_us(action: object, times: int = 30) -> float:
         took = []
@@ -179,7 +179,7 @@ def parts(folder: Path) -> dict[str, float]:
         return round(min(took) * 1e6, 1)
 
     def admitted() -> None:
-        row = engine.row(ids, Sampling(max_tokens=NEW))
+        row = engine.row(ids, SamplingParams(max_tokens=NEW))
         engine.submit(row)
         engine.step()
         engine.abort(row)
@@ -190,15 +190,15 @@ def parts(folder: Path) -> dict[str, float]:
         "request through pickle": least_us(lambda: pickle.loads(pickle.dumps(request, 5))),
         "16 pieces through pickle": least_us(lambda: pickle.loads(pickle.dumps([(n, piece) for n in range(16)], 5))),
         "admit, one step, leave": least_us(admitted),
-        "32 tokens by the engine alone": least_us(lambda: engine.generate([ids], Sampling(max_tokens=NEW)), 10),
+        "32 tokens by the engine alone": least_us(lambda: engine.generate([ids], SamplingParams(max_tokens=NEW)), 10),
         "32 tokens to text": least_us(lambda: _spell(engine, ids[-NEW:])),
     }
 
 
 def _spell(engine: object, ids: tuple[int, ...]) -> None:
-    from lakh.server.text import TextStream
+    from lakh.server.stopping import DetokenizerStream
 
-    stream = TextStream(engine._spelling)  # type: ignore[attr-defined]
+    stream = DetokenizerStream(engine._spelling)  # type: ignore[attr-defined]
     for token in ids:
         stream.push(token)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from lakh.cli.face import console
-from lakh.cli.serve_options import Face, face_options, listens
+from lakh.cli.serve_options import ServeOptions, face_options, listens
 from lakh.errors import UserError
 
 __all__ = ["gateway"]
@@ -37,7 +37,7 @@ __all__ = ["gateway"]
 @click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON line: url, engines, pid.")
 def gateway(
     engines: tuple[str, ...],
-    face: Face,
+    face: ServeOptions,
     fim: str,
     engine_key_file: str | None,
     stall_s: float,
@@ -49,11 +49,11 @@ def gateway(
     `lakh serve` answers; sends a file's requests to the engine that knows it, and those of an engine that dies to
     another. SIGTERM or Ctrl-C ends it once the requests at work are answered.
     """
-    from lakh.server.gateway.fim_text import template_of
+    from lakh.server.gateway.fim_template import fim_template_of
     from lakh.server.gateway.gateway import Gateway
 
     key = _key(engine_key_file) if engine_key_file else ""
-    fleet = Gateway(engines, store=face.store, template=template_of(fim), key=key, stall_s=stall_s)
+    fleet = Gateway(engines, store=face.store, template=fim_template_of(fim), key=key, stall_s=stall_s)
     talk = console()
 
     def ready(url: str, grpc_at: str | None) -> None:

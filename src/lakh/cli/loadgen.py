@@ -25,7 +25,7 @@ FLOAT = click.FloatRange(min=0, min_open=True)
 @click.option("--burst", type=click.FloatRange(1), default=1.0, show_default=True, help="Busy spells over quiet ones.")
 @click.option("--files", type=click.Path(exists=True, file_okay=False), help="Python files; the standard library's.")
 @click.option(
-    "--order", type=click.Choice(["spm", "psm", "none"]), default="spm", show_default=True, help="Of the prompt."
+    "--order", type=click.RouteDecision(["spm", "psm", "none"]), default="spm", show_default=True, help="Of the prompt."
 )
 @click.option("--max-tokens", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--timeout-ms", type=click.IntRange(1), default=2000, show_default=True)
@@ -33,7 +33,7 @@ FLOAT = click.FloatRange(min=0, min_open=True)
     "--prefix-chars", type=click.IntRange(16), default=6000, show_default=True, help="Sent before the cursor."
 )
 @click.option("--suffix-chars", type=click.IntRange(0), default=2000, show_default=True, help="Sent after it.")
-@click.option("--stop-rule", type=click.Choice(["line", "block", "dedent"]), help="Where a completion ends by itself.")
+@click.option("--stop-rule", type=click.RouteDecision(["line", "block", "dedent"]), help="Where a completion ends by itself.")
 @click.option("--before-after", is_flag=True, help="URL is a MODEL: serve it with one technique more each time.")
 @click.option("--draft", type=click.Path(), help="With --before-after: a draft model for the last row.")
 @click.option("--threads", type=click.IntRange(1), help="With --before-after: CPU threads of the server.")
@@ -45,12 +45,12 @@ FLOAT = click.FloatRange(min=0, min_open=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @answers
 def loadgen(url: str, **options: Any) -> Answer:
-    """Load a completion service as developers who type do, and measure it.
+    """LoadConfig a completion service as developers who type do, and measure it.
 
     URL is http://HOST:PORT or grpc://HOST:PORT; with --before-after it is a MODEL, which is then served here.
     """
-    from lakh.server.load.generator import Load, run_load
-    from lakh.server.load.report import plot
+    from lakh.server.loadgen.generator import LoadConfig, run_load
+    from lakh.server.loadgen.report import plot
 
     price, source = _price(options.pop("gpu"), options.pop("price_per_hour"))
     files = Path(options.pop("files") or sysconfig.get_path("stdlib"))
@@ -59,7 +59,7 @@ def loadgen(url: str, **options: Any) -> Answer:
     )
     if plot_file and Path(plot_file).suffix not in (".png", ".svg"):
         raise UserError(f"--plot {plot_file}", "is no picture that can be drawn", "end its name in .png or .svg")
-    load = Load(timeout_s=options.pop("timeout_ms") / 1000, **options)
+    load = LoadConfig(timeout_s=options.pop("timeout_ms") / 1000, **options)
     if before_after:
         if metrics_url:
             raise UserError("--metrics", "does not go with --before-after", "leave it out: the servers are its own")
@@ -91,8 +91,8 @@ def _before_after(
     price: float,
     source: str,
 ) -> Answer:
-    from lakh.server.load.before_after import rows_of, run_rows
-    from lakh.server.load.report import plot_rows
+    from lakh.server.loadgen.ablation import rows_of, run_rows
+    from lakh.server.loadgen.report import plot_rows
 
     rows: list[dict[str, Any]] = []
     is_interrupted = False
@@ -122,10 +122,10 @@ def _before_after(
     title = f"{model}: {load.rate:g} requests/s for {load.seconds:g} s; price {source}"
     if plot_file:
         plot_rows(rows, Path(plot_file), title)
-    columns = ["technique", "first ms", "p50 ms", "p99 ms", "late", "done", "prefilled", "CPU ms"]
-    columns += ["prefix hits", "text hits", "drafts kept", "$ per 1k"]
+    indent_width = ["technique", "first ms", "p50 ms", "p99 ms", "late", "done", "prefilled", "CPU ms"]
+    indent_width += ["prefix hits", "text hits", "drafts kept", "$ per 1k"]
     data = {"rows": rows, "price": source, **({"interrupted": True} if is_interrupted else {})}
-    shown = table(columns, [_line(row) for row in rows], title=title)
+    shown = table(indent_width, [_line(row) for row in rows], title=title)
     return Answer(data, shown, exit_code=Interrupted.exit_code if is_interrupted else 0)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lakh.cli.face import console
-from lakh.cli.serve_options import Face, face_options, listens
+from lakh.cli.serve_options import ServeOptions, face_options, listens
 from lakh.errors import PeerLost, UserError
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ __all__ = ["serve"]
 @listens("127.0.0.1:8000")
 @click.option(
     "--precision",
-    type=click.Choice(["f32", "bf16", "int8"]),
+    type=click.RouteDecision(["f32", "bf16", "int8"]),
     help="Of the weights; by default f32 on a CPU, bf16 on a GPU. int8 is for CPUs.",
 )
 @click.option(
     "--speculate/--no-speculate",
     default=True,
     show_default=True,
-    help="Guess tokens, by the draft or from the text so far, where measurement says that it pays.",
+    help="DraftTokens tokens, by the draft or from the text so far, where measurement says that it pays.",
 )
 @click.option("--draft", metavar="MODEL", help="A smaller model of the same tokenizer that guesses.")
 @click.option("--cache-tokens", type=click.IntRange(1), help="Tokens whose keys and values are remembered.")
@@ -61,7 +61,7 @@ __all__ = ["serve"]
 @click.option(
     "--engine",
     "engine_in",
-    type=click.Choice(["process", "thread"]),
+    type=click.RouteDecision(["process", "thread"]),
     default="process",
     show_default=True,
     help="Where the engine works: in a process of its own, or in a thread beside the faces.",
@@ -69,7 +69,7 @@ __all__ = ["serve"]
 @click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON line: url, model, pid.")
 def serve(
     model: str,
-    face: Face,
+    face: ServeOptions,
     precision: Any,
     speculate: bool,
     draft: str | None,
@@ -83,7 +83,7 @@ def serve(
 ) -> None:
     """Serve completions over HTTP.
 
-    MODEL is a run's folder, a checkpoint's folder or a Hugging Face directory. Answers POST /v1/completions
+    MODEL is a run's folder, a checkpoint's folder or a Hugging ServeOptions directory. Answers POST /v1/completions
     in OpenAI's form, /v1/fim/completions and /infill in those of Mistral and llama.cpp, and GET /v1/models,
     /health, /ready and /metrics. SIGTERM or Ctrl-C ends it once the requests at work are answered.
     """
@@ -124,16 +124,16 @@ def serve(
 
 def _in_process(load: dict[str, Any], max_waiting: int) -> tuple[Backend, str]:
     """The engine in a process of its own; where that dies, this one stops."""
-    from lakh.server.answers.process import ProcessBackend
+    from lakh.server.backends.engine_process import EngineProcessBackend
 
-    backend = ProcessBackend(load, max_waiting=max_waiting, on_death=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    backend = EngineProcessBackend(load, max_waiting=max_waiting, on_death=lambda: os.kill(os.getpid(), signal.SIGTERM))
     return backend, backend.words
 
 
 def _in_thread(load: dict[str, Any], max_waiting: int) -> tuple[Backend, str]:
-    from lakh.server.answers.local import LocalBackend
-    from lakh.server.answers.process import load_engine
+    from lakh.server.backends.in_process import InProcessBackend
+    from lakh.server.backends.engine_process import load_engine
 
     engine = load_engine(load)
     words = f"{engine.name} ({engine.spec.parameters:,} parameters, {engine.device})"
-    return LocalBackend(engine, max_waiting=max_waiting), words
+    return InProcessBackend(engine, max_waiting=max_waiting), words

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from lakh.server.backend import Backend
 
-__all__ = ["LOOPBACK", "Face", "face_options", "listen_address", "listens"]
+__all__ = ["LOOPBACK", "ServeOptions", "face_options", "listen_address", "listens"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -68,7 +68,7 @@ def listens(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def with_face(address: str, grpc_address: str | None, **options: Any) -> Any:
-            face = Face(address, grpc_address, **{name: options.pop(name) for name in NAMES})
+            face = ServeOptions(address, grpc_address, **{name: options.pop(name) for name in NAMES})
             return command(face=face, **options)
 
         grpc = click.option(
@@ -87,7 +87,7 @@ def listens(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return decorate
 
 
-class Face:
+class ServeOptions:
     """Where and for whom to listen; whatever is wrong with it is said here, before a model is loaded."""
 
     def __init__(
@@ -105,28 +105,28 @@ class Face:
     ) -> None:
         self.host, self.port = listen_address("--http", address)
         self._also = None if grpc_address is None else listen_address("--grpc", grpc_address)
-        from lakh.server.faces.address import check_free
-        from lakh.server.faces.keys import Keys
-        from lakh.server.faces.tls import tls_of
+        from lakh.server.api.listen import check_free
+        from lakh.server.api.api_keys import ApiKeys
+        from lakh.server.api.tls import tls_of
         from lakh.server.store import open_store
 
         check_free("--http", self.host, self.port)
         if self._also is not None:
             check_free("--grpc", *self._also)
-        self._keys = Keys.load(keys_file) if keys_file else None
+        self._keys = ApiKeys.load(keys_file) if keys_file else None
         self._tls = tls_of(tls_cert, tls_key, tls_client_ca)
         self.store = open_store(cache)
         self._limits = {"drain_s": drain_s, "max_body_bytes": int(max_body_mb * 2**20)}
 
     def serve(self, backend: Backend, talk: Console, ready: Callable[[str, str | None], None]) -> None:
         """Until SIGTERM or SIGINT, with known answers in front of the backend where a store keeps them."""
-        from lakh.server.answers.textcache import TextCache
-        from lakh.server.collector import settle
-        from lakh.server.faces import http
+        from lakh.server.backends.completion_cache import CompletionCache
+        from lakh.server.gc_control import settle
+        from lakh.server.api import http
 
         if self.host not in LOOPBACK and self._keys is None:
             talk.print(f"{self.host} may be reached by others, and there are no keys: see --keys", style="yellow")
-        behind = backend if self.store is None else TextCache(backend, self.store)
+        behind = backend if self.store is None else CompletionCache(backend, self.store)
         options: dict[str, Any] = {"keys": self._keys, "store": self.store, "tls": self._tls, **self._limits}
         settle()
         http.serve(behind, self.host, self.port, ready=ready, grpc_address=self._also, **options)

@@ -22,12 +22,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lakh.evals.bulk_rows import Draw, Row, draw_keys, keys_of, pick
-from lakh.server.engine import Completion, Engine, FinishReason, Prompt, Sampling
+from lakh.server.engine import Completion, Engine, FinishReason, Prompt, SamplingParams
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.network import Network, Segment
 
 if TYPE_CHECKING:
-    from lakh.server.fim import Order
+    from lakh.server.prompts.fim import Order
     from lakh.server.model.kv import PagedCache
 
 __all__ = ["Bulk", "Steps"]
@@ -66,7 +66,7 @@ class Bulk:
     def generate(
         self,
         prompts: Sequence[Prompt],
-        samplings: Sequence[Sampling],
+        samplings: Sequence[SamplingParams],
         *,
         ended: Ended | None = None,
         progress: Callable[[int], None] | None = None,
@@ -100,9 +100,9 @@ class Bulk:
 
     # --- rows ---
 
-    def _rows(self, prompts: Sequence[Prompt], samplings: Sequence[Sampling]) -> list[Row]:
+    def _rows(self, prompts: Sequence[Prompt], samplings: Sequence[SamplingParams]) -> list[Row]:
         """Copies of one prompt together, so that they can share; the longest first, they end last."""
-        engine, copies, rows = self.engine, Counter[tuple[tuple[int, ...], Sampling]](), list[Row]()
+        engine, copies, rows = self.engine, Counter[tuple[tuple[int, ...], SamplingParams]](), list[Row]()
         encoded: dict[Prompt, tuple[int, ...]] = {}
         for place, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
             if prompt not in encoded:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lakh.server.model.blocks import Lease
-from lakh.server.params import Sampling
-from lakh.server.sampling import Draws, noise
+from lakh.server.sampling_params import SamplingParams
+from lakh.server.sampler import NoiseKeys, noise
 
 __all__ = ["Draw", "Row", "draw_keys", "keys_of", "pick"]
 
@@ -64,11 +64,11 @@ def keys_of(rows: Sequence[Row], steps: int) -> Tensor:
     return keys
 
 
-def draw_keys(sampling: Sampling, copy: int, count: int) -> Tensor:
+def draw_keys(sampling: SamplingParams, copy: int, count: int) -> Tensor:
     """The keys of one request, as the engine has them; none for a greedy one."""
     if sampling.temperature == 0:
         return torch.zeros(0, dtype=torch.int64)
-    draws = Draws(sampling, copy)
+    draws = NoiseKeys(sampling, copy)
     return torch.tensor([draws[place] for place in range(count)], dtype=torch.int64)
 
 

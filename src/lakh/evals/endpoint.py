@@ -18,8 +18,8 @@ from lakh.errors import PeerLost, UserError
 if TYPE_CHECKING:
     import aiohttp
 
-    from lakh.server.engine import Completion, Sampling
-    from lakh.server.fim import Order
+    from lakh.server.engine import Completion, SamplingParams
+    from lakh.server.prompts.fim import Order
 
 __all__ = ["Endpoint", "Hole"]
 
@@ -55,7 +55,7 @@ class Endpoint:
     def generate(
         self,
         prompts: Sequence[str | Hole],
-        samplings: Sequence[Sampling],
+        samplings: Sequence[SamplingParams],
         *,
         ended: Callable[[str], bool] | None = None,
         progress: Callable[[int], None] | None = None,
@@ -64,7 +64,7 @@ class Endpoint:
         return asyncio.run(self._generate(prompts, samplings, progress))
 
     async def _generate(
-        self, prompts: Sequence[str | Hole], samplings: Sequence[Sampling], progress: Callable[[int], None] | None
+        self, prompts: Sequence[str | Hole], samplings: Sequence[SamplingParams], progress: Callable[[int], None] | None
     ) -> list[Completion]:
         import aiohttp
 
@@ -76,7 +76,7 @@ class Endpoint:
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             name = self._name or await self._first_model(session)
 
-            async def one(prompt: str | Hole, sampling: Sampling) -> Completion:
+            async def one(prompt: str | Hole, sampling: SamplingParams) -> Completion:
                 nonlocal done
                 async with places:
                     completion = await self._ask(session, name, prompt, sampling)
@@ -102,7 +102,7 @@ class Endpoint:
             raise UserError(self._base, "lists no model", "name one with --served-name") from None
 
     async def _ask(
-        self, session: aiohttp.ClientSession, name: str, prompt: str | Hole, sampling: Sampling
+        self, session: aiohttp.ClientSession, name: str, prompt: str | Hole, sampling: SamplingParams
     ) -> Completion:
         from lakh.server.engine import Completion
 

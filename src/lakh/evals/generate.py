@@ -23,8 +23,8 @@ from lakh.evals.samples import Sample, fingerprint, write_samples
 from lakh.evals.task import Problem, Task
 
 if TYPE_CHECKING:
-    from lakh.server.engine import Completion, Sampling
-    from lakh.server.fim import Order
+    from lakh.server.engine import Completion, SamplingParams
+    from lakh.server.prompts.fim import Order
 
 __all__ = [
     "GENERATED",
@@ -51,7 +51,7 @@ class Generator(Protocol):
     def generate(
         self,
         prompts: Sequence[Any],
-        samplings: Sequence[Sampling],
+        samplings: Sequence[SamplingParams],
         *,
         ended: Callable[[str], bool] | None = None,
         progress: Callable[[int], None] | None = None,
@@ -121,7 +121,7 @@ def generate(
     journal: Journal | None = None,
 ) -> list[Sample]:
     """n samples of every problem, those of one problem together. `progress` hears how many are finished so far."""
-    from lakh.server.engine import Sampling
+    from lakh.server.engine import SamplingParams
 
     check_request(task, origin, n)
     max_tokens = origin.max_tokens or 256
@@ -133,7 +133,7 @@ def generate(
             prompts = [_prompt(engine, task, problem, origin, max_tokens) for problem in task.problems]
         first, num = len(passes), min(at_once, n - len(passes))
         samplings = [
-            Sampling(
+            SamplingParams(
                 max_tokens=max_tokens,
                 temperature=origin.temperature or 0.0,
                 top_p=1.0 if origin.top_p is None else origin.top_p,

@@ -4,7 +4,7 @@
     gateway/                       several engines elsewhere
     answers/textcache.py           answers that are known already, in front of either
 
-A backend yields the pieces of all choices as they become certain, and a `Usage` at the end. It raises BadRequest for
+A backend yields the pieces of all choices as they become certain, and a `Usage` at the end. It raises RequestError for
 whatever a client is to be told. Faces (faces/) know this file and nothing of engines.
 """
 
@@ -14,13 +14,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from lakh.server.requests import CompletionRequest
+from lakh.server.request import CompletionRequest
 
-__all__ = ["Backend", "Family", "ModelCard", "Piece", "Usage"]
+__all__ = ["Backend", "MetricFamily", "ModelCard", "CompletionDelta", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CompletionDelta:
     """Some text of one choice; the texts of all its pieces are its text."""
 
     index: int
@@ -49,7 +49,7 @@ class ModelCard:
     """Changes whenever answers may change: part of every key under which an answer is kept."""
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """A metric: its samples are (suffix with labels, value)."""
 
     name: str
@@ -69,11 +69,11 @@ class Backend(Protocol):
         """What is served now; nothing while nothing can be served."""
         ...
 
-    def complete(self, request: CompletionRequest) -> AsyncGenerator[Piece | Usage, None]:
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
         """Closing it, or cancelling whoever reads it, ends the work at once."""
         ...
 
-    def families(self) -> list[Family]:
+    def metric_families(self) -> list[MetricFamily]:
         """For the page of metrics."""
         ...
 

@@ -1,9 +1,7 @@
-"""What the faces count, as Prometheus text. Names follow vLLM's under the prefix lakh:, so that
-dashboards carry over. What a backend counts comes from it as families.
+"""Serving metrics in Prometheus' text format. Names follow vLLM's with the prefix lakh:, so vLLM dashboards carry over.
 
-Two acceptances, never mixed: `spec_decode_num_accepted_tokens` are guesses that the model kept, `suggestions_accepted`
-are suggestions that a person kept. Touched by the event loop only, so there are no locks. Gauges are read where they
-live, when the page is asked for.
+Two acceptance metrics that must not be confused: `spec_decode_num_accepted_tokens` counts draft tokens that the model
+accepted, `suggestions_accepted` counts suggestions that a user accepted.
 """
 
 from __future__ import annotations
@@ -17,15 +15,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lakh.server.backend import Backend, Family
+from lakh.server.backend import Backend, MetricFamily
 
 __all__ = [
     "BETWEEN_S",
     "CONTENT_TYPE",
     "LATENCY_S",
     "TOKENS",
+    "EngineCounters",
     "Histogram",
     "Metrics",
+    "PhaseLatencies",
     "labelled",
     "page",
     "resident_bytes",
@@ -48,13 +48,13 @@ class Histogram:
         self._counts[bisect.bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def family(self, name: str, words: str) -> Family:
+    def family(self, name: str, words: str) -> MetricFamily:
         reached = list(itertools.accumulate(self._counts))
         buckets = [
             (f'_bucket{{le="{bound:g}"}}', float(n)) for bound, n in zip(self._bounds, reached[:-1], strict=True)
         ]
         ends = [('_bucket{le="+Inf"}', reached[-1]), ("_sum", round(self._sum, 6)), ("_count", reached[-1])]
-        return Family(name, "histogram", words, [*buckets, *ends])
+        return MetricFamily(name, "histogram", words, [*buckets, *ends])
 
 
 @dataclass
@@ -77,21 +77,21 @@ class Metrics:
     asked_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     asked_choices: Histogram = field(default_factory=lambda: Histogram(CHOICES))
 
-    def families(self) -> list[Family]:
+    def metric_families(self) -> list[MetricFamily]:
         shown, accepted = self.feedback["shown"], self.feedback["accepted"]
         return [
-            Family("requests_total", "counter", "Completion requests by status.", labelled("code", self.answered)),
-            Family(
+            MetricFamily("requests_total", "counter", "Completion requests by status.", labelled("code", self.answered)),
+            MetricFamily(
                 "request_success_total",
                 "counter",
                 "Completions by the reason they ended.",
                 labelled("finished_reason", self.finished),
             ),
-            Family("requests_cancelled_total", "counter", "Clients that went away.", [("", self.cancelled)]),
-            Family("prompt_tokens_total", "counter", "Prompt tokens read.", [("", self.prompt_tokens)]),
-            Family("generation_tokens_total", "counter", "Tokens drawn.", [("", self.generation_tokens)]),
-            Family("suggestions_shown_total", "counter", "Suggestions that a person saw.", [("", shown)]),
-            Family("suggestions_accepted_total", "counter", "Suggestions that a person took.", [("", accepted)]),
+            MetricFamily("requests_cancelled_total", "counter", "Clients that went away.", [("", self.cancelled)]),
+            MetricFamily("prompt_tokens_total", "counter", "Prompt tokens read.", [("", self.prompt_tokens)]),
+            MetricFamily("generation_tokens_total", "counter", "Tokens drawn.", [("", self.generation_tokens)]),
+            MetricFamily("suggestions_shown_total", "counter", "Suggestions that a person saw.", [("", shown)]),
+            MetricFamily("suggestions_accepted_total", "counter", "Suggestions that a person took.", [("", accepted)]),
             self.latency.family("e2e_request_latency_seconds", "From a request's arrival to its last byte."),
             self.first_token.family("time_to_first_token_seconds", "From a request's arrival to its first text."),
             self.between_pieces.family("inter_token_latency_seconds", "Between two pieces of one request."),
@@ -102,29 +102,85 @@ class Metrics:
         ]
 
 
+@dataclass
+class EngineCounters:
+    """What an engine has done since it was made."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens of started sequences."""
+    cached_tokens: int = 0
+    """Of these, found in the prefix cache."""
+    computed_tokens: int = 0
+    """Tokens that went through the network: prompts, sampled and draft tokens; with decode-ahead also those of finished
+    sequences and of steps that were never read."""
+    generated_tokens: int = 0
+    drafts: int = 0
+    """Sequence steps with draft tokens."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    preempted_seqs: int = 0
+    aborted_seqs: int = 0
+
+
+class PhaseLatencies:
+    """Time of completions in each phase, with vLLM's names and phases.
+
+        queue      from arrival to the first work on it       prefill    from there to the first token
+        decode     from the first token to the last           inference  prefill and decode together
+
+    An engine observes its sequences, a gateway its requests (from the moment it asks a replica). Cancelled completions
+    do not count.
+    """
+
+    def __init__(self) -> None:
+        self._queue, self._prefill, self._decode, self._inference = (Histogram(LATENCY_S) for _ in range(4))
+        self._token = Histogram(BETWEEN_S)
+
+    def observe(
+        self, *, arrived_s: float, started_s: float, first_token_s: float, finished_s: float, num_tokens: int
+    ) -> None:
+        """One completion, with times of one clock."""
+        self._queue.add(started_s - arrived_s)
+        self._prefill.add(first_token_s - started_s)
+        self._decode.add(finished_s - first_token_s)
+        self._inference.add(finished_s - started_s)
+        if num_tokens > 1:
+            self._token.add((finished_s - first_token_s) / (num_tokens - 1))
+
+    def metric_families(self) -> list[MetricFamily]:
+        return [
+            self._queue.family("request_queue_time_seconds", "From arrival to the first work on the request."),
+            self._prefill.family("request_prefill_time_seconds", "From the first work to the first token."),
+            self._decode.family("request_decode_time_seconds", "From the first token to the last."),
+            self._inference.family("request_inference_time_seconds", "From the first work to the last token."),
+            self._token.family("request_time_per_output_token_seconds", "Decode time per token after the first."),
+        ]
+
+
 def labelled(label: str, counts: Counter[str] | Counter[int]) -> list[tuple[str, float]]:
     return [(f'{{{label}="{key}"}}', count) for key, count in sorted(counts.items())]
 
 
-def page(metrics: Metrics, backend: Backend, more: Iterable[Family] = ()) -> str:
+def page(metrics: Metrics, backend: Backend, more: Iterable[MetricFamily] = ()) -> str:
     """The whole page. What a process is has Prometheus' own names, without a prefix."""
-    families = [
-        Family("num_requests_running", "gauge", "Requests at work.", [("", backend.num_running)]),
-        Family("num_requests_waiting", "gauge", "Requests in the queue.", [("", backend.num_waiting)]),
-        *metrics.families(),
-        *backend.families(),
+    metric_families = [
+        MetricFamily("num_requests_running", "gauge", "Requests at work.", [("", backend.num_running)]),
+        MetricFamily("num_requests_waiting", "gauge", "Requests in the queue.", [("", backend.num_waiting)]),
+        *metrics.metric_families(),
+        *backend.metric_families(),
         *more,
     ]
-    text = "".join(_text(family, "lakh:") for family in families)
+    text = "".join(_text(family, "lakh:") for family in metric_families)
     own = [
-        Family("process_id", "gauge", "Of this process.", [("", os.getpid())]),
-        Family("process_resident_memory_bytes", "gauge", "Of this process.", [("", resident_bytes())]),
-        Family("process_cpu_seconds_total", "counter", "Of this process.", [("", time.process_time())]),
+        MetricFamily("process_id", "gauge", "Of this process.", [("", os.getpid())]),
+        MetricFamily("process_resident_memory_bytes", "gauge", "Of this process.", [("", resident_bytes())]),
+        MetricFamily("process_cpu_seconds_total", "counter", "Of this process.", [("", time.process_time())]),
     ]
     return text + "".join(_text(family, "") for family in own)
 
 
-def _text(family: Family, prefix: str) -> str:
+def _text(family: MetricFamily, prefix: str) -> str:
     name = prefix + family.name
     lines = [f"# HELP {name} {family.words}", f"# TYPE {name} {family.kind}"]
     lines += [

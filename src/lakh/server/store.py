@@ -20,9 +20,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from lakh.errors import UserError
-from lakh.server.backend import Family
+from lakh.server.backend import MetricFamily
 
-__all__ = ["MemoryStore", "RedisStore", "Store", "open_store"]
+__all__ = ["MemoryCacheStore", "RedisStore", "CacheStore", "open_store"]
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +40,19 @@ PREFIX = "lakh:"
 T = TypeVar("T")
 
 
-class Store(Protocol):
+class CacheStore(Protocol):
     async def get(self, key: str) -> bytes | None: ...
 
     def put(self, key: str, value: bytes, ttl_s: float) -> None: ...
 
     async def add(self, key: str, amount: int, ttl_s: float) -> int | None: ...
 
-    def families(self) -> list[Family]: ...
+    def metric_families(self) -> list[MetricFamily]: ...
 
     async def close(self) -> None: ...
 
 
-class MemoryStore:
+class MemoryCacheStore:
     """The least recently used go first when the bytes run out."""
 
     def __init__(self, max_bytes: int = MEMORY_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,8 +73,8 @@ class MemoryStore:
         self._set(key, total, self._clock() + ttl_s)
         return total
 
-    def families(self) -> list[Family]:
-        return [Family("store_bytes", "gauge", "Bytes of kept texts and counts.", [("", self._bytes)])]
+    def metric_families(self) -> list[MetricFamily]:
+        return [MetricFamily("store_bytes", "gauge", "Bytes of kept texts and counts.", [("", self._bytes)])]
 
     async def close(self) -> None:
         self._entries.clear()
@@ -102,7 +102,7 @@ class MemoryStore:
             self._bytes -= _size_bytes(key, entry[1])
 
 
-class RedisStore:
+class RedisCacheStore:
     def __init__(self, url: str, *, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.monotonic) -> None:
         from redis import asyncio as redis
         from redis.asyncio.retry import Retry
@@ -150,10 +150,10 @@ class RedisStore:
 
         return await self._ask(both)
 
-    def families(self) -> list[Family]:
+    def metric_families(self) -> list[MetricFamily]:
         return [
-            Family("store_up", "gauge", "1 while Redis answers.", [("", int(self.is_up))]),
-            Family("store_failures_total", "counter", "Calls that Redis failed.", [("", self.num_failures)]),
+            MetricFamily("store_up", "gauge", "1 while Redis answers.", [("", int(self.is_up))]),
+            MetricFamily("store_failures_total", "counter", "Calls that Redis failed.", [("", self.num_failures)]),
         ]
 
     async def close(self) -> None:
@@ -197,14 +197,14 @@ class RedisStore:
 FORM = "write --cache memory, off, or redis://HOST:PORT/DATABASE (rediss:// with TLS, unix:// for a socket)"
 
 
-def open_store(address: str) -> Store | None:
+def open_store(address: str) -> CacheStore | None:
     """memory, off, or a Redis URL. A Redis that does not answer is no error: it may come later."""
     if address == "off":
         return None
     if address == "memory":
-        return MemoryStore()
+        return MemoryCacheStore()
     if address.partition("://")[0] in ("redis", "rediss", "unix"):
-        return RedisStore(address)
+        return RedisCacheStore(address)
     raise UserError(f"--cache {_without_password(address)}", "is no cache", FORM)
 
 

@@ -8,8 +8,8 @@ import torch
 
 from lakh.evals.bulk import Bulk
 from lakh.evals.bulk_rows import Draw, draw_keys, pick
-from lakh.server.engine import Engine, Sampling
-from lakh.server.sampling import Draws, choose
+from lakh.server.engine import Engine, SamplingParams
+from lakh.server.sampler import NoiseKeys, choose
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lakh.workloads.code.model import CodeModel
@@ -48,7 +48,7 @@ def engine() -> Engine:
 def test_rows_get_what_the_engine_gives_them(engine: Engine, temperature: float, max_rows: int, burst: int) -> None:
     prompts = PROMPTS * 3
     samplings = [
-        Sampling(max_tokens=20, temperature=temperature, top_p=0.9, seed=seed, stop=("q", "zz"))
+        SamplingParams(max_tokens=20, temperature=temperature, top_p=0.9, seed=seed, stop=("q", "zz"))
         for seed in (1, 2, 3)
         for _ in PROMPTS
     ]
@@ -63,7 +63,7 @@ def test_rows_get_what_the_engine_gives_them(engine: Engine, temperature: float,
 
 
 def test_the_same_prompt_and_seed_several_times_are_several_draws(engine: Engine) -> None:
-    samplings = [Sampling(max_tokens=12, temperature=2.0, seed=5)] * 4
+    samplings = [SamplingParams(max_tokens=12, temperature=2.0, seed=5)] * 4
     found = Bulk(engine, burst=3).generate(PROMPTS[:1] * 4, samplings)
     assert [one.text for one in found] == [one.text for one in engine.generate(PROMPTS[:1] * 4, samplings)]
     assert len({one.tokens for one in found}) == 4
@@ -71,20 +71,20 @@ def test_the_same_prompt_and_seed_several_times_are_several_draws(engine: Engine
 
 def test_a_prompt_that_fills_the_context_ends_where_the_engine_ends_it(engine: Engine) -> None:
     long = "x = [1, 2, 3]\n" * 20
-    sampling = [Sampling(max_tokens=90)]
+    sampling = [SamplingParams(max_tokens=90)]
     found, expected = Bulk(engine, burst=16).generate([long], sampling), engine.generate([long], sampling)
     assert (found[0].tokens, found[0].finish_reason) == (expected[0].tokens, expected[0].finish_reason)
 
 
 def test_more_rows_than_the_cache_holds_wait_for_their_turn(engine: Engine) -> None:
     small = Engine("tiny", SPEC, weights(), engine.tokenizer, device="cpu", cache_tokens=SPEC.context)
-    samplings = [Sampling(max_tokens=40, temperature=0.5, seed=seed) for seed in range(6)]
+    samplings = [SamplingParams(max_tokens=40, temperature=0.5, seed=seed) for seed in range(6)]
     found = Bulk(small, burst=5).generate(["def g():\n"] * 6, samplings)
     assert [one.text for one in found] == [one.text for one in engine.generate(["def g():\n"] * 6, samplings)]
 
 
 def test_a_row_stops_once_it_has_all_that_is_wanted(engine: Engine) -> None:
-    sampling = [Sampling(max_tokens=60, temperature=1.0, seed=1)]
+    sampling = [SamplingParams(max_tokens=60, temperature=1.0, seed=1)]
     whole = Bulk(engine).generate(["ab"], sampling)[0]
     found = Bulk(engine, burst=4).generate(["ab"], sampling, ended=lambda text: len(text) >= 10)[0]
     assert whole.text.startswith(found.text)
@@ -97,7 +97,7 @@ def test_an_interrupt_gives_every_block_back(engine: Engine) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Bulk(engine).generate(PROMPTS, [Sampling(max_tokens=9)] * 4, progress=stop)
+        Bulk(engine).generate(PROMPTS, [SamplingParams(max_tokens=9)] * 4, progress=stop)
     assert engine.pool.num_held == 0
 
 
@@ -105,7 +105,7 @@ def test_an_interrupt_gives_every_block_back(engine: Engine) -> None:
 def test_picks_are_those_of_the_engine(top_p: float) -> None:
     torch.manual_seed(0)
     logits, keys = torch.randn(200, 50) * 3, torch.randint(2**62, (200,))
-    sampling = Sampling(temperature=0.7, top_p=top_p, seed=1)
+    sampling = SamplingParams(temperature=0.7, top_p=top_p, seed=1)
     expected = choose(logits.clone(), [sampling] * 200, keys.tolist())
     assert pick(logits, Draw(0.7, top_p), keys).tolist() == expected
 
@@ -117,8 +117,8 @@ def test_one_certain_token_is_always_picked() -> None:
 
 
 def test_keys_are_those_of_the_engine() -> None:
-    sampling = Sampling(temperature=1.0, seed=11)
-    draws = Draws(sampling, 2)
+    sampling = SamplingParams(temperature=1.0, seed=11)
+    draws = NoiseKeys(sampling, 2)
     assert draw_keys(sampling, 2, 40).tolist() == [draws[i] for i in range(40)]
 
 
@@ -130,7 +130,7 @@ def test_captured_steps_give_what_the_engine_gives_on_a_gpu() -> None:
     engine = Engine("tiny", spec, found | {"head.weight": 20 * found["head.weight"]}, byte_tokenizer(), device="cuda")
     bulk = Bulk(engine)
     assert type(bulk._steps).__name__ == "Graphs"
-    sampling = Sampling(max_tokens=24)
+    sampling = SamplingParams(max_tokens=24)
     rows = bulk.generate(PROMPTS * 8, [sampling] * 32)
     expected = engine.generate(PROMPTS, sampling)
     # In bfloat16 batches of other sizes may round differently, so late tokens may differ; early ones have no excuse.

@@ -12,10 +12,10 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from lakh.server.engine import Completion, Engine, Sampling
+from lakh.server.engine import Completion, Engine, SamplingParams
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.network import Segment
-from lakh.server.sampling import Draws, noise, probabilities
+from lakh.server.sampler import NoiseKeys, noise, probabilities
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code import hf
@@ -153,13 +153,13 @@ def assert_same(engine: Engine, reference: CodeModel) -> Callable[..., None]:
     other: there sums in another order may decide otherwise, and both are right. Takes Completions, or their tokens.
     """
 
-    def contest(ids: Sequence[int], sampling: Sampling, key: int) -> torch.Tensor:
+    def contest(ids: Sequence[int], sampling: SamplingParams, key: int) -> torch.Tensor:
         scores = reference(torch.tensor([list(ids)]))[:, -1, : engine.tokenizer.vocab_size]
         if sampling.temperature == 0:
             return scores[0]
         return probabilities(scores, [sampling])[0].log() + noise(torch.tensor([key]), scores.shape[-1])[0]
 
-    def check(prompts: Sequence[Sequence[int]], sampling: Sampling, left: Sequence[Any], right: Sequence[Any]) -> None:
+    def check(prompts: Sequence[Sequence[int]], sampling: SamplingParams, left: Sequence[Any], right: Sequence[Any]) -> None:
         copies: Counter[tuple[int, ...]] = Counter()
         for prompt, one, other in zip(prompts, left, right, strict=True):
             copy = copies[tuple(prompt)]
@@ -169,7 +169,7 @@ def assert_same(engine: Engine, reference: CodeModel) -> Callable[..., None]:
             a, b = (answer.tokens if isinstance(answer, Completion) else answer for answer in (one, other))
             at = next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
             assert at is not None, (one, other)
-            scores = contest([*prompt, *a[:at]], sampling, Draws(sampling, copy)[at])
+            scores = contest([*prompt, *a[:at]], sampling, NoiseKeys(sampling, copy)[at])
             assert max(float(scores.max() - scores[token]) for token in (a[at], b[at])) < TIE, (one, other)
 
     return check
@@ -177,7 +177,7 @@ def assert_same(engine: Engine, reference: CodeModel) -> Callable[..., None]:
 
 @pytest.fixture
 def save_model(tmp_path: Path, tokenizer_json: Path) -> Callable[..., Path]:
-    """A tiny model as a Hugging Face directory."""
+    """A tiny model as a Hugging ServeOptions directory."""
 
     def save(tokenizer: Path | None = tokenizer_json, **changes: object) -> Path:
         spec = tiny_spec(**changes)
@@ -189,5 +189,5 @@ def save_model(tmp_path: Path, tokenizer_json: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def model_dir(save_model: Callable[..., Path]) -> Path:
-    """The model of `engine` as a Hugging Face directory."""
+    """The model of `engine` as a Hugging ServeOptions directory."""
     return save_model()

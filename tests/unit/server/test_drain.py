@@ -18,12 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lakh.cli.main import main
 from lakh.errors import UserError
 from lakh.server import proto
-from lakh.server.answers.local import LocalBackend
+from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
-from lakh.server.faces import grpc as grpc_face
-from lakh.server.faces import http
-from lakh.server.faces.address import check_free
-from lakh.server.faces.desk import Desk
+from lakh.server.api import grpc as grpc_api
+from lakh.server.api import http
+from lakh.server.api.listen import check_free
+from lakh.server.api.request_handler import RequestHandler
 
 PATIENCE_S = 30.0
 
@@ -50,7 +50,7 @@ def gate(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 class Faces:
     """Both faces of one engine, as `lakh serve` has them, and their clients."""
 
-    def __init__(self, backend: LocalBackend, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
+    def __init__(self, backend: InProcessBackend, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
         self.backend, self.channel, self.session = backend, channel, session
 
     async def over_grpc(self) -> list[Any]:
@@ -78,7 +78,7 @@ def serve(engine: Engine, story: Callable[[Faces], Awaitable[None]]) -> None:
     """Serve until the story has asked to stop, by a signal."""
 
     async def main() -> None:
-        backend = LocalBackend(engine)
+        backend = InProcessBackend(engine)
         ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         told = lambda url, address: ready.set_result((url, address))  # noqa: E731
         options = {"drain_s": PATIENCE_S}
@@ -99,7 +99,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_asked_to_stop_both_faces_finish_their_streams_and_take_no_others(
     engine: Engine, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_face, "STOP_GRACE_S", 0.0)  # nobody depends on it while there is time to drain
+    monkeypatch.setattr(grpc_api, "STOP_GRACE_S", 0.0)  # nobody depends on it while there is time to drain
 
     async def story(faces: Faces) -> None:
         at_work = [asyncio.create_task(faces.over_grpc()), asyncio.create_task(faces.over_http())]
@@ -154,11 +154,11 @@ def test_an_address_of_elsewhere_is_refused(host: str, found: str) -> None:
 
 def test_a_second_server_does_not_share_the_first_ones_grpc_port(engine: Engine) -> None:
     async def story() -> None:
-        desk = Desk(LocalBackend(engine))
-        async with grpc_face.running(desk, "127.0.0.1", 0) as address:
+        desk = RequestHandler(InProcessBackend(engine))
+        async with grpc_api.running(desk, "127.0.0.1", 0) as address:
             port = int(address.rpartition(":")[2])
             with pytest.raises(UserError, match="in use"):
-                async with grpc_face.running(desk, "127.0.0.1", port):
+                async with grpc_api.running(desk, "127.0.0.1", port):
                     pass
         await desk.backend.close()
 

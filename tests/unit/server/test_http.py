@@ -17,11 +17,11 @@ import aiohttp
 import pytest
 
 from lakh.errors import UserError
-from lakh.server.answers.local import MAX_WAITING, LocalBackend
-from lakh.server.answers.worker import Worker
-from lakh.server.engine import Engine, Sampling
-from lakh.server.faces import http
-from lakh.server.faces.http import Server, running
+from lakh.server.backends.in_process import MAX_WAITING, InProcessBackend
+from lakh.server.backends.engine_thread import EngineThread
+from lakh.server.engine import Engine, SamplingParams
+from lakh.server.api import http
+from lakh.server.api.http import HttpServer, running
 from lakh.workloads.code.model import CodeModel
 
 PATIENCE_S = 20.0
@@ -62,18 +62,18 @@ def gated(engine: Engine, reference: CodeModel) -> GatedEngine:
     return GatedEngine("tiny", engine.spec, reference.state_dict(), engine.tokenizer, device="cpu")
 
 
-def worker_of(server: Server) -> Worker:
+def worker_of(server: HttpServer) -> EngineThread:
     backend = server.desk.backend
-    assert isinstance(backend, LocalBackend)
+    assert isinstance(backend, InProcessBackend)
     return backend.worker
 
 
 class Client:
-    def __init__(self, server: Server, session: aiohttp.ClientSession) -> None:
+    def __init__(self, server: HttpServer, session: aiohttp.ClientSession) -> None:
         self.server, self.session = server, session
 
     @property
-    def worker(self) -> Worker:
+    def worker(self) -> EngineThread:
         return worker_of(self.server)
 
     async def post(self, body: Any, path: str = "/v1/completions") -> tuple[int, Any]:
@@ -101,7 +101,7 @@ class Client:
 @asynccontextmanager
 async def serving(engine: Engine, max_waiting: int = MAX_WAITING, **options: Any) -> AsyncIterator[Client]:
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
-    backend = LocalBackend(engine, max_waiting=max_waiting)
+    backend = InProcessBackend(engine, max_waiting=max_waiting)
     async with running(backend, "127.0.0.1", 0, **options) as server, aiohttp.ClientSession(timeout=timeout) as session:
         yield Client(server, session)
 
@@ -124,7 +124,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_completion_is_the_engines(engine: Engine) -> None:
-    expected = engine.generate(["def add("], Sampling(max_tokens=60))[0]
+    expected = engine.generate(["def add("], SamplingParams(max_tokens=60))[0]
 
     async def story(client: Client) -> None:
         status, body = await client.post({**LONG, "model": "tiny", "user": "me", "unheard_of": {"x": 1}})
@@ -187,7 +187,7 @@ def test_prompts_times_n_are_choices_in_order_and_alike_when_streamed(engine: En
 
 def test_a_suffix_asks_for_the_middle_and_may_be_long(engine: Engine) -> None:
     prompt = engine.infill("def add(", "\n    return", 10)
-    expected = engine.generate([prompt], Sampling(max_tokens=10))[0]
+    expected = engine.generate([prompt], SamplingParams(max_tokens=10))[0]
 
     async def story(client: Client) -> None:
         body = {"prompt": "def add(", "suffix": "\n    return", "max_tokens": 10, "temperature": 0}
@@ -205,7 +205,7 @@ def test_a_prompt_that_ends_inside_a_word_is_healed_where_that_is_asked_for(engi
     prompt = "def add(left, right):\n    re"
     healed = engine.heal(engine.encode(prompt))
     assert healed.first_ids is not None
-    row = engine.row(healed.ids, Sampling(max_tokens=6), first_ids=healed.first_ids, skip=healed.skip)
+    row = engine.row(healed.ids, SamplingParams(max_tokens=6), first_ids=healed.first_ids, skip=healed.skip)
     engine.submit(row)
     while row.finish_reason is None:
         engine.step()
@@ -214,7 +214,7 @@ def test_a_prompt_that_ends_inside_a_word_is_healed_where_that_is_asked_for(engi
     async def story(client: Client) -> None:
         for heal in (True, False):
             _, answer = await client.post({"prompt": prompt, "max_tokens": 6, "temperature": 0, "heal": heal})
-            plain = engine.generate([prompt], Sampling(max_tokens=6))[0].text
+            plain = engine.generate([prompt], SamplingParams(max_tokens=6))[0].text
             assert answer["choices"][0]["text"] == (expected if heal else plain)
 
     run(engine, story)
@@ -413,7 +413,7 @@ def test_a_bug_of_ours_is_a_short_500_and_logged(
 
 def test_concurrent_requests_each_get_their_own_answer(engine: Engine) -> None:
     prompts = [f"def f{number}(" for number in range(6)]
-    expected = [done.text for done in engine.generate(prompts, Sampling(max_tokens=12))]
+    expected = [done.text for done in engine.generate(prompts, SamplingParams(max_tokens=12))]
 
     async def story(client: Client) -> None:
         body = {"max_tokens": 12, "temperature": 0}
@@ -474,17 +474,17 @@ def test_a_port_in_use_is_the_users_to_change(engine: Engine) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(UserError, match="in use") as caught:
-            http.serve(LocalBackend(engine), "127.0.0.1", taken.getsockname()[1])
+            http.serve(InProcessBackend(engine), "127.0.0.1", taken.getsockname()[1])
     assert "--http" in caught.value.todo
     with pytest.raises(UserError, match="no address of this machine"):
-        http.serve(LocalBackend(engine), "no.such.host.invalid", 0)
+        http.serve(InProcessBackend(engine), "no.such.host.invalid", 0)
 
 
 def test_at_the_end_requests_at_work_are_finished(gated: GatedEngine) -> None:
     async def main() -> None:
         answers: list[asyncio.Task[tuple[int, Any]]] = []
         session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
-        async with session, running(LocalBackend(gated), "127.0.0.1", 0, drain_s=PATIENCE_S) as server:
+        async with session, running(InProcessBackend(gated), "127.0.0.1", 0, drain_s=PATIENCE_S) as server:
             client = Client(server, session)
             answers += [asyncio.create_task(client.post({**LONG, "max_tokens": 3})) for _ in range(2)]
             await until(lambda: worker_of(server).num_running + worker_of(server).num_waiting == 2)
@@ -502,7 +502,7 @@ def test_after_the_deadline_they_are_told(gated: GatedEngine) -> None:
     async def main() -> None:
         answers: list[asyncio.Task[tuple[int, Any]]] = []
         session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
-        async with session, running(LocalBackend(gated), "127.0.0.1", 0, drain_s=0.1) as server:
+        async with session, running(InProcessBackend(gated), "127.0.0.1", 0, drain_s=0.1) as server:
             client = Client(server, session)
             for number in (1, 2):
                 answers.append(asyncio.create_task(client.post(LONG)))

@@ -1,4 +1,4 @@
-"""Phases of requests are counted once each, from moments of one clock."""
+"""PhaseLatencies of requests are counted once each, from moments of one clock."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from lakh.server.backend import Family
-from lakh.server.engine import Engine, Sampling
-from lakh.server.phases import Phases
+from lakh.server.backend import MetricFamily
+from lakh.server.engine import Engine, SamplingParams
+from lakh.server.metrics import PhaseLatencies
 
 QUEUE, PREFILL, DECODE, INFERENCE = (
     f"request_{phase}_time_seconds" for phase in ("queue", "prefill", "decode", "inference")
@@ -17,16 +17,16 @@ QUEUE, PREFILL, DECODE, INFERENCE = (
 PER_TOKEN = "request_time_per_output_token_seconds"
 
 
-def figures(families: list[Family]) -> dict[str, float]:
+def figures(metric_families: list[MetricFamily]) -> dict[str, float]:
     """Sums and counts."""
-    return {family.name + suffix: value for family in families for suffix, value in family.samples if "{" not in suffix}
+    return {family.name + suffix: value for family in metric_families for suffix, value in family.samples if "{" not in suffix}
 
 
 def test_a_request_is_split_where_work_begins_and_where_its_first_token_comes() -> None:
-    phases = Phases()
+    phases = PhaseLatencies()
     phases.add(arrived_s=10.0, began_s=10.5, first_s=12.0, last_s=15.0, num_tokens=4)
     phases.add(arrived_s=20.0, began_s=20.0, first_s=21.0, last_s=21.0, num_tokens=1)  # no second token, no pace
-    found = figures(phases.families())
+    found = figures(phases.metric_families())
     assert [found[f"{name}_sum"] for name in (QUEUE, PREFILL, DECODE, INFERENCE)] == [0.5, 2.5, 3.0, 5.5]
     assert (found[f"{PER_TOKEN}_sum"], found[f"{PER_TOKEN}_count"], found[f"{QUEUE}_count"]) == (1.0, 1, 2)
 
@@ -37,12 +37,12 @@ def test_an_engine_counts_rows_that_ended_and_not_those_that_were_aborted(
     ticks = itertools.count(1)
     engine = make_engine(options={"clock": lambda: float(next(ticks))})
     monkeypatch.setattr(engine, "max_rows", 1)
-    rows = [engine.row(engine.encode(text), Sampling(max_tokens=5)) for text in ("def ", "class ", "x")]
+    rows = [engine.row(engine.encode(text), SamplingParams(max_tokens=5)) for text in ("def ", "class ", "x")]
     engine.submit(*rows)
     engine.abort(rows[2])
     while any(row.finish_reason is None for row in rows):
         engine.step()
-    found = figures(engine.phases.families())
+    found = figures(engine.phases.metric_families())
     assert found[f"{QUEUE}_count"] == found[f"{INFERENCE}_count"] == 2
     assert found[f"{PREFILL}_sum"] + found[f"{DECODE}_sum"] == found[f"{INFERENCE}_sum"]
     waits_s = [(row.began_s or 0) - row.arrived_s for row in rows[:2]]

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.server.collector import quiet
-from lakh.server.engine import Engine, Sampling
+from lakh.server.gc_control import quiet
+from lakh.server.engine import Engine, SamplingParams
 from lakh.server.model import kernels_cpu
 from lakh.server.model import weights as model_weights
 from lakh.spec.model import Model
@@ -188,7 +188,7 @@ def _lakh(precision: Any) -> Callable[..., Made]:
             return None  # a format for CPUs, and for some widths only
 
         def ask(count: int) -> None:
-            rows = [engine.row(tuple(prompt), Sampling(max_tokens=count)) for prompt in prompts]
+            rows = [engine.row(tuple(prompt), SamplingParams(max_tokens=count)) for prompt in prompts]
             for row in rows:
                 row.eot = -1  # random weights may draw it; every system makes `count` tokens
             engine.pool.forget()  # every prompt is new

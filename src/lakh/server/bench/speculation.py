@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from lakh.server.engine import Engine, Sampling
+from lakh.server.engine import Engine, SamplingParams
 from lakh.server.model import weights as model_weights
 from lakh.tokens.tokenizer import Tokenizer
 
@@ -93,7 +93,7 @@ def _continue(engine: Engine, prompts: list[tuple[int, ...]], new: int) -> tuple
     """The answers, and seconds (by the clock, of CPU) for each token after the first."""
     answers, wall_s, cpu_s, num_tokens = [], 0.0, 0.0, 0
     for prompt in prompts:
-        row = engine.row(prompt, Sampling(max_tokens=new))
+        row = engine.row(prompt, SamplingParams(max_tokens=new))
         row.eot = -1  # all make as many
         engine.submit(row)
         while not row.tokens:

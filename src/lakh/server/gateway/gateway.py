@@ -30,14 +30,14 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from lakh.errors import UserError
-from lakh.server.backend import Family, ModelCard, Piece, Usage
-from lakh.server.gateway.affinity import Ring, choose
-from lakh.server.gateway.fim_text import Template
+from lakh.server.backend import MetricFamily, ModelCard, CompletionDelta, Usage
+from lakh.server.gateway.routing import HashRing, choose
+from lakh.server.gateway.fim_template import FimTemplate
 from lakh.server.gateway.replica import Replica, ReplicaBusy, ReplicaFailed
 from lakh.server.metrics import labelled
-from lakh.server.phases import Phases
-from lakh.server.requests import BadRequest, CompletionRequest
-from lakh.server.store import Store
+from lakh.server.metrics import PhaseLatencies
+from lakh.server.request import RequestError, CompletionRequest
+from lakh.server.store import CacheStore
 
 __all__ = ["Gateway", "route_key"]
 
@@ -59,7 +59,7 @@ class _Job:
     """One request on its way: what came for it, and the task that asks replicas."""
 
     def __init__(self) -> None:
-        self.items: asyncio.Queue[Piece | Usage | Exception] = asyncio.Queue()
+        self.items: asyncio.Queue[CompletionDelta | Usage | Exception] = asyncio.Queue()
         self.task: asyncio.Task[None] | None = None
         self.replica: Replica | None = None
         self.arrived_s = time.monotonic()
@@ -75,8 +75,8 @@ class Gateway:
         self,
         engines: Sequence[str],
         *,
-        store: Store | None = None,
-        template: Template | None = None,
+        store: CacheStore | None = None,
+        template: FimTemplate | None = None,
         key: str = "",
         stall_s: float = 30.0,
         seed: int | None = None,
@@ -88,14 +88,14 @@ class Gateway:
         self._options: dict[str, Any] = {"template": template, "key": key, "stall_s": stall_s}
         self._session: aiohttp.ClientSession | None = None
         self.replicas: dict[str, Replica] = {}
-        self._ring = Ring(())
+        self._ring = HashRing(())
         self._jobs: set[_Job] = set()
         self._by_key: dict[Hashable, _Job] = {}
         self._watching: asyncio.Task[None] | None = None
         self._random = random.Random(seed)
         self.num_failovers = self.num_superseded = 0
         self.routed: Counter[str] = Counter()
-        self.phases = Phases()
+        self.phases = PhaseLatencies()
 
     # --- what it is ---
 
@@ -117,23 +117,23 @@ class Gateway:
                 cards[card.id] = replace(card, weights=weights)
         return list(cards.values())
 
-    def families(self) -> list[Family]:
+    def metric_families(self) -> list[MetricFamily]:
         by_state = Counter(replica.state for replica in self.replicas.values())
         at_work = Counter({name: replica.num_at_work for name, replica in self.replicas.items()})
         return [
-            Family("gateway_replicas", "gauge", "Engines by state.", labelled("state", by_state)),
-            Family("gateway_replica_requests", "gauge", "Requests at work by engine.", labelled("engine", at_work)),
-            Family("gateway_routed_total", "counter", "Requests sent, by engine.", labelled("engine", self.routed)),
-            Family("gateway_failovers_total", "counter", "Requests asked of another.", [("", self.num_failovers)]),
-            Family("requests_superseded_total", "counter", "Overtaken.", [("", self.num_superseded)]),
-            *self.phases.families(),
+            MetricFamily("gateway_replicas", "gauge", "Engines by state.", labelled("state", by_state)),
+            MetricFamily("gateway_replica_requests", "gauge", "Requests at work by engine.", labelled("engine", at_work)),
+            MetricFamily("gateway_routed_total", "counter", "Requests sent, by engine.", labelled("engine", self.routed)),
+            MetricFamily("gateway_failovers_total", "counter", "Requests asked of another.", [("", self.num_failovers)]),
+            MetricFamily("requests_superseded_total", "counter", "Overtaken.", [("", self.num_superseded)]),
+            *self.phases.metric_families(),
         ]
 
     # --- a request ---
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Piece | Usage, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
         if len(self._jobs) >= MAX_AT_WORK:
-            raise BadRequest(None, "too many requests are at work; try again later", status=429, code="queue_full")
+            raise RequestError(None, "too many requests are at work; try again later", status=429, code="queue_full")
         if request.sampling.temperature > 0 and request.sampling.seed is None:
             request = replace(request, sampling=replace(request.sampling, seed=self._random.getrandbits(62)))
         until_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
@@ -152,7 +152,7 @@ class Gateway:
                     item = _Late()
                 if isinstance(item, _Stop | _Late) and (has_text or isinstance(item, _Late)):
                     for index in sorted(open_choices):  # with what there is
-                        yield Piece(index, "", "abort")
+                        yield CompletionDelta(index, "", "abort")
                     yield Usage(0, 0)
                     return
                 if isinstance(item, Exception):
@@ -170,7 +170,7 @@ class Gateway:
                 del self._by_key[request.supersede]
             job.task.cancel()
 
-    def _count_phases(self, job: _Job, item: Piece | Usage) -> None:
+    def _count_phases(self, job: _Job, item: CompletionDelta | Usage) -> None:
         now_s = time.monotonic()
         if job.first_s is None:
             job.first_s = now_s
@@ -189,12 +189,12 @@ class Gateway:
         older = self._by_key.get(key)
         if older is not None:
             message = "a newer request took this one's place"
-            older.items.put_nowait(BadRequest(None, message, status=409, code="superseded"))
+            older.items.put_nowait(RequestError(None, message, status=409, code="superseded"))
             self.num_superseded += 1
         self._by_key[key] = job
 
     async def _ask(self, job: _Job, request: CompletionRequest, until_s: float | None) -> None:
-        """Ask one replica after another until one has answered to the end; everything goes into the job's queue."""
+        """EditorRequest one replica after another until one has answered to the end; everything goes into the job's queue."""
         try:
             await self._ask_each(job, request, until_s)
         except Exception as error:  # noqa: BLE001 - it is the reader's to handle
@@ -209,8 +209,8 @@ class Gateway:
             replica = await self._choose(request, failed) if len(failed) < MAX_ENGINES else None
             if replica is None:
                 if num_busy:
-                    raise BadRequest(None, "all engines are full; try again later", status=429, code="queue_full")
-                raise BadRequest(None, "no engine can be reached; try again later", status=503, code="no_engine")
+                    raise RequestError(None, "all engines are full; try again later", status=429, code="queue_full")
+                raise RequestError(None, "no engine can be reached; try again later", status=503, code="no_engine")
             job.replica = replica
             job.began_s = job.began_s or time.monotonic()
             self.routed[replica.url] += 1
@@ -237,7 +237,7 @@ class Gateway:
         self,
         job: _Job,
         request: CompletionRequest,
-        items: AsyncGenerator[Piece | Usage, None],
+        items: AsyncGenerator[CompletionDelta | Usage, None],
         sent: list[str],
         ended: set[int],
     ) -> None:
@@ -245,7 +245,7 @@ class Gateway:
         skip = list(sent)
         has_ids = request.sampling.logprobs is not None or request.return_token_ids
         if has_ids and any(sent):
-            raise BadRequest(None, "the engine went away in mid-answer", status=503, code="engine_lost")
+            raise RequestError(None, "the engine went away in mid-answer", status=503, code="engine_lost")
         async for item in items:
             if isinstance(item, Usage):
                 job.items.put_nowait(item)
@@ -254,7 +254,7 @@ class Gateway:
             size = min(len(skip[at]), len(item.text))
             if item.text[:size] != skip[at][:size] or (item.finish_reason is not None and len(skip[at]) > size):
                 message = "the engine went away, and another one answers differently"
-                raise BadRequest(None, message, status=503, code="engine_lost")
+                raise RequestError(None, message, status=503, code="engine_lost")
             skip[at] = skip[at][size:]
             sent[at] += item.text[size:]
             if at not in ended and (item.text[size:] or item.finish_reason is not None):
@@ -342,7 +342,7 @@ class Gateway:
                 self.replicas[url] = Replica(url, self._session, **self._options)
         for url in [url for url, one in self.replicas.items() if url not in urls and not one.num_at_work]:
             del self.replicas[url]
-        self._ring = Ring(self.replicas)
+        self._ring = HashRing(self.replicas)
 
     # --- end ---
 
@@ -364,11 +364,11 @@ class Gateway:
             await self._session.close()
 
 
-class _Stop(BadRequest):
+class _Stop(RequestError):
     """The gateway ends."""
 
 
-class _Late(BadRequest):
+class _Late(RequestError):
     def __init__(self) -> None:
         super().__init__(None, "no answer in time", status=408, code="timeout")
 

@@ -6,7 +6,7 @@ Speaks OpenAI's /v1/completions with server-sent events, which lakh, vLLM and SG
 nobody waits any more.
 
 An engine that cannot be reached, breaks off or goes silent is a `ReplicaFailed`, one that has no room a `ReplicaBusy`:
-another may answer. What an engine says about the request itself is a BadRequest and goes to the client.
+another may answer. What an engine says about the request itself is a RequestError and goes to the client.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 
 import aiohttp
 
-from lakh.server.backend import ModelCard, Piece, Usage
-from lakh.server.gateway.fim_text import Template, fim_prompt
-from lakh.server.requests import BadRequest, CompletionRequest
-from lakh.server.text import StopRule, columns
+from lakh.server.backend import ModelCard, CompletionDelta, Usage
+from lakh.server.gateway.fim_template import FimTemplate, fim_prompt
+from lakh.server.request import RequestError, CompletionRequest
+from lakh.server.stopping import StopRule, indent_width
 
 __all__ = ["Replica", "ReplicaBusy", "ReplicaFailed"]
 
@@ -54,7 +54,7 @@ class Replica:
         url: str,
         session: aiohttp.ClientSession,
         *,
-        template: Template | None = None,
+        template: FimTemplate | None = None,
         key: str = "",
         stall_s: float = 30.0,
     ) -> None:
@@ -72,7 +72,7 @@ class Replica:
     # --- health ---
 
     async def check(self) -> None:
-        """Ask how it is; sets `state`, `found` and `cards`. Never raises."""
+        """EditorRequest how it is; sets `state`, `found` and `cards`. Never raises."""
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 status = await self._status("/ready")
@@ -109,7 +109,7 @@ class Replica:
 
     # --- completions ---
 
-    async def stream(self, request: CompletionRequest, timeout_s: float | None) -> AsyncGenerator[Piece | Usage, None]:
+    async def stream(self, request: CompletionRequest, timeout_s: float | None) -> AsyncGenerator[CompletionDelta | Usage, None]:
         self.num_at_work += 1
         try:
             async with aclosing(self._stream(request, timeout_s)) as items:
@@ -122,7 +122,7 @@ class Replica:
         finally:
             self.num_at_work -= 1
 
-    async def _stream(self, request: CompletionRequest, timeout_s: float | None) -> AsyncGenerator[Piece | Usage, None]:
+    async def _stream(self, request: CompletionRequest, timeout_s: float | None) -> AsyncGenerator[CompletionDelta | Usage, None]:
         rules = [] if self.is_lakh or request.stop_rule is None else _rules(request)
         ended: set[int] = set()
         usage: Usage | None = None
@@ -143,7 +143,7 @@ class Replica:
                         continue
                     if rules:
                         text, found = rules[piece.index].push(piece.text), rules[piece.index].found
-                        piece = Piece(piece.index, text, "stop" if found else piece.finish_reason, piece.tokens)
+                        piece = CompletionDelta(piece.index, text, "stop" if found else piece.finish_reason, piece.tokens)
                     if piece.finish_reason is not None:
                         ended.add(piece.index)
                     yield piece
@@ -207,12 +207,12 @@ async def _refused(response: aiohttp.ClientResponse) -> None:
     raise _told(response.status, data)
 
 
-def _told(status: int, data: object) -> BadRequest:
+def _told(status: int, data: object) -> RequestError:
     """The engine's own words, for the client."""
     error = data.get("error", data) if isinstance(data, Mapping) else {}
     error = error if isinstance(error, Mapping) else {"message": str(error)}
     message, param, code = (error.get(name) for name in ("message", "param", "code"))
-    return BadRequest(
+    return RequestError(
         param if isinstance(param, str) else None,
         str(message or "the engine refused it")[:500],
         status=status if 400 <= status < 500 else 503,
@@ -233,10 +233,10 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, 
         yield decoded
 
 
-def _piece(choice: dict[str, Any]) -> Piece:
+def _piece(choice: dict[str, Any]) -> CompletionDelta:
     reason = choice.get("finish_reason")
     known = reason if reason in (None, "stop", "length", "abort") else "stop"
-    return Piece(
+    return CompletionDelta(
         int(choice.get("index", 0)),
         str(choice.get("text") or ""),
         known,
@@ -249,6 +249,6 @@ def _rules(request: CompletionRequest) -> list[StopRule]:
     rules = []
     for prompt in request.prompts:
         line = prompt.rpartition("\n")[2] if isinstance(prompt, str) else ""
-        indent = columns(line[: len(line) - len(line.lstrip(" \t"))])
+        indent = indent_width(line[: len(line) - len(line.lstrip(" \t"))])
         rules += [StopRule(request.stop_rule or "line", indent) for _ in range(request.n)]
     return rules

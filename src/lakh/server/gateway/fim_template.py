@@ -1,0 +1,60 @@
+"""PromptEncoder with a hole as text, for engines that take no suffix (vLLM says 400 to one).
+
+Such an engine reads special tokens where their spelling stands in a prompt. So code that itself spells one of them
+would end its own context: what lies beyond such a place, seen from the cursor, is left out. There is no tokenizer here;
+room is counted in characters, carefully, and the beginning moves in steps as in fim.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lakh.errors import UserError
+
+__all__ = ["TEMPLATES", "FimTemplate", "fim_prompt", "fim_template_of"]
+
+CHARS_PER_TOKEN = 2.5  # code has 3 to 4 with the vocabularies that know these tokens
+SUFFIX_SHARE = 4
+QUANTUM_CHARS = 1024
+
+
+class FimTemplate(NamedTuple):
+    prefix: str
+    suffix: str
+    middle: str
+    has_spm: bool = True
+
+
+TEMPLATES = {
+    "lakh": FimTemplate("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    "qwen": FimTemplate("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    "starcoder": FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    # begin, hole, end: the same places under other names; trained in this order only
+    "deepseek": FimTemplate("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", has_spm=False),
+}
+
+
+def fim_template_of(name: str) -> FimTemplate | None:
+    """None: the engine takes a suffix itself."""
+    if name == "suffix":
+        return None
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    parts = name.split(",")
+    if len(parts) == 3 and all(parts):
+        return FimTemplate(parts[0], parts[1], parts[2])
+    todo = f"write suffix, {', '.join(TEMPLATES)}, or PREFIX,SUFFIX,MIDDLE as the tokenizer spells them"
+    raise UserError(f"--fim {name}", "is no template", todo)
+
+
+def fim_prompt(template: FimTemplate, before: str, after: str, *, order: str, room_tokens: int) -> str:
+    for token in template[:3]:
+        before, after = before.rpartition(token)[2], after.partition(token)[0]
+    room = int(max(room_tokens, 1) * CHARS_PER_TOKEN)
+    after = after[: max(room // SUFFIX_SHARE, room - len(before))]
+    over = len(before) - (room - len(after))
+    if over > 0:
+        before = before[min(-(-over // QUANTUM_CHARS) * QUANTUM_CHARS, max(len(before) - QUANTUM_CHARS, over)) :]
+    if order == "spm" and template.has_spm:
+        return f"{template.prefix}{template.suffix}{after}{template.middle}{before}"
+    return f"{template.prefix}{before}{template.suffix}{after}{template.middle}"

@@ -1,0 +1,69 @@
+"""Which replica gets a request: the one that has seen the file before, unless it has too much to do.
+
+Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2016): names stand at many points of a ring,
+a key belongs to the next name clockwise, and a replica that has more than SLACK times its fair share passes on to the
+one after it. A replica that comes or goes moves only its own keys. A key that was passed on once may be remembered
+(`preferred`), because its cached prefix is there now.
+
+Pure functions of names and numbers: every gateway with the same list decides alike.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+__all__ = ["RouteDecision", "HashRing", "choose"]
+
+POINTS = 64  # of each name; the shares of two names then differ by some 12 %
+SLACK = 1.25
+
+
+class RouteDecision(NamedTuple):
+    name: str
+    reason: str
+
+
+class HashRing:
+    def __init__(self, names: Iterable[str], points: int = POINTS) -> None:
+        self._names = sorted(set(names))
+        places = sorted((_place(f"{name}#{number}"), name) for name in self._names for number in range(points))
+        self._places = [place for place, _ in places]
+        self._owners = [name for _, name in places]
+
+    def names_from(self, key: str) -> Iterator[str]:
+        """Every name once, the key's own first."""
+        seen: set[str] = set()
+        start = bisect.bisect_right(self._places, _place(key))
+        for index in range(len(self._owners)):
+            name = self._owners[(start + index) % len(self._owners)]
+            if name not in seen:
+                seen.add(name)
+                yield name
+            if len(seen) == len(self._names):
+                return
+
+
+def choose(ring: HashRing, key: str, loads: Mapping[str, int], preferred: str | None = None) -> RouteDecision | None:
+    """`loads`: requests at work, of the replicas that may be chosen. None where there is none."""
+    if not loads:
+        return None
+    bound = math.ceil(SLACK * (sum(loads.values()) + 1) / len(loads))
+    if preferred is not None and loads.get(preferred, bound) < bound:
+        return RouteDecision(preferred, "it had this file before")
+    passed: list[str] = []
+    for name in ring.names_from(key):
+        if name not in loads:
+            continue
+        if loads[name] < bound:
+            return RouteDecision(name, f"next on the ring after {', '.join(passed)} (full)" if passed else "first on the ring")
+        passed.append(name)
+    least = min(loads, key=lambda name: (loads[name], name))  # names that the ring does not know
+    return RouteDecision(least, "least to do")
+
+
+def _place(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
