@@ -1,5 +1,6 @@
 # make setup   venv, pip install with pinned versions, system packages where we may install them
 # make check   ruff, mypy, import directions
+# make quick   check and the unit tests, in about two minutes
 # make test    check, then every test
 # make demo    the whole story on this machine
 # make bench   measure against peers: make bench THEME=train
@@ -13,8 +14,9 @@ BIN := $(VENV)/bin
 THEME ?= train
 STAMP := $(VENV)/.setup
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: setup check test demo bench docs size clean
+.PHONY: setup check quick test demo bench docs size clean
 
 setup: $(STAMP)
 
@@ -30,6 +32,9 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+quick: check
+	$(BIN)/python -m pytest -q -n 2 -m 'not slow' tests/unit
 
 test: check
 	$(BIN)/python -m pytest

@@ -2,7 +2,7 @@
 
 Both learn from the same tokens (16,384 entries, fill-in-the-middle marks among them) in the same form, so that the
 draft speaks the target's language: whole files fitted into rows of 2,048, half of them in fill-in-the-middle form.
-The data, the commands and what came of it: docs/models/lakh-python.md.
+The data, the commands and what came of it: docs/explanation/models/lakh-python.md.
 
 Made for little time rather than for many tokens: Muon, which needs far fewer of them; one table for embedding and
 output; a rate that falls in a straight line to zero; batches of a quarter million tokens. What each is worth at the

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The Python pair from its list of packages to its scores, one stage a call. What came of it: docs/models/lakh-python.md
+# The Python pair from its list of packages to its scores, one stage a call. What came of it: docs/explanation/models/lakh-python.md
 #
 #   scripts/python_pair.sh corpus WORK        fetch and build (hours of one core, or 15 minutes of two good ones)
 #   scripts/python_pair.sh pieces WORK        tokenizer, and the corpus as pieces of xz for a GPU machine

@@ -5,8 +5,8 @@
     table.py       what each step measured, in columns, and which steps were kept
     thin.py        a million points as a few hundred in which every spike is still there
     curves.py      what a page draws: thinned points, and the mean of each stretch
-    spent.py       where the time went: shares of the whole, and over the clock
-    unusual.py     events worth a sentence, and spikes that no event tells of
+    goodput_timeline.py  where the time went, over the clock
+    unusual.py     events worth a sentence
     state.py       what the run is doing now, and why we think so
     watched.py     one run: folds events in, gives data out
     house.py       several runs, kept up to date

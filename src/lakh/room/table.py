@@ -27,8 +27,6 @@ class StepTable:
         self._count = 0
         self._new: list[tuple[Any, ...]] = []
         self.last_step = -1
-        self.skipped: set[int] = set()
-        """Steps whose update was not applied."""
 
     def __len__(self) -> int:
         return self._count + len(self._new)
@@ -47,22 +45,12 @@ class StepTable:
         """Whatever came after `to_step` is lost."""
         rows, kept = self.rows, self._kept[: self._count]
         kept &= rows[:, STEP] <= to_step
-        self.skipped = {step for step in self.skipped if step <= to_step}
         self.last_step = to_step
 
     @property
     def rows(self) -> NDArray[np.float64]:
         self._settle()
         return self._rows[: self._count]
-
-    @property
-    def kept(self) -> NDArray[np.bool_]:
-        """Which rows are part of the run as it stands; a skipped step is not."""
-        rows = self.rows
-        kept = self._kept[: self._count].copy()
-        if self.skipped:
-            kept &= ~np.isin(rows[:, STEP], list(self.skipped))
-        return kept
 
     @property
     def current(self) -> NDArray[np.bool_]:

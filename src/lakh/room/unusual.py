@@ -1,16 +1,15 @@
-"""Events worth a sentence, and spikes that no event tells of.
+"""Events worth a sentence.
 
-`sentence` turns a record into (weight, words) or None for an ordinary one; `Spikes` watches losses and gradient norms.
+`sentence` turns a record into (weight, words) or None for an ordinary one.
 A kind that this version does not know is told with its fields: nothing disappears silently.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["NOTE", "SERIOUS", "WARNING", "Spikes", "sentence"]
+__all__ = ["NOTE", "SERIOUS", "WARNING", "sentence"]
 
 NOTE, WARNING, SERIOUS = "note", "warning", "serious"
 Record = dict[str, Any]
@@ -73,37 +72,3 @@ def _as_it_is(record: Record) -> str:
     return (
         f"{record['kind'].replace('_', ' ')}{': ' + str(reason) if reason else ''}{' (' + said + ')' if said else ''}"
     )
-
-
-class Spikes:
-    """One measured value, step by step: is it far above what it usually is?
-
-    Usual is a running mean; far is both more than FACTOR times the usual deviation and more than `least` of the mean.
-    """
-
-    MEMORY = 50  # steps
-    FACTOR = 8.0
-
-    def __init__(self, name: str, least: float) -> None:
-        self.name = name
-        self._least = least
-        self._seen = 0
-        self._mean = 0.0
-        self._deviation = 0.0
-
-    def judge(self, value: float) -> str | None:
-        """What to say about a spike; None where there is none. A spike does not move what is usual by much."""
-        if not math.isfinite(value):
-            return f"{self.name} is no number"
-        above = value - self._mean
-        limit = max(self.FACTOR * self._deviation, self._least * abs(self._mean))
-        if self._seen >= self.MEMORY and above > limit:
-            words = f"{self.name} {value:.4g}, usually about {self._mean:.4g}"
-            above = limit
-        else:
-            words = None
-        share = 1 / min(self._seen + 1, self.MEMORY)
-        self._mean += share * above
-        self._deviation += share * (abs(above) - self._deviation)
-        self._seen += 1
-        return words

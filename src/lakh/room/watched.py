@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from lakh import storage
 from lakh.errors import LakhError
+from lakh.goodput import GoodputAccount
+from lakh.loss_spikes import SpikeDetector
 from lakh.room import state, unusual
 from lakh.room.curves import Sparse, curve, ordained, thinned
-from lakh.room.spent import Spent
+from lakh.room.goodput_timeline import goodput_timeline
 from lakh.room.table import StepTable, number
 from lakh.room.tail import Record, Replaced, Tails
 
@@ -45,8 +47,8 @@ class Watched:
     def _begin(self) -> None:
         self._tails = Tails(self.path)
         self._table = StepTable()
-        self._spent = Spent(self._table)
-        self._spikes = (("loss", unusual.Spikes("loss", 0.1)), ("grad_norm", unusual.Spikes("gradient norm", 3.0)))
+        self._goodput = GoodputAccount()
+        self._spikes = SpikeDetector()
         self._told: list[Record] = []
         self._marks: list[Record] = []
         self._heldout: dict[int, Record] = {}
@@ -64,7 +66,7 @@ class Watched:
     @property
     def last_s(self) -> float:
         """When the run last said something; 0 where it never did."""
-        return self._spent.last_s or 0.0
+        return self._goodput.last_s or 0.0
 
     # --- in ---
 
@@ -87,7 +89,7 @@ class Watched:
         record.setdefault("step", 0)
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if rank == 0:
-            self._spent.fold(record)
+            self._goodput.add(record)
         if kind == "step_done":
             self._fold_step(record)
         elif kind == "evaluated":
@@ -111,15 +113,15 @@ class Watched:
         self._step = record["step"]
         self._ended = None
         self._table.append(record)
-        for column, spikes in self._spikes:
-            words = spikes.judge(number(record.get(column)))
-            if words is not None:
-                self._tell(record, unusual.WARNING, words, kind=f"spike of {spikes.name}")
+        for name, reason in (
+            ("loss", self._spikes.check_loss(number(record.get("loss")))),
+            ("gradient norm", self._spikes.check_grad_norm(number(record.get("grad_norm")))),
+        ):
+            if reason is not None:
+                self._tell(record, unusual.WARNING, reason, kind=f"spike of {name}")
 
     def _fold_rare(self, record: Record, kind: str, rank: int) -> None:
-        if kind == "step_skipped":
-            self._table.skipped.add(record["step"])
-        elif kind == "rewound" and isinstance(record.get("to_step"), int):
+        if kind == "rewound" and isinstance(record.get("to_step"), int):
             self._table.go_back(record["to_step"])
         elif kind == "run_started" and rank == 0:
             self._started, self._ended = record, None
@@ -200,7 +202,7 @@ class Watched:
 
     def brief(self, now_s: float) -> dict[str, Any]:
         """Where the run stands: what a line of a table can hold."""
-        table, spent = self._table, self._spent.seconds()
+        table, spent = self._table, self._goodput.seconds()
         step_s = _recent(table, "step_s") or 0.0
         steps = self._setting("train", "steps")
         steps = steps if isinstance(steps, int) else None
@@ -209,7 +211,7 @@ class Watched:
         if total_s:
             ratio = spent["productive"] / total_s
         found = state.judge(
-            now_s=now_s, last_s=self._spent.last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
+            now_s=now_s, last_s=self._goodput.last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
         )
         started = self._started or {}
         live = found.word in ("running", "starting")
@@ -232,8 +234,8 @@ class Watched:
             )
             if live
             else None,
-            "began_s": self._spent.first_s,
-            "last_s": self._spent.last_s,
+            "began_s": self._goodput.first_s,
+            "last_s": self._goodput.last_s,
             "goodput": ratio,
             "spent_s": spent,
             "checkpoints_saved": self.counts.get("checkpoint_saved", 0),
@@ -283,7 +285,7 @@ class Watched:
         return found
 
     def _clock(self) -> dict[str, Any]:
-        edges, shares = self._spent.over_time(CLOCK_PARTS)
+        edges, shares = goodput_timeline(self._goodput, CLOCK_PARTS)
         rounded = {name: [round(share, 4) for share in column] for name, column in shares.items()}
         return {"began_s": edges[0], "ended_s": edges[-1], "shares": rounded} if edges else {}
 

@@ -1,7 +1,8 @@
 """Collective algorithms as data: each is a function that returns the steps of one rank.
 
 The native core of c3 runs the steps (schedule.py), the verifier (`lakh.c3.verify`) proves them for any number of ranks,
-the planner prices them. Here: those that copy, to or from a root or all to all; reductions.py has those that reduce.
+`collective_cost` prices them in closed form. Here: those that copy, to or from a root or all to all; reductions.py has
+those that reduce.
 
 Cost per rank, P ranks and S bytes (`bytes_sent`, `num_stages` of the result say the same, and tests hold them to it):
 

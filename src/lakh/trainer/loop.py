@@ -26,11 +26,12 @@ from torch import nn
 from lakh import checkpoint, events
 from lakh.errors import InfeasiblePlan, Interrupted, PeerLost, PeerTimeout
 from lakh.events import Evaluated, Log, Restarted, RunEnded
+from lakh.goodput import goodput
+from lakh.loss_spikes import HISTORY, detect_loss_spike, grad_norm_limit
 from lakh.spec import Fault, Run
 from lakh.spec.cuts import check
 from lakh.tokens.training_data import open_data
 from lakh.trainer.evaluation import heldout_loss
-from lakh.trainer.goodput import goodput
 from lakh.trainer.graphs import Graphed, choose_graphs
 from lakh.trainer.hooks import load_hook
 from lakh.trainer.initial import builder
@@ -40,7 +41,6 @@ from lakh.trainer.readings import Reading, StepClock
 from lakh.trainer.recovery import StopRequest, strike
 from lakh.trainer.run_folder import record
 from lakh.trainer.sinks import showing
-from lakh.trainer.spikes import HISTORY, judge_loss, norm_limit
 from lakh.trainer.state import State
 from lakh.trainer.step import objective_of, plain_pass, update, uses_bf16
 from lakh.trainer.survive import Carried, Survivors, held
@@ -236,7 +236,7 @@ class _Training:
         batches = self.batches.micro_batches(state.step, self.world.device)
         limit = float("inf")
         if self.run.train.on_spike == "skip":
-            limit = norm_limit(self.norms, self.run.train.spike_factor)
+            limit = grad_norm_limit(self.norms, self.run.train.spike_factor)
         due = self.world.size > 1 and not self.traffic_told
         with Traffic(self.run.cluster) if due else contextlib.nullcontext() as traffic:
             done = update(
@@ -278,7 +278,7 @@ class _Training:
                 self.clock.start()  # that time is the checkpoint's, not the next step's
         if self.run.train.on_spike == "rewind":
             before = [self.losses[known] for known in sorted(self.losses) if known < step]
-            verdict = judge_loss(measured.loss, before, self.run.train.spike_factor)
+            verdict = detect_loss_spike(measured.loss, before, self.run.train.spike_factor)
             self.spoilt = (step, verdict.reason) if verdict.is_spike else None
         self.telling.step(step, lr, measured, seconds, wait_s, self.batches)
         self.losses[step] = measured.loss

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from lakh import events
+from lakh.goodput import CLASSES, goodput
 from lakh.room.house import House
 from lakh.room.page import as_json, page
-from lakh.room.spent import CLASSES
 from lakh.room.watched import Watched
 
 
@@ -44,8 +44,6 @@ def test_a_run_that_was_hurt_and_went_on(hurt_run: Any) -> None:
 
 
 def test_time_is_shared_out_as_the_trainer_does(hurt_run: Any) -> None:
-    from lakh.trainer.goodput import goodput
-
     theirs = goodput(events.read(hurt_run.run_dir, rank=0))
     found = watched(hurt_run)
     assert found["goodput"] == pytest.approx(theirs["ratio"])
@@ -55,8 +53,6 @@ def test_time_is_shared_out_as_the_trainer_does(hurt_run: Any) -> None:
 
 
 def test_a_run_that_goes_on_with_another_setting_was_down_meanwhile(hurt_run: Any) -> None:
-    from lakh.trainer.goodput import goodput
-
     hurt_run.tell("setting_changed", step=120, after_s=30.0, path="train.steps", before=120, after=130)
     hurt_run.begin(120)
     hurt_run.steps(121, 130)
@@ -102,7 +98,7 @@ def test_a_spike_and_a_loss_that_is_no_number_are_told_and_drawn(story: Any) -> 
     story.steps(1, 100, loss=lambda step: losses.get(step, 4.0))
     found = watched(story)
     texts = [told["text"] for told in found["unusual"] if told["kind"] == "spike of loss"]
-    assert texts == ["loss is no number", "loss 9, usually about 4"]
+    assert texts == ["the loss is nan", "the loss 9.0000 is above 4.0000 + 4 x 0.0800 of the last 64 steps"]
     assert [told["last_step"] for told in found["unusual"] if told["kind"] == "spike of loss"] == [90, 82]
     assert None in found["curves"]["loss"]["value"]
     assert "NaN" not in as_json(found)

@@ -2,7 +2,7 @@
 
 Activations and weights are rounded to e4m3 (3 bits of mantissa), gradients to e5m2 (2 bits, more range), each scaled by
 the largest value it has right now; sums are made in float32. Cost: two more passes over every operand, won back where
-products are large (models of a billion parameters and up). The loss it costs is shown in docs/guides/speed.md.
+products are large (models of a billion parameters and up). The loss it costs is shown in docs/how-to/speed.md.
 
 Needs an NVIDIA GPU of compute capability 8.9 or newer, and sizes that are multiples of 16.
 """

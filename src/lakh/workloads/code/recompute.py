@@ -6,7 +6,7 @@
     full       keep a block's input alone: a third more FLOPs, least memory
     budget     let the compiler choose what to keep within BUDGET of what it would keep; needs compiled blocks
 
-Measured figures stand in docs/guides/speed.md.
+Measured figures stand in docs/how-to/speed.md.
 """
 
 from __future__ import annotations
