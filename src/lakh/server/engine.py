@@ -29,12 +29,13 @@ from torch import Tensor
 from lakh.errors import UserError
 from lakh.server.decode_ahead import DecodeAhead
 from lakh.server.detokenizer import Detokenizer, DetokenizerStream
-from lakh.server.metrics import TOKENS, EngineCounters, Histogram, PhaseLatencies
+from lakh.server.metrics import EngineCounters, EngineObserver
 from lakh.server.model import weights as model_weights
 from lakh.server.model.network import Network, Precision
 from lakh.server.model.runner import Runner
 from lakh.server.prompts.encoder import Prompt, PromptEncoder
-from lakh.server.sampler import NoiseKeys, SampledSequence, Sampler, SamplingParams
+from lakh.server.sampler import SampledSequence, sample_batch
+from lakh.server.sampling import NoiseKeys, SamplingParams
 from lakh.server.scheduler import ScheduledSequence, Scheduler, steps_between_proposals
 from lakh.server.sequence import Chunk, Completion, FinishReason, Sequence
 from lakh.server.speculation.proposer import Proposer, load_draft_model
@@ -91,14 +92,14 @@ class Engine:
             self._proposer = Proposer(spec.context, clock, self._draft_model, uses_lookup=uses_lookup)
         self.prompts, self._detokenizer = PromptEncoder(tokenizer, spec), Detokenizer(tokenizer)
         self.weights_version = 0
-        self.counters, self.step_sizes = EngineCounters(), Histogram(TOKENS)
+        self.counters = EngineCounters()
         self.clock = clock
         self.step_tokens, self.max_seqs = STEP_TOKENS[self.device.type], MAX_SEQS[self.device.type]
         # No reference back to the engine: dropping it frees its memory at once.
         on_release = (lambda seq: None) if self._proposer is None else self._proposer.release
         self._scheduler = Scheduler(self.runner, self.counters, clock, on_release)
-        self._sampler = Sampler()
         self._decode_ahead: DecodeAhead | None = None
+        self._observer: EngineObserver | None = None
         self._lock = threading.RLock()
 
     @staticmethod
@@ -255,9 +256,9 @@ class Engine:
     def num_waiting(self) -> int:
         return len(self._scheduler.waiting)
 
-    @property
-    def latencies(self) -> PhaseLatencies:
-        return self._scheduler.latencies
+    def observe(self, observer: EngineObserver) -> None:
+        """Report every step and every completion to `observer`."""
+        self._observer = self._scheduler.observer = observer
 
     # --- weights ---
 
@@ -311,7 +312,7 @@ class Engine:
                 return expired
             began_s = self.clock()
             logits = self.runner.forward([work.segment for work in batch])
-            sampled = self._sampler.sample(batch, logits)
+            sampled = sample_batch(batch, logits)
             return expired + self._postprocess(batch, sampled, began_s)
 
     def _schedule(self) -> list[ScheduledSequence]:
@@ -346,7 +347,8 @@ class Engine:
             self._scheduler.finish_step(seq)
         counters.steps += 1
         counters.computed_tokens += num_tokens
-        self.step_sizes.add(num_tokens)
+        if self._observer is not None:
+            self._observer.observe_step(num_tokens)
         if self._proposer is not None and all(work.segment.start for work in batch):
             self._proposer.record_step(num_tokens, self.clock() - began_s)
         return [work.seq for work, result in zip(batch, sampled, strict=True) if result.num_new_tokens]
@@ -366,8 +368,8 @@ class Engine:
         num_seqs = len(decode_ahead.seqs)
         self.counters.steps += launched
         self.counters.computed_tokens += launched * num_seqs
-        for _ in range(launched):
-            self.step_sizes.add(num_seqs)
+        for _ in range(launched if self._observer is not None else 0):
+            self._observer.observe_step(num_seqs)
         decode_ahead.spent_s += self.clock() - began_s
         if decode_ahead.is_done:
             self._decode_ahead = None

@@ -1,11 +1,8 @@
-"""A completion request in OpenAI's form, read strictly where it matters.
+"""A completion request in OpenAI's form, validated.
 
-Defaults are OpenAI's (max_tokens 16, temperature 1), not those of SamplingParams, because clients count on them.
-A field of a wrong type or range is refused by name; a field that would change the answer and is not
-supported (echo, penalties) is refused rather than ignored; all other unknown fields are ignored,
-since clients send many.
-
-Knows JSON values; knows nothing of HTTP connections or models.
+Defaults are OpenAI's (max_tokens 16, temperature 1), because clients rely on them. A field of the wrong type or range is
+an error that names the field; so is an unsupported field that would change the completion (echo, penalties). All other
+unknown fields are ignored, since clients send many.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 class RequestError(Exception):
-    """The client's mistake, as OpenAI's clients expect to read it."""
+    """An error for the client, in OpenAI's form. Picklable: it crosses from the engine process."""
 
     def __init__(
         self,
@@ -50,11 +47,20 @@ class RequestError(Exception):
         super().__init__(message)
         self.param, self.message, self.status, self.code = param, message, status, code
         self.retry_after_s = retry_after_s
-        """For statuses that mean: later."""
+        """Sent with 429 and 503."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _request_error, (self.param, self.message, self.status, self.code, self.retry_after_s)
 
     def as_dict(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def _request_error(
+    param: str | None, message: str, status: int, code: str | None, retry_after_s: float
+) -> RequestError:
+    return RequestError(param, message, status=status, code=code, retry_after_s=retry_after_s)
 
 
 @dataclass(frozen=True)
@@ -67,32 +73,32 @@ class CompletionRequest:
     include_usage: bool
     model: str | None
     stop_rule: str | None = None
-    """One of STOP_RULES (text.py): end where the code's structure says so."""
+    """One of STOP_RULES: end by the structure of the code."""
     order: Order = "psm"
-    """How prefix and suffix are put together."""
+    """Order of prefix and suffix in the prompt."""
     timeout_s: float | None = None
-    """The answer ends with what it has after so long."""
+    """The completion ends with what it has after this time."""
     supersede: Hashable = None
-    """A newer request with the same key takes this one's place."""
+    """A newer request with the same key cancels this one."""
     tenant: str = ""
     user: str = ""
-    """Whom the request names, within the tenant."""
+    """The user that the request names, within the tenant."""
     cache_salt: str = ""
-    """Only requests with the same salt share what is kept."""
+    """Only requests with the same salt share cached data."""
     reuse: bool = False
-    """The end of an earlier suggestion will do, where its beginning was typed since."""
+    """Accept the rest of an earlier suggestion whose beginning the user has typed."""
     return_token_ids: bool = False
     heal: bool = False
-    """The prompt may end inside a word: what comes continues it as a whole one."""
+    """Token healing: the prompt may end inside a word."""
 
     @property
     def cache_space(self) -> str:
-        """Whose cache this request may read and write. A tenant's name has no NUL in it: no salt makes it another's."""
+        """The cache that this request reads and writes. Tenant names have no NUL, so no salt can name another tenant."""
         return f"{self.tenant}\0{self.cache_salt}" if self.cache_salt else self.tenant
 
     @property
     def num_chars(self) -> int:
-        """Of all prompts (an id counts as one) and the suffix."""
+        """Characters of all prompts (an id counts as one) and the suffix."""
         return sum(len(prompt) for prompt in self.prompts) + len(self.suffix or "")
 
     @property
@@ -106,14 +112,14 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     for field, unused in UNSUPPORTED.items():
         value = data.get(field)
         if value is not None and (isinstance(value, bool) != (field == "echo") or value not in unused):
-            raise RequestError(field, f"{field} is not supported; leave it out")
+            raise RequestError(field, f"{field} is not supported; remove it")
     prompts = _prompts(data.get("prompt"))
     n = _take(data, "n", int, 1)
     if not 1 <= n <= MAX_CHOICES or n * len(prompts) > MAX_CHOICES:
         raise RequestError("n", f"{len(prompts)} prompts x n = {_show(n)} is not from 1 to {MAX_CHOICES} completions")
     suffix = _take(data, "suffix", str, None)
     if suffix is not None and not all(isinstance(prompt, str) for prompt in prompts):
-        raise RequestError("suffix", "suffix goes with prompts of text, not of token ids")
+        raise RequestError("suffix", "suffix needs prompts of text, not of token ids")
     stream = _take(data, "stream", bool, False)
     options = data.get("stream_options") or {}
     if not isinstance(options, Mapping):
@@ -173,26 +179,26 @@ def _salt(data: Mapping[str, Any]) -> str:
 
 
 def _supersede(data: Mapping[str, Any], tenant: str) -> Hashable:
-    """Within a tenant, by the user that the request names and its own key (an open file, say)."""
+    """Scoped to the tenant and the named user; the key itself is for example an open file."""
     key = _take(data, "supersede", str, None)
     return None if key is None else (tenant, _take(data, "user", str, ""), key)
 
 
 def _take(data: Mapping[str, Any], field: str, kind: type, default: Any) -> Any:
-    """The field's value, `default` where it is absent or null."""
+    """The field's value; `default` if it is absent or null."""
     value = data.get(field)
     if value is None:
         return default
     if kind is float and type(value) is int and abs(value) < 2**53:
         return float(value)
     if type(value) is not kind:
-        words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-        raise RequestError(field, f"{field}: {_show(value)} is not {words[kind]}")
+        names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+        raise RequestError(field, f"{field}: {_show(value)} is not {names[kind]}")
     return value
 
 
 def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
-    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    """A string, a list of strings, a list of token ids, or a list of such lists."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value:

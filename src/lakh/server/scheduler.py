@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from lakh.server.metrics import EngineCounters, PhaseLatencies
+from lakh.server.metrics import EngineCounters, EngineObserver
 from lakh.server.model.blocks import BLOCK_TOKENS
 from lakh.server.model.network import Segment
 from lakh.server.model.runner import Runner
@@ -49,10 +49,10 @@ class Scheduler:
         clock: Callable[[], float],
         on_release: Callable[[Sequence], None],
     ) -> None:
-        """Calls `on_release` for every sequence that gives its blocks back."""
+        """Calls `on_release` for every sequence that gives its blocks back. `observer` may be set later."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.latencies = PhaseLatencies()
+        self.observer: EngineObserver | None = None
         self._runner, self._pool, self._counters = runner, runner.pool, counters
         self._clock, self._on_release = clock, on_release
 
@@ -162,8 +162,8 @@ class Scheduler:
         if seq.finish_reason is not None:
             self.running.remove(seq)
             self._release(seq)
-            if seq.started_s is not None and seq.first_token_s is not None:
-                self.latencies.observe(
+            if self.observer is not None and seq.started_s is not None and seq.first_token_s is not None:
+                self.observer.observe_completion(
                     arrived_s=seq.arrived_s,
                     started_s=seq.started_s,
                     first_token_s=seq.first_token_s,

@@ -11,7 +11,7 @@ from typing import Literal
 
 from lakh.server.detokenizer import DetokenizerStream
 from lakh.server.model.blocks import Lease
-from lakh.server.sampler import Logprobs, NoiseKeys, SamplingParams
+from lakh.server.sampling import Logprobs, NoiseKeys, SamplingParams
 from lakh.server.stopping import StopRule, StopStrings
 
 __all__ = ["Chunk", "Completion", "FinishReason", "Sequence"]

@@ -33,19 +33,19 @@ def test_a_quiet_process_collects_when_told_and_another_is_left_alone() -> None:
         old = forgotten_knot()
         gc.collect(1)
         assert old() is not None
-        collector.tidy_up()
+        collector.collect_now()
         assert old() is None
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
     old = forgotten_knot()
-    collector.tidy_up()
+    collector.collect_now()
     assert old() is not None
 
 
 def test_a_worker_tidies_up_once_it_has_nothing_to_do(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     tidied = threading.Event()
     monkeypatch.setattr(workers, "TIDY_AFTER_S", 0.01)
-    monkeypatch.setattr(workers, "tidy_up", tidied.set)
+    monkeypatch.setattr(workers, "collect_now", tidied.set)
     worker = EngineThread(engine, 4)
 
     async def ask() -> None:

@@ -1,4 +1,3 @@
-"""How clients come in: HTTP in three dialects (http.py, dialects.py, openapi.py) and gRPC (grpc.py) over one desk that
-knows who may ask for how much (desk.py, keys.py, quota.py), with TLS where it is asked for (tls.py). Knows backends by
-their protocol alone, and nothing of engines.
+"""How clients reach a backend: HTTP in several dialects (http.py, dialects/) and gRPC (grpc.py) over one request handler
+(request_handler.py) with API keys, quotas and metrics. server.py starts and stops both; tls.py encrypts them.
 """

@@ -1,12 +1,11 @@
-"""API keys: who a request belongs to, and how much that tenant may ask.
+"""API keys: which tenant a request belongs to, and the tenant's quota.
 
-A file with one key and its tenant's name per line, and the tenant's limits after it where it has some:
+The file has one key and its tenant per line, and optionally the tenant's limits:
 
     KEY TENANT [requests_per_minute=N] [tokens_per_minute=N] [at_once=N]
 
-IncrementalTokenizer that begin with # are notes; a tenant may have several keys, and its limits stand on any one of them. ApiKeys are
-compared in constant time by their SHA-256, so that neither the table nor the time of an answer tells a key. The
-tenant is what caches, superseding and quotas are kept apart by. A file that says nothing usable is a UserError.
+Lines that start with # are comments. A tenant may have several keys; its limits are on any one of their lines. Keys are
+compared in constant time by their SHA-256, so timing reveals nothing. Caches, superseding and quotas are per tenant.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ class ApiKeys:
         tenants: dict[str, str] = {}
         quotas: dict[str, Quota] = {}
         for number, line in enumerate(text.splitlines(), 1):
-            words = line.split()
-            if not words or words[0].startswith("#"):
+            fields = line.split()
+            if not fields or fields[0].startswith("#"):
                 continue
-            if len(words) < 2 or len(words[0]) < SHORTEST_KEY or "=" in words[1]:
+            if len(fields) < 2 or len(fields[0]) < SHORTEST_KEY or "=" in fields[1]:
                 found = f"line {number} is not a key of {SHORTEST_KEY} or more characters and a tenant"
                 raise UserError(path, found, FORM)
-            key, tenant, *limits = words
+            key, tenant, *limits = fields
             tenants[key] = tenant
             if limits:
                 quotas[tenant] = _quota(limits, f"{path}, line {number}")
@@ -55,7 +54,7 @@ class ApiKeys:
         return ApiKeys(tenants, quotas)
 
     def tenant(self, key: str) -> str | None:
-        """Whose key this is; None for nobody's. Looks at all of them, whatever it finds."""
+        """The key's tenant; None for an unknown key. Always compares all keys."""
         wanted, found = _digest(key), None
         for digest, tenant in self._tenants.items():
             if hmac.compare_digest(digest, wanted):
@@ -63,12 +62,12 @@ class ApiKeys:
         return found
 
 
-def _quota(words: list[str], where: str) -> Quota:
+def _quota(settings: list[str], where: str) -> Quota:
     limits = {}
-    for word in words:
-        name, _, value = word.partition("=")
+    for setting in settings:
+        name, _, value = setting.partition("=")
         if name not in Quota.names() or not value.isdecimal() or int(value) < 1:
-            raise UserError(where, f"{word!r} is no limit", FORM)
+            raise UserError(where, f"{setting!r} is not a limit", FORM)
         limits[name] = int(value)
     return Quota(**limits)
 

@@ -1,12 +1,12 @@
-"""The gRPC face: lakh.v1.Completion over the same engine, queue, keys and rules as HTTP.
+"""The gRPC API: lakh.v1.Completion over the same request handler as HTTP.
 
-    lakh.v1.Completion/Complete    server streaming; the client's deadline and its cancellation reach the engine
-    lakh.v1.Completion/Feedback    what became of a suggestion
-    grpc.health.v1.Health          "" is alive, "ready" serves requests; not serving while draining
-    reflection                     for grpcurl and its like, where grpcio-reflection is installed
+    lakh.v1.Completion/Complete    server streaming; the client's deadline and cancellation reach the engine
+    lakh.v1.Completion/Feedback    what the user did with a suggestion
+    grpc.health.v1.Health          "" is liveness, "ready" is readiness; not serving while draining
+    reflection                     for grpcurl and similar tools, if grpcio-reflection is installed
 
-A request is read by requests.py in OpenAI's field names, so both faces refuse the same things; a refusal becomes the
-gRPC status that means it. Knows grpc.aio and the desk; knows nothing of models.
+Requests are validated by request.py in OpenAI's field names, so both APIs reject the same requests; an error becomes the
+corresponding gRPC status.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lakh.errors import UserError
 from lakh.server import proto
 from lakh.server.backend import CompletionDelta, Usage
 from lakh.server.api.listen import check_free
-from lakh.server.api.request_handler import RequestHandler, refusal
+from lakh.server.api.request_handler import RequestHandler, to_request_error
 from lakh.server.api.tls import Tls
 from lakh.server.request import RequestError, parse
 
@@ -45,34 +45,34 @@ STATUS = {
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-_PLAIN = ("suffix", "max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs", "n", "reuse", "heal")
-_WORDS = ("stop_rule", "order", "supersede", "user", "model", "cache_salt")
+_OPTIONAL_FIELDS = ("suffix", "max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs", "n", "reuse", "heal")
+_STRING_FIELDS = ("stop_rule", "order", "supersede", "user", "model", "cache_salt")
 
 
 @contextlib.asynccontextmanager
 async def running(
-    desk: RequestHandler, host: str, port: int, *, tls: Tls | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
+    handler: RequestHandler, host: str, port: int, *, tls: Tls | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
 ) -> AsyncIterator[str]:
-    """Answers inside the block; gives the address with the real port where 0 was asked for."""
+    """Serve gRPC inside the block; yields the address, with the real port if `port` is 0."""
     options = [
         ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.so_reuseport", 0),  # else a second server takes half of the first one's connections, and nobody is told
+        ("grpc.so_reuseport", 0),  # else a second server silently takes half of the first one's connections
     ]
     grpc_server = grpc.aio.server(options=options)
-    face = _Face(desk)
+    service = _CompletionService(handler)
     handlers = {
         "Complete": grpc.unary_stream_rpc_method_handler(
-            face.complete,
+            service.complete,
             request_deserializer=proto.CompleteRequest.FromString,
             response_serializer=proto.CompleteChunk.SerializeToString,
         ),
         "Models": grpc.unary_unary_rpc_method_handler(
-            face.models,
+            service.models,
             request_deserializer=proto.ModelsRequest.FromString,
             response_serializer=proto.ModelsReply.SerializeToString,
         ),
         "Feedback": grpc.unary_unary_rpc_method_handler(
-            face.feedback,
+            service.feedback,
             request_deserializer=proto.FeedbackRequest.FromString,
             response_serializer=proto.FeedbackReply.SerializeToString,
         ),
@@ -92,11 +92,11 @@ async def running(
         else:
             real_port = grpc_server.add_secure_port(where, tls.grpc_credentials())
     except RuntimeError:
-        check_free("--grpc", host, port)  # says why, where it can; gRPC does not
+        check_free("--grpc", host, port)  # explains why, if it can; gRPC does not
         raise UserError(where, "cannot be listened on", "choose another, or port 0: --grpc HOST:PORT") from None
     await grpc_server.start()
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
-    watching = asyncio.create_task(_watch(desk, checks))
+    watching = asyncio.create_task(_watch_readiness(handler, checks))
     try:
         yield f"{host}:{real_port}"
     finally:
@@ -105,11 +105,11 @@ async def running(
         await grpc_server.stop(STOP_GRACE_S)
 
 
-async def _watch(desk: RequestHandler, checks: Any) -> None:
-    """ "ready" says whether requests are taken: a gateway without engines, or a server that drains, takes none."""
+async def _watch_readiness(handler: RequestHandler, checks: Any) -> None:
+    """Not ready: a gateway without engines, or a server that drains."""
     known = None
     while True:
-        is_ready = not desk.draining and bool(desk.backend.models())
+        is_ready = not handler.is_draining and bool(handler.backend.models())
         if is_ready != known:
             status = health_pb2.HealthCheckResponse
             for name in ("ready", proto.SERVICE):
@@ -118,38 +118,37 @@ async def _watch(desk: RequestHandler, checks: Any) -> None:
         await asyncio.sleep(WATCH_S)
 
 
-class _Face:
-    def __init__(self, desk: RequestHandler) -> None:
-        self.desk = desk
+class _CompletionService:
+    def __init__(self, handler: RequestHandler) -> None:
+        self.handler = handler
 
     async def models(self, _: Any, context: grpc.aio.ServicerContext) -> Any:
         return proto.ModelsReply(
-            models=[{"id": card.id, "context": card.context} for card in self.desk.backend.models()]
+            models=[{"id": card.id, "context": card.context} for card in self.handler.backend.models()]
         )
 
     async def feedback(self, message: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
-            tenant = self.desk.tenant(_authorization(context))
-            await self.desk.feedback(tenant, {"event": message.event})
-        except RequestError as answer:
-            await context.abort(STATUS.get(answer.status, grpc.StatusCode.INTERNAL), answer.message)
-        return proto.FeedbackReply(**await self.desk.accepted_by_tenant(tenant))
+            tenant = self.handler.tenant(_authorization(context))
+            return proto.FeedbackReply(**await self.handler.record_feedback(tenant, {"event": message.event}))
+        except RequestError as error:
+            await context.abort(STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.message)
 
     async def complete(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            with self.desk.counted():
-                request = parse(_as_openai(message), self.desk.tenant(_authorization(context)))
+            with self.handler.count_status():
+                request = parse(_as_openai(message), self.handler.tenant(_authorization(context)))
                 left_s = context.time_remaining()
                 if left_s is not None:
                     request = replace(request, timeout_s=max(left_s, MIN_TIMEOUT_S))
-                async with contextlib.aclosing(self.desk.answer(request)) as items:
+                async with contextlib.aclosing(self.handler.complete(request)) as items:
                     async for item in items:
                         yield _chunk(item)
         except (asyncio.CancelledError, grpc.aio.AbortError, grpc.aio.UsageError):
             raise
         except Exception as error:  # noqa: BLE001 - the one place where errors become statuses
-            answer = refusal(error)
-            await context.abort(STATUS.get(answer.status, grpc.StatusCode.INTERNAL), answer.message)
+            refusal = to_request_error(error)
+            await context.abort(STATUS.get(refusal.status, grpc.StatusCode.INTERNAL), refusal.message)
 
 
 def _chunk(item: CompletionDelta | Usage) -> Any:
@@ -180,8 +179,8 @@ def _authorization(context: grpc.aio.ServicerContext) -> str:
 def _as_openai(message: Any) -> dict[str, Any]:
     body: dict[str, Any] = {"prompt": list(message.prompt_ids) or message.prompt}
     if message.prompt and message.prompt_ids:
-        raise RequestError("prompt", "prompt and prompt_ids: give one of them")
-    body |= {name: getattr(message, name) for name in _PLAIN if message.HasField(name)}
-    body |= {name: getattr(message, name) for name in _WORDS if getattr(message, name)}
-    # Log-probabilities stand beside ids here: a gateway has to ask its engines for those.
+        raise RequestError("prompt", "prompt and prompt_ids: give only one of them")
+    body |= {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
+    body |= {name: getattr(message, name) for name in _STRING_FIELDS if getattr(message, name)}
+    # Log-probabilities are sent beside token ids, which a gateway has to request from its engines.
     return body | {"stop": list(message.stop), "stream": True, "return_token_ids": "logprobs" in body}

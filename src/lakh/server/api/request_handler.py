@@ -1,7 +1,6 @@
-"""The desk between the faces and what answers: whose request, may it come in, what is counted.
+"""Handles requests between the API and the backend: authentication, quotas, metrics and error mapping.
 
-HTTP and gRPC hand their requests over here, so both have the same keys, quotas, refusals and figures. Knows a backend,
-keys and a store; knows nothing of connections.
+HTTP and gRPC share it, so both have the same keys, quotas, errors and metrics.
 """
 
 from __future__ import annotations
@@ -14,31 +13,31 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 from lakh.errors import UserError
-from lakh.server.backend import Backend, CompletionDelta, Usage
 from lakh.server.api.api_keys import ApiKeys
 from lakh.server.api.quota import QuotaTracker
-from lakh.server.metrics import Metrics, page
-from lakh.server.request import RequestError, CompletionRequest
+from lakh.server.backend import Backend, CompletionDelta, Usage
+from lakh.server.metrics import ServerMetrics
+from lakh.server.request import CompletionRequest, RequestError
 from lakh.server.store import CacheStore
 
-__all__ = ["FEEDBACK", "RequestHandler", "refusal"]
+__all__ = ["FEEDBACK", "RequestHandler", "to_request_error"]
 
 log = logging.getLogger(__name__)
 
 FEEDBACK = ("shown", "accepted")
 FEEDBACK_TTL_S = 400 * 86_400.0
-CHARS_PER_TOKEN = 4  # of code, about: what an answer is charged for where its tokens are not known (a gateway's)
+CHARS_PER_TOKEN = 4  # of code, roughly: the charge where a gateway's engine does not report tokens
 
 
 class RequestHandler:
     def __init__(self, backend: Backend, *, keys: ApiKeys | None = None, store: CacheStore | None = None) -> None:
         self.backend, self.keys, self.store = backend, keys, store
         self.quotas = QuotaTracker({} if keys is None else keys.quotas, store)
-        self.metrics = Metrics()
-        self.draining = False
+        self.metrics = ServerMetrics(backend, store)
+        self.is_draining = False
 
     def tenant(self, authorization: str) -> str:
-        """Whose request this is; where keys are set, one of them must come with it."""
+        """The tenant of a request. Raises a 401 if keys are configured and the request has none of them."""
         if self.keys is None:
             return ""
         kind, _, key = authorization.partition(" ")
@@ -48,8 +47,8 @@ class RequestHandler:
         return tenant
 
     def model(self, request: CompletionRequest) -> str:
-        """The model that answers; a RequestError for what is not served, or not now."""
-        if self.draining:
+        """The model for a request. Raises a RequestError if it is not served, or not now."""
+        if self.is_draining:
             raise RequestError(None, "the server is shutting down", status=503)
         served = [card.id for card in self.backend.models()]
         if not served:
@@ -61,81 +60,76 @@ class RequestHandler:
             raise RequestError("model", message, status=404, code="model_not_found")
         return request.model
 
-    async def answer(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
-        """Everything between a request that was understood and its pieces. Cancel it, and the work ends."""
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
+        """The backend's deltas, with quotas and metrics. Closing the generator stops the work."""
         metrics = self.metrics
         began_s = last_s = time.monotonic()
         is_first = True
-        num_tokens = 0  # to be paid for, also by a client that goes away before the end
+        num_tokens = 0  # charged even if the client disconnects before the end
         self.model(request)
-        metrics.asked_tokens.add(request.sampling.max_tokens)
-        metrics.asked_choices.add(request.n)
+        metrics.max_tokens.observe(request.sampling.max_tokens)
+        metrics.num_choices.observe(request.n)
         async with (
-            self.quotas.admitted(request.tenant) as charge,
+            self.quotas.admit(request.tenant) as charge,
             contextlib.aclosing(self.backend.complete(request)) as items,
         ):
             async for item in items:
                 now_s = time.monotonic()
                 if isinstance(item, Usage):
-                    metrics.prompt_tokens += item.prompt_tokens
-                    metrics.generation_tokens += item.completion_tokens
-                    metrics.prompt_sizes.add(item.prompt_tokens)
-                    metrics.generation_sizes.add(item.completion_tokens)
-                    metrics.latency.add(now_s - began_s)
+                    metrics.prompt_tokens.inc(item.prompt_tokens)
+                    metrics.generation_tokens.inc(item.completion_tokens)
+                    metrics.prompt_sizes.observe(item.prompt_tokens)
+                    metrics.generation_sizes.observe(item.completion_tokens)
+                    metrics.e2e_latency.observe(now_s - began_s)
                     charge(max(item.prompt_tokens + item.completion_tokens, num_tokens))
                 else:
-                    (metrics.first_token if is_first else metrics.between_pieces).add(now_s - last_s)
+                    (metrics.first_token if is_first else metrics.inter_token).observe(now_s - last_s)
                     is_first = False
                     num_tokens += len(item.tokens) or -(-len(item.text) // CHARS_PER_TOKEN)
                     charge(num_tokens)
                     if item.finish_reason is not None:
-                        metrics.finished[item.finish_reason] += 1
+                        metrics.finished.labels(item.finish_reason).inc()
                 last_s = now_s
                 yield item
 
-    async def feedback(self, tenant: str, body: object) -> None:
-        """An editor says what became of a suggestion. Counted here, and in the store for all servers together."""
+    async def record_feedback(self, tenant: str, body: object) -> dict[str, int | None]:
+        """Count a suggestion as shown or accepted. Returns the totals of all servers on the same store."""
         kind = body.get("event") if isinstance(body, Mapping) else None
         if kind not in FEEDBACK:
             raise RequestError("event", f"event: is none of {', '.join(FEEDBACK)}")
-        self.metrics.feedback[kind] += 1
-        if self.store is not None:
-            await self.store.add(f"suggestions:{kind}:{tenant}", 1, FEEDBACK_TTL_S)
-
-    async def accepted_by_tenant(self, tenant: str) -> dict[str, int | None]:
-        """What all servers on the same store have counted; None where the store cannot say."""
+        self.metrics.feedback[kind].inc()
         if self.store is None:
             return dict.fromkeys(FEEDBACK)
-        return {kind: await self.store.add(f"suggestions:{kind}:{tenant}", 0, FEEDBACK_TTL_S) for kind in FEEDBACK}
-
-    def page(self) -> str:
-        return page(self.metrics, self.backend, [] if self.store is None else self.store.metric_families())
+        return {
+            each: await self.store.increment(f"suggestions:{each}:{tenant}", int(each == kind), FEEDBACK_TTL_S)
+            for each in FEEDBACK
+        }
 
     @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        """Around everything that one completion request is: counts how it was answered."""
+    def count_status(self) -> Iterator[None]:
+        """Around the handling of a completion request: counts its HTTP status."""
         try:
             yield
         except (asyncio.CancelledError, ConnectionError):
-            self.metrics.cancelled += 1
+            self.metrics.cancelled.inc()
             raise
         except Exception as error:
-            self.metrics.answered[refusal(error).status] += 1
+            self.metrics.requests.labels(to_request_error(error).status).inc()
             raise
-        self.metrics.answered[200] += 1
+        self.metrics.requests.labels(200).inc()
 
 
-def refusal(error: Exception) -> RequestError:
-    """What a client is told. A bug of ours is a short 500, and logged."""
+def to_request_error(error: Exception) -> RequestError:
+    """What the client sees. A bug becomes a short 500 and is logged."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, UserError):
         return RequestError(error.where, str(error))
-    status: Any = getattr(error, "status", None)  # aiohttp's own refusals
+    status: Any = getattr(error, "status", None)  # aiohttp's own errors
     if isinstance(status, int) and 400 <= status < 500:
-        words = "the body is too large" if status == 413 else str(getattr(error, "reason", "refused"))
-        return RequestError(None, words, status=status)
+        message = "the body is too large" if status == 413 else str(getattr(error, "reason", "refused"))
+        return RequestError(None, message, status=status)
     if not getattr(error, "_is_logged", False):
         log.error("a request failed", exc_info=error)
-        error._is_logged = True  # type: ignore[attr-defined]  # asked for once to count and once to answer
+        error._is_logged = True  # type: ignore[attr-defined]  # converted once to count it and once to answer
     return RequestError(None, "internal error", status=500)

@@ -1,7 +1,6 @@
-"""TLS for both faces: a certificate, its key, and, where clients must show one too, whose certificates are taken.
+"""TLS for HTTP and gRPC: a certificate, its key, and optionally the CA of client certificates (mutual TLS).
 
-Read once, when the server starts; a file that is missing or no certificate is a UserError. Renewed certificates need a
-restart (a rolling one loses nothing: see drain).
+Files are read once at start; renewed certificates need a (rolling) restart.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["Tls", "tls_of"]
 @dataclass(frozen=True)
 class Tls:
     certificate: Path
-    """PEM, the whole chain."""
+    """PEM, with the whole chain."""
     key: Path
     client_ca: Path | None = None
 
@@ -40,18 +39,18 @@ class Tls:
     def grpc_credentials(self) -> Any:
         import grpc
 
-        self.context()  # gRPC does not say what is wrong with a file; this does
+        self.context()  # raises a clear error; gRPC does not
         root = None if self.client_ca is None else self.client_ca.read_bytes()
         pair = (self.key.read_bytes(), self.certificate.read_bytes())
         return grpc.ssl_server_credentials([pair], root, require_client_auth=root is not None)
 
 
 def tls_of(certificate: str | None, key: str | None, client_ca: str | None = None) -> Tls | None:
-    """From a command's options: all or nothing."""
+    """From command-line options: certificate and key together, or neither."""
     if certificate is None and key is None and client_ca is None:
         return None
     if certificate is None or key is None:
-        raise UserError("--tls-cert, --tls-key", "one goes with the other", "give both")
+        raise UserError("--tls-cert, --tls-key", "need each other", "give both")
     tls = Tls(Path(certificate), Path(key), None if client_ca is None else Path(client_ca))
     tls.context()
     return tls

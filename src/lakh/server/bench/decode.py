@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.server.gc_control import quiet
+from lakh.server.gc_control import full_collections_disabled
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.model import kernels_cpu
 from lakh.server.model import weights as model_weights
@@ -90,7 +90,7 @@ def bench_decode(
                 asks[name] = made
                 made[0](new)  # compiles, captures, allocates
         best: dict[str, Times] = {}
-        with quiet():  # as a server is: a full collection takes a fifth of a second
+        with full_collections_disabled():  # as a server is: a full collection takes a fifth of a second
             for number in range(repeats):
                 for name, (ask, _, _) in asks.items():
                     progress(f"{name}, batch {batch}: round {number + 1} of {repeats}")

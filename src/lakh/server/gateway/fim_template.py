@@ -1,8 +1,8 @@
-"""PromptEncoder with a hole as text, for engines that take no suffix (vLLM says 400 to one).
+"""Fill-in-the-middle prompts as text, for engines that take no suffix (vLLM answers 400).
 
-Such an engine reads special tokens where their spelling stands in a prompt. So code that itself spells one of them
-would end its own context: what lies beyond such a place, seen from the cursor, is left out. There is no tokenizer here;
-room is counted in characters, carefully, and the beginning moves in steps as in fim.py.
+Such an engine parses special tokens in the prompt's text. Code that contains one of them would end its own context, so
+everything beyond it, seen from the cursor, is dropped. There is no tokenizer here: room is estimated in characters, and
+the beginning moves in steps as in prompts/fim.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lakh.errors import UserError
 
 __all__ = ["TEMPLATES", "FimTemplate", "fim_prompt", "fim_template_of"]
 
-CHARS_PER_TOKEN = 2.5  # code has 3 to 4 with the vocabularies that know these tokens
+CHARS_PER_TOKEN = 2.5  # conservative: code has 3 to 4 with such vocabularies
 SUFFIX_SHARE = 4
 QUANTUM_CHARS = 1024
 
@@ -29,13 +29,13 @@ TEMPLATES = {
     "lakh": FimTemplate("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     "qwen": FimTemplate("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     "starcoder": FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    # begin, hole, end: the same places under other names; trained in this order only
+    # begin, hole, end: the same positions under other names; trained in this order only
     "deepseek": FimTemplate("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", has_spm=False),
 }
 
 
 def fim_template_of(name: str) -> FimTemplate | None:
-    """None: the engine takes a suffix itself."""
+    """None if the engine takes a suffix itself."""
     if name == "suffix":
         return None
     if name in TEMPLATES:
@@ -43,8 +43,8 @@ def fim_template_of(name: str) -> FimTemplate | None:
     parts = name.split(",")
     if len(parts) == 3 and all(parts):
         return FimTemplate(parts[0], parts[1], parts[2])
-    todo = f"write suffix, {', '.join(TEMPLATES)}, or PREFIX,SUFFIX,MIDDLE as the tokenizer spells them"
-    raise UserError(f"--fim {name}", "is no template", todo)
+    todo = f"write suffix, {', '.join(TEMPLATES)}, or PREFIX,SUFFIX,MIDDLE as the tokenizer writes them"
+    raise UserError(f"--fim {name}", "is not a template", todo)
 
 
 def fim_prompt(template: FimTemplate, before: str, after: str, *, order: str, room_tokens: int) -> str:

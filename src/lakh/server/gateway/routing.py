@@ -1,11 +1,11 @@
-"""Which replica gets a request: the one that has seen the file before, unless it has too much to do.
+"""Routing: send a request to the replica that has its file in the prefix cache, unless that replica is overloaded.
 
-Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2016): names stand at many points of a ring,
-a key belongs to the next name clockwise, and a replica that has more than SLACK times its fair share passes on to the
-one after it. A replica that comes or goes moves only its own keys. A key that was passed on once may be remembered
-(`preferred`), because its cached prefix is there now.
+Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2016): each name has many points on a ring, a
+key belongs to the next name clockwise, and a replica with more than SLACK times its fair share passes the key on to the
+next one. A replica that joins or leaves moves only its own keys. The caller may remember where a key went (`preferred`),
+because its cached prefix is there.
 
-Pure functions of names and numbers: every gateway with the same list decides alike.
+Pure functions of names and numbers: all gateways with the same list decide alike.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-__all__ = ["RouteDecision", "HashRing", "choose"]
+__all__ = ["HashRing", "RouteDecision", "choose_replica"]
 
-POINTS = 64  # of each name; the shares of two names then differ by some 12 %
+POINTS = 64  # per name; the shares of two names then differ by about 12 %
 SLACK = 1.25
 
 
@@ -35,7 +35,7 @@ class HashRing:
         self._owners = [name for _, name in places]
 
     def names_from(self, key: str) -> Iterator[str]:
-        """Every name once, the key's own first."""
+        """All names in ring order, the key's own first."""
         seen: set[str] = set()
         start = bisect.bisect_right(self._places, _place(key))
         for index in range(len(self._owners)):
@@ -47,13 +47,13 @@ class HashRing:
                 return
 
 
-def choose(ring: HashRing, key: str, loads: Mapping[str, int], preferred: str | None = None) -> RouteDecision | None:
-    """`loads`: requests at work, of the replicas that may be chosen. None where there is none."""
+def choose_replica(ring: HashRing, key: str, loads: Mapping[str, int], preferred: str | None = None) -> RouteDecision | None:
+    """`loads`: running requests of the usable replicas. None if there are none."""
     if not loads:
         return None
     bound = math.ceil(SLACK * (sum(loads.values()) + 1) / len(loads))
     if preferred is not None and loads.get(preferred, bound) < bound:
-        return RouteDecision(preferred, "it had this file before")
+        return RouteDecision(preferred, "it served this file before")
     passed: list[str] = []
     for name in ring.names_from(key):
         if name not in loads:
@@ -61,8 +61,8 @@ def choose(ring: HashRing, key: str, loads: Mapping[str, int], preferred: str | 
         if loads[name] < bound:
             return RouteDecision(name, f"next on the ring after {', '.join(passed)} (full)" if passed else "first on the ring")
         passed.append(name)
-    least = min(loads, key=lambda name: (loads[name], name))  # names that the ring does not know
-    return RouteDecision(least, "least to do")
+    least = min(loads, key=lambda name: (loads[name], name))  # names that are not on the ring
+    return RouteDecision(least, "least loaded")
 
 
 def _place(text: str) -> int:

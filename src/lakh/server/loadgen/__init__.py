@@ -1,6 +1,8 @@
-"""Developers who type, as load: what they ask and when (typing_load.py), sent without waiting for answers
-(generator.py, target.py), what came of it (report.py), and the same load with one technique after another
-(before_after.py).
+"""Load generator: simulated users who type real files against a completion service.
 
-A client like any other: knows addresses and nothing of the server's inside. Lives without torch.
+    typing.py      what users request and when          generator.py   sends the requests (open or closed loop)
+    target.py      the service over HTTP or gRPC        report.py      latencies, the server's metrics, plots
+    ablation.py    the same load with one server feature after another
+
+Independent of torch and of the server's internals.
 """

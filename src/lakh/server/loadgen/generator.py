@@ -1,12 +1,12 @@
-"""LoadConfig: many typists against a completion service.
+"""The load generator: many typing users against a completion service.
 
-Two ways. Open loop (`rate`): requests leave at Poisson times whether or not earlier ones were answered, as keystrokes
-do; a typist who types on while a request is under way cancels it, as an editor does. Closed loop (`clients`): so many
-clients at once, each waits for its answer, thinks, and asks again; one request in five is given up soon.
+Open loop (`rate`): requests leave at Poisson times whether or not earlier ones were answered, as keystrokes do; typing
+again cancels the user's previous request, as an editor does. Closed loop (`clients`): each client waits for its
+response, pauses and asks again; one request in five is cancelled early.
 
-What is sent decides which techniques of the server can work (`Techniques`): a fresh cache_salt for every request leaves
-it no prefix to find, no `supersede` key leaves older requests at work, and so on. So the same server can be measured
-with each of them on and off.
+`Techniques` select which server features can work by what is sent: a fresh cache_salt per request defeats the prefix
+cache, a missing `supersede` key keeps older requests running, and so on. So one server can be measured with each feature
+on and off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 
 from lakh.errors import LakhError
-from lakh.server.gc_control import quiet
+from lakh.server.gc_control import full_collections_disabled
 from lakh.server.loadgen.report import LoadReport, GaugeSample, both_processes
 from lakh.server.loadgen.target import RequestOutcome, Target, read_metrics, target_of
 from lakh.server.loadgen.typing import EditorRequest, TypingUser, arrivals_s, read_source_files
@@ -32,10 +32,10 @@ __all__ = ["LoadConfig", "Techniques", "request_body", "run_load"]
 
 QUANTUM_CHARS = 1024
 SAMPLE_EVERY_S = 1.0
-THINK_S = 1.0  # on average, between an answer and the next request of a client
-GIVEN_UP, PATIENCE_S = 0.2, 0.3  # so many requests of clients are given up, after so long
-SETTLE_S = 30.0  # for a server to become idle afterwards
-SETTLE_INTERRUPTED_S = 2.0
+THINK_S = 1.0  # mean time between a response and the client's next request
+CANCELLED_SHARE, CANCEL_AFTER_S = 0.2, 0.3  # of the clients' requests
+IDLE_TIMEOUT_S = 30.0  # for the server to become idle afterwards
+IDLE_TIMEOUT_INTERRUPTED_S = 2.0
 METRICS_TIMEOUT_S = 10.0
 
 
@@ -43,9 +43,9 @@ METRICS_TIMEOUT_S = 10.0
 class Techniques:
     prefix_cache: bool = True
     supersede: bool = True
-    """Older requests of the same file are given up: by the client's disconnecting and by the key that it sends."""
+    """Cancel older requests of the same file: the client disconnects and sends a supersede key."""
     reuse: bool = True
-    """The rest of a suggestion will do, where its beginning was typed."""
+    """Accept the rest of a suggestion whose beginning was typed."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ class LoadConfig:
     rate: float
     seconds: float
     clients: int | None = None
-    """Closed loop with so many clients; the rate then follows from the answers."""
+    """Closed loop with this many clients; the rate then follows from the responses."""
     users: int = 50
     burst: float = 1.0
     order: str = "spm"
-    """psm, spm, or none: a plain prefix without the text after the cursor, for models that cannot fill in."""
+    """psm, spm, or none: the prefix only, for models without fill in the middle."""
     max_tokens: int = 32
     timeout_s: float = 2.0
     prefix_chars: int = 6_000
-    """What an editor sends before the cursor at most; cut in steps, so that a cache keeps its worth."""
+    """At most this many characters before the cursor; cut in steps, so that the prefix cache stays useful."""
     suffix_chars: int = 2_000
     stop_rule: str | None = None
     seed: int = 0
@@ -77,15 +77,13 @@ def run_load(
     metrics_url: str | None = None,
     progress: Callable[[int], None] = lambda sent: None,
 ) -> LoadReport:
-    """`metrics_url`: where the HTTP face is, if `url` is not it. Interrupted (Ctrl-C), the report says so and holds
-    what was measured until then.
-    """
-    run = _Run(url, read_source_files(files), load, metrics_url, progress)
-    with quiet():  # a pause of ours would be counted as the server's
+    """`metrics_url`: the HTTP address, if `url` is a gRPC one. After Ctrl-C the report holds what was measured so far."""
+    run = _LoadRun(url, read_source_files(files), load, metrics_url, progress)
+    with full_collections_disabled():  # our own pauses would count as the server's
         return asyncio.run(run.run())
 
 
-class _Run:
+class _LoadRun:
     def __init__(
         self,
         url: str,
@@ -98,10 +96,10 @@ class _Run:
         self.metrics_url = metrics_url or (None if url.startswith("grpc://") else url)
         self.rng = random.Random(load.seed)
         count = load.clients or load.users
-        self.typists = [TypingUser(user, files, random.Random(self.rng.random())) for user in range(count)]
+        self.users = [TypingUser(user, files, random.Random(self.rng.random())) for user in range(count)]
         self.report = LoadReport()
         self.began_s = 0.0
-        self._asking: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> LoadReport:
         target = target_of(self.url, self.load.timeout_s, self.load.key)
@@ -112,16 +110,16 @@ class _Run:
                 self.began_s = time.monotonic()
                 sampling = asyncio.create_task(self._sample(session))
                 try:
-                    await (self._clients(target) if self.load.clients else self._typists(target))
+                    await (self._closed_loop(target) if self.load.clients else self._open_loop(target))
                 except asyncio.CancelledError:
                     self._interrupted()
                 finally:
                     self.report.wall_s = time.monotonic() - self.began_s
-                    for task in (sampling, *self._asking):
-                        task.cancel()
-                    await asyncio.gather(sampling, *self._asking, return_exceptions=True)
+                    for task in (sampling, *self._tasks):
+                        trequest.cancel()
+                    await asyncio.gather(sampling, *self._tasks, return_exceptions=True)
                 try:
-                    await self._settle(session)
+                    await self._wait_until_idle(session)
                 except (asyncio.CancelledError, LakhError):
                     if not self.report.is_interrupted:
                         raise
@@ -130,64 +128,56 @@ class _Run:
         return self.report
 
     def _interrupted(self) -> None:
-        """Ctrl-C cancels the run: what was measured until then is its report. The next one ends it at once."""
+        """Ctrl-C ends the run with a report; a second one ends it at once."""
         self.report.is_interrupted = True
         task = asyncio.current_task()
         assert task is not None
-        task.uncancel()
+        trequest.uncancel()
 
-    # --- open loop ---
-
-    async def _typists(self, target: Target) -> None:
+    async def _open_loop(self, target: Target) -> None:
         load = self.load
-        under_way: dict[int, asyncio.Task[None]] = {}
+        running: dict[int, asyncio.Task[None]] = {}
         for at_s in arrivals_s(load.rate, load.seconds, self.rng, load.burst):
             await asyncio.sleep(max(self.began_s + at_s - time.monotonic(), 0))
             user = self.rng.randrange(load.users)
-            older = under_way.get(user)
+            older = running.get(user)
             if older is not None and load.techniques.supersede:
                 older.cancel()
-            under_way[user] = asyncio.create_task(self._one(target, self.typists[user].ask()))
-            self._asking.append(under_way[user])
-        await asyncio.gather(*self._asking, return_exceptions=True)
+            running[user] = asyncio.create_task(self._send(target, self.users[user].next_request()))
+            self._tasks.append(running[user])
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # --- closed loop ---
-
-    async def _clients(self, target: Target) -> None:
+    async def _closed_loop(self, target: Target) -> None:
         async def client(number: int) -> None:
             rng = random.Random(f"{self.load.seed}:{number}")
             await asyncio.sleep(rng.random() * THINK_S)
             while time.monotonic() - self.began_s < self.load.seconds:
-                response_timeout_s = PATIENCE_S if rng.random() < GIVEN_UP else None
+                cancel_s = CANCEL_AFTER_S if rng.random() < CANCELLED_SHARE else None
                 try:
-                    async with asyncio.timeout(response_timeout_s):
-                        await self._one(target, self.typists[number].ask())
+                    async with asyncio.timeout(cancel_s):
+                        await self._send(target, self.users[number].next_request())
                 except TimeoutError:
-                    pass  # given up, and counted as cancelled
+                    pass  # counted as cancelled
                 await asyncio.sleep(rng.expovariate(1 / THINK_S))
 
-        await asyncio.gather(*[client(number) for number in range(len(self.typists))])
+        await asyncio.gather(*[client(number) for number in range(len(self.users))])
 
-    # --- one request ---
-
-    async def _one(self, target: Target, ask: EditorRequest) -> None:
+    async def _send(self, target: Target, request: EditorRequest) -> None:
         report = self.report
         report.sent += 1
         self.progress(report.sent)
         at_s = time.monotonic() - self.began_s
         try:
-            outcome: RequestOutcome = await target.ask(request_body(ask, self.load))
+            outcome: RequestOutcome = await target.complete(request_body(request, self.load))
         except asyncio.CancelledError:
             report.ends["cancelled"] += 1
             raise
         report.ends[outcome.end] += 1
         if outcome.end == "failed":
-            report.failures[outcome.words] += 1
+            report.failures[outcome.detail] += 1
         if outcome.e2e_s:
-            report.answers.append((at_s, outcome.ttft_s, outcome.e2e_s))
+            report.latencies.append((at_s, outcome.ttft_s, outcome.e2e_s))
             report.characters += outcome.characters
-
-    # --- the server's own figures ---
 
     async def _metrics(self, session: aiohttp.ClientSession) -> dict[str, float]:
         return {} if self.metrics_url is None else await read_metrics(session, self.metrics_url)
@@ -198,9 +188,9 @@ class _Run:
             self.report.samples.append(_sample(page, time.monotonic() - self.began_s))
             await asyncio.sleep(SAMPLE_EVERY_S)
 
-    async def _settle(self, session: aiohttp.ClientSession) -> None:
-        """Until the server has nothing to do: only then do its blocks tell anything."""
-        until_s = time.monotonic() + (SETTLE_INTERRUPTED_S if self.report.is_interrupted else SETTLE_S)
+    async def _wait_until_idle(self, session: aiohttp.ClientSession) -> None:
+        """Only an idle server shows whether blocks leak."""
+        until_s = time.monotonic() + (IDLE_TIMEOUT_INTERRUPTED_S if self.report.is_interrupted else IDLE_TIMEOUT_S)
         while self.metrics_url is not None:
             self.report.after = await self._metrics(session)
             sample = _sample(self.report.after, time.monotonic() - self.began_s)
@@ -210,28 +200,28 @@ class _Run:
             await asyncio.sleep(0.2)
 
 
-def request_body(ask: EditorRequest, load: LoadConfig) -> dict[str, Any]:
+def request_body(request: EditorRequest, load: LoadConfig) -> dict[str, Any]:
     techniques = load.techniques
     body: dict[str, Any] = {
-        "prompt": _end_of(ask.prefix, load.prefix_chars),
+        "prompt": _end_of(request.prefix, load.prefix_chars),
         "max_tokens": load.max_tokens,
         "temperature": 0.0,
-        "user": str(ask.user),
+        "user": str(request.user),
         "reuse": techniques.reuse,
     }
     if techniques.supersede:
-        body["supersede"] = ask.file
+        body["supersede"] = request.file
     if not techniques.prefix_cache:
         body["cache_salt"] = uuid.uuid4().hex
     if load.order != "none":
-        body |= {"suffix": ask.suffix[: load.suffix_chars], "order": load.order}
+        body |= {"suffix": request.suffix[: load.suffix_chars], "order": load.order}
     if load.stop_rule:
         body["stop_rule"] = load.stop_rule
     return body
 
 
 def _end_of(text: str, most: int) -> str:
-    """The end of a text, from a place that moves only in steps: a quarter of what is sent, at most QUANTUM_CHARS."""
+    """The end of a text; its start moves in steps of a quarter of what is sent, at most QUANTUM_CHARS."""
     if len(text) <= most:
         return text
     step = max(min(QUANTUM_CHARS, most // 4), 1)

@@ -1,7 +1,7 @@
-"""What a load found: counts, percentiles, what the server's own figures say, and a picture of it.
+"""The report of a load: counts, latency percentiles, the server's own metrics, and plots.
 
-Percentiles are of answered requests as the client saw them. The server's counters are read before and after, its gauges
-a few times between. Cost is a price per hour over the completions made in that time: an assumption times a figure.
+Percentiles are of completed requests as the client saw them. The server's counters are read before and after, its gauges
+every second. Cost is a price per hour divided by the completions of that time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENDS = ("completed", "cancelled", "timeouts", "rejected", "failed")
 
 @dataclass(frozen=True)
 class GaugeSample:
-    """The server's gauges at one moment."""
+    """The server's gauges at one time."""
 
     at_s: float
     memory_bytes: float
@@ -37,8 +37,8 @@ class LoadReport:
     sent: int = 0
     ends: Counter[str] = field(default_factory=Counter)
     """completed, cancelled, timeouts, rejected, failed"""
-    answers: list[tuple[float, float, float]] = field(default_factory=list)
-    """(sent at, to the first piece, to the last), in seconds."""
+    latencies: list[tuple[float, float, float]] = field(default_factory=list)
+    """(sent at, time to the first delta, time to the last), in seconds."""
     characters: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     before: dict[str, float] = field(default_factory=dict)
@@ -46,34 +46,34 @@ class LoadReport:
     samples: list[GaugeSample] = field(default_factory=list)
     wall_s: float = 0.0
     is_interrupted: bool = False
-    """Ended before its time; requests at work then count as cancelled."""
+    """Stopped by Ctrl-C; running requests then count as cancelled."""
 
-    def grew(self, name: str) -> float:
+    def increase(self, name: str) -> float:
         if not self.after:
             return 0.0
         return self.after.get(f"lakh:{name}", 0.0) - self.before.get(f"lakh:{name}", 0.0)
 
     def as_dict(self, price_per_hour: float) -> dict[str, Any]:
         completed = self.ends["completed"]
-        prompt_tokens, found = self.grew("prefix_cache_queries_total"), self.grew("prefix_cache_hits_total")
-        drafts, kept = (self.grew(f"spec_decode_num_{what}_tokens_total") for what in ("draft", "accepted"))
-        known = self.grew("text_cache_hits_total") + self.grew("text_reuse_hits_total")
-        asked = self.grew("text_cache_queries_total")
+        prompt_tokens, found = self.increase("prefix_cache_queries_total"), self.increase("prefix_cache_hits_total")
+        drafts, kept = (self.increase(f"spec_decode_num_{what}_tokens_total") for what in ("draft", "accepted"))
+        known = self.increase("text_cache_hits_total") + self.increase("text_reuse_hits_total")
+        asked = self.increase("text_cache_queries_total")
         has_metrics = bool(self.after)
         return {
             "sent": self.sent,
             **({"interrupted": True} if self.is_interrupted else {}),
             **{end: self.ends[end] for end in ENDS},
-            "ttft_ms": percentiles([ttft_s for _, ttft_s, _ in self.answers]),
-            "e2e_ms": percentiles([e2e_s for _, _, e2e_s in self.answers]),
+            "ttft_ms": percentiles([ttft_s for _, ttft_s, _ in self.latencies]),
+            "e2e_ms": percentiles([e2e_s for _, _, e2e_s in self.latencies]),
             "prefix_hit_rate": found / prompt_tokens if prompt_tokens else None,
             "text_hit_rate": known / asked if asked else None,
             "prompt_tokens_per_request": prompt_tokens / self.sent if prompt_tokens else None,
             "prefilled_tokens_per_request": (prompt_tokens - found) / self.sent if prompt_tokens else None,
             "draft_acceptance": kept / drafts if drafts else None,
             "server_cpu_ms_per_request": self._cpu_s() * 1e3 / self.sent if self.sent and has_metrics else None,
-            "superseded": self.grew("requests_superseded_total") if has_metrics else None,
-            "tok_per_s": self.grew("generation_tokens_total") / self.wall_s if has_metrics and self.wall_s else None,
+            "superseded": self.increase("requests_superseded_total") if has_metrics else None,
+            "tok_per_s": self.increase("generation_tokens_total") / self.wall_s if has_metrics and self.wall_s else None,
             "completions_per_s": completed / self.wall_s if self.wall_s else None,
             "cost_per_1k": price_per_hour / 3600 * self.wall_s / completed * 1000 if completed else None,
             "wall_s": self.wall_s,
@@ -82,12 +82,12 @@ class LoadReport:
         }
 
     def _cpu_s(self) -> float:
-        """Processor time of the server: unlike a wall clock's, it tells little of what else the machine does."""
+        """CPU time of the server, which other load on the machine hardly affects."""
         before, after = (both_processes(page, "cpu_seconds_total") for page in (self.before, self.after))
         return after - before
 
     def _leaks(self) -> dict[str, Any]:
-        """Memory from the end of the first third on, when everything is at work; blocks when all is over."""
+        """Memory after the first third and at the end, and blocks held when idle."""
         if len(self.samples) < 2:
             return {}
         early, late = self.samples[len(self.samples) // 3], self.samples[-1]
@@ -101,32 +101,32 @@ class LoadReport:
 
 
 def both_processes(page: Mapping[str, float], what: str) -> float:
-    """Of the faces' process, and the engine's where that is another."""
+    """The sum over the API's process and the engine's, if that is another."""
     own = page.get(f"process_{what}", 0.0)
-    is_apart = page.get("lakh:engine_process_id") != page.get("process_id")
-    return own + (page.get(f"lakh:engine_{what}", 0.0) if is_apart else 0.0)
+    is_separate = page.get("lakh:engine_process_id") != page.get("process_id")
+    return own + (page.get(f"lakh:engine_{what}", 0.0) if is_separate else 0.0)
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
-    """Milliseconds; nothing where there is nothing to say."""
+    """In milliseconds; None without data."""
     ranked = sorted(seconds)
     marks = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
     return {name: ranked[min(int(q * len(ranked)), len(ranked) - 1)] * 1e3 if ranked else None for name, q in marks}
 
 
 def plot(report: LoadReport, path: Path, title: str) -> None:
-    """Latency as it was over time, its distribution, and the server's gauges; PNG or SVG by the file's name."""
+    """Latency over time, its distribution, and the server's gauges, as PNG or SVG."""
     pyplot = _pyplot(path)
     figure, (over_time, spread, gauges) = pyplot.subplots(3, 1, figsize=(8, 9), layout="constrained")
     figure.suptitle(title)
-    for name, column, colour in (("first piece", 1, "tab:orange"), ("last piece", 2, "tab:blue")):
-        times = [answer[0] for answer in report.answers]
-        values = [answer[column] * 1e3 for answer in report.answers]
+    for name, column, colour in (("first token", 1, "tab:orange"), ("last token", 2, "tab:blue")):
+        times = [one[0] for one in report.latencies]
+        values = [one[column] * 1e3 for one in report.latencies]
         over_time.scatter(times, values, s=4, label=name, color=colour)
         ranked = sorted(values)
         spread.plot(ranked, [(rank + 1) / len(ranked) for rank in range(len(ranked))], label=name, color=colour)
     over_time.set(xlabel="sent at, s", ylabel="ms", yscale="log")
-    spread.set(xlabel="ms", ylabel="share of answers within", xscale="log", ylim=(0, 1))
+    spread.set(xlabel="ms", ylabel="share of responses within", xscale="log", ylim=(0, 1))
     for axis in (over_time, spread):
         axis.legend()
         axis.grid(alpha=0.3)
@@ -143,18 +143,18 @@ def plot(report: LoadReport, path: Path, title: str) -> None:
 
 
 def plot_rows(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """One load with one technique more from row to row: latencies, and the processor time of a request."""
+    """An ablation: latencies and CPU time per request, with one more technique in each row."""
     pyplot = _pyplot(path)
     figure, (latency, work) = pyplot.subplots(2, 1, figsize=(8, 7), layout="constrained")
     figure.suptitle(title, fontsize="small")
     names = [row["row"] for row in rows]
-    figures = [("first piece, p50", "ttft_ms", "p50"), ("last piece, p50", "e2e_ms", "p50"), ("p99", "e2e_ms", "p99")]
+    figures = [("first token, p50", "ttft_ms", "p50"), ("last token, p50", "e2e_ms", "p50"), ("p99", "e2e_ms", "p99")]
     for number, (label, what, mark) in enumerate(figures):
         places = [at + (number - 1) * 0.27 for at in range(len(rows))]
         latency.bar(places, [row[what][mark] or 0.0 for row in rows], width=0.25, label=label)
     work.bar(range(len(rows)), [row["server_cpu_ms_per_request"] or 0.0 for row in rows], color="tab:gray")
-    latency.set(ylabel="ms, as clients saw it")
-    work.set(ylabel="CPU ms of the server a request")
+    latency.set(ylabel="ms, as seen by clients")
+    work.set(ylabel="server CPU ms per request")
     for axis in (latency, work):
         axis.set_xticks(range(len(rows)), names, rotation=20, ha="right", fontsize="small")
         axis.grid(alpha=0.3, axis="y")
@@ -164,7 +164,7 @@ def plot_rows(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None
 
 def _pyplot(path: Path) -> Any:
     if path.suffix not in (".png", ".svg"):
-        raise UserError(str(path), "is no picture that can be drawn", "end its name in .png or .svg")
+        raise UserError(str(path), "is not a supported image format", "end its name in .png or .svg")
     import matplotlib
 
     matplotlib.use("Agg")
@@ -176,7 +176,7 @@ def _pyplot(path: Path) -> Any:
 def _save(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix[1:], dpi=110)
+    image = io.BytesIO()
+    figure.savefig(image, format=path.suffix[1:], dpi=110)
     pyplot.close(figure)
-    storage.write_bytes(path, drawn.getvalue())
+    storage.write_bytes(path, image.getvalue())

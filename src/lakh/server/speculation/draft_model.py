@@ -18,7 +18,7 @@ from torch import Tensor
 from lakh.server.model.blocks import Lease
 from lakh.server.model.network import Precision, Segment
 from lakh.server.model.runner import Runner
-from lakh.server.sampler import probabilities, sample
+from lakh.server.sampling import probabilities, sample
 from lakh.server.sequence import Sequence
 from lakh.server.speculation.rejection import DraftTokens
 

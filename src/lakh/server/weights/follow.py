@@ -1,8 +1,7 @@
-"""A run that is still training, served: each new complete checkpoint becomes the engine's weights.
+"""Serves a run that is still training: loads each new complete checkpoint into the engine.
 
-A thread looks into the run's folder every few seconds. What is not complete is not seen (its manifest comes last); what
-cannot be read is logged and looked at again. EncodeOptions and rounding happen beside the work; the change itself between two
-steps. Knows folders and an engine; knows nothing of trainers.
+A thread polls the run's folder. Incomplete checkpoints are invisible (their manifest is written last); one that cannot be
+read is logged and tried again. Reading and conversion run beside the engine's steps; the swap happens between two steps.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ class CheckpointFollower:
         path: str,
         *,
         every_s: float = 5.0,
-        swapped: Callable[[str, float], None] = lambda folder, seconds: None,
+        on_swap: Callable[[str, float], None] = lambda folder, seconds: None,
     ) -> None:
-        """`swapped` hears the checkpoint's folder and the seconds in which no step was taken."""
-        self._engine, self._path, self._every_s, self._swapped = engine, path, every_s, swapped
+        """Calls `on_swap` with the checkpoint's folder and the seconds in which no step ran."""
+        self._engine, self._path, self._every_s, self._on_swap = engine, path, every_s, on_swap
         self.current = checkpoint.find(path)
         if self.current == path:
-            raise UserError(path, "is one checkpoint, which does not change", "follow the run's folder")
+            raise UserError(path, "is a single checkpoint, which does not change", "follow the run's folder")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="lakh-follow", daemon=True)
 
@@ -47,15 +46,15 @@ class CheckpointFollower:
         self._stop.set()
         self._thread.join(CLOSE_S)
 
-    def look(self) -> bool:
-        """Take over the newest checkpoint if it is another; True if it was."""
+    def poll(self) -> bool:
+        """Load the newest checkpoint if it is not the current one; returns whether it did."""
         newest = checkpoint.find(self._path)
         if newest == self.current:
             return False
         loaded = model_weights.read(newest)
         if loaded.spec != self._engine.spec:
-            self.current = newest  # said once
-            raise UserError(newest, "is a model of another shape", "serve it anew")
+            self.current = newest  # report it once
+            raise UserError(newest, "is a model of another shape", "restart the server to serve it")
         staged = self._engine.stage()
         staged.load(loaded.weights)
         began_s = time.perf_counter()
@@ -63,14 +62,14 @@ class CheckpointFollower:
         took_s = time.perf_counter() - began_s
         self.current = newest
         log.info("weights of %s are version %d; no step for %.1f ms", newest, version, took_s * 1e3)
-        self._swapped(newest, took_s)
+        self._on_swap(newest, took_s)
         return True
 
     def _loop(self) -> None:
         while not self._stop.wait(self._every_s):
             try:
-                self.look()
+                self.poll()
             except (LakhError, OSError) as error:
                 log.warning("following %s: %s", self._path, error)
-            except Exception as error:  # noqa: BLE001 - the next checkpoint may be read; a thread that ended reads none
+            except Exception as error:  # noqa: BLE001 - the thread must survive to read the next checkpoint
                 log.error("following %s: %s: %s", self._path, type(error).__name__, error)

@@ -1,16 +1,16 @@
-"""Weights from a trainer to an engine over collectives, while both go on working.
+"""Weight transfer from a trainer to an engine over collectives, while both keep working.
 
 Both sides are ranks of one torch.distributed group (gloo, c3, nccl); `src` is the trainer's rank that has the weights.
 
-    trainer   send(get, spec, version=..., group=..., src=...)      get(name) gives a whole tensor
-    engine    WeightReceiver(engine, group=..., src=...).receive()        in a thread of its own
+    trainer   send(get, spec, version=..., group=..., src=...)      get(name) returns a whole tensor
+    engine    WeightReceiver(engine, group=..., src=...).receive()  in a thread of its own
 
-Tensors travel in buckets of about BUCKET_BYTES, packed and broadcast while the bucket before is being unpacked. They
-are collected in a second set of weights (double the memory for that while); once all are there, the engine changes sets
-between two steps, forgets every remembered prefix and counts its version up. So no step ever sees half of each.
+Tensors travel in buckets of about BUCKET_BYTES; the next bucket is broadcast while the previous one is unpacked. The
+engine collects them in a second set of weights (twice the memory meanwhile) and swaps the sets between two steps, which
+clears the prefix cache and increments its version. So no step sees a mix of old and new weights.
 
-A model of another shape is refused on both sides before any weights travel (UserError). A peer that is lost or silent
-is a PeerError after the group's own timeout; the engine then goes on with the weights it has.
+A model of another shape is a UserError on both sides before any weights travel. A lost or silent peer is a PeerError
+after the group's own timeout; the engine then keeps its weights.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
 class WeightTransferResult(NamedTuple):
     version: int
-    """The trainer's."""
+    """The trainer's version."""
     transfer_s: float
-    """From the first byte to the last, the engine at work meanwhile."""
+    """From the first byte to the last; the engine keeps working."""
     swap_s: float
-    """In which no step was taken."""
+    """In which no step ran."""
 
 
 def buckets(spec: Model, itemsize: int, bucket_bytes: int = BUCKET_BYTES) -> list[list[tuple[str, torch.Size]]]:
-    """Names and shapes of the tensors of each message, in an order that both sides know; a large one is alone."""
+    """Names and shapes of the tensors in each message, in the same order on both sides; a large tensor is alone."""
     made: list[list[tuple[str, torch.Size]]] = []
     room = 0
     for name, shape in hf.shapes(spec).items():
@@ -69,32 +69,32 @@ def send(
     device: torch.device | str = "cpu",
     bucket_bytes: int = BUCKET_BYTES,
 ) -> float:
-    """To every other rank of the group; returns the seconds it took. Called by rank `src`.
+    """Broadcast the weights from rank `src` to the rest of the group; returns the seconds it took.
 
-    `get` is asked for each name once, in order: a sharded trainer gathers one tensor at a time.
+    Calls `get` for each name once, in order: a sharded trainer gathers one tensor at a time.
     """
     began_s = time.perf_counter()
     device = torch.device(device)
-    _agree(torch.tensor([version, KINDS.index(dtype), bucket_bytes, _mark(spec)], device=device), src, group)
-    under_way: list[Any] = []
+    _agree(torch.tensor([version, KINDS.index(dtype), bucket_bytes, _shape_id(spec)], device=device), src, group)
+    pending: list[Any] = []
     for bucket in buckets(spec, dtype.itemsize, bucket_bytes):
         flat = torch.cat([get(name).detach().to(device, dtype).flatten() for name, _ in bucket])
-        if under_way:
-            under_way.pop()[0].wait()
-        under_way.append((_broadcast(flat, src, group), flat))  # held until it has gone
-    under_way.pop()[0].wait()
+        if pending:
+            pending.pop()[0].wait()
+        pending.append((_broadcast(flat, src, group), flat))  # keeps the buffer until it is sent
+    pending.pop()[0].wait()
     return time.perf_counter() - began_s
 
 
 class WeightReceiver:
     def __init__(self, engine: Engine, *, src: int, group: Any = None, device: torch.device | str = "cpu") -> None:
-        """`device`: where messages arrive, as the group's backend needs it."""
+        """`device`: where the group's backend receives."""
         self._engine, self._src, self._group, self._device = engine, src, group, torch.device(device)
 
     def receive(self) -> WeightTransferResult:
-        """Wait for the next weights, then compute with them."""
+        """Wait for the next weights, then swap them in."""
         spec = self._engine.spec
-        mine = torch.tensor([0, 0, 0, _mark(spec)], device=self._device)
+        mine = torch.tensor([0, 0, 0, _shape_id(spec)], device=self._device)
         version, kind, bucket_bytes, _ = _agree(mine, self._src, self._group)
         began_s = time.perf_counter()
         staged = self._engine.stage()
@@ -107,7 +107,7 @@ class WeightReceiver:
         return WeightTransferResult(version, arrived_s - began_s, time.perf_counter() - arrived_s)
 
     def _arriving(self, plan: list[Any], dtype: torch.dtype) -> Iterator[tuple[Any, Tensor]]:
-        """Each bucket with its numbers, the next one already on its way."""
+        """Each bucket with its data, while the next one is in transit."""
         sizes = [sum(shape.numel() for _, shape in bucket) for bucket in plan]
         buffers = [torch.empty(max(sizes), dtype=dtype, device=self._device) for _ in range(2)]
         work = _broadcast(buffers[0][: sizes[0]], self._src, self._group)
@@ -119,39 +119,39 @@ class WeightReceiver:
 
 
 def _agree(header: Tensor, src: int, group: Any) -> list[int]:
-    """The sender's header, once every rank has said that it is for a model of its shape."""
-    mark = int(header[-1])
+    """The sender's header, after every rank has confirmed the shape of the model."""
+    own_shape = int(header[-1])
     _broadcast(header, src, group).wait()
-    differs = torch.tensor([int(int(header[-1]) != mark)], device=header.device)
-    _lost_peers(lambda: dist.all_reduce(differs, group=group))
+    differs = torch.tensor([int(int(header[-1]) != own_shape)], device=header.device)
+    _with_peer_errors(lambda: dist.all_reduce(differs, group=group))
     if int(differs):
-        raise UserError("weight sync", "trainer and engine have models of different shapes", "serve the trained shape")
+        raise UserError("weight sync", "trainer and engine have models of different shapes", "serve the shape that is trained")
     return [int(number) for number in header]
 
 
 def _broadcast(tensor: Tensor, src: int, group: Any) -> Any:
-    work = _lost_peers(lambda: dist.broadcast(tensor, src=src, group=group, async_op=True))
-    return _Work(work)
+    work = _with_peer_errors(lambda: dist.broadcast(tensor, src=src, group=group, async_op=True))
+    return _BroadcastWork(work)
 
 
-class _Work:
-    """A broadcast under way; its errors are ours."""
+class _BroadcastWork:
+    """A broadcast in progress, with our error types."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
 
     def wait(self) -> None:
-        _lost_peers(self._work.wait)
+        _with_peer_errors(self._work.wait)
 
 
-def _lost_peers(call: Callable[[], Any]) -> Any:
+def _with_peer_errors(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except RuntimeError as error:  # what torch raises for a closed or silent connection
-        found = f"a rank went away or was silent ({str(error).partition(chr(10))[0][:120]})"
+    except RuntimeError as error:  # torch raises it for a closed or silent connection
+        found = f"a rank was lost or silent ({str(error).partition(chr(10))[0][:120]})"
         raise PeerLost("weight sync", found, "the engine keeps its weights; send again") from None
 
 
-def _mark(spec: Model) -> int:
+def _shape_id(spec: Model) -> int:
     """A number that differs between shapes."""
     return int(config.fingerprint(spec)[:15], 16)
