@@ -15,11 +15,11 @@ import time
 import torch
 
 from lakh.server.bench.decode import SHAPES, _read_Bps
-from lakh.server.model.gpu.chunks import Chunks
 from lakh.server.model.gpu.decode import Decoder
-from lakh.server.model.kv import PagedCache
-from lakh.server.model.network import Network, Segment
-from lakh.workloads.code import hf
+from lakh.server.model.gpu.prefill import PrefillGraphs
+from lakh.server.model.inference import InferenceModel, SequenceChunk
+from lakh.server.model.kv_cache import PagedCache
+from lakh.workloads.code.formats import hf
 
 CASES = [(1, 5), (1, 15), (1, 60), (1, 250), (1, 500), (1, 1500), (8, 1), (8, 4), (32, 4)]  # rows, tokens of each
 
@@ -38,12 +38,12 @@ def main() -> None:
         name: torch.randn(size, device=device, dtype=torch.bfloat16) * 0.03 if len(size) > 1 else torch.ones(size)
         for name, size in hf.shapes(spec).items()
     }
-    network = Network(spec, weights, spec.vocab, device, "bf16")
+    network = InferenceModel(spec, weights, spec.vocab, device, "bf16")
     del weights
     read_Bps = _read_Bps("cuda")
     print(f"ready after {time.perf_counter() - began_s:.1f} s; copy {read_Bps / 1e12:.2f} TB/s", flush=True)
     cache = PagedCache(spec, 64 * 160 + 1, device=device, dtype=torch.bfloat16)
-    exact = Network(spec, _weights(network), spec.vocab, device, "f32")
+    exact = InferenceModel(spec, _weights(network), spec.vocab, device, "f32")
     if options.steps or options.quick:
         steps(network, exact, cache, [(1, 15)] if options.quick else CASES)
     for pdl in [] if options.steps else [True] if options.quick else [False, True]:
@@ -55,14 +55,14 @@ def main() -> None:
             print(f"pdl {pdl}: {type(error).__name__}: {str(error)[:300]}", flush=True)
 
 
-def steps(network: Network, exact: Network, cache: PagedCache, cases: list[tuple[int, int]]) -> None:
+def steps(network: InferenceModel, exact: InferenceModel, cache: PagedCache, cases: list[tuple[int, int]]) -> None:
     """Prompts after a cached beginning, and guesses of several rows, as one graph: right, and how fast?"""
-    chunks = Chunks(network, cache)
+    chunks = PrefillGraphs(network, cache)
     prompt = torch.randint(0, network.spec.vocab, (2048,)).tolist()
     blocks = list(range(160))
     wide = PagedCache(network.spec, 162, device=network.device, dtype=torch.float32)
     for start, count in ((0, 300), (300, 15), (315, 200), (515, 5)):
-        segment = Segment(prompt[start : start + count], start, blocks, min(count, 3))
+        segment = SequenceChunk(prompt[start : start + count], start, blocks, min(count, 3))
         plain = network.forward([segment], cache).float()
         found = chunks.forward([segment]).float().clone()
         expected = exact.forward([segment], wide)
@@ -75,7 +75,7 @@ def steps(network: Network, exact: Network, cache: PagedCache, cases: list[tuple
     for rows, count in cases:
         start = 0 if count == 1500 else 1500
         segments = [
-            Segment(prompt[:count], start, list(range(row * 128, row * 128 + 128)), min(count, 8))
+            SequenceChunk(prompt[:count], start, list(range(row * 128, row * 128 + 128)), min(count, 8))
             for row in range(rows)
         ]
         took_ms = {}
@@ -95,7 +95,7 @@ def steps(network: Network, exact: Network, cache: PagedCache, cases: list[tuple
         )
 
 
-def _weights(network: Network) -> dict[str, torch.Tensor]:
+def _weights(network: InferenceModel) -> dict[str, torch.Tensor]:
     """The network's weights under the model's own names."""
     spec = network.spec
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
@@ -110,20 +110,20 @@ def _weights(network: Network) -> dict[str, torch.Tensor]:
     return state
 
 
-def check(network: Network, exact: Network, cache: PagedCache, decoder: Decoder) -> None:
+def check(network: InferenceModel, exact: InferenceModel, cache: PagedCache, decoder: Decoder) -> None:
     for rows in (1, 2, 5):
         prompts = torch.randint(0, network.spec.vocab, (rows, 300)).tolist()
         blocks = [list(range(row * 20, row * 20 + 20)) for row in range(rows)]
         lengths = [300 - 37 * row for row in range(rows)]
         for row in range(rows):
-            network.forward([Segment(prompts[row][: lengths[row]], 0, blocks[row], 0)], cache)
+            network.forward([SequenceChunk(prompts[row][: lengths[row]], 0, blocks[row], 0)], cache)
         tokens = [7 + row for row in range(rows)]
-        segments = [Segment([tokens[row]], lengths[row], blocks[row], 1) for row in range(rows)]
+        segments = [SequenceChunk([tokens[row]], lengths[row], blocks[row], 1) for row in range(rows)]
         plain = network.forward(segments, cache).float()
         _, found = decoder.run(tokens, lengths, blocks, 1)
         wide = PagedCache(network.spec, 128, device=network.device, dtype=torch.float32)
         whole = [[*prompts[row][: lengths[row]], tokens[row]] for row in range(rows)]
-        expected = exact.forward([Segment(whole[row], 0, blocks[row], 1) for row in range(rows)], wide)
+        expected = exact.forward([SequenceChunk(whole[row], 0, blocks[row], 1) for row in range(rows)], wide)
         errors = [((scores.float() - expected).norm() / expected.norm()).item() for scores in (found, plain)]
         words = "ok" if errors[0] < 1.2 * errors[1] else "WRONG"
         print(
@@ -132,7 +132,7 @@ def check(network: Network, exact: Network, cache: PagedCache, decoder: Decoder)
         )
 
 
-def measure(network: Network, decoder: Decoder, read_Bps: float, pdl: bool, positions: list[int]) -> None:
+def measure(network: InferenceModel, decoder: Decoder, read_Bps: float, pdl: bool, positions: list[int]) -> None:
     for rows in (1, 2, 8, 64):
         for position in positions:
             blocks = [list(range(row * 160, row * 160 + 160)) for row in range(rows)]

@@ -28,7 +28,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 
 SOURCES = [argparse, asyncio.base_events, contextlib, json.decoder, subprocess, tempfile, random]
 PROMPT_CHARS, NEW, TYPED = 5300, 32, 3
@@ -166,7 +166,7 @@ def parts(folder: Path) -> dict[str, float]:
     prompt = User(1, sources()).prompt()
     body = json.dumps({"prompt": prompt, "max_tokens": NEW, "temperature": 0, "stream": True})
     request = parse(json.loads(body), "")
-    ids = engine.encode(prompt)
+    ids = engine.prompts.encode(prompt)
     piece = CompletionDelta(0, " return", None, (300,))
     engine.generate([ids], SamplingParams(max_tokens=NEW))
 
@@ -179,28 +179,28 @@ def parts(folder: Path) -> dict[str, float]:
         return round(min(took) * 1e6, 1)
 
     def admitted() -> None:
-        row = engine.row(ids, SamplingParams(max_tokens=NEW))
+        row = engine.make_sequence(ids, SamplingParams(max_tokens=NEW))
         engine.submit(row)
         engine.step()
         engine.abort(row)
 
     return {
         "read JSON and check": least_us(lambda: parse(json.loads(body), "")),
-        "tokenize": least_us(lambda: engine.encode(prompt)),
+        "tokenize": least_us(lambda: engine.prompts.encode(prompt)),
         "request through pickle": least_us(lambda: pickle.loads(pickle.dumps(request, 5))),
         "16 pieces through pickle": least_us(lambda: pickle.loads(pickle.dumps([(n, piece) for n in range(16)], 5))),
         "admit, one step, leave": least_us(admitted),
         "32 tokens by the engine alone": least_us(lambda: engine.generate([ids], SamplingParams(max_tokens=NEW)), 10),
-        "32 tokens to text": least_us(lambda: _spell(engine, ids[-NEW:])),
+        "32 tokens to text": least_us(lambda: _detokenize(engine, ids[-NEW:])),
     }
 
 
-def _spell(engine: object, ids: tuple[int, ...]) -> None:
-    from lakh.server.stopping import DetokenizerStream
+def _detokenize(engine: object, ids: tuple[int, ...]) -> None:
+    from lakh.server.detokenizer import DetokenizerStream
 
-    stream = DetokenizerStream(engine._spelling)  # type: ignore[attr-defined]
+    stream = DetokenizerStream(engine._detokenizer)  # type: ignore[attr-defined]
     for token in ids:
-        stream.push(token)
+        stream.append(token)
 
 
 def main() -> None:

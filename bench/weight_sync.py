@@ -22,7 +22,7 @@ from lakh.server.bench.decode import SHAPES, _tokenizer_json
 from lakh.server.engine import Engine
 from lakh.server.weights.transfer import WeightReceiver, send
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 
 
 def weights(shape: str) -> dict[str, torch.Tensor]:

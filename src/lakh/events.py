@@ -1,7 +1,7 @@
 """Facts about a run, written once as JSON lines and read by everyone.
 
 Each rank appends to its own `events/rank-00003.jsonl`; nobody rewrites a line. The progress bar, Prometheus,
-TensorBoard and the control room are readers of these files and have no private channel.
+TensorBoard and the dashboard are readers of these files and have no private channel.
 
     {"time_s": 1731.4, "rank": 0, "step": 12, "kind": "step_done", "loss": 5.13, ...}
 

@@ -2,7 +2,9 @@
 
 python tests/golden/make.py
 
-Old formats keep loading: a new format gets a new folder, and the old one stays with its test.
+Old formats keep loading: a new format gets a new folder, and the old one stays with its test. Version 0.1 wrote
+corpus-2 (`lakh corpus build`) and run-1 (`lakh train` on two ranks over c3, one of them killed); this script does not
+make them again.
 """
 
 import json

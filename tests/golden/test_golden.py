@@ -1,12 +1,15 @@
 """Files that an earlier version wrote still load, and ten steps of training still give its losses."""
 
 import json
+import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
 from lakh import checkpoint, events
+from lakh.corpus import read_documents, read_report
 from lakh.spec import load_run
 from lakh.tokens.loader import Loader, TokenSet
 from lakh.trainer.loop import train
@@ -40,3 +43,22 @@ def test_ten_losses_are_those_of_before(tmp_path: Path) -> None:
     found = [e.loss for e in events.read(tmp_path / "run", rank=0) if isinstance(e, events.StepDone)]
     # Another CPU sums in another order: float32 rounding, amplified over ten steps, stays far below 1e-3.
     assert found == pytest.approx(json.loads((HERE / "losses.json").read_text()), abs=1e-3)
+
+
+def test_a_corpus_of_format_2_loads() -> None:
+    report = read_report(str(HERE / "corpus-2"))
+    texts = [text for batch in read_documents(str(HERE / "corpus-2"), ["text"]) for text in batch["text"].to_pylist()]
+    assert (report.kept, len(texts)) == (6, 6)
+    assert report.output_sha256 == json.loads((HERE / "corpus-2" / "manifest.json").read_text())["output_sha256"]
+
+
+def test_a_run_folder_of_version_0_1_loads_and_resumes(tmp_path: Path) -> None:
+    folder = tmp_path / "run-1"
+    shutil.copytree(HERE / "run-1", folder)
+    kinds = Counter(type(event).__name__ for event in events.read(folder, rank=0))
+    assert kinds["StepDone"] == 10
+    assert "Other" not in kinds, "every kind that version 0.1 wrote has a class"
+    assert [type(event).__name__ for event in events.read(folder, rank=1)][-1] != "Other"
+    sets = [f"data.tokens={HERE / 'tokens-1'}", "train.steps=12", "train.backend=auto", "mesh.dp_replicate=1"]
+    run = load_run(folder, sets)
+    assert train(run, folder).step == 12

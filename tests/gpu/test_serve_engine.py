@@ -63,14 +63,14 @@ def assert_same(seed: int, found: list[tuple[int, ...]], expected: list[tuple[in
 
 def test_answers_are_those_of_the_cpu(tokenizer_json: Path) -> None:
     expected = [done.tokens for done in engine(tokenizer_json, "cpu").generate(PROMPTS, GREEDY)]
-    draft = model_weights.Loaded("draft", "", SPEC, weights(1, 0.05), tokenizer_json)
+    draft = model_weights.LoadedModel("draft", "", SPEC, weights(1, 0.05), tokenizer_json)
     for options in ({}, {"speculation": "lookup"}, {"draft": draft}):
         gpu = engine(tokenizer_json, "cuda", **options)
         for _ in range(2):  # the second time from cached prefixes
             found = [done.tokens for done in gpu.generate(PROMPTS, GREEDY)]
             assert_same(1, found, expected)
-        assert gpu.pool.num_held == 0
-    assert gpu.counts.draft_tokens > 0
+        assert gpu.pool.num_used == 0
+    assert gpu.counters.draft_tokens > 0
 
 
 def test_new_weights_reach_the_captured_graphs(tokenizer_json: Path) -> None:

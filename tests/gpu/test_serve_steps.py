@@ -8,8 +8,8 @@ import os
 import pytest
 import torch
 
-from lakh.server.model.kv import PagedCache
-from lakh.server.model.network import Network, Segment
+from lakh.server.model.inference import InferenceModel, SequenceChunk
+from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
 from lakh.workloads.code.model import CodeModel, init_weights
 
@@ -26,14 +26,14 @@ SHAPES = [(4, 2, False), (6, 2, False), (4, 4, False), (4, 2, True)]
 
 def make(
     heads: int, kv_heads: int, qk_norm: bool = False, context: int = 1024
-) -> tuple[Network, PagedCache, PagedCache]:
+) -> tuple[InferenceModel, PagedCache, PagedCache]:
     layers = 1 if PLAYED else 2
     shape = {"heads": heads, "kv_heads": kv_heads, "qk_norm": qk_norm}
     spec = Model(layers=layers, width=32 * heads, ffn=64, vocab=320, context=context, **shape)  # type: ignore[arg-type]
     model = CodeModel(spec)
     init_weights(model, 1)
     weights = {name: tensor.detach() * (6 if tensor.dim() > 1 else 1) for name, tensor in model.state_dict().items()}
-    network = Network(spec, weights, spec.vocab, DEVICE, "f32")
+    network = InferenceModel(spec, weights, spec.vocab, DEVICE, "f32")
     caches = [PagedCache(spec, 101, device=DEVICE, dtype=torch.float32) for _ in range(2)]
     return network, caches[0], caches[1]
 
@@ -44,17 +44,28 @@ def ids(count: int, seed: int) -> list[int]:
 
 @pytest.mark.parametrize(("heads", "kv_heads", "qk_norm"), SHAPES)
 def test_a_captured_step_scores_as_the_plain_path(heads: int, kv_heads: int, qk_norm: bool) -> None:
-    from lakh.server.model.gpu.chunks import Chunks
+    from lakh.server.model.gpu.prefill import PrefillGraphs
 
     network, plain, captured = make(heads, kv_heads, qk_norm)
-    chunks = Chunks(network, captured, use_graphs=not PLAYED)
+    chunks = PrefillGraphs(network, captured, use_graphs=not PLAYED)
     long = 12 if PLAYED else 230  # the interpreter needs minutes for what the chip does in microseconds
     tables = [list(range(row * 20, row * 20 + 20)) for row in range(4)]
     steps = [
-        [Segment(ids(long, 1), 0, tables[0], 0), Segment(ids(3, 2), 0, tables[1], 1)],  # a prompt begins, one is whole
-        [Segment(ids(9, 3), long, tables[0], 1), Segment([5], 3, tables[1], 1), Segment(ids(3, 4), 0, tables[2], 2)],
-        [Segment([9], long + 9, tables[0], 1), Segment(ids(5, 5), 4, tables[1], 5), Segment([3], 3, tables[2], 1)],
-        [Segment(ids(9, 6), 0, tables[3], 0)],  # nothing to score
+        [
+            SequenceChunk(ids(long, 1), 0, tables[0], 0),
+            SequenceChunk(ids(3, 2), 0, tables[1], 1),
+        ],  # a prompt begins, one is whole
+        [
+            SequenceChunk(ids(9, 3), long, tables[0], 1),
+            SequenceChunk([5], 3, tables[1], 1),
+            SequenceChunk(ids(3, 4), 0, tables[2], 2),
+        ],
+        [
+            SequenceChunk([9], long + 9, tables[0], 1),
+            SequenceChunk(ids(5, 5), 4, tables[1], 5),
+            SequenceChunk([3], 3, tables[2], 1),
+        ],
+        [SequenceChunk(ids(9, 6), 0, tables[3], 0)],  # nothing to score
     ]
     for segments in steps:
         assert chunks.fits(segments)
@@ -80,9 +91,9 @@ def test_decoding_scores_as_the_plain_path(rows: int, heads: int, kv_heads: int,
     lengths = [70 if PLAYED else 400, 17, 1][:rows]  # several parts of attention, and none
     blocks = [list(range(row * 30, row * 30 + 30)) for row in range(rows)]
     for cache in (plain, captured):
-        network.forward([Segment(ids(lengths[row], row), 0, blocks[row], 0) for row in range(rows)], cache)
+        network.forward([SequenceChunk(ids(lengths[row], row), 0, blocks[row], 0) for row in range(rows)], cache)
     tokens = [7 + row for row in range(rows)]
-    expected = network.forward([Segment([tokens[row]], lengths[row], blocks[row]) for row in range(rows)], plain)
+    expected = network.forward([SequenceChunk([tokens[row]], lengths[row], blocks[row]) for row in range(rows)], plain)
     with torch.inference_mode():
         drawn, found = decoder.run(tokens, lengths, blocks, 1)
     # tensor cores may round products to tf32
@@ -99,7 +110,7 @@ def test_a_burst_draws_what_its_steps_draw_one_by_one(rows: int) -> None:
     launches = [1, 1] if PLAYED else [2, 3, 1, 6]
     blocks = [list(range(row * 6, row * 6 + 6)) for row in range(rows)]
     with torch.inference_mode():
-        burst = decoder.burst([7] * rows, [0] * rows, blocks)
+        burst = decoder.multi_step([7] * rows, [0] * rows, blocks)
         burst.launch(launches[0])
         parts = []
         for steps in launches[1:]:
@@ -122,8 +133,8 @@ def test_a_burst_that_is_left_disturbs_no_other() -> None:
     steps = 1 if PLAYED else 8
     with torch.inference_mode():
         expected = decoder.run([9] * 2, [0] * 2, [[6], [7]], steps)[0]
-        decoder.burst([7] * 2, [0] * 2, [[0], [1]]).launch(1 if PLAYED else 16)
-        again = decoder.burst([9] * 2, [0] * 2, [[6], [7]])
+        decoder.multi_step([7] * 2, [0] * 2, [[0], [1]]).launch(1 if PLAYED else 16)
+        again = decoder.multi_step([9] * 2, [0] * 2, [[6], [7]])
         again.launch(steps)
         assert again.read() == expected
 
@@ -132,17 +143,17 @@ def test_a_burst_that_is_left_disturbs_no_other() -> None:
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_a_graph_owns_the_memory_that_it_writes(rows: int) -> None:
     """Others give torch's scratch memory for products back, and take it."""
-    from lakh.server.model.gpu.chunks import Chunks
     from lakh.server.model.gpu.decode import Decoder
+    from lakh.server.model.gpu.prefill import PrefillGraphs
 
     spec = Model(layers=2, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=320, context=1024)
     model = CodeModel(spec)
     init_weights(model, 1)
-    network = Network(spec, model.state_dict(), spec.vocab, DEVICE, "bf16")
+    network = InferenceModel(spec, model.state_dict(), spec.vocab, DEVICE, "bf16")
     cache = PagedCache(spec, 301, device=DEVICE, dtype=torch.bfloat16)
-    decoder, chunks = Decoder(network, cache), Chunks(network, cache)
+    decoder, chunks = Decoder(network, cache), PrefillGraphs(network, cache)
     tables = [list(range(row * 4, row * 4 + 4)) for row in range(rows)]
-    prompts = [Segment(ids(8, row), 0, tables[row], 1) for row in range(rows)]
+    prompts = [SequenceChunk(ids(8, row), 0, tables[row], 1) for row in range(rows)]
 
     def run() -> tuple[list[list[float]], list[list[int]]]:
         scores = chunks.forward(prompts).tolist()
@@ -165,7 +176,7 @@ def test_past_its_blocks_a_row_writes_where_nobody_reads() -> None:
     network, cache, _ = make(4, 2)
     decoder = Decoder(network, cache, use_graphs=not PLAYED)
     with torch.inference_mode():
-        burst = decoder.burst([7, 8], [15, 0], [[3], [4]])
+        burst = decoder.multi_step([7, 8], [15, 0], [[3], [4]])
         burst.launch(2)
         burst.read()
     used = (3, 4, cache.num_blocks - 1)
@@ -175,18 +186,18 @@ def test_past_its_blocks_a_row_writes_where_nobody_reads() -> None:
 
 
 def test_timing_tiles_stays_within_the_context_and_leaves_the_cache_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lakh.server.model.gpu.batch import Batch
     from lakh.server.model.gpu.decode import Decoder
+    from lakh.server.model.gpu.decode_batch import DecodeBatch
 
     network, cache, _ = make(4, 2, context=48)
     decoder = Decoder(network, cache, use_graphs=not PLAYED)
     if PLAYED:  # no graphs and no clock of a device: what is timed is played all the same, a little of it
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-        for name, small in (("decode.BURSTS_TIMED", 1), ("decode.STEPS_TIMED", 2), ("one.MAX_SPLITS", 2)):
+        for name, small in (("decode.BURSTS_TIMED", 1), ("decode.STEPS_TIMED", 2), ("single_sequence.MAX_SPLITS", 2)):
             monkeypatch.setattr(f"lakh.server.model.gpu.{name}", small)
     places, step = [], decoder._step
 
-    def watched(batch: Batch) -> None:
+    def watched(batch: DecodeBatch) -> None:
         if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
             places.append(int(batch.positions.max()))
         step(batch)
@@ -203,10 +214,10 @@ def test_timing_tiles_stays_within_the_context_and_leaves_the_cache_alone(monkey
 
 
 def test_what_does_not_fit_a_graph_is_said_so() -> None:
-    from lakh.server.model.gpu.chunks import BUCKETS, MAX_ROWS, Chunks
+    from lakh.server.model.gpu.prefill import BUCKETS, MAX_ROWS, PrefillGraphs
 
     network, cache, _ = make(4, 2)
-    chunks = Chunks(network, cache, use_graphs=not PLAYED)
-    assert not chunks.fits([Segment([1] * (BUCKETS[-1] + 1), 0, [0], 1)])
-    assert not chunks.fits([Segment([1], 0, [0], 1)] * (MAX_ROWS + 1))
-    assert chunks.fits([Segment([1] * BUCKETS[-1], 0, [0], 1)])
+    chunks = PrefillGraphs(network, cache, use_graphs=not PLAYED)
+    assert not chunks.fits([SequenceChunk([1] * (BUCKETS[-1] + 1), 0, [0], 1)])
+    assert not chunks.fits([SequenceChunk([1], 0, [0], 1)] * (MAX_ROWS + 1))
+    assert chunks.fits([SequenceChunk([1] * BUCKETS[-1], 0, [0], 1)])

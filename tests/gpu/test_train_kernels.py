@@ -9,9 +9,9 @@ from lakh.spec import Data, Model, Optimizer, Run
 from lakh.trainer.graphs import Graphed
 from lakh.trainer.optim import build_optimizer
 from lakh.trainer.step import plain_pass, update
+from lakh.workloads.code.acceleration import speed_up
 from lakh.workloads.code.attention import KERNELS, Documents
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.compiling import speed_up
 from lakh.workloads.code.loss import _score, linear_cross_entropy
 from lakh.workloads.code.model import CodeModel, init_weights, rotary, rotate, swiglu
 from lakh.workloads.code.objective import Objective
@@ -35,7 +35,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def test_swiglu_is_silu_of_the_gate_times_up() -> None:
-    from lakh.workloads.code import kernels
+    from lakh.workloads.code.kernels import triton as kernels
 
     x, grad = normal(3, 70, 2 * 344).requires_grad_(), normal(3, 70, 344)
     fast, plain = kernels.swiglu(x), swiglu(x.float())
@@ -45,7 +45,7 @@ def test_swiglu_is_silu_of_the_gate_times_up() -> None:
 
 @pytest.mark.parametrize("width", [256, 768, 1000, 2048])
 def test_add_norm_is_the_sum_and_its_norm(width: int) -> None:
-    from lakh.workloads.code import kernels
+    from lakh.workloads.code.kernels import triton as kernels
 
     x, delta, weight = normal(5, 700, width), normal(5, 700, width), normal(width, dtype=torch.float32)
     weight, inputs = weight.requires_grad_(), [x.requires_grad_(), (0.5 * delta).requires_grad_()]
@@ -64,7 +64,7 @@ def test_add_norm_is_the_sum_and_its_norm(width: int) -> None:
 
 @pytest.mark.parametrize("rows_of_positions", [1, 3])
 def test_turn_rotates_queries_and_keys_and_leaves_values(rows_of_positions: int) -> None:
-    from lakh.workloads.code import kernels
+    from lakh.workloads.code.kernels import triton as kernels
 
     positions = torch.randint(0, 200, (rows_of_positions, 70), device="cuda")
     rope = rotary(SPEC, positions)
@@ -83,7 +83,7 @@ def test_turn_rotates_queries_and_keys_and_leaves_values(rows_of_positions: int)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("vocab", [515, 32064, 65536])
 def test_scores_and_their_gradient_are_those_of_the_plain_form(vocab: int, smoothing: float) -> None:
-    from lakh.workloads.code import kernels
+    from lakh.workloads.code.kernels import triton as kernels
 
     logits = normal(40, vocab)
     targets = torch.randint(0, vocab, (40,), device="cuda")

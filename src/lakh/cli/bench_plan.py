@@ -9,7 +9,7 @@ import click
 from rich.console import Group
 
 from lakh.cli.bench_result import keep, machine
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.output import CommandResult, console, print_result, table
 
 __all__ = ["plan"]
 
@@ -21,8 +21,8 @@ __all__ = ["plan"]
 )
 @click.option("--repeats", type=click.IntRange(min=3), default=20, show_default=True, help="Estimates of each system.")
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
-@answers
-def plan(calculon: str | None, points: str | None, repeats: int, out: str | None) -> Answer:
+@print_result
+def plan(calculon: str | None, points: str | None, repeats: int, out: str | None) -> CommandResult:
     """Layouts searched and estimates made per second, beside Calculon."""
     from lakh.errors import UserError
     from lakh.planner.bench import bench_plan
@@ -46,7 +46,7 @@ def plan(calculon: str | None, points: str | None, repeats: int, out: str | None
             data["accuracy_file"] = keep(
                 Path(out), "plan-calculon", f"lakh bench plan{options}", data | {"rows": found.rows}
             )
-    return Answer(data, Group(*pages))
+    return CommandResult(data, Group(*pages))
 
 
 def _accuracy(accuracy: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from lakh.cli.bench_result import keep, machine
-from lakh.cli.face import Answer, answers, console, set_option, table
+from lakh.cli.output import CommandResult, console, print_result, set_option, table
 from lakh.errors import UserError
 
 __all__ = ["train"]
@@ -24,7 +24,7 @@ __all__ = ["train"]
 @click.option("--out", type=click.Path(file_okay=False), help="Also keep a dated result file in this folder.")
 @click.option("--fit", metavar="RUN", help="Instead: find the best micro-batch of a run on this GPU, by trying.")
 @set_option
-@answers
+@print_result
 def train(
     shapes: str,
     peers: str,
@@ -34,7 +34,7 @@ def train(
     out: str | None,
     fit: str | None,
     sets: tuple[str, ...],
-) -> Answer:
+) -> CommandResult:
     """Training speed beside transformers' Llama of the same shape."""
     if fit:
         return _fit(fit, sets)
@@ -68,10 +68,10 @@ def train(
         command = " ".join(["lakh bench train", f"--shapes {shapes} --peers {peers} --repeats {repeats}", *options])
         data["file"] = keep(Path(out), "train", command, data)
     shown = ["system", "shape", "micro_batch", "tok_per_s", "mfu", "mfu_palm", "peak_bytes", "ratio", "cpu_s", "failed"]
-    return Answer(data, table(shown, [[row[name] for name in shown] for row in rows]))
+    return CommandResult(data, table(shown, [[row[name] for name in shown] for row in rows]))
 
 
-def _fit(name: str, sets: tuple[str, ...]) -> Answer:
+def _fit(name: str, sets: tuple[str, ...]) -> CommandResult:
     from lakh.spec import load_run
     from lakh.trainer.micro_batch import find_micro_batch
 
@@ -80,7 +80,7 @@ def _fit(name: str, sets: tuple[str, ...]) -> Answer:
         chosen = find_micro_batch(run, progress=lambda text: status.update(text))
     rows = [(row.micro_batch, row.peak_bytes and row.peak_bytes / 2**30, row.tok_per_s) for row in chosen.tried]
     title = f"--set data.micro_batch={chosen.micro_batch}: {chosen.reason}"
-    return Answer(asdict(chosen), table(["micro_batch", "peak_GiB", "tok_per_s"], rows, title=title))
+    return CommandResult(asdict(chosen), table(["micro_batch", "peak_GiB", "tok_per_s"], rows, title=title))
 
 
 def _chosen(option: str, text: str, known: Mapping[str, object]) -> list[str]:

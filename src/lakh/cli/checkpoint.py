@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import click
 
-from lakh.cli.face import Answer, answers, table
-from lakh.cli.lazy import Group
+from lakh.cli.groups import HintingGroup
+from lakh.cli.output import CommandResult, print_result, table
 from lakh.errors import DataError, UserError
 from lakh.storage import is_complete, require_folder
 
 __all__ = ["checkpoint"]
 
 
-@click.group(cls=Group)
+@click.group(cls=HintingGroup)
 def checkpoint() -> None:
     """List, verify and thin out the checkpoints of a run."""
 
 
 @checkpoint.command("list")
 @click.argument("run_dir")
-@answers
-def list_(run_dir: str) -> Answer:
+@print_result
+def list_(run_dir: str) -> CommandResult:
     """List the complete checkpoints of a run, oldest first."""
     require_folder(run_dir, "give a run's folder")
     from lakh.checkpoint import Manifest, list_complete
@@ -36,13 +36,13 @@ def list_(run_dir: str) -> Answer:
         rows.append(row)
     shown = ["step", "ranks", "bytes", "folder", *(["damaged"] if any(row["damaged"] for row in rows) else [])]
     text = table(shown, [[row[name] for name in shown] for row in rows])
-    return Answer({"checkpoints": rows}, text if rows else f"{run_dir}: no complete checkpoint")
+    return CommandResult({"checkpoints": rows}, text if rows else f"{run_dir}: no complete checkpoint")
 
 
 @checkpoint.command()
 @click.argument("path")
-@answers
-def verify(path: str) -> Answer:
+@print_result
+def verify(path: str) -> CommandResult:
     """Check every file of a checkpoint, or of all checkpoints of a run, against its hash."""
     from lakh.checkpoint import list_complete
     from lakh.checkpoint import verify as check
@@ -58,17 +58,17 @@ def verify(path: str) -> Answer:
             rows.append({"folder": folder, "ok": False, "found": str(error)})
     ok = all(row["ok"] for row in rows)
     text = table(["folder", "ok", "found"], [list(row.values()) for row in rows])
-    return Answer({"ok": ok, "checkpoints": rows}, text, exit_code=0 if ok else DataError.exit_code)
+    return CommandResult({"ok": ok, "checkpoints": rows}, text, exit_code=0 if ok else DataError.exit_code)
 
 
 @checkpoint.command()
 @click.argument("run_dir")
 @click.option("--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Newest ones that stay.")
-@answers
-def gc(run_dir: str, keep: int) -> Answer:
+@print_result
+def gc(run_dir: str, keep: int) -> CommandResult:
     """Remove all but the newest checkpoints, and leftovers of saves that never finished."""
     require_folder(run_dir, "give a run's folder")
     from lakh.checkpoint import thin_out
 
     removed = thin_out(run_dir, keep=keep)
-    return Answer({"removed": removed}, "\n".join(["removed:", *removed]) if removed else "nothing to remove")
+    return CommandResult({"removed": removed}, "\n".join(["removed:", *removed]) if removed else "nothing to remove")

@@ -5,22 +5,22 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from lakh.cli.face import Answer, answers
+from lakh.cli.output import CommandResult, print_result
 
 __all__ = ["completion"]
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@answers
-def completion(shell: str) -> Answer:
-    """Print the script that completes lakh's words in a shell.
+@print_result
+def completion(shell: str) -> CommandResult:
+    """Print a shell completion script.
 
-    For bash, put this into ~/.bashrc: eval "$(lakh completion bash)"
+    For bash, add this line to ~/.bashrc: eval "$(lakh completion bash)"
     """
     from lakh.cli.main import cli
 
     complete = get_completion_class(shell)
-    assert complete is not None  # the three names above are click's own
+    assert complete is not None  # click supports all three shells
     script = complete(cli, {}, "lakh", "_LAKH_COMPLETE").source()
-    return Answer({"shell": shell, "script": script}, script)
+    return CommandResult({"shell": shell, "script": script}, script)

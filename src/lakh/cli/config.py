@@ -7,14 +7,14 @@ from typing import Any
 import click
 
 from lakh import config as settings
-from lakh.cli.face import Answer, answers, set_option, table
-from lakh.cli.lazy import Group
+from lakh.cli.groups import HintingGroup
+from lakh.cli.output import CommandResult, print_result, set_option, table
 from lakh.spec import Run, load_run
 
 __all__ = ["amounts", "config"]
 
 
-@click.group(cls=Group)
+@click.group(cls=HintingGroup)
 def config() -> None:
     """Show, compare and check the settings of runs."""
 
@@ -23,38 +23,38 @@ def config() -> None:
 @click.argument("run")
 @set_option
 @click.option("--plain", is_flag=True, help="Leave the comments out.")
-@answers
-def show(run: str, sets: tuple[str, ...], plain: bool) -> Answer:
+@print_result
+def show(run: str, sets: tuple[str, ...], plain: bool) -> CommandResult:
     """Print a recipe or run as complete TOML."""
     loaded = load_run(run, sets)
     data = {"run": settings.to_dict(loaded), "sha256": settings.fingerprint(loaded)}
-    return Answer(data, settings.to_toml(loaded, comments=not plain).rstrip())
+    return CommandResult(data, settings.to_toml(loaded, comments=not plain).rstrip())
 
 
 @config.command()
 @click.argument("left")
 @click.argument("right")
-@answers
-def diff(left: str, right: str) -> Answer:
+@print_result
+def diff(left: str, right: str) -> CommandResult:
     """List the settings in which two runs differ."""
     rows = settings.diff(load_run(left), load_run(right))
     data = {"differences": [{"path": path, "left": a, "right": b} for path, a, b in rows]}
-    return Answer(data, table(["setting", left, right], rows) if rows else "no differences")
+    return CommandResult(data, table(["setting", left, right], rows) if rows else "no differences")
 
 
 @config.command()
 @click.argument("run")
 @set_option
 @click.option("--ranks", type=click.IntRange(min=1), help="Check for this many ranks.")
-@answers
-def check(run: str, sets: tuple[str, ...], ranks: int | None) -> Answer:
+@print_result
+def check(run: str, sets: tuple[str, ...], ranks: int | None) -> CommandResult:
     """Check a run and print what it amounts to: parameters, tokens, FLOPs, memory."""
     from lakh.spec.cuts import check as check_cuts
 
     loaded = load_run(run, sets)
     check_cuts(loaded, ranks or loaded.mesh.ranks)
     data = {"ok": True, **amounts(loaded, ranks or loaded.mesh.ranks)}
-    return Answer(data, table(["what", "value"], list(data.items())))
+    return CommandResult(data, table(["what", "value"], list(data.items())))
 
 
 def amounts(run: Run, ranks: int) -> dict[str, Any]:

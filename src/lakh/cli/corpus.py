@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from lakh import config, storage
-from lakh.cli.face import Answer, answers, console, set_option, table
-from lakh.cli.lazy import Group
+from lakh.cli.groups import HintingGroup
+from lakh.cli.output import CommandResult, console, print_result, set_option, table
 from lakh.cli.progress import progress_bar
 from lakh.errors import UserError
 
@@ -29,7 +29,7 @@ TOLD_S = 20.0
 BUILD_FACTS = ("reused", "seconds", "cpu_seconds", "mb_per_cpu_second", "engine", "tasks", "peak_rss_bytes")
 
 
-@click.group(cls=Group)
+@click.group(cls=HintingGroup)
 def corpus() -> None:
     """Raw code to clean Parquet."""
 
@@ -52,7 +52,7 @@ def corpus() -> None:
 @click.option("--force", is_flag=True, help="Replace a corpus of other settings or sources.")
 @click.option("--skip-missing", is_flag=True, help="Count packages that their index does not have, and go on.")
 @set_option
-@answers
+@print_result
 def build_command(
     sources: tuple[str, ...],
     out: str,
@@ -67,7 +67,7 @@ def build_command(
     force: bool,
     skip_missing: bool,
     sets: tuple[str, ...],
-) -> Answer:
+) -> CommandResult:
     """Build a corpus from folders, archives, records and packages.
 
     SRC is a folder (or NAME=FOLDER), an archive, a .jsonl or .parquet file, Posts.xml, docs:FOLDER, synthetic:FILE,
@@ -98,14 +98,14 @@ def build_command(
         )
     head = f"{out}: already built from the same files, reused" if made.reused else f"{out}: built"
     head += "" if made.kept else ", and nothing was kept: below is why"
-    return Answer(made.as_dict(), _summary(made, head))
+    return CommandResult(made.as_dict(), _summary(made, head))
 
 
 @corpus.command("fetch")
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
 @click.option("--skip-missing", is_flag=True, help="Name what its index does not have, and end well.")
-@answers
-def fetch_command(sources: tuple[str, ...], skip_missing: bool) -> Answer:
+@print_result
+def fetch_command(sources: tuple[str, ...], skip_missing: bool) -> CommandResult:
     """Fetch packages and repositories into the cache, ahead of a build.
 
     SRC are pypi:NAME, npm:NAME, debian:NAME, git:REPO, or @FILE with such words.
@@ -122,7 +122,7 @@ def fetch_command(sources: tuple[str, ...], skip_missing: bool) -> Answer:
     size = sum(listed.size_bytes for source in fetched for listed in source.files())
     data = {"fetched": len(fetched) - len(missing), "missing": missing, "bytes": size}
     lines = [f"{len(fetched) - len(missing):,} packages in the cache, {size / 1e6:,.1f} MB"]
-    return Answer(data, "\n".join(lines + [f"missing: {word} ({why})" for word, why in missing.items()]))
+    return CommandResult(data, "\n".join(lines + [f"missing: {word} ({why})" for word, why in missing.items()]))
 
 
 @corpus.command("report")
@@ -132,8 +132,8 @@ def fetch_command(sources: tuple[str, ...], skip_missing: bool) -> Answer:
 @click.option(
     "--samples", type=click.IntRange(0, 100), default=3, show_default=True, help="Dropped files of each reason."
 )
-@answers
-def report_command(folder: str, verify: bool, html: str | None, samples: int) -> Answer:
+@print_result
+def report_command(folder: str, verify: bool, html: str | None, samples: int) -> CommandResult:
     """What a corpus holds, and why the rest was left out."""
     from lakh.corpus import read_report
     from lakh.corpus.find import examples
@@ -155,15 +155,15 @@ def report_command(folder: str, verify: bool, html: str | None, samples: int) ->
         storage.write_bytes(html, report_html(report, shown).encode())
         data["html"] = html
         head += f"\npage: {html}"
-    return Answer(data, _summary(report, head))
+    return CommandResult(data, _summary(report, head))
 
 
 @corpus.command("show")
 @click.argument("folder", metavar="DIR")
 @click.argument("wanted", metavar="ID")
 @click.option("--life", is_flag=True, help="Tell what was decided about it instead of printing the text.")
-@answers
-def show_command(folder: str, wanted: str, life: bool) -> Answer:
+@print_result
+def show_command(folder: str, wanted: str, life: bool) -> CommandResult:
     """Print one document, or why it was dropped; or its life.
 
     ID is a document's id, the beginning of it, or repo/path.
@@ -174,9 +174,9 @@ def show_command(folder: str, wanted: str, life: bool) -> Answer:
     data = {"kept": found.document is not None, "id": found.id, "repo": found.repo, "path": found.path}
     if found.document is None:
         data |= {"reason": found.reason, "detail": found.detail, "text": found.dropped_text}
-        return Answer(data, _dropped(found))
+        return CommandResult(data, _dropped(found))
     data |= asdict(found.document) | {"won_over": [{"reason": a, "place": b} for a, b in found.won_over]}
-    return Answer(data, _life(found) if life else found.document.text)
+    return CommandResult(data, _life(found) if life else found.document.text)
 
 
 def told_now_and_then(progress: Progress) -> Progress:

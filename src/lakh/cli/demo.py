@@ -1,7 +1,7 @@
 """lakh demo: the whole story on one machine, told by lakh's own commands.
 
 Every stage is a command that a person could type; the demo runs it, keeps its answer in DIR/story.json, and on a
-later call reuses the answers of stages whose command is the same and whose output is still whole. Interrupted
+later call reuses the results of stages whose command is the same and whose output is still whole. Interrupted
 anywhere, the same call goes on: finished stages are reused and the training resumes from its last checkpoint.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 import click
 
 from lakh import errors, storage
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.output import CommandResult, console, print_result, table
 from lakh.errors import Interrupted, LakhError, PeerTimeout
 
 __all__ = ["demo"]
@@ -60,8 +60,8 @@ class Stage:
     help="Raw code, as for lakh corpus build; may be given several times.",
 )
 @click.option("--max-bytes-per-repo", default=1_500_000, show_default=True, help="Raw code taken of each package.")
-@answers
-def demo(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_bytes_per_repo: int) -> Answer:
+@print_result
+def demo(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_bytes_per_repo: int) -> CommandResult:
     """The whole story on this machine, from raw code to a served completion.
 
     Takes the Python standard library and the permissively licensed packages installed here as raw code, trains a
@@ -76,7 +76,7 @@ def demo(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_byte
     story.serve(f"{folder}/export", talk)
     seconds = time.monotonic() - began
     data = {"dir": folder, "seconds": seconds, "stages": story.told}
-    return Answer(data, _report(story.told, folder, seconds))
+    return CommandResult(data, _report(story.told, folder, seconds))
 
 
 def _stages(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_bytes_per_repo: int) -> Iterator[Stage]:
@@ -294,7 +294,7 @@ def _report(told: list[dict[str, Any]], folder: str, seconds: float) -> Any:
     rows = [(entry["name"], _took(entry), entry["summary"], _place(entry["output"])) for entry in told]
     next_commands = [
         f"lakh serve {folder}/run",
-        f"lakh room {folder}/run",
+        f"lakh dashboard {folder}/run",
         f"lakh resume {folder}/run --nproc 2 --set train.steps=1000",
         "lakh corpus build YOUR/CODE --out corpus",
     ]

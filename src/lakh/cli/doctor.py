@@ -1,4 +1,4 @@
-"""lakh doctor: what this machine has, and what each missing thing switches off. Imports nothing heavy."""
+"""lakh doctor: checks packages, programs and hardware. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from pathlib import Path
 
 import click
 
-from lakh.cli.face import Answer, answers, table
+from lakh.cli.output import CommandResult, print_result, table
 from lakh.errors import LakhError
 
-__all__ = ["Finding", "doctor", "findings"]
+__all__ = ["MachineCheck", "checks", "doctor"]
 
 PROBE_TIMEOUT_S = 10.0
 DEMO_BYTES = 2 * 10**9
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineCheck:
     what: str
     ok: bool
     found: str
-    without: str  # what does not work while this is missing
+    without: str  # what does not work if this is missing
     remedy: str
 
 
 @click.command()
-@answers
-def doctor() -> Answer:
-    """What this machine has, and what each missing thing switches off."""
-    found = list(findings())
+@print_result
+def doctor() -> CommandResult:
+    """Check this machine: what is installed, and what each missing part disables."""
+    found = list(checks())
     rows = [
         (item.what, "ok" if item.ok else "missing", item.found, "" if item.ok else f"{item.without}: {item.remedy}")
         for item in found
     ]
     data = {"ok": all(item.ok for item in found), "findings": [asdict(item) for item in found]}
-    return Answer(data, table(["what", "", "found", "without it"], rows))
+    return CommandResult(data, table(["what", "", "found", "without it"], rows))
 
 
-def findings() -> Iterator[Finding]:
+def checks() -> Iterator[MachineCheck]:
     version = platform.python_version()
-    yield Finding("python", sys.version_info >= (3, 11), version, "nothing runs", "install Python 3.11 or newer")
+    yield MachineCheck("python", sys.version_info >= (3, 11), version, "nothing runs", "install Python 3.11 or newer")
     for package, extra, without in (
         ("torch", "train", "no training, serving or evaluation of models"),
         ("safetensors", "train", "no checkpoints"),
@@ -66,7 +66,7 @@ def findings() -> Iterator[Finding]:
     yield _native()
     yield _program("compiler", ("g++", "clang++", "c++"), "no native core, no torch.compile", "apt-get install g++")
     yield _gpu()
-    yield _program("bubblewrap", ("bwrap",), "weaker walls around model-written code", "apt-get install bubblewrap")
+    yield _program("bubblewrap", ("bwrap",), "weaker isolation of model-written code", "apt-get install bubblewrap")
     yield _namespaces()
     for program, package, without in (
         ("java", "default-jre-headless", "no lakh corpus build --engine spark"),
@@ -77,44 +77,46 @@ def findings() -> Iterator[Finding]:
     yield _disk()
 
 
-def _package(name: str, extra: str, without: str) -> Finding:
+def _package(name: str, extra: str, without: str) -> MachineCheck:
     try:
         found, ok = importlib.metadata.version(name), True
     except importlib.metadata.PackageNotFoundError:
         found, ok = "not installed", False
-    return Finding(name, ok, found, without, f"pip install 'lakh[{extra}]'")
+    return MachineCheck(name, ok, found, without, f"pip install 'lakh[{extra}]'")
 
 
-def _native() -> Finding:
+def _native() -> MachineCheck:
     from lakh.c3 import native
 
     remedy = "install a C++ compiler, then install lakh again"
     try:
         library = native.open_library()
     except (LakhError, OSError) as error:
-        return Finding("native core", False, str(error), "c3 is switched off", remedy)
+        return MachineCheck("native core", False, str(error), "c3 is disabled", remedy)
     found = " ".join(native.cpu_features()) if library else "not built"
-    return Finding("native core", library is not None, found, "c3 is switched off", remedy)
+    return MachineCheck("native core", library is not None, found, "c3 is disabled", remedy)
 
 
-def _program(what: str, names: tuple[str, ...], without: str, remedy: str) -> Finding:
+def _program(what: str, names: tuple[str, ...], without: str, remedy: str) -> MachineCheck:
     path = next((path for name in names if (path := shutil.which(name))), None)
     if path is None:
-        return Finding(what, False, "not found", without, remedy)
+        return MachineCheck(what, False, "not found", without, remedy)
     line = _first_line([path, "--version"])
     version = re.search(r"\d+(\.\d+)+", line)
-    return Finding(what, True, version[0] if version else line or path, without, remedy)
+    return MachineCheck(what, True, version[0] if version else line or path, without, remedy)
 
 
-def _gpu() -> Finding:
+def _gpu() -> MachineCheck:
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     line = _first_line(query) if shutil.which("nvidia-smi") else ""
-    return Finding("gpu", bool(line), line or "none seen", "training and serving use the CPU", "none needed to start")
+    return MachineCheck(
+        "gpu", bool(line), line or "none seen", "training and serving use the CPU", "none needed to start"
+    )
 
 
-def _namespaces() -> Finding:
+def _namespaces() -> MachineCheck:
     ok = shutil.which("unshare") is not None and _succeeds(["unshare", "--user", "--map-root-user", "true"])
-    return Finding(
+    return MachineCheck(
         "user namespaces",
         ok,
         "allowed" if ok else "refused",
@@ -123,9 +125,9 @@ def _namespaces() -> Finding:
     )
 
 
-def _disk() -> Finding:
+def _disk() -> MachineCheck:
     free = shutil.disk_usage(Path.cwd()).free
-    return Finding(
+    return MachineCheck(
         "disk", free > DEMO_BYTES, f"{free / 1e9:.1f} GB free here", "the demo needs 2 GB", "free some space"
     )
 

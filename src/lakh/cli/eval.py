@@ -19,8 +19,8 @@ from lakh.cli.eval_options import (
 )
 from lakh.cli.eval_results import curve, diff, export, reproduce, watch
 from lakh.cli.eval_show import bar, generated, show
-from lakh.cli.face import Answer, answers
-from lakh.cli.lazy import DefaultGroup
+from lakh.cli.groups import DefaultGroup
+from lakh.cli.output import CommandResult, print_result
 from lakh.errors import UserError
 from lakh.evals.generate import check_request, load_engine, origin_from, origin_of
 from lakh.evals.protocol import Origin
@@ -49,11 +49,11 @@ evaluate.default = "model"
 @TEXTS_OPTION
 @RECALIBRATE_OPTION
 @common
-@answers
+@print_result
 def model(
     model: str, tasks: str, n: int, texts: str | None, recalibrate: bool, data: str | None, limit: int | None,
     out: str | None, workers: int | None, rung: str | None, unsafe: bool, **asked: Any,
-) -> Answer:  # fmt: skip
+) -> CommandResult:  # fmt: skip
     """Generate completions with a model and score them.
 
     MODEL is a run, a checkpoint, a Hugging Face folder, or the URL of an endpoint that speaks OpenAI's completions.
@@ -94,12 +94,12 @@ def model(
 @click.option("--cpu-limit", type=click.IntRange(min=1), metavar="S", help="CPU seconds; default: by the reference.")
 @RECALIBRATE_OPTION
 @common
-@answers
+@print_result
 def score(
     samples: str | None, name: str, canonical: bool, partial: bool, n: int | None, cpu_limit: int | None,
     recalibrate: bool, data: str | None, limit: int | None, out: str | None, workers: int | None, rung: str | None,
     unsafe: bool,
-) -> Answer:  # fmt: skip
+) -> CommandResult:  # fmt: skip
     """Score completions from a JSONL file of {task_id, completion}."""
     if recalibrate and cpu_limit is not None:
         raise UserError("lakh eval score", "--cpu-limit leaves nothing to calibrate", "give one of the two")
@@ -132,11 +132,11 @@ def score(
 
 
 @evaluate.command("tasks")
-@answers
-def list_tasks() -> Answer:
+@print_result
+def list_tasks() -> CommandResult:
     """List the benchmarks by name."""
     names = [*TASKS, BITS_PER_BYTE]
-    return Answer({"tasks": names}, "\n".join(names))
+    return CommandResult({"tasks": names}, "\n".join(names))
 
 
 def _sandbox_or_elsewhere(unsafe: bool, rung: str | None) -> Sandbox:

@@ -9,7 +9,7 @@ import click
 
 from lakh.cli.eval_options import DATA_OPTION, LIMIT_OPTION, asking_options, split_names, task_folder
 from lakh.cli.eval_show import generated
-from lakh.cli.face import Answer, answers, table
+from lakh.cli.output import CommandResult, print_result, table
 from lakh.evals.generate import check_request, load_engine, origin_from, write_generated
 from lakh.evals.tasks import load_task
 
@@ -22,8 +22,10 @@ __all__ = ["generate"]
 @DATA_OPTION
 @LIMIT_OPTION
 @click.option("--out", required=True, metavar="DIR", help="For samples.jsonl; with several tasks, a folder for each.")
-@answers
-def generate(model: str, tasks: str, n: int, data: str | None, limit: int | None, out: str, **asked: Any) -> Answer:
+@print_result
+def generate(
+    model: str, tasks: str, n: int, data: str | None, limit: int | None, out: str, **asked: Any
+) -> CommandResult:
     """Generate completions with a model and keep them, without running any.
 
     Needs no sandbox: lakh eval score DIR/samples.jsonl --task NAME runs them, here or elsewhere, and its result tells
@@ -43,4 +45,4 @@ def generate(model: str, tasks: str, n: int, data: str | None, limit: int | None
             path = write_generated(folder, task, origin, samples, seconds=seconds)
         rows.append({"task": task.name, "samples": len(samples), "seconds": round(seconds, 3), "file": path})
     words = table(["task", "samples", "seconds", "file"], [list(row.values()) for row in rows])
-    return Answer({"generated": rows}, words)
+    return CommandResult({"generated": rows}, words)

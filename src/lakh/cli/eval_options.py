@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lakh.cli.face import console
+from lakh.cli.output import console
 from lakh.errors import UserError
 from lakh.evals.sandbox import RUNGS, Sandbox
 from lakh.evals.task import Task

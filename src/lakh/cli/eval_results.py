@@ -10,7 +10,7 @@ import click
 
 from lakh.cli.eval_options import TEXTS_OPTION, common, make_sandbox, sampling_options, split_names
 from lakh.cli.eval_show import bar
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.output import CommandResult, console, print_result, table
 from lakh.errors import LakhError, UserError
 from lakh.evals.protocol import Origin
 from lakh.evals.run import Result
@@ -24,8 +24,8 @@ CURVE_CHARS = 30
 @click.command()
 @click.argument("left")
 @click.argument("right")
-@answers
-def diff(left: str, right: str) -> Answer:
+@print_result
+def diff(left: str, right: str) -> CommandResult:
     """Compare two results, with a test of whether the difference is luck."""
     from rich.console import Group
     from rich.text import Text
@@ -45,18 +45,18 @@ def diff(left: str, right: str) -> Answer:
     blocks = [table(["", "value"], rows, title=found.task)]
     if found.settings:
         blocks.append(table(["setting", left, right], found.settings, title="made differently"))
-    return Answer(asdict(found), Group(*blocks, Text(found.verdict)))
+    return CommandResult(asdict(found), Group(*blocks, Text(found.verdict)))
 
 
 @click.command()
 @click.argument("result")
 @click.option("--samples", metavar="FILE", help="The samples file, where it has moved.")
 @common
-@answers
+@print_result
 def reproduce(
     result: str, samples: str | None, data: str | None, limit: int | None, out: str | None, workers: int | None,
     rung: str | None, unsafe: bool,
-) -> Answer:  # fmt: skip
+) -> CommandResult:  # fmt: skip
     """Make a result again from its protocol, and say what differs.
 
     RESULT is the folder of a result, or a file with its protocol line.
@@ -90,7 +90,7 @@ def reproduce(
         words = "the model wrote other completions than the first time"
     lines = [f"{words}: {again.summary.passed} of {again.summary.total} passed"]
     lines += [f"  {key}: {before!r} -> {now!r}" for key, (before, now) in settings.items()]
-    return Answer(data_, "\n".join(lines), exit_code=0 if same else 65)
+    return CommandResult(data_, "\n".join(lines), exit_code=0 if same else 65)
 
 
 @click.command()
@@ -99,8 +99,8 @@ def reproduce(
 @click.option("--data", metavar="PATH", help="The benchmark's file, or the folder it lies in.")
 @click.option("--out", required=True, metavar="FILE", help="JSON lines of {task_id, solution}, as EvalPlus reads them.")
 @click.option("--partial", is_flag=True, help="Allow problems without a sample.")
-@answers
-def export(samples: str, name: str, data: str | None, out: str, partial: bool) -> Answer:
+@print_result
+def export(samples: str, name: str, data: str | None, out: str, partial: bool) -> CommandResult:
     """Write samples as whole programs, in the form of EvalPlus."""
     from lakh.evals.samples import Sample, read_samples, whole_program, write_samples
 
@@ -109,7 +109,7 @@ def export(samples: str, name: str, data: str | None, out: str, partial: bool) -
     given = read_samples(samples, task, partial=partial)
     whole = [Sample(s.task_id, whole_program(task, problems[s.task_id], s), whole=True) for s in given]
     write_samples(out, whole)
-    return Answer({"samples": len(whole), "file": out}, f"{len(whole)} samples -> {out}")
+    return CommandResult({"samples": len(whole), "file": out}, f"{len(whole)} samples -> {out}")
 
 
 @click.command()
@@ -120,12 +120,12 @@ def export(samples: str, name: str, data: str | None, out: str, partial: bool) -
 @click.option("--poll", default=5.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds between looks.")
 @TEXTS_OPTION
 @common
-@answers
+@print_result
 def watch(
     run_dir: str, tasks: str, n: int, temperature: float, top_p: float, seed: int, max_tokens: int, every: int,
     once: bool, poll: float, texts: str | None, data: str | None, limit: int | None, out: str | None,
     workers: int | None, rung: str | None, unsafe: bool,
-) -> Answer:  # fmt: skip
+) -> CommandResult:  # fmt: skip
     """Score the checkpoints of a run as they appear, beside its training."""
     from lakh.evals.generate import check_request
     from lakh.evals.perplexity import NAME as BITS_PER_BYTE
@@ -158,14 +158,14 @@ def watch(
         )  # fmt: skip
     shown = ["step", "task", "passed", "total", "bits_per_byte"]
     text = table(shown, [[row[key] for key in shown] for row in rows]) if rows else "nothing new to score"
-    return Answer({"results": rows}, text)
+    return CommandResult({"results": rows}, text)
 
 
 @click.command()
 @click.argument("run_dir")
 @click.option("--task", metavar="NAME", help="This task only.")
-@answers
-def curve(run_dir: str, task: str | None) -> Answer:
+@print_result
+def curve(run_dir: str, task: str | None) -> CommandResult:
     """Show how the checkpoints of a run scored, step by step."""
     from rich.console import Group
 
@@ -176,7 +176,7 @@ def curve(run_dir: str, task: str | None) -> Answer:
     bits = [] if task else [{"step": event.step, **event.values} for event in bits_per_byte(run_dir)]
     data = {"points": [asdict(event) for event in found], "bits_per_byte": bits}
     if not found and not bits:
-        return Answer(data, "nothing is scored yet: lakh eval watch RUN_DIR --tasks humaneval")
+        return CommandResult(data, "nothing is scored yet: lakh eval watch RUN_DIR --tasks humaneval")
     best = max((event.pass_at_1 or 0.0 for event in found), default=0.0) or 1.0
     rows = []
     for event in found:
@@ -193,4 +193,4 @@ def curve(run_dir: str, task: str | None) -> Answer:
             for row in bits
         ]  # fmt: skip
         blocks.append(table(["step", "bits per byte", "95 %", ""], bars))
-    return Answer(data, Group(*blocks))
+    return CommandResult(data, Group(*blocks))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from lakh.cli.face import Answer, console, table
+from lakh.cli.output import CommandResult, console, table
 from lakh.evals.generate import Generator, generate
 from lakh.evals.journal import Journal
 from lakh.evals.protocol import Origin
@@ -92,13 +92,13 @@ class Shown:
         return Group(*blocks)
 
 
-def show(results: list[dict[str, Any]], failures_of: Result | None = None) -> Answer:
+def show(results: list[dict[str, Any]], failures_of: Result | None = None) -> CommandResult:
     """One table per result, its protocol line below; for people also the first problems that did not pass."""
     for data in results:
         if data.get("sandbox_errors"):
             errors = f"warning: {data['sandbox_errors']} of {data['total']} programs did not run (sandbox_error)"
             console().print(f"{errors}: the score is too low", style="yellow")
-    return Answer(results[0] if len(results) == 1 else {"results": results}, Shown(results, failures_of))
+    return CommandResult(results[0] if len(results) == 1 else {"results": results}, Shown(results, failures_of))
 
 
 def _score_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:

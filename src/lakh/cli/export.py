@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from lakh import storage
-from lakh.cli.face import Answer, answers, console
+from lakh.cli.output import CommandResult, console, print_result
 from lakh.errors import UserError
 
 __all__ = ["export"]
@@ -28,8 +28,8 @@ GGUF_FILE = "model-q8_0.gguf"
 )
 @click.option("--out", required=True, metavar="DIR", help="Where to write.")
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
-@answers
-def export(ckpt: str, form: str, out: str, force: bool) -> Answer:
+@print_result
+def export(ckpt: str, form: str, out: str, force: bool) -> CommandResult:
     """Write a checkpoint in a format that other tools load.
 
     CKPT is a checkpoint's folder, a run's (its newest complete checkpoint), a Hugging Face directory or a GGUF
@@ -37,7 +37,7 @@ def export(ckpt: str, form: str, out: str, force: bool) -> Answer:
     files. That of --format gguf is one file, DIR/model-q8_0.gguf, with the tokenizer inside.
     """
     from lakh.server.model import weights
-    from lakh.workloads.code import gguf, gguf_save, hf
+    from lakh.workloads.code.formats import gguf, gguf_save, hf
 
     if storage.list_dir(out) and not force:
         raise UserError(out, "is not empty", "choose another folder, or --force to write into it")
@@ -46,7 +46,7 @@ def export(ckpt: str, form: str, out: str, force: bool) -> Answer:
             found = gguf.load(storage.local_path(ckpt))
             tokenizer_json = Path(scratch) / "tokenizer.json"
             tokenizer_json.write_bytes(found.tokenizer_json)
-            model = weights.Loaded(found.name, ckpt, found.spec, found.weights, tokenizer_json)
+            model = weights.LoadedModel(found.name, ckpt, found.spec, found.weights, tokenizer_json)
         else:
             model = weights.read(ckpt)
         sources = [storage.local_path(path).resolve() for path in (ckpt, model.source)]
@@ -66,4 +66,4 @@ def export(ckpt: str, form: str, out: str, force: bool) -> Answer:
         "bytes": size_bytes,
     }
     text = f"{out}: {model.spec.parameters:,} parameters, {len(files)} files, {size_bytes:,} bytes"
-    return Answer(data, text)
+    return CommandResult(data, text)

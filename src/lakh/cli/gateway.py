@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from lakh.cli.face import console
+from lakh.cli.output import console
 from lakh.cli.serve_options import ServeOptions, listen_options, server_options
 from lakh.errors import UserError
 
@@ -23,8 +23,8 @@ __all__ = ["gateway"]
     default="suffix",
     show_default=True,
     metavar="TEMPLATE",
-    help="Fill-in-the-middle template for engines other than lakh: suffix (the engine takes one), lakh, qwen, starcoder, "
-    "deepseek, or PREFIX,SUFFIX,MIDDLE tokens.",
+    help="Fill-in-the-middle template of engines other than lakh: suffix (the engine takes one), lakh, qwen, "
+    "starcoder, deepseek, or PREFIX,SUFFIX,MIDDLE tokens.",
 )
 @click.option("--engine-key-file", type=click.Path(), help="File with the API key of the engines.")
 @click.option(

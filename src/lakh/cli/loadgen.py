@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.output import CommandResult, console, print_result, table
 from lakh.errors import Interrupted, PeerLost, UserError
 
 __all__ = ["loadgen"]
@@ -22,19 +22,37 @@ FLOAT = click.FloatRange(min=0, min_open=True)
 @click.option("--seconds", type=FLOAT, default=30.0, show_default=True)
 @click.option("--users", type=click.IntRange(1), default=50, show_default=True, help="Simulated users.")
 @click.option("--clients", type=click.IntRange(1), help="Closed loop: this many clients that wait for each response.")
-@click.option("--burst", type=click.FloatRange(1), default=1.0, show_default=True, help="Rate of busy phases over quiet ones.")
-@click.option("--files", type=click.Path(exists=True, file_okay=False), help="Folder of Python files to type; default the standard library.")
 @click.option(
-    "--order", type=click.RouteDecision(["spm", "psm", "none"]), default="spm", show_default=True, help="Order of the fill-in-the-middle prompt."
+    "--burst", type=click.FloatRange(1), default=1.0, show_default=True, help="Rate of busy phases over quiet ones."
+)
+@click.option(
+    "--files",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder of Python files to type; default the standard library.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["spm", "psm", "none"]),
+    default="spm",
+    show_default=True,
+    help="Order of the fill-in-the-middle prompt.",
 )
 @click.option("--max-tokens", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--timeout-ms", type=click.IntRange(1), default=2000, show_default=True)
 @click.option(
-    "--prefix-chars", type=click.IntRange(16), default=6000, show_default=True, help="Characters sent before the cursor."
+    "--prefix-chars",
+    type=click.IntRange(16),
+    default=6000,
+    show_default=True,
+    help="Characters sent before the cursor.",
 )
-@click.option("--suffix-chars", type=click.IntRange(0), default=2000, show_default=True, help="Characters sent after the cursor.")
-@click.option("--stop-rule", type=click.RouteDecision(["line", "block", "dedent"]), help="Where completions end.")
-@click.option("--before-after", is_flag=True, help="Ablation: URL is a MODEL, served with one more technique each time.")
+@click.option(
+    "--suffix-chars", type=click.IntRange(0), default=2000, show_default=True, help="Characters sent after the cursor."
+)
+@click.option("--stop-rule", type=click.Choice(["line", "block", "dedent"]), help="Where completions end.")
+@click.option(
+    "--before-after", is_flag=True, help="Ablation: URL is a MODEL, served with one more technique each time."
+)
 @click.option("--draft", type=click.Path(), help="With --before-after: a draft model for the last row.")
 @click.option("--threads", type=click.IntRange(1), help="With --before-after: CPU threads of the server.")
 @click.option("--metrics", "metrics_url", metavar="URL", help="The HTTP address, if URL is grpc://HOST:PORT.")
@@ -43,8 +61,8 @@ FLOAT = click.FloatRange(min=0, min_open=True)
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False), help="Plot latencies to this file (.png, .svg).")
 @click.option("--key", help="An API key of the service.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@answers
-def loadgen(url: str, **options: Any) -> Answer:
+@print_result
+def loadgen(url: str, **options: Any) -> CommandResult:
     """Send a completion service the load of typing users, and measure it.
 
     URL is http://HOST:PORT or grpc://HOST:PORT; with --before-after it is a MODEL that is served for the measurement.
@@ -77,8 +95,10 @@ def loadgen(url: str, **options: Any) -> Answer:
     shown = table(["figure", "value"], [[name, _shown(value)] for name, value in data.items()])
     if report.is_interrupted:
         console().print(f"interrupted after {report.wall_s:.1f} s: showing what was measured")
-        return Answer(data, shown, exit_code=Interrupted.exit_code)
-    return Answer(data, shown, exit_code=PeerLost.exit_code if report.sent and report.sent == data["failed"] else 0)
+        return CommandResult(data, shown, exit_code=Interrupted.exit_code)
+    return CommandResult(
+        data, shown, exit_code=PeerLost.exit_code if report.sent and report.sent == data["failed"] else 0
+    )
 
 
 def _before_after(
@@ -90,7 +110,7 @@ def _before_after(
     plot_file: str | None,
     price: float,
     source: str,
-) -> Answer:
+) -> CommandResult:
     from lakh.server.loadgen.ablation import ablation_rows, run_ablation
     from lakh.server.loadgen.report import plot_rows
 
@@ -126,7 +146,7 @@ def _before_after(
     indent_width += ["prefix hits", "text hits", "drafts accepted", "$ per 1k"]
     data = {"rows": rows, "price": source, **({"interrupted": True} if is_interrupted else {})}
     shown = table(indent_width, [_line(row) for row in rows], title=title)
-    return Answer(data, shown, exit_code=Interrupted.exit_code if is_interrupted else 0)
+    return CommandResult(data, shown, exit_code=Interrupted.exit_code if is_interrupted else 0)
 
 
 def _line(row: dict[str, Any]) -> list[Any]:

@@ -14,13 +14,13 @@ from typing import Any
 import click
 
 from lakh import __version__, storage
-from lakh.cli.lazy import LazyGroup
+from lakh.cli.groups import LazyGroup
 from lakh.errors import Interrupted, LakhError, MissingExtra, UserError
 
 __all__ = ["COMMANDS", "cli", "main"]
 
-# name -> (where it is, what it does). The words stand here so that `lakh --help` imports no command; a test holds them
-# to the commands' own.
+# name -> (where it is, short help). The help stands here so that `lakh --help` imports no command; a test compares it
+# with the commands' own help.
 COMMANDS = {
     "demo": ("lakh.cli.demo:demo", "The whole story on this machine, from raw code to a served completion."),
     "corpus": ("lakh.cli.corpus:corpus", "Raw code to clean Parquet."),
@@ -35,13 +35,15 @@ COMMANDS = {
     "plan": ("lakh.cli.plan:plan", "What a run costs, how fast it goes and whether it fits, before money is spent."),
     "loadgen": ("lakh.cli.loadgen:loadgen", "Load a completion service as developers who type do, and measure it."),
     "bench": ("lakh.cli.bench:bench", "Measure lakh against a peer, in the same run."),
-    "room": ("lakh.cli.room:room", "Show what runs are doing, live, in a browser."),
+    "dashboard": ("lakh.cli.dashboard:dashboard", "Show the progress of runs, live, in a browser."),
     "config": ("lakh.cli.config:config", "Show, compare and check the settings of runs."),
-    "doctor": ("lakh.cli.doctor:doctor", "What this machine has, and what each missing thing switches off."),
-    "completion": ("lakh.cli.completion:completion", "Print the script that completes lakh's words in a shell."),
+    "doctor": ("lakh.cli.doctor:doctor", "Check this machine: what is installed, and what each missing part disables."),
+    "completion": ("lakh.cli.completion:completion", "Print a shell completion script."),
 }
 
-# Which extra brings a module that a light install leaves out.
+ALIASES = {"room": "dashboard"}  # old names, not listed in the help
+
+# The extra that provides a module that a light install leaves out.
 EXTRAS = {
     "torch": "train",
     "safetensors": "train",
@@ -77,7 +79,9 @@ class Root(LazyGroup):
             raise RuntimeError("a pipe to another process broke") from error
 
 
-@click.group(cls=Root, commands_table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Root, commands_table=COMMANDS, aliases=ALIASES, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="lakh")
 def cli() -> None:
     """Train code language models from one laptop to one lakh (100,000) GPUs, with one tool."""

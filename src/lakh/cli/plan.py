@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from lakh.cli.lazy import LazyGroup
+from lakh.cli.groups import LazyGroup
 
 __all__ = ["PLANS", "plan"]
 

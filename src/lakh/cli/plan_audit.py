@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from lakh.cli.face import Answer, answers, table
+from lakh.cli.output import CommandResult, print_result, table
 
 __all__ = ["audit"]
 
@@ -12,8 +12,8 @@ __all__ = ["audit"]
 @click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
 @click.option("--seed", is_flag=True, help="The claims of the article that lakh began with, and a Llama 3 erratum.")
-@answers
-def audit(file: str | None, seed: bool) -> Answer:
+@print_result
+def audit(file: str | None, seed: bool) -> CommandResult:
     """Recompute the claims of an article and mark each one."""
     from lakh.errors import UserError
     from lakh.planner.audit import audit as judge
@@ -31,4 +31,4 @@ def audit(file: str | None, seed: bool) -> Answer:
         ]
         for v in found
     ]
-    return Answer(data, table(["verdict", "claim, figures, why"], rows, claims.title))
+    return CommandResult(data, table(["verdict", "claim, figures, why"], rows, claims.title))

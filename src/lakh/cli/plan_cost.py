@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lakh.cli.face import Answer, answers, table
+from lakh.cli.output import CommandResult, print_result, table
 
 __all__ = ["cost"]
 
@@ -30,7 +30,7 @@ __all__ = ["cost"]
 @click.option("--owned", is_flag=True, help="GPUs that are owned instead of rented.")
 @click.option("--prices", type=click.Path(dir_okay=False), help="A price book of your own (TOML).")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw the sensitivity into this .png or .svg.")
-@answers
+@print_result
 def cost(
     model: str,
     cluster: str,
@@ -48,7 +48,7 @@ def cost(
     owned: bool,
     prices: str | None,
     plot: str | None,
-) -> Answer:
+) -> CommandResult:
     """GPUs for a deadline or days for a budget of GPUs, reserves and money."""
     from lakh.errors import UserError
     from lakh.planner.catalogue import architecture
@@ -99,7 +99,7 @@ def cost(
 
         tornado(rows, Path(plot))
         data["plot"] = plot
-    return Answer(data, _page(data))
+    return CommandResult(data, _page(data))
 
 
 def _page(data: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lakh.cli.face import Answer, answers, table
+from lakh.cli.output import CommandResult, print_result, table
 from lakh.cli.plan_question import ask, layout_options, question_options, with_options
 
 __all__ = ["estimate"]
@@ -29,7 +29,7 @@ COSTS = {
 @click.option("--owned", is_flag=True, help="Price GPUs that are owned instead of rented.")
 @click.option("--prices", type=click.Path(dir_okay=False), help="A price book of your own (TOML).")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw the roofline into this .png or .svg.")
-@answers
+@print_result
 def estimate(
     run: str | None,
     model: str | None,
@@ -42,7 +42,7 @@ def estimate(
     prices: str | None,
     plot: str | None,
     **changes: Any,
-) -> Answer:
+) -> CommandResult:
     """Memory, step time and cost of one layout, with an error bar."""
     from lakh.planner.estimate import estimate_layout
     from lakh.planner.hardware import kind_of
@@ -61,7 +61,7 @@ def estimate(
 
         roofline(question.shape, layout, question.cluster, Path(plot))
     data = asdict(found) | ({"plot": plot} if plot else {})
-    return Answer(data, _page(data), exit_code=0 if found.fits else 2)
+    return CommandResult(data, _page(data), exit_code=0 if found.fits else 2)
 
 
 def _page(data: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lakh.cli.face import Answer, answers, table
+from lakh.cli.output import CommandResult, print_result, table
 
 __all__ = ["goodput"]
 
@@ -33,7 +33,7 @@ __all__ = ["goodput"]
 @click.option("--runs", type=click.IntRange(1, 1_000_000), default=10_000, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw goodput against the interval (.png or .svg).")
-@answers
+@print_result
 def goodput(
     gpus: int,
     days: float,
@@ -44,7 +44,7 @@ def goodput(
     lemon_nodes: int,
     plot: str | None,
     **policy: Any,
-) -> Answer:
+) -> CommandResult:
     """What failures leave of the time, and the best checkpoint interval."""
     import time
 
@@ -86,7 +86,7 @@ def goodput(
 
         goodput_curve(scene, chosen, Path(plot))
         data["plot"] = plot
-    return Answer(data, _page(data))
+    return CommandResult(data, _page(data))
 
 
 def _page(data: dict[str, Any]) -> Any:

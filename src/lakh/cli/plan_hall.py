@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from lakh.cli.face import Answer, answers, table
+from lakh.cli.output import CommandResult, print_result, table
 
 __all__ = ["hall"]
 
@@ -18,8 +18,8 @@ __all__ = ["hall"]
     "--move", "moved", multiple=True, help="A service that moves to another hall; may be given several times."
 )
 @click.option("--map", "with_map", is_flag=True, help="Draw the floor: zones as digits, N network, S services.")
-@answers
-def hall(file: str | None, cooling: str, moved: tuple[str, ...], with_map: bool) -> Answer:
+@print_result
+def hall(file: str | None, cooling: str, moved: tuple[str, ...], with_map: bool) -> CommandResult:
     """How many GPUs a data hall holds, and what limits it."""
     from rich.console import Group
 
@@ -46,4 +46,4 @@ def hall(file: str | None, cooling: str, moved: tuple[str, ...], with_map: bool)
     rows = [[name, *values] for name, values in facts.items()]
     words = [f"{number}  {f.scenario}: {f.binds} binds" for number, f in zip(numbers, found, strict=True)]
     pages = [table(["", *numbers], rows, f"{described.name}: simulated, {described.source}"), "\n".join(words)]
-    return Answer(data, Group(*pages, *(["\n".join(found[-1].placement)] if with_map else [])))
+    return CommandResult(data, Group(*pages, *(["\n".join(found[-1].placement)] if with_map else [])))

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lakh.cli.face import Answer, answers, table
+from lakh.cli.output import CommandResult, print_result, table
 from lakh.cli.plan_question import PRECISIONS, ask, numbers, question_options
 from lakh.planner.layout import GRAPHS
 
@@ -25,7 +25,7 @@ __all__ = ["search"]
 @click.option("--prices", type=click.Path(dir_okay=False), help="A price book of your own (TOML).")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the winner as a run that `lakh train` takes.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw the Pareto front into this .png or .svg.")
-@answers
+@print_result
 def search(
     run: str | None,
     model: str | None,
@@ -43,7 +43,7 @@ def search(
     prices: str | None,
     out: str | None,
     plot: str | None,
-) -> Answer:
+) -> CommandResult:
     """The best of all layouts of a model on a cluster."""
     from lakh.errors import UserError
     from lakh.planner.candidates import Limits
@@ -75,7 +75,7 @@ def search(
         data["plot"] = plot
     if out and found.best_layout is not None:
         data["run"] = _write(question, found.best_layout, model or "plan", out)
-    return Answer(data, _page(data))
+    return CommandResult(data, _page(data))
 
 
 def _write(question: Any, layout: Any, name: str, out: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lakh.cli.face import Answer, answers, console, table
+from lakh.cli.output import CommandResult, console, print_result, table
 
 __all__ = ["calibrate", "validate"]
 
@@ -28,7 +28,7 @@ COLUMNS = ["n", "mape", "median_ape", "p95_ape", "bias", "kendall_tau"]
 )
 @click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True, help="Of --cross-validate.")
 @click.option("--worst", type=click.IntRange(min=0), default=0, help="List so many of the worst rows.")
-@answers
+@print_result
 def validate(
     points: str,
     calibration: str | None,
@@ -38,7 +38,7 @@ def validate(
     crossed: str | None,
     repeats: int,
     worst: int,
-) -> Answer:
+) -> CommandResult:
     """The planner's error on published measurements."""
     from lakh.errors import UserError
     from lakh.planner import validate as judge
@@ -81,14 +81,14 @@ def validate(
         ratio = [(float(a) / p.step_s - 1, p) for a, p in zip(predicted, rows, strict=True)]
         ratio.sort(key=lambda pair: -abs(pair[0]))
         data["worst"] = [{"id": p.id, "source": p.source, "error": e, "step_s": p.step_s} for e, p in ratio[:worst]]
-    return Answer(data, _page(data))
+    return CommandResult(data, _page(data))
 
 
 @click.command()
 @points_option
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="Where the calibration is written (TOML).")
-@answers
-def calibrate(points: str, out: str) -> Answer:
+@print_result
+def calibrate(points: str, out: str) -> CommandResult:
     """Fit the planner to published measurements."""
     from pathlib import Path
 
@@ -124,7 +124,7 @@ def calibrate(points: str, out: str) -> Answer:
         for kind, one in found.items()
     ]
     head = ["GPU type", "knobs", "configurations", "held-out MAPE", "median", "p95", "bias"]
-    return Answer(data, table(head, rows, f"wrote {out}"))
+    return CommandResult(data, table(head, rows, f"wrote {out}"))
 
 
 def _plain(scores: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lakh import events
-from lakh.cli.face import console as stderr
+from lakh.cli.output import console as stderr
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lakh.cli.face import console
+from lakh.cli.output import console
 from lakh.cli.serve_options import ServeOptions, listen_options, server_options
 from lakh.errors import PeerLost, UserError
 
@@ -24,7 +24,7 @@ __all__ = ["serve"]
 @listen_options("127.0.0.1:8000")
 @click.option(
     "--precision",
-    type=click.RouteDecision(["f32", "bf16", "int8"]),
+    type=click.Choice(["f32", "bf16", "int8"]),
     help="Precision of the weights; default f32 on a CPU, bf16 on a GPU. int8 is for CPUs.",
 )
 @click.option(
@@ -61,7 +61,7 @@ __all__ = ["serve"]
 @click.option(
     "--engine",
     "engine_in",
-    type=click.RouteDecision(["process", "thread"]),
+    type=click.Choice(["process", "thread"]),
     default="process",
     show_default=True,
     help="Run the engine in its own process, or in a thread of the server.",
@@ -103,7 +103,9 @@ def serve(
         "follow_s": follow_s,
     }
     with talk.status(f"loading {model}"):
-        backend, description = _in_process(load, max_waiting) if engine_in == "process" else _in_thread(load, max_waiting)
+        backend, description = (
+            _in_process(load, max_waiting) if engine_in == "process" else _in_thread(load, max_waiting)
+        )
 
     def ready(url: str, grpc_at: str | None) -> None:
         body = json.dumps({"prompt": "def hello(", "max_tokens": 32, "temperature": 0})

@@ -41,7 +41,11 @@ _OPTIONS = [
     click.option("--tls-key", type=click.Path(), help="Its private key (PEM)."),
     click.option("--tls-client-ca", type=click.Path(), help="Accept only clients with a certificate of this CA (PEM)."),
     click.option(
-        "--max-body-mb", type=click.FloatRange(0.001, 1024), default=4.0, show_default=True, help="Maximum size of a request."
+        "--max-body-mb",
+        type=click.FloatRange(0.001, 1024),
+        default=4.0,
+        show_default=True,
+        help="Maximum size of a request.",
     ),
     click.option(
         "--drain-s",
@@ -105,8 +109,8 @@ class ServeOptions:
     ) -> None:
         self.host, self.port = listen_address("--http", address)
         self._grpc_address = None if grpc_address is None else listen_address("--grpc", grpc_address)
-        from lakh.server.api.listen import check_free
         from lakh.server.api.api_keys import ApiKeys
+        from lakh.server.api.listen import check_free
         from lakh.server.api.tls import tls_of
         from lakh.server.store import open_store
 
@@ -120,8 +124,8 @@ class ServeOptions:
 
     def serve(self, backend: Backend, talk: Console, ready: Callable[[str, str | None], None]) -> None:
         """Serve until SIGTERM or SIGINT, with a completion cache in front of the backend if there is a store."""
-        from lakh.server.backends.completion_cache import CompletionCache
         from lakh.server.api import server
+        from lakh.server.backends.completion_cache import CompletionCache
         from lakh.server.gc_control import freeze
 
         if self.host not in LOOPBACK and self._keys is None:

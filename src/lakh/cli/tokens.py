@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lakh.cli.face import Answer, answers, set_option, table
-from lakh.cli.lazy import Group
+from lakh.cli.groups import HintingGroup
+from lakh.cli.output import CommandResult, print_result, set_option, table
 from lakh.cli.progress import progress_bar
 from lakh.spec import load_run
 
@@ -23,7 +23,7 @@ __all__ = ["SAMPLE_BYTES", "tokens"]
 SAMPLE_BYTES = 32_000_000  # a test holds it to lakh.tokens.learn
 
 
-@click.group(cls=Group)
+@click.group(cls=HintingGroup)
 def tokens() -> None:
     """Train a tokenizer, pack a corpus into token shards."""
 
@@ -34,8 +34,8 @@ def tokens() -> None:
 @click.option("--vocab", default=4096, show_default=True, help="Entries of the vocabulary, special tokens included.")
 @click.option("--sample-bytes", default=SAMPLE_BYTES, show_default=True, help="Text of the corpus to learn from.")
 @click.option("--force", is_flag=True, help="Replace a tokenizer of another corpus or size.")
-@answers
-def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> Answer:
+@print_result
+def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> CommandResult:
     """Train a byte-level BPE tokenizer on a corpus."""
     from lakh.tokens import learn
 
@@ -45,7 +45,7 @@ def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> 
     text = f"{out}: {verb}; {made.vocab:,} tokens, learnt from {made.sampled_bytes / 1e6:,.1f} MB"
     if made.vocab < made.vocab_asked:
         text += f"\n{made.vocab_asked:,} were asked for: the sample has no more pairs that repeat"
-    return Answer(asdict(made), text)
+    return CommandResult(asdict(made), text)
 
 
 @tokens.command()
@@ -61,8 +61,8 @@ def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> 
     help="Shuffle files, or keep those of a repository together in the order of their imports.",
 )
 @click.option("--force", is_flag=True, help="Replace tokens of another corpus, tokenizer or share.")
-@answers
-def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, order: Ordering, force: bool) -> Answer:
+@print_result
+def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, order: Ordering, force: bool) -> CommandResult:
     """Encode a corpus into token shards for training and evaluation.
 
     DIR may be a URL such as s3://bucket/tokens: training reads it in pieces and keeps them in a local cache.
@@ -78,7 +78,7 @@ def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, order: Orde
     head = (
         f"{out}: {'already packed, reused' if made.reused else 'packed'}, {data['bytes_per_token']:.2f} bytes a token"
     )
-    return Answer(data, table(["split", "documents", "tokens", "shards"], rows, title=head))
+    return CommandResult(data, table(["split", "documents", "tokens", "shards"], rows, title=head))
 
 
 @tokens.command()
@@ -86,8 +86,8 @@ def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, order: Orde
 @set_option
 @click.option("--steps", type=click.IntRange(min=0), help="Steps to hash; those of the whole run by default.")
 @click.option("--show", type=click.IntRange(min=0), help="Print the sequence at this position.")
-@answers
-def stream(run: str, sets: tuple[str, ...], steps: int | None, show: int | None) -> Answer:
+@print_result
+def stream(run: str, sets: tuple[str, ...], steps: int | None, show: int | None) -> CommandResult:
     """Print the hash of what a run reads, or one sequence of it, without training.
 
     The hash is the stream_sha256 that `lakh train --json` ends with after as many steps.
@@ -102,7 +102,9 @@ def stream(run: str, sets: tuple[str, ...], steps: int | None, show: int | None)
         rows = opened.rows(show, 1)
         ids = rows.tokens[0, : rows.lengths[0]].tolist()
         text = Tokenizer.load(opened.sources[0].tokenizer_path).decode(ids, show_special=True)
-        return Answer({"position": show, "tokens": ids, "document_starts": list(rows.starts[0]), "text": text}, text)
+        return CommandResult(
+            {"position": show, "tokens": ids, "document_starts": list(rows.starts[0]), "text": text}, text
+        )
     batch, count = loaded.data.batch, loaded.train.steps if steps is None else steps
     digest = StreamDigest()
     with progress_bar() as progress:
@@ -111,4 +113,4 @@ def stream(run: str, sets: tuple[str, ...], steps: int | None, show: int | None)
             digest += digest_rows(step * batch, rows.tokens, rows.lengths)
             progress("reading", (step + 1) * rows.tokens.nbytes, count * rows.tokens.nbytes)
     data = {"steps": count, "sequences": digest.rows, "stream_sha256": digest.sha256, "fingerprint": opened.fingerprint}
-    return Answer(data, table(["what", "value"], list(data.items())))
+    return CommandResult(data, table(["what", "value"], list(data.items())))

@@ -15,7 +15,7 @@ import click
 
 from lakh import storage
 from lakh.cli.config import amounts
-from lakh.cli.face import Answer, answers, console, set_option, table
+from lakh.cli.output import CommandResult, console, print_result, set_option, table
 from lakh.errors import InfeasiblePlan, LakhError, UserError
 from lakh.spec import Fault, Run, load_run
 from lakh.trainer.run_folder import holding, record, require_run, with_absolute_paths
@@ -42,7 +42,7 @@ fault_option = click.option("--fault", "faults", multiple=True, metavar="FAULT",
 @restarts_option
 @fault_option
 @click.option("--dry-run", is_flag=True, help="Print the plan, its memory per GPU and its step time, and stop.")
-@answers
+@print_result
 def train(
     run: str,
     sets: tuple[str, ...],
@@ -51,7 +51,7 @@ def train(
     max_restarts: int,
     faults: tuple[str, ...],
     dry_run: bool,
-) -> Answer:
+) -> CommandResult:
     """Train a run, here or as one rank of many.
 
     RUN is a recipe (recipes/laptop.py), a run.toml, or the name of a recipe that comes with lakh.
@@ -78,8 +78,10 @@ def train(
 @nproc_option
 @restarts_option
 @fault_option
-@answers
-def resume(run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, faults: tuple[str, ...]) -> Answer:
+@print_result
+def resume(
+    run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, faults: tuple[str, ...]
+) -> CommandResult:
     """Go on with a run from its newest complete checkpoint.
 
     The number of ranks may differ from before: the data goes on where it stopped, in the same order.
@@ -93,7 +95,7 @@ def resume(run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, f
         return _run_ranks(loaded, run_dir, lock, nproc=nproc, max_restarts=max_restarts, faults=faults, sets=sets)
 
 
-def _plan(run: Run, ranks: int) -> Answer:
+def _plan(run: Run, ranks: int) -> CommandResult:
     """What would be trained: counted, and estimated by the planner. A run that does not fit is refused."""
     from lakh.planner.estimate import estimate
     from lakh.spec.cuts import check
@@ -119,7 +121,7 @@ def _plan(run: Run, ranks: int) -> Answer:
         "notes": found.notes,
     }
     shown = [(name, "; ".join(value) if isinstance(value, list) else value) for name, value in data.items()]
-    return Answer(data, table(["what", "value"], shown, title="would train (simulated; nothing was started)"))
+    return CommandResult(data, table(["what", "value"], shown, title="would train (simulated; nothing was started)"))
 
 
 def _refuse_what_cannot_work(run: Run, ranks: int, faults: tuple[str, ...]) -> None:
@@ -188,7 +190,7 @@ def _run_ranks(
     max_restarts: int,
     faults: tuple[str, ...],
     sets: tuple[str, ...] = (),
-) -> Answer:
+) -> CommandResult:
     """Start the ranks, show a bar, and answer with what rank 0 said at the end. `sets` are on top of run.toml."""
     from lakh.cli.progress import show_training
     from lakh.trainer.launch import can_lose_ranks, launch
@@ -210,10 +212,10 @@ def _run_ranks(
         ended.set()
         bar.join(5.0)
     data = {**launched.result, "attempts": launched.attempts, "run_dir": run_dir}
-    return Answer(data, table(["what", "value"], list(data.items())))
+    return CommandResult(data, table(["what", "value"], list(data.items())))
 
 
-def _be_a_rank(run: Run, run_dir: str, faults: tuple[str, ...]) -> Answer:
+def _be_a_rank(run: Run, run_dir: str, faults: tuple[str, ...]) -> CommandResult:
     from lakh.trainer.memory import keep_freed_memory
     from lakh.trainer.orphan import die_with_launcher
 
@@ -238,7 +240,7 @@ def _be_a_rank(run: Run, run_dir: str, faults: tuple[str, ...]) -> Answer:
         "sent_bytes": outcome.sent_bytes,
         "checkpoint": outcome.checkpoint,
     }
-    return Answer(data, table(["what", "value"], list(data.items())))
+    return CommandResult(data, table(["what", "value"], list(data.items())))
 
 
 def _held_by_this_rank(run_dir: str) -> contextlib.AbstractContextManager[object]:

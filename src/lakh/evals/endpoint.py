@@ -40,7 +40,7 @@ class Hole:
 
 
 class Endpoint:
-    max_rows = CONCURRENCY
+    max_seqs = CONCURRENCY
 
     def __init__(self, url: str, *, chat: bool = False, served_name: str | None = None) -> None:
         self._base = url.rstrip("/")
@@ -57,7 +57,7 @@ class Endpoint:
         prompts: Sequence[str | Hole],
         samplings: Sequence[SamplingParams],
         *,
-        ended: Callable[[str], bool] | None = None,
+        stop_when: Callable[[str], bool] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
         """`ended` cannot be told to a server: it writes on."""

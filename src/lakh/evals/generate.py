@@ -1,4 +1,4 @@
-"""Completions from a model: lakh's own engine (bulk.py), or any endpoint that speaks OpenAI's language (endpoint.py).
+"""Completions from a model: lakh's own engine (server/offline.py), or any endpoint that speaks OpenAI's language (endpoint.py).
 
 n samples of every problem are n passes over all problems, pass i with seed + i: asking for more samples later leaves
 the first ones as they were. A call to the generator is as many passes as keep it busy. With a journal, finished passes
@@ -45,7 +45,7 @@ BATCHES_PER_CALL = 4  # so that the last, half-empty batch of a call weighs litt
 class Generator(Protocol):
     """What is asked for completions."""
 
-    max_rows: int
+    max_seqs: int
     """How many it works on at one time."""
 
     def generate(
@@ -53,10 +53,10 @@ class Generator(Protocol):
         prompts: Sequence[Any],
         samplings: Sequence[SamplingParams],
         *,
-        ended: Callable[[str], bool] | None = None,
+        stop_when: Callable[[str], bool] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        """One sampling for each prompt. A text for which `ended` holds may be left at that."""
+        """One sampling for each prompt. A text for which `stop_when` holds may be left at that."""
         ...
 
     def infill(self, prefix: str, suffix: str, max_tokens: int, order: Order = "psm") -> Any: ...
@@ -69,9 +69,9 @@ def load_engine(model: str, *, chat: bool = False, served_name: str | None = Non
         return Endpoint(model, chat=chat, served_name=served_name)
     if chat:
         raise UserError("--chat", "is for endpoints", "give a URL as MODEL, or leave --chat out")
-    from lakh.evals.bulk import Bulk
+    from lakh.server.offline import OfflineEngine
 
-    return Bulk.load(model)
+    return OfflineEngine.load(model)
 
 
 def origin_from(
@@ -127,7 +127,7 @@ def generate(
     max_tokens = origin.max_tokens or 256
     passes: list[list[str]] = list(journal.done)[:n] if journal else []
     prompts = None
-    at_once = max(1, BATCHES_PER_CALL * engine.max_rows // len(task.problems))
+    at_once = max(1, BATCHES_PER_CALL * engine.max_seqs // len(task.problems))
     while len(passes) < n:
         if prompts is None:
             prompts = [_prompt(engine, task, problem, origin, max_tokens) for problem in task.problems]
@@ -145,7 +145,7 @@ def generate(
         completions = engine.generate(
             prompts * num,
             [sampling for sampling in samplings for _ in prompts],
-            ended=task.ended,
+            stop_when=task.ended,
             progress=None if progress is None else _after(progress, first * len(prompts)),
         )
         texts = [completion.text for completion in completions]

@@ -1,7 +1,7 @@
 """Checkpoints of a run, evaluated as they appear: beside the training, in another process, on CPUs that are free.
 
 Each result is kept under RUN/evals/<step>/<task>/ and told as an event of the run: `scored` for a benchmark, `measured`
-for bits per byte. `curve` gives the scores in the order of steps, and the control room draws both. What has a
+for bits per byte. `curve` gives the scores in the order of steps, and the dashboard draws both. What has a
 result.json is done: a watch that was stopped goes on with the rest. The trainer is never waited for and never slowed
 but by the use of the machine; a checkpoint that is removed while it is read is passed over.
 """

@@ -1,8 +1,8 @@
 """The Backend protocol: what the API needs from whatever completes requests.
 
-    backends/in_process.py, engine_process.py   an engine in this process, or in a child process
-    gateway/                                    several engines elsewhere
-    backends/completion_cache.py                cached completions in front of any of them
+backends/in_process.py, engine_process.py   an engine in this process, or in a child process
+gateway/                                    several engines elsewhere
+backends/completion_cache.py                cached completions in front of any of them
 """
 
 from __future__ import annotations

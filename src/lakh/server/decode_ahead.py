@@ -49,7 +49,7 @@ class DecodeAhead:
         None unless every running sequence is greedy and past its prompt, none waits, and there are blocks.
         """
         seqs = scheduler.running
-        if scheduler.waiting or not 0 < len(seqs) <= decoder.max_rows:
+        if scheduler.waiting or not 0 < len(seqs) <= decoder.max_sequences:
             return None
         if not all(
             seq.is_plain_greedy and seq.num_pending == 1 and len(seq.tokens) < seq.max_new_tokens for seq in seqs
@@ -62,7 +62,7 @@ class DecodeAhead:
         if not steps:
             return None
         blocks = [seq.lease.blocks for seq in seqs if seq.lease is not None]
-        burst = decoder.burst([seq.ids[-1] for seq in seqs], [seq.num_computed for seq in seqs], blocks)
+        burst = decoder.multi_step([seq.ids[-1] for seq in seqs], [seq.num_computed for seq in seqs], blocks)
         return cls(seqs, burst, steps)
 
     @property

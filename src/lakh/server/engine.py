@@ -31,7 +31,7 @@ from lakh.server.decode_ahead import DecodeAhead
 from lakh.server.detokenizer import Detokenizer, DetokenizerStream
 from lakh.server.metrics import EngineCounters, EngineObserver
 from lakh.server.model import weights as model_weights
-from lakh.server.model.network import Network, Precision
+from lakh.server.model.inference import InferenceModel, Precision
 from lakh.server.model.runner import Runner
 from lakh.server.prompts.encoder import Prompt, PromptEncoder
 from lakh.server.sampler import SampledSequence, sample_batch
@@ -43,7 +43,7 @@ from lakh.server.stopping import StopRule
 from lakh.spec.model import Model
 
 if TYPE_CHECKING:
-    from lakh.server.model.tensor_parallel import Team
+    from lakh.server.model.tensor_parallel import TensorParallelGroup
     from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["Chunk", "Completion", "Engine", "EngineCounters", "FinishReason", "Prompt", "SamplingParams", "Sequence"]
@@ -66,8 +66,8 @@ class Engine:
         precision: Precision | None = None,
         cache_tokens: int | None = None,
         speculation: Speculation = "off",
-        draft: model_weights.Loaded | None = None,
-        team: Team | None = None,
+        draft: model_weights.LoadedModel | None = None,
+        team: TensorParallelGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Uses the GPU in bfloat16 if there is one, else the CPU in float32. A `draft` (a smaller model with the same
@@ -97,7 +97,7 @@ class Engine:
         self.step_tokens, self.max_seqs = STEP_TOKENS[self.device.type], MAX_SEQS[self.device.type]
         # No reference back to the engine: dropping it frees its memory at once.
         on_release = (lambda seq: None) if self._proposer is None else self._proposer.release
-        self._scheduler = Scheduler(self.runner, self.counters, clock, on_release)
+        self.scheduler = Scheduler(self.runner, self.counters, clock, on_release)
         self._decode_ahead: DecodeAhead | None = None
         self._observer: EngineObserver | None = None
         self._lock = threading.RLock()
@@ -183,7 +183,9 @@ class Engine:
 
         No chunk holds half a character or the start of a stop string. The last one has the finish reason.
         """
-        seq = self.make_sequence(self.prompts.truncate(self.prompts.encode(prompt), sampling.max_tokens), sampling, copy=copy)
+        seq = self.make_sequence(
+            self.prompts.truncate(self.prompts.encode(prompt), sampling.max_tokens), sampling, copy=copy
+        )
         self.submit(seq)
         try:
             while seq.finish_reason is None:
@@ -205,9 +207,13 @@ class Engine:
         """One sequence per prompt, not yet submitted; copies of a prompt differ in their random numbers."""
         samplings = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         copies: Counter[tuple[tuple[int, ...], SamplingParams]] = Counter()
+        encoded: dict[tuple[Prompt, int], tuple[int, ...]] = {}
         seqs = []
         for prompt, each in zip(prompts, samplings, strict=True):
-            ids = self.prompts.truncate(self.prompts.encode(prompt), each.max_tokens)
+            key = prompt if isinstance(prompt, str) else tuple(prompt), each.max_tokens
+            if key not in encoded:
+                encoded[key] = self.prompts.truncate(self.prompts.encode(prompt), each.max_tokens)
+            ids = encoded[key]
             seqs.append(self.make_sequence(ids, each, copy=copies[ids, each]))
             copies[ids, each] += 1
         return seqs
@@ -241,49 +247,49 @@ class Engine:
     def submit(self, *seqs: Sequence) -> None:
         """Add sequences to the waiting queue; `step` starts them."""
         with self._lock:
-            self._scheduler.submit(seqs)
+            self.scheduler.submit(seqs)
 
     def abort(self, *seqs: Sequence) -> None:
         """Finish these sequences and free their blocks now. No-op for finished ones."""
         with self._lock:
-            self._scheduler.abort(seqs)
+            self.scheduler.abort(seqs)
 
     @property
     def num_running(self) -> int:
-        return len(self._scheduler.running)
+        return len(self.scheduler.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._scheduler.waiting)
+        return len(self.scheduler.waiting)
 
     def observe(self, observer: EngineObserver) -> None:
         """Report every step and every completion to `observer`."""
-        self._observer = self._scheduler.observer = observer
+        self._observer = self.scheduler.observer = observer
 
     # --- weights ---
 
-    def stage(self) -> Network:
+    def stage(self) -> InferenceModel:
         """Memory for new weights beside the current ones: `put` every tensor there, `finish`, then `swap`."""
         if self.network.shard.size > 1:
             found = "cannot be replaced in a tensor-parallel engine"
             raise UserError("weights", found, "restart the engine with the new weights")
-        return self.network.shadow()
+        return self.network.empty_like()
 
-    def swap(self, weights: Mapping[str, Tensor] | Network) -> int:
+    def swap(self, weights: Mapping[str, Tensor] | InferenceModel) -> int:
         """Use these weights from the next step on; a staged network swaps without a pause for reading.
 
         Preempts running sequences and clears the prefix cache. Returns the new version.
         """
-        if isinstance(weights, Network):
+        if isinstance(weights, InferenceModel):
             staged = weights
         else:
             staged = self.stage()
             staged.load(weights)
         with self._lock:
             self._decode_ahead = None
-            self._scheduler.preempt_all()
-            self.pool.forget()
-            self.network.exchange(staged)
+            self.scheduler.preempt_all()
+            self.pool.reset()
+            self.network.swap_weights(staged)
             self.weights_version += 1
             return self.weights_version
 
@@ -304,7 +310,7 @@ class Engine:
     def step(self) -> list[Sequence]:
         """Advance the running sequences; returns those with new tokens and those that finished."""
         with self._lock:
-            expired = self._scheduler.abort_expired()
+            expired = self.scheduler.abort_expired()
             batch = self._schedule()
             if self._decode_ahead is not None:
                 return expired + self._run_decode_ahead(self._decode_ahead)
@@ -319,18 +325,18 @@ class Engine:
         """The batch of this step; empty if there is no work, or if a decode-ahead is in progress or starts now."""
         if self._decode_ahead is not None and not self._decode_ahead.is_done:
             return []
-        self._scheduler.admit(self.max_seqs, self.weights_version)
-        drafts = {} if self._proposer is None else self._proposer.propose(self._scheduler.running)
+        self.scheduler.admit(self.max_seqs, self.weights_version)
+        drafts = {} if self._proposer is None else self._proposer.propose(self.scheduler.running)
         self._decode_ahead = None
         if not drafts and self.runner.decoder is not None:
             began_s = self.clock()
             max_steps = None
             if self._proposer is not None and self.num_running:
                 max_steps = steps_between_proposals(self.num_running)
-            self._decode_ahead = DecodeAhead.start(self._scheduler, self.runner.decoder, self.spec.context, max_steps)
+            self._decode_ahead = DecodeAhead.start(self.scheduler, self.runner.decoder, self.spec.context, max_steps)
             if self._decode_ahead is not None:
                 self._decode_ahead.spent_s = self.clock() - began_s
-        return [] if self._decode_ahead is not None else self._scheduler.schedule(drafts, self.step_tokens)
+        return [] if self._decode_ahead is not None else self.scheduler.schedule(drafts, self.step_tokens)
 
     def _postprocess(
         self, batch: list[ScheduledSequence], sampled: list[SampledSequence], began_s: float
@@ -344,7 +350,7 @@ class Engine:
                 counters.drafts += 1
                 counters.draft_tokens += len(draft.tokens)
                 counters.accepted_tokens += result.num_accepted
-            self._scheduler.finish_step(seq)
+            self.scheduler.finish_step(seq)
         counters.steps += 1
         counters.computed_tokens += num_tokens
         if self._observer is not None:
@@ -357,19 +363,20 @@ class Engine:
         began_s = self.clock()
         seqs = [seq for seq in decode_ahead.seqs if seq.finish_reason is None]
         try:
-            launched = 0 if self._scheduler.waiting else decode_ahead.launch()
+            launched = 0 if self.scheduler.waiting else decode_ahead.launch()
             self.counters.generated_tokens += decode_ahead.read()
         except BaseException:  # also an interrupt: tokens already read stay, the rest is recomputed
             self._decode_ahead = None
             raise
         finally:
             for seq in seqs:
-                self._scheduler.finish_step(seq)
+                self.scheduler.finish_step(seq)
         num_seqs = len(decode_ahead.seqs)
         self.counters.steps += launched
         self.counters.computed_tokens += launched * num_seqs
-        for _ in range(launched if self._observer is not None else 0):
-            self._observer.observe_step(num_seqs)
+        if self._observer is not None:
+            for _ in range(launched):
+                self._observer.observe_step(num_seqs)
         decode_ahead.spent_s += self.clock() - began_s
         if decode_ahead.is_done:
             self._decode_ahead = None

@@ -129,9 +129,7 @@ class ServerMetrics:
     def __init__(self, backend: Backend, store: CacheStore | None) -> None:
         registry = self._registry = MetricsRegistry(PREFIX, process=True)
         self.requests = registry.counter("requests_total", "Completion requests by HTTP status.", ["code"])
-        self.finished = registry.counter(
-            "request_success_total", "Completions by finish reason.", ["finished_reason"]
-        )
+        self.finished = registry.counter("request_success_total", "Completions by finish reason.", ["finished_reason"])
         self.cancelled = registry.counter("requests_cancelled_total", "Requests whose client disconnected.")
         self.prompt_tokens = registry.counter("prompt_tokens_total", "Prompt tokens.")
         self.generation_tokens = registry.counter("generation_tokens_total", "Generated tokens.")

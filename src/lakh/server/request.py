@@ -1,8 +1,8 @@
 """A completion request in OpenAI's form, validated.
 
-Defaults are OpenAI's (max_tokens 16, temperature 1), because clients rely on them. A field of the wrong type or range is
-an error that names the field; so is an unsupported field that would change the completion (echo, penalties). All other
-unknown fields are ignored, since clients send many.
+Defaults are OpenAI's (max_tokens 16, temperature 1), because clients rely on them. A field of the wrong type or range
+is an error that names the field; so is an unsupported field that would change the completion (echo, penalties). All
+other unknown fields are ignored, since clients send many.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lakh.server.prompts.fim import Order
 from lakh.server.sampling_params import SamplingParams
 from lakh.server.stopping import STOP_RULES
 
-__all__ = ["BadRequest", "CompletionRequest", "parse"]
+__all__ = ["RequestError", "CompletionRequest", "parse"]
 
 MAX_CHOICES = 64
 MAX_TIMEOUT_MS = 3_600_000

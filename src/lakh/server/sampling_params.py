@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lakh.errors import ConfigError
 
-__all__ = ["MAX_LOGPROBS", "MAX_SEED", "MAX_STOPS", "MAX_TEMPERATURE", "Sampling"]
+__all__ = ["MAX_LOGPROBS", "MAX_SEED", "MAX_STOPS", "MAX_TEMPERATURE", "SamplingParams"]
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from lakh.server.metrics import EngineCounters, EngineObserver
-from lakh.server.model.blocks import BLOCK_TOKENS
-from lakh.server.model.network import Segment
+from lakh.server.model.block_pool import BLOCK_TOKENS, Lease
+from lakh.server.model.inference import SequenceChunk
 from lakh.server.model.runner import Runner
 from lakh.server.sequence import Sequence
 from lakh.server.speculation.rejection import DraftTokens
@@ -37,7 +37,7 @@ class ScheduledSequence(NamedTuple):
     """What one sequence computes in a step."""
 
     seq: Sequence
-    segment: Segment
+    segment: SequenceChunk
     draft: DraftTokens
 
 
@@ -97,24 +97,79 @@ class Scheduler:
             if (seq.cache_space, seq.prompt) in computing and len(seq.prompt) > BLOCK_TOKENS:
                 held_back.append(seq)
                 continue
-            self.start(seq, weights_version)
+            self._open_lease(seq, weights_version)
+            self.running.append(seq)
             if seq.num_pending > 1:
                 computing.add((seq.cache_space, seq.prompt))
         self.waiting.extendleft(reversed(held_back))
 
-    def start(self, seq: Sequence, weights_version: int) -> None:
-        """Give a sequence the cached blocks of its prefix and move it to the running queue."""
+    def admit_reserved(
+        self,
+        max_seqs: int,
+        weights_version: int,
+        *,
+        num_tokens: Callable[[Sequence], int],
+        prefill: Callable[[list[Sequence]], None],
+        prefill_tokens: int,
+    ) -> None:
+        """Offline admission: reserve blocks for all tokens of a sequence (`num_tokens`), so none is ever preempted.
+
+        Calls `prefill` for batches of about `prefill_tokens` prompt tokens; it computes all but the last token of each
+        prompt. Copies of a prompt that is running share its blocks and copy its partial block.
+        """
+        running = {seq.prompt: seq for seq in self.running}
+        batch: list[Sequence] = []
+        batch_tokens = 0
+
+        def compute() -> None:
+            nonlocal batch_tokens
+            if batch:
+                prefill(batch)
+            for seq in batch:
+                assert seq.lease is not None
+                seq.num_computed = len(seq.prompt) - 1
+                self._pool.share(seq.lease, seq.prompt[:-1])
+            batch.clear()
+            batch_tokens = 0
+
+        while self.waiting and len(self.running) < max_seqs:
+            seq = self.waiting[0]
+            twin = running.get(seq.prompt)
+            if twin is not None and any(twin is one for one in batch):
+                compute()  # so that this copy finds the blocks of the first
+            lease = self._open_lease(seq, weights_version)
+            if not self._pool.extend(lease, num_tokens(seq)):
+                self._pool.close(lease, seq.prompt[: lease.num_cached])
+                seq.lease, seq.num_computed = None, 0
+                assert self.running, "the cache holds less than one context"
+                break
+            self.running.append(self.waiting.popleft())
+            needed = len(seq.prompt) - 1
+            if twin is not None and twin.lease is not None and seq.num_computed < needed:
+                for index in range(seq.num_computed // BLOCK_TOKENS, -(-needed // BLOCK_TOKENS)):
+                    self._runner.copy_block(twin.lease.blocks[index], lease.blocks[index])
+                seq.num_computed = needed
+            if seq.num_computed < needed:
+                batch.append(seq)
+                batch_tokens += needed - seq.num_computed
+                if batch_tokens >= prefill_tokens:
+                    compute()
+            running.setdefault(seq.prompt, seq)
+        compute()
+
+    def _open_lease(self, seq: Sequence, weights_version: int) -> Lease:
+        """Give a sequence the cached blocks of its prefix."""
         tokens = seq.ids if seq.tokens else seq.prompt  # equal without tokens; slicing the tuple is faster
-        seq.lease = self._pool.open((seq.cache_space, weights_version), tokens)
-        if seq.lease.copy is not None:
-            self._runner.copy_block(*seq.lease.copy)
-        seq.num_computed = seq.lease.num_cached
+        lease = seq.lease = self._pool.open((seq.cache_space, weights_version), tokens)
+        if lease.copy is not None:
+            self._runner.copy_block(*lease.copy)
+        seq.num_computed = lease.num_cached
         seq.started_s = seq.started_s or self._clock()
         if not seq.tokens:
-            seq.num_cached = seq.lease.num_cached
+            seq.num_cached = lease.num_cached
             self._counters.prompt_tokens += len(seq.prompt)
             self._counters.cached_tokens += seq.num_cached
-        self.running.append(seq)
+        return lease
 
     def schedule(self, drafts: Mapping[Sequence, DraftTokens], step_tokens: int) -> list[ScheduledSequence]:
         """What every running sequence computes in this step. Preempts the youngest where blocks run out."""
@@ -134,7 +189,7 @@ class Scheduler:
             num_scored = len(draft.tokens) + 1 if end == len(seq.ids) else 0
             tokens = [*seq.ids[seq.num_computed : end], *draft.tokens]
             batch.append(
-                ScheduledSequence(seq, Segment(tokens, seq.num_computed, seq.lease.blocks, num_scored), draft)
+                ScheduledSequence(seq, SequenceChunk(tokens, seq.num_computed, seq.lease.blocks, num_scored), draft)
             )
         return batch
 
@@ -154,14 +209,18 @@ class Scheduler:
         while self.running:
             self._preempt(self.running[-1])
 
+    def finish(self, seq: Sequence) -> None:
+        """Remove a finished sequence and free its blocks."""
+        self.running.remove(seq)
+        self._release(seq)
+
     def finish_step(self, seq: Sequence) -> None:
         """Remove a finished sequence; share the full blocks of any other."""
         assert seq.lease is not None
         if seq.tokens and seq.first_token_s is None:
             seq.first_token_s = self._clock()
         if seq.finish_reason is not None:
-            self.running.remove(seq)
-            self._release(seq)
+            self.finish(seq)
             if self.observer is not None and seq.started_s is not None and seq.first_token_s is not None:
                 self.observer.observe_completion(
                     arrived_s=seq.arrived_s,
@@ -174,7 +233,7 @@ class Scheduler:
             self._pool.share(seq.lease, seq.ids[: seq.num_computed])
 
     def _reserve_or_preempt(self, seq: Sequence, num_tokens: int) -> None:
-        """Reserve blocks for `num_tokens` tokens of the sequence; preempts the youngest, possibly the sequence itself."""
+        """Reserve blocks for `num_tokens` tokens; preempts the youngest, which may be the sequence itself."""
         while seq.lease is not None and not self._pool.extend(seq.lease, num_tokens):
             self._preempt(self.running[-1])
 

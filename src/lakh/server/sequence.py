@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lakh.server.detokenizer import DetokenizerStream
-from lakh.server.model.blocks import Lease
+from lakh.server.model.block_pool import Lease
 from lakh.server.sampling import Logprobs, NoiseKeys, SamplingParams
 from lakh.server.stopping import StopRule, StopStrings
 

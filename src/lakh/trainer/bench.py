@@ -28,9 +28,9 @@ from lakh.trainer.graphs import Graphed
 from lakh.trainer.memory import ran_out
 from lakh.trainer.optim import build_optimizer
 from lakh.trainer.step import Updated, objective_of, plain_pass, update
+from lakh.workloads.code.acceleration import speed_up
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.compiling import speed_up
 from lakh.workloads.code.loss import next_token_loss
 from lakh.workloads.code.model import CodeModel, init_weights
 

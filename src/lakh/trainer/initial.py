@@ -15,7 +15,7 @@ from torch import Tensor
 from lakh import checkpoint, storage
 from lakh.errors import UserError
 from lakh.spec import Model, Run
-from lakh.workloads.code import gguf, hf
+from lakh.workloads.code.formats import gguf, hf
 from lakh.workloads.code.model import CodeModel, init_weights
 
 __all__ = ["builder", "read_weights"]

@@ -27,7 +27,7 @@ from lakh.trainer.step import update, uses_bf16
 from lakh.trainer.waves import fullness
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel
-from lakh.workloads.code.parallel import Groups, parallelise
+from lakh.workloads.code.parallel import ParallelGroups, parallelise
 
 __all__ = ["Chosen", "Tried", "choose", "find_micro_batch", "try_one"]
 
@@ -167,7 +167,7 @@ def _measure(run: Run, device: torch.device) -> float:
             return CodeModel(run.model)  # torch's own first weights: speed and memory do not depend on them
 
     bf16 = uses_bf16(run, device)
-    model = parallelise(run, run.mesh.resolve(1), Groups(), build, bf16=bf16, device=device)
+    model = parallelise(run, run.mesh.resolve(1), ParallelGroups(), build, bf16=bf16, device=device)
     optimizer = build_optimizer(model, run.optim)
     shape = (run.data.micro_batch, run.data.sequence + 1)
     rows = torch.randint(0, run.model.vocab, shape, generator=torch.Generator().manual_seed(0)).to(device)

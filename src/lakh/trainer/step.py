@@ -24,7 +24,7 @@ from lakh.trainer.optim import learning_rate, set_learning_rate
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.objective import PLAIN, Objective
-from lakh.workloads.code.pipeline import Pipeline
+from lakh.workloads.code.parallelism.pipeline import Pipeline
 
 __all__ = ["Updated", "loss_sum", "objective_of", "plain_pass", "update", "uses_bf16"]
 

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from lakh.errors import PeerLost, PeerTimeout, UserError
 from lakh.spec import Mesh, Training
 from lakh.spec.mesh import AXES
-from lakh.workloads.code.parallel import Groups
+from lakh.workloads.code.parallel import ParallelGroups
 
 __all__ = ["World"]
 
@@ -94,7 +94,7 @@ class World:
                 raise _peer_error(self.rank, doing, timeout_s, error) from error
             raise
 
-    def groups(self, mesh: Mesh, timeout_s: float) -> Groups:
+    def groups(self, mesh: Mesh, timeout_s: float) -> ParallelGroups:
         """The ranks that this one works with along each axis of a resolved mesh. A collective."""
         sizes = {
             "dp_replicate": mesh.dp_replicate,
@@ -106,7 +106,7 @@ class World:
         # FSDP over one rank still serves copies; over one rank and without copies there is nothing for it to do.
         wanted = {name: size for name, size in sizes.items() if size > 1 or (name == "fsdp" and mesh.dp_replicate > 1)}
         if not wanted:
-            return Groups()
+            return ParallelGroups()
         root = DeviceMesh(self.device.type, ranks.reshape(*wanted.values()), mesh_dim_names=tuple(wanted))
         cp = None
         if mesh.cp > 1:
@@ -114,7 +114,7 @@ class World:
             inner = DeviceMesh(self.device.type, pieces, mesh_dim_names=("outer", "cp", "inner"))
             cp = inner.get_group("cp")
         axes = tuple(name for name in ("dp_replicate", "fsdp") if name in wanted)
-        groups = Groups(
+        groups = ParallelGroups(
             fsdp=root[axes] if axes else None,
             tp=root["tp"] if mesh.tp > 1 else None,
             cp=cp,

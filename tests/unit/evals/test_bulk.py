@@ -59,7 +59,7 @@ def test_rows_get_what_the_engine_gives_them(engine: Engine, temperature: float,
     assert [one.finish_reason for one in found] == [one.finish_reason for one in expected]
     assert heard == sorted(heard)
     assert heard[-1] == len(prompts)
-    assert engine.pool.num_held == 0
+    assert engine.pool.num_used == 0
 
 
 def test_the_same_prompt_and_seed_several_times_are_several_draws(engine: Engine) -> None:
@@ -98,7 +98,7 @@ def test_an_interrupt_gives_every_block_back(engine: Engine) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Bulk(engine).generate(PROMPTS, [SamplingParams(max_tokens=9)] * 4, progress=stop)
-    assert engine.pool.num_held == 0
+    assert engine.pool.num_used == 0
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.95, 0.5, 0.01])

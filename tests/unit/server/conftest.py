@@ -13,12 +13,12 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lakh.server.engine import Completion, Engine, SamplingParams
-from lakh.server.model.blocks import BLOCK_TOKENS
-from lakh.server.model.network import Segment
-from lakh.server.sampler import NoiseKeys, noise, probabilities
+from lakh.server.model.block_pool import BLOCK_TOKENS
+from lakh.server.model.inference import SequenceChunk
+from lakh.server.sampling import NoiseKeys, gumbel_noise, probabilities
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 from lakh.workloads.code.model import CodeModel, init_weights
 
 SPECIAL = [
@@ -78,7 +78,7 @@ class PlayedDecoder:
     max_rows, max_steps = 128, 20
 
     def __init__(self, engine: Engine) -> None:
-        self.runner = engine._runner
+        self.runner = engine.runner
         self.launches: list[int] = []
         self.num_bursts = self.num_reads = 0
 
@@ -106,8 +106,8 @@ class PlayedBurst:
         self.decoder.launches.append(steps)
         drawn = []
         for _ in range(steps):
-            rows = zip(self.tokens, self.positions, self.tables, strict=True)
-            segments = [Segment([token], at, table) for token, at, table in rows]
+            seqs = zip(self.tokens, self.positions, self.tables, strict=True)
+            segments = [SequenceChunk([token], at, table) for token, at, table in seqs]
             self.tokens = self.decoder.runner.forward(segments).argmax(dim=-1).tolist()
             self.positions = [at + 1 for at in self.positions]
             drawn.append(self.tokens)
@@ -125,7 +125,7 @@ def make_flying(make_engine: Callable[..., Engine]) -> Callable[..., tuple[Engin
     def make(**options: Any) -> tuple[Engine, PlayedDecoder]:
         made = make_engine(**options)
         decoder = PlayedDecoder(made)
-        made._runner.decoder = decoder  # type: ignore[assignment]
+        made.runner.decoder = decoder  # type: ignore[assignment]
         return made, decoder
 
     return make
@@ -157,7 +157,7 @@ def assert_same(engine: Engine, reference: CodeModel) -> Callable[..., None]:
         scores = reference(torch.tensor([list(ids)]))[:, -1, : engine.tokenizer.vocab_size]
         if sampling.temperature == 0:
             return scores[0]
-        return probabilities(scores, [sampling])[0].log() + noise(torch.tensor([key]), scores.shape[-1])[0]
+        return probabilities(scores, [sampling])[0].log() + gumbel_noise(torch.tensor([key]), scores.shape[-1])[0]
 
     def check(prompts: Sequence[Sequence[int]], sampling: SamplingParams, left: Sequence[Any], right: Sequence[Any]) -> None:
         copies: Counter[tuple[int, ...]] = Counter()

@@ -17,7 +17,6 @@ import pytest
 
 from lakh.cli.main import main
 from lakh.server.engine import Engine, SamplingParams
-from lakh.server.loadgen import ablation
 from lakh.server.loadgen.ablation import Sequence
 from lakh.server.loadgen.report import LoadReport
 

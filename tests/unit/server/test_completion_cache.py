@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.server.backends.in_process import InProcessBackend
-from lakh.server.backends.completion_cache import CachedCompletion, CompletionCache, find_continuation, cache_query_of
 from lakh.server.backend import CompletionDelta, Usage
+from lakh.server.backends.completion_cache import CachedCompletion, CompletionCache, cache_query_of, find_continuation
+from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.request import CompletionRequest, parse
 from lakh.server.store import MemoryCacheStore, RedisCacheStore
@@ -40,7 +40,7 @@ def cache_of(make_engine: Callable[..., Engine]) -> Callable[..., CompletionCach
 
 def drawn(cache: CompletionCache) -> int:
     assert isinstance(cache.backend, InProcessBackend)
-    return cache.backend.engine.counts.generated_tokens
+    return cache.backend.engine.counters.generated_tokens
 
 
 def test_the_same_question_again_draws_nothing(cache_of: Callable[..., CompletionCache]) -> None:
@@ -138,7 +138,7 @@ def test_a_tenant_neither_reads_nor_notices_anothers_answers(
         )
         cache = cache_of(store)
         assert isinstance(cache.backend, InProcessBackend)
-        counts = cache.backend.engine.counts
+        counts = cache.backend.engine.counters
         fields = {"prompt": "the secret of tenant a is 42\n" * 2, "supersede": "f"}
         _, first = await ask(cache, "a", **fields)
         for tenant, salt in (("b", ""), ("", ""), ("b", "a"), ("", "a"), ("a", "b")):

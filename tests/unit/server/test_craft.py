@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
-from lakh.server.prompts import fim
-from lakh.server.engine import Engine, SamplingParams
-from lakh.server.api.dialects import DIALECTS, DialectResponse
 from lakh.server.api.api_keys import ApiKeys
+from lakh.server.api.dialects import DIALECTS, DialectResponse
+from lakh.server.engine import Engine, SamplingParams
 from lakh.server.loadgen.report import percentiles
 from lakh.server.loadgen.typing import TypingUser, arrivals_s, read_source_files
-from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.block_pool import BLOCK_TOKENS
+from lakh.server.prompts import fim
 from lakh.server.request import RequestError, parse
 from lakh.server.stopping import StopRule
 
@@ -33,8 +33,8 @@ def prefilled(engine: Engine, order: fim.Order) -> int:
     before, typed, after = "def add(left, right):\n", "    return left + right", "\nclass Size:\n    pass\n" * 2
     total = 0
     for end in range(len(typed) + 1):
-        ids = engine.infill(before + typed[:end], after, 1, order)
-        row = engine.row(ids, SamplingParams(max_tokens=1))
+        ids = engine.prompts.infill(before + typed[:end], after, 1, order)
+        row = engine.make_sequence(ids, SamplingParams(max_tokens=1))
         engine.submit(row)
         while row.finish_reason is None:
             engine.step()
@@ -61,7 +61,7 @@ def test_a_cut_moves_only_in_steps(length: int, room: int) -> None:
 
 def test_spm_puts_the_prefix_last(engine: Engine) -> None:
     special, encode = engine.tokenizer.special, engine.tokenizer.encode
-    assert engine.infill("def ", "\n", 8, "spm") == (
+    assert engine.prompts.infill("def ", "\n", 8, "spm") == (
         special("<|fim_prefix|>"),
         special("<|fim_suffix|>"),
         *encode("\n"),

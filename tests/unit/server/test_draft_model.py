@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.server.engine import Engine, SamplingParams
-from lakh.server.speculation import proposer
-from lakh.server.speculation.rejection import draw, rejection_sample
-from lakh.server.speculation.policy import StepCosts, DraftLength, decide
 from lakh.server.model import weights as model_weights
+from lakh.server.speculation import proposer
+from lakh.server.speculation.policy import DraftLength, StepCosts, decide
+from lakh.server.speculation.rejection import draw, rejection_sample
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.model import CodeModel, init_weights
@@ -45,7 +45,7 @@ def make(tokenizer_json: Path) -> Make:
         """With `noise`, a draft that is the model with so much noise on its weights."""
         draft = None
         if noise is not None:
-            draft = model_weights.Loaded("draft", "", spec, weights_of(spec, 1, noise), tokenizer_json)
+            draft = model_weights.LoadedModel("draft", "", spec, weights_of(spec, 1, noise), tokenizer_json)
         weights = weights_of(spec, 1)
         return Engine("m", spec, weights, tokenizer, device="cpu", draft=draft, cache_tokens=cache_tokens)
 
@@ -74,17 +74,17 @@ def test_a_draft_changes_no_greedy_and_no_seeded_answer(
             done = plain.generate(prompts, sampling)
             assert_same(prompts, sampling, drafted.generate(prompts, sampling), done)
     assert drafted._draft_model is not None
-    assert (drafted.pool.num_held, drafted._draft_model.num_held) == (0, 0)
+    assert (drafted.pool.num_used, drafted._draft_model.num_used) == (0, 0)
     if noise == 0.0 and all(one.finish_reason == "length" for one in done):  # guesses past an end are not looked at
         # The model itself guesses right, but for a tie that rounding decides.
-        assert drafted.counts.accepted_tokens >= drafted.counts.draft_tokens - most
+        assert drafted.counters.accepted_tokens >= drafted.counters.draft_tokens - most
 
 
 def test_a_good_draft_saves_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proposer, "decide", lambda **given: DraftLength(min(4, given["most"]), "the test says so"))
     drafted = make(noise=0.0)
     done = drafted.generate([[30, 31, 32]], SamplingParams(max_tokens=40))[0]
-    assert drafted.counts.steps <= 1 + -(-len(done.tokens) // 5)
+    assert drafted.counters.steps <= 1 + -(-len(done.tokens) // 5)
 
 
 def test_on_a_cpu_a_draft_takes_eight_bits_where_its_widths_allow(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_on_a_cpu_a_draft_takes_eight_bits_where_its_widths_allow(make: Make, mo
     assert drafted.generate(prompts, SamplingParams(max_tokens=40)) == plain.generate(prompts, SamplingParams(max_tokens=40))
     assert drafted._draft_model is not None
     assert (drafted._draft_model.precision, make(noise=0.0)._draft_model.precision) == ("int8", "f32")  # type: ignore[union-attr]
-    assert drafted.counts.accepted_tokens > drafted.counts.draft_tokens / 2
+    assert drafted.counters.accepted_tokens > drafted.counters.draft_tokens / 2
 
 
 def test_rows_that_give_way_and_a_draft_without_room_change_nothing(
@@ -105,9 +105,9 @@ def test_rows_that_give_way_and_a_draft_without_room_change_nothing(
     small, plain = make(noise=0.2, cache_tokens=1), make(noise=None)  # room for one full context each
     prompts = [[7 + i, *range(20, 50)] for i in range(6)]
     assert small.generate(prompts, SamplingParams(max_tokens=60)) == plain.generate(prompts, SamplingParams(max_tokens=60))
-    assert small.counts.preempted_seqs > 0
+    assert small.counters.preempted_seqs > 0
     assert small._draft_model is not None
-    assert (small.pool.num_held, small._draft_model.num_held) == (0, 0)
+    assert (small.pool.num_used, small._draft_model.num_used) == (0, 0)
 
 
 def test_tokens_that_survive_rejection_are_distributed_as_the_models() -> None:
@@ -157,7 +157,7 @@ def test_an_unseeded_answer_with_a_draft_has_the_models_distribution(
         return Counter(item.tokens[1:2] for item in done if len(item.tokens) > 1)
 
     left, right = third(drafted), third(plain)
-    assert drafted.counts.draft_tokens > drafted.counts.accepted_tokens > 0
+    assert drafted.counters.draft_tokens > drafted.counters.accepted_tokens > 0
     n, m = sum(left.values()), sum(right.values())
     for token in left | right:  # the difference of two fractions: five standard deviations of the worst case
         assert abs(left[token] / n - right[token] / m) < 5 * 0.5 * (1 / n + 1 / m) ** 0.5
@@ -172,7 +172,7 @@ def test_a_draft_that_costs_as_much_as_the_model_is_not_asked() -> None:
 def test_a_draft_of_another_tokenizer_or_a_shorter_context_is_refused(make: Make, tokenizer_json: Path) -> None:
     tokenizer = Tokenizer.load(tokenizer_json)
     short = dataclasses.replace(SPEC, context=48)
-    draft = model_weights.Loaded("short", "", short, weights_of(short, 1), tokenizer_json)
+    draft = model_weights.LoadedModel("short", "", short, weights_of(short, 1), tokenizer_json)
     with pytest.raises(UserError, match="context of 48"):
         Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu", draft=draft)
 
@@ -180,7 +180,7 @@ def test_a_draft_of_another_tokenizer_or_a_shorter_context_is_refused(make: Make
 def test_a_draft_with_other_tokens_is_refused(tmp_path: Path, tokenizer_json: Path) -> None:
     other = tmp_path / "tokenizer.json"
     other.write_bytes(tokenizer_json.read_bytes().replace(b"endoftext", b"endoffile"))
-    draft = model_weights.Loaded("other", "", SPEC, weights_of(SPEC, 1), other)
+    draft = model_weights.LoadedModel("other", "", SPEC, weights_of(SPEC, 1), other)
     with pytest.raises(UserError):
         Engine("m", SPEC, weights_of(SPEC, 1), Tokenizer.load(tokenizer_json), device="cpu", draft=draft)
 
@@ -193,7 +193,7 @@ def test_looked_up_and_drafted_guesses_are_weighed_against_each_other(
     prompt, sampling = (30, 31, 32), SamplingParams(max_tokens=40)
     plain = Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu").generate([prompt], sampling)[0]
     told = (*prompt, *plain.tokens)
-    draft = model_weights.Loaded("draft", "", SPEC, weights_of(SPEC, 5), tokenizer_json)
+    draft = model_weights.LoadedModel("draft", "", SPEC, weights_of(SPEC, 5), tokenizer_json)
     both = Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu", draft=draft, speculation="lookup")
     monkeypatch.setattr(proposer.PromptLookup, "guess", lambda _, ids, most: list(told[len(ids) : len(ids) + most]))
     monkeypatch.setattr(

@@ -18,12 +18,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lakh.cli.main import main
 from lakh.errors import UserError
 from lakh.server import proto
-from lakh.server.backends.in_process import InProcessBackend
-from lakh.server.engine import Engine
 from lakh.server.api import grpc as grpc_api
-from lakh.server.api import http
 from lakh.server.api.listen import check_free
 from lakh.server.api.request_handler import RequestHandler
+from lakh.server.backends.in_process import InProcessBackend
+from lakh.server.engine import Engine
 
 PATIENCE_S = 30.0
 
@@ -37,13 +36,13 @@ def lakh(*arguments: str) -> int:
 @pytest.fixture
 def gate(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The engine takes no step before it is set."""
-    gate, forward = threading.Event(), engine._runner.forward
+    gate, forward = threading.Event(), engine.runner.forward
 
     def gated(segments: Any) -> Any:
         assert gate.wait(PATIENCE_S), "the test gave no permit"
         return forward(segments)
 
-    monkeypatch.setattr(engine._runner, "forward", gated)
+    monkeypatch.setattr(engine.runner, "forward", gated)
     return gate
 
 
@@ -154,12 +153,12 @@ def test_an_address_of_elsewhere_is_refused(host: str, found: str) -> None:
 
 def test_a_second_server_does_not_share_the_first_ones_grpc_port(engine: Engine) -> None:
     async def story() -> None:
-        desk = RequestHandler(InProcessBackend(engine))
-        async with grpc_api.running(desk, "127.0.0.1", 0) as address:
+        handler = RequestHandler(InProcessBackend(engine))
+        async with grpc_api.running(handler, "127.0.0.1", 0) as address:
             port = int(address.rpartition(":")[2])
             with pytest.raises(UserError, match="in use"):
-                async with grpc_api.running(desk, "127.0.0.1", port):
+                async with grpc_api.running(handler, "127.0.0.1", port):
                     pass
-        await desk.backend.close()
+        await handler.backend.close()
 
     asyncio.run(asyncio.wait_for(story(), PATIENCE_S))

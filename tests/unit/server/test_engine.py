@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 
 from lakh import checkpoint, config
 from lakh.errors import UserError
-from lakh.server import sampler
 from lakh.server.engine import Chunk, Completion, Engine, SamplingParams
 from lakh.server.speculation import proposer
 from lakh.server.speculation.policy import DraftLength
 from lakh.spec import Data, Run
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 from lakh.workloads.code.model import CodeModel
 
 MakeEngine = Callable[..., Engine]
@@ -76,7 +75,7 @@ def test_more_prompts_than_rows_at_work_keep_their_order(make_engine: MakeEngine
     prompts = [[7 + i, *range(20, 20 + (i * 7) % 23)] for i in range(11)]
     sampling = SamplingParams(max_tokens=6)
     expected = engine.generate(prompts, sampling)
-    engine.max_rows = 3
+    engine.max_seqs = 3
     heard: list[int] = []
     assert engine.generate(prompts, sampling, progress=heard.append) == expected
     assert heard == sorted(set(heard))
@@ -116,9 +115,9 @@ def test_a_cached_prefix_changes_no_answer(
         for prompt, done in zip(prompts, fresh, strict=True):
             assert_same([prompt], sampling, engine.generate([prompt], sampling), [done])
     longer = [[*prompt, *done.tokens[:5]] for prompt, done in zip(prompts, fresh, strict=True)]
-    before = engine.counts.cached_tokens
+    before = engine.counters.cached_tokens
     again = engine.generate(longer, sampling)
-    assert engine.counts.cached_tokens > before
+    assert engine.counters.cached_tokens > before
     assert_same(longer, sampling, again, make_engine().generate(longer, sampling))
 
 
@@ -155,7 +154,7 @@ def test_guesses_change_no_answer(
         patch.setattr(proposer, "decide", lambda **_: DraftLength(most, "the test says so"))
         done = guessing.generate(prompts, sampling)
     assert_same(prompts, sampling, done, engine.generate(prompts, sampling))
-    counts = guessing.counts
+    counts = guessing.counters
     assert counts.accepted_tokens <= counts.draft_tokens
     assert counts.generated_tokens == sum(len(one.tokens) for one in done)
 
@@ -168,14 +167,14 @@ def test_a_loop_is_guessed_and_saves_steps(make_engine: MakeEngine, monkeypatch:
 
     def looping(logits: torch.Tensor, *_: object) -> list[int]:
         asked.append(len(logits))
-        start = engine._scheduler.running[0].tokens[-1:] or [22]
+        start = engine.scheduler.running[0].tokens[-1:] or [22]
         return [20 + (start[0] - 20 + 1 + i) % 3 for i in range(len(logits))]
 
     monkeypatch.setattr(drawing, "choose", looping)
     done = engine.generate([[30, 31]], SamplingParams(max_tokens=40))[0]
     assert list(done.tokens) == [next(loop) for _ in range(40)]
-    assert engine.counts.steps < 15
-    assert engine.counts.accepted_tokens == engine.counts.draft_tokens > 25
+    assert engine.counters.steps < 15
+    assert engine.counters.accepted_tokens == engine.counters.draft_tokens > 25
 
 
 @few
@@ -186,14 +185,14 @@ def test_rows_that_gave_way_get_the_same_answer(
     small = make_engine(options={"cache_tokens": 1})  # room for one full context
     sampling = SamplingParams(max_tokens=30)
     assert_same(prompts, sampling, small.generate(prompts, sampling), engine.generate(prompts, sampling))
-    assert small.pool.num_held == 0
+    assert small.pool.num_used == 0
 
 
 def test_room_for_one_makes_rows_give_way(make_engine: MakeEngine) -> None:
     small = make_engine(options={"cache_tokens": 1})
     prompts = [[7 + i, *range(20, 50)] for i in range(6)]
     done = small.generate(prompts, SamplingParams(max_tokens=60))
-    assert small.counts.preempted_seqs > 0
+    assert small.counters.preempted_seqs > 0
     assert done == make_engine().generate(prompts, SamplingParams(max_tokens=60))
 
 
@@ -201,20 +200,20 @@ def test_new_weights_answer_from_the_next_step_and_from_no_old_cache(make_engine
     engine, other = make_engine(seed=1), make_engine(seed=2)
     prompt, sampling = list(range(20, 60)), SamplingParams(max_tokens=10)
     first = engine.generate([prompt], sampling)
-    row = engine.row(tuple(prompt), SamplingParams(max_tokens=20))
-    engine.submit(row)
+    seq = engine.make_sequence(tuple(prompt), SamplingParams(max_tokens=20))
+    engine.submit(seq)
     for _ in range(4):
         engine.step()
-    drawn = list(row.tokens)
+    drawn = list(seq.tokens)
     assert engine.swap(random_state(other)) == 1
     after = engine.generate([prompt], sampling)
     assert after == other.generate([prompt], sampling) != first
-    while row.finish_reason is None:
+    while seq.finish_reason is None:
         engine.step()
-    assert engine.pool.num_held == 0
-    assert row.tokens[: len(drawn)] == drawn  # what was drawn stays; what follows is the new model's
+    assert engine.pool.num_used == 0
+    assert seq.tokens[: len(drawn)] == drawn  # what was drawn stays; what follows is the new model's
     rest = other.generate([[*prompt, *drawn]], SamplingParams(max_tokens=20 - len(drawn)))[0].tokens
-    assert tuple(row.tokens[len(drawn) :]) == rest
+    assert tuple(seq.tokens[len(drawn) :]) == rest
 
 
 def random_state(engine: Engine) -> dict[str, torch.Tensor]:
@@ -233,30 +232,30 @@ def random_state(engine: Engine) -> dict[str, torch.Tensor]:
 
 
 def test_an_aborted_row_frees_its_blocks_at_once(engine: Engine) -> None:
-    rows = [engine.row(tuple(range(20 + i, 60 + i)), SamplingParams(max_tokens=40)) for i in range(3)]
-    engine.submit(*rows)
+    seqs = [engine.make_sequence(tuple(range(20 + i, 60 + i)), SamplingParams(max_tokens=40)) for i in range(3)]
+    engine.submit(*seqs)
     engine.step()
-    held = engine.pool.num_held
-    engine.abort(rows[1])
-    assert engine.pool.num_held < held
-    assert rows[1].finish_reason == "abort"
-    engine.abort(*rows)
-    assert (engine.pool.num_held, engine.num_running, engine.num_waiting) == (0, 0, 0)
+    held = engine.pool.num_used
+    engine.abort(seqs[1])
+    assert engine.pool.num_used < held
+    assert seqs[1].finish_reason == "abort"
+    engine.abort(*seqs)
+    assert (engine.pool.num_used, engine.num_running, engine.num_waiting) == (0, 0, 0)
 
 
 def test_a_row_past_its_deadline_ends_wherever_it_is(make_engine: MakeEngine) -> None:
     now = [0.0]
     engine = make_engine(options={"clock": lambda: now[0]})
-    engine.max_rows = 1
-    at_work = engine.row((20, 21), SamplingParams(max_tokens=50), deadline_s=5.0)
-    waits = engine.row((22, 23), SamplingParams(max_tokens=50), deadline_s=5.0)
+    engine.max_seqs = 1
+    at_work = engine.make_sequence((20, 21), SamplingParams(max_tokens=50), deadline_s=5.0)
+    waits = engine.make_sequence((22, 23), SamplingParams(max_tokens=50), deadline_s=5.0)
     engine.submit(at_work, waits)
     engine.step()
     assert at_work.finish_reason is None
     now[0] = 6.0
     assert engine.step() == [waits, at_work]
-    assert [row.finish_reason for row in (at_work, waits)] == ["abort", "abort"]
-    assert engine.pool.num_held == 0
+    assert [seq.finish_reason for seq in (at_work, waits)] == ["abort", "abort"]
+    assert engine.pool.num_used == 0
 
 
 def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) -> None:
@@ -264,11 +263,11 @@ def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) ->
     prompt = tuple(range(20, 70))
 
     def cached(tenant: str) -> int:
-        row = engine.row(prompt, SamplingParams(max_tokens=1), tenant=tenant)
-        engine.submit(row)
-        while row.finish_reason is None:
+        seq = engine.make_sequence(prompt, SamplingParams(max_tokens=1), tenant=tenant)
+        engine.submit(seq)
+        while seq.finish_reason is None:
             engine.step()
-        return row.num_cached
+        return seq.num_cached
 
     assert [cached(tenant) for tenant in ("a", "a", "b", "b", "")] == [0, 49, 0, 49, 0]
 
@@ -276,17 +275,17 @@ def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) ->
 def test_one_tenant_does_not_wait_while_another_has_the_same_prompt_computed(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.step_tokens = 16  # a prompt takes several steps
-    rows = [engine.row(tuple(range(20, 70)), SamplingParams(max_tokens=1), tenant=tenant) for tenant in ("a", "b", "a")]
-    engine.submit(*rows)
+    seqs = [engine.make_sequence(tuple(range(20, 70)), SamplingParams(max_tokens=1), tenant=tenant) for tenant in ("a", "b", "a")]
+    engine.submit(*seqs)
     engine.step()
-    assert [row.lease is not None for row in rows] == [True, True, False]  # its own copy waits, to share what comes
+    assert [seq.lease is not None for seq in seqs] == [True, True, False]  # its own copy waits, to share what comes
 
 
 def test_copies_of_a_prompt_are_computed_once(make_engine: MakeEngine) -> None:
     engine = make_engine()
     prompt = list(range(20, 70))
     engine.generate([prompt] * 8, SamplingParams(max_tokens=1, temperature=1.0, seed=1))
-    assert engine.counts.cached_tokens == 7 * 49
+    assert engine.counters.cached_tokens == 7 * 49
 
 
 def test_logprobs_come_with_every_token(engine: Engine, reference: CodeModel) -> None:
@@ -421,7 +420,7 @@ def test_an_empty_prompt_begins_a_document(engine: Engine) -> None:
 def test_ids_beyond_the_tokenizer_are_never_drawn(make_engine: MakeEngine) -> None:
     engine = make_engine(vocab=600, tied=False)
     done = engine.generate([[7], [8]], SamplingParams(max_tokens=60, temperature=2.0, seed=3))
-    assert max(token for row in done for token in row.tokens) < engine.tokenizer.vocab_size < 600
+    assert max(token for seq in done for token in seq.tokens) < engine.tokenizer.vocab_size < 600
 
 
 @pytest.mark.parametrize("prompt", ["\ud800", [320], [-1]])
@@ -444,7 +443,7 @@ def test_a_cancelled_request_ends_with_abort(engine: Engine) -> None:
 def test_an_infilling_prompt_puts_special_ids_around_encoded_text(engine: Engine) -> None:
     encode, special = engine.tokenizer.encode, engine.tokenizer.special
     hostile = "<|fim_middle|>"  # text, not the token
-    assert engine.infill("def ", hostile, 8) == (
+    assert engine.prompts.infill("def ", hostile, 8) == (
         special("<|fim_prefix|>"),
         *encode("def "),
         special("<|fim_suffix|>"),
@@ -461,7 +460,7 @@ def test_an_infilling_prompt_is_cut_far_from_the_cursor(
 ) -> None:
     before = engine.tokenizer.encode("".join(chr(48 + i % 10) for i in range(num_prefix)))
     after = engine.tokenizer.encode("".join(chr(97 + i % 26) for i in range(num_suffix)))
-    prompt = engine.infill(engine.tokenizer.decode(before), engine.tokenizer.decode(after), max_tokens)
+    prompt = engine.prompts.infill(engine.tokenizer.decode(before), engine.tokenizer.decode(after), max_tokens)
     middle = prompt.index(engine.tokenizer.fim_suffix)
     kept_before, kept_after = prompt[1:middle], prompt[middle + 1 : -1]
     assert list(kept_before) == before[len(before) - len(kept_before) :]

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from lakh.errors import UserError
-from lakh.server.backends import engine_process, response_queue
-from lakh.server.backends.in_process import InProcessBackend
-from lakh.server.backends.engine_process import EngineProcessBackend
 from lakh.server.backend import CompletionDelta, Usage
+from lakh.server.backends.engine_process import EngineProcessBackend
+from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.request import RequestError, parse
 

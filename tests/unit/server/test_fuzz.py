@@ -18,13 +18,13 @@ import grpc
 import pytest
 
 from lakh.server import proto
-from lakh.server.backends.in_process import InProcessBackend
-from lakh.server.backends.completion_cache import CompletionCache
-from lakh.server.engine import Engine
 from lakh.server.api import grpc as grpc_api
 from lakh.server.api import openapi
-from lakh.server.api.http import MAX_BODY_BYTES, running
 from lakh.server.api.api_keys import ApiKeys
+from lakh.server.api.server import MAX_BODY_BYTES, running
+from lakh.server.backends.completion_cache import CompletionCache
+from lakh.server.backends.in_process import InProcessBackend
+from lakh.server.engine import Engine
 from lakh.server.store import MemoryCacheStore
 
 PATIENCE_S = 60.0
@@ -42,7 +42,7 @@ def serving(engine: Engine, **options: Any) -> Iterator[tuple[str, str]]:
         backend = CompletionCache(InProcessBackend(engine), store)
         async with (
             running(backend, "127.0.0.1", 0, store=store, **options) as server,
-            grpc_api.running(server.desk, "127.0.0.1", 0) as address,
+            grpc_api.running(server.handler, "127.0.0.1", 0) as address,
         ):
             addresses.append((server.url, address))
             ready.set()

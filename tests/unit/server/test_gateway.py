@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.server import proto
+from lakh.server.api import grpc as grpc_api
+from lakh.server.api.api_keys import ApiKeys
+from lakh.server.api.server import HttpServer, running
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine, SamplingParams
-from lakh.server.api import grpc as grpc_api
-from lakh.server.api.http import HttpServer, running
-from lakh.server.api.api_keys import ApiKeys
-from lakh.server.gateway.routing import HashRing, choose
 from lakh.server.gateway.fim_template import TEMPLATES, fim_prompt, fim_template_of
 from lakh.server.gateway.gateway import Gateway, route_key
+from lakh.server.gateway.routing import HashRing, choose
 from lakh.server.request import parse
 from lakh.server.store import MemoryCacheStore
 
@@ -194,7 +194,7 @@ def test_answers_are_the_engines_whole_streamed_sampled_and_over_grpc(pair: list
         assert status == 200
         assert [len(choice["logprobs"]["tokens"]) > 0 for choice in many["choices"]] == [True] * 4
         async with (
-            grpc_api.running(fleet.server.desk, "127.0.0.1", 0) as address,
+            grpc_api.running(fleet.server.handler, "127.0.0.1", 0) as address,
             grpc.aio.insecure_channel(address) as channel,
         ):
             complete = channel.unary_stream(
@@ -229,11 +229,11 @@ def test_one_file_goes_to_one_engine_and_finds_its_prefix_there(pair: list[Engin
         prompt = "def add(left, right):\n    return left + right\n"
         for number in range(6):
             await fleet.post({**ASK, "max_tokens": 2, "prompt": prompt + "x" * number, "user": "u", "supersede": "f"})
-        assert sorted(engine.counts.prompt_tokens > 0 for engine in pair) == [False, True]
-        assert sum(engine.counts.cached_tokens for engine in pair) > 60
+        assert sorted(engine.counters.prompt_tokens > 0 for engine in pair) == [False, True]
+        assert sum(engine.counters.cached_tokens for engine in pair) > 60
         for number in range(12):
             await fleet.post({**ASK, "max_tokens": 1, "user": "u", "supersede": f"file {number}"})
-        assert all(engine.counts.prompt_tokens > 0 for engine in pair)
+        assert all(engine.counters.prompt_tokens > 0 for engine in pair)
 
     run(pair, story)
 
@@ -245,7 +245,7 @@ def test_an_engine_that_breaks_off_in_mid_answer_is_replaced_without_a_seam(
     may_go_on = threading.Event()
 
     def is_amid(engine: Engine) -> bool:
-        return any(len(row.tokens) >= 3 for row in list(engine._scheduler.running))
+        return any(len(row.tokens) >= 3 for row in list(engine.scheduler.running))
 
     def held(engine: Engine, step: Callable[[], object]) -> object:
         if is_amid(engine):
@@ -262,7 +262,7 @@ def test_an_engine_that_breaks_off_in_mid_answer_is_replaced_without_a_seam(
             await until(lambda: any(map(is_amid, pair)))  # some text has gone out
             at = next(index for index, engine in enumerate(pair) if is_amid(engine))
             server = fleet.engines[at]
-            backend = server.desk.backend
+            backend = server.handler.backend
             assert isinstance(backend, InProcessBackend)
             for job in list(backend.worker._jobs):
                 job.hear(RuntimeError("pulled the plug"))
@@ -285,7 +285,7 @@ def test_a_gone_client_a_newer_request_and_a_deadline_end_the_engines_work(
         slow_down(engine, monkeypatch)
 
     def idle() -> bool:
-        return not any(engine.num_running or engine.num_waiting or engine.pool.num_held for engine in pair)
+        return not any(engine.num_running or engine.num_waiting or engine.pool.num_used for engine in pair)
 
     async def story(fleet: Fleet) -> None:
         task = asyncio.create_task(fleet.stream(ASK))

@@ -14,12 +14,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lakh.server import proto
+from lakh.server.api import grpc as grpc_api
+from lakh.server.api import server as api_server
+from lakh.server.api.api_keys import ApiKeys
+from lakh.server.api.http import HttpServer
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine, SamplingParams
-from lakh.server.api import grpc as grpc_api
-from lakh.server.api import http
-from lakh.server.api.http import HttpServer
-from lakh.server.api.api_keys import ApiKeys
 
 PATIENCE_S = 30.0
 
@@ -28,8 +28,8 @@ def run(engine: Engine, story: Callable[[Any, grpc.aio.Channel, HttpServer], Awa
     async def main() -> None:
         async with (
             asyncio.timeout(2 * PATIENCE_S),
-            http.running(InProcessBackend(engine), "127.0.0.1", 0, **options) as server,
-            grpc_api.running(server.desk, "127.0.0.1", 0) as address,
+            api_server.running(InProcessBackend(engine), "127.0.0.1", 0, **options) as server,
+            grpc_api.running(server.handler, "127.0.0.1", 0) as address,
             grpc.aio.insecure_channel(address) as channel,
         ):
             complete = channel.unary_stream(
@@ -91,8 +91,8 @@ def test_refusals_have_the_status_that_means_them(engine: Engine) -> None:
 def test_a_deadline_and_a_cancelled_call_free_their_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    forward = engine._runner.forward
-    monkeypatch.setattr(engine._runner, "forward", lambda segments: time.sleep(0.02) or forward(segments))
+    forward = engine.runner.forward
+    monkeypatch.setattr(engine.runner, "forward", lambda segments: time.sleep(0.02) or forward(segments))
 
     async def story(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
         request = proto.CompleteRequest(prompt="def add(", max_tokens=80, temperature=0)
@@ -103,7 +103,7 @@ def test_a_deadline_and_a_cancelled_call_free_their_blocks(engine: Engine, monke
         await call.read()
         call.cancel()
         async with asyncio.timeout(PATIENCE_S):
-            while engine.num_running or engine.num_waiting or engine.pool.num_held:
+            while engine.num_running or engine.num_waiting or engine.pool.num_used:
                 await asyncio.sleep(0.01)
 
     run(engine, story)

@@ -17,11 +17,11 @@ import aiohttp
 import pytest
 
 from lakh.errors import UserError
-from lakh.server.backends.in_process import MAX_WAITING, InProcessBackend
+from lakh.server.api import server as api_server
+from lakh.server.api.server import HttpServer, running
 from lakh.server.backends.engine_thread import EngineThread
+from lakh.server.backends.in_process import MAX_WAITING, InProcessBackend
 from lakh.server.engine import Engine, SamplingParams
-from lakh.server.api import http
-from lakh.server.api.http import HttpServer, running
 from lakh.workloads.code.model import CodeModel
 
 PATIENCE_S = 20.0
@@ -47,14 +47,14 @@ class GatedEngine(Engine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.gate, self.steps = threading.Semaphore(0), 0
-        forward = self._runner.forward
+        forward = self.runner.forward
 
         def gated(segments: Any) -> Any:
             assert self.gate.acquire(timeout=PATIENCE_S), "the test gave no permit"
             self.steps += 1
             return forward(segments)
 
-        self._runner.forward = gated  # type: ignore[method-assign]
+        self.runner.forward = gated  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def gated(engine: Engine, reference: CodeModel) -> GatedEngine:
 
 
 def worker_of(server: HttpServer) -> EngineThread:
-    backend = server.desk.backend
+    backend = server.handler.backend
     assert isinstance(backend, InProcessBackend)
     return backend.worker
 
@@ -186,7 +186,7 @@ def test_prompts_times_n_are_choices_in_order_and_alike_when_streamed(engine: En
 
 
 def test_a_suffix_asks_for_the_middle_and_may_be_long(engine: Engine) -> None:
-    prompt = engine.infill("def add(", "\n    return", 10)
+    prompt = engine.prompts.infill("def add(", "\n    return", 10)
     expected = engine.generate([prompt], SamplingParams(max_tokens=10))[0]
 
     async def story(client: Client) -> None:
@@ -203,9 +203,9 @@ def test_a_suffix_asks_for_the_middle_and_may_be_long(engine: Engine) -> None:
 
 def test_a_prompt_that_ends_inside_a_word_is_healed_where_that_is_asked_for(engine: Engine) -> None:
     prompt = "def add(left, right):\n    re"
-    healed = engine.heal(engine.encode(prompt))
-    assert healed.first_ids is not None
-    row = engine.row(healed.ids, SamplingParams(max_tokens=6), first_ids=healed.first_ids, skip=healed.skip)
+    healed = engine.prompts.heal(engine.prompts.encode(prompt))
+    assert healed.first_token_ids is not None
+    row = engine.make_sequence(healed.ids, SamplingParams(max_tokens=6), first_token_ids=healed.first_token_ids, skip=healed.skip)
     engine.submit(row)
     while row.finish_reason is None:
         engine.step()
@@ -394,7 +394,7 @@ def test_a_bug_of_ours_is_a_short_500_and_logged(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr(engine._runner, "forward", broken)
+    monkeypatch.setattr(engine.runner, "forward", broken)
 
     async def story(client: Client) -> None:
         status, answer = await client.post(LONG)
@@ -424,7 +424,7 @@ def test_concurrent_requests_each_get_their_own_answer(engine: Engine) -> None:
 
 
 def test_a_full_queue_is_a_429_and_a_gone_client_makes_room(gated: GatedEngine) -> None:
-    gated.max_rows = 1
+    gated.max_seqs = 1
 
     async def story(client: Client) -> None:
         worker = client.worker
@@ -457,7 +457,7 @@ def test_a_client_that_disconnects_cancels_its_generation(gated: GatedEngine, st
         gated.gate.release(3)
         await until(lambda: gated.steps == 3)
         task.cancel()
-        await until(lambda: client.server.desk.metrics.cancelled == 1)
+        await until(lambda: client.server.handler.metrics.cancelled == 1)
         gated.gate.release(200)
         await until(lambda: client.worker.num_running == 0)
         assert gated.steps <= 4  # of 60: the step at work, and no other
@@ -474,10 +474,10 @@ def test_a_port_in_use_is_the_users_to_change(engine: Engine) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(UserError, match="in use") as caught:
-            http.serve(InProcessBackend(engine), "127.0.0.1", taken.getsockname()[1])
+            api_server.serve(InProcessBackend(engine), "127.0.0.1", taken.getsockname()[1])
     assert "--http" in caught.value.todo
     with pytest.raises(UserError, match="no address of this machine"):
-        http.serve(InProcessBackend(engine), "no.such.host.invalid", 0)
+        api_server.serve(InProcessBackend(engine), "no.such.host.invalid", 0)
 
 
 def test_at_the_end_requests_at_work_are_finished(gated: GatedEngine) -> None:
@@ -497,7 +497,7 @@ def test_at_the_end_requests_at_work_are_finished(gated: GatedEngine) -> None:
 
 
 def test_after_the_deadline_they_are_told(gated: GatedEngine) -> None:
-    gated.max_rows = 1  # the second waits, whenever it comes
+    gated.max_seqs = 1  # the second waits, whenever it comes
 
     async def main() -> None:
         answers: list[asyncio.Task[tuple[int, Any]]] = []

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from lakh.server.backends.in_process import MAX_NEW_HERE, InProcessBackend
 from lakh.server.backend import Usage
+from lakh.server.backends.in_process import MAX_NEW_HERE, InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.request import RequestError, parse
 

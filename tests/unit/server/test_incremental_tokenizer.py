@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from lakh.server.prompts.incremental_tokenizer import LINE_COST, MAX_CHARS, IncrementalTokenizer, EncodeOptions, TooMuchNewText, cut, can_split
+from lakh.server.prompts.incremental_tokenizer import (
+    LINE_COST,
+    MAX_CHARS,
+    EncodeOptions,
+    IncrementalTokenizer,
+    TooMuchNewText,
+    can_split,
+    cut,
+)
 from lakh.tokens.tokenizer import Tokenizer
 
 PARTS = [

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from lakh.server.api.server import running
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine, SamplingParams
-from lakh.server.api.http import running
 
 openai = pytest.importorskip("openai", reason="pip install openai")
 

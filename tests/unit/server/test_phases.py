@@ -24,8 +24,8 @@ def figures(metric_families: list[MetricFamily]) -> dict[str, float]:
 
 def test_a_request_is_split_where_work_begins_and_where_its_first_token_comes() -> None:
     phases = PhaseLatencies()
-    phases.add(arrived_s=10.0, began_s=10.5, first_s=12.0, last_s=15.0, num_tokens=4)
-    phases.add(arrived_s=20.0, began_s=20.0, first_s=21.0, last_s=21.0, num_tokens=1)  # no second token, no pace
+    phases.add(arrived_s=10.0, started_s=10.5, first_token_s=12.0, finished_s=15.0, num_tokens=4)
+    phases.add(arrived_s=20.0, started_s=20.0, first_token_s=21.0, finished_s=21.0, num_tokens=1)  # no second token, no pace
     found = figures(phases.metric_families())
     assert [found[f"{name}_sum"] for name in (QUEUE, PREFILL, DECODE, INFERENCE)] == [0.5, 2.5, 3.0, 5.5]
     assert (found[f"{PER_TOKEN}_sum"], found[f"{PER_TOKEN}_count"], found[f"{QUEUE}_count"]) == (1.0, 1, 2)
@@ -36,16 +36,16 @@ def test_an_engine_counts_rows_that_ended_and_not_those_that_were_aborted(
 ) -> None:
     ticks = itertools.count(1)
     engine = make_engine(options={"clock": lambda: float(next(ticks))})
-    monkeypatch.setattr(engine, "max_rows", 1)
-    rows = [engine.row(engine.encode(text), SamplingParams(max_tokens=5)) for text in ("def ", "class ", "x")]
-    engine.submit(*rows)
-    engine.abort(rows[2])
-    while any(row.finish_reason is None for row in rows):
+    monkeypatch.setattr(engine, "max_seqs", 1)
+    seqs = [engine.make_sequence(engine.prompts.encode(text), SamplingParams(max_tokens=5)) for text in ("def ", "class ", "x")]
+    engine.submit(*seqs)
+    engine.abort(seqs[2])
+    while any(seq.finish_reason is None for seq in seqs):
         engine.step()
     found = figures(engine.phases.metric_families())
     assert found[f"{QUEUE}_count"] == found[f"{INFERENCE}_count"] == 2
     assert found[f"{PREFILL}_sum"] + found[f"{DECODE}_sum"] == found[f"{INFERENCE}_sum"]
-    waits_s = [(row.began_s or 0) - row.arrived_s for row in rows[:2]]
+    waits_s = [(seq.started_s or 0) - seq.arrived_s for seq in seqs[:2]]
     assert waits_s[1] > waits_s[0]  # the second waited until the first had ended
     assert found[f"{QUEUE}_sum"] == sum(waits_s)
-    assert figures([engine.step_sizes.family("steps", "")])["steps_count"] == engine.counts.steps
+    assert figures([engine.step_sizes.family("steps", "")])["steps_count"] == engine.counters.steps

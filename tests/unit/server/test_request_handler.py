@@ -20,23 +20,22 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.server import proto
-from lakh.server.backends.in_process import InProcessBackend
-from lakh.server.backend import MetricFamily, ModelCard, CompletionDelta, Usage
-from lakh.server.engine import Engine
 from lakh.server.api import grpc as grpc_api
-from lakh.server.api import http
-from lakh.server.api.request_handler import RequestHandler
-from lakh.server.api.http import running
 from lakh.server.api.api_keys import ApiKeys
 from lakh.server.api.quota import Quota, QuotaTracker, decide
+from lakh.server.api.request_handler import RequestHandler
+from lakh.server.api.server import running
 from lakh.server.api.tls import Tls, tls_of
+from lakh.server.backend import CompletionDelta, MetricFamily, ModelCard, Usage
+from lakh.server.backends.in_process import InProcessBackend
+from lakh.server.engine import Engine
 from lakh.server.loadgen import generator
 from lakh.server.loadgen.ablation import rows_of
 from lakh.server.loadgen.generator import LoadConfig, Techniques, request_body, run_load
 from lakh.server.loadgen.report import ENDS, LoadReport, plot
 from lakh.server.loadgen.typing import EditorRequest, arrivals_s, read_source_files
-from lakh.server.request import RequestError, CompletionRequest, parse
-from lakh.server.store import MemoryCacheStore, RedisCacheStore, CacheStore
+from lakh.server.request import CompletionRequest, RequestError, parse
+from lakh.server.store import CacheStore, MemoryCacheStore, RedisCacheStore
 
 PATIENCE_S = 30.0
 ASK = {"prompt": "def add(", "max_tokens": 4, "temperature": 0}
@@ -90,14 +89,14 @@ def test_who_goes_away_before_the_end_pays_for_what_was_drawn(engine: Engine) ->
 
     async def main() -> None:
         async with asyncio.timeout(2 * PATIENCE_S), running(InProcessBackend(engine), "127.0.0.1", 0, keys=keys) as server:
-            server.desk.quotas._clock = Clock()
-            items = server.desk.answer(parse({**ASK, "max_tokens": 60}, "a"))
+            server.handler.quotas._clock = Clock()
+            items = server.handler.answer(parse({**ASK, "max_tokens": 60}, "a"))
             drawn = 0
             while drawn < 4:  # pieces may hold several tokens
                 drawn += len((await anext(items)).tokens)  # type: ignore[union-attr]
             await items.aclose()
             with pytest.raises(RequestError, match="tokens a minute"):
-                await anext(server.desk.answer(parse(ASK, "a")))
+                await anext(server.handler.answer(parse(ASK, "a")))
 
     asyncio.run(main())
 
@@ -137,13 +136,13 @@ def test_an_answer_whose_tokens_a_gateway_does_not_know_is_charged_by_its_charac
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     late = [CompletionDelta(0, "x" * 40), CompletionDelta(0, "", "abort"), Usage(0, 0)]
-    desk = RequestHandler(Told(late), keys=ApiKeys({"key-of-a": "a"}, {"a": Quota(tokens_per_minute=3)}))
-    desk.quotas._clock = Clock()
+    handler = RequestHandler(Told(late), keys=ApiKeys({"key-of-a": "a"}, {"a": Quota(tokens_per_minute=3)}))
+    handler.quotas._clock = Clock()
 
     async def main() -> None:
-        assert [item async for item in desk.answer(parse(ASK, "a"))] == late
+        assert [item async for item in handler.answer(parse(ASK, "a"))] == late
         with pytest.raises(RequestError, match="tokens a minute"):
-            await anext(desk.answer(parse(ASK, "a")))
+            await anext(handler.answer(parse(ASK, "a")))
 
     asyncio.run(main())
 
@@ -162,7 +161,7 @@ def test_a_client_that_reads_nothing_is_one_that_has_gone(monkeypatch: pytest.Mo
             )
             while not backend.is_closed:
                 await asyncio.sleep(0.01)
-            while not server.desk.metrics.cancelled:
+            while not server.handler.metrics.cancelled:
                 await asyncio.sleep(0.01)
             writer.close()
 
@@ -225,11 +224,11 @@ def test_a_spent_quota_is_429_on_one_face_and_resource_exhausted_on_the_other(en
         async with (
             asyncio.timeout(2 * PATIENCE_S),
             running(InProcessBackend(engine), "127.0.0.1", 0, keys=keys) as server,
-            grpc_api.running(server.desk, "127.0.0.1", 0) as address,
+            grpc_api.running(server.handler, "127.0.0.1", 0) as address,
             aiohttp.ClientSession(headers={"Authorization": "Bearer key-of-a"}) as session,
             grpc.aio.insecure_channel(address) as channel,
         ):
-            server.desk.quotas._clock = Clock()
+            server.handler.quotas._clock = Clock()
             statuses = []
             for _ in range(2):
                 async with session.post(f"{server.url}/v1/completions", json=ASK) as response:
@@ -266,7 +265,7 @@ def test_what_became_of_suggestions_is_counted_for_a_tenant_over_all_servers(eng
                             answers.append((response.status, await response.json()))
                     assert [status for status, _ in answers] == [200, 200, 400, 400, 400]
                     assert answers[1][1] == {"shown": seen, "accepted": seen}
-                    page = server.desk.page().splitlines()
+                    page = server.handler.page().splitlines()
                     assert "lakh:suggestions_shown_total 1" in page
                     assert "lakh:suggestions_accepted_total 1" in page
 
@@ -322,7 +321,7 @@ def test_both_faces_speak_tls_and_may_ask_for_a_clients_certificate(
         async with (
             asyncio.timeout(2 * PATIENCE_S),
             running(InProcessBackend(engine), "127.0.0.1", 0, tls=tls) as server,
-            grpc_api.running(server.desk, "127.0.0.1", 0, tls=tls) as address,
+            grpc_api.running(server.handler, "127.0.0.1", 0, tls=tls) as address,
             aiohttp.ClientSession() as session,
         ):
             assert server.url.startswith("https://")
@@ -426,7 +425,7 @@ def test_a_load_is_counted_to_the_last_request_and_leaves_no_blocks(
     async def main() -> LoadReport:
         async with (
             running(InProcessBackend(make_engine()), "127.0.0.1", 0) as server,
-            grpc_api.running(server.desk, "127.0.0.1", 0) as address,
+            grpc_api.running(server.handler, "127.0.0.1", 0) as address,
         ):
             url = f"grpc://{address}" if how == "grpc" else server.url
             return await asyncio.to_thread(run_load, url, files, load, metrics_url=server.url)

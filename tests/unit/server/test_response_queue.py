@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.server.backends.response_queue import ResponseQueue, merge_deltas
 from lakh.server.backend import CompletionDelta, Usage
+from lakh.server.backends.response_queue import ResponseQueue, merge_deltas
 from lakh.server.request import RequestError
 
 LOGPROBS = {"tokens": ["a"]}
@@ -54,7 +54,7 @@ def test_a_slow_reader_gets_fewer_larger_pieces_and_the_end() -> None:
         for item in (CompletionDelta(0, "a"), CompletionDelta(0, "b"), CompletionDelta(0, "c", "stop"), Usage(3, 3), None):
             mailbox.put(item)
         found = [item async for item in mailbox.read()]
-        assert mailbox.is_over
+        assert mailbox.is_done
         return found
 
     assert asyncio.run(story()) == [CompletionDelta(0, "abc", "stop"), Usage(3, 3)]
@@ -73,6 +73,6 @@ def test_silence_is_a_503_and_an_error_is_raised_as_it_is() -> None:
         mailbox.put(RuntimeError("broken"))
         with pytest.raises(RuntimeError, match="broken"):
             await read(mailbox)
-        assert mailbox.is_over
+        assert mailbox.is_done
 
     asyncio.run(story())

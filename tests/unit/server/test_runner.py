@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lakh.errors import UserError
-from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.runner import _num_blocks
 from lakh.spec.model import Model
 

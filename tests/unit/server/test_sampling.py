@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lakh.errors import ConfigError
-from lakh.server.sampler import NoiseKeys, SamplingParams, choose, token_logprobs, noise, probabilities
+from lakh.server.sampling import NoiseKeys, SamplingParams, gumbel_noise, probabilities, token_logprobs
 
 REFUSED = [
     ({"max_tokens": 0}, "max_tokens"),
@@ -93,15 +93,15 @@ def test_random_numbers_are_a_function_of_seed_copy_and_place() -> None:
 
 
 def test_noise_is_gumbels_and_no_two_keys_or_ids_share_it() -> None:
-    made = noise(torch.arange(400), 500).double()  # keys that follow each other are the hardest to tell apart
+    made = gumbel_noise(torch.arange(400), 500).double()  # keys that follow each other are the hardest to tell apart
     uniform = (-(-made).exp()).exp()
     # 200,000 numbers: a mean has a standard deviation of 0.00065, a correlation of 0.0022, a tenth of them of 134.
     assert abs(float(uniform.mean()) - 0.5) < 0.004
     assert (torch.histc(uniform, 10, 0, 1) - 20_000).abs().max() < 800
     for left, right in ((uniform[1:], uniform[:-1]), (uniform[:, 1:], uniform[:, :-1])):
         assert abs(float(torch.corrcoef(torch.stack([left.flatten(), right.flatten()]))[0, 1])) < 0.012
-    other_half = noise(torch.tensor([1 << 32]), 500)
-    assert float((other_half - noise(torch.tensor([0]), 500)).abs().min()) > 0
+    other_half = gumbel_noise(torch.tensor([1 << 32]), 500)
+    assert float((other_half - gumbel_noise(torch.tensor([0]), 500)).abs().min()) > 0
 
 
 @pytest.mark.parametrize("limits", [{}, {"top_k": 500}, {"top_p": 0.9}])

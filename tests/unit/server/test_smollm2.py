@@ -13,7 +13,7 @@ import torch
 
 from lakh.server.engine import Engine, SamplingParams
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.workloads.code import gguf, hf
+from lakh.workloads.code.formats import gguf, hf
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NEW_TOKENS = 16

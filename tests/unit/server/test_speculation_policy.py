@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakh.server.speculation.policy import StepCosts, PromptLookup, AcceptanceRate, decide, expected_tokens
-from lakh.server.scheduler import split_token_budget, steps_to_launch, steps_between_proposals
+from lakh.server.scheduler import split_token_budget, steps_between_proposals, steps_to_launch
+from lakh.server.speculation.policy import AcceptanceRate, PromptLookup, StepCosts, decide, expected_tokens
 
 
 def test_a_lookup_goes_on_as_the_text_did_before() -> None:
@@ -60,10 +60,10 @@ def test_acceptance_counts_only_guesses_that_had_a_chance() -> None:
 
 
 def test_rows_that_draw_go_first_and_prompts_share_the_rest() -> None:
-    assert split_token_budget([1, 1, 50], 10).counts == [1, 1, 8]
-    assert split_token_budget([50, 50], 10).counts == [10, 0]
-    assert split_token_budget([1] * 20, 10).counts == [1] * 20  # a row that draws never waits
-    assert split_token_budget([5], 0).counts == [1]  # and something always moves
+    assert split_token_budget([1, 1, 50], 10).counters == [1, 1, 8]
+    assert split_token_budget([50, 50], 10).counters == [10, 0]
+    assert split_token_budget([1] * 20, 10).counters == [1] * 20  # a row that draws never waits
+    assert split_token_budget([5], 0).counters == [1]  # and something always moves
     assert "1 rows draw" in split_token_budget([1, 50], 10).reason
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lakh.server.detokenizer import Detokenizer, decodes_bytewise
-from lakh.server.stopping import StopStrings, DetokenizerStream
+from lakh.server.stopping import DetokenizerStream, StopStrings
 from lakh.tokens.tokenizer import Tokenizer
 
 pieces = st.lists(st.text("ab\n", max_size=4), max_size=12)
@@ -79,7 +79,7 @@ def test_tokens_that_are_remembered_read_as_those_that_are_decoded(
     tokenizer = Tokenizer.load(tokenizer_json)
     remembered, decoded = DetokenizerStream(Detokenizer(tokenizer), skip), DetokenizerStream(Spelt(tokenizer.decode), skip)  # type: ignore[arg-type]
     for token in ids:
-        assert remembered.push(token) == decoded.push(token)
+        assert remembered.append(token) == decoded.append(token)
     assert remembered.finish() == decoded.finish()
 
 

@@ -40,10 +40,10 @@ def test_memory_forgets_after_a_time_and_counts() -> None:
         store = MemoryCacheStore(clock=clock)
         store.put("a", b"1", ttl_s=10)
         assert await store.get("a") == b"1"
-        assert [await store.add("n", amount, ttl_s=10) for amount in (1, 5, 0)] == [1, 6, 6]
+        assert [await store.increment("n", amount, ttl_s=10) for amount in (1, 5, 0)] == [1, 6, 6]
         clock.now_s += 10
         assert await store.get("a") is None
-        assert await store.add("n", 2, ttl_s=10) == 2
+        assert await store.increment("n", 2, ttl_s=10) == 2
 
     asyncio.run(main())
 
@@ -87,7 +87,7 @@ def test_a_killed_redis_is_a_miss_left_alone_and_found_again(redis_server: Any) 
         await written(store)
         redis_server.kill()
         assert await store.get("a") is None
-        assert await store.add("n", 1, ttl_s=60) is None
+        assert await store.increment("n", 1, ttl_s=60) is None
         assert not store.is_up
         failures = store.num_failures
         for _ in range(50):  # it rests: nobody asks, nobody waits
@@ -95,7 +95,7 @@ def test_a_killed_redis_is_a_miss_left_alone_and_found_again(redis_server: Any) 
         assert store.num_failures == failures
         redis_server.start()
         clock.now_s += stores.RETRY_S
-        assert await store.add("n", 7, ttl_s=60) == 7
+        assert await store.increment("n", 7, ttl_s=60) == 7
         assert store.is_up
         await store.close()
 
@@ -108,14 +108,14 @@ def test_a_redis_that_hangs_costs_a_request_its_limit_once(redis_server: Any) ->
         store = RedisCacheStore(redis_server.url, clock=clock)
         os.kill(redis_server.process.pid, signal.SIGSTOP)
         try:
-            for late in range(1, stores.SLOW_TIMES + 1):
+            for late in range(1, stores.MAX_LATE + 1):
                 for _ in range(4):  # one waits for its answer; what is asked right after it does not
                     assert await store.get("a") is None
                 assert store.num_failures == late
-                assert store.is_up == (late < stores.SLOW_TIMES)
-                clock.now_s += stores.LATE_REST_S
+                assert store.is_up == (late < stores.MAX_LATE)
+                clock.now_s += stores.LATE_PAUSE_S
             assert await store.get("a") is None  # down: it is left alone for longer
-            assert store.num_failures == stores.SLOW_TIMES
+            assert store.num_failures == stores.MAX_LATE
         finally:
             os.kill(redis_server.process.pid, signal.SIGCONT)
         await store.close()

@@ -8,9 +8,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from lakh.spec import Model
 from lakh.spec.cluster import load_cluster
 from lakh.trainer.traffic import Traffic
-from lakh.workloads.code.context import cut_sequences
 from lakh.workloads.code.model import CodeModel, init_weights
-from lakh.workloads.code.tensor import cut_matrices
+from lakh.workloads.code.parallelism.context import cut_sequences
+from lakh.workloads.code.parallelism.tensor import cut_matrices
 
 SPEC = Model(layers=1, width=32, heads=4, kv_heads=2, ffn=64, vocab=64, context=32, tied=False)
 

@@ -15,8 +15,8 @@ from lakh.tokens.tokenizer import Tokenizer
 from lakh.trainer.initial import builder, read_weights
 from lakh.trainer.optim import build_optimizer
 from lakh.trainer.step import loss_sum, update
-from lakh.workloads.code import gguf, hf
 from lakh.workloads.code.batch import Batch
+from lakh.workloads.code.formats import gguf, hf
 from lakh.workloads.code.model import CodeModel, init_weights
 
 SPEC = Model(layers=1, width=32, heads=2, kv_heads=1, ffn=32, vocab=5, context=16, tied=True)

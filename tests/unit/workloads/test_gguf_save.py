@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from lakh.errors import UserError
 from lakh.spec import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
-from lakh.workloads.code import gguf, gguf_save
+from lakh.workloads.code.formats import gguf, gguf_save
 from lakh.workloads.code.model import CodeModel, init_weights
 
 SPEC = Model(layers=2, width=64, heads=4, kv_heads=2, ffn=96, vocab=512, context=64, rope_base=5000.0)

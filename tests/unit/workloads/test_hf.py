@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from lakh import storage
 from lakh.errors import CorruptCheckpoint, LakhError, UserError
 from lakh.spec.model import Model
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 from lakh.workloads.code.model import CodeModel, init_weights
 
 SPECIAL = ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>"]

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from lakh.spec import Model
-from lakh.workloads.code.compiling import speed_up
+from lakh.workloads.code.acceleration import speed_up
 from lakh.workloads.code.cublaslt import Form, form_of
 from lakh.workloads.code.model import CodeModel
 from lakh.workloads.code.products import LONG_RUN_FLOPS, SHORTEST_FLOPS, choose_products, fastest, linear, product

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.spec import Model
+from lakh.workloads.code.acceleration import choose_compile, speed_up
 from lakh.workloads.code.attention import Documents, choose_kernel, document_ids, torch_choice
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.compiling import choose_compile, speed_up
-from lakh.workloads.code.context import piece_of
 from lakh.workloads.code.model import CodeModel, init_weights
+from lakh.workloads.code.parallelism.context import piece_of
 
 SPEC = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
 

@@ -5,8 +5,8 @@
     grpc.health.v1.Health          "" is liveness, "ready" is readiness; not serving while draining
     reflection                     for grpcurl and similar tools, if grpcio-reflection is installed
 
-Requests are validated by request.py in OpenAI's field names, so both APIs reject the same requests; an error becomes the
-corresponding gRPC status.
+Requests are validated by request.py in OpenAI's field names, so both APIs reject the same requests; an error becomes
+the corresponding gRPC status.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from lakh.errors import UserError
 from lakh.server import proto
-from lakh.server.backend import CompletionDelta, Usage
 from lakh.server.api.listen import check_free
 from lakh.server.api.request_handler import RequestHandler, to_request_error
 from lakh.server.api.tls import Tls
+from lakh.server.backend import CompletionDelta, Usage
 from lakh.server.request import RequestError, parse
 
 __all__ = ["running"]

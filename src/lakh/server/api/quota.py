@@ -1,8 +1,8 @@
 """Quotas of a tenant: requests and tokens per minute, and concurrent requests.
 
-Counts are kept per tenant and minute in a store, so all servers with the same Redis share them; while the store does not
-answer, each process counts alone. Tokens are counted after a completion, so a tenant may exceed its limit by what is
-running. An exceeded quota is a 429 (RESOURCE_EXHAUSTED) with the time to retry.
+Counts are kept per tenant and minute in a store, so all servers with the same Redis share them; while the store does
+not answer, each process counts alone. Tokens are counted after a completion, so a tenant may exceed its limit by what
+is running. An exceeded quota is a 429 (RESOURCE_EXHAUSTED) with the time to retry.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from lakh.server.request import RequestError
-from lakh.server.store import MemoryCacheStore, CacheStore
+from lakh.server.store import CacheStore, MemoryCacheStore
 
-__all__ = ["Quota", "QuotaTracker", "QuotaDecision", "decide"]
+__all__ = ["Quota", "QuotaDecision", "QuotaTracker", "decide"]
 
 WINDOW_S = 60.0
 
@@ -73,7 +73,9 @@ class QuotaTracker:
             yield charge
             return
         if quota.at_once is not None and self._running[tenant] >= quota.at_once:
-            raise _quota_error(QuotaDecision(False, 1.0, f"more than {quota.at_once} concurrent requests; try again later"))
+            raise _quota_error(
+                QuotaDecision(False, 1.0, f"more than {quota.at_once} concurrent requests; try again later")
+            )
         self._running[tenant] += 1
         try:
             await self._check(tenant, quota)

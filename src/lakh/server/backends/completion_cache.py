@@ -1,8 +1,8 @@
 """A cache of completions in front of a backend: the same request again, or the rest of a suggestion being typed.
 
-A completion is cached only if the request determines it: greedy or seeded, one choice, no log-probabilities, finished by
-itself. The key is a hash of tenant, salt, model, weights and everything in the request that can change the completion,
-up to the last line break before the cursor; the current line and the text are in the value:
+A completion is cached only if the request determines it: greedy or seeded, one choice, no log-probabilities, finished
+by itself. The key is a hash of tenant, salt, model, weights and everything in the request that can change the
+completion, up to the last line break before the cursor; the current line and the text are in the value:
 
     requested at        "    return le"     suggested "ft + right"
     requested again at  "    return le"     "ft + right", the same completion

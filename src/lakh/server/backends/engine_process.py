@@ -2,9 +2,9 @@
 
     lakh serve: API, event loop  ── one socket pair (lakh.child_process) ──  child: engine and its thread
 
-Messages to the child: ("submit", id, request), ("cancel", id), ("drain",). From it: (EngineStatus, description) once the
-model is loaded, then EngineStatus, and lists of (id, CompletionDelta | Usage | exception | None). If the child dies,
-every request ends with a 503 and `died` says how.
+Messages to the child: ("submit", id, request), ("cancel", id), ("drain",). From it: (EngineStatus, description) once
+the model is loaded, then EngineStatus, and lists of (id, CompletionDelta | Usage | exception | None). If the child
+dies, every request ends with a 503 and `died` says how.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The engine's process: loads the model, then serves its parent's requests (engine_process.py) until the channel closes.
+"""The engine's process: loads the model, then serves its parent's requests (engine_process.py) until the channel
+closes.
 
 Items that are ready at the same moment leave in one message.
 """

@@ -46,9 +46,7 @@ JobUpdate = tuple[int, Chunk] | Exception | None
 class EngineJob:
     """The sequences of one request. `on_update` runs in the event loop that created the job."""
 
-    def __init__(
-        self, seqs: Iterable[Sequence], on_update: Callable[[JobUpdate], None], key: Hashable = None
-    ) -> None:
+    def __init__(self, seqs: Iterable[Sequence], on_update: Callable[[JobUpdate], None], key: Hashable = None) -> None:
         self.seqs, self.key, self.on_update = list(seqs), key, on_update
         self.loop = asyncio.get_running_loop()
         self._finished: set[int] = set()

@@ -120,8 +120,8 @@ class InProcessBackend:
     def _engine_families(self) -> list[Metric]:
         counters, pool = self.engine.counters, self.engine.pool
         return [
-            gauge("kv_cache_usage_perc", "Share of KV-cache blocks in use.", pool.num_held / pool.num_blocks),
-            gauge("kv_cache_blocks_held", "KV-cache blocks held by running sequences.", pool.num_held),
+            gauge("kv_cache_usage_perc", "Share of KV-cache blocks in use.", pool.num_used / pool.num_blocks),
+            gauge("kv_cache_blocks_held", "KV-cache blocks held by running sequences.", pool.num_used),
             counter("prefix_cache_queries_total", "Prompt tokens looked up.", counters.prompt_tokens),
             counter("prefix_cache_hits_total", "Prompt tokens found.", counters.cached_tokens),
             counter("num_preemptions_total", "Preempted sequences.", counters.preempted_seqs),

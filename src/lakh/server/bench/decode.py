@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.server.gc_control import full_collections_disabled
 from lakh.server.engine import Engine, SamplingParams
-from lakh.server.model import kernels_cpu
+from lakh.server.gc_control import full_collections_disabled
 from lakh.server.model import weights as model_weights
+from lakh.server.model.cpu import kernels
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 
 __all__ = ["SHAPES", "SYSTEMS", "Row", "bench_decode", "random_model"]
 
@@ -165,7 +165,7 @@ def _read_Bps(device: str) -> float:
     matrix, vector = torch.ones(1 << 15, 1 << 12), torch.ones(1 << 12)
     weights, row = matrix.numpy(), vector[None].numpy()
     seconds = []
-    for product in (lambda: torch.mv(matrix, vector), lambda: kernels_cpu.head_f32(weights, row)):
+    for product in (lambda: torch.mv(matrix, vector), lambda: kernels.head_f32(weights, row)):
         for _ in range(4):
             began_s = time.process_time()
             product()
@@ -188,10 +188,10 @@ def _lakh(precision: Any) -> Callable[..., Made]:
             return None  # a format for CPUs, and for some widths only
 
         def ask(count: int) -> None:
-            rows = [engine.row(tuple(prompt), SamplingParams(max_tokens=count)) for prompt in prompts]
+            rows = [engine.make_sequence(tuple(prompt), SamplingParams(max_tokens=count)) for prompt in prompts]
             for row in rows:
                 row.eot = -1  # random weights may draw it; every system makes `count` tokens
-            engine.pool.forget()  # every prompt is new
+            engine.pool.reset()  # every prompt is new
             engine.submit(*rows)
             while any(row.finish_reason is None for row in rows):
                 engine.step()

@@ -93,7 +93,7 @@ def _continue(engine: Engine, prompts: list[tuple[int, ...]], new: int) -> tuple
     """The answers, and seconds (by the clock, of CPU) for each token after the first."""
     answers, wall_s, cpu_s, num_tokens = [], 0.0, 0.0, 0
     for prompt in prompts:
-        row = engine.row(prompt, SamplingParams(max_tokens=new))
+        row = engine.make_sequence(prompt, SamplingParams(max_tokens=new))
         row.eot = -1  # all make as many
         engine.submit(row)
         while not row.tokens:
@@ -117,7 +117,7 @@ def _row(
     prompts: list[tuple[int, ...]],
     device: str,
 ) -> dict[str, Any]:
-    counts = engine.counts
+    counts = engine.counters
     wall_s, cpu_s = best[name]
     plain_wall_s, plain_cpu_s = best["lakh"]
     return {
@@ -132,7 +132,7 @@ def _row(
         "cpu_ms_per_token": cpu_s * 1e3,
         # On a CPU by its own time: other work on the machine disturbs the clock.
         "speed_up": plain_wall_s / wall_s if device == "cuda" else plain_cpu_s / cpu_s,
-        "guesses": counts.drafted_tokens,
-        "draft_acceptance": counts.kept_tokens / counts.drafted_tokens if counts.drafted_tokens else None,
+        "guesses": counts.draft_tokens,
+        "draft_acceptance": counts.accepted_tokens / counts.draft_tokens if counts.drafted_tokens else None,
         "equal_output": answers[name] == answers["lakh"],
     }

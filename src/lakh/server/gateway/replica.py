@@ -4,8 +4,8 @@ Uses OpenAI's /v1/completions with server-sent events, which lakh, vLLM and SGLa
 order, timeout_ms) are sent to lakh only; for other engines the gateway writes the fill-in-the-middle prompt as text and
 applies the stop rule to the response. Closing the stream closes the connection, which cancels the request.
 
-An engine that cannot be reached, breaks off or goes silent raises `ReplicaFailed`, one without room `ReplicaBusy`: another
-replica may answer. An engine's error about the request itself is a RequestError for the client.
+An engine that cannot be reached, breaks off or goes silent raises `ReplicaFailed`, one without room `ReplicaBusy`:
+another replica may answer. An engine's error about the request itself is a RequestError for the client.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 import aiohttp
 
-from lakh.server.backend import ModelCard, CompletionDelta, Usage
+from lakh.server.backend import CompletionDelta, ModelCard, Usage
 from lakh.server.gateway.fim_template import FimTemplate, fim_prompt
-from lakh.server.request import RequestError, CompletionRequest
+from lakh.server.request import CompletionRequest, RequestError
 from lakh.server.stopping import StopRule, stop_rule_for
 
 __all__ = ["Replica", "ReplicaBusy", "ReplicaFailed"]
@@ -108,7 +108,9 @@ class Replica:
 
     # --- completions ---
 
-    async def stream(self, request: CompletionRequest, timeout_s: float | None) -> AsyncGenerator[CompletionDelta | Usage, None]:
+    async def stream(
+        self, request: CompletionRequest, timeout_s: float | None
+    ) -> AsyncGenerator[CompletionDelta | Usage, None]:
         self.num_running += 1
         try:
             async with aclosing(self._stream(request, timeout_s)) as items:
@@ -121,7 +123,9 @@ class Replica:
         finally:
             self.num_running -= 1
 
-    async def _stream(self, request: CompletionRequest, timeout_s: float | None) -> AsyncGenerator[CompletionDelta | Usage, None]:
+    async def _stream(
+        self, request: CompletionRequest, timeout_s: float | None
+    ) -> AsyncGenerator[CompletionDelta | Usage, None]:
         rules = [] if self.is_lakh else _stop_rules(request)
         ended: set[int] = set()
         usage: Usage | None = None
@@ -142,7 +146,9 @@ class Replica:
                         continue
                     if rules:
                         text, found = rules[delta.index].push(delta.text), rules[delta.index].found
-                        delta = CompletionDelta(delta.index, text, "stop" if found else delta.finish_reason, delta.tokens)
+                        delta = CompletionDelta(
+                            delta.index, text, "stop" if found else delta.finish_reason, delta.tokens
+                        )
                     if delta.finish_reason is not None:
                         ended.add(delta.index)
                     yield delta

@@ -46,8 +46,8 @@ class ReplicaSet:
         stall_s: float = 30.0,
         on_down: Callable[[Replica], None] = lambda replica: None,
     ) -> None:
-        """`engines`: URLs, or dns:HOST:PORT for every address of a name. Calls `on_down` at each check of a replica that
-        is down.
+        """`engines`: URLs, or dns:HOST:PORT for every address of a name. Calls `on_down` at each check of a replica
+        that is down.
         """
         self._engines = list(engines)
         for engine in self._engines:

@@ -2,8 +2,8 @@
 
 Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2016): each name has many points on a ring, a
 key belongs to the next name clockwise, and a replica with more than SLACK times its fair share passes the key on to the
-next one. A replica that joins or leaves moves only its own keys. The caller may remember where a key went (`preferred`),
-because its cached prefix is there.
+next one. A replica that joins or leaves moves only its own keys. The caller may remember where a key went
+(`preferred`), because its cached prefix is there.
 
 Pure functions of names and numbers: all gateways with the same list decide alike.
 """
@@ -47,7 +47,9 @@ class HashRing:
                 return
 
 
-def choose_replica(ring: HashRing, key: str, loads: Mapping[str, int], preferred: str | None = None) -> RouteDecision | None:
+def choose_replica(
+    ring: HashRing, key: str, loads: Mapping[str, int], preferred: str | None = None
+) -> RouteDecision | None:
     """`loads`: running requests of the usable replicas. None if there are none."""
     if not loads:
         return None
@@ -59,7 +61,9 @@ def choose_replica(ring: HashRing, key: str, loads: Mapping[str, int], preferred
         if name not in loads:
             continue
         if loads[name] < bound:
-            return RouteDecision(name, f"next on the ring after {', '.join(passed)} (full)" if passed else "first on the ring")
+            return RouteDecision(
+                name, f"next on the ring after {', '.join(passed)} (full)" if passed else "first on the ring"
+            )
         passed.append(name)
     least = min(loads, key=lambda name: (loads[name], name))  # names that are not on the ring
     return RouteDecision(least, "least loaded")

@@ -1,8 +1,8 @@
 """An ablation of the server's techniques: the same load, with one more technique in each row.
 
-Every row starts a fresh `lakh serve` on this machine and sends it the same load (same seed, same arrivals). What is sent
-decides which technique can work (generator.py); speculation is a server option. Rows accumulate: the last one has all
-techniques. A row that is slower than the one before stays in the table.
+Every row starts a fresh `lakh serve` on this machine and sends it the same load (same seed, same arrivals). What is
+sent decides which technique can work (generator.py); speculation is a server option. Rows accumulate: the last one has
+all techniques. A row that is slower than the one before stays in the table.
 """
 
 from __future__ import annotations

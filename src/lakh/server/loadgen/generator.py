@@ -5,8 +5,8 @@ again cancels the user's previous request, as an editor does. Closed loop (`clie
 response, pauses and asks again; one request in five is cancelled early.
 
 `Techniques` select which server features can work by what is sent: a fresh cache_salt per request defeats the prefix
-cache, a missing `supersede` key keeps older requests running, and so on. So one server can be measured with each feature
-on and off.
+cache, a missing `supersede` key keeps older requests running, and so on. So one server can be measured with each
+feature on and off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import aiohttp
 
 from lakh.errors import LakhError
 from lakh.server.gc_control import full_collections_disabled
-from lakh.server.loadgen.report import LoadReport, GaugeSample, both_processes
+from lakh.server.loadgen.report import GaugeSample, LoadReport, both_processes
 from lakh.server.loadgen.target import RequestOutcome, Target, read_metrics, target_of
 from lakh.server.loadgen.typing import EditorRequest, TypingUser, arrivals_s, read_source_files
 
@@ -116,7 +116,7 @@ class _LoadRun:
                 finally:
                     self.report.wall_s = time.monotonic() - self.began_s
                     for task in (sampling, *self._tasks):
-                        trequest.cancel()
+                        task.cancel()
                     await asyncio.gather(sampling, *self._tasks, return_exceptions=True)
                 try:
                     await self._wait_until_idle(session)
@@ -132,7 +132,7 @@ class _LoadRun:
         self.report.is_interrupted = True
         task = asyncio.current_task()
         assert task is not None
-        trequest.uncancel()
+        task.uncancel()
 
     async def _open_loop(self, target: Target) -> None:
         load = self.load

@@ -1,7 +1,7 @@
 """The report of a load: counts, latency percentiles, the server's own metrics, and plots.
 
-Percentiles are of completed requests as the client saw them. The server's counters are read before and after, its gauges
-every second. Cost is a price per hour divided by the completions of that time.
+Percentiles are of completed requests as the client saw them. The server's counters are read before and after, its
+gauges every second. Cost is a price per hour divided by the completions of that time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from lakh import storage
 from lakh.errors import UserError
 
-__all__ = ["LoadReport", "GaugeSample", "both_processes", "percentiles", "plot", "plot_rows"]
+__all__ = ["GaugeSample", "LoadReport", "both_processes", "percentiles", "plot", "plot_rows"]
 
 ENDS = ("completed", "cancelled", "timeouts", "rejected", "failed")
 
@@ -73,7 +73,9 @@ class LoadReport:
             "draft_acceptance": kept / drafts if drafts else None,
             "server_cpu_ms_per_request": self._cpu_s() * 1e3 / self.sent if self.sent and has_metrics else None,
             "superseded": self.increase("requests_superseded_total") if has_metrics else None,
-            "tok_per_s": self.increase("generation_tokens_total") / self.wall_s if has_metrics and self.wall_s else None,
+            "tok_per_s": self.increase("generation_tokens_total") / self.wall_s
+            if has_metrics and self.wall_s
+            else None,
             "completions_per_s": completed / self.wall_s if self.wall_s else None,
             "cost_per_1k": price_per_hour / 3600 * self.wall_s / completed * 1000 if completed else None,
             "wall_s": self.wall_s,

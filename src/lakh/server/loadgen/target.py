@@ -57,7 +57,9 @@ class HttpTarget:
                         data = json.loads(line[6:])
                         if "error" in data:
                             is_superseded = data["error"].get("code") == "superseded"
-                            return RequestOutcome("cancelled" if is_superseded else "failed", detail=str(data["error"])[:100])
+                            return RequestOutcome(
+                                "cancelled" if is_superseded else "failed", detail=str(data["error"])[:100]
+                            )
                         characters += sum(len(choice["text"]) for choice in data["choices"])
         except TimeoutError:
             return RequestOutcome("timeouts")

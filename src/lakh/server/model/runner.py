@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.server.model.blocks import BLOCK_TOKENS, BlockPool
-from lakh.server.model.kv import PagedCache
-from lakh.server.model.network import Network, Precision, Segment, Shard
+from lakh.server.model.block_pool import BLOCK_TOKENS, BlockPool
+from lakh.server.model.inference import InferenceModel, ModelShard, Precision, SequenceChunk
+from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
 
 if TYPE_CHECKING:
-    from lakh.server.model.gpu.chunks import Chunks
     from lakh.server.model.gpu.decode import Decoder
-    from lakh.server.model.tensor_parallel import Team
+    from lakh.server.model.gpu.prefill import PrefillGraphs
+    from lakh.server.model.tensor_parallel import TensorParallelGroup
 
 __all__ = ["Runner"]
 
@@ -43,13 +43,15 @@ class Runner:
         precision: Precision,
         cache_tokens: int | None = None,
         most_tokens: int | None = None,
-        team: Team | None = None,
+        team: TensorParallelGroup | None = None,
     ) -> None:
         """The cache holds as many tokens as asked, else what there is room for, up to `most_tokens`. With a `team` this
         process holds a share of the model (tensor_parallel.py).
         """
         self._team = team
-        self.network = Network(spec, weights, num_ids, device, precision, Shard() if team is None else team.shard)
+        self.network = InferenceModel(
+            spec, weights, num_ids, device, precision, ModelShard() if team is None else team.shard
+        )
         token_bytes = spec.kv_bytes_per_token(self.network.dtype.itemsize) * self.network.kv_heads // spec.kv_heads
         num_blocks = _num_blocks(spec, device.type, token_bytes, cache_tokens, most_tokens, _free_bytes(device))
         self.pool = BlockPool(num_blocks)
@@ -57,42 +59,42 @@ class Runner:
         kv_heads = self.network.kv_heads
         self.cache = PagedCache(spec, num_blocks + 1, device=device, dtype=self.network.dtype, kv_heads=kv_heads)
         self.decoder: Decoder | None = None
-        self.chunks: Chunks | None = None
+        self.prefill: PrefillGraphs | None = None
         if team is not None:
-            with team.told("begin", num_ids, num_blocks + 1):
+            with team.command("begin", num_ids, num_blocks + 1):
                 return  # steps are plain torch, with sums between the layers
         if device.type == "cuda":
-            from lakh.server.model.gpu import chunks as chunks_gpu
             from lakh.server.model.gpu import decode as decode_gpu
+            from lakh.server.model.gpu import prefill as prefill_gpu
 
             if decode_gpu.can_decode(self.network):
                 self.decoder = decode_gpu.Decoder(self.network, self.cache)
-                self.chunks = chunks_gpu.Chunks(self.network, self.cache)
+                self.prefill = prefill_gpu.PrefillGraphs(self.network, self.cache)
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[SequenceChunk]) -> Tensor:
         """Scores of the scored tokens, segment after segment: valid until the next call."""
         if self._team is not None:
-            with self._team.told("forward", segments):
+            with self._team.command("forward", segments):
                 return self.network.forward(segments, self.cache)
-        if self.decoder is None or self.chunks is None:
+        if self.decoder is None or self.prefill is None:
             return self.network.forward(segments, self.cache)
-        if len(segments) <= self.decoder.max_rows and all(len(s.tokens) == s.scored == 1 for s in segments):
+        if len(segments) <= self.decoder.max_sequences and all(len(s.tokens) == s.scored == 1 for s in segments):
             tokens, positions = [segment.tokens[0] for segment in segments], [segment.start for segment in segments]
             return self.decoder.run(tokens, positions, [segment.blocks for segment in segments], 1)[1]
-        if self.chunks.fits(segments):
-            return self.chunks.forward(segments)
+        if self.prefill.fits(segments):
+            return self.prefill.forward(segments)
         return self.network.forward(segments, self.cache)
 
     def greedy(
         self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]], steps: int
     ) -> list[list[int]]:
         """The likeliest tokens of so many steps, step by step; the blocks have room for them."""
-        if self.decoder is not None and len(tokens) <= self.decoder.max_rows:
+        if self.decoder is not None and len(tokens) <= self.decoder.max_sequences:
             return self.decoder.run(tokens, positions, blocks, steps)[0]
         drawn = [list(tokens)]
         for step in range(steps):
             segments = [
-                Segment([token], start + step, table)
+                SequenceChunk([token], start + step, table)
                 for token, start, table in zip(drawn[-1], positions, blocks, strict=True)
             ]
             drawn.append(self.forward(segments).argmax(dim=-1).tolist())
@@ -102,7 +104,7 @@ class Runner:
         if self._team is None:
             self.cache.copy_block(source, target)
             return
-        with self._team.told("copy", source, target):
+        with self._team.command("copy", source, target):
             self.cache.copy_block(source, target)
 
     def close(self) -> None:
@@ -113,8 +115,8 @@ class Runner:
         """Capture all graphs now."""
         if self.decoder is not None:
             self.decoder.warm_up()
-        if self.chunks is not None:
-            self.chunks.warm_up()
+        if self.prefill is not None:
+            self.prefill.warm_up()
 
 
 def _num_blocks(

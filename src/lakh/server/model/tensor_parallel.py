@@ -31,10 +31,10 @@ from torch import Tensor
 
 from lakh.errors import PeerLost, UserError
 from lakh.server.model import weights as model_weights
-from lakh.server.model.kv import PagedCache
-from lakh.server.model.network import Network, Precision, Shard
+from lakh.server.model.inference import InferenceModel, ModelShard, Precision
+from lakh.server.model.kv_cache import PagedCache
 
-__all__ = ["Team", "start"]
+__all__ = ["TensorParallelGroup", "start"]
 
 PEER_TIMEOUT_S = 60.0
 HEARTBEAT_S = 15.0
@@ -43,18 +43,18 @@ CLOSE_S = 5.0
 HOST = "127.0.0.1"
 
 
-class Team:
+class TensorParallelGroup:
     """Rank 0's view of the others."""
 
     def __init__(self, size: int, device: torch.device, processes: list[subprocess.Popen[bytes]]) -> None:
-        self.shard = Shard(0, size, _add_up)
+        self.shard = ModelShard(0, size, _all_reduce)
         self.device, self._processes = device, processes
         self._lock = threading.RLock()  # one message and its collectives at a time
         self._closed = threading.Event()
         threading.Thread(target=self._beat, name="lakh-heartbeat", daemon=True).start()
 
     @contextlib.contextmanager
-    def told(self, *message: Any) -> Iterator[None]:
+    def command(self, *message: Any) -> Iterator[None]:
         """Tell the others, then do your part inside the block."""
         with self._lock:
             try:
@@ -69,7 +69,7 @@ class Team:
         if self._closed.is_set():
             return
         self._closed.set()
-        with contextlib.suppress(PeerLost), self.told("end"):
+        with contextlib.suppress(PeerLost), self.command("end"):
             pass
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -81,11 +81,13 @@ class Team:
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
-            with contextlib.suppress(PeerLost), self.told("nothing"):
+            with contextlib.suppress(PeerLost), self.command("nothing"):
                 pass
 
 
-def start(path: str, *, size: int, precision: Precision | None = None, backend: str | None = None) -> Team:
+def start(
+    path: str, *, size: int, precision: Precision | None = None, backend: str | None = None
+) -> TensorParallelGroup:
     """Processes for ranks 1 .. size - 1, on this machine, that load their share of the model behind `path`."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda" and torch.cuda.device_count() < size:
@@ -110,7 +112,7 @@ def start(path: str, *, size: int, precision: Precision | None = None, backend: 
         for process in processes:
             process.kill()
         raise PeerLost("tensor parallel", f"not all processes came up ({str(error)[:120]})", "try again") from None
-    return Team(size, device, processes)
+    return TensorParallelGroup(size, device, processes)
 
 
 def _join(store: dist.TCPStore, rank: int, size: int, device: torch.device, backend: str | None) -> None:
@@ -124,7 +126,7 @@ def _join(store: dist.TCPStore, rank: int, size: int, device: torch.device, back
     dist.barrier()
 
 
-def _add_up(part: Tensor) -> Tensor:
+def _all_reduce(part: Tensor) -> Tensor:
     part = part.contiguous()
     dist.all_reduce(part)
     return part
@@ -159,16 +161,18 @@ def main(text: str) -> None:
     _join(store, rank, size, device, options["backend"])
     precision: Precision = options["precision"] or ("bf16" if device.type == "cuda" else "f32")
 
-    def network(num_ids: int) -> Network:
-        return Network(loaded.spec, loaded.weights, num_ids, device, precision, Shard(rank, size, _add_up))
+    def network(num_ids: int) -> InferenceModel:
+        return InferenceModel(
+            loaded.spec, loaded.weights, num_ids, device, precision, ModelShard(rank, size, _all_reduce)
+        )
 
     with contextlib.suppress(RuntimeError):  # rank 0 has gone: nothing is left to do
         obey(network)
 
 
-def obey(make: Callable[[int], Network]) -> None:
+def obey(make: Callable[[int], InferenceModel]) -> None:
     """Do what rank 0 does."""
-    network: Network | None = None
+    network: InferenceModel | None = None
     cache: PagedCache | None = None
     while True:
         kind, *rest = _broadcast_object()

@@ -18,15 +18,15 @@ from torch import Tensor
 from lakh import checkpoint, storage
 from lakh.errors import LakhError, UserError
 from lakh.spec.model import Model
-from lakh.workloads.code import gguf, hf
+from lakh.workloads.code.formats import gguf, hf
 
-__all__ = ["Loaded", "read"]
+__all__ = ["LoadedModel", "read"]
 
 MAY_BE = "MODEL is a run's folder, a checkpoint's folder, a Hugging Face directory with a config.json, or a .gguf file"
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     name: str
     source: str
     """The folder that was read: for a run, that of its newest complete checkpoint."""
@@ -35,7 +35,7 @@ class Loaded:
     tokenizer_json: Path
 
 
-def read(path: str | Path) -> Loaded:
+def read(path: str | Path) -> LoadedModel:
     """Find the model behind `path` and read it, on the CPU and in the type it is stored in."""
     if not storage.exists(path):
         raise UserError(str(path), "no such file or folder", MAY_BE)
@@ -45,13 +45,13 @@ def read(path: str | Path) -> Loaded:
     if "config.json" in names:
         spec, weights = hf.load(path)
         name = storage.local_path(path).resolve().name or "model"
-        return Loaded(name, str(path), spec, weights, _tokenizer_json(path))
+        return LoadedModel(name, str(path), spec, weights, _tokenizer_json(path))
     if not {"run.toml", "checkpoints"} & set(names):  # a manifest alone may be that of a corpus
         raise UserError(str(path), "holds no model", MAY_BE)
     return _from_checkpoint(path)
 
 
-def _from_checkpoint(path: str | Path) -> Loaded:
+def _from_checkpoint(path: str | Path) -> LoadedModel:
     """A run that goes on removes its old checkpoints, also the one that is being read: then the next one is read."""
     folder = checkpoint.find(path)
     while True:
@@ -65,12 +65,12 @@ def _from_checkpoint(path: str | Path) -> Loaded:
                 raise
             folder = newer
     hf.check_weights(folder, run.model, weights, todo="use a checkpoint of the code workload")
-    return Loaded(run.name, folder, run.model, weights, tokenizer_json)
+    return LoadedModel(run.name, folder, run.model, weights, tokenizer_json)
 
 
-def _from_gguf(path: Path) -> Loaded:
+def _from_gguf(path: Path) -> LoadedModel:
     found = gguf.load(path)  # has its tokenizer inside
-    return Loaded(found.name, str(path), found.spec, found.weights, _kept(found.tokenizer_json))
+    return LoadedModel(found.name, str(path), found.spec, found.weights, _kept(found.tokenizer_json))
 
 
 def _kept(tokenizer_json: bytes) -> Path:

@@ -7,8 +7,8 @@ While a user types, the prefix grows and the suffix stays. In spm order the prom
 cache covers all but the new tokens; in psm order everything after the cursor changes with every keystroke. A model
 understands an order only if it was trained with it.
 
-Text that does not fit is cut from the ends far from the cursor, in steps of `quantum` tokens: a cut that moved with every
-keystroke would invalidate every cached block.
+Text that does not fit is cut from the ends far from the cursor, in steps of `quantum` tokens: a cut that moved with
+every keystroke would invalidate every cached block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from lakh.errors import UserError
-from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.block_pool import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from lakh.tokens.tokenizer import Tokenizer

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from lakh.server.model.blocks import Lease
-from lakh.server.model.network import Precision, Segment
+from lakh.server.model.block_pool import Lease
+from lakh.server.model.inference import Precision, SequenceChunk
 from lakh.server.model.runner import Runner
 from lakh.server.sampling import probabilities, sample
 from lakh.server.sequence import Sequence
@@ -48,7 +48,9 @@ class DraftModel:
         if not active:
             return {}
         drafts = {seq: DraftTokens([], []) for seq, _, _ in active}
-        segments = [Segment(seq.ids[len(state.ids) :], len(state.ids), state.lease.blocks) for seq, _, state in active]
+        segments = [
+            SequenceChunk(seq.ids[len(state.ids) :], len(state.ids), state.lease.blocks) for seq, _, state in active
+        ]
         logits = self._runner.forward(segments)
         for seq, _, state in active:
             state.ids = list(seq.ids)
@@ -61,7 +63,7 @@ class DraftModel:
                 done += steps
                 continue
             segments = [
-                Segment([drafts[seq].tokens[-1]], len(state.ids), state.lease.blocks) for seq, _, state in active
+                SequenceChunk([drafts[seq].tokens[-1]], len(state.ids), state.lease.blocks) for seq, _, state in active
             ]
             logits = self._runner.forward(segments)
             for seq, _, state in active:
@@ -89,8 +91,8 @@ class DraftModel:
         return self._runner.network.precision
 
     @property
-    def num_held(self) -> int:
-        return self._runner.pool.num_held
+    def num_used(self) -> int:
+        return self._runner.pool.num_used
 
     def _state(self, seq: Sequence, most: int) -> _DraftState | None:
         """The sequence's state with blocks for its tokens and its draft; None if there are no blocks."""

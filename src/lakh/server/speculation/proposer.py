@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from lakh.errors import UserError
-from lakh.server.model.blocks import BLOCK_TOKENS
-from lakh.server.model.kernels_cpu import GROUP
-from lakh.server.model.network import Network, Precision
+from lakh.server.model.block_pool import BLOCK_TOKENS
+from lakh.server.model.cpu.kernels import GROUP
+from lakh.server.model.inference import InferenceModel, Precision
 from lakh.server.model.runner import Runner
-from lakh.server.model.weights import Loaded
+from lakh.server.model.weights import LoadedModel
 from lakh.server.sequence import Sequence
 from lakh.server.speculation.draft_model import DraftModel
 from lakh.server.speculation.policy import (
@@ -73,9 +73,7 @@ class Proposer:
         lengths: dict[Sequence, int] = {}
         for seq in decoding:
             history = self._history(seq)
-            most = min(
-                MAX_DRAFT_TOKENS, seq.max_new_tokens - len(seq.tokens) - 1, self._context - len(seq.ids) - 1
-            )
+            most = min(MAX_DRAFT_TOKENS, seq.max_new_tokens - len(seq.tokens) - 1, self._context - len(seq.ids) - 1)
             if most < 1:
                 continue
             by_model, by_lookup = UNAVAILABLE, UNAVAILABLE
@@ -152,7 +150,7 @@ class Proposer:
         return drafts
 
 
-def load_draft_model(target: Runner, tokenizer: Tokenizer, draft: Loaded) -> DraftModel:
+def load_draft_model(target: Runner, tokenizer: Tokenizer, draft: LoadedModel) -> DraftModel:
     """The draft model on the target's device, with a cache for as many tokens as fit, up to the target's."""
     theirs = Tokenizer.load(draft.tokenizer_json)
     if theirs.vocab_size != tokenizer.vocab_size or any(
@@ -176,9 +174,9 @@ def load_draft_model(target: Runner, tokenizer: Tokenizer, draft: Loaded) -> Dra
     return DraftModel(runner)
 
 
-def _precision(target: Network, spec: Model) -> Precision:
-    """On a CPU, drafting costs the reading of the draft's weights: int8 where the widths allow it. Rounding in the draft
-    never shows in a completion.
+def _precision(target: InferenceModel, spec: Model) -> Precision:
+    """On a CPU, drafting costs the reading of the draft's weights: int8 where the widths allow it. Rounding in the
+    draft never shows in a completion.
     """
     if target.device.type == "cpu" and not spec.width % GROUP and not spec.ffn % GROUP:
         return "int8"

@@ -26,7 +26,8 @@ class DraftTokens(NamedTuple):
 def rejection_sample(draft: DraftTokens, p: Sequence[Tensor], uniform: Callable[[], float]) -> list[int]:
     """The accepted draft tokens and one more token.
 
-    `p`: the target model's distribution at each draft token and after the last one. `uniform` returns numbers in [0, 1).
+    `p`: the target model's distribution at each draft token and after the last one. `uniform` returns numbers in [0,
+    1).
     """
     for index, (token, q) in enumerate(zip(draft.tokens, draft.probabilities, strict=True)):
         if uniform() * float(q[token]) < float(p[index][token]):

@@ -1,7 +1,8 @@
 """Serves a run that is still training: loads each new complete checkpoint into the engine.
 
-A thread polls the run's folder. Incomplete checkpoints are invisible (their manifest is written last); one that cannot be
-read is logged and tried again. Reading and conversion run beside the engine's steps; the swap happens between two steps.
+A thread polls the run's folder. Incomplete checkpoints are invisible (their manifest is written last); one that cannot
+be read is logged and tried again. Reading and conversion run beside the engine's steps; the swap happens between two
+steps.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from lakh import config
 from lakh.errors import PeerLost, UserError
 from lakh.server.engine import Engine
 from lakh.spec.model import Model
-from lakh.workloads.code import hf
+from lakh.workloads.code.formats import hf
 
-__all__ = ["WeightTransferResult", "WeightReceiver", "buckets", "send"]
+__all__ = ["WeightReceiver", "WeightTransferResult", "buckets", "send"]
 
 BUCKET_BYTES = 64 << 20
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
@@ -100,8 +100,8 @@ class WeightReceiver:
         staged = self._engine.stage()
         for bucket, flat in self._arriving(buckets(spec, KINDS[kind].itemsize, bucket_bytes), KINDS[kind]):
             for (name, shape), part in zip(bucket, flat.split([shape.numel() for _, shape in bucket]), strict=True):
-                staged.put(name, part.view(shape))
-        staged.finish()
+                staged.load_tensor(name, part.view(shape))
+        staged.finish_loading()
         arrived_s = time.perf_counter()
         self._engine.swap(staged)
         return WeightTransferResult(version, arrived_s - began_s, time.perf_counter() - arrived_s)
@@ -125,7 +125,9 @@ def _agree(header: Tensor, src: int, group: Any) -> list[int]:
     differs = torch.tensor([int(int(header[-1]) != own_shape)], device=header.device)
     _with_peer_errors(lambda: dist.all_reduce(differs, group=group))
     if int(differs):
-        raise UserError("weight sync", "trainer and engine have models of different shapes", "serve the shape that is trained")
+        raise UserError(
+            "weight sync", "trainer and engine have models of different shapes", "serve the shape that is trained"
+        )
     return [int(number) for number in header]
 
 

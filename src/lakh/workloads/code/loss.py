@@ -133,7 +133,7 @@ def _scorer(device: torch.device) -> Any:
     """`_score`, on a GPU as a kernel."""
     if device.type != "cuda":
         return _score
-    from lakh.workloads.code import kernels
+    from lakh.workloads.code.kernels import triton as kernels
 
     return kernels.score_rows_
 

@@ -20,17 +20,17 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from lakh.spec import Mesh, Run
 from lakh.spec.cuts import check
-from lakh.workloads.code.compiling import Choice, speed_up
-from lakh.workloads.code.context import cut_sequences
+from lakh.workloads.code.acceleration import BackendChoice, speed_up
 from lakh.workloads.code.model import CodeModel
-from lakh.workloads.code.pipeline import Pipeline, split
-from lakh.workloads.code.tensor import cut_matrices
+from lakh.workloads.code.parallelism.context import cut_sequences
+from lakh.workloads.code.parallelism.pipeline import Pipeline, split
+from lakh.workloads.code.parallelism.tensor import cut_matrices
 
-__all__ = ["Groups", "check", "parallelise"]
+__all__ = ["ParallelGroups", "check", "parallelise"]
 
 
 @dataclass(frozen=True)
-class Groups:
+class ParallelGroups:
     """The ranks that this one works with, axis by axis; None where an axis has one rank."""
 
     fsdp: DeviceMesh | None = None
@@ -43,12 +43,12 @@ class Groups:
 def parallelise(
     run: Run,
     mesh: Mesh,
-    groups: Groups,
+    groups: ParallelGroups,
     build: Callable[[], CodeModel],
     *,
     bf16: bool,
     device: torch.device,
-    say: Callable[[Choice], None] = lambda choice: None,
+    say: Callable[[BackendChoice], None] = lambda choice: None,
 ) -> nn.Module:
     """The part of the model that this rank trains; what was chosen for it goes to `say`.
 

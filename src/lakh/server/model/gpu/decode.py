@@ -6,7 +6,7 @@ burst of greedy steps needs one transfer in, and is read while it goes on. Score
 
 A row alone has kernels that do nothing but read weights at full speed (one.py), or one kernel for the whole step
 (whole_step.py), whichever is faster here; larger batches use the vendor's matrix products for the weights. Knows a
-Network and its cache; knows nothing of rows and requests. Memory: graphs share one pool.
+InferenceModel and its cache; knows nothing of rows and requests. Memory: graphs share one pool.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lakh.server.model.blocks import BLOCK_TOKENS
+from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.gpu import kernels
-from lakh.server.model.gpu.batch import HISTORY, Batch, Burst
-from lakh.server.model.gpu.cuda_source import CannotCompile
-from lakh.server.model.gpu.graphs import Capture, Step
+from lakh.server.model.gpu.decode_batch import HISTORY, DecodeBatch, MultiStepDecode
+from lakh.server.model.gpu.graphs import GraphCapture, Step
 from lakh.server.model.gpu.layers import run_layers
-from lakh.server.model.gpu.one import OneRow
-from lakh.server.model.gpu.whole_step import WholeStep
-from lakh.server.model.kv import PagedCache
-from lakh.server.model.network import Network
+from lakh.server.model.gpu.megakernel import Megakernel
+from lakh.server.model.gpu.megakernel.nvrtc import CudaCompileError
+from lakh.server.model.gpu.single_sequence import SingleSequenceDecoder
+from lakh.server.model.inference import InferenceModel
+from lakh.server.model.kv_cache import PagedCache
 
 __all__ = ["Decoder", "can_decode"]
 
@@ -41,26 +41,28 @@ SPLIT_PROGRAMS = 132  # attention is cut into parts until about so many programs
 BURSTS_TIMED, STEPS_TIMED = 6, 8
 
 
-def can_decode(network: Network) -> bool:
+def can_decode(network: InferenceModel) -> bool:
     """Head sizes that the kernels are written for."""
     return network.spec.head_dim in (32, 64, 128, 256)
 
 
 class Decoder:
-    def __init__(self, network: Network, cache: PagedCache, *, use_graphs: bool = True, pdl: bool = True) -> None:
+    def __init__(
+        self, network: InferenceModel, cache: PagedCache, *, use_graphs: bool = True, pdl: bool = True
+    ) -> None:
         """`cache` has a last block that no row owns: empty places of a bucket write there."""
         self.network, self.cache = network, cache
         # Hopper's and later chips can start a kernel before the one in front of it has ended.
         pdl = pdl and use_graphs and torch.cuda.get_device_capability(network.device) >= (9, 0)
-        self._one_row = OneRow(network, cache, pdl=pdl)
-        self._whole_step: WholeStep | None = None  # held here: a graph knows the addresses of its tensors, no more
+        self._one_row = SingleSequenceDecoder(network, cache, pdl=pdl)
+        self._whole_step: Megakernel | None = None  # held here: a graph knows the addresses of its tensors, no more
         self._scratch = cache.num_blocks - 1
         self._table_width = -(-network.spec.context // BLOCK_TOKENS)
-        self._capture = Capture(network.device, use_graphs=use_graphs)
-        self._batches: dict[int, Batch] = {}
+        self._capture = GraphCapture(network.device, use_graphs=use_graphs)
+        self._batches: dict[int, DecodeBatch] = {}
 
     @property
-    def max_rows(self) -> int:
+    def max_sequences(self) -> int:
         return BUCKETS[-1]
 
     @property
@@ -70,7 +72,7 @@ class Decoder:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Capture every graph now."""
+        """GraphCapture every graph now."""
         for size in BUCKETS:
             self._batch(size)
 
@@ -82,26 +84,28 @@ class Decoder:
 
         The blocks hold room for positions .. positions + steps - 1.
         """
-        batch = self.begin(tokens, positions, blocks)
+        batch = self.load_batch(tokens, positions, blocks)
         for _ in range(steps):
             batch.replay()
         rows = len(tokens)
         return batch.history[:steps, :rows].tolist(), batch.logits[:rows]
 
-    def burst(self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]]) -> Burst:
+    def multi_step(
+        self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]]
+    ) -> MultiStepDecode:
         """Greedy steps from these tokens, to be launched. Past the end of its blocks a row writes to the scratch block,
         up to the context's end.
         """
-        return Burst(self.begin(tokens, positions, blocks), len(tokens))
+        return MultiStepDecode(self.load_batch(tokens, positions, blocks), len(tokens))
 
     @torch.inference_mode()
-    def begin(
+    def load_batch(
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
         blocks: Sequence[Sequence[int]],
         sizes: Sequence[int] = BUCKETS,
-    ) -> Batch:
+    ) -> DecodeBatch:
         """These rows in the smallest batch that holds them, ready to `replay` as often as their blocks have room."""
         rows = len(tokens)
         batch = self._batch(next(size for size in sizes if size >= rows))
@@ -115,9 +119,9 @@ class Decoder:
         batch.control.copy_(torch.from_numpy(control))
         return batch
 
-    def _batch(self, size: int) -> Batch:
+    def _batch(self, size: int) -> DecodeBatch:
         if size not in self._batches:
-            batch = Batch(size, self._table_width, self.network.device)
+            batch = DecodeBatch(size, self._table_width, self.network.device)
             batch.tables.fill_(self._scratch)
             is_measured = size == 1 and self._capture.use_graphs
             step = self._fastest(batch) if is_measured else lambda: self._step(batch)
@@ -125,26 +129,26 @@ class Decoder:
             self._batches[size] = batch
         return self._batches[size]
 
-    def _fastest(self, batch: Batch) -> Step:
+    def _fastest(self, batch: DecodeBatch) -> Step:
         """Of one row: kernel after kernel, or where it is possible and faster all in one."""
 
         def in_turn() -> None:
             self._step(batch)
 
         in_turn_s = self._one_row.choose_tiles(lambda: self._burst_s(batch, in_turn))
-        plan = WholeStep.plan(self.network)
+        plan = Megakernel.plan(self.network)
         if plan is None:
             return in_turn
         try:
-            self._whole_step = WholeStep(self.network, self.cache, plan)
+            self._whole_step = Megakernel(self.network, self.cache, plan)
             at_once = partial(self._whole_step, batch)
             return at_once if self._burst_s(batch, at_once) < in_turn_s else in_turn
-        except CannotCompile as error:
+        except CudaCompileError as error:
             _log.warning("a step of one row stays several kernels: %s", error)
             return in_turn
 
-    def _step(self, batch: Batch) -> None:
-        # A plain launch: it begins when the last step has ended, which is what OneRow's kernels rely on.
+    def _step(self, batch: DecodeBatch) -> None:
+        # A plain launch: it begins when the last step has ended, which is what SingleSequenceDecoder's kernels rely on.
         x = F.embedding(batch.tokens, self.network.embed)
         pdl, options = False, {}
         if len(batch) == 1:
@@ -158,7 +162,7 @@ class Decoder:
         )  # fmt: skip
         batch.logits = x
 
-    def _burst_s(self, batch: Batch, step: Step) -> float:
+    def _burst_s(self, batch: DecodeBatch, step: Step) -> float:
         """Seconds of a captured burst as the kernels are now, amid a text of usual length: the best of some."""
 
         def begin() -> None:  # also before each run that warms up: past the context's end lies other rows' memory
@@ -178,7 +182,7 @@ class Decoder:
         batch.positions.zero_()
         return took_s
 
-    def _attend(self, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+    def _attend(self, qkv: Tensor, layer: int, batch: DecodeBatch) -> Tensor:
         spec, rows = self.network.spec, len(qkv)
         keys, values = self.cache.keys_LKCD[layer], self.cache.values_LKCD[layer]
         splits = 1

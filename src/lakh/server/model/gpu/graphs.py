@@ -1,4 +1,4 @@
-"""Capturing a step as a graph. All graphs of one `Capture` share a pool of memory and a stream.
+"""Capturing a step as a graph. All graphs of one `GraphCapture` share a pool of memory and a stream.
 
 A step is a function that always touches the same tensors: the graph knows their addresses. So it has to own all of
 them, the scratch memory of the vendor's products included: torch keeps one for each stream, which others may give back
@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-__all__ = ["Capture", "Step"]
+__all__ = ["GraphCapture", "Step"]
 
 Step = Callable[[], None]
 
 
-class Capture:
+class GraphCapture:
     def __init__(self, device: torch.device, *, use_graphs: bool = True) -> None:
         self.use_graphs = use_graphs
         self._pool: Any = None

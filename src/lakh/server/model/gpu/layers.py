@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lakh.server.model.gpu import kernels
-from lakh.server.model.network import Network
+from lakh.server.model.inference import InferenceModel
 
 __all__ = ["Attend", "run_layers"]
 
@@ -20,13 +20,13 @@ Attend = Callable[[Tensor, int], Tensor]
 """(fused queries, keys and values of N tokens, layer) -> N x heads*head size."""
 
 
-def run_layers(network: Network, x_NW: Tensor, attend: Attend, places: Tensor | None = None) -> Tensor:
+def run_layers(network: InferenceModel, x_NW: Tensor, attend: Attend, places: Tensor | None = None) -> Tensor:
     """Scores of all tokens, or of those at `places`; x_NW is used up."""
     spec = network.spec
     delta: Tensor | None = None
     for layer in range(spec.layers):
         h = _add_norm(network, x_NW, delta, network.norms[2 * layer])
-        qkv = network.norm_heads(h @ network.matrix("qkv", layer).T, layer)
+        qkv = network.norm_queries_and_keys(h @ network.matrix("qkv", layer).T, layer)
         delta = attend(qkv, layer) @ network.matrix("o", layer).T
         h = _add_norm(network, x_NW, delta, network.norms[2 * layer + 1])
         both = h @ network.matrix("gate_up", layer).T
@@ -39,7 +39,7 @@ def run_layers(network: Network, x_NW: Tensor, attend: Attend, places: Tensor | 
     return _add_norm(network, x_NW, delta, network.norms[-1]) @ network.head.T
 
 
-def _add_norm(network: Network, x: Tensor, delta: Tensor | None, norm: Tensor) -> Tensor:
+def _add_norm(network: InferenceModel, x: Tensor, delta: Tensor | None, norm: Tensor) -> Tensor:
     """x += delta, in place; returns its norm."""
     rows, width = x.shape
     y = torch.empty_like(x)

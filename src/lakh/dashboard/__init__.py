@@ -1,0 +1,22 @@
+"""The web dashboard: live pages over the events of one run or many.
+
+    find.py             finds run folders
+    tail.py             reads new lines of a run's event files, in order of time, a bounded amount per call
+    table.py            per-step measurements in columns, and which steps were kept
+    downsample.py       reduces a million points to a few hundred and keeps every spike
+    curves.py           curves for the page: downsampled points and their means
+    goodput_timeline.py the share of every goodput class over time
+    notable.py          one sentence for each notable event
+    state.py            what the run is doing now, and the reason
+    run_view.py         one run: consumes events, returns plain data
+    runs.py             several runs, kept up to date
+    page.py             the page as one self-contained HTML document
+    server.py           the page and its data over HTTP
+
+Reads events, storage and a run's run.toml only, so a script can read everything that it shows. It never
+writes into a run. Independent of torch; only server.py needs aiohttp.
+"""
+
+from lakh.dashboard.runs import RunCollection
+
+__all__ = ["RunCollection"]

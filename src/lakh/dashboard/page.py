@@ -1,0 +1,54 @@
+"""The dashboard page as one self-contained HTML document: no build step, no external resources.
+
+`page(None)` polls its server for data; `page(data)` embeds the data and works as a file.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+__all__ = ["as_json", "content_policy", "page"]
+
+
+@cache
+def _part(name: str) -> str:
+    return files("lakh.dashboard").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def page(data: dict[str, Any] | None) -> str:
+    # "</" would end the script element; \u003c means the same to JSON, and "<!--" needs the same care.
+    embedded = "null" if data is None else as_json(data).replace("<", "\\u003c")
+    html = (
+        _part("dashboard.html")
+        .replace("/*STYLE*/", _part("dashboard.css"))
+        .replace("/*SCRIPT*/", _part("dashboard.js"))
+    )
+    return html.replace("/*DATA*/", embedded)
+
+
+def content_policy() -> str:
+    """The Content-Security-Policy: run our script, query our server, nothing else."""
+    digest = base64.b64encode(hashlib.sha256(_part("dashboard.js").encode()).digest()).decode()
+    sources = f"script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+    return f"default-src 'none'; {sources}"
+
+
+def as_json(data: Any) -> str:
+    return json.dumps(_finite(data), separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,314 @@
+"""The state of one run: consumes event records, returns plain data for the page.
+
+Steps and times are those of rank 0; other ranks contribute notable events only.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lakh import storage
+from lakh.dashboard import notable, state
+from lakh.dashboard.curves import Markers, curve, downsampled, exact_curve
+from lakh.dashboard.goodput_timeline import goodput_timeline
+from lakh.dashboard.table import StepTable, number
+from lakh.dashboard.tail import EventFilesReplaced, Record, RunEventTail
+from lakh.errors import LakhError
+from lakh.goodput import GoodputAccount
+from lakh.loss_spikes import SpikeDetector
+
+__all__ = ["RunView"]
+
+MAX_NOTABLE = 500
+MAX_MARKS = 400
+MAX_RANKS = 8
+RATES = ("tokens_per_s", "mfu")
+TIMELINE_PARTS = 120
+RECENT_STEPS = 50
+CURVES = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "step_s")
+
+
+class RunView:
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self.path = path
+        self.changes = 0
+        """Increases whenever there is something new to show."""
+        self._settings: dict[str, Any] = {}
+        self._settings_read: tuple[int, int] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._tail = RunEventTail(self.path)
+        self._table = StepTable()
+        self._goodput = GoodputAccount()
+        self._spikes = SpikeDetector()
+        self._notable: list[Record] = []
+        self._marks: list[Record] = []
+        self._heldout: dict[int, Record] = {}
+        self._memory: list[tuple[float, float, float]] = []
+        self._scores: dict[str, dict[int, Record]] = {}
+        self._measured: dict[str, dict[int, Record]] = {}
+        self._started: Record | None = None
+        self._ended: str | None = None
+        self._step = 0
+        self._restarts = 0
+        self._lost_ranks = 0
+        self.counts: dict[str, int] = {}
+        self._checkpoints = Markers()
+
+    @property
+    def last_s(self) -> float:
+        """Time of the last event; 0 if there is none."""
+        return self._goodput.last_s or 0.0
+
+    def refresh(self, budget_s: float = 0.5) -> bool:
+        """Read new events for about `budget_s` seconds; True if there is more to read."""
+        self._read_settings()
+        try:
+            records, more = self._tail.new_records(budget_s)
+        except EventFilesReplaced:
+            self._reset()
+            self.changes += 1
+            return True
+        for record in records:
+            self._add(record)
+        self.changes += bool(records)
+        return more
+
+    def _add(self, record: Record) -> None:
+        kind, rank = record["kind"], record.get("rank", 0)
+        record.setdefault("step", 0)
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if rank == 0:
+            self._goodput.add(record)
+        if kind == "step_done":
+            self._add_step(record)
+        elif kind == "evaluated":
+            self._heldout[record["step"]] = record
+        elif kind == "resources" and rank == 0:
+            self._memory.append((record["step"], record["time_s"], number(record.get("memory_bytes"))))
+        elif kind == "scored":
+            self._scores.setdefault(str(record.get("task")), {})[record["step"]] = record
+        elif kind == "measured" and isinstance(record.get("values"), dict):
+            values = record["values"]
+            bounds = {key: values[key] for key in ("low", "high")} if {"low", "high"} < values.keys() else {}
+            for name in values.keys() - bounds:
+                named = f"{record.get('hook')}: {name}"
+                self._measured.setdefault(named, {})[record["step"]] = {**record, "value": values[name], **bounds}
+        elif kind == "checkpoint_saved" and rank == 0:
+            self._checkpoints.append(record["step"], record["time_s"])
+        else:
+            self._add_rare(record, kind, rank)
+
+    def _add_step(self, record: Record) -> None:
+        self._step = record["step"]
+        self._ended = None
+        self._table.append(record)
+        for name, reason in (
+            ("loss", self._spikes.check_loss(number(record.get("loss")))),
+            ("gradient norm", self._spikes.check_grad_norm(number(record.get("grad_norm")))),
+        ):
+            if reason is not None:
+                self._note(record, notable.WARNING, reason, kind=f"spike of {name}")
+
+    def _add_rare(self, record: Record, kind: str, rank: int) -> None:
+        if kind == "rewound" and isinstance(record.get("to_step"), int):
+            self._table.go_back(record["to_step"])
+        elif kind == "run_started" and rank == 0:
+            self._started, self._ended = record, None
+            if record["step"] < self._table.last_step:
+                self._table.go_back(record["step"])
+        elif kind == "run_ended" and rank == 0:
+            self._ended = str(record.get("reason", ""))
+        elif kind == "restarted":
+            self._restarts += 1
+        elif kind == "ranks_lost" and rank == 0:
+            self._lost_ranks += len(record.get("lost") or ())
+        described = notable.describe(record)
+        if described is not None and (rank == 0 or kind not in ("run_started", "run_ended")):
+            self._note(record, *described, kind=kind)
+
+    def _note(self, record: Record, severity: str, text: str, *, kind: str) -> None:
+        """Add a notable event; equal events of several ranks and a spike over several steps are merged into one."""
+        step, rank = record["step"] or self._step, record.get("rank", 0)
+        if self._notable:
+            last = self._notable[-1]
+            same = last["kind"] == kind and last["last_step"] in (step, step - 1)
+            if same and (kind.startswith("spike") or last["text"] == text):
+                last["last_step"], last["times"] = step, last["times"] + 1
+                last["ranks"].add(rank)
+                return
+        entry = {"time_s": record["time_s"], "step": step, "last_step": step, "ranks": {rank}, "times": 1,
+                "kind": kind, "weight": severity, "text": text}  # fmt: skip
+        self._notable = [*self._notable[1 - MAX_NOTABLE :], entry]
+        if severity != notable.NOTE:
+            self._mark({**record, "step": step}, severity, text)
+
+    def _mark(self, record: Record, what: str, text: str) -> None:
+        mark = {"time_s": record["time_s"], "step": record["step"], "what": what, "text": text}
+        self._marks = [*self._marks[1 - MAX_MARKS :], mark]
+
+    def _read_settings(self) -> None:
+        path = self.path / "run.toml"
+        try:
+            found = path.stat()
+            if self._settings_read == (found.st_mtime_ns, found.st_size):
+                return
+            self._settings = tomllib.loads(storage.read_bytes(path).decode())
+            self._settings_read = (found.st_mtime_ns, found.st_size)
+            self.changes += 1
+        except (OSError, ValueError, LakhError):  # missing or unreadable: the page works without it
+            return
+
+    def _setting(self, section: str, name: str) -> Any:
+        table = self._settings.get(section)
+        return table.get(name) if isinstance(table, dict) else None
+
+    def data(self, now_s: float, *, points: int, window: tuple[float, float] | None = None) -> dict[str, Any]:
+        """Everything the page shows; curves have at most `points` points, within a window of steps if given."""
+        return {
+            **self.summary(now_s),
+            "curves": self._curves(points, window),
+            "marks": self._marks,
+            "checkpoints_at": self._checkpoints.points(),
+            "scores": {
+                task: [_score(found[step]) for step in sorted(found)] for task, found in sorted(self._scores.items())
+            },
+            "unusual": [
+                {**entry, "ranks": sorted(entry["ranks"])[:MAX_RANKS], "num_ranks": len(entry["ranks"])}
+                for entry in reversed(self._notable)
+            ],
+            "clock": self._timeline(),
+            "read": {
+                "events": sum(self.counts.values()),
+                "by_kind": self.counts,
+                "unreadable_lines": self._tail.unreadable,
+                "files": self._tail.files,
+                "bytes": self._tail.read_bytes,
+                "of_bytes": self._tail.size_bytes,
+            },
+        }
+
+    def summary(self, now_s: float) -> dict[str, Any]:
+        """Progress and state of the run: one line of the table of runs."""
+        table, seconds = self._table, self._goodput.seconds()
+        step_s = _recent(table, "step_s") or 0.0
+        steps = self._setting("train", "steps")
+        steps = steps if isinstance(steps, int) else None
+        total_s, ratio = sum(seconds.values()), None
+        stepping_s = seconds["productive"] + seconds["data_wait"] + seconds["lost"]
+        if total_s:
+            ratio = seconds["productive"] / total_s
+        now = state.run_state(
+            now_s=now_s, last_s=self._goodput.last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
+        )
+        started = self._started or {}
+        live = now.word in ("running", "starting")
+        return {
+            "name": self.name,
+            "path": str(self.path),
+            "state": {"word": now.word, "reason": now.reason},
+            "step": self._step,
+            "steps": steps,
+            "loss": _last(table, "loss"),
+            "heldout_loss": number(self._heldout[max(self._heldout)].get("loss")) if self._heldout else None,
+            "tokens": _last(table, "tokens"),
+            "tokens_per_s": _recent(table, "tokens_per_s"),
+            "mfu": _recent(table, "mfu"),
+            "step_s": step_s or None,
+            "data_wait": _share(_recent(table, "data_wait_s"), step_s),
+            "memory_bytes": max((row[2] for row in self._memory), default=None),
+            "left_s": state.seconds_left(
+                step=self._step, steps=steps, step_s=step_s, overhead=total_s / stepping_s if stepping_s else 1.0
+            )
+            if live
+            else None,
+            "began_s": self._goodput.first_s,
+            "last_s": self._goodput.last_s,
+            "goodput": ratio,
+            "spent_s": seconds,
+            "checkpoints_saved": self.counts.get("checkpoint_saved", 0),
+            "restarts": self._restarts,
+            "lost_ranks": self._lost_ranks,
+            "facts": {
+                "run": self._settings.get("name"),
+                "parameters": started.get("parameters"),
+                "ranks": started.get("world"),
+                "device": started.get("device"),
+                "backend": started.get("backend"),
+                "attempt": started.get("attempt"),
+            },
+        }
+
+    def _curves(self, points: int, window: tuple[float, float] | None) -> dict[str, Any]:
+        table = self._table
+        steps, times = table.column("step"), table.column("time_s")
+        inside = np.ones(len(steps), dtype=bool)
+        if window is not None:
+            inside = (steps >= window[0]) & (steps <= window[1])
+        current = table.current & inside
+        found: dict[str, Any] = {}
+        for name in CURVES:
+            values = table.column(name)
+            if np.isfinite(values[current]).any():
+                shown = steps[current], times[current], values[current], points
+                found[name] = exact_curve(*shown) if name == "lr" else curve(*shown, rate=name in RATES)
+        share = table.column("data_wait_s") / np.maximum(table.column("step_s"), 1e-9)
+        if np.isfinite(share[current]).any():
+            found["data_wait"] = curve(steps[current], times[current], share[current], points)
+        lost = ~table.current & inside
+        if lost.any():
+            found["lost_loss"] = downsampled(steps[lost], times[lost], table.column("loss")[lost], points // 2)
+        for name, rows in (("heldout", self._heldout), *self._measured.items()):
+            chosen = [rows[step] for step in sorted(rows) if window is None or window[0] <= step <= window[1]]
+            if chosen:
+                points_of = [(row["step"], row["time_s"], number(row.get("value", row.get("loss")))) for row in chosen]
+                steps, times, values = np.array(points_of, dtype=float).T
+                found[name] = downsampled(steps, times, values, points)
+                if "low" in chosen[-1] and len(found[name]["value"]) == len(chosen):
+                    found[name] |= {key: [_or_none(row.get(key)) for row in chosen] for key in ("low", "high")}
+        memory = [row for row in self._memory if window is None or window[0] <= row[0] <= window[1]]
+        if memory:
+            steps, times, values = np.array(memory, dtype=float).T
+            found["memory_bytes"] = downsampled(steps, times, values, points)
+        return found
+
+    def _timeline(self) -> dict[str, Any]:
+        edges, shares = goodput_timeline(self._goodput, TIMELINE_PARTS)
+        rounded = {name: [round(share, 4) for share in column] for name, column in shares.items()}
+        return {"began_s": edges[0], "ended_s": edges[-1], "shares": rounded} if edges else {}
+
+
+def _score(record: Record) -> dict[str, Any]:
+    named = ("step", "time_s", "pass_at_1", "low", "high", "passed", "total", "seconds")
+    return {name: record.get(name) for name in named}
+
+
+def _finite(table: StepTable, name: str) -> NDArray[np.float64]:
+    values = table.column(name)[-RECENT_STEPS:]
+    return values[np.isfinite(values)]
+
+
+def _recent(table: StepTable, name: str) -> float | None:
+    """The median of the last steps, so that one slow step does not distort it."""
+    values = _finite(table, name)
+    return float(np.median(values)) if len(values) else None
+
+
+def _last(table: StepTable, name: str) -> float | None:
+    values = _finite(table, name)
+    return float(values[-1]) if len(values) else None
+
+
+def _or_none(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
+def _share(part: float | None, whole: float) -> float | None:
+    return min(1.0, part / whole) if part is not None and whole else None

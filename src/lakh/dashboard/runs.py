@@ -1,0 +1,84 @@
+"""Several runs, kept up to date: the data behind the server and `lakh dashboard --json`.
+
+Thread-safe: a lock serialises reading and queries. New runs in the folder are found automatically.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lakh import __version__
+from lakh.dashboard.find import find_runs
+from lakh.dashboard.run_view import RunView
+from lakh.errors import UserError
+from lakh.storage import local_path
+
+__all__ = ["RunCollection"]
+
+FIND_RUNS_EVERY_S = 10.0
+MAX_DETAILED_RUNS = 8
+
+
+class RunCollection:
+    def __init__(self, folder: str, *, clock: Callable[[], float] = time.time) -> None:
+        self.folder = folder
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._runs: dict[Path, RunView] = {}
+        self._found_at_s = 0.0
+        self._find()
+
+    def _find(self) -> None:
+        root = local_path(self.folder).absolute()
+        known, self._runs = self._runs, {}
+        for path in find_runs(self.folder):  # removed runs are dropped
+            inner = path.absolute().relative_to(root).as_posix()
+            self._runs[path] = known.get(path) or RunView(root.name if inner == "." else inner, path)
+        self._found_at_s = time.monotonic()
+
+    @property
+    def names(self) -> list[str]:
+        return [run.name for run in self._newest_first()]
+
+    def refresh(self, budget_s: float = 0.5) -> bool:
+        """Read new events of all runs for about `budget_s` seconds; True if there is more to read."""
+        with self._lock:
+            if time.monotonic() - self._found_at_s > FIND_RUNS_EVERY_S:
+                with contextlib.suppress(UserError):  # the folder itself is gone; it may come back
+                    self._find()
+            runs = list(self._runs.values())
+            more = [run.refresh(budget_s / max(1, len(runs))) for run in runs]
+            return any(more)
+
+    def read_all(self) -> None:
+        while self.refresh(1.0):
+            pass
+
+    def version(self) -> str:
+        """A string that changes whenever the data changes."""
+        with self._lock:
+            return f"{len(self._runs)}-{sum(run.changes for run in self._runs.values())}"
+
+    def data(
+        self, names: Sequence[str] = (), *, points: int = 600, window: tuple[float, float] | None = None
+    ) -> dict[str, Any]:
+        """A summary of all runs, and details of the named ones (default: the newest few)."""
+        with self._lock:
+            runs = self._newest_first()
+            named = [run for run in runs if run.name in names] if names else runs
+            now_s = self._clock()
+            return {
+                "lakh": __version__,
+                "folder": str(self.folder),
+                "time_s": now_s,
+                "runs": [run.summary(now_s) for run in runs],
+                "details": [run.data(now_s, points=points, window=window) for run in named[:MAX_DETAILED_RUNS]],
+            }
+
+    def _newest_first(self) -> list[RunView]:
+        return sorted(self._runs.values(), key=lambda run: (-run.last_s, run.name))

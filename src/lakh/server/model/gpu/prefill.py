@@ -1,0 +1,166 @@
+"""A step of any few tokens of any rows on the GPU, as one captured graph: short prompts, guesses and rows that draw.
+
+Started one by one, the kernels of such a step cost more than their work, and every start asks for Python's lock again.
+Here a step is one transfer in, one launch, and scores that stay on the device.
+
+A graph exists for each bucket of tokens (16 .. 2,048); a step runs in the smallest that holds it, and empty places
+write to a scratch block. New keys and values are stored first; then tiles of consecutive tokens of one row attend to
+that row's blocks, so that a tile reads them once. Which tile belongs to which row is data, not shape: the same graph
+serves a prompt of 15 tokens, and three rows that draw beside a prompt of 9.
+
+Knows a InferenceModel and its cache; knows nothing of rows' requests. Memory: all graphs share one pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lakh.server.model.block_pool import BLOCK_TOKENS
+from lakh.server.model.gpu import kernels
+from lakh.server.model.gpu.graphs import GraphCapture, Step
+from lakh.server.model.gpu.layers import run_layers
+from lakh.server.model.inference import InferenceModel, SequenceChunk
+from lakh.server.model.kv_cache import PagedCache
+
+__all__ = ["BUCKETS", "PrefillGraphs"]
+
+BUCKETS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
+MAX_ROWS = 128
+MAX_SCORED = 256
+SPLIT_PROGRAMS = 264  # attention is cut into parts until about so many programs run: twice the SMs of an H200
+MAX_SPLITS = 8
+
+
+class _Bucket:
+    """Static inputs of one number of tokens, in one tensor so that they come in one transfer; and its graph."""
+
+    def __init__(self, tokens: int, tile: int, table_width: int, device: torch.device) -> None:
+        self.tokens, self.tile = tokens, tile
+        self.rows, self.scored = min(tokens, MAX_ROWS), min(tokens, MAX_SCORED)
+        self.tiles = tokens // tile + self.rows  # each row wastes less than one tile
+        sizes = {
+            "ids": tokens,
+            "positions": tokens,
+            "slots": tokens,
+            "places": self.scored,
+            "tile_row": self.tiles,
+            "tile_first": self.tiles,
+            "tile_count": self.tiles,
+            "tables": self.rows * table_width,
+        }
+        ends = np.cumsum(list(sizes.values())).tolist()
+        self.at = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+        self.control = torch.zeros(ends[-1], dtype=torch.int32, device=device)
+        self.logits = torch.empty(0)
+        self.replay: Step = lambda: None
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.control[self.at[name]]
+
+
+class PrefillGraphs:
+    def __init__(self, network: InferenceModel, cache: PagedCache, *, use_graphs: bool = True) -> None:
+        """`cache` has a last block that no row owns: empty places of a bucket write there."""
+        self.network, self.cache = network, cache
+        self._capture = GraphCapture(network.device, use_graphs=use_graphs)
+        self._scratch_slot = (cache.num_blocks - 1) * BLOCK_TOKENS
+        self._table_width = -(-network.spec.context // BLOCK_TOKENS)
+        self._group = 1 << (network.spec.heads // network.spec.kv_heads - 1).bit_length()
+        self._buckets: dict[int, _Bucket] = {}
+
+    def fits(self, segments: Sequence[SequenceChunk]) -> bool:
+        num_tokens = sum(len(segment.tokens) for segment in segments)
+        if num_tokens > BUCKETS[-1] or len(segments) > MAX_ROWS:
+            return False
+        size = _bucket_of(num_tokens)
+        return sum(segment.scored for segment in segments) <= min(size, MAX_SCORED)
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[SequenceChunk]) -> Tensor:
+        """Scores of the tokens that are to be scored, segment after segment: valid until the next call."""
+        bucket = self._bucket(_bucket_of(sum(len(segment.tokens) for segment in segments)))
+        control, num_scored = self._control(bucket, segments)
+        bucket.control.copy_(torch.from_numpy(control))
+        bucket.replay()
+        return bucket.logits[:num_scored]
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """GraphCapture every graph now."""
+        for size in BUCKETS:
+            self._bucket(size)
+
+    def _control(self, bucket: _Bucket, segments: Sequence[SequenceChunk]) -> tuple[Any, int]:
+        control = np.zeros(len(bucket.control), np.int32)
+        part = {name: control[where] for name, where in bucket.at.items()}
+        part["slots"][:] = self._scratch_slot
+        tables = part["tables"].reshape(bucket.rows, -1)
+        at = num_tiles = num_scored = 0
+        for row, segment in enumerate(segments):
+            count = len(segment.tokens)
+            here = slice(at, at + count)
+            positions = np.arange(segment.start, segment.start + count)
+            table = np.asarray(segment.blocks, np.int32)
+            tables[row, : len(table)] = table
+            part["ids"][here] = segment.tokens
+            part["positions"][here] = positions
+            part["slots"][here] = table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
+            for first in range(0, count, bucket.tile):
+                part["tile_row"][num_tiles] = row
+                part["tile_first"][num_tiles] = at + first
+                part["tile_count"][num_tiles] = min(bucket.tile, count - first)
+                num_tiles += 1
+            part["places"][num_scored : num_scored + segment.scored] = range(at + count - segment.scored, at + count)
+            num_scored += segment.scored
+            at += count
+        return control, num_scored
+
+    def _bucket(self, size: int) -> _Bucket:
+        if size not in self._buckets:
+            rows_of_tile = 16 if size <= 128 else 64  # of the tensor-core product: queries x heads that share keys
+            tile = max(rows_of_tile // self._group, 1)
+            bucket = _Bucket(size, tile, self._table_width, self.network.device)
+            bucket["slots"].fill_(self._scratch_slot)
+            bucket.replay = self._capture(lambda: self._step(bucket))
+            self._buckets[size] = bucket
+        return self._buckets[size]
+
+    def _step(self, bucket: _Bucket) -> None:
+        x = F.embedding(bucket["ids"], self.network.embed)
+        attend = lambda qkv, layer: self._attend(qkv, layer, bucket)  # noqa: E731
+        bucket.logits = run_layers(self.network, x, attend, bucket["places"])
+
+    def _attend(self, qkv: Tensor, layer: int, bucket: _Bucket) -> Tensor:
+        spec, num = self.network.spec, len(qkv)
+        heads, kv_heads, size = spec.heads, spec.kv_heads, spec.head_dim
+        keys, values = self.cache.keys_LKCD[layer], self.cache.values_LKCD[layer]
+        q = torch.empty(num, heads * size, dtype=qkv.dtype, device=qkv.device)
+        kernels.rotate_store[(num,)](
+            qkv, self.network.cos, self.network.sin, bucket["positions"], bucket["slots"], q, keys, values,
+            keys.shape[1], H=heads, K=kv_heads, D=size, HEADS=1 << (heads + 2 * kv_heads - 1).bit_length(), num_warps=4,
+        )  # fmt: skip
+        splits = 1
+        while splits < MAX_SPLITS and max(num // bucket.tile, 1) * kv_heads * splits * 2 <= SPLIT_PROGRAMS:
+            splits *= 2
+        out = torch.empty(num, heads * size, dtype=qkv.dtype, device=qkv.device)
+        part_o = torch.empty(num, heads, splits, size, device=qkv.device) if splits > 1 else out
+        part_ml = torch.empty(num, heads, splits, 2, device=qkv.device) if splits > 1 else out
+        kernels.attend_tiles[(bucket.tiles, kv_heads, splits)](
+            q, keys, values, bucket["tables"], bucket["positions"], bucket["tile_row"], bucket["tile_first"],
+            bucket["tile_count"], out, part_o, part_ml, keys.shape[1], self._table_width, size**-0.5,
+            H=heads, K=kv_heads, D=size, GROUP_ROWS=self._group, ROWS=max(bucket.tile * self._group, 16), BLOCK=64,
+            SPLITS=splits, PAGE=BLOCK_TOKENS, num_warps=4,
+        )  # fmt: skip
+        if splits > 1:
+            kernels.combine[(num * heads,)](part_o, part_ml, out, D=size, SPLITS=splits, PDL=False, num_warps=1)
+        return out
+
+
+def _bucket_of(num_tokens: int) -> int:
+    return next(size for size in BUCKETS if size >= num_tokens)

@@ -1,0 +1,173 @@
+"""The page in a real browser: it draws, it can be pointed at and zoomed, it follows, and it never complains.
+
+Speaks Chromium's own protocol over a socket; no driver is needed. Skipped where there is no Chromium.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from lakh.dashboard.page import page
+from lakh.dashboard.runs import RunCollection
+from lakh.dashboard.server import application
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+TIMEOUT_S = 60.0
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+
+
+class Tab:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._asked = 0
+        self.complaints: list[str] = []
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._asked += 1
+        await self._socket.send_json({"id": self._asked, "method": method, "params": parameters})
+        while True:
+            heard = await asyncio.wait_for(self._socket.receive_json(), TIMEOUT_S)
+            if heard.get("method") == "Runtime.exceptionThrown":
+                self.complaints.append(str(heard["params"]["exceptionDetails"]))
+            elif heard.get("method") == "Log.entryAdded" and heard["params"]["entry"]["level"] == "error":
+                self.complaints.append(str(heard["params"]["entry"]))
+            elif heard.get("id") == self._asked:
+                return dict(heard["result"])
+
+    async def ask(self, script: str) -> Any:
+        found = await self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        return found["result"].get("value")
+
+    async def until(self, script: str) -> Any:
+        """The first true answer; the test's own timeout ends a wait that is in vain."""
+        while not (found := await self.ask(script)):
+            await asyncio.sleep(0.05)
+        return found
+
+
+@contextlib.asynccontextmanager
+async def browser(folder: Path) -> AsyncIterator[Tab]:
+    assert CHROMIUM is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+             "--remote-debugging-port=0", f"--user-data-dir={folder}", "--window-size=1200,1600"]  # fmt: skip
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([CHROMIUM, *flags, "about:blank"], env={**os.environ, "HOME": str(folder)}, **quiet)
+    try:
+        told = folder / "DevToolsActivePort"
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not (told.exists() and told.read_text().count("\n")):
+            # Some systems have a stub of that name, or one that may not write here: nothing is wrong with our page.
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                pytest.skip(f"{CHROMIUM} does not start here: apt-get install chromium")
+            await asyncio.sleep(0.05)
+        port = told.read_text().split()[0]
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                [url] = [tab["webSocketDebuggerUrl"] for tab in await answer.json() if tab["type"] == "page"]
+            async with session.ws_connect(url, max_msg_size=0) as socket:
+                tab = Tab(socket)
+                await tab.call("Runtime.enable")
+                await tab.call("Log.enable")
+                yield tab
+    finally:
+        process.terminate()
+        process.wait(TIMEOUT_S)
+
+
+@needs_chromium
+@pytest.mark.timeout(180)
+def test_the_page_draws_zooms_and_follows_in_a_real_browser(faulty_run: Any, tmp_path: Path) -> None:
+    asyncio.run(_drive(faulty_run, tmp_path))
+
+
+async def _drive(story: Any, tmp_path: Path) -> None:
+    runs = RunCollection(str(story.run_dir))
+    runner = web.AppRunner(application(runs))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with browser(tmp_path / "profile") as tab:
+            await tab.call("Page.navigate", url=f"http://127.0.0.1:{runner.addresses[0][1]}/")
+            await tab.until("document.title.includes('step 120')")
+            shown = await tab.ask("document.body.innerText")
+            for words in ("Loss, nats per token", "humaneval: pass@1", "Bits per byte", "killed by SIGKILL", "goodput"):
+                assert words in shown
+            assert await tab.ask("document.querySelectorAll('svg path.mean').length") >= 7
+            assert await tab.ask("document.querySelectorAll('svg .whisker').length") == 4
+            assert await tab.ask("document.querySelectorAll('svg .m-serious').length") > 2
+            assert not await tab.ask(
+                "[...document.querySelectorAll('path')].some(p => /NaN|Infinity/.test(p.getAttribute('d')))"
+            )
+
+            # Pointing at one chart reads all of them; dragging zooms in, a double click goes back.
+            box = await tab.ask(
+                "(r => [r.left, r.top, r.width])(document.querySelector('svg').getBoundingClientRect())"
+            )
+            left, top, width = box
+            await _mouse(tab, "mouseMoved", left + 0.5 * width, top + 60)
+            assert await tab.until(
+                "[...document.querySelectorAll('.read')].filter(r => r.textContent.startsWith('step')).length > 3"
+            )
+            await _mouse(tab, "mousePressed", left + 0.3 * width, top + 60)
+            await _mouse(tab, "mouseMoved", left + 0.6 * width, top + 60)
+            await _mouse(tab, "mouseReleased", left + 0.6 * width, top + 60)
+            assert await tab.until("document.getElementById('whole') !== null && view.window !== null")
+            await tab.until("view.data.details[0].curves.loss.step.length < 60")  # the server sent this part alone
+            await tab.ask("document.getElementById('whole').click()")
+            await tab.until("document.getElementById('whole') === null")
+            await tab.ask("document.getElementById('by-time').click()")
+            assert await tab.ask("document.querySelector('svg').textContent.includes(':')")
+
+            # What happens now appears without anybody touching the page.
+            await _mouse(tab, "mouseMoved", 2, 2)
+            story.begin(120)
+            story.steps(121, 126)
+            await tab.until("document.title.includes('step 126')")
+
+            # On a phone nothing sticks out; a saved page needs no server.
+            await tab.call(
+                "Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=2, mobile=True
+            )
+            await tab.until("document.documentElement.scrollWidth <= 390")
+            saved = tmp_path / "page.html"
+            saved.write_text(page(runs.data()))
+            await runner.cleanup()
+            await tab.call("Page.navigate", url=saved.as_uri())
+            await tab.until("document.querySelectorAll('svg path.mean').length >= 7")
+            assert "saved" in await tab.ask("document.getElementById('alive').textContent")
+
+            # Of many runs the newest few are drawn, and the page says so.
+            for number in range(10):
+                sweep = type(story)(tmp_path / "many" / f"sweep-{number}")
+                sweep.begin()
+                sweep.steps(1, 3)
+            many = RunCollection(str(tmp_path / "many"))
+            many.read_all()
+            saved.write_text(page(many.data()))
+            await tab.call("Page.navigate", url=saved.as_uri())
+            await tab.until("document.querySelectorAll('tbody tr').length === 10")
+            assert "the 8 most recent of 10 runs" in await tab.ask("document.body.innerText")
+            assert tab.complaints == []
+    finally:
+        await runner.cleanup()
+
+
+async def _mouse(tab: Tab, kind: str, x: float, y: float) -> None:
+    pressed = (
+        {"button": "left", "buttons": 0 if kind == "mouseReleased" else 1, "clickCount": 1}
+        if kind != "mouseMoved"
+        else {}
+    )
+    await tab.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **pressed)

@@ -1,0 +1,125 @@
+"""lakh dashboard as people call it: saved, printed, served, and asked for the impossible."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakh.cli import main
+
+TIMEOUT_S = 60.0
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["dashboard", *arguments])
+    return int(ended.value.code or 0)
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "lakh", "dashboard", str(folder), "--http", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
+    try:
+        assert process.stderr is not None
+        found = re.search(r"http://\S+", process.stderr.readline())
+        assert found
+        yield found[0], process
+    finally:
+        process.kill()
+        process.wait(TIMEOUT_S)
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def ask(url: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as answer:
+            return answer.status, dict(answer.headers), answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, dict(error.headers), error.read()
+
+
+def test_the_page_is_saved_and_the_data_printed(
+    faulty_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(str(faulty_run.run_dir), "--out", str(tmp_path / "page.html"), "--json") == 0
+    data = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert data["runs"][0]["step"] == 120
+    assert '"step":120' in (tmp_path / "page.html").read_text()
+    assert run(str(faulty_run.run_dir), "--once") == 0
+    assert "done" in capsys.readouterr().out
+
+
+def test_errors_name_the_cause(tmp_path: Path, faulty_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for arguments, words in (
+            ([str(tmp_path / "none"), "--once"], "no such folder"),
+            ([str(tmp_path / "file")], "is a file"),
+            ([str(tmp_path / "empty"), "--json"], "holds no runs"),
+            (["s3://bucket/runs", "--once"], "is not a local path"),
+            ([str(faulty_run.run_dir), "--http", "nonsense"], "HOST:PORT"),
+            ([str(faulty_run.run_dir), "--http", f"127.0.0.1:{port}"], "the port is in use"),
+        ):
+            assert run(*arguments) == 2
+            assert words in capsys.readouterr().err
+
+
+def test_a_light_install_is_told_what_to_add(
+    faulty_run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, "lakh.dashboard.server", raising=False)
+    assert run(str(faulty_run.run_dir)) == 2
+    assert "lakh[dashboard]" in capsys.readouterr().err
+    assert run(str(faulty_run.run_dir), "--once") == 0
+
+
+def test_it_serves_follows_and_ends_on_ctrl_c(faulty_run: Any) -> None:
+    with served(faulty_run.run_dir) as (url, process):
+        status, headers, body = ask(url)
+        assert status == 200
+        assert b"lakh dashboard" in body
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        faulty_run.begin(120)
+        faulty_run.steps(121, 125)
+        step = 0
+        while step != 125:  # bounded by the timeout of the whole test
+            status, headers, body = ask(url + "data.json?run=run&points=50")
+            step = json.loads(body)["runs"][0]["step"]
+        assert ask(url + "data.json?from=x")[0] == 400
+        assert ask(url, Host="evil.example")[0] == 403
+        assert ask(url + "../../etc/passwd")[0] == 404
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+
+
+def test_an_empty_folder_is_served_and_waits_for_a_run(tmp_path: Path) -> None:
+    with served(tmp_path) as (url, _):
+        assert json.loads(ask(url + "data.json")[2])["runs"] == []
+
+
+def test_unchanged_data_is_answered_with_304(faulty_run: Any) -> None:
+    """Two questions in a row: the second costs nothing, unless the slow part of the tag moved on between them."""
+    with served(faulty_run.run_dir) as (url, _):
+        for _ in range(20):
+            tag = ask(url + "data.json")[1]["ETag"]
+            if ask(url + "data.json", **{"If-None-Match": tag})[0] == 304:
+                return
+        pytest.fail("never unchanged")

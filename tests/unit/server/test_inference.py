@@ -1,0 +1,57 @@
+"""The network as the engine runs it scores as the model that was trained does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lakh.server.model.inference import InferenceModel, Precision, SequenceChunk
+from lakh.server.model.kv_cache import PagedCache
+from lakh.spec.model import Model
+from lakh.workloads.code.model import CodeModel, init_weights
+
+CPU = torch.device("cpu")
+# Of scores that spread over tens: float32 sums in another order; 8 bits of weights and activations; 8 of bfloat16.
+TOLERANCE: dict[Precision, float] = {"f32": 2e-4, "int8": 1.0, "bf16": 1.0}
+
+
+def make(precision: Precision, *, qk_norm: bool) -> tuple[CodeModel, InferenceModel, PagedCache]:
+    spec = Model(layers=2, width=64, heads=4, kv_heads=2, ffn=128, vocab=300, context=96, qk_norm=qk_norm)
+    model = CodeModel(spec).requires_grad_(False)
+    init_weights(model, 1)
+    numbers = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():  # no norm is left at 1: one that is skipped or mixed up shows
+        parameter.mul_(8 if parameter.dim() > 1 else torch.rand(parameter.shape, generator=numbers) + 0.5)
+    network = InferenceModel(spec, model.state_dict(), spec.vocab, CPU, precision)
+    return model, network, PagedCache(spec, 8, device=CPU, dtype=network.dtype)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # a CPU without bfloat16 products says so
+@pytest.mark.parametrize("precision", ["f32", "int8", "bf16"])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_a_prompt_in_chunks_and_tokens_after_it_score_as_in_training(precision: Precision, qk_norm: bool) -> None:
+    model, network, cache = make(precision, qk_norm=qk_norm)
+    ids = torch.randint(0, 300, (40,), generator=torch.Generator().manual_seed(3))
+    expected = model(ids[None])[0]
+    table = [3, 1, 5]
+    at, worst = 0, 0.0
+    for count in (20, 12, 3, 1, 1, 3):  # many tokens go through torch, few through the kernels
+        scores = network.forward([SequenceChunk(ids[at : at + count].tolist(), at, table, count)], cache)
+        worst = max(worst, (scores.float() - expected[at : at + count]).abs().max().item())
+        at += count
+    assert at == len(ids)
+    assert worst < TOLERANCE[precision]
+
+
+def test_exchanged_weights_bring_the_norms_of_queries_and_keys() -> None:
+    _, network, cache = make("f32", qk_norm=True)
+    ids = list(range(20, 32))
+    before = network.forward([SequenceChunk(ids, 0, [0])], cache)
+    other = network.empty_like()
+    weights = CodeModel(network.spec).state_dict()
+    other.load(weights)
+    network.swap_weights(other)
+    fresh = InferenceModel(network.spec, weights, network.num_ids, CPU, "f32")
+    after = network.forward([SequenceChunk(ids, 0, [0])], cache)
+    torch.testing.assert_close(after, fresh.forward([SequenceChunk(ids, 0, [0])], cache))
+    assert not torch.allclose(after, before)

@@ -1,0 +1,118 @@
+"""A step as a single kernel: which models can be shared out, and that the source gets all of its words."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lakh.server.model.gpu import megakernel
+from lakh.server.model.gpu.megakernel import Megakernel, nvrtc
+from lakh.server.model.inference import InferenceModel
+from lakh.spec.model import Model
+from lakh.workloads.code.formats import hf
+
+MODEL = Model(layers=24, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=32064, context=4096)
+SMS, SHARED_BYTES = 132, 232448  # of an H200
+
+
+def test_a_model_of_a_usual_shape_fills_the_shared_memory_with_weights() -> None:
+    plan = megakernel.plan(MODEL, MODEL.vocab, SMS, SHARED_BYTES)
+    assert plan is not None
+    assert (plan.splits, plan.chunk_bytes, plan.slots) == (8, 16384, 12)
+    assert SHARED_BYTES - plan.chunk_bytes < plan.shared_bytes <= SHARED_BYTES
+
+
+@pytest.mark.parametrize("ffn", [8192, 14336])
+def test_a_chunk_holds_a_whole_row(ffn: int) -> None:
+    plan = megakernel.plan(replace(MODEL, ffn=ffn), MODEL.vocab, SMS, SHARED_BYTES)
+    assert plan is not None
+    assert plan.chunk_bytes == 2 * ffn
+    assert plan.slots >= megakernel.LEAST_SLOTS
+
+
+@pytest.mark.parametrize(("width", "heads", "ffn"), [(64, 2, 64), (64, 2, 320), (128, 4, 256), (256, 2, 64)])
+def test_in_a_small_model_every_block_has_words_for_all_others(width: int, heads: int, ffn: int) -> None:
+    spec = replace(MODEL, width=width, heads=heads, kv_heads=1, ffn=ffn, vocab=64)
+    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES)
+    assert plan is not None
+    qkv_rows = width + 2 * spec.head_dim
+
+    def least(lines: int) -> int:
+        return min(lines * (block + 1) // plan.blocks - lines * block // plan.blocks for block in range(plan.blocks))
+
+    assert least(width // 2) > 0 or (least(ffn // 2) > 0 and least(qkv_rows) > 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"qk_norm": True},
+        {"ffn": 5505 + 31},  # 5536 is no multiple of 64
+        {"width": 1568, "heads": 16},  # heads of 98
+        {"ffn": 65536},  # four rows do not fit
+    ],
+    ids=str,
+)
+def test_other_models_keep_their_several_kernels(other: dict[str, int]) -> None:
+    assert megakernel.plan(replace(MODEL, **other), MODEL.vocab, SMS, SHARED_BYTES) is None
+
+
+def test_a_chip_with_little_shared_memory_keeps_them_too() -> None:
+    assert megakernel.plan(MODEL, MODEL.vocab, 80, 100 * 1024) is None
+
+
+def test_the_source_gets_the_words_that_it_says_it_needs() -> None:
+    text = megakernel.source()
+    plan = megakernel.plan(MODEL, MODEL.vocab, SMS, SHARED_BYTES)
+    assert plan is not None
+    needs = text[text.index("Defined by whoever") : text.index("typedef")]
+    promised = {
+        word
+        for line in needs.splitlines()[1:]
+        for word in re.split(r"\s{2,}", line[3:].strip())[0].split()
+        if word.isupper() or "_" in word
+    }
+    given = megakernel.defines(MODEL, MODEL.vocab, plan)
+    assert promised == set(given)
+    for word in given:
+        assert len(re.findall(rf"\b{word}\b", text)) > 1, f"{word} is of no use"
+
+
+@pytest.mark.parametrize("ffn", [5504, 8192, 14336])  # chunks of four rows and of one
+def test_the_source_compiles(ffn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", torch.version.cuda or "13.0")
+    try:
+        nvrtc._nvrtc()
+    except nvrtc.CudaCompileError as error:
+        pytest.skip(f"{error} (pip install nvidia-cuda-nvrtc)")
+    spec = replace(MODEL, ffn=ffn)
+    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES)
+    assert plan is not None
+    defines = "".join(f"#define {word} {value}\n" for word, value in megakernel.defines(spec, spec.vocab, plan).items())
+    assert nvrtc._compiled(defines + megakernel.source(), "whole_step", (9, 0))[:4] == b"\x7fELF"
+    little = defines.replace(f"SHARED_BYTES {plan.shared_bytes}", f"SHARED_BYTES {plan.shared_bytes - 16}")
+    with pytest.raises(nvrtc.CudaCompileError, match="more shared memory is needed"):
+        nvrtc._compiled(little + megakernel.source(), "whole_step", (9, 0))
+
+
+def test_where_processes_share_the_chip_it_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(MODEL, layers=1, width=64, heads=2, kv_heads=1, ffn=64, vocab=64)
+    weights = {name: torch.zeros(shape) for name, shape in hf.shapes(spec).items()}
+    network = InferenceModel(spec, weights, spec.vocab, torch.device("cpu"), "f32")
+    network.dtype = torch.bfloat16
+    chip = SimpleNamespace(multi_processor_count=SMS, shared_memory_per_block_optin=SHARED_BYTES)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: chip)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "none"))
+    assert Megakernel.plan(network) is not None
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: "cpu:gloo,cuda:gloo")
+    assert Megakernel.plan(network) is not None
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    assert Megakernel.plan(network) is None
+    monkeypatch.undo()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert Megakernel.plan(network) is None
