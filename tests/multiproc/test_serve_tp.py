@@ -27,7 +27,11 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="two GPUs are needed where there is one"),
 ]
 PROMPTS = [[20 + i % 50 for i in range(40)], [30, 31], [40 + i % 7 for i in range(25)]]
-SAMPLINGS = [SamplingParams(max_tokens=12), SamplingParams(max_tokens=12, temperature=1.0, seed=3), SamplingParams(max_tokens=12)]
+SAMPLINGS = [
+    SamplingParams(max_tokens=12),
+    SamplingParams(max_tokens=12, temperature=1.0, seed=3),
+    SamplingParams(max_tokens=12),
+]
 
 
 @pytest.fixture(scope="module")

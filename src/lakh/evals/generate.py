@@ -1,4 +1,5 @@
-"""Completions from a model: lakh's own engine (server/offline.py), or any endpoint that speaks OpenAI's language (endpoint.py).
+"""Completions from a model: lakh's own engine (server/offline.py), or any endpoint that speaks OpenAI's language
+(endpoint.py).
 
 n samples of every problem are n passes over all problems, pass i with seed + i: asking for more samples later leaves
 the first ones as they were. A call to the generator is as many passes as keep it busy. With a journal, finished passes

@@ -17,7 +17,7 @@ from lakh.server.prompts.fim import Order
 from lakh.server.sampling_params import SamplingParams
 from lakh.server.stopping import STOP_RULES
 
-__all__ = ["RequestError", "CompletionRequest", "parse"]
+__all__ = ["CompletionRequest", "RequestError", "parse"]
 
 MAX_CHOICES = 64
 MAX_TIMEOUT_MS = 3_600_000
@@ -93,7 +93,8 @@ class CompletionRequest:
 
     @property
     def cache_space(self) -> str:
-        """The cache that this request reads and writes. Tenant names have no NUL, so no salt can name another tenant."""
+        """The cache that this request reads and writes. Tenant names have no NUL, so no salt can name another tenant.
+        """
         return f"{self.tenant}\0{self.cache_salt}" if self.cache_salt else self.tenant
 
     @property

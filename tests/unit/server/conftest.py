@@ -159,7 +159,9 @@ def assert_same(engine: Engine, reference: CodeModel) -> Callable[..., None]:
             return scores[0]
         return probabilities(scores, [sampling])[0].log() + gumbel_noise(torch.tensor([key]), scores.shape[-1])[0]
 
-    def check(prompts: Sequence[Sequence[int]], sampling: SamplingParams, left: Sequence[Any], right: Sequence[Any]) -> None:
+    def check(
+        prompts: Sequence[Sequence[int]], sampling: SamplingParams, left: Sequence[Any], right: Sequence[Any]
+    ) -> None:
         copies: Counter[tuple[int, ...]] = Counter()
         for prompt, one, other in zip(prompts, left, right, strict=True):
             copy = copies[tuple(prompt)]

@@ -17,7 +17,8 @@ import pytest
 
 from lakh.cli.main import main
 from lakh.server.engine import Engine, SamplingParams
-from lakh.server.loadgen.ablation import Sequence
+from lakh.server.loadgen import ablation
+from lakh.server.loadgen.ablation import AblationRow
 from lakh.server.loadgen.report import LoadReport
 
 PATIENCE_S = 240  # a busy machine takes a minute to import what a server needs
@@ -62,11 +63,14 @@ def test_what_does_not_go_together_is_refused(both: tuple[str, ...], capsys: pyt
 def test_rows_that_were_measured_before_an_interruption_are_shown_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def rows(model: str, rows: Sequence[Sequence], *_: Any, **__: Any) -> Iterator[tuple[Sequence, LoadReport]]:
-        yield rows[0], LoadReport(sent=2, ends=Counter(completed=2), answers=[(0.0, 0.1, 0.2), (1.0, 0.1, 0.3)], wall_s=2)
+    def rows(model: str, rows: Sequence[AblationRow], *_: Any, **__: Any) -> Iterator[tuple[AblationRow, LoadReport]]:
+        yield (
+            rows[0],
+            LoadReport(sent=2, ends=Counter(completed=2), latencies=[(0.0, 0.1, 0.2), (1.0, 0.1, 0.3)], wall_s=2),
+        )
         raise KeyboardInterrupt  # while the next server starts
 
-    monkeypatch.setattr(before_after, "run_rows", rows)
+    monkeypatch.setattr(ablation, "run_ablation", rows)
     picture = tmp_path / "rows.png"
     assert lakh("loadgen", "model", "--before-after", "--plot", str(picture), "--json") == 75
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])

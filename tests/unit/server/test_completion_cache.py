@@ -134,7 +134,9 @@ def test_a_tenant_neither_reads_nor_notices_anothers_answers(
 ) -> None:
     async def main() -> None:
         store = (
-            RedisCacheStore(request.getfixturevalue("redis_server").url, limit_s=10.0) if kind == "redis" else MemoryCacheStore()
+            RedisCacheStore(request.getfixturevalue("redis_server").url, limit_s=10.0)
+            if kind == "redis"
+            else MemoryCacheStore()
         )
         cache = cache_of(store)
         assert isinstance(cache.backend, InProcessBackend)

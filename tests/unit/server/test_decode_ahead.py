@@ -173,7 +173,9 @@ def test_when_all_have_gone_nothing_is_waited_for(make_flying: MakeFlying, engin
     reads = decoder.num_reads
     assert flying.step() == []
     assert decoder.num_reads == reads
-    assert flying.generate([[60, 61]], SamplingParams(max_tokens=5)) == engine.generate([[60, 61]], SamplingParams(max_tokens=5))
+    assert flying.generate([[60, 61]], SamplingParams(max_tokens=5)) == engine.generate(
+        [[60, 61]], SamplingParams(max_tokens=5)
+    )
 
 
 def test_new_weights_in_flight(make_flying: MakeFlying, make_engine: MakeEngine) -> None:

@@ -57,7 +57,9 @@ def make(tokenizer_json: Path) -> Make:
     prompts=st.lists(ids, min_size=1, max_size=4),
     noise=st.sampled_from([0.0, 0.2, 2.0]),
     most=st.integers(1, 7),
-    sampling=st.sampled_from([SamplingParams(max_tokens=14), SamplingParams(max_tokens=14, temperature=1.0, top_k=40, seed=9)]),
+    sampling=st.sampled_from(
+        [SamplingParams(max_tokens=14), SamplingParams(max_tokens=14, temperature=1.0, top_k=40, seed=9)]
+    ),
 )
 def test_a_draft_changes_no_greedy_and_no_seeded_answer(
     make: Make,
@@ -92,7 +94,9 @@ def test_on_a_cpu_a_draft_takes_eight_bits_where_its_widths_allow(make: Make, mo
     wide = dataclasses.replace(SPEC, width=64, ffn=128)
     plain, drafted = make(noise=None, spec=wide), make(noise=0.0, spec=wide)
     prompts = [[30, 31, 32], list(range(40, 70))]
-    assert drafted.generate(prompts, SamplingParams(max_tokens=40)) == plain.generate(prompts, SamplingParams(max_tokens=40))
+    assert drafted.generate(prompts, SamplingParams(max_tokens=40)) == plain.generate(
+        prompts, SamplingParams(max_tokens=40)
+    )
     assert drafted._draft_model is not None
     assert (drafted._draft_model.precision, make(noise=0.0)._draft_model.precision) == ("int8", "f32")  # type: ignore[union-attr]
     assert drafted.counters.accepted_tokens > drafted.counters.draft_tokens / 2
@@ -104,7 +108,9 @@ def test_rows_that_give_way_and_a_draft_without_room_change_nothing(
     monkeypatch.setattr(proposer, "decide", lambda **given: DraftLength(min(3, given["most"]), "the test says so"))
     small, plain = make(noise=0.2, cache_tokens=1), make(noise=None)  # room for one full context each
     prompts = [[7 + i, *range(20, 50)] for i in range(6)]
-    assert small.generate(prompts, SamplingParams(max_tokens=60)) == plain.generate(prompts, SamplingParams(max_tokens=60))
+    assert small.generate(prompts, SamplingParams(max_tokens=60)) == plain.generate(
+        prompts, SamplingParams(max_tokens=60)
+    )
     assert small.counters.preempted_seqs > 0
     assert small._draft_model is not None
     assert (small.pool.num_used, small._draft_model.num_used) == (0, 0)

@@ -19,6 +19,7 @@ from lakh.cli.main import main
 from lakh.errors import UserError
 from lakh.server import proto
 from lakh.server.api import grpc as grpc_api
+from lakh.server.api import server as api_server
 from lakh.server.api.listen import check_free
 from lakh.server.api.request_handler import RequestHandler
 from lakh.server.backends.in_process import InProcessBackend
@@ -80,8 +81,11 @@ def serve(engine: Engine, story: Callable[[Faces], Awaitable[None]]) -> None:
         backend = InProcessBackend(engine)
         ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         told = lambda url, address: ready.set_result((url, address))  # noqa: E731
-        options = {"drain_s": PATIENCE_S}
-        serving = asyncio.create_task(http._serve(backend, "127.0.0.1", 0, told, ("127.0.0.1", 0), None, options))
+        serving = asyncio.create_task(
+            api_server.serve_until_signal(
+                backend, "127.0.0.1", 0, on_ready=told, grpc_address=("127.0.0.1", 0), drain_s=PATIENCE_S
+            )
+        )
         url, address = await ready
         async with grpc.aio.insecure_channel(address) as channel, aiohttp.ClientSession(url) as session:
             await story(Faces(backend, channel, session))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from lakh import checkpoint, config
 from lakh.errors import UserError
+from lakh.server import sampler
 from lakh.server.engine import Chunk, Completion, Engine, SamplingParams
 from lakh.server.speculation import proposer
 from lakh.server.speculation.policy import DraftLength
@@ -170,7 +171,7 @@ def test_a_loop_is_guessed_and_saves_steps(make_engine: MakeEngine, monkeypatch:
         start = engine.scheduler.running[0].tokens[-1:] or [22]
         return [20 + (start[0] - 20 + 1 + i) % 3 for i in range(len(logits))]
 
-    monkeypatch.setattr(drawing, "choose", looping)
+    monkeypatch.setattr(sampler, "sample", looping)
     done = engine.generate([[30, 31]], SamplingParams(max_tokens=40))[0]
     assert list(done.tokens) == [next(loop) for _ in range(40)]
     assert engine.counters.steps < 15
@@ -275,7 +276,10 @@ def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) ->
 def test_one_tenant_does_not_wait_while_another_has_the_same_prompt_computed(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.step_tokens = 16  # a prompt takes several steps
-    seqs = [engine.make_sequence(tuple(range(20, 70)), SamplingParams(max_tokens=1), tenant=tenant) for tenant in ("a", "b", "a")]
+    seqs = [
+        engine.make_sequence(tuple(range(20, 70)), SamplingParams(max_tokens=1), tenant=tenant)
+        for tenant in ("a", "b", "a")
+    ]
     engine.submit(*seqs)
     engine.step()
     assert [seq.lease is not None for seq in seqs] == [True, True, False]  # its own copy waits, to share what comes
@@ -346,7 +350,7 @@ def test_a_stream_is_the_same_completion_in_pieces(
 def scripted(engine: Engine, monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
     """The engine draws these tokens, whatever the scores say."""
     script = iter(tokens)
-    monkeypatch.setattr(drawing, "choose", lambda *_: [next(script)])
+    monkeypatch.setattr(sampler, "sample", lambda *_: [next(script)])
 
 
 def test_no_piece_splits_a_character(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from lakh.errors import UserError
 from lakh.server.backend import CompletionDelta, Usage
+from lakh.server.backends import engine_process, response_queue
 from lakh.server.backends.engine_process import EngineProcessBackend
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
@@ -41,11 +42,16 @@ async def until(true: Any, limit_s: float = 90.0) -> None:
 
 
 def figure(backend: Any, name: str) -> float:
-    return next(family.samples[0][1] for family in backend.metric_families() if family.name == name)
+    return next(
+        sample.value
+        for family in backend.metric_families()
+        for sample in family.samples
+        if sample.name == f"lakh:{name}"
+    )
 
 
 def test_it_answers_refuses_frees_and_dies_as_told(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "LATE_S", 0.2)
+    monkeypatch.setattr(response_queue, "LATE_S", 0.2)
     deaths: list[str] = []
     load = {"path": str(model_dir), "threads": 1}
     backend = EngineProcessBackend(load, max_waiting=4, on_death=lambda: deaths.append("died"))
@@ -71,14 +77,14 @@ def test_it_answers_refuses_frees_and_dies_as_told(model_dir: Path, monkeypatch:
             await ask(backend, timeout_ms=1)
         assert (late.value.status, late.value.code) == (503, "timeout")
         waiting = asyncio.create_task(ask(backend, max_tokens=80, n=16))
-        await until(lambda: backend._asked)
+        await until(lambda: backend._responses)
         os.kill(backend.pid, signal.SIGKILL)
         with pytest.raises(RequestError) as gone:
             await waiting
         assert gone.value.status == 503
         await until(lambda: deaths == ["died"])
         assert backend.models() == []
-        assert "-9" in str(backend.died)
+        assert "SIGKILL" in str(backend.died)
         with pytest.raises(RequestError):
             await ask(backend)
         await backend.close()
@@ -88,19 +94,19 @@ def test_it_answers_refuses_frees_and_dies_as_told(model_dir: Path, monkeypatch:
 
 
 def test_drain_ends_what_takes_too_long_with_what_it_has(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "CLOSE_S", 60.0)  # a busy machine takes its time to end a process
+    monkeypatch.setattr(engine_process, "CLOSE_S", 60.0)  # a busy machine takes its time to end a process
     backend = EngineProcessBackend({"path": str(model_dir), "threads": 1}, max_waiting=4)
 
     async def story() -> None:
         await backend.start()
         waiting = asyncio.create_task(ask(backend, max_tokens=80, n=8))
-        await until(lambda: backend._asked)
+        await until(lambda: backend._responses)
         await backend.drain(0.0)
         with contextlib.suppress(RequestError):  # 503 where it had nothing yet
             assert (await waiting)[1].completion_tokens <= 640
         await backend.close()
         assert backend.died is None
-        assert backend._process.returncode == 0
+        assert backend._child.exit_code == 0
 
     asyncio.run(story())
 
@@ -110,18 +116,15 @@ def test_what_cannot_be_loaded_is_said_by_its_own_error(tmp_path: Path) -> None:
         EngineProcessBackend({"path": str(tmp_path / "nothing")}, max_waiting=4)
 
 
-def test_a_parent_that_goes_while_the_model_loads_takes_the_engine_with_it(tmp_path: Path) -> None:
-    ours, theirs = socket.socketpair()
+def test_the_engine_process_ends_with_a_parent_that_dies_while_the_model_loads(model_dir: Path) -> None:
     code = (
-        "import sys, time; from lakh.server.backends import engine_process;"
-        "process.load_engine = lambda load: time.sleep(100);"
-        "process.main(int(sys.argv[1]))"
+        "import os, sys; from lakh.child_process import ChildProcess; from lakh.server.backends import engine_process;"
+        "child = ChildProcess.start(engine_process.MAIN, {'path': sys.argv[1]}, 1);"
+        "print(child.pid, flush=True); os._exit(0)"
     )
-    command = [sys.executable, "-c", code, str(theirs.fileno())]
-    with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True) as child:
-        theirs.close()
-        ours.sendall(process._packed({"load": {}, "max_waiting": 1}))
-        ours.close()
-        _, words = child.communicate(timeout=60)
-    assert child.returncode == 1
-    assert words == ""
+    parent = subprocess.run([sys.executable, "-c", code, str(model_dir)], stdout=subprocess.PIPE, text=True, check=True)
+    pid = int(parent.stdout)
+    deadline_s = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)

@@ -121,7 +121,9 @@ def test_the_cursor_keeps_its_neighbours_and_the_cut_moves_in_steps() -> None:
 class Fleet:
     """Engines on sockets, a gateway before them, a client."""
 
-    def __init__(self, engines: list[HttpServer], gateway: Gateway, server: HttpServer, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, engines: list[HttpServer], gateway: Gateway, server: HttpServer, session: aiohttp.ClientSession
+    ) -> None:
         self.engines, self.gateway, self.server, self.session = engines, gateway, server, session
 
     async def post(self, body: Any, key: str = "") -> tuple[int, Any]:

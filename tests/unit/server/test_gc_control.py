@@ -8,6 +8,7 @@ import weakref
 import pytest
 
 from lakh.server import gc_control
+from lakh.server.backends import engine_thread
 from lakh.server.backends.engine_thread import EngineJob, EngineThread
 from lakh.server.engine import Engine, SamplingParams
 
@@ -43,14 +44,17 @@ def test_a_quiet_process_collects_when_told_and_another_is_left_alone() -> None:
 
 def test_a_worker_tidies_up_once_it_has_nothing_to_do(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     tidied = threading.Event()
-    monkeypatch.setattr(workers, "COLLECT_IDLE_S", 0.01)
-    monkeypatch.setattr(workers, "collect_now", tidied.set)
+    monkeypatch.setattr(engine_thread, "COLLECT_IDLE_S", 0.01)
+    monkeypatch.setattr(engine_thread, "collect_now", tidied.set)
     worker = EngineThread(engine, 4)
 
     async def ask() -> None:
         over = asyncio.Event()
         worker.submit(
-            EngineJob([engine.make_sequence((5, 6), SamplingParams(max_tokens=2))], lambda heard: over.set() if not heard else None)
+            EngineJob(
+                [engine.make_sequence((5, 6), SamplingParams(max_tokens=2))],
+                lambda heard: over.set() if not heard else None,
+            )
         )
         await asyncio.wait_for(over.wait(), 30)
 

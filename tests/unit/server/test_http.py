@@ -205,7 +205,9 @@ def test_a_prompt_that_ends_inside_a_word_is_healed_where_that_is_asked_for(engi
     prompt = "def add(left, right):\n    re"
     healed = engine.prompts.heal(engine.prompts.encode(prompt))
     assert healed.first_token_ids is not None
-    row = engine.make_sequence(healed.ids, SamplingParams(max_tokens=6), first_token_ids=healed.first_token_ids, skip=healed.skip)
+    row = engine.make_sequence(
+        healed.ids, SamplingParams(max_tokens=6), first_token_ids=healed.first_token_ids, skip=healed.skip
+    )
     engine.submit(row)
     while row.finish_reason is None:
         engine.step()

@@ -63,7 +63,9 @@ def lines(tokenizer: Tokenizer) -> IncrementalTokenizer:
 
 @settings(max_examples=300)
 @given(text=texts, more=texts)
-def test_ids_are_those_of_the_whole_text(tokenizer: Tokenizer, lines: IncrementalTokenizer, text: str, more: str) -> None:
+def test_ids_are_those_of_the_whole_text(
+    tokenizer: Tokenizer, lines: IncrementalTokenizer, text: str, more: str
+) -> None:
     assert "".join(cut(text)) == text
     for typed in (text, text + more, more + text, text):
         assert lines.encode(typed) == tokenizer.encode(typed)

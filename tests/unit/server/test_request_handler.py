@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from lakh.errors import UserError
 from lakh.server import proto
 from lakh.server.api import grpc as grpc_api
+from lakh.server.api import responses
 from lakh.server.api.api_keys import ApiKeys
 from lakh.server.api.quota import Quota, QuotaTracker, decide
 from lakh.server.api.request_handler import RequestHandler
@@ -88,15 +89,18 @@ def test_who_goes_away_before_the_end_pays_for_what_was_drawn(engine: Engine) ->
     keys = ApiKeys({"key-of-a": "a"}, {"a": Quota(tokens_per_minute=3)})
 
     async def main() -> None:
-        async with asyncio.timeout(2 * PATIENCE_S), running(InProcessBackend(engine), "127.0.0.1", 0, keys=keys) as server:
+        async with (
+            asyncio.timeout(2 * PATIENCE_S),
+            running(InProcessBackend(engine), "127.0.0.1", 0, keys=keys) as server,
+        ):
             server.handler.quotas._clock = Clock()
-            items = server.handler.answer(parse({**ASK, "max_tokens": 60}, "a"))
+            items = server.handler.complete(parse({**ASK, "max_tokens": 60}, "a"))
             drawn = 0
             while drawn < 4:  # pieces may hold several tokens
                 drawn += len((await anext(items)).tokens)  # type: ignore[union-attr]
             await items.aclose()
             with pytest.raises(RequestError, match="tokens a minute"):
-                await anext(server.handler.answer(parse(ASK, "a")))
+                await anext(server.handler.complete(parse(ASK, "a")))
 
     asyncio.run(main())
 
@@ -140,15 +144,15 @@ def test_an_answer_whose_tokens_a_gateway_does_not_know_is_charged_by_its_charac
     handler.quotas._clock = Clock()
 
     async def main() -> None:
-        assert [item async for item in handler.answer(parse(ASK, "a"))] == late
+        assert [item async for item in handler.complete(parse(ASK, "a"))] == late
         with pytest.raises(RequestError, match="tokens a minute"):
-            await anext(handler.answer(parse(ASK, "a")))
+            await anext(handler.complete(parse(ASK, "a")))
 
     asyncio.run(main())
 
 
 def test_a_client_that_reads_nothing_is_one_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "READER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(responses, "READER_TIMEOUT_S", 0.2)
     backend = Told(CompletionDelta(0, "x" * 1_000_000) for _ in range(1000))
 
     async def main() -> None:
@@ -161,7 +165,7 @@ def test_a_client_that_reads_nothing_is_one_that_has_gone(monkeypatch: pytest.Mo
             )
             while not backend.is_closed:
                 await asyncio.sleep(0.01)
-            while not server.handler.metrics.cancelled:
+            while not server.handler.metrics.cancelled._value.get():
                 await asyncio.sleep(0.01)
             writer.close()
 
@@ -450,7 +454,9 @@ def test_an_interrupted_load_reports_what_it_measured(
 ) -> None:
     files = tmp_path / "a.py"
     files.write_text("def add(left, right):\n    return left + right\n" * 60)
-    load = LoadConfig(rate=40, seconds=1000, clients=clients, users=4, max_tokens=4, timeout_s=PATIENCE_S, prefix_chars=60)
+    load = LoadConfig(
+        rate=40, seconds=1000, clients=clients, users=4, max_tokens=4, timeout_s=PATIENCE_S, prefix_chars=60
+    )
 
     async def main() -> LoadReport:
         async with running(InProcessBackend(make_engine()), "127.0.0.1", 0) as server:

@@ -41,7 +41,9 @@ def test_merged_pieces_say_what_the_pieces_said(items: list[Any]) -> None:
         assert said(index, found) == said(index, items)
     others = [item for item in items if not isinstance(item, CompletionDelta)]
     assert [item for item in found if not isinstance(item, CompletionDelta)] == others
-    plain = [isinstance(item, CompletionDelta) and item.logprobs is None and item.finish_reason is None for item in found]
+    plain = [
+        isinstance(item, CompletionDelta) and item.logprobs is None and item.finish_reason is None for item in found
+    ]
     assert not any(
         plain[at] and isinstance(item, CompletionDelta) and item.logprobs is None and item.index == found[at].index
         for at, item in enumerate(found[1:])
@@ -51,7 +53,13 @@ def test_merged_pieces_say_what_the_pieces_said(items: list[Any]) -> None:
 def test_a_slow_reader_gets_fewer_larger_pieces_and_the_end() -> None:
     async def story() -> list[Any]:
         mailbox = ResponseQueue(timeout_s=60.0)
-        for item in (CompletionDelta(0, "a"), CompletionDelta(0, "b"), CompletionDelta(0, "c", "stop"), Usage(3, 3), None):
+        for item in (
+            CompletionDelta(0, "a"),
+            CompletionDelta(0, "b"),
+            CompletionDelta(0, "c", "stop"),
+            Usage(3, 3),
+            None,
+        ):
             mailbox.put(item)
         found = [item async for item in mailbox.read()]
         assert mailbox.is_done

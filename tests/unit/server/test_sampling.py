@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lakh.errors import ConfigError
-from lakh.server.sampling import NoiseKeys, SamplingParams, gumbel_noise, probabilities, token_logprobs
+from lakh.server.sampling import NoiseKeys, SamplingParams, gumbel_noise, probabilities, sample, token_logprobs
 
 REFUSED = [
     ({"max_tokens": 0}, "max_tokens"),
@@ -47,7 +47,7 @@ def draw(logits: torch.Tensor, sampling: SamplingParams, times: int = 2000) -> t
     """How often each token came, as fractions."""
     keys = NoiseKeys(sampling)
     rows = logits[None].expand(times, -1)
-    picks = choose(rows, [sampling] * times, [keys[i] for i in range(times)])
+    picks = sample(rows, [sampling] * times, [keys[i] for i in range(times)])
     return torch.bincount(torch.tensor(picks), minlength=len(logits)) / times
 
 
@@ -72,16 +72,20 @@ def test_top_k_and_top_p_keep_the_likeliest() -> None:
 
 def test_rows_with_different_settings_share_a_batch() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0]] * 3)
-    samplings = [SamplingParams(), SamplingParams(temperature=1.0, top_k=1, seed=1), SamplingParams(temperature=5.0, seed=3)]
+    samplings = [
+        SamplingParams(),
+        SamplingParams(temperature=1.0, top_k=1, seed=1),
+        SamplingParams(temperature=5.0, seed=3),
+    ]
     keys = [0, 3, 9]
-    alone = choose(logits[2:], samplings[2:], keys[2:])
-    assert choose(logits, samplings, keys) == [1, 1, alone[0]]
+    alone = sample(logits[2:], samplings[2:], keys[2:])
+    assert sample(logits, samplings, keys) == [1, 1, alone[0]]
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3])
 def test_a_tiny_temperature_is_greedy_and_finite(temperature: float) -> None:
     logits = torch.tensor([[1.0, 2.0, -math.inf, 1.9]])
-    assert choose(logits.expand(50, -1), [SamplingParams(temperature=temperature, seed=1)] * 50, range(50)) == [1] * 50
+    assert sample(logits.expand(50, -1), [SamplingParams(temperature=temperature, seed=1)] * 50, range(50)) == [1] * 50
 
 
 def test_random_numbers_are_a_function_of_seed_copy_and_place() -> None:
@@ -111,7 +115,7 @@ def test_rounding_changes_a_token_as_seldom_as_the_distance_of_probabilities_all
     moved = logits + 1e-3 * torch.randn(2000, generator=generator)
     sampling, times = SamplingParams(temperature=1.0, seed=5, **limits), 2000  # type: ignore[arg-type]
     keys = [NoiseKeys(sampling)[i] for i in range(times)]
-    left, right = (choose(scores.expand(times, -1), [sampling] * times, keys) for scores in (logits, moved))
+    left, right = (sample(scores.expand(times, -1), [sampling] * times, keys) for scores in (logits, moved))
     p, q = (probabilities(scores[None], [sampling])[0] for scores in (logits, moved))
     # At most twice the distance of the two distributions, and five standard deviations of a count. A number looked up
     # in cumulated probabilities would change 31, 350 and 11 tokens here.

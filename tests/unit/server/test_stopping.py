@@ -77,7 +77,10 @@ def test_tokens_that_are_remembered_read_as_those_that_are_decoded(
     tokenizer_json: Path, ids: list[int], skip: str
 ) -> None:
     tokenizer = Tokenizer.load(tokenizer_json)
-    remembered, decoded = DetokenizerStream(Detokenizer(tokenizer), skip), DetokenizerStream(Spelt(tokenizer.decode), skip)  # type: ignore[arg-type]
+    remembered, decoded = (
+        DetokenizerStream(Detokenizer(tokenizer), skip),
+        DetokenizerStream(Spelt(tokenizer.decode), skip),
+    )  # type: ignore[arg-type]
     for token in ids:
         assert remembered.append(token) == decoded.append(token)
     assert remembered.finish() == decoded.finish()

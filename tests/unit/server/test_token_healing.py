@@ -63,7 +63,9 @@ def test_after_its_first_token_a_healed_row_is_drawn_ahead(
     answers = []
     for one in (plain, flying):
         healed = one.prompts.heal((*one.tokenizer.encode("x = "), *one.tokenizer.encode("r")))
-        seq = one.make_sequence(healed.ids, SamplingParams(max_tokens=17), first_token_ids=healed.first_token_ids, skip=healed.skip)
+        seq = one.make_sequence(
+            healed.ids, SamplingParams(max_tokens=17), first_token_ids=healed.first_token_ids, skip=healed.skip
+        )
         one.submit(seq)
         while seq.finish_reason is None:
             one.step()

@@ -21,7 +21,7 @@ from lakh.server.api.tls import Tls
 from lakh.server.backend import Backend
 from lakh.server.store import CacheStore
 
-__all__ = ["MAX_BODY_BYTES", "HttpServer", "running", "serve"]
+__all__ = ["MAX_BODY_BYTES", "HttpServer", "running", "serve", "serve_until_signal"]
 
 log = logging.getLogger(__name__)
 aiohttp_log = logging.getLogger(f"{__name__}.aiohttp")
@@ -99,7 +99,13 @@ async def running(
             await store.close()
 
 
-def serve(
+def serve(backend: Backend, host: str, port: int, **options: Any) -> None:
+    """`serve_until_signal` in an event loop of its own."""
+    _raise_file_limit()
+    asyncio.run(serve_until_signal(backend, host, port, **options))
+
+
+async def serve_until_signal(
     backend: Backend,
     host: str,
     port: int,
@@ -114,30 +120,25 @@ def serve(
 
     Calls `on_ready` with the HTTP and gRPC addresses. `options` are those of `running`.
     """
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            running(backend, host, port, tls=tls, max_body_bytes=max_body_bytes, **options)
+        )
+        grpc_at = None
+        if grpc_address is not None:
+            from lakh.server.api import grpc
 
-    async def run() -> None:
-        stop, hurry = asyncio.Event(), asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
-        async with contextlib.AsyncExitStack() as stack:
-            server = await stack.enter_async_context(
-                running(backend, host, port, tls=tls, max_body_bytes=max_body_bytes, **options)
+            grpc_at = await stack.enter_async_context(
+                grpc.running(server.handler, *grpc_address, tls=tls, max_message_bytes=max_body_bytes)
             )
-            grpc_at = None
-            if grpc_address is not None:
-                from lakh.server.api import grpc
-
-                grpc_at = await stack.enter_async_context(
-                    grpc.running(server.handler, *grpc_address, tls=tls, max_message_bytes=max_body_bytes)
-                )
-            on_ready(server.url, grpc_at)
-            await stop.wait()
-            log.info("stopping: running requests may finish")
-            await server.drain(hurry)  # before either API closes
-
-    _raise_file_limit()
-    asyncio.run(run())
+        on_ready(server.url, grpc_at)
+        await stop.wait()
+        log.info("stopping: running requests may finish")
+        await server.drain(hurry)  # before either API closes
 
 
 def _raise_file_limit() -> None:

@@ -133,6 +133,6 @@ def _row(
         # On a CPU by its own time: other work on the machine disturbs the clock.
         "speed_up": plain_wall_s / wall_s if device == "cuda" else plain_cpu_s / cpu_s,
         "guesses": counts.draft_tokens,
-        "draft_acceptance": counts.accepted_tokens / counts.draft_tokens if counts.drafted_tokens else None,
+        "draft_acceptance": counts.accepted_tokens / counts.draft_tokens if counts.draft_tokens else None,
         "equal_output": answers[name] == answers["lakh"],
     }
