@@ -83,7 +83,7 @@ def serve(
 ) -> None:
     """Serve completions over HTTP.
 
-    MODEL is a run's folder, a checkpoint's folder or a Hugging ServeOptions directory. Answers POST /v1/completions
+    MODEL is a run's folder, a checkpoint's folder or a Hugging Face directory. Answers POST /v1/completions
     in OpenAI's form, /v1/fim/completions and /infill in those of Mistral and llama.cpp, and GET /v1/models,
     /health, /ready and /metrics. SIGTERM or Ctrl-C stops it after the running requests.
     """

@@ -75,14 +75,16 @@ class PlayedDecoder:
     launched, whoever has ended meanwhile.
     """
 
-    max_rows, max_steps = 128, 20
+    max_sequences, max_steps = 128, 20
 
     def __init__(self, engine: Engine) -> None:
         self.runner = engine.runner
         self.launches: list[int] = []
         self.num_bursts = self.num_reads = 0
 
-    def burst(self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]]) -> PlayedBurst:
+    def multi_step(
+        self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]]
+    ) -> PlayedBurst:
         self.num_bursts += 1
         width = self.runner.network.spec.context // BLOCK_TOKENS + 1
         scratch = self.runner.cache.num_blocks - 1
@@ -179,7 +181,7 @@ def assert_same(engine: Engine, reference: CodeModel) -> Callable[..., None]:
 
 @pytest.fixture
 def save_model(tmp_path: Path, tokenizer_json: Path) -> Callable[..., Path]:
-    """A tiny model as a Hugging ServeOptions directory."""
+    """A tiny model as a Hugging Face directory."""
 
     def save(tokenizer: Path | None = tokenizer_json, **changes: object) -> Path:
         spec = tiny_spec(**changes)
@@ -191,5 +193,5 @@ def save_model(tmp_path: Path, tokenizer_json: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def model_dir(save_model: Callable[..., Path]) -> Path:
-    """The model of `engine` as a Hugging ServeOptions directory."""
+    """The model of `engine` as a Hugging Face directory."""
     return save_model()

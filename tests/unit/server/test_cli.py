@@ -57,7 +57,7 @@ def test_serve_says_when_it_is_ready_answers_and_leaves_with_0(model_dir: Path, 
 @pytest.mark.parametrize("both", [("--draft", "small", "--no-speculate"), ("--follow", "5", "--tensor", "2")])
 def test_what_does_not_go_together_is_refused(both: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert lakh("serve", "anything", "--http", ":0", *both) == 2
-    assert "give one of them" in capsys.readouterr().err
+    assert "give only one of them" in capsys.readouterr().err
 
 
 def test_rows_that_were_measured_before_an_interruption_are_shown_and_drawn(
@@ -89,7 +89,7 @@ def test_serve_refuses_what_is_no_address(address: str, capsys: pytest.CaptureFi
 def test_what_is_no_model_exits_2(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lakh(command[0], str(tmp_path), *command[1:], "--json") == 2
     printed = capsys.readouterr()
-    assert "Hugging ServeOptions directory" in printed.err
+    assert "Hugging Face directory" in printed.err
     assert json.loads(printed.out)["error"]["exit_code"] == 2
 
 

@@ -51,7 +51,7 @@ def test_the_same_question_again_draws_nothing(cache_of: Callable[..., Completio
         before = drawn(cache)
         assert (await ask(cache))[0] == first
         assert drawn(cache) == before
-        assert (cache.num_asked, cache.num_repeated) == (2, 1)
+        assert (cache.num_queries, cache.num_repeated) == (2, 1)
         await cache.close()
 
     asyncio.run(main())
@@ -179,11 +179,11 @@ def test_what_is_no_answer_of_ours_in_the_store_is_a_miss(cache_of: Callable[...
 @given(line=st.text("ab", max_size=4), text=st.text("ab", max_size=6), typed=st.text("ab", max_size=6))
 def test_what_is_left_together_with_what_was_typed_is_the_answer(line: str, text: str, typed: str) -> None:
     known = [CachedCompletion(line, text, "stop", 1, 1)]
-    found = find_continuation(known, line + typed, may_be_typed=True)
+    found = find_continuation(known, line + typed, allow_typed=True)
     if found is not None:
         assert typed + found[0] == text
         assert found[0] or not typed
     else:
         assert not text.startswith(typed) or typed == text
-    strict = find_continuation(known, line + typed, may_be_typed=False)
+    strict = find_continuation(known, line + typed, allow_typed=False)
     assert (strict is not None) == (typed == "")

@@ -110,14 +110,14 @@ def test_llama_cpps_words_become_openais() -> None:
         LLAMA_CPP.to_openai({"input_prefix": 3})
     choice = {"index": 0, "text": "x", "logprobs": None, "finish_reason": "stop"}
     usage = {"completion_tokens": 1, "prompt_tokens": 4, "prompt_tokens_details": {"cached_tokens": 3}}
-    answer = LLAMA_CPP.render(DialectResponse({"model": "m"}, [choice], usage, is_piece=False))
+    answer = LLAMA_CPP.render(DialectResponse({"model": "m"}, [choice], usage, is_delta=False))
     assert (answer["content"], answer["stop"], answer["tokens_predicted"]) == ("x", True, 1)
 
 
 def test_mistrals_words_become_openais() -> None:
     assert parse(MISTRAL.to_openai({"prompt": "a", "suffix": "b", "random_seed": 7})).sampling.seed == 7
     choice = {"index": 0, "text": "x", "logprobs": None, "finish_reason": None}
-    piece = MISTRAL.render(DialectResponse({"model": "m"}, [choice], None, is_piece=True))
+    piece = MISTRAL.render(DialectResponse({"model": "m"}, [choice], None, is_delta=True))
     assert piece["choices"][0]["delta"]["content"] == "x"
     assert piece["object"] == "chat.completion.chunk"
 
@@ -146,8 +146,8 @@ def test_a_typist_types_the_file_back_and_repeats_with_the_seed(tmp_path: Path) 
     files = read_source_files(tmp_path)
     assert [name for name, _ in files] == ["a.py"]
     typist, again = TypingUser(3, files, random.Random(1)), TypingUser(3, files, random.Random(1))
-    asks = [typist.ask() for _ in range(200)]
-    assert asks == [again.ask() for _ in range(200)]
+    asks = [typist.next_request() for _ in range(200)]
+    assert asks == [again.next_request() for _ in range(200)]
     for ask in asks:
         assert text.startswith(ask.prefix)
         assert text.endswith(ask.suffix)

@@ -195,7 +195,7 @@ def test_new_weights_in_flight(make_flying: MakeFlying, make_engine: MakeEngine)
 def test_guesses_are_looked_for_between_short_flights(make_flying: MakeFlying, monkeypatch: pytest.MonkeyPatch) -> None:
     flying, decoder = make_flying(options={"speculation": "lookup"})
     asked = []
-    monkeypatch.setattr(flying._proposer, "guess", lambda seqs: asked.append(len(seqs)) or {})
+    monkeypatch.setattr(flying._proposer, "propose", lambda seqs: asked.append(len(seqs)) or {})
     seq = submit(flying, [30, 31], 33)
     until_done(flying, seq)
     assert decoder.num_bursts == 32 // steps_between_proposals(1)
@@ -240,6 +240,8 @@ def test_a_deadline_is_kept_in_flight(make_flying: MakeFlying) -> None:
 
 def test_what_is_launched_is_counted_and_what_is_drawn(make_flying: MakeFlying) -> None:
     flying, decoder = make_flying()
+    sizes: list[int] = []
+    flying._observer = type("Sizes", (), {"observe_step": staticmethod(sizes.append)})()
     seqs = [submit(flying, [30 + seq, 31], 4 if seq else 11) for seq in range(3)]
     until_done(flying, *seqs)
     launched = sum(decoder.launches)
@@ -247,8 +249,7 @@ def test_what_is_launched_is_counted_and_what_is_drawn(make_flying: MakeFlying) 
     assert flying.counters.generated_tokens == 19
     # Three seqs as long as two of them draw, then one; six tokens of prompts.
     assert flying.counters.computed_tokens == 6 + 3 * 3 + (launched - 3)
-    sizes = dict(flying.step_sizes.family("sizes", "").samples)
-    assert (sizes["_count"], sizes["_sum"]) == (flying.counters.steps, flying.counters.computed_tokens)
+    assert (len(sizes), sum(sizes)) == (flying.counters.steps, flying.counters.computed_tokens)
 
 
 def test_a_first_token_may_come_in_flight(make_flying: MakeFlying) -> None:
@@ -298,7 +299,7 @@ def test_no_block_is_taken_that_a_row_cannot_fill(make_flying: MakeFlying) -> No
     assert [len(seq.lease.blocks) for seq in (short, long) if seq.lease is not None] == [1, 2]
 
 
-@pytest.mark.parametrize("where", ["read", "push"])
+@pytest.mark.parametrize("where", ["read", "append"])
 def test_after_an_interrupt_nothing_is_lost(
     make_flying: MakeFlying, engine: Engine, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +315,7 @@ def test_after_an_interrupt_nothing_is_lost(
     if where == "read":
         monkeypatch.setattr(flying._decode_ahead._burst, "read", interrupted)
     else:
-        monkeypatch.setattr(seqs[1], "push", interrupted)
+        monkeypatch.setattr(seqs[1], "append", interrupted)
     with pytest.raises(KeyboardInterrupt):
         flying.step()
     flying.abort(seqs[0])
@@ -336,7 +337,7 @@ def test_who_ended_before_an_interrupt_has_left(make_flying: MakeFlying, monkeyp
 
     first.eot = -1
     first.max_new_tokens = len(first.tokens) + 1  # its next token ends it, before the second gets its own
-    monkeypatch.setattr(second, "push", interrupted)
+    monkeypatch.setattr(second, "append", interrupted)
     with pytest.raises(KeyboardInterrupt):
         flying.step()
     assert first.finish_reason == "length"
@@ -351,7 +352,7 @@ def test_a_slow_reader_does_not_make_steps_dear(make_flying: MakeFlying, monkeyp
     now = [0.0]
     flying, decoder = make_flying(options={"speculation": "lookup", "clock": lambda: now[0]})
     recorded: list[tuple[int, float]] = []
-    monkeypatch.setattr(flying._proposer, "guess", lambda seqs: {})
+    monkeypatch.setattr(flying._proposer, "propose", lambda seqs: {})
     monkeypatch.setattr(flying._proposer, "record_step", lambda seqs, seconds: recorded.append((seqs, seconds)))
     forward = flying.runner.forward
 

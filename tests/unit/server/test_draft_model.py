@@ -17,8 +17,8 @@ from lakh.errors import UserError
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.model import weights as model_weights
 from lakh.server.speculation import proposer
-from lakh.server.speculation.policy import DraftLength, StepCosts, decide
-from lakh.server.speculation.rejection import draw, rejection_sample
+from lakh.server.speculation.policy import DraftLength, StepCosts, choose_draft_length
+from lakh.server.speculation.rejection import DraftTokens, rejection_sample, sample_index
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.model import CodeModel, init_weights
@@ -71,7 +71,11 @@ def test_a_draft_changes_no_greedy_and_no_seeded_answer(
 ) -> None:
     plain, drafted = make(noise=None), make(noise=noise)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proposer, "decide", lambda **given: DraftLength(min(most, given["most"]), "the test says so"))
+        patch.setattr(
+            proposer,
+            "choose_draft_length",
+            lambda **given: DraftLength(min(most, given["max_tokens"]), "the test requires it"),
+        )
         for _ in range(2):  # the second time from cached prefixes, of model and draft
             done = plain.generate(prompts, sampling)
             assert_same(prompts, sampling, drafted.generate(prompts, sampling), done)
@@ -83,14 +87,22 @@ def test_a_draft_changes_no_greedy_and_no_seeded_answer(
 
 
 def test_a_good_draft_saves_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposer, "decide", lambda **given: DraftLength(min(4, given["most"]), "the test says so"))
+    monkeypatch.setattr(
+        proposer,
+        "choose_draft_length",
+        lambda **given: DraftLength(min(4, given["max_tokens"]), "the test requires it"),
+    )
     drafted = make(noise=0.0)
     done = drafted.generate([[30, 31, 32]], SamplingParams(max_tokens=40))[0]
     assert drafted.counters.steps <= 1 + -(-len(done.tokens) // 5)
 
 
 def test_on_a_cpu_a_draft_takes_eight_bits_where_its_widths_allow(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposer, "decide", lambda **given: DraftLength(min(3, given["most"]), "the test says so"))
+    monkeypatch.setattr(
+        proposer,
+        "choose_draft_length",
+        lambda **given: DraftLength(min(3, given["max_tokens"]), "the test requires it"),
+    )
     wide = dataclasses.replace(SPEC, width=64, ffn=128)
     plain, drafted = make(noise=None, spec=wide), make(noise=0.0, spec=wide)
     prompts = [[30, 31, 32], list(range(40, 70))]
@@ -105,7 +117,11 @@ def test_on_a_cpu_a_draft_takes_eight_bits_where_its_widths_allow(make: Make, mo
 def test_rows_that_give_way_and_a_draft_without_room_change_nothing(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proposer, "decide", lambda **given: DraftLength(min(3, given["most"]), "the test says so"))
+    monkeypatch.setattr(
+        proposer,
+        "choose_draft_length",
+        lambda **given: DraftLength(min(3, given["max_tokens"]), "the test requires it"),
+    )
     small, plain = make(noise=0.2, cache_tokens=1), make(noise=None)  # room for one full context each
     prompts = [[7 + i, *range(20, 50)] for i in range(6)]
     assert small.generate(prompts, SamplingParams(max_tokens=60)) == plain.generate(
@@ -126,8 +142,8 @@ def test_tokens_that_survive_rejection_are_distributed_as_the_models() -> None:
     seconds: Counter[int] = Counter()
     kept = 0
     for _ in range(times):
-        guesses = [draw(vector, numbers.random()) for vector in q]
-        tokens = rejection_sample(guesses, q, p, numbers.random)
+        guesses = [sample_index(vector, numbers.random()) for vector in q]
+        tokens = rejection_sample(DraftTokens(guesses, q), p, numbers.random)
         firsts[tokens[0]] += 1
         kept += tokens[0] == guesses[0] and len(tokens) > 1
         if len(tokens) > 1:
@@ -143,16 +159,24 @@ def test_tokens_that_survive_rejection_are_distributed_as_the_models() -> None:
 
 def test_equal_distributions_keep_every_guess_and_certainty_is_respected() -> None:
     p = torch.tensor([0.25, 0.75, 0.0])
-    assert rejection_sample([1, 0], [p, p], [p, p, torch.tensor([0.0, 0.0, 1.0])], lambda: 0.999) == [1, 0, 2]
+    assert rejection_sample(DraftTokens([1, 0], [p, p]), [p, p, torch.tensor([0.0, 0.0, 1.0])], lambda: 0.999) == [
+        1,
+        0,
+        2,
+    ]
     sure = torch.tensor([0.0, 0.0, 1.0])
-    assert rejection_sample([0], [p], [sure, p], lambda: 0.0) == [2]
-    assert draw(torch.tensor([0.0, 0.5, 0.0]), 0.9999999) == 1
+    assert rejection_sample(DraftTokens([0], [p]), [sure, p], lambda: 0.0) == [2]
+    assert sample_index(torch.tensor([0.0, 0.5, 0.0]), 0.9999999) == 1
 
 
 def test_an_unseeded_answer_with_a_draft_has_the_models_distribution(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proposer, "decide", lambda **given: DraftLength(min(2, given["most"]), "the test says so"))
+    monkeypatch.setattr(
+        proposer,
+        "choose_draft_length",
+        lambda **given: DraftLength(min(2, given["max_tokens"]), "the test requires it"),
+    )
     torch.manual_seed(5)
     drafted, plain = make(noise=0.3), make(noise=None)
     sampling = SamplingParams(max_tokens=3, temperature=1.0, top_k=3)
@@ -171,8 +195,8 @@ def test_an_unseeded_answer_with_a_draft_has_the_models_distribution(
 
 def test_a_draft_that_costs_as_much_as_the_model_is_not_asked() -> None:
     flat = StepCosts({n: 1.0 + 0.01 * n for n in range(1, 9)})
-    assert decide(acceptance=0.7, num_rows=1, costs=flat, guess_s=0.05).num_tokens > 1
-    assert decide(acceptance=0.7, num_rows=1, costs=flat, guess_s=1.0).num_tokens == 0
+    assert choose_draft_length(acceptance=0.7, num_seqs=1, costs=flat, draft_s=0.05).num_tokens > 1
+    assert choose_draft_length(acceptance=0.7, num_seqs=1, costs=flat, draft_s=1.0).num_tokens == 0
 
 
 def test_a_draft_of_another_tokenizer_or_a_shorter_context_is_refused(make: Make, tokenizer_json: Path) -> None:
@@ -201,11 +225,11 @@ def test_looked_up_and_drafted_guesses_are_weighed_against_each_other(
     told = (*prompt, *plain.tokens)
     draft = model_weights.LoadedModel("draft", "", SPEC, weights_of(SPEC, 5), tokenizer_json)
     both = Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu", draft=draft, speculation="lookup")
-    monkeypatch.setattr(proposer.PromptLookup, "guess", lambda _, ids, most: list(told[len(ids) : len(ids) + most]))
+    monkeypatch.setattr(proposer.PromptLookup, "propose", lambda _, ids, most: list(told[len(ids) : len(ids) + most]))
     monkeypatch.setattr(
         proposer,
-        "decide",
-        lambda **given: DraftLength(min(2, given["most"]), "the test says so", gain=given["acceptance"]),
+        "choose_draft_length",
+        lambda **given: DraftLength(min(2, given["max_tokens"]), "the test requires it", speedup=given["acceptance"]),
     )
     assert both.generate([prompt], sampling)[0] == plain
     assert both._proposer is not None

@@ -131,7 +131,7 @@ def test_asked_twice_it_does_not_wait_for_what_is_at_work(engine: Engine, gate: 
         while await faces.is_ready():
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
-        await until(lambda: bool(faces.backend.worker._gone))  # it is to leave
+        await until(lambda: bool(faces.backend.thread._cancelled))  # it is to leave
         gate.set()
         status, answer = await at_work
         assert status == 503 or answer["choices"][0]["finish_reason"] == "abort"
@@ -149,7 +149,9 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(capsys: pytes
     assert capsys.readouterr().err.count("the port is in use") == 2
 
 
-@pytest.mark.parametrize(("host", "found"), [("no.such.host.invalid", "no address"), ("192.0.2.1", "no address")])
+@pytest.mark.parametrize(
+    ("host", "found"), [("no.such.host.invalid", "not an address"), ("192.0.2.1", "not an address")]
+)
 def test_an_address_of_elsewhere_is_refused(host: str, found: str) -> None:
     with pytest.raises(UserError, match=found):
         check_free("--http", host, 0)

@@ -152,7 +152,7 @@ def test_guesses_change_no_answer(
     prompts = [(prompt * repeats)[-60:] for prompt in prompts]
     guessing = make_engine(options={"speculation": "lookup"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proposer, "decide", lambda **_: DraftLength(most, "the test says so"))
+        patch.setattr(proposer, "choose_draft_length", lambda **_: DraftLength(most, "the test requires it"))
         done = guessing.generate(prompts, sampling)
     assert_same(prompts, sampling, done, engine.generate(prompts, sampling))
     counts = guessing.counters
@@ -162,7 +162,7 @@ def test_guesses_change_no_answer(
 
 def test_a_loop_is_guessed_and_saves_steps(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(options={"speculation": "lookup"})
-    monkeypatch.setattr(proposer, "decide", lambda **_: DraftLength(5, "the test says so"))
+    monkeypatch.setattr(proposer, "choose_draft_length", lambda **_: DraftLength(5, "the test requires it"))
     loop = iter([20, 21, 22] * 50)
     asked: list[int] = []
 
@@ -264,7 +264,7 @@ def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) ->
     prompt = tuple(range(20, 70))
 
     def cached(tenant: str) -> int:
-        seq = engine.make_sequence(prompt, SamplingParams(max_tokens=1), tenant=tenant)
+        seq = engine.make_sequence(prompt, SamplingParams(max_tokens=1), cache_space=tenant)
         engine.submit(seq)
         while seq.finish_reason is None:
             engine.step()
@@ -277,7 +277,7 @@ def test_one_tenant_does_not_wait_while_another_has_the_same_prompt_computed(mak
     engine = make_engine()
     engine.step_tokens = 16  # a prompt takes several steps
     seqs = [
-        engine.make_sequence(tuple(range(20, 70)), SamplingParams(max_tokens=1), tenant=tenant)
+        engine.make_sequence(tuple(range(20, 70)), SamplingParams(max_tokens=1), cache_space=tenant)
         for tenant in ("a", "b", "a")
     ]
     engine.submit(*seqs)
@@ -479,8 +479,8 @@ def test_an_infilling_prompt_is_cut_far_from_the_cursor(
 def test_a_tokenizer_without_such_tokens_says_so(engine: Engine, reference: CodeModel, tokenizer_json: Path) -> None:
     raw = tokenizer_json.read_bytes().replace(b"fim_prefix", b"another_01")
     bare = Engine("bare", engine.spec, reference.state_dict(), Tokenizer(raw), device="cpu")
-    with pytest.raises(UserError, match="suffix: the tokenizer has no tokens"):
-        bare.infill("a", "b", 4)
+    with pytest.raises(UserError, match="suffix: the tokenizer has no fill-in-the-middle tokens"):
+        bare.prompts.infill("a", "b", 4)
 
 
 # --- loading ------------------------------------------------------------------------------------------------
@@ -540,7 +540,7 @@ def test_what_is_no_model_is_told_what_it_may_be(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "manifest.json").write_text("{}")
     for name in ("nothing", "file.txt", "corpus", ""):
-        with pytest.raises(UserError, match="Hugging ServeOptions directory"):
+        with pytest.raises(UserError, match="Hugging Face directory"):
             Engine.load(str(tmp_path / name))
 
 

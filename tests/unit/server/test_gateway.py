@@ -27,8 +27,9 @@ from lakh.server.api.server import HttpServer, running
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.gateway.fim_template import TEMPLATES, fim_prompt, fim_template_of
-from lakh.server.gateway.gateway import Gateway, route_key
-from lakh.server.gateway.routing import HashRing, choose
+from lakh.server.gateway.gateway import Gateway
+from lakh.server.gateway.replica_set import route_key
+from lakh.server.gateway.routing import HashRing, choose_replica
 from lakh.server.request import parse
 from lakh.server.store import MemoryCacheStore
 
@@ -44,7 +45,7 @@ NAMES = st.lists(st.text("abcdef", min_size=1, max_size=3), min_size=1, max_size
 def test_nobody_gets_more_than_the_bound_and_everybody_gets_a_replica(names: list[str], keys: list[str]) -> None:
     ring, loads = HashRing(names), dict.fromkeys(names, 0)
     for number, key in enumerate(keys, 1):
-        choice = choose(ring, key, loads)
+        choice = choose_replica(ring, key, loads)
         assert choice is not None
         loads[choice.name] += 1
         assert max(loads.values()) <= 1.25 * number / len(names) + 1
@@ -55,10 +56,10 @@ def test_nobody_gets_more_than_the_bound_and_everybody_gets_a_replica(names: lis
 def test_a_replica_that_goes_moves_only_its_own_keys(names: list[str], key: str, data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(names))
     idle = dict.fromkeys(names, 0)
-    before = choose(HashRing(names), key, idle)
+    before = choose_replica(HashRing(names), key, idle)
     assert before is not None
     left = {name: 0 for name in names if name != gone}
-    after = choose(HashRing(left), key, left)
+    after = choose_replica(HashRing(left), key, left)
     if before.name != gone:
         assert after is not None
         assert after.name == before.name
@@ -70,11 +71,11 @@ def test_a_file_stays_where_it_was_as_long_as_there_is_room() -> None:
     ring = HashRing(["a", "b"])
     own = next(ring.names_from("file"))
     other = {"a": "b", "b": "a"}[own]
-    assert choose(ring, "file", {own: 0, other: 0}, preferred=other) == (other, "it had this file before")
-    full = choose(ring, "file", {own: 0, other: 9}, preferred=other)
+    assert choose_replica(ring, "file", {own: 0, other: 0}, preferred=other) == (other, "it served this file before")
+    full = choose_replica(ring, "file", {own: 0, other: 9}, preferred=other)
     assert full is not None
     assert full.name == own
-    gone = choose(ring, "file", {own: 5}, preferred=other)
+    gone = choose_replica(ring, "file", {own: 5}, preferred=other)
     assert gone is not None
     assert gone.name == own
 
@@ -183,7 +184,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_answers_are_the_engines_whole_streamed_sampled_and_over_grpc(pair: list[Engine]) -> None:
     greedy = pair[0].generate(["def add("], SamplingParams(max_tokens=40))[0]
-    infill = pair[0].generate([pair[0].infill("def add(", "\n", 8, "spm")], SamplingParams(max_tokens=8))[0]
+    infill = pair[0].generate([pair[0].prompts.infill("def add(", "\n", 8, "spm")], SamplingParams(max_tokens=8))[0]
 
     async def story(fleet: Fleet) -> None:
         status, whole = await fleet.post(ASK)
@@ -266,8 +267,8 @@ def test_an_engine_that_breaks_off_in_mid_answer_is_replaced_without_a_seam(
             server = fleet.engines[at]
             backend = server.handler.backend
             assert isinstance(backend, InProcessBackend)
-            for job in list(backend.worker._jobs):
-                job.hear(RuntimeError("pulled the plug"))
+            for job in list(backend.thread._jobs):
+                job.on_update(RuntimeError("pulled the plug"))
             may_go_on.set()
             text, events = await task
             assert text
@@ -339,7 +340,7 @@ def test_a_name_without_an_address_is_asked_again(name: str) -> None:
     async def story() -> None:
         gateway = Gateway([f"dns:{name}:8000"])
         await gateway.start()
-        await gateway._resolve()
+        await gateway._set._resolve()
         assert gateway.models() == []
         await gateway.close()
 
@@ -349,10 +350,13 @@ def test_a_name_without_an_address_is_asked_again(name: str) -> None:
 def test_a_gateway_tells_the_phases_that_it_sees(pair: list[Engine]) -> None:
     async def story(fleet: Fleet) -> None:
         await fleet.stream(ASK)
-        found = {family.name: dict(family.samples) for family in fleet.gateway.metric_families()}
-        phases = [f"request_{name}_time_seconds" for name in ("queue", "prefill", "decode", "inference")]
-        assert [found[name]["_count"] for name in phases] == [1, 1, 1, 1]
-        assert found[phases[3]]["_sum"] == pytest.approx(found[phases[1]]["_sum"] + found[phases[2]]["_sum"], abs=1e-5)
+        families = fleet.gateway.metric_families()
+        found = {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+        phases = [f"lakh:request_{name}_time_seconds" for name in ("queue", "prefill", "decode", "inference")]
+        assert [found[f"{name}_count"] for name in phases] == [1, 1, 1, 1]
+        assert found[f"{phases[3]}_sum"] == pytest.approx(
+            found[f"{phases[1]}_sum"] + found[f"{phases[2]}_sum"], abs=1e-5
+        )
 
     run(pair, story)
 

@@ -17,7 +17,7 @@ from lakh.server import proto
 from lakh.server.api import grpc as grpc_api
 from lakh.server.api import server as api_server
 from lakh.server.api.api_keys import ApiKeys
-from lakh.server.api.http import HttpServer
+from lakh.server.api.server import HttpServer
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine, SamplingParams
 

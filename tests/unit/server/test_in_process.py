@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from lakh.server.backend import Usage
-from lakh.server.backends.in_process import MAX_NEW_HERE, InProcessBackend
+from lakh.server.backends.in_process import MAX_NEW_CHARS, InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.request import RequestError, parse
 
@@ -16,7 +16,7 @@ PATIENCE_S = 30.0
 
 
 def test_texts_that_wait_to_be_read_count_as_the_queue(engine: Engine) -> None:
-    prompt, suffix = "def add(", "x" * (MAX_NEW_HERE + 1)  # is cut to what the context holds, once it is read
+    prompt, suffix = "def add(", "x" * (MAX_NEW_CHARS + 1)  # is cut to what the context holds, once it is read
 
     async def story() -> None:
         backend, permit = InProcessBackend(engine, max_waiting=2), threading.Event()

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from lakh.server.prompts.incremental_tokenizer import (
-    LINE_COST,
-    MAX_CHARS,
+    LINE_COST_CHARS,
+    MAX_LINE_CHARS,
     EncodeOptions,
     IncrementalTokenizer,
     TooMuchNewText,
     can_split,
-    cut,
+    split_lines,
 )
 from lakh.tokens.tokenizer import Tokenizer
 
@@ -58,7 +58,7 @@ def tokenizer(request: pytest.FixtureRequest, tokenizer_json: Path) -> Tokenizer
 
 @pytest.fixture(scope="module")
 def lines(tokenizer: Tokenizer) -> IncrementalTokenizer:
-    return IncrementalTokenizer(tokenizer, max_kept=30 * LINE_COST)  # forgets all the time
+    return IncrementalTokenizer(tokenizer, max_cached_chars=30 * LINE_COST_CHARS)  # forgets all the time
 
 
 @settings(max_examples=300)
@@ -66,7 +66,7 @@ def lines(tokenizer: Tokenizer) -> IncrementalTokenizer:
 def test_ids_are_those_of_the_whole_text(
     tokenizer: Tokenizer, lines: IncrementalTokenizer, text: str, more: str
 ) -> None:
-    assert "".join(cut(text)) == text
+    assert "".join(split_lines(text)) == text
     for typed in (text, text + more, more + text, text):
         assert lines.encode(typed) == tokenizer.encode(typed)
     assert max(len(lines._young), len(lines._old)) <= 30 + 120
@@ -76,12 +76,12 @@ def test_a_keystroke_reads_its_own_line(tokenizer: Tokenizer) -> None:
     lines = IncrementalTokenizer(tokenizer)
     text = "def f(x):\n" + "    return x\n" * 50 + "    y"
     with pytest.raises(TooMuchNewText):
-        lines.encode(text, EncodeOptions(most_new=20))
+        lines.encode(text, EncodeOptions(max_new_chars=20))
     lines.encode(text)
-    assert lines.encode(text, EncodeOptions(most_new=0)) == tokenizer.encode(text)
+    assert lines.encode(text, EncodeOptions(max_new_chars=0)) == tokenizer.encode(text)
     with pytest.raises(TooMuchNewText):
-        lines.encode(text + "z", EncodeOptions(most_new=len("\n    yz") - 1))
-    assert lines.encode(text + "z", EncodeOptions(most_new=len("\n    yz"))) == tokenizer.encode(text + "z")
+        lines.encode(text + "z", EncodeOptions(max_new_chars=len("\n    yz") - 1))
+    assert lines.encode(text + "z", EncodeOptions(max_new_chars=len("\n    yz"))) == tokenizer.encode(text + "z")
 
 
 def test_no_space_learns_what_another_has_sent(tokenizer: Tokenizer) -> None:
@@ -97,20 +97,22 @@ def test_what_a_text_has_at_least_is_known_unread(tokenizer: Tokenizer) -> None:
     for text in ("", "x", "def add(left, right):\n    return left + right\n" * 30, "日本" * 50, " " * 500):
         assert lines.min_tokens(text) <= len(tokenizer.encode(text))
     assert lines.min_tokens("x" * 1_000_000) > 10_000
-    assert IncrementalTokenizer(tokenizer, max_kept=1).encode("x\n" * 20_000) == tokenizer.encode("x\n" * 20_000)
+    assert IncrementalTokenizer(tokenizer, max_cached_chars=1).encode("x\n" * 20_000) == tokenizer.encode(
+        "x\n" * 20_000
+    )
 
 
 def test_what_is_kept_is_bounded_by_its_characters(tokenizer: Tokenizer) -> None:
-    lines = IncrementalTokenizer(tokenizer, max_kept=10_000)
+    lines = IncrementalTokenizer(tokenizer, max_cached_chars=10_000)
     for number in range(60):
         lines.encode("x" * 900 + f"{number}")
-    kept = sum(len(line) + LINE_COST for part in (lines._young, lines._old) for _, line in part)
+    kept = sum(len(line) + LINE_COST_CHARS for part in (lines._young, lines._old) for _, line in part)
     assert 10_000 <= kept <= 2 * 11_000
 
 
 def test_a_very_long_line_is_not_kept(tokenizer: Tokenizer) -> None:
     lines = IncrementalTokenizer(tokenizer)
-    text = "x" * (MAX_CHARS + 1)
+    text = "x" * (MAX_LINE_CHARS + 1)
     assert lines.encode(text) == tokenizer.encode(text)
     assert not lines._young
 
@@ -145,4 +147,4 @@ def test_what_may_not_be_cut_is_read_whole(tokenizer_json: Path) -> None:
     text = "def add(left, right):\n    return left\n"
     assert lines.encode(text) == tokenizer.encode(text)
     with pytest.raises(TooMuchNewText):
-        lines.encode(text, EncodeOptions(most_new=len(text) - 1))
+        lines.encode(text, EncodeOptions(max_new_chars=len(text) - 1))

@@ -27,11 +27,11 @@ from lakh.server.api.quota import Quota, QuotaTracker, decide
 from lakh.server.api.request_handler import RequestHandler
 from lakh.server.api.server import running
 from lakh.server.api.tls import Tls, tls_of
-from lakh.server.backend import CompletionDelta, MetricFamily, ModelCard, Usage
+from lakh.server.backend import CompletionDelta, ModelCard, Usage
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.loadgen import generator
-from lakh.server.loadgen.ablation import rows_of
+from lakh.server.loadgen.ablation import ablation_rows
 from lakh.server.loadgen.generator import LoadConfig, Techniques, request_body, run_load
 from lakh.server.loadgen.report import ENDS, LoadReport, plot
 from lakh.server.loadgen.typing import EditorRequest, arrivals_s, read_source_files
@@ -54,7 +54,7 @@ class Clock:
 
 async def admit(quotas: QuotaTracker, tenant: str = "a", tokens: int = 0) -> bool:
     try:
-        async with quotas.admitted(tenant) as charge:
+        async with quotas.admit(tenant) as charge:
             charge(tokens)
     except RequestError as error:
         refused = error
@@ -123,7 +123,7 @@ class Told:
         finally:
             self.is_closed = True
 
-    def metric_families(self) -> list[MetricFamily]:
+    def metric_families(self) -> list[Any]:
         return []
 
     async def start(self) -> None:
@@ -175,7 +175,7 @@ def test_a_client_that_reads_nothing_is_one_that_has_gone(monkeypatch: pytest.Mo
 def test_so_many_at_once() -> None:
     async def main() -> None:
         quotas = QuotaTracker({"a": Quota(at_once=1)}, None)
-        async with quotas.admitted("a"):
+        async with quotas.admit("a"):
             assert not await admit(quotas)
         assert await admit(quotas)
 
@@ -269,9 +269,9 @@ def test_what_became_of_suggestions_is_counted_for_a_tenant_over_all_servers(eng
                             answers.append((response.status, await response.json()))
                     assert [status for status, _ in answers] == [200, 200, 400, 400, 400]
                     assert answers[1][1] == {"shown": seen, "accepted": seen}
-                    page = server.handler.page().splitlines()
-                    assert "lakh:suggestions_shown_total 1" in page
-                    assert "lakh:suggestions_accepted_total 1" in page
+                    page = server.handler.metrics.page().decode().splitlines()
+                    assert "lakh:suggestions_shown_total 1.0" in page
+                    assert "lakh:suggestions_accepted_total 1.0" in page
 
     asyncio.run(main())
 
@@ -402,9 +402,9 @@ def test_what_is_sent_decides_which_techniques_can_work() -> None:
     for body in (nothing, everything):
         parse(body)
         proto.CompleteRequest(**body)
-    names = [row.name for row in rows_of("spm", "draft")]
+    names = [row.name for row in ablation_rows("spm", "draft")]
     assert len(names) == len(set(names)) == 7
-    assert [row.order for row in rows_of("none", None)] == ["none"] * 5
+    assert [row.order for row in ablation_rows("none", None)] == ["none"] * 5
 
 
 @pytest.mark.parametrize("how", ["open", "closed", "grpc"])
@@ -465,7 +465,7 @@ def test_an_interrupted_load_reports_what_it_measured(
                 if sent == 10:
                     task.cancel()  # as asyncio.run does at Ctrl-C
 
-            run = generator._Run(server.url, read_source_files(tmp_path), load, None, stop_at_the_tenth)
+            run = generator._LoadRun(server.url, read_source_files(tmp_path), load, None, stop_at_the_tenth)
             task = asyncio.create_task(run.run())
             return await task
 

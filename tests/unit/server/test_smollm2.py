@@ -37,7 +37,7 @@ PROSE = [
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As a Hugging ServeOptions directory."""
+    """As a Hugging Face directory."""
     folder = tmp_path_factory.mktemp("smollm2-hf")
     loaded = gguf.load(smollm2_gguf)
     (folder / "tokenizer.json").write_bytes(loaded.tokenizer_json)

@@ -5,41 +5,42 @@ from __future__ import annotations
 import pytest
 
 from lakh.server.scheduler import split_token_budget, steps_between_proposals, steps_to_launch
-from lakh.server.speculation.policy import AcceptanceRate, PromptLookup, StepCosts, decide, expected_tokens
+from lakh.server.speculation.policy import AcceptanceRate, StepCosts, choose_draft_length, expected_tokens
+from lakh.server.speculation.prompt_lookup import PromptLookup
 
 
 def test_a_lookup_goes_on_as_the_text_did_before() -> None:
     ids = [1, 2, 3, 4, 5, 6, 9, 2, 3]
-    assert PromptLookup().guess(ids, 3) == [4, 5, 6]
-    assert PromptLookup().guess([1, 2, 3, 4], 3) == []
-    assert PromptLookup().guess([7, 8, 7, 8], 5) == [7, 8, 7, 8, 7]
+    assert PromptLookup().propose(ids, 3) == [4, 5, 6]
+    assert PromptLookup().propose([1, 2, 3, 4], 3) == []
+    assert PromptLookup().propose([7, 8, 7, 8], 5) == [7, 8, 7, 8, 7]
 
 
 def test_a_lookup_learns_as_the_text_grows() -> None:
     lookup, ids = PromptLookup(), [1, 2, 3]
-    assert lookup.guess(ids, 2) == []
+    assert lookup.propose(ids, 2) == []
     ids += [50, 51, 1, 2, 3]
-    assert lookup.guess(ids, 2) == [50, 51]
+    assert lookup.propose(ids, 2) == [50, 51]
     ids += [60, 1, 2, 3]
-    assert lookup.guess(ids, 1) == [60]  # the newest occurrence
+    assert lookup.propose(ids, 1) == [60]  # the newest occurrence
 
 
 def test_guesses_pay_where_a_larger_step_costs_little() -> None:
     flat = StepCosts({n: 1.0 + 0.01 * n for n in range(1, 9)})
     steep = StepCosts({n: float(n) for n in range(1, 9)})
-    assert decide(acceptance=0.8, num_rows=1, costs=flat).num_tokens == 7
-    assert decide(acceptance=0.8, num_rows=1, costs=steep).num_tokens == 0
-    assert "pays" in decide(acceptance=0.8, num_rows=1, costs=steep).reason
-    assert decide(acceptance=0.01, num_rows=1, costs=flat).num_tokens <= 1
+    assert choose_draft_length(acceptance=0.8, num_seqs=1, costs=flat).num_tokens == 7
+    assert choose_draft_length(acceptance=0.8, num_seqs=1, costs=steep).num_tokens == 0
+    assert "pays off" in choose_draft_length(acceptance=0.8, num_seqs=1, costs=steep).reason
+    assert choose_draft_length(acceptance=0.01, num_seqs=1, costs=flat).num_tokens <= 1
 
 
 def test_what_was_never_measured_is_tried_once() -> None:
     costs = StepCosts({1: 1.0})
-    assert decide(acceptance=0.5, num_rows=1, costs=costs).num_tokens == 1
+    assert choose_draft_length(acceptance=0.5, num_seqs=1, costs=costs).num_tokens == 1
     costs.record(2, 5.0)
     costs.record(8, 6.0)
-    assert decide(acceptance=0.5, num_rows=1, costs=costs).num_tokens == 0
-    assert decide(acceptance=0.5, num_rows=1, costs=StepCosts()).num_tokens == 0
+    assert choose_draft_length(acceptance=0.5, num_seqs=1, costs=costs).num_tokens == 0
+    assert choose_draft_length(acceptance=0.5, num_seqs=1, costs=StepCosts()).num_tokens == 0
     assert costs.of(5) == pytest.approx(5.5)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lakh.server.detokenizer import Detokenizer, decodes_bytewise
-from lakh.server.stopping import DetokenizerStream, StopStrings
+from lakh.server.detokenizer import Detokenizer, DetokenizerStream, decodes_bytewise
+from lakh.server.stopping import StopStrings
 from lakh.tokens.tokenizer import Tokenizer
 
 pieces = st.lists(st.text("ab\n", max_size=4), max_size=12)
@@ -43,13 +43,13 @@ def test_no_more_is_held_back_than_a_stop_needs(pieces: list[str], stops: list[s
         assert stop.found or held == "" or any(text.startswith(held) for text in stops)
 
 
-class Spelt:
-    """A spelling that remembers nothing."""
+class UncachedDetokenizer:
+    """A detokenizer without a table of token texts."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self.decode = decode
 
-    def alone(self, token: int) -> None:
+    def token_text(self, token: int) -> None:
         return None
 
 
@@ -58,17 +58,17 @@ def test_bytes_in_pieces_decode_as_they_do_together(data: bytes) -> None:
     def decode(ids: object) -> str:
         return bytes(ids).decode("utf-8", "replace")  # type: ignore[call-overload, no-any-return]
 
-    stream = DetokenizerStream(Spelt(decode))  # type: ignore[arg-type]
+    stream = DetokenizerStream(UncachedDetokenizer(decode))  # type: ignore[arg-type]
     shown = ""
     for number in data:
-        shown += stream.push(number)
+        shown += stream.append(number)
         assert decode(data).startswith(shown)
     assert shown + stream.finish() == decode(data)
 
 
 def test_a_decoder_that_drops_the_first_space_still_spaces_words() -> None:
-    stream = DetokenizerStream(Spelt(lambda ids: " ".join(f"w{number}" for number in ids)))  # type: ignore[arg-type]
-    assert [stream.push(number) for number in (1, 2, 3)] == ["w1", " w2", " w3"]
+    stream = DetokenizerStream(UncachedDetokenizer(lambda ids: " ".join(f"w{number}" for number in ids)))  # type: ignore[arg-type]
+    assert [stream.append(number) for number in (1, 2, 3)] == ["w1", " w2", " w3"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -79,14 +79,14 @@ def test_tokens_that_are_remembered_read_as_those_that_are_decoded(
     tokenizer = Tokenizer.load(tokenizer_json)
     remembered, decoded = (
         DetokenizerStream(Detokenizer(tokenizer), skip),
-        DetokenizerStream(Spelt(tokenizer.decode), skip),
+        DetokenizerStream(UncachedDetokenizer(tokenizer.decode), skip),
     )  # type: ignore[arg-type]
     for token in ids:
         assert remembered.append(token) == decoded.append(token)
     assert remembered.finish() == decoded.finish()
 
 
-def test_only_byte_level_decoders_add_up(tokenizer_json: Path) -> None:
+def test_only_byte_level_decoders_decode_bytewise(tokenizer_json: Path) -> None:
     description = json.loads(tokenizer_json.read_bytes())
     assert decodes_bytewise(description)
     for other in (
@@ -96,4 +96,4 @@ def test_only_byte_level_decoders_add_up(tokenizer_json: Path) -> None:
     ):
         assert not decodes_bytewise({**description, "decoder": other})
     tokenizer = Tokenizer(json.dumps({**description, "decoder": None}).encode())
-    assert Detokenizer(tokenizer).alone(tokenizer.encode("d")[0]) is None
+    assert Detokenizer(tokenizer).token_text(tokenizer.encode("d")[0]) is None
