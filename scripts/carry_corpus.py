@@ -28,10 +28,10 @@ import pyarrow as pa
 from lakh import storage
 from lakh.corpus import read_documents, read_report
 from lakh.corpus.document import DOCUMENT, document_id
-from lakh.corpus.report import content_sum
-from lakh.corpus.shards import ParquetOut
+from lakh.corpus.reports.report import content_sum
+from lakh.corpus.shards import ParquetShard
 from lakh.errors import CorruptShard, LakhError, UserError
-from lakh.tokens.packing import is_heldout
+from lakh.tokens.dataset.packing import is_heldout
 
 PARTS = ("train", "heldout")
 CARRIED = ("repo", "licence", "source", "licence_evidence", "provenance", "marks", "language")
@@ -140,7 +140,7 @@ def _expand(job: tuple[str, str, str]) -> tuple[dict[str, Any], int, int, int]:
     rows: list[dict[str, Any]] = []
     content = total = waiting = at = 0
     known: dict[str, Any] = {}
-    with ParquetOut(out, name, DOCUMENT) as file:
+    with ParquetShard(out, name, DOCUMENT) as file:
         while at < len(raw):
             line = bytes(raw[at : at + 65536]).partition(b"\n")[0]
             path, size, *changed = json.loads(line)

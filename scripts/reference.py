@@ -36,7 +36,7 @@ def events_page() -> str:
     lines += ["`time_s`, `rank`, `step` and `kind`, and the fields of its kind.", ""]
     base = {field.name for field in dataclasses.fields(events.Event)}
     for kind, cls in events.Event.kinds.items():
-        if cls is events.Other:
+        if cls is events.UnknownEvent:
             continue
         doc = (cls.__doc__ or "").strip()
         text = "" if doc.startswith(cls.__name__ + "(") else doc

@@ -1,5 +1,5 @@
-// The C functions: each catches everything, keeps the reason for its thread, and returns a status. A group that was closed is
-// NULL to its owner, and every function says so.
+// The C functions: each catches all exceptions, stores the error text for its thread, and returns a status. A closed group is
+// NULL, and every function reports it.
 #include <cstring>
 #include <exception>
 #include <new>
@@ -24,7 +24,7 @@ size_t copy_out(const std::string &value, char *text, size_t size) {
   return value.size();
 }
 
-int32_t give(const lakh::Status &status) {
+int32_t set_error(const lakh::Status &status) {
   if (!status.ok()) last_error = status.text;
   return status.code;
 }
@@ -32,17 +32,17 @@ int32_t give(const lakh::Status &status) {
 template <class Body>
 int32_t guarded(Body body) {
   try {
-    return give(body());
+    return set_error(body());
   } catch (const std::bad_alloc &) {
-    return give(lakh::fail(LAKH_C3_SYSTEM, "out of memory"));
+    return set_error(lakh::fail(LAKH_C3_SYSTEM, "out of memory"));
   } catch (const std::exception &error) {
-    return give(lakh::fail(LAKH_C3_SYSTEM, error.what()));
+    return set_error(lakh::fail(LAKH_C3_SYSTEM, error.what()));
   }
 }
 
 template <class Body>
 int32_t guarded(lakh_c3_group *group, Body body) {
-  if (group == nullptr) return give(lakh::fail(LAKH_C3_CLOSED, "the group was closed"));
+  if (group == nullptr) return set_error(lakh::fail(LAKH_C3_CLOSED, "the group was closed"));
   return guarded(body);
 }
 
@@ -120,7 +120,7 @@ int32_t lakh_c3_done(lakh_c3_group *group, int64_t ticket) { return group == nul
 int32_t lakh_c3_send(lakh_c3_group *group, int32_t peer, int32_t tag, const void *data, int64_t bytes, int64_t *ticket) {
   return guarded(group, [&] {
     if (peer < 0 || peer >= group->size || peer == group->rank) return lakh::fail(LAKH_C3_INVALID, "send: not another rank of the group");
-    if (group->fate.over()) return group->fate.status();
+    if (group->group_state.ended()) return group->group_state.status();
     *ticket = group->messages.send(peer, tag, data, bytes);
     return lakh::Status{};
   });
@@ -129,7 +129,7 @@ int32_t lakh_c3_send(lakh_c3_group *group, int32_t peer, int32_t tag, const void
 int32_t lakh_c3_recv(lakh_c3_group *group, int32_t peer, int32_t tag, void *data, int64_t bytes, int32_t *source, int64_t *ticket) {
   return guarded(group, [&] {
     if (peer < -1 || peer >= group->size || peer == group->rank) return lakh::fail(LAKH_C3_INVALID, "recv: not another rank of the group");
-    if (group->fate.over()) return group->fate.status();
+    if (group->group_state.ended()) return group->group_state.status();
     *ticket = group->messages.receive(peer, tag, data, bytes, source);
     return lakh::Status{};
   });
@@ -155,15 +155,15 @@ void lakh_c3_free(void *memory) { lakh::free_registered(memory); }
 size_t lakh_c3_error(char *text, size_t size) { return copy_out(last_error, text, size); }
 
 int32_t lakh_c3_failure(lakh_c3_group *group, char *text, size_t size, int32_t *dead, int32_t dead_size) {
-  const lakh::Status status = group == nullptr ? lakh::fail(LAKH_C3_CLOSED, "the group was closed") : group->fate.status();
+  const lakh::Status status = group == nullptr ? lakh::fail(LAKH_C3_CLOSED, "the group was closed") : group->group_state.status();
   copy_out(status.text, text, size);
-  const std::vector<int32_t> ranks = group == nullptr ? std::vector<int32_t>{} : group->fate.dead();
+  const std::vector<int32_t> ranks = group == nullptr ? std::vector<int32_t>{} : group->group_state.dead();
   for (int32_t i = 0; i < dead_size; ++i) dead[i] = i < static_cast<int32_t>(ranks.size()) ? ranks[static_cast<size_t>(i)] : -1;
   return status.code;
 }
 
 void lakh_c3_abort(lakh_c3_group *group, const char *reason) {
-  if (group != nullptr) group->fate.end(lakh::fail(LAKH_C3_ABORTED, reason), -1);
+  if (group != nullptr) group->group_state.end(lakh::fail(LAKH_C3_ABORTED, reason), -1);
 }
 
 void lakh_c3_close(lakh_c3_group *group) {
@@ -189,13 +189,13 @@ void lakh_c3_waited_us(lakh_c3_group *group, uint64_t *per_rank) {
 int64_t lakh_c3_codec_bytes(int32_t codec, int64_t count) { return lakh::codec_bytes(codec, count); }
 
 int32_t lakh_c3_encode(int32_t codec, const float *values, int64_t count, uint64_t seed, void *wire, float *residual) {
-  if (lakh::codec_bytes(codec, count) < 0 || count < 0) return give(lakh::fail(LAKH_C3_INVALID, "no such codec"));
+  if (lakh::codec_bytes(codec, count) < 0 || count < 0) return set_error(lakh::fail(LAKH_C3_INVALID, "no such codec"));
   lakh::encode(codec, values, count, seed, static_cast<uint8_t *>(wire), residual);
   return LAKH_C3_OK;
 }
 
 int32_t lakh_c3_decode(int32_t codec, const void *wire, int64_t count, float *values, int32_t add) {
-  if (lakh::codec_bytes(codec, count) < 0 || count < 0) return give(lakh::fail(LAKH_C3_INVALID, "no such codec"));
+  if (lakh::codec_bytes(codec, count) < 0 || count < 0) return set_error(lakh::fail(LAKH_C3_INVALID, "no such codec"));
   lakh::decode(codec, static_cast<const uint8_t *>(wire), count, values, add != 0);
   return LAKH_C3_OK;
 }

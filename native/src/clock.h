@@ -1,4 +1,4 @@
-// One clock for deadlines, and the futex: wait until a word changes.
+// The clock for deadlines, and futex wait and wake.
 #ifndef LAKH_CLOCK_H
 #define LAKH_CLOCK_H
 

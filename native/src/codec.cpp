@@ -47,7 +47,7 @@ inline uint16_t quantise(const float *x, int64_t n, float limit, float *k) {
   for (int64_t i = 0; i < n; ++i) {
     float v = std::rint(x[i] * inverse);
     v = v > limit ? limit : v;
-    k[i] = v >= -limit ? v : -limit;  // also a NaN: it has a NaN scale
+    k[i] = v >= -limit ? v : -limit;  // also for a NaN, whose scale is NaN
   }
   return bits;
 }

@@ -1,12 +1,12 @@
-// Codecs for slow wires: float32 to fewer bits, in groups of 32 elements.
+// Codecs for slow links: float32 to fewer bits, in groups of 32 elements.
 //
-//   bf16   2 bytes per element, stochastic rounding: right on average, so sums of many do not drift
+//   bf16   2 bytes per element, stochastic rounding: unbiased, so large sums do not drift
 //   int8   a bf16 scale and 32 signed bytes: 8.5 bits per element
 //   int4   a bf16 scale and 16 bytes of two values each (the even element in the low half): 4.5 bits per element
 //
-// Every operation is one IEEE operation in a stated order, so that another implementation (a GPU kernel) can match the
-// bytes. With a residual (error feedback) the values are x + residual, and what the code loses goes back into it.
-// A group that holds a NaN or an infinity decodes to NaN: nothing is hidden.
+// Every operation is one IEEE operation in a fixed order, so that another implementation (a GPU kernel) can produce the
+// same bytes. With a residual (error feedback) the values are x + residual, and the encoding error is stored in it.
+// A group with a NaN or an infinity decodes to NaN.
 #ifndef LAKH_CODEC_H
 #define LAKH_CODEC_H
 

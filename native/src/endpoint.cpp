@@ -22,10 +22,10 @@
 namespace lakh {
 namespace {
 
-constexpr int64_t kBeatNs = 250000000;
-constexpr unsigned kUnacknowledgedMs = 1500;   // a link without acknowledgements for so long is cut
+constexpr int64_t kHeartbeatNs = 250000000;
+constexpr unsigned kUnacknowledgedMs = 1500;   // a link without acknowledgements for this time is cut
 constexpr int64_t kHelloTimeoutNs = 5000000000;
-constexpr size_t kGoneKept = 256;
+constexpr size_t kDepartedKept = 256;
 
 class Endpoint {
  public:
@@ -37,13 +37,13 @@ class Endpoint {
   int32_t listen(const char *address) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (owner_ == ::getpid()) return port_;
-    owner_ = ::getpid();  // also after a fork: the child has no thread and must not share the socket
+    owner_ = ::getpid();  // after a fork the child has no thread and must not share the socket
     port_ = 0;
     groups_.clear();
     parked_.clear();
     {
       const std::lock_guard<std::mutex> watching(watch_mutex_);
-      if (epoll_ >= 0) ::close(epoll_);  // a fork's copy: what the parent watches stays the parent's
+      if (epoll_ >= 0) ::close(epoll_);  // a copy after a fork; the parent keeps its own
       watched_.clear();
       epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
     }
@@ -75,7 +75,7 @@ class Endpoint {
     groups_.push_back(links);
     for (auto it = parked_.begin(); it != parked_.end();) {
       if (addressed_to(it->hello, links)) {
-        links->arrived(it->hello.from, it->hello.lane, it->fd);
+        links->on_connected(it->hello.from, it->hello.lane, it->fd);
         it = parked_.erase(it);
       } else {
         ++it;
@@ -83,8 +83,8 @@ class Endpoint {
     }
   }
 
-  void remove(Links *links, const Word &why) {
-    const std::lock_guard<std::mutex> lock(mutex_);  // the thread holds it while it touches a group
+  void remove(Links *links, const ControlMessage &why) {
+    const std::lock_guard<std::mutex> lock(mutex_);  // the thread holds it while it uses a group
     {
       const std::lock_guard<std::mutex> watching(watch_mutex_);
       for (auto it = watched_.begin(); it != watched_.end();) {
@@ -98,11 +98,11 @@ class Endpoint {
     }
     const size_t before = groups_.size();
     groups_.erase(std::remove(groups_.begin(), groups_.end(), links), groups_.end());
-    if (groups_.size() == before) return;  // it was never there
-    Gone gone{{}, links->rank(), why};
+    if (groups_.size() == before) return;  // it was never added
+    DepartedGroup gone{{}, links->rank(), why};
     std::memcpy(gone.uuid, links->uuid(), 16);
-    gone_.push_back(gone);
-    if (gone_.size() > kGoneKept) gone_.pop_front();
+    departed_.push_back(gone);
+    if (departed_.size() > kDepartedKept) departed_.pop_front();
   }
 
   void watch(Links *links, int32_t peer, int fd) {
@@ -112,7 +112,7 @@ class Endpoint {
   }
 
  private:
-  struct Guest {
+  struct PendingConnection {
     int fd;
     int64_t since_ns;
     size_t got = 0;
@@ -131,7 +131,7 @@ class Endpoint {
     ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
   }
 
-  // Always before the descriptor is closed: a fork may hold the connection open, and it would be heard of for ever.
+  // Always before the descriptor is closed: a fork may keep the connection open, and its events would continue.
   void unsubscribe(int fd) { ::epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr); }
 
   bool find_watched(int fd, Watched *found) {
@@ -142,45 +142,45 @@ class Endpoint {
     return true;
   }
 
-  // What became of a group that is no longer here: told to whoever did not hear it while there was a connection.
-  struct Gone {
+  // The end of a removed group, for peers that were not connected at the time.
+  struct DepartedGroup {
     uint8_t uuid[16];
     int32_t rank;
-    Word why;
+    ControlMessage why;
   };
 
-  const Word *obituary(const Hello &hello) const {
-    for (const Gone &gone : gone_) {
+  const ControlMessage *find_departed(const Hello &hello) const {
+    for (const DepartedGroup &gone : departed_) {
       if (gone.rank == hello.to && std::memcmp(gone.uuid, hello.uuid, 16) == 0) return &gone.why;
     }
     return nullptr;
   }
 
-  static void answer(int fd, const Word &word) {
-    if (::send(fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;  // it has gone again
+  static void reply(int fd, const ControlMessage &message) {
+    if (::send(fd, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;  // the peer has disconnected
   }
 
   static bool addressed_to(const Hello &hello, const Links *links) {
     return hello.to == links->rank() && std::memcmp(hello.uuid, links->uuid(), 16) == 0;
   }
 
-  // The price of a turn is that of what happened, however many connections there are.
+  // An iteration costs what its events cost, independent of the number of connections.
   void serve() {
-    std::vector<Guest> guests;
+    std::vector<PendingConnection> pending;
     std::vector<epoll_event> events(256);
-    int64_t next_beat = now_ns() + kBeatNs;
+    int64_t next_heartbeat = now_ns() + kHeartbeatNs;
     while (true) {
-      const int64_t left_ms = std::max<int64_t>(0, (next_beat - now_ns()) / 1000000);
+      const int64_t left_ms = std::max<int64_t>(0, (next_heartbeat - now_ns()) / 1000000);
       const int ready = ::epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), static_cast<int>(left_ms));
       for (int i = 0; i < ready; ++i) {
         int fd;
         while (events[i].data.fd == listener_ && (fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
-          guests.push_back(Guest{fd, now_ns()});
+          pending.push_back(PendingConnection{fd, now_ns()});
           subscribe(fd);
         }
       }
-      welcome(&guests);
-      const std::lock_guard<std::mutex> lock(mutex_);  // no group goes away while it is told something
+      handle_hellos(&pending);
+      const std::lock_guard<std::mutex> lock(mutex_);  // no group is removed while it is notified
       for (int i = 0; i < ready; ++i) {
         const int fd = events[i].data.fd;
         Watched watched{};
@@ -191,11 +191,11 @@ class Endpoint {
         unsubscribe(fd);
         watched_.erase(fd);
       }
-      if (now_ns() >= next_beat) {
-        for (Links *links : groups_) links->beat();
-        next_beat = now_ns() + kBeatNs;
+      if (now_ns() >= next_heartbeat) {
+        for (Links *links : groups_) links->send_heartbeats();
+        next_heartbeat = now_ns() + kHeartbeatNs;
         const int64_t old = now_ns() - 60000000000;
-        parked_.erase(std::remove_if(parked_.begin(), parked_.end(), [&](const Guest &g) {
+        parked_.erase(std::remove_if(parked_.begin(), parked_.end(), [&](const PendingConnection &g) {
           if (g.since_ns < old) ::close(g.fd);
           return g.since_ns < old;
         }), parked_.end());
@@ -203,8 +203,8 @@ class Endpoint {
     }
   }
 
-  void welcome(std::vector<Guest> *guests) {
-    for (auto it = guests->begin(); it != guests->end();) {
+  void handle_hellos(std::vector<PendingConnection> *pending) {
+    for (auto it = pending->begin(); it != pending->end();) {
       const ssize_t n = ::read(it->fd, reinterpret_cast<char *>(&it->hello) + it->got, sizeof(Hello) - it->got);
       if (n > 0) it->got += static_cast<size_t>(n);
       const bool gone = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR) || now_ns() - it->since_ns > kHelloTimeoutNs;
@@ -216,23 +216,23 @@ class Endpoint {
           endpoint::set_options(it->fd, it->hello.lane);
           const std::lock_guard<std::mutex> lock(mutex_);
           const auto group = std::find_if(groups_.begin(), groups_.end(), [&](Links *l) { return addressed_to(it->hello, l); });
-          const Word *over = obituary(it->hello);
-          if (it->hello.lane == kQuestion || over != nullptr) {
-            Word word{};
-            if (group != groups_.end()) word = (*group)->word();
-            answer(it->fd, over != nullptr ? *over : word);
+          const ControlMessage *over = find_departed(it->hello);
+          if (it->hello.lane == kStatusQuery || over != nullptr) {
+            ControlMessage message{};
+            if (group != groups_.end()) message = (*group)->failure_message();
+            reply(it->fd, over != nullptr ? *over : message);
             ::close(it->fd);
           } else if (group != groups_.end()) {
-            (*group)->arrived(it->hello.from, it->hello.lane, it->fd);
+            (*group)->on_connected(it->hello.from, it->hello.lane, it->fd);
           } else {
             parked_.push_back(*it);  // its group is not open here yet
           }
         }
-        it = guests->erase(it);
+        it = pending->erase(it);
       } else if (gone) {
         unsubscribe(it->fd);
         ::close(it->fd);
-        it = guests->erase(it);
+        it = pending->erase(it);
       } else {
         ++it;
       }
@@ -244,8 +244,8 @@ class Endpoint {
   int32_t port_ = 0;
   int listener_ = -1, epoll_ = -1;
   std::vector<Links *> groups_;
-  std::vector<Guest> parked_;
-  std::deque<Gone> gone_;
+  std::vector<PendingConnection> parked_;
+  std::deque<DepartedGroup> departed_;
   std::mutex watch_mutex_;  // taken last, also by threads that dial
   std::unordered_map<int, Watched> watched_;
 };
@@ -267,7 +267,7 @@ int32_t listen(const char *address) { return Endpoint::get().listen(address); }
 
 void add(Links *links) { Endpoint::get().add(links); }
 
-void remove(Links *links, const Word &why) { Endpoint::get().remove(links, why); }
+void remove(Links *links, const ControlMessage &why) { Endpoint::get().remove(links, why); }
 
 void watch(Links *links, int32_t peer, int fd) { Endpoint::get().watch(links, peer, fd); }
 

@@ -14,10 +14,10 @@ namespace lakh {
 namespace {
 
 constexpr uint32_t kMagic = 0x6c633378;
-constexpr int64_t kUnitBytes = 64;  // every element type divides it, and chunks are multiples of it
-constexpr int64_t kLandBytes = 64 << 10;         // reduce what has arrived in pieces of this size
-constexpr int64_t kShapedBytes = 16 << 10;       // grain of a virtual link
-constexpr int64_t kBurstNs = 2000000;            // a virtual link forgives us waking up so much too late
+constexpr int64_t kUnitBytes = 64;  // a multiple of every element size; chunks are multiples of it
+constexpr int64_t kReduceBytes = 64 << 10;         // reduce arrived data in blocks of this size
+constexpr int64_t kShapedBytes = 16 << 10;       // granularity of an emulated link
+constexpr int64_t kBurstNs = 2000000;            // tolerance of an emulated link for a late wake-up
 constexpr int kPollMs = 50;
 
 }  // namespace
@@ -29,12 +29,12 @@ Exchange::Flow &Exchange::flow(int32_t peer, int stream, bool out) {
   return flow;
 }
 
-void Exchange::cut(int32_t peer, char *data, int64_t bytes, bool out, std::function<void(char *, int64_t)> landed) {
-  headers_.push_back(like_);
+void Exchange::enqueue(int32_t peer, char *data, int64_t bytes, bool out, std::function<void(char *, int64_t)> on_data) {
+  headers_.push_back(header_template_);
   Header &header = headers_.back();
   header.magic = kMagic;
   header.bytes = bytes;
-  Piece first;
+  Segment first;
   first.data = reinterpret_cast<char *>(&header);
   first.bytes = sizeof header;
   first.is_header = true;
@@ -43,48 +43,48 @@ void Exchange::cut(int32_t peer, char *data, int64_t bytes, bool out, std::funct
   const int64_t streams = std::clamp<int64_t>(bytes / wire.chunk_bytes, 1, wire.streams);
   const int64_t chunk = streams == 1 ? bytes : wire.chunk_bytes;
   for (int64_t begin = 0, number = 0; begin < bytes; begin += chunk, ++number) {
-    Piece piece;
+    Segment piece;
     piece.data = data + begin;
     piece.bytes = std::min(chunk, bytes - begin);
-    piece.landed = landed;
+    piece.on_data = on_data;
     flow(peer, static_cast<int>(number % streams), out).pieces.push_back(std::move(piece));
   }
 }
 
 void Exchange::send(int32_t peer, const char *data, int64_t bytes) {
-  cut(peer, const_cast<char *>(data), bytes, true, nullptr);
+  enqueue(peer, const_cast<char *>(data), bytes, true, nullptr);
 }
 
-void Exchange::receive(int32_t peer, char *data, int64_t bytes, std::function<void(char *, int64_t)> landed) {
-  cut(peer, data, bytes, false, std::move(landed));
+void Exchange::receive(int32_t peer, char *data, int64_t bytes, std::function<void(char *, int64_t)> on_data) {
+  enqueue(peer, data, bytes, false, std::move(on_data));
 }
 
 Status Exchange::check(const Header &theirs, int32_t peer) {
-  Header mine = like_;
+  Header mine = header_template_;
   mine.magic = kMagic;
   mine.bytes = theirs.bytes;
   if (std::memcmp(&mine, &theirs, sizeof mine) == 0) return {};
-  const auto said = [](const Header &h) {
+  const auto describe = [](const Header &h) {
     static const char *const types[] = {"f32", "f64", "f16", "bf16", "i32", "i64", "u8", "i8"};
     std::string text = std::string(operation_name(h.operation)) + " number " + std::to_string(h.number);
     if (h.dtype >= 0 && h.dtype < 8) text += " of " + std::to_string(h.count) + " " + types[h.dtype];
     return text;
   };
-  if (theirs.magic != kMagic) return fail(LAKH_C3_INVALID, "rank " + std::to_string(peer) + " sends something that is not c3");
-  return fail(LAKH_C3_INVALID, "the ranks do not agree: rank(s) " + std::to_string(links_->rank()) + " call " + said(mine) +
-                                   "; rank(s) " + std::to_string(peer) + " call " + said(theirs));
+  if (theirs.magic != kMagic) return fail(LAKH_C3_INVALID, "rank " + std::to_string(peer) + " sends data that is not c3");
+  return fail(LAKH_C3_INVALID, "the ranks disagree: rank(s) " + std::to_string(links_->rank()) + " call " + describe(mine) +
+                                   "; rank(s) " + std::to_string(peer) + " call " + describe(theirs));
 }
 
 Status Exchange::push(Flow *flow, bool *progress, int64_t *wake_ns) {
   while (!flow->pieces.empty()) {
-    Piece &piece = flow->pieces.front();
-    int64_t want = piece.bytes - piece.done;
+    Segment &piece = flow->pieces.front();
+    int64_t wanted = piece.bytes - piece.done;
     if (flow->shaper != nullptr) {
       const int64_t now = now_ns();
       int64_t pending = 0;
-      for (const Piece &one : flow->pieces) pending += one.bytes - one.done;
-      // Take our turn on every virtual link of the path, one grain after the other, as wire time passes; no more than there is to
-      // send, or what follows would leave before its time.
+      for (const Segment &one : flow->pieces) pending += one.bytes - one.done;
+      // Reserve time on every emulated link of the path, one grain after another, as time passes. Never reserve more than is
+      // pending, or later data would leave too early.
       while (flow->departs_ns <= now && flow->reserved + flow->credit < pending) {
         const int64_t grain = std::min(kShapedBytes, pending - flow->reserved - flow->credit);
         int64_t at = now;
@@ -111,11 +111,11 @@ Status Exchange::push(Flow *flow, bool *progress, int64_t *wake_ns) {
         if (flow->reserved < pending) *wake_ns = std::min(*wake_ns, flow->departs_ns);
         return {};
       }
-      want = std::min(want, flow->credit);
+      wanted = std::min(wanted, flow->credit);
     }
-    const ssize_t n = ::send(flow->fd, piece.data + piece.done, static_cast<size_t>(want), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = ::send(flow->fd, piece.data + piece.done, static_cast<size_t>(wanted), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
-    if (n < 0) return broken(flow->peer, n, errno);
+    if (n < 0) return connection_failure(flow->peer, n, errno);
     *progress = true;
     sent_->fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
     flow->credit -= flow->shaper != nullptr ? n : 0;
@@ -125,48 +125,49 @@ Status Exchange::push(Flow *flow, bool *progress, int64_t *wake_ns) {
   return {};
 }
 
-// What a failed read or write says about a peer; `n` is what the call returned.
-Status Exchange::broken(int32_t peer, ssize_t n, int error) {
+// The status of a failed read or write; `n` is the result of the call.
+Status Exchange::connection_failure(int32_t peer, ssize_t n, int error) {
   const bool silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
   const std::string how = n == 0   ? "closed its connection"
-                          : silent ? "acknowledges nothing: its link is cut"
+                          : silent ? "sends no acknowledgements: its link is cut"
                                    : std::string("lost its connection: ") + std::strerror(error);
-  return fate_->end(fail(LAKH_C3_LOST, "rank " + std::to_string(peer) + " " + how), peer);
+  const int32_t code = n != 0 && silent ? LAKH_C3_UNREACHABLE : LAKH_C3_DISCONNECTED;
+  return group_state_->end(fail(code, "rank " + std::to_string(peer) + " " + how), peer);
 }
 
 Status Exchange::pull(Flow *flow, bool *progress) {
   while (!flow->pieces.empty()) {
-    Piece &piece = flow->pieces.front();
+    Segment &piece = flow->pieces.front();
     Header theirs;
     char *to = piece.is_header ? nullptr : piece.data + piece.done;
-    if (piece.is_header) {  // peek until it is whole, so that a wrong one is never half-consumed
+    if (piece.is_header) {  // peek until it is complete, so that a wrong one is never consumed partly
       const ssize_t n = ::recv(flow->fd, &theirs, sizeof theirs, MSG_PEEK | MSG_DONTWAIT);
       if (n == static_cast<ssize_t>(sizeof theirs)) {
         Status status = check(theirs, flow->peer);
         if (status.ok() && theirs.bytes != reinterpret_cast<Header *>(piece.data)->bytes) {
-          status = fail(LAKH_C3_INVALID, std::string(operation_name(like_.operation)) + ": rank " + std::to_string(flow->peer) + " sends " +
+          status = fail(LAKH_C3_INVALID, std::string(operation_name(header_template_.operation)) + ": rank " + std::to_string(flow->peer) + " sends " +
                                              std::to_string(theirs.bytes) + " bytes to rank " + std::to_string(links_->rank()) +
                                              ", which expects " + std::to_string(reinterpret_cast<Header *>(piece.data)->bytes));
         }
-        if (!status.ok()) return fate_->end(status, -1);
+        if (!status.ok()) return group_state_->end(status, -1);
         to = piece.data;
       } else if (n > 0) {
         return {};
       } else if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         return {};
       } else {
-        return broken(flow->peer, n, errno);  // now: an error is told once, and the next read sees an end
+        return connection_failure(flow->peer, n, errno);  // now: the kernel reports an error once, and the next read returns 0
       }
     }
     const ssize_t n = ::recv(flow->fd, to, static_cast<size_t>(piece.bytes - piece.done), MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
-    if (n <= 0) return broken(flow->peer, n, errno);
+    if (n <= 0) return connection_failure(flow->peer, n, errno);
     *progress = true;
     received_->fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
     piece.done += n;
-    if (piece.landed && (piece.done == piece.bytes || piece.done - piece.handed >= kLandBytes)) {
+    if (piece.on_data && (piece.done == piece.bytes || piece.done - piece.handed >= kReduceBytes)) {
       const int64_t whole = piece.done == piece.bytes ? piece.done : piece.done / kUnitBytes * kUnitBytes;
-      piece.landed(piece.data + piece.handed, whole - piece.handed);
+      piece.on_data(piece.data + piece.handed, whole - piece.handed);
       piece.handed = whole;
     }
     if (piece.done == piece.bytes) flow->pieces.pop_front();
@@ -182,8 +183,8 @@ Status Exchange::finish(int64_t deadline_ns, const char *what) {
     if (!status.ok()) {
       flows_.clear();
       headers_.clear();
-      // Where the group was over already, it is not this peer who is to blame.
-      return fate_->over() ? fate_->status() : fate_->end(status, status.code == LAKH_C3_LOST ? flow.peer : -1);
+      // If the group had ended already, this peer is not the cause.
+      return group_state_->ended() ? group_state_->status() : group_state_->end(status, is_peer_loss(status.code) ? flow.peer : -1);
     }
     flow.shaper = flow.out ? links_->shaper(flow.peer) : nullptr;
     flow.departs_ns = 0;
@@ -200,25 +201,25 @@ Status Exchange::finish(int64_t deadline_ns, const char *what) {
       status = flow.out ? push(&flow, &progress, &wake_ns) : pull(&flow, &progress);
       if (!status.ok()) break;
       if (flow.pieces.empty()) continue;
-      const bool held = flow.out && flow.shaper != nullptr && flow.credit <= 0;
-      if (!held) fds.push_back({flow.fd, static_cast<short>(flow.out ? POLLOUT : POLLIN), 0});
+      const bool delayed = flow.out && flow.shaper != nullptr && flow.credit <= 0;
+      if (!delayed) fds.push_back({flow.fd, static_cast<short>(flow.out ? POLLOUT : POLLIN), 0});
       if (!flow.out) waiting_for.push_back(flow.peer);
-      if (held && fds.empty() && wake_ns == INT64_MAX) wake_ns = now_ns() + 1000000;
+      if (delayed && fds.empty() && wake_ns == INT64_MAX) wake_ns = now_ns() + 1000000;
     }
     if (!status.ok()) break;
     if (fds.empty() && wake_ns == INT64_MAX) break;  // all done
     if (progress) continue;
-    if (fate_->over()) {
-      status = fate_->status();
+    if (group_state_->ended()) {
+      status = group_state_->status();
       break;
     }
     const int64_t start = now_ns();
     if (start > deadline_ns) {
-      std::string who;
+      std::string late;
       std::sort(waiting_for.begin(), waiting_for.end());
       waiting_for.erase(std::unique(waiting_for.begin(), waiting_for.end()), waiting_for.end());
-      for (const int32_t peer : waiting_for) who += (who.empty() ? "" : ", ") + std::to_string(peer);
-      status = fate_->end(fail(LAKH_C3_TIMEOUT, std::string(what) + ": timed out waiting for rank(s) " + (who.empty() ? "to take what we send" : who)), -1);
+      for (const int32_t peer : waiting_for) late += (late.empty() ? "" : ", ") + std::to_string(peer);
+      status = group_state_->end(fail(LAKH_C3_TIMEOUT, std::string(what) + ": timed out waiting for rank(s) " + (late.empty() ? "to receive" : late)), -1);
       break;
     }
     int64_t sleep_ns = std::min<int64_t>(kPollMs * 1000000LL, wake_ns == INT64_MAX ? INT64_MAX : std::max<int64_t>(0, wake_ns - start));

@@ -1,9 +1,8 @@
-// Moves the sends and receives of one stage of a schedule over TCP, all at once.
+// Executes the sends and receives of one stage of a schedule over TCP, concurrently.
 //
-// Each message starts with a header that says which operation it belongs to; a header that does not fit what this rank
-// is doing ends the group with the difference in words, never a wrong sum. Large messages are cut into chunks, which the
-// streams to the peer take in turn (Wire, per peer).
-// Received pieces are reduced while the rest is still on the wire.
+// Each message starts with a header that identifies its operation. A header that does not match this rank's operation ends the
+// group with an error that shows the difference. Large messages are split into chunks, distributed over the streams to the peer
+// (Wire, per peer). Received data is reduced while the rest is still in flight.
 #ifndef LAKH_EXCHANGE_H
 #define LAKH_EXCHANGE_H
 
@@ -29,45 +28,45 @@ struct Header {
 
 class Exchange {
  public:
-  Exchange(Fate *fate, Links *links, std::atomic<uint64_t> *sent, std::atomic<uint64_t> *received,
+  Exchange(GroupState *group_state, Links *links, std::atomic<uint64_t> *sent, std::atomic<uint64_t> *received,
            std::vector<std::atomic<uint64_t>> *waited_us)
-      : fate_(fate), links_(links), sent_(sent), received_(received), waited_us_(waited_us) {}
+      : group_state_(group_state), links_(links), sent_(sent), received_(received), waited_us_(waited_us) {}
 
-  void begin(const Header &like) { like_ = like; }
+  void begin(const Header &like) { header_template_ = like; }
   void send(int32_t peer, const char *data, int64_t bytes);
-  // `landed(at, bytes)` is called as the bytes come in, in pieces of whole elements.
-  void receive(int32_t peer, char *data, int64_t bytes, std::function<void(char *, int64_t)> landed = nullptr);
+  // `on_data(at, bytes)` is called as data arrives, in whole elements.
+  void receive(int32_t peer, char *data, int64_t bytes, std::function<void(char *, int64_t)> on_data = nullptr);
   Status finish(int64_t deadline_ns, const char *what);
 
  private:
-  struct Piece {
+  struct Segment {
     char *data;
     int64_t bytes, done = 0, handed = 0;
     bool is_header = false;
-    std::function<void(char *, int64_t)> landed;
+    std::function<void(char *, int64_t)> on_data;
   };
   struct Flow {
     int32_t peer = 0;
     int fd = -1;
     bool out = false;
-    std::deque<Piece> pieces;
-    // of a shaped sender
+    std::deque<Segment> pieces;
+    // with emulated links
     const Shaper *shaper = nullptr;
     std::deque<std::pair<int64_t, int64_t>> allowed;  // (bytes, may leave at ns)
     int64_t reserved = 0, departs_ns = 0, credit = 0;
   };
   Flow &flow(int32_t peer, int stream, bool out);
-  void cut(int32_t peer, char *data, int64_t bytes, bool out, std::function<void(char *, int64_t)> landed);
+  void enqueue(int32_t peer, char *data, int64_t bytes, bool out, std::function<void(char *, int64_t)> on_data);
   Status push(Flow *flow, bool *progress, int64_t *wake_ns);
   Status pull(Flow *flow, bool *progress);
-  Status broken(int32_t peer, ssize_t n, int error);
+  Status connection_failure(int32_t peer, ssize_t n, int error);
   Status check(const Header &theirs, int32_t peer);
 
-  Fate *fate_;
+  GroupState *group_state_;
   Links *links_;
   std::atomic<uint64_t> *sent_, *received_;
   std::vector<std::atomic<uint64_t>> *waited_us_;
-  Header like_{};
+  Header header_template_{};
   std::map<std::tuple<int32_t, int, bool>, Flow> flows_;
   std::deque<Header> headers_;
 };

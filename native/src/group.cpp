@@ -11,12 +11,12 @@ using lakh::fail;
 using lakh::Status;
 
 lakh_c3_group::lakh_c3_group(const uint8_t uuid[16], int32_t rank_, int32_t size_)
-    : host(&fate, rank_), links(&fate, uuid, rank_, size_), messages(&fate, &links, &timeout_ms), rank(rank_), size(size_),
-      exchange_(&fate, &links, &sent, &received, &host.waited_us) {
+    : host(&group_state, rank_), links(&group_state, uuid, rank_, size_), messages(&group_state, &links, &timeout_ms), rank(rank_), size(size_),
+      exchange_(&group_state, &links, &sent, &received, &host.waited_us) {
   host.waited_us = std::vector<std::atomic<uint64_t>>(static_cast<size_t>(size_));
-  fate.on_end = [this](const Status &why, int32_t dead) {
-    host.give_up(why, dead);
-    links.tell(why, dead);
+  group_state.on_end = [this](const Status &why, int32_t dead) {
+    host.publish_failure(why, dead);
+    links.broadcast_failure(why, dead);
     changed_.notify_all();
   };
 }
@@ -42,20 +42,20 @@ Status lakh_c3_group::join(const int32_t *hosts, const int32_t *pids, const int3
   return {};
 }
 
-Status lakh_c3_group::refuse(const lakh_c3_call &call) const {
+Status lakh_c3_group::validate(const lakh_c3_call &call) const {
   const bool reduces = call.operation == LAKH_C3_ALL_REDUCE || call.operation == LAKH_C3_REDUCE_SCATTER || call.operation == LAKH_C3_REDUCE;
-  if (call.operation != LAKH_C3_BARRIER && lakh::element_bytes(call.dtype) == 0) return fail(LAKH_C3_INVALID, "no such type of elements");
-  if (reduces && !lakh::reducible(call.dtype, call.op)) return fail(LAKH_C3_INVALID, "this operator does not work on this type of elements");
-  if (call.count < 0) return fail(LAKH_C3_INVALID, "a negative number of elements");
+  if (call.operation != LAKH_C3_BARRIER && lakh::element_bytes(call.dtype) == 0) return fail(LAKH_C3_INVALID, "unknown element type");
+  if (reduces && !lakh::reducible(call.dtype, call.op)) return fail(LAKH_C3_INVALID, "this operator does not support this element type");
+  if (call.count < 0) return fail(LAKH_C3_INVALID, "negative number of elements");
   if (call.root >= size) return fail(LAKH_C3_INVALID, "root is not a rank of the group");
   return {};
 }
 
 Status lakh_c3_group::run(const lakh_c3_call &call, int64_t *ticket) {
-  const Status refused = refuse(call);
-  if (!refused.ok()) return refused;
+  const Status invalid = validate(call);
+  if (!invalid.ok()) return invalid;
   std::unique_lock<std::mutex> lock(mutex_);
-  if (fate.over()) return fate.status();
+  if (group_state.ended()) return group_state.status();
   if (ticket == nullptr && jobs_.empty() && !busy_) {
     busy_ = true;
     lock.unlock();
@@ -98,7 +98,7 @@ void lakh_c3_group::work() {
 Status lakh_c3_group::wait(int64_t ticket, int64_t timeout) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (!changed_.wait_for(lock, std::chrono::milliseconds(timeout), [&] { return finished_ >= ticket; })) {
-    return fail(LAKH_C3_TIMEOUT, "the operation is still under way");
+    return fail(LAKH_C3_TIMEOUT, "the operation has not completed");
   }
   const auto found = failed_.find(ticket);
   return found == failed_.end() ? Status{} : found->second;
@@ -115,22 +115,22 @@ void lakh_c3_group::close() {
     if (closing_) return;
     closing_ = true;
   }
-  links.say_goodbye();
+  links.send_goodbye();
   changed_.notify_all();
-  if (worker_.joinable()) worker_.join();  // each operation under way ends at its deadline at the latest
+  if (worker_.joinable()) worker_.join();  // every operation has a deadline
   messages.stop();
   host.leave();
 }
 
 Status lakh_c3_group::execute(const lakh_c3_call &call) {
-  if (fate.over()) return fate.status();
+  if (group_state.ended()) return group_state.status();
   ++number_;
   operations.fetch_add(1, std::memory_order_relaxed);
   bytes_in.fetch_add(static_cast<uint64_t>(call.count) * lakh::element_bytes(call.dtype), std::memory_order_relaxed);
   const int64_t deadline = lakh::now_ns() + timeout_ms.load() * 1000000;
-  if (call.steps != nullptr || call.operation == LAKH_C3_SCHEDULE) return run_schedule(call, deadline);  // also of no steps
+  if (call.steps != nullptr || call.operation == LAKH_C3_SCHEDULE) return run_schedule(call, deadline);  // also without steps
   if (host.size() == size) return host.run(call, deadline);
-  return fail(LAKH_C3_INVALID, "ranks on several hosts need a schedule");
+  return fail(LAKH_C3_INVALID, "ranks on several hosts require a schedule");
 }
 
 Status lakh_c3_group::run_schedule(const lakh_c3_call &call, int64_t deadline_ns) {
@@ -153,8 +153,8 @@ Status lakh_c3_group::run_schedule(const lakh_c3_call &call, int64_t deadline_ns
       ++end;
     }
     if (static_cast<int64_t>(landing_.size()) < landing) landing_.resize(static_cast<size_t>(landing));
-    int64_t landed = 0;
-    bool talks = false;
+    int64_t on_data = 0;
+    bool communicates = false;
     for (int64_t i = first; i < end; ++i) {
       const lakh_c3_step &step = call.steps[i];
       char *to = at(step.dst, step.dst_offset);
@@ -163,22 +163,22 @@ Status lakh_c3_group::run_schedule(const lakh_c3_call &call, int64_t deadline_ns
       switch (step.kind) {
         case LAKH_C3_STEP_SEND:
           exchange_.send(step.peer, from, bytes(step.src, step.count));
-          talks = true;
+          communicates = true;
           break;
         case LAKH_C3_STEP_RECV:
           exchange_.receive(step.peer, to, bytes(step.dst, step.count));
-          talks = true;
+          communicates = true;
           break;
         case LAKH_C3_STEP_RECV_REDUCE: {
-          char *base = landing_.data() + landed;
+          char *base = landing_.data() + on_data;
           const int32_t dtype = call.dtype;
-          landed += step.count * width;
+          on_data += step.count * width;
           exchange_.receive(step.peer, base, step.count * width, [=](char *piece, int64_t n) {
             void *target = to + (piece - base);
             const void *sources[2] = {target, piece};
             lakh::fold(dtype, op, &target, 1, sources, 2, static_cast<size_t>(n / width), 1);
           });
-          talks = true;
+          communicates = true;
           break;
         }
         case LAKH_C3_STEP_COPY:
@@ -212,11 +212,11 @@ Status lakh_c3_group::run_schedule(const lakh_c3_call &call, int64_t deadline_ns
                        step.kind == LAKH_C3_STEP_DECODE_REDUCE);
           break;
         default:
-          status = fail(LAKH_C3_INVALID, "a step of an unknown kind");
+          status = fail(LAKH_C3_INVALID, "a step has an unknown kind");
       }
       if (!status.ok()) return status;
     }
-    if (talks) {
+    if (communicates) {
       const Status status = exchange_.finish(deadline_ns, what);
       if (!status.ok()) return status;
     }

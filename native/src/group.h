@@ -1,7 +1,7 @@
-// One rank's membership in a group: who is on this host, who is elsewhere, and the queue of its operations.
+// One rank's communicator: the ranks on this host, the ranks elsewhere, and the queue of its operations.
 //
-// Operations run one after another in the order in which they were submitted: in the caller's thread when nothing else
-// is under way, else in the group's own thread, which is started by the first asynchronous call.
+// Operations run one after another in the order of their calls: in the caller's thread if the queue is empty, else in the
+// group's thread, which the first asynchronous call starts.
 #ifndef LAKH_GROUP_H
 #define LAKH_GROUP_H
 
@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "exchange.h"
-#include "fate.h"
+#include "group_state.h"
 #include "host_ranks.h"
 #include "links.h"
 #include "messages.h"
@@ -30,7 +30,7 @@ struct lakh_c3_group {
   bool done(int64_t ticket);
   void close();
 
-  lakh::Fate fate;
+  lakh::GroupState group_state;
   lakh::HostRanks host;
   lakh::Links links;
   std::atomic<int64_t> timeout_ms{600000};
@@ -44,7 +44,7 @@ struct lakh_c3_group {
     lakh_c3_call call;
   };
   lakh::Status execute(const lakh_c3_call &call);
-  lakh::Status refuse(const lakh_c3_call &call) const;
+  lakh::Status validate(const lakh_c3_call &call) const;
   lakh::Status run_schedule(const lakh_c3_call &call, int64_t deadline_ns);
   void work();
 

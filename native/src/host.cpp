@@ -1,4 +1,4 @@
-// What the host is: CPU features for run-time dispatch, and an identity that decides who shares memory with whom.
+// CPU features, and the host identity that decides which ranks share memory.
 #include <sys/stat.h>
 
 #include <cstdio>
@@ -44,7 +44,7 @@ std::string host_identity() {
   std::fclose(file);
   if (line == nullptr) return "";
   boot[std::strcspn(boot, "\n")] = '\0';
-  // Two containers of one kernel share a boot id but cannot open each other's memory: their process ids tell.
+  // Two containers of one kernel share a boot id but cannot open each other's memory: their process-id namespaces differ.
   struct stat pids {};
   const bool known = ::stat("/proc/self/ns/pid", &pids) == 0;
   return std::string(boot) + "/" + (known ? std::to_string(static_cast<unsigned long long>(pids.st_ino)) : "no-proc");

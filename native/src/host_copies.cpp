@@ -1,4 +1,4 @@
-// Operations of the ranks of one host that copy, and the table of all operations.
+// Copying operations among the ranks of one host, and the dispatch of all operations.
 
 #include <algorithm>
 #include <cstring>
@@ -9,10 +9,10 @@
 namespace lakh {
 namespace {
 
-constexpr size_t kCopyPieceBytes = 256 << 10;  // our slot, a peer's and our input together fit a second-level cache
+constexpr size_t kCopyPieceBytes = 256 << 10;  // own slot, a peer's slot and the input together fit a second-level cache
 
-// Reads memory once and writes twice. In blocks that stay in the cache from one copy to the next: with a cache line at a
-// time the three streams get into each other's way at some addresses (9.5 ms for 64 MB where it is 5.7 at others).
+// Reads memory once and writes twice, in blocks that stay in the cache between the copies. One cache line at a time, the three
+// streams conflict at some addresses (9.5 ms for 64 MB instead of 5.7 ms).
 void copy_to_both(char *one, char *other, const char *from, size_t bytes) {
   constexpr size_t kBlock = 64 << 10;
   for (size_t at = 0; at < bytes; at += kBlock) {
@@ -24,7 +24,7 @@ void copy_to_both(char *one, char *other, const char *from, size_t bytes) {
 
 }  // namespace
 
-Status HostRanks::copy(Announcement mine, const char *input, const Wants &wants, int64_t deadline_ns,
+Status HostRanks::copy(Announcement mine, const char *input, const RangesOf &ranges, int64_t deadline_ns,
                        const char *what) {
   mine.in_slot = mine.input_bytes <= single_copy_from_ ? 1 : 0;
   if (mine.in_slot && mine.input_bytes > 0) std::memcpy(slot(me_), input, mine.input_bytes);
@@ -36,43 +36,43 @@ Status HostRanks::copy(Announcement mine, const char *input, const Wants &wants,
     all_in_slots = all_in_slots && announced(i).in_slot;
     longest = std::max(longest, announced(i).input_bytes);
   }
-  std::vector<std::vector<Want>> wanted(static_cast<size_t>(size()));
+  std::vector<std::vector<CopyRange>> wanted(static_cast<size_t>(size()));
   for (int i = 0; i < size(); ++i) {
-    status = wants(i, announced(i), &wanted[i]);
-    // Our own mistake alone: the peers must still not wait for us in vain.
-    if (!status.ok()) return fate_->end(status, -1);
+    status = ranges(i, announced(i), &wanted[i]);
+    // An error of this rank only: end the group so that peers do not wait.
+    if (!status.ok()) return group_state_->end(status, -1);
   }
-  if (all_in_slots || everyone_registered() || everyone_reads()) {
+  if (all_in_slots || all_registered() || all_can_read()) {
     for (int k = 0; k < size(); ++k) {
       const int i = (me_ + k) % size();
-      for (const Want &want : wanted[i]) {
+      for (const CopyRange &range : wanted[i]) {
         if (i == me_) {
-          if (want.bytes > 0 && want.to != input + want.begin) std::memmove(want.to, input + want.begin, want.bytes);
+          if (range.bytes > 0 && range.to != input + range.begin) std::memmove(range.to, input + range.begin, range.bytes);
           continue;
         }
-        status = read(i, want.begin, want.bytes, want.to);
+        status = read(i, range.begin, range.bytes, range.to);
         if (!status.ok()) return status;
       }
     }
-    if (!all_in_slots) {  // the peers may change their data again only when we have read it
+    if (!all_in_slots) {  // peers may change their data only after all have read it
       advance(3);
       status = wait_all(3);
     }
     ++seq_;
     return status;
   }
-  // One piece of everybody's input after the other, through the slots. A slot is used again two pieces later, when every
-  // peer has announced the piece between and so has finished reading: one synchronisation for each piece.
-  const auto hand_over = [&](int i, const char *piece, uint64_t at) {
-    for (const Want &want : wanted[i]) {
-      const uint64_t begin = std::max(want.begin, at), end = std::min(want.begin + want.bytes, at + kCopyPieceBytes);
+  // One chunk of all ranks' input after another, through the slots. A slot is reused two chunks later, when every peer has
+  // announced the chunk in between and has therefore finished reading: one synchronisation per chunk.
+  const auto copy_out = [&](int i, const char *piece, uint64_t at) {
+    for (const CopyRange &range : wanted[i]) {
+      const uint64_t begin = std::max(range.begin, at), end = std::min(range.begin + range.bytes, at + kCopyPieceBytes);
       if (begin >= end) continue;
-      char *to = want.to + (begin - want.begin);
+      char *to = range.to + (begin - range.begin);
       if (to != piece + (begin - at)) std::memmove(to, piece + (begin - at), end - begin);
     }
   };
-  // Where all of our own input goes to one place that it does not overlap, it goes there with the same reading.
-  const std::vector<Want> &own = wanted[static_cast<size_t>(me_)];
+  // If the whole input has one destination that it does not overlap, it is copied there in the same pass.
+  const std::vector<CopyRange> &own = wanted[static_cast<size_t>(me_)];
   const bool together = own.size() == 1 && own[0].begin == 0 && own[0].bytes == mine.input_bytes &&
                         (own[0].to + own[0].bytes <= input || input + mine.input_bytes <= own[0].to);
   for (uint64_t at = 0; at < longest; at += kCopyPieceBytes) {
@@ -84,11 +84,11 @@ Status HostRanks::copy(Announcement mine, const char *input, const Wants &wants,
       std::memcpy(slot(me_), input + at, mine_end - at);
     }
     mine.in_slot = 1;
-    say(mine, deadline_ns, what);
-    if (!together) hand_over(me_, input + at, at);  // while it is in the cache, and before anybody is waited for
-    status = hear(mine);
+    publish(mine, deadline_ns, what);
+    if (!together) copy_out(me_, input + at, at);  // while it is in the cache, and before waiting
+    status = check_announcements(mine);
     if (!status.ok()) return status;
-    for (int k = 1; k < size(); ++k) hand_over((me_ + k) % size(), slot((me_ + k) % size()), at);
+    for (int k = 1; k < size(); ++k) copy_out((me_ + k) % size(), slot((me_ + k) % size()), at);
   }
   ++seq_;
   return {};
@@ -116,36 +116,36 @@ Status HostRanks::run(const lakh_c3_call &call, int64_t deadline_ns) {
       return status;
     }
     case LAKH_C3_ALL_GATHER:
-      return copy(describe_copy(bytes), input, [&](int i, const Announcement &, std::vector<Want> *wants) {
-        wants->push_back(Want{0, bytes, output + bytes * static_cast<size_t>(i)});
+      return copy(describe_copy(bytes), input, [&](int i, const Announcement &, std::vector<CopyRange> *ranges) {
+        ranges->push_back(CopyRange{0, bytes, output + bytes * static_cast<size_t>(i)});
         return Status{};
       }, deadline_ns, what);
     case LAKH_C3_BROADCAST:
       return copy(describe(LAKH_C3_BROADCAST, call.dtype, -1, call.root, call.count, output, me_ == call.root ? bytes : 0), output,
-                  [&](int i, const Announcement &, std::vector<Want> *wants) {
-                    if (i == call.root && me_ != call.root) wants->push_back(Want{0, bytes, output});
+                  [&](int i, const Announcement &, std::vector<CopyRange> *ranges) {
+                    if (i == call.root && me_ != call.root) ranges->push_back(CopyRange{0, bytes, output});
                     return Status{};
                   }, deadline_ns, what);
     case LAKH_C3_GATHER:
-      return copy(describe_copy(bytes), input, [&](int i, const Announcement &, std::vector<Want> *wants) {
-        if (me_ == call.root) wants->push_back(Want{0, bytes, output + bytes * static_cast<size_t>(i)});
+      return copy(describe_copy(bytes), input, [&](int i, const Announcement &, std::vector<CopyRange> *ranges) {
+        if (me_ == call.root) ranges->push_back(CopyRange{0, bytes, output + bytes * static_cast<size_t>(i)});
         return Status{};
       }, deadline_ns, what);
     case LAKH_C3_SCATTER:
       return copy(describe_copy(me_ == call.root ? bytes * static_cast<size_t>(size()) : 0), input,
-                  [&](int i, const Announcement &, std::vector<Want> *wants) {
-                    if (i == call.root) wants->push_back(Want{bytes * static_cast<size_t>(me_), bytes, output});
+                  [&](int i, const Announcement &, std::vector<CopyRange> *ranges) {
+                    if (i == call.root) ranges->push_back(CopyRange{bytes * static_cast<size_t>(me_), bytes, output});
                     return Status{};
                   }, deadline_ns, what);
     case LAKH_C3_ALL_TO_ALL: {
-      // First everybody's offsets, then the data: the offsets say where in a peer's input our part lies.
+      // First all ranks' offsets, then the data: the offsets locate this rank's part in each peer's input.
       const size_t table = (static_cast<size_t>(size()) + 1) * sizeof(int64_t);
       std::vector<int64_t> offsets(static_cast<size_t>(size() + 1) * static_cast<size_t>(size()));
       Announcement first = describe(LAKH_C3_ALL_TO_ALL, call.dtype, -1, -1, 0, call.splits, table);
       Status status = copy(first, reinterpret_cast<const char *>(call.splits),
-                           [&](int i, const Announcement &, std::vector<Want> *wants) {
+                           [&](int i, const Announcement &, std::vector<CopyRange> *ranges) {
                              char *row = reinterpret_cast<char *>(offsets.data()) + table * static_cast<size_t>(i);
-                             wants->push_back(Want{0, table, row});
+                             ranges->push_back(CopyRange{0, table, row});
                              return Status{};
                            }, deadline_ns, what);
       if (!status.ok()) return status;
@@ -159,15 +159,15 @@ Status HostRanks::run(const lakh_c3_call &call, int64_t deadline_ns) {
                    rank_name(rank_) + ", which expects " + std::to_string(expected);
         }
       }
-      // Whether anybody is wrong must be known to all before data moves, or the right ones would wait for ever.
+      // All ranks must know of an error before data moves, or the others would wait forever.
       int32_t bad = wrong.empty() ? 0 : 1;
       status = all_reduce_in_slots(LAKH_C3_I32, LAKH_C3_MAX, reinterpret_cast<char *>(&bad), 1, deadline_ns);
       if (!status.ok()) return status;
-      if (bad) return fail(LAKH_C3_INVALID, "all_to_all: " + (wrong.empty() ? "other ranks do not agree on their splits" : wrong));
+      if (bad) return fail(LAKH_C3_INVALID, "all_to_all: " + (wrong.empty() ? "the splits of other ranks disagree" : wrong));
       Announcement mine = describe(LAKH_C3_ALL_TO_ALL, call.dtype, -1, -1, 1, input, static_cast<size_t>(call.splits[size()]) * width);
-      return copy(mine, input, [&](int i, const Announcement &, std::vector<Want> *wants) {
+      return copy(mine, input, [&](int i, const Announcement &, std::vector<CopyRange> *ranges) {
         const int64_t *row = offsets.data() + static_cast<size_t>(i) * static_cast<size_t>(size() + 1);
-        wants->push_back(Want{static_cast<uint64_t>(row[me_]) * width, static_cast<uint64_t>(row[me_ + 1] - row[me_]) * width,
+        ranges->push_back(CopyRange{static_cast<uint64_t>(row[me_]) * width, static_cast<uint64_t>(row[me_ + 1] - row[me_]) * width,
                               output + static_cast<size_t>(receive[i]) * width});
         return Status{};
       }, deadline_ns, what);
@@ -181,10 +181,10 @@ Status HostRanks::gather_shares(int32_t dtype, char *data, int64_t count, int64_
   const size_t width = element_bytes(dtype);
   const size_t bytes = static_cast<size_t>(count) * width;
   Announcement mine = describe(LAKH_C3_SCHEDULE, dtype, -1, -1, count, data, bytes);
-  return copy(mine, data, [&](int i, const Announcement &, std::vector<Want> *wants) {
+  return copy(mine, data, [&](int i, const Announcement &, std::vector<CopyRange> *ranges) {
     if (i != me_) {
       const size_t b = static_cast<size_t>(share(count, i)) * width, e = static_cast<size_t>(share(count, i + 1)) * width;
-      wants->push_back(Want{b, e - b, data + b});
+      ranges->push_back(CopyRange{b, e - b, data + b});
     }
     return Status{};
   }, deadline_ns, "gather in the host");

@@ -1,4 +1,4 @@
-// Operations of the ranks of one host that reduce. Every rank reduces one share, in rank order: all hold the same bits.
+// Reductions among the ranks of one host. Every rank reduces one part in rank order: all have identical bits.
 
 #include <algorithm>
 #include <cstring>
@@ -9,12 +9,12 @@
 namespace lakh {
 namespace {
 
-constexpr size_t kPieceBytes = kSlotBytes;  // what goes through the slots at a time
-constexpr size_t kBlockBytes = 128 << 10;   // read, then reduce, while it is in the second-level cache
+constexpr size_t kPieceBytes = kSlotBytes;  // chunk size through the slots
+constexpr size_t kBlockBytes = 128 << 10;   // read and reduced while it is in the second-level cache
 
 }  // namespace
 
-// Reduces [begin, ...) of everybody's input, in rank order, block by block.
+// Reduces [begin, ...) of all ranks' input, in rank order, block by block.
 Status HostRanks::fold_direct(int32_t dtype, int32_t op, uint64_t begin_bytes, size_t count, char *to) {
   const size_t width = element_bytes(dtype);
   const size_t block = kBlockBytes / width;
@@ -22,7 +22,7 @@ Status HostRanks::fold_direct(int32_t dtype, int32_t op, uint64_t begin_bytes, s
   std::vector<char *> bases(static_cast<size_t>(size()));
   for (int i = 0; i < size(); ++i) {
     bases[i] = i == me_ ? reinterpret_cast<char *>(announced(i).address)
-                        : (announced(i).in_slot ? slot(i) : reachable(i));
+                        : (announced(i).in_slot ? slot(i) : local_address(i));
     if (i == me_ && announced(i).in_slot) bases[i] = slot(i);
   }
   scratch_.resize(std::max(scratch_.size(), kBlockBytes * static_cast<size_t>(size())));
@@ -52,7 +52,7 @@ Status HostRanks::all_reduce_in_slots(int32_t dtype, int32_t op, char *data, int
   const size_t begin = static_cast<size_t>(share(count, me_)), end = static_cast<size_t>(share(count, me_ + 1));
   if (bytes <= kTinyBytes) {
     if (bytes > 0) std::memcpy(slot(me_), data, bytes);
-  } else {  // nobody but us needs our own share
+  } else {  // no other rank needs this rank's own part
     std::memcpy(slot(me_), data, begin * width);
     std::memcpy(slot(me_) + end * width, data + end * width, bytes - end * width);
   }
@@ -88,11 +88,11 @@ Status HostRanks::all_reduce(int32_t dtype, int32_t op, char *data, int64_t coun
   Status status = announce(describe(LAKH_C3_ALL_REDUCE, dtype, op, -1, count, data, bytes), deadline_ns, "all_reduce");
   if (!status.ok()) return status;
   const size_t begin = static_cast<size_t>(share(count, me_)), mine = static_cast<size_t>(share(count, me_ + 1)) - begin;
-  if (everyone_registered()) {
+  if (all_registered()) {
     std::vector<void *> to(static_cast<size_t>(size()));
     for (int i = 0; i < size(); ++i) {
-      char *base = i == me_ ? data : reachable(i);
-      if (base == nullptr) return fate_->end(fail(LAKH_C3_SYSTEM, "registered memory of " + rank_name(ranks_[i]) + " cannot be mapped"), -1);
+      char *base = i == me_ ? data : local_address(i);
+      if (base == nullptr) return group_state_->end(fail(LAKH_C3_SYSTEM, "registered memory of " + rank_name(ranks_[i]) + " cannot be mapped"), -1);
       to[i] = base + begin * width;
     }
     fold(dtype, op, to.data(), size(), to.data(), size(), mine, size());
@@ -101,7 +101,7 @@ Status HostRanks::all_reduce(int32_t dtype, int32_t op, char *data, int64_t coun
     ++seq_;
     return status;
   }
-  if (everyone_reads()) {
+  if (all_can_read()) {
     status = fold_direct(dtype, op, begin * width, mine, data + begin * width);
     if (!status.ok()) return status;
     advance(2);
@@ -137,7 +137,7 @@ Status HostRanks::reduce_scatter(const lakh_c3_call &call, int64_t deadline_ns) 
   Status status = announce(mine, deadline_ns, "reduce_scatter");
   if (!status.ok()) return status;
   const size_t part = static_cast<size_t>(call.count) * width;
-  if (mine.in_slot || everyone_registered() || everyone_reads()) {
+  if (mine.in_slot || all_registered() || all_can_read()) {
     status = fold_direct(call.dtype, call.op, part * static_cast<size_t>(me_), static_cast<size_t>(call.count),
                          static_cast<char *>(call.output));
     if (!status.ok()) return status;
@@ -148,8 +148,8 @@ Status HostRanks::reduce_scatter(const lakh_c3_call &call, int64_t deadline_ns) 
     ++seq_;
     return status;
   }
-  // Through the slots, a few columns of every part at a time. The output may lie inside the input, but only under our own
-  // part, whose columns are read before they are written.
+  // Through the slots, a few columns of every part at a time. The output may overlap the input only in this rank's own part,
+  // whose columns are read before they are written.
   const size_t columns = kPieceBytes / width / static_cast<size_t>(size());
   for (size_t at = 0; at < static_cast<size_t>(call.count); at += columns) {
     const size_t n = std::min(columns, static_cast<size_t>(call.count) - at);
@@ -178,7 +178,7 @@ Status HostRanks::reduce(const lakh_c3_call &call, int64_t deadline_ns) {
   if (bytes > single_copy_from_) {
     Status status = announce(describe(LAKH_C3_REDUCE, call.dtype, call.op, call.root, call.count, input, bytes), deadline_ns, "reduce");
     if (!status.ok()) return status;
-    const bool direct = everyone_registered() || everyone_reads();
+    const bool direct = all_registered() || all_can_read();
     if (direct && is_root) status = fold_direct(call.dtype, call.op, 0, static_cast<size_t>(call.count), static_cast<char *>(call.output));
     if (!status.ok()) return status;
     advance(3);
@@ -204,15 +204,15 @@ Status HostRanks::reduce(const lakh_c3_call &call, int64_t deadline_ns) {
 }
 
 Status HostRanks::reduce_shares(int32_t dtype, int32_t op, char *data, int64_t count, int64_t deadline_ns) {
-  // Rounds like an all_reduce without its second half; small or unreadable data takes the whole all_reduce, which is
-  // right too: a share that is reduced everywhere is reduced here.
+  // An all_reduce without its second half. Small or unreadable data uses a complete all_reduce, which is also correct: the
+  // part is then reduced on every rank.
   const size_t width = element_bytes(dtype);
   const size_t bytes = static_cast<size_t>(count) * width;
   const int32_t plain = op == LAKH_C3_AVG ? LAKH_C3_SUM : op;  // the schedule divides once, at the end
   if (bytes <= single_copy_from_) return all_reduce_in_slots(dtype, plain, data, count, deadline_ns);
   Status status = announce(describe(LAKH_C3_SCHEDULE, dtype, plain, -1, count, data, bytes), deadline_ns, "reduce in the host");
   if (!status.ok()) return status;
-  if (!everyone_reads() && !everyone_registered()) {
+  if (!all_can_read() && !all_registered()) {
     advance(3);
     status = wait_all(3);
     ++seq_;

@@ -35,27 +35,27 @@ bool parse(const std::string &address, sockaddr_storage *out, socklen_t *length)
 
 }  // namespace
 
-Links::Links(Fate *fate, const uint8_t uuid[16], int32_t rank, int32_t size) : fate_(fate), rank_(rank), size_(size) {
+Links::Links(GroupState *group_state, const uint8_t uuid[16], int32_t rank, int32_t size) : group_state_(group_state), rank_(rank), size_(size) {
   std::memcpy(uuid_, uuid, 16);
 }
 
-Word Links::word() const {
-  Word word{};
-  if (!fate_->over()) return word;
-  const Status why = fate_->status();
-  const std::vector<int32_t> dead = fate_->dead();
-  word.kind = 2;
-  word.code = why.code;
-  word.dead = dead.empty() ? -1 : dead.front();
-  std::strncpy(word.text, why.text.c_str(), sizeof word.text - 1);
-  return word;
+ControlMessage Links::failure_message() const {
+  ControlMessage message{};
+  if (!group_state_->ended()) return message;
+  const Status why = group_state_->status();
+  const std::vector<int32_t> dead = group_state_->dead();
+  message.kind = 2;
+  message.code = why.code;
+  message.dead = dead.empty() ? -1 : dead.front();
+  std::strncpy(message.text, why.text.c_str(), sizeof message.text - 1);
+  return message;
 }
 
 Links::~Links() {
-  Word why = word();
+  ControlMessage why = failure_message();
   if (why.kind == 0) {
     why.kind = 2;
-    why.code = LAKH_C3_LOST;
+    why.code = LAKH_C3_LEFT;
     why.dead = rank_;
     std::snprintf(why.text, sizeof why.text, "rank %d has left the group", rank_);
   }
@@ -80,14 +80,14 @@ Status Links::lane(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
       *fd = found->second;
       return {};
     }
-    if (peers_[peer].left) return fail(LAKH_C3_LOST, "rank " + std::to_string(peer) + " has left the group");
+    if (peers_[peer].left) return fail(LAKH_C3_LEFT, "rank " + std::to_string(peer) + " has left the group");
   }
   if (rank_ < peer) {
     const std::lock_guard<std::recursive_mutex> one_at_a_time(dialling_);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       const auto found = peers_[peer].fds.find(lane);
-      if (found != peers_[peer].fds.end()) {  // another thread of ours was faster
+      if (found != peers_[peer].fds.end()) {  // another thread has connected
         *fd = found->second;
         return {};
       }
@@ -99,7 +99,7 @@ Status Links::lane(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
     }
     const Status status = dial(peer, lane, deadline_ns, fd);
     if (!status.ok()) return status;
-    arrived(peer, lane, *fd);
+    on_connected(peer, lane, *fd);
     return {};
   }
   int64_t next_probe = now_ns() + kProbeEveryNs;
@@ -110,7 +110,7 @@ Status Links::lane(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
       *fd = found->second;
       return {};
     }
-    if (fate_->over()) return fate_->status();
+    if (group_state_->ended()) return group_state_->status();
     changed_.wait_for(lock, std::chrono::milliseconds(20));
     const int64_t now = now_ns();
     if (now > deadline_ns) {
@@ -128,15 +128,15 @@ Status Links::lane(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
 }
 
 Status Links::dial(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
-  const std::string who = "rank " + std::to_string(peer) + " at " + addresses_[static_cast<size_t>(peer)];
+  const std::string name = "rank " + std::to_string(peer) + " at " + addresses_[static_cast<size_t>(peer)];
   sockaddr_storage address{};
   socklen_t length = 0;
   if (!parse(addresses_[static_cast<size_t>(peer)], &address, &length)) {
-    return fail(LAKH_C3_SYSTEM, who + ": not an address");
+    return fail(LAKH_C3_SYSTEM, name + ": not an address");
   }
   int refusals = 0;
   while (true) {
-    if (fate_->over()) return fate_->status();
+    if (group_state_->ended()) return group_state_->status();
     const int s = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (s < 0) return fail(LAKH_C3_SYSTEM, std::string("socket: ") + std::strerror(errno));
     endpoint::set_options(s, lane);
@@ -160,18 +160,18 @@ Status Links::dial(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
       error = errno;
     }
     ::close(s);
-    // Its listener was open before it published its address: a refusal is a death, silence a cut link.
-    if (error == ECONNREFUSED && ++refusals >= 3) return fail(LAKH_C3_LOST, who + " refuses connections: its process died");
+    // Its listener was open before it published its address: a refusal means a death, silence a cut link.
+    if (error == ECONNREFUSED && ++refusals >= 3) return fail(LAKH_C3_DIED, name + " refuses connections: its process died");
     if (error != ECONNREFUSED && error != EAGAIN && error != EINTR) {
-      return fail(LAKH_C3_LOST, who + " cannot be reached: " + std::strerror(error));
+      return fail(LAKH_C3_UNREACHABLE, name + " cannot be reached: " + std::strerror(error));
     }
-    if (now_ns() > deadline_ns) return fail(LAKH_C3_TIMEOUT, "timed out dialling " + who);
+    if (now_ns() > deadline_ns) return fail(LAKH_C3_TIMEOUT, "timed out connecting to " + name);
     ::usleep(50000);
   }
 }
 
-// We wait for a lower rank to dial us. Is it there at all, and is the group not over for it? It may have given up before
-// it knew us. No answer is no news: it may be stopped.
+// This rank waits for a lower rank to connect. Checks that it is alive and that its group has not ended, which may happen
+// before it has connected. No answer is not an error: it may be stopped.
 Status Links::probe(int32_t peer) {
   sockaddr_storage address{};
   socklen_t length = 0;
@@ -187,29 +187,30 @@ Status Links::probe(int32_t peer) {
       ::getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &size);
     }
   }
-  Word word{};
+  ControlMessage message{};
   if (error == 0) {
-    Hello hello{kHelloMagic, kQuestion, rank_, peer, {}};
+    Hello hello{kHelloMagic, kStatusQuery, rank_, peer, {}};
     std::memcpy(hello.uuid, uuid_, 16);
     pollfd answered = {s, POLLIN, 0};
     const bool heard = ::send(s, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello && ::poll(&answered, 1, kProbeMs) == 1 &&
-                       ::recv(s, &word, sizeof word, MSG_WAITALL) == sizeof word;
-    if (!heard) word.kind = 0;
+                       ::recv(s, &message, sizeof message, MSG_WAITALL) == sizeof message;
+    if (!heard) message.kind = 0;
   }
   ::close(s);
-  word.text[sizeof word.text - 1] = '\0';
-  if (word.kind == 2) return fate_->end(fail(word.code, word.text), word.dead);
+  message.text[sizeof message.text - 1] = '\0';
+  if (message.kind == 2) return group_state_->end(fail(message.code, message.text), message.dead);
   if (error == 0) return {};
-  const std::string who = "rank " + std::to_string(peer) + " at " + addresses_[static_cast<size_t>(peer)];
-  return fate_->end(fail(LAKH_C3_LOST, who + (error == ECONNREFUSED ? " refuses connections: its process died"
-                                                                     : std::string(" cannot be reached: ") + std::strerror(error))), peer);
+  const std::string name = "rank " + std::to_string(peer) + " at " + addresses_[static_cast<size_t>(peer)];
+  const bool died = error == ECONNREFUSED;
+  const std::string how = died ? " refuses connections: its process died" : std::string(" cannot be reached: ") + std::strerror(error);
+  return group_state_->end(fail(died ? LAKH_C3_DIED : LAKH_C3_UNREACHABLE, name + how), peer);
 }
 
-void Links::arrived(int32_t peer, int lane, int fd) {
+void Links::on_connected(int32_t peer, int lane, int fd) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto &fds = peers_[peer].fds;
-    if (fds.count(lane) != 0) {  // a second one: somebody is confused, keep the first
+    if (fds.count(lane) != 0) {  // unexpected second connection: keep the first
       ::close(fd);
       return;
     }
@@ -263,66 +264,74 @@ void Links::control_readable(int32_t peer, int fd) {
   const ssize_t n = ::recv(fd, buffer, sizeof buffer, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (n <= 0) {
-    lost(peer, n == 0 ? "closed its connection: its process died" : errno == ETIMEDOUT || errno == EHOSTUNREACH || errno == ENETUNREACH
-                            ? "acknowledges nothing: its link is cut" : std::string("lost its connection: ") + std::strerror(errno));
+    if (n == 0) {
+      on_peer_lost(peer, LAKH_C3_DIED, "closed its connection: its process died");
+    } else {
+      on_socket_error(peer, errno);
+    }
     return;
   }
-  std::vector<Word> words;
+  std::vector<ControlMessage> messages;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::string &inbox = peers_[peer].inbox;
     inbox.append(buffer, static_cast<size_t>(n));
-    while (inbox.size() >= sizeof(Word)) {
-      Word word;
-      std::memcpy(&word, inbox.data(), sizeof word);
-      inbox.erase(0, sizeof word);
-      words.push_back(word);
-      if (word.kind == 1) peers_[peer].left = true;
+    while (inbox.size() >= sizeof(ControlMessage)) {
+      ControlMessage message;
+      std::memcpy(&message, inbox.data(), sizeof message);
+      inbox.erase(0, sizeof message);
+      messages.push_back(message);
+      if (message.kind == 1) peers_[peer].left = true;
     }
   }
-  for (Word &word : words) {
-    word.text[sizeof word.text - 1] = '\0';
-    if (word.kind == 2) fate_->end(fail(word.code, word.text), word.dead);
+  for (ControlMessage &message : messages) {
+    message.text[sizeof message.text - 1] = '\0';
+    if (message.kind == 2) group_state_->end(fail(message.code, message.text), message.dead);
   }
   changed_.notify_all();
 }
 
-void Links::lost(int32_t peer, const std::string &how) {
+void Links::on_socket_error(int32_t peer, int error) {
+  if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH) {
+    on_peer_lost(peer, LAKH_C3_UNREACHABLE, "sends no acknowledgements: its link is cut");
+  } else {
+    on_peer_lost(peer, LAKH_C3_DISCONNECTED, std::string("lost its connection: ") + std::strerror(error));
+  }
+}
+
+void Links::on_peer_lost(int32_t peer, int32_t code, const std::string &how) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (peers_[peer].left || closing_.load()) return;
     peers_[peer].left = true;
   }
   const std::string at = static_cast<size_t>(peer) < addresses_.size() ? " at " + addresses_[static_cast<size_t>(peer)] : "";
-  fate_->end(fail(LAKH_C3_LOST, "rank " + std::to_string(peer) + at + " " + how), peer);
+  group_state_->end(fail(code, "rank " + std::to_string(peer) + at + " " + how), peer);
 }
 
-void Links::beat() {
-  Word word{};
+void Links::send_heartbeats() {
+  ControlMessage message{};
   for (const auto &[peer, fd] : controls()) {
-    if (::send(fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN && errno != EINTR) {
-      const int error = errno;
-      lost(peer, error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH
-                     ? "acknowledges nothing: its link is cut"
-                     : std::string("lost its connection: ") + std::strerror(error));
+    if (::send(fd, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN && errno != EINTR) {
+      on_socket_error(peer, errno);
     }
   }
 }
 
-void Links::say_goodbye() {
+void Links::send_goodbye() {
   closing_.store(true);
-  Word word{};
-  word.kind = 1;
+  ControlMessage message{};
+  message.kind = 1;
   for (const auto &[peer, fd] : controls()) {
-    if (::send(fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) continue;
+    if (::send(fd, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) continue;
   }
 }
 
-void Links::tell(const Status &why, int32_t dead) {
-  Word word{2, why.code, dead, {}};
-  std::strncpy(word.text, why.text.c_str(), sizeof word.text - 1);
+void Links::broadcast_failure(const Status &why, int32_t dead) {
+  ControlMessage message{2, why.code, dead, {}};
+  std::strncpy(message.text, why.text.c_str(), sizeof message.text - 1);
   for (const auto &[peer, fd] : controls()) {
-    if (::send(fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) continue;
+    if (::send(fd, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) continue;
   }
   changed_.notify_all();
 }
@@ -344,7 +353,7 @@ Status Links::shape(int32_t peer, const char *file, int32_t link, double bytes_p
       return fail(LAKH_C3_SYSTEM, std::string(file) + ": mmap: " + std::strerror(errno));
     }
   }
-  if (link < 0 || link >= 512 || bytes_per_s <= 0 || delay_us < 0) return fail(LAKH_C3_INVALID, "a virtual link is out of range");
+  if (link < 0 || link >= 512 || bytes_per_s <= 0 || delay_us < 0) return fail(LAKH_C3_INVALID, "an emulated link is out of range");
   shapers_[peer].hops.push_back({static_cast<std::atomic<int64_t> *>(memory) + link, bytes_per_s});
   shapers_[peer].delay_ns += delay_us * 1000;
   return {};

@@ -1,9 +1,9 @@
 // Connections to ranks of other hosts (and messages between any two ranks), made when they are first needed.
 //
 // A process has one listening socket and one thread for all its groups (endpoint.h). That thread watches a *control*
-// connection per pair of ranks: it sends a word four times a second, and the kernel's own acknowledgements tell a cut
-// link (none come: TCP_USER_TIMEOUT) from a stopped or busy process (they come all the same). A process that dies closes
-// its connections. Whoever finds a death tells everybody it is connected to, and later whoever asks.
+// connection per pair of ranks and sends a heartbeat four times a second. The kernel's acknowledgements distinguish a cut
+// link (none arrive: TCP_USER_TIMEOUT) from a stopped or busy process (they arrive). A process that dies closes its
+// connections. A rank that detects a failure notifies all connected ranks, and later those that ask.
 //
 // The lower rank dials. Lanes: 0 control, 1 messages, 2.. the streams of collectives.
 #ifndef LAKH_LINKS_H
@@ -18,25 +18,25 @@
 #include <string>
 #include <vector>
 
-#include "fate.h"
+#include "group_state.h"
 
 namespace lakh {
 
 constexpr int kControl = 0, kMessages = 1, kFirstStream = 2;
 
-struct Word {  // on the control lane
-  uint32_t kind;  // 0 beat, 1 goodbye, 2 the group is over
+struct ControlMessage {  // on the control lane
+  uint32_t kind;  // 0 heartbeat, 1 goodbye, 2 the group has ended
   int32_t code, dead;
   char text[308];
 };
 
-struct Wire {  // how large messages travel to a peer; see lakh_c3_wire
+struct Wire {  // transport of large messages to a peer; see lakh_c3_wire
   int32_t streams = 1;
-  int64_t chunk_bytes = 256 << 10;      // less is not worth a second stream
-  int64_t in_flight_bytes = 4 << 20;    // of each stream
+  int64_t chunk_bytes = 256 << 10;      // smaller chunks do not justify a second stream
+  int64_t in_flight_bytes = 4 << 20;    // per stream
 };
 
-struct Shaper {  // a path of virtual links; see lakh_c3_shape
+struct Shaper {  // a path of emulated links; see lakh_c3_shape
   struct Hop {
     std::atomic<int64_t> *free_at_ns;  // in memory shared by all processes
     double bytes_per_s;
@@ -47,14 +47,14 @@ struct Shaper {  // a path of virtual links; see lakh_c3_shape
 
 class Links {
  public:
-  Links(Fate *fate, const uint8_t uuid[16], int32_t rank, int32_t size);
+  Links(GroupState *group_state, const uint8_t uuid[16], int32_t rank, int32_t size);
   ~Links();
 
   void join(std::vector<std::string> addresses, int32_t streams);
-  // The descriptor of a lane to a peer, made if need be. Non-blocking mode.
+  // The non-blocking descriptor of a lane to a peer, connected on first use.
   Status lane(int32_t peer, int lane, int64_t deadline_ns, int *fd);
-  void say_goodbye();
-  void tell(const Status &why, int32_t dead);  // to every rank we are connected to
+  void send_goodbye();
+  void broadcast_failure(const Status &why, int32_t dead);  // to all connected ranks
 
   Status shape(int32_t peer, const char *file, int32_t link, double bytes_per_s, int64_t delay_us);
   const Shaper *shaper(int32_t peer) const;
@@ -67,13 +67,13 @@ class Links {
   uint64_t connections() const { return connections_.load(); }
 
   // For the endpoint's thread.
-  void arrived(int32_t peer, int lane, int fd);
+  void on_connected(int32_t peer, int lane, int fd);
   void control_readable(int32_t peer, int fd);
   bool has_left(int32_t peer);
-  void beat();  // a word to every peer
+  void send_heartbeats();  // a word to every peer
   std::vector<std::pair<int32_t, int>> controls();
   const uint8_t *uuid() const { return uuid_; }
-  Word word() const;  // what a stranger is told of the group
+  ControlMessage failure_message() const;  // the state of the group, for peers that ask
 
  private:
   struct Peer {
@@ -83,9 +83,10 @@ class Links {
   };
   Status dial(int32_t peer, int lane, int64_t deadline_ns, int *fd);
   Status probe(int32_t peer);
-  void lost(int32_t peer, const std::string &how);
+  void on_socket_error(int32_t peer, int error);
+  void on_peer_lost(int32_t peer, int32_t code, const std::string &how);
 
-  Fate *fate_;
+  GroupState *group_state_;
   uint8_t uuid_[16];
   int32_t rank_, size_;
   Wire wire_;                        // to most peers

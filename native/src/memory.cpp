@@ -141,7 +141,7 @@ char *map_registered(int32_t pid, uint64_t nonce, const Registered &where, size_
   if (found == all.of_peers.end()) {
     Mapping mapping;
     if (!open_mapping(pid, where.fd, &mapping).ok()) return nullptr;
-    if (all.of_peers.size() >= kPeerMappings) {  // a peer that allocates for ever must not fill our address space
+    if (all.of_peers.size() >= kPeerMappings) {  // a peer that keeps allocating must not fill our address space
       auto oldest = all.of_peers.begin();
       for (auto it = all.of_peers.begin(); it != all.of_peers.end(); ++it) {
         if (it->second.used < oldest->second.used) oldest = it;

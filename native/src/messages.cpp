@@ -41,7 +41,7 @@ int64_t Messages::send(int32_t peer, int32_t tag, const void *data, int64_t byte
 }
 
 int64_t Messages::receive(int32_t peer, int32_t tag, void *data, int64_t bytes, int32_t *source) {
-  // Receives from anyone share a worker; it and the workers of single peers must not be mixed in one program phase.
+  // Receives from any rank share a worker; do not mix them with receives from a single peer in one phase.
   return post(2 * peer, Job{0, peer, tag, static_cast<char *>(data), bytes, source, false});
 }
 
@@ -67,7 +67,7 @@ void Messages::work(int key) {
       job = worker->jobs.front();
       worker->jobs.pop_front();
     }
-    const Status status = fate_->over() ? fate_->status() : carry(worker, job);
+    const Status status = group_state_->ended() ? group_state_->status() : transfer(worker, job);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       done_[job.ticket] = status;
@@ -76,11 +76,11 @@ void Messages::work(int key) {
   }
 }
 
-Status Messages::carry(Worker *worker, const Job &job) {
+Status Messages::transfer(Worker *worker, const Job &job) {
   const int64_t deadline = now_ns() + timeout_ms_->load() * 1000000;
   Status status;
   if (job.peer < 0) {
-    status = take_any(job, deadline);
+    status = receive_any(job, deadline);
   } else {
     int fd;
     status = links_->lane(job.peer, kMessages, deadline, &fd);
@@ -89,14 +89,14 @@ Status Messages::carry(Worker *worker, const Job &job) {
       status = move(fd, reinterpret_cast<char *>(&envelope), sizeof envelope, true, job.peer, deadline);
       if (status.ok()) status = move(fd, job.data, job.bytes, true, job.peer, deadline);
     } else if (status.ok()) {
-      status = take(&worker->stash, job, fd, deadline);
+      status = receive_matching(&worker->stash, job, fd, deadline);
     }
   }
-  if (!status.ok() && status.code != LAKH_C3_INVALID) return fate_->end(status, status.code == LAKH_C3_LOST ? job.peer : -1);
+  if (!status.ok() && status.code != LAKH_C3_INVALID) return group_state_->end(status, is_peer_loss(status.code) ? job.peer : -1);
   return status;
 }
 
-Status Messages::take(std::deque<Stash> *stash, const Job &job, int fd, int64_t deadline_ns) {
+Status Messages::receive_matching(std::deque<Stash> *stash, const Job &job, int fd, int64_t deadline_ns) {
   const auto wrong = [&](int64_t sent) {
     return fail(LAKH_C3_INVALID, "recv: rank " + std::to_string(job.peer) + " sent " + std::to_string(sent) + " bytes and " +
                                      std::to_string(job.bytes) + " are expected");
@@ -113,7 +113,7 @@ Status Messages::take(std::deque<Stash> *stash, const Job &job, int fd, int64_t 
     Envelope envelope{};
     Status status = move(fd, reinterpret_cast<char *>(&envelope), sizeof envelope, false, job.peer, deadline_ns);
     if (!status.ok()) return status;
-    if (envelope.magic != kMagic || envelope.bytes < 0) return fail(LAKH_C3_SYSTEM, "rank " + std::to_string(job.peer) + " sends something that is not c3");
+    if (envelope.magic != kMagic || envelope.bytes < 0) return fail(LAKH_C3_SYSTEM, "rank " + std::to_string(job.peer) + " sends data that is not c3");
     if (envelope.tag == job.tag && envelope.bytes == job.bytes) {
       status = move(fd, job.data, job.bytes, false, job.peer, deadline_ns);
       if (status.ok() && job.source != nullptr) *job.source = job.peer;
@@ -129,19 +129,19 @@ Status Messages::take(std::deque<Stash> *stash, const Job &job, int fd, int64_t 
   }
 }
 
-Status Messages::take_any(const Job &job, int64_t deadline_ns) {
+Status Messages::receive_any(const Job &job, int64_t deadline_ns) {
   std::map<int32_t, int> fds;
   while (true) {
     for (int32_t peer = 0; peer < links_->size(); ++peer) {
       if (peer == links_->rank() || fds.count(peer) != 0) continue;
       int fd;
-      // Higher ranks wait for us to dial; lower ones will dial us when they have something to say.
-      const int64_t patience = links_->rank() < peer ? deadline_ns : 0;
-      const Status status = links_->lane(peer, kMessages, patience, &fd);
+      // Higher ranks wait for this rank to dial; lower ones dial when they send.
+      const int64_t lane_deadline_ns = links_->rank() < peer ? deadline_ns : 0;
+      const Status status = links_->lane(peer, kMessages, lane_deadline_ns, &fd);
       if (status.ok()) fds[peer] = fd;
-      else if (status.code == LAKH_C3_LOST) return status;
+      else if (is_peer_loss(status.code)) return status;
     }
-    if (fate_->over()) return fate_->status();
+    if (group_state_->ended()) return group_state_->status();
     for (auto &[peer, fd] : fds) {
       Worker *worker;
       bool stashed = false;
@@ -154,9 +154,9 @@ Status Messages::take_any(const Job &job, int64_t deadline_ns) {
       if (!stashed && ::poll(&ready, 1, 0) != 1) continue;
       Job one = job;
       one.peer = peer;
-      return take(&worker->stash, one, fd, deadline_ns);
+      return receive_matching(&worker->stash, one, fd, deadline_ns);
     }
-    if (now_ns() > deadline_ns) return fail(LAKH_C3_TIMEOUT, "recv from anyone: timed out");
+    if (now_ns() > deadline_ns) return fail(LAKH_C3_TIMEOUT, "recv from any rank: timed out");
     ::usleep(200);
   }
 }
@@ -164,14 +164,14 @@ Status Messages::take_any(const Job &job, int64_t deadline_ns) {
 Status Messages::move(int fd, char *data, int64_t bytes, bool out, int32_t peer, int64_t deadline_ns) {
   int64_t done = 0;
   while (done < bytes) {
-    const size_t want = static_cast<size_t>(bytes - done);
-    const ssize_t n = out ? ::send(fd, data + done, want, MSG_NOSIGNAL | MSG_DONTWAIT) : ::recv(fd, data + done, want, MSG_DONTWAIT);
+    const size_t chunk = static_cast<size_t>(bytes - done);
+    const ssize_t n = out ? ::send(fd, data + done, chunk, MSG_NOSIGNAL | MSG_DONTWAIT) : ::recv(fd, data + done, chunk, MSG_DONTWAIT);
     if (n > 0) {
       done += n;
       continue;
     }
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
-      if (fate_->over()) return fate_->status();
+      if (group_state_->ended()) return group_state_->status();
       {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (stopping_) return fail(LAKH_C3_ABORTED, "the group was closed");
@@ -183,7 +183,7 @@ Status Messages::move(int fd, char *data, int64_t bytes, bool out, int32_t peer,
       ::poll(&ready, 1, kTickMs);
       continue;
     }
-    return fail(LAKH_C3_LOST, "rank " + std::to_string(peer) + (n == 0 ? " closed its connection" : std::string(" lost its connection: ") + std::strerror(errno)));
+    return fail(LAKH_C3_DISCONNECTED, "rank " + std::to_string(peer) + (n == 0 ? " closed its connection" : std::string(" lost its connection: ") + std::strerror(errno)));
   }
   return {};
 }

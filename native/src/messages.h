@@ -1,6 +1,6 @@
-// Messages between two ranks: in order per direction, matched by tag, each direction with its own thread.
+// Messages between two ranks: ordered per direction, matched by tag, one thread per direction.
 //
-// A send and a receive never wait behind one another, so two ranks may send to each other first and receive after.
+// Sends and receives never wait for each other, so two ranks may both send first and receive afterwards.
 #ifndef LAKH_MESSAGES_H
 #define LAKH_MESSAGES_H
 
@@ -18,7 +18,7 @@ namespace lakh {
 
 class Messages {
  public:
-  Messages(Fate *fate, Links *links, std::atomic<int64_t> *timeout_ms) : fate_(fate), links_(links), timeout_ms_(timeout_ms) {}
+  Messages(GroupState *group_state, Links *links, std::atomic<int64_t> *timeout_ms) : group_state_(group_state), links_(links), timeout_ms_(timeout_ms) {}
   ~Messages();
 
   int64_t send(int32_t peer, int32_t tag, const void *data, int64_t bytes);
@@ -47,12 +47,12 @@ class Messages {
   };
   int64_t post(int key, Job job);
   void work(int key);
-  Status carry(Worker *worker, const Job &job);
-  Status take(std::deque<Stash> *stash, const Job &job, int fd, int64_t deadline_ns);
-  Status take_any(const Job &job, int64_t deadline_ns);
+  Status transfer(Worker *worker, const Job &job);
+  Status receive_matching(std::deque<Stash> *stash, const Job &job, int fd, int64_t deadline_ns);
+  Status receive_any(const Job &job, int64_t deadline_ns);
   Status move(int fd, char *data, int64_t bytes, bool out, int32_t peer, int64_t deadline_ns);
 
-  Fate *fate_;
+  GroupState *group_state_;
   Links *links_;
   std::atomic<int64_t> *timeout_ms_;
   std::mutex mutex_;

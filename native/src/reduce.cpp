@@ -9,7 +9,7 @@
 
 #include "lakh_c3.h"
 
-// On x86 the compiler makes one version per instruction set and the loader picks; on ARM64 NEON is always there.
+// On x86 the compiler generates one version per instruction set and the loader selects; ARM64 always has NEON.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
     !defined(__SANITIZE_ADDRESS__)
 #define LAKH_ISA __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512")))
@@ -72,7 +72,7 @@ inline __attribute__((always_inline)) void fold_as(void *const *dst, int num_dst
   }
 }
 
-// Floats as their bits, in a form that the compiler turns into vector code.
+// Floats as their bits, written so that the compiler vectorises it.
 typedef uint32_t __attribute__((may_alias)) Bits;
 
 struct Bf16 {
@@ -82,7 +82,7 @@ struct Bf16 {
     for (size_t i = 0; i < n; ++i) bits[i] = static_cast<uint32_t>(from[i]) << 16;
   }
   // To nearest even. A NaN that arithmetic made of bf16 operands has zeros in its lower half (its payload is an operand's, or
-  // the default), so that rounding cannot carry it out of being one; for other NaNs there is to_bf16.
+  // the default), so rounding keeps it a NaN; to_bf16 handles other NaNs.
   static inline __attribute__((always_inline)) uint16_t round(float value) {
     const uint32_t bits = __builtin_bit_cast(uint32_t, value);
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
@@ -192,7 +192,7 @@ LAKH_FOLD(fold_u8, (fold_as<uint8_t, Op>(d, nd, s, ns, n, div)))
 LAKH_FOLD(fold_i8, (fold_as<int8_t, Op>(d, nd, s, ns, n, div)))
 LAKH_FOLD(fold_f16, (fold_16bit<F16, Op>(d, nd, s, ns, n, div)))
 
-// The sums of training are worth a version per instruction set; templates cannot be cloned, so these are plain.
+// The sums of training get a version per instruction set; templates cannot be cloned, so these are plain functions.
 LAKH_ISA void sum_f32(void *const *d, int nd, const void *const *s, int ns, size_t n, int div) {
   fold_as<float, Sum>(d, nd, s, ns, n, div);
 }

@@ -1,7 +1,7 @@
 // Reductions of a few sources into one or more destinations, element by element and in a fixed order.
 //
 // 16-bit floats are added in float32 and rounded once, so that every rank that folds the same sources in the same order
-// holds the same bits. A destination may be one of the sources. Cost: one read of each source, one write of each
+// gets identical bits. A destination may be one of the sources. Cost: one read of each source, one write of each
 // destination.
 #ifndef LAKH_REDUCE_H
 #define LAKH_REDUCE_H

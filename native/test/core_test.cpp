@@ -1,4 +1,4 @@
-// The core alone: reductions, codecs, and collectives among ranks that are threads or processes. Exit code 0 is success.
+// Tests of the native core: reductions, codecs, and collectives among threads or processes. Exits with 0 on success.
 //
 // Built with AddressSanitizer + UndefinedBehaviorSanitizer and with ThreadSanitizer by tests/unit/c3/test_core.py.
 #include <sys/wait.h>
@@ -30,7 +30,7 @@ int failures = 0;
 
 using Body = std::function<void(lakh_c3_group *, int)>;
 
-// `size` ranks as threads of this process; `hosts` says who shares memory with whom.
+// `size` ranks as threads of this process; ranks with equal `hosts` share memory.
 void with_ranks(int size, const std::vector<int32_t> &hosts, const Body &body) {
   const int32_t port = lakh_c3_listen("127.0.0.1");
   CHECK(port > 0);
@@ -159,7 +159,7 @@ void codecs() {
   CHECK(lakh_c3_encode(99, hostile.data(), 6, 1, wire.data(), nullptr) == LAKH_C3_INVALID);
 }
 
-// Two processes; one dies without a word, and the other is told so.
+// Two processes; one dies, and the other gets the error.
 void a_death() {
   int to_parent[2], to_child[2];
   CHECK(::pipe(to_parent) == 0 && ::pipe(to_child) == 0);
@@ -183,10 +183,10 @@ void a_death() {
   CHECK(value == 2.0f);
   if (rank == 1) ::_exit(failures == 0 ? 0 : 1);
   const int32_t status = lakh_c3_collective(group, LAKH_C3_ALL_REDUCE, LAKH_C3_F32, LAKH_C3_SUM, -1, &value, &value, 1);
-  CHECK(status == LAKH_C3_LOST);
+  CHECK(status == LAKH_C3_DIED);
   int32_t dead[2];
   char text[256];
-  CHECK(lakh_c3_failure(group, text, sizeof text, dead, 2) == LAKH_C3_LOST && dead[0] == 1);
+  CHECK(lakh_c3_failure(group, text, sizeof text, dead, 2) == LAKH_C3_DIED && dead[0] == 1);
   lakh_c3_close(group);
   int exit_status = 0;
   ::waitpid(child, &exit_status, 0);
@@ -195,7 +195,7 @@ void a_death() {
 
 }  // namespace
 
-// A closed group is NULL to its owner: every function says so, none touches it.
+// A closed group is NULL: every function returns LAKH_C3_CLOSED or does nothing.
 void a_closed_group() {
   lakh_c3_call call{};
   int64_t ticket = 0;
@@ -221,7 +221,7 @@ void a_closed_group() {
 }
 
 int main() {
-  a_death();  // first: it forks, and a process with threads should not
+  a_death();  // first, because it forks: a process with threads should not
   reductions();
   queue_and_disagreement();
   over_tcp(nullptr);

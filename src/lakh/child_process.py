@@ -1,6 +1,6 @@
 """Child processes: run a Python function in a process of its own and exchange messages with it.
 
-    child = ChildProcess.start("lakh.tokens.prefetch:main", options, pass_fds=[memory])
+    child = ChildProcess.start("lakh.tokens.loading.prefetch:fill_ring", request, pass_fds=[memory])
     child.channel.send(("free", 3))
     message = child.channel.receive(timeout_s=5.0)    # raises the child's own LakhError where it failed
     child.stop(timeout_s=5.0)
@@ -16,7 +16,6 @@ library only.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import importlib
@@ -33,10 +32,13 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lakh import errors
 from lakh.errors import LakhError
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = [
     "AsyncChannel",
@@ -248,6 +250,8 @@ class AsyncChannel:
     @staticmethod
     async def open(channel: Channel) -> AsyncChannel:
         """Takes the channel's descriptor over."""
+        import asyncio  # 40 ms, which processes without an event loop need not pay
+
         link = socket.socket(fileno=channel.detach())
         link.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=link, limit=MAX_MESSAGE_BYTES)

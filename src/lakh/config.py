@@ -1,12 +1,12 @@
 """Settings: frozen dataclasses, filled strictly from TOML and from `--set path=value`.
 
 A component describes its settings as a frozen dataclass with defaults; the string below a field is its
-documentation and travels into every file we write. This module fills such a class from plain data and never
-guesses: an unknown key, a wrong type or a value that the class refuses in `__post_init__` (by raising
-ConfigError with the bare field name) becomes a ConfigError that names the full path and where it came from.
+documentation, which is written as a comment into every settings file. An unknown key, a wrong type, or a value that
+the class rejects in `__post_init__` (by raising ConfigError with the field name) raises ConfigError with the full path
+of the setting and its origin.
 
-Knows nothing of any particular setting. Types it takes: bool, int, float, str, Literal, tuple[T, ...],
-dict[str, T], other dataclasses, and `T | None` (None is written by leaving the key out).
+Supported types: bool, int, float, str, Literal, tuple[T, ...], dict[str, T], other dataclasses, and `T | None` (None is
+written by omitting the key).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def load(cls: type[T], path: str | Path, sets: Sequence[str] = ()) -> T:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), f"cannot be read ({error})", "check the file") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), f"is not TOML ({error})", "mend that line") from None
+        raise ConfigError(str(path), f"is not TOML ({error})", "fix that line") from None
     return from_dict(cls, _merge_sets(cls, data, sets), origin=path.name, sets=sets)
 
 
@@ -77,14 +77,14 @@ def with_sets(config: T, sets: Sequence[str], origin: str = "recipe") -> T:
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any], *, origin: str, sets: Sequence[str] = ()) -> T:
-    """Build `cls` from plain data, refusing everything that it does not know."""
+    """Build `cls` from plain data; unknown keys are errors."""
     from_sets = {item.partition("=")[0].strip() for item in sets}
     result = _build(cls, data, path="", origin=origin, from_sets=from_sets)
     return typing.cast(T, result)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain data, with keys in the order of their declaration and None left out."""
+    """Plain data, with keys in declaration order and without None."""
     result: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -94,18 +94,18 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def to_toml(config: Any, *, comments: bool = True) -> str:
-    """The complete settings as TOML; with comments, a manual of itself."""
+    """The complete settings as TOML, by default with their documentation as comments."""
     return "\n".join(_toml_lines(config, path="", comments=comments)).strip() + "\n"
 
 
 def fingerprint(config: Any) -> str:
-    """SHA-256 of the settings: equal for equal values, whatever the order or comments of their file."""
+    """SHA-256 of the settings, independent of the order and comments of their file."""
     canonical = json.dumps(to_dict(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def diff(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
-    """(path, left, right) of every leaf that differs; None where one side lacks it."""
+    """(path, left, right) of every leaf that differs; None for a missing side."""
     a, b = dict(_leaves(to_dict(left))), dict(_leaves(to_dict(right)))
     paths = list(a) + [path for path in b if path not in a]
     return [(path, a.get(path), b.get(path)) for path in paths if a.get(path) != b.get(path)]
@@ -122,7 +122,7 @@ def settings(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
             None,
             typing.Union,
             types.UnionType,
-        ):  # a table, or one that may be away
+        ):  # a table, or an optional one
             yield from settings(typing.cast(type[Any], tables[0]), f"{path}.")
             continue
         default: Any = "required"
@@ -134,7 +134,7 @@ def settings(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
 
 
 def require_positive(config: Any, *names: str) -> None:
-    """For `__post_init__`: refuse whole-number fields below 1."""
+    """For `__post_init__`: reject whole-number fields below 1."""
     for name in names:
         value = getattr(config, name)
         if value < 1:
@@ -198,7 +198,7 @@ def _convert(hint: Any, value: Any, path: str, origin: str, from_sets: set[str])
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)  # 1e9 is how people write a billion
+        return int(value)  # people write a billion as 1e9
     if hint in (bool, int, float, str) and type(value) is hint:
         return value
     raise wrong
@@ -235,7 +235,7 @@ def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text  # a bare word, e.g. --set train.precision=bf16
+        return text  # an unquoted string, e.g. --set train.precision=bf16
 
 
 def _unknown(full: str, path: str, key: str, names: Sequence[str], origin: str, from_sets: set[str]) -> ConfigError:
@@ -338,7 +338,7 @@ def _toml_value(value: Any) -> str:
 
 
 def _field_docs(cls: type[Any]) -> dict[str, str]:
-    """The string literals that stand right below the fields of a dataclass; {} where no source is at hand."""
+    """The string literals below the fields of a dataclass; {} if the source is not available."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):

@@ -1,21 +1,21 @@
 """Every error that lakh raises on purpose.
 
-    LakhError ┬─ UserError   exit 2    the input is at fault: mend it and run again
+    LakhError ┬─ UserError   exit 2    the input is at fault: fix it and run again
               │    ├─ ConfigError       a setting is unknown, of the wrong type or out of range
-              │    ├─ InfeasiblePlan    the run is well-formed and cannot work: heads not divisible by tp, ...
-              │    ├─ MissingExtra      a dependency is not installed; carries the line that installs it
-              │    └─ DiskFull          no space left where we write; nothing half-written was kept
-              ├─ DataError   exit 65   bytes do not match what their manifest says
+              │    ├─ InfeasiblePlan    a valid run that cannot work: heads not divisible by tp, ...
+              │    ├─ MissingExtra      a dependency is not installed; names the command that installs it
+              │    └─ DiskFull          no space left on the disk; partly written files were removed
+              ├─ DataError   exit 65   bytes do not match their manifest
               │    ├─ CorruptShard      corpus and token shards
               │    └─ CorruptCheckpoint
-              └─ PeerError   exit 75   try again: a scheduler may simply restart us
-                   ├─ PeerLost          a rank or a server went away
-                   ├─ PeerTimeout       a named wait ran out
-                   └─ Interrupted       we were asked to stop and did so at a safe point
+              └─ PeerError   exit 75   temporary: run again, or let the scheduler restart the job
+                   ├─ PeerLost          a rank or a server died
+                   ├─ PeerTimeout       a wait exceeded its timeout
+                   └─ Interrupted       stopped on request at a safe point
 
-Anything else is a bug of ours: exit 1, with its traceback.
+Every other exception is a bug in lakh: exit 1, with a traceback.
 
-A message has three parts, always in this order: *where* it happened, *what was found*, *what to do*.
+A message has three parts: *where* it happened, *what was found*, *what to do*.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ __all__ = [
 
 
 class LakhError(Exception):
-    """An error with a place, a finding and a remedy."""
+    """An error that states where it happened, what was found and what to do."""
 
     exit_code = 1
+    cause: str = ""
+    """A code for programs, if there is one: c3 sets a `lakh.c3.native.FailureCause`."""
 
     def __init__(self, where: str, found: str, todo: str) -> None:
-        super().__init__(where, found, todo)  # all three, so that the error survives pickling
+        super().__init__(where, found, todo)  # for pickling
         self.where = where
         self.found = found
         self.todo = todo
@@ -67,11 +69,11 @@ class LakhError(Exception):
 
 
 def from_dict(document: Mapping[str, Any]) -> LakhError:
-    """The error that another process of ours printed with `--json`, in its own words and of its own kind."""
+    """The error that another lakh process printed with `--json`, of the same class and with the same message."""
     kind = globals().get(str(document.get("kind")), LakhError)
     if not (isinstance(kind, type) and issubclass(kind, LakhError)):
         kind = LakhError
-    error = kind.__new__(kind)  # some kinds take other arguments; all of them have these three parts
+    error = kind.__new__(kind)  # some classes take other arguments
     LakhError.__init__(error, *(str(document.get(part) or "unknown") for part in ("where", "found", "todo")))
     return error
 
@@ -89,11 +91,11 @@ class InfeasiblePlan(UserError):
 
 
 class MissingExtra(UserError):
-    """A command needs a package that a lighter install leaves out."""
+    """A command needs an optional package."""
 
     def __init__(self, where: str, package: str, extra: str) -> None:
         super().__init__(where, f"needs the package {package}", f"install it with: pip install 'lakh[{extra}]'")
-        self.args = (where, package, extra)  # what pickling hands back to __init__
+        self.args = (where, package, extra)  # for pickling
 
 
 class DiskFull(UserError):

@@ -1,13 +1,14 @@
-"""Facts about a run, written once as JSON lines and read by everyone.
+"""Events: facts about a run, written once as JSON lines and read by everything that shows the run.
 
-Each rank appends to its own `events/rank-00003.jsonl`; nobody rewrites a line. The progress bar, Prometheus,
-TensorBoard and the dashboard are readers of these files and have no private channel.
+Each rank appends to its own `events/rank-00003.jsonl`; no line is rewritten. The progress bar, Prometheus, TensorBoard
+and the dashboard all read these files.
 
     {"time_s": 1731.4, "rank": 0, "step": 12, "kind": "step_done", "loss": 5.13, ...}
 
-Writing never blocks a training step: `Log.write` puts the event into a bounded queue that a thread empties. Where the
-disk is slower than the run, events are dropped *and counted*, and the count is itself an event (`events_dropped`).
-A reader skips a half-written last line and returns to it, and gives a kind that it does not know as `Other`.
+`EventLog.write` puts the event into a bounded queue that a thread empties, so that a slow disk does not delay a step.
+When the queue is full, events are dropped and counted, and the count is written as `events_dropped`. Readers wait for
+the rest of a partly written last line, read kinds of earlier versions under their current name, and return a kind they
+do not know as `UnknownEvent`.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from typing import Any, ClassVar
 from lakh.errors import UserError
 
 __all__ = [
+    "AutoChoice",
     "CheckpointSaved",
     "CheckpointSkipped",
-    "Chosen",
     "Evaluated",
     "Event",
+    "EventLog",
     "EventsDropped",
-    "FaultStruck",
+    "FaultInjected",
+    "HookMetrics",
     "Initialised",
-    "Log",
-    "Measured",
-    "Other",
+    "NetworkTraffic",
     "RanksLost",
     "Resources",
     "Restarted",
@@ -49,18 +50,31 @@ __all__ = [
     "SettingChanged",
     "StepDone",
     "StepSkipped",
-    "Traffic",
+    "UnknownEvent",
+    "current_kind",
     "follow",
     "read",
 ]
 
 QUEUE_EVENTS = 10_000
 FOLDER = "events"
+# Kinds of lakh before 2026-11-17 -> today's.
+OLD_KINDS = {
+    "chosen": "auto_choice",
+    "fault_struck": "fault_injected",
+    "measured": "hook_metrics",
+    "traffic": "network_traffic",
+}
+
+
+def current_kind(kind: str) -> str:
+    """Today's name of an event kind that any version wrote."""
+    return OLD_KINDS.get(kind, kind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What every event carries. `time_s` is seconds since 1970, set when it is written."""
+    """The fields of every event. `time_s` is seconds since 1970, set when the event is written."""
 
     kind: ClassVar[str] = ""
     kinds: ClassVar[dict[str, type[Event]]] = {}
@@ -80,7 +94,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event, kind="run_started"):
-    """A process group is up and knows where in the data it stands."""
+    """A rank has joined the run and restored its state."""
 
     world: int
     attempt: int
@@ -108,7 +122,7 @@ class StepDone(Event, kind="step_done"):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSkipped(Event, kind="step_skipped"):
-    """An update that was not applied, and why."""
+    """An update that was not applied, and the reason."""
 
     reason: str
 
@@ -124,14 +138,14 @@ class Evaluated(Event, kind="evaluated"):
 
 @dataclass(frozen=True, kw_only=True)
 class Initialised(Event, kind="initialised"):
-    """A rank is about to take its first step, so many seconds after it started."""
+    """A rank is about to take its first step. `seconds` is the time since it started."""
 
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resources(Event, kind="resources"):
-    """Now and then: the most memory that this rank has used, batches that wait for it, steps that waited for data."""
+    """Every few steps: peak memory of this rank, batches that are prefetched, and steps that waited for data."""
 
     memory_bytes: int
     data_ready: int
@@ -139,15 +153,15 @@ class Resources(Event, kind="resources"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic(Event, kind="traffic"):
-    """What this rank sent in one step, by tier of the cluster."""
+class NetworkTraffic(Event, kind="network_traffic"):
+    """Bytes that this rank sent in one step, by tier of the cluster."""
 
     sent_bytes: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(Event, kind="measured"):
-    """What an evaluation hook returned."""
+class HookMetrics(Event, kind="hook_metrics"):
+    """The values that an evaluation hook returned."""
 
     hook: str
     values: Mapping[str, float]
@@ -155,7 +169,7 @@ class Measured(Event, kind="measured"):
 
 @dataclass(frozen=True, kw_only=True)
 class Rewound(Event, kind="rewound"):
-    """Training went back to an earlier step; `skipped` are [first, end) ranges of sequences left out for good."""
+    """Training returned to an earlier step. `skipped` are [first, end) ranges of sequences that it no longer reads."""
 
     to_step: int
     reason: str
@@ -164,7 +178,7 @@ class Rewound(Event, kind="rewound"):
 
 @dataclass(frozen=True, kw_only=True)
 class RewindRefused(Event, kind="rewind_refused"):
-    """A rewind was due and could not be made."""
+    """A rewind was due and not possible."""
 
     reason: str
     why: str
@@ -186,7 +200,7 @@ class Scored(Event, kind="scored"):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event, kind="checkpoint_saved"):
-    """A checkpoint became whole. `seconds` is how long training stood still for it, not how long it was written."""
+    """A checkpoint is complete. `seconds` is how long training paused for it, not how long writing took."""
 
     path: str
     bytes: int
@@ -195,15 +209,15 @@ class CheckpointSaved(Event, kind="checkpoint_saved"):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSkipped(Event, kind="checkpoint_skipped"):
-    """A checkpoint that was found damaged and passed over on resume."""
+    """A damaged checkpoint that resume skipped."""
 
     path: str
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen(Event, kind="chosen"):
-    """What was left to lakh, what it chose, and why."""
+class AutoChoice(Event, kind="auto_choice"):
+    """The value that lakh chose for a setting of "auto", and the reason."""
 
     what: str
     choice: str
@@ -212,7 +226,7 @@ class Chosen(Event, kind="chosen"):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingChanged(Event, kind="setting_changed"):
-    """A run goes on with another setting than its checkpoint was saved with."""
+    """A run resumes with a setting that differs from its checkpoint's."""
 
     path: str
     before: Any
@@ -220,15 +234,15 @@ class SettingChanged(Event, kind="setting_changed"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FaultStruck(Event, kind="fault_struck"):
-    """A planned injury, written just before it happens."""
+class FaultInjected(Event, kind="fault_injected"):
+    """A planned fault, written just before it happens."""
 
     fault: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restarted(Event, kind="restarted"):
-    """The launcher started all ranks again."""
+    """The launcher restarted all ranks."""
 
     attempt: int
     reason: str
@@ -236,13 +250,13 @@ class Restarted(Event, kind="restarted"):
 
 @dataclass(frozen=True, kw_only=True)
 class RanksLost(Event, kind="ranks_lost"):
-    """Ranks died, and the others go on without them and without a restart."""
+    """Ranks died, and the others continue without them and without a restart."""
 
     lost: tuple[int, ...]
     left: int
     reason: str
     seconds: float
-    """From the moment the loss was noticed until the others had agreed on one state."""
+    """From detecting the loss until the remaining ranks agreed on one state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,20 +267,20 @@ class RunEnded(Event, kind="run_ended"):
 
 @dataclass(frozen=True, kw_only=True)
 class EventsDropped(Event, kind="events_dropped"):
-    """The queue was full: this many events before this one were not written."""
+    """The queue was full: `count` events before this one were not written."""
 
     count: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Other(Event, kind="other"):
-    """An event of a kind that this version does not know."""
+class UnknownEvent(Event, kind="other"):
+    """An event of a kind that this version does not define."""
 
     name: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Log:
+class EventLog:
     """Appends events of one rank. Use as a context manager, or call `close` at the end."""
 
     def __init__(
@@ -291,7 +305,7 @@ class Log:
         self._thread.start()
 
     def write(self, event: Event) -> None:
-        """Queue the event and return at once."""
+        """Queue the event and return immediately."""
         stamped = dataclasses.replace(event, time_s=event.time_s or self._clock(), rank=self.rank)
         try:
             self._queue.put_nowait(stamped)
@@ -299,14 +313,14 @@ class Log:
             self._dropped += 1
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write out what is queued. Waits for a stuck disk no longer than `timeout_s`."""
+        """Write the queued events. Waits at most `timeout_s`."""
         if not self._file.closed:
             with contextlib.suppress(queue.Full):
                 self._queue.put(None, timeout=timeout_s)
             self._thread.join(timeout_s)
             self._file.close()
 
-    def __enter__(self) -> Log:
+    def __enter__(self) -> EventLog:
         return self
 
     def __exit__(
@@ -325,7 +339,7 @@ class Log:
                 if event is None:
                     return
                 self._append(event)
-            except (OSError, ValueError):  # a full disk must not stop the run; the loss is counted
+            except (OSError, ValueError):  # a full disk must not stop the run; dropped events are counted
                 self._dropped += dropped + 1
                 if event is None:
                     return
@@ -338,7 +352,7 @@ class Log:
 
 def read(run_dir: str | Path, rank: int | None = None) -> list[Event]:
     """All events so far, of one rank or of all in order of time."""
-    events = [event for tail in _tails(run_dir, rank, {}) for event in tail.new_events()]
+    events = [event for reader in _readers(run_dir, rank, {}) for event in reader.new_events()]
     return sorted(events, key=lambda event: event.time_s)
 
 
@@ -350,19 +364,19 @@ def follow(
     poll_s: float = 0.2,
     until: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
-    """Events written at or after `since_s`, as they appear; ends when `until()` is true and all was read."""
-    tails: dict[Path, _Tail] = {}
+    """Events from `since_s` on, as they appear; ends when `until()` is true and everything is read."""
+    readers: dict[Path, _EventFileReader] = {}
     while True:
         last = until()
-        found = [event for tail in _tails(run_dir, rank, tails) for event in tail.new_events()]
+        found = [event for reader in _readers(run_dir, rank, readers) for event in reader.new_events()]
         yield from sorted((e for e in found if e.time_s >= since_s), key=lambda event: event.time_s)
         if last:
             return
         time.sleep(poll_s)
 
 
-class _Tail:
-    """Where a reader stands in one file."""
+class _EventFileReader:
+    """A reader's position in one file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -380,23 +394,23 @@ class _Tail:
                     yield event
 
 
-def _tails(run_dir: str | Path, rank: int | None, known: dict[Path, _Tail]) -> list[_Tail]:
+def _readers(run_dir: str | Path, rank: int | None, known: dict[Path, _EventFileReader]) -> list[_EventFileReader]:
     pattern = "rank-*.jsonl" if rank is None else f"rank-{rank:05d}.jsonl"
     for path in sorted((Path(run_dir) / FOLDER).glob(pattern)):
-        known.setdefault(path, _Tail(path))
+        known.setdefault(path, _EventFileReader(path))
     return list(known.values())
 
 
 def _parse(line: bytes) -> Event | None:
-    """None for a line torn by a crash: the fact is lost, the rest of the file is not."""
+    """None for a line that a crash cut off; the rest of the file stays readable."""
     try:
         data = json.loads(line)
         kind = data.pop("kind")
         base = {key: data.pop(key) for key in ("time_s", "rank", "step")}
     except (ValueError, KeyError, AttributeError, TypeError):
         return None
-    cls = Event.kinds.get(kind)
-    if cls is not None and cls is not Other:
+    cls = Event.kinds.get(current_kind(kind))
+    if cls is not None and cls is not UnknownEvent:
         with contextlib.suppress(TypeError):
             return cls(**base, **data)
-    return Other(**base, name=kind, fields=data)
+    return UnknownEvent(**base, name=kind, fields=data)

@@ -1,13 +1,10 @@
-"""Files anywhere: every path is an fsspec URL, and a plain path is a local file.
+"""Files on local disks and object stores: every path is an fsspec URL, and a plain path is a local file.
 
-Promises:
-- `write_bytes` is atomic: a reader sees the old bytes or the new ones, never a part. Local files go through a
-  temporary name, fsync and rename; object stores commit a whole object by themselves.
-- A *set* of files is complete when its manifest.json is there, and the manifest is written last (`commit`).
-- Transient failures are retried with back-off; what then still fails is a PeerLost (try again later). A full disk
-  is a DiskFull at once, and the temporary file is removed.
-
-Knows nothing of what the bytes mean; no torch.
+- `write_bytes` is atomic: a reader sees the old bytes or the new ones. Local files are written under a temporary name,
+  synced and renamed; object stores replace whole objects.
+- A *set* of files is complete when it has a manifest.json, which is written last (`commit`).
+- Transient failures are retried with back-off and then raise PeerLost. A full disk raises DiskFull immediately, and
+  the temporary file is removed.
 """
 
 from __future__ import annotations
@@ -87,7 +84,7 @@ def exists(url: str | Path) -> bool:
 
 
 def list_dir(url: str | Path) -> list[str]:
-    """Names (not paths) in a folder, sorted; empty where there is no such folder."""
+    """Names (not paths) in a folder, sorted; empty if the folder does not exist."""
     if is_local(url):
         with _local_errors(url):
             try:
@@ -107,7 +104,7 @@ def list_dir(url: str | Path) -> list[str]:
 
 
 def require_folder(url: str | Path, todo: str) -> None:
-    """Refuse what is no folder; `todo` says which one to give."""
+    """Raise UserError unless `url` is a folder; `todo` says which one to give."""
     if not exists(url):
         raise UserError(str(url), "no such folder", todo)
     if is_local(url) and not local_path(url).is_dir():
@@ -115,7 +112,7 @@ def require_folder(url: str | Path, todo: str) -> None:
 
 
 def make_dir(url: str | Path) -> None:
-    """Make a local folder; object stores have none."""
+    """Make a local folder; does nothing for object stores."""
     if is_local(url):
         with _local_errors(url):
             local_path(url).mkdir(parents=True, exist_ok=True)
@@ -130,7 +127,7 @@ def read_bytes(url: str | Path) -> bytes:
 
 
 def open_read(url: str | Path) -> IO[bytes]:
-    """A seekable binary file; ranges of remote objects are fetched as they are read."""
+    """A seekable binary file; ranges of remote objects are fetched on demand."""
     if is_local(url):
         with _local_errors(url):
             return local_path(url).open("rb")
@@ -140,7 +137,7 @@ def open_read(url: str | Path) -> IO[bytes]:
 
 
 def write_bytes(url: str | Path, data: bytes) -> None:
-    """Replace the file by `data`, all or nothing."""
+    """Replace the file by `data` atomically."""
     if is_local(url):
         with create(url) as file:
             file.write(data)
@@ -151,9 +148,9 @@ def write_bytes(url: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def create(url: str | Path) -> Iterator[IO[bytes]]:
-    """A binary file that appears under its name only when the block ends well."""
+    """A binary file that appears under its name only when the block ends without an exception."""
     if not is_local(url):
-        # Staged on local disk and put as one object: the same on every back-end, and the upload can be retried.
+        # Staged on local disk and uploaded as one object, so that the upload can be retried.
         with tempfile.TemporaryDirectory(prefix="lakh-upload-") as folder:
             staged = Path(folder) / "object"
             with _local_errors(staged), staged.open("wb") as file:
@@ -163,10 +160,10 @@ def create(url: str | Path) -> Iterator[IO[bytes]]:
         return
     target = local_path(url)
     if target.exists() and not target.is_file() and not target.is_dir():
-        with _local_errors(url), target.open("wb") as device:  # /dev/null, a pipe: never replaced by a file
+        with _local_errors(url), target.open("wb") as device:  # /dev/null or a pipe: never replaced by a file
             yield device
         return
-    target = Path(os.path.realpath(target)) if target.is_symlink() else target  # the link stays one
+    target = Path(os.path.realpath(target)) if target.is_symlink() else target  # keep the link
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
     with _local_errors(url, hidden=temporary):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -183,11 +180,11 @@ def create(url: str | Path) -> Iterator[IO[bytes]]:
 
 
 def remove_tree(url: str | Path) -> None:
-    """Remove a file or folder with all in it; nothing to remove is fine."""
+    """Remove a file or a folder with its contents, if it exists."""
     if is_local(url):
         path = local_path(url)
         with _local_errors(url):
-            # The manifest goes first: a half-removed set must not look complete.
+            # The manifest goes first: a partly removed set must not look complete.
             (path / MANIFEST).unlink(missing_ok=True) if path.is_dir() else None
             path.unlink(missing_ok=True) if not path.is_dir() else None
             while path.is_dir():
@@ -208,7 +205,7 @@ def sha256(url: str | Path) -> str:
 
 
 class HashingFile:
-    """A binary file to write to, which counts and hashes what goes through it."""
+    """A binary file to write to that counts and hashes the bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -227,7 +224,7 @@ class HashingFile:
     def sha256(self) -> str:
         return self._digest.hexdigest()
 
-    # what pyarrow asks of a file object
+    # required by pyarrow
     def tell(self) -> int:
         return self.size_bytes
 
@@ -244,18 +241,18 @@ class HashingFile:
         return False
 
     def close(self) -> None:
-        self.closed = True  # the file itself belongs to whoever opened it
+        self.closed = True  # the caller closes the file itself
 
 
 def cache_folder(name: str) -> Path:
-    """Where this user keeps what can be had again: under $XDG_CACHE_HOME, or ~/.cache."""
+    """This user's cache: under $XDG_CACHE_HOME, or ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's would raise
-    return Path(_cache_of_a_process() if base.startswith("~") else base) / "lakh" / name
+    return Path(_process_cache() if base.startswith("~") else base) / "lakh" / name
 
 
 @functools.cache
-def _cache_of_a_process() -> str:
-    """For a user without a home, as containers have: private, and gone with the process."""
+def _process_cache() -> str:
+    """A cache for a user without a home folder, as in containers; removed with the process."""
     folder = tempfile.mkdtemp(prefix="lakh-cache-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -265,7 +262,7 @@ def _cache_of_a_process() -> str:
 
 
 def commit(url: str | Path, manifest: dict[str, Any]) -> None:
-    """Declare the set of files in folder `url` complete. The last write of whoever makes the set."""
+    """Mark the set of files in folder `url` as complete. Must be the last write to the set."""
     write_bytes(join(url, MANIFEST), (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
 
 
@@ -274,7 +271,7 @@ def is_complete(url: str | Path) -> bool:
 
 
 def read_manifest(url: str | Path, *, made_by: str) -> dict[str, Any]:
-    """The manifest of a complete set, or an error that names the command which makes one."""
+    """The manifest of a complete set; errors name the command that makes one (`made_by`)."""
     if not is_complete(url):
         found = "is not complete: it has no manifest.json" if exists(url) else "no such folder"
         raise UserError(str(url), found, f"make it with: {made_by}")
@@ -288,9 +285,9 @@ def read_manifest(url: str | Path, *, made_by: str) -> dict[str, Any]:
 
 
 def manifest_to_reuse(url: str, *, kind: str, made_by: str, force: bool) -> dict[str, Any] | None:
-    """The manifest of the finished set in `url`; None where there is none, or where `force` is to replace it.
+    """The manifest of the complete set in `url`; None if there is none, or if `force` replaces it.
 
-    A set of another kind is in the way, and `force` does not remove it: the folder was surely a mistake.
+    Raises UserError for a set of another kind, even with `force`: the folder was probably a mistake.
     """
     if not is_complete(url):
         return None
@@ -315,7 +312,7 @@ def retry(
     attempts: int = RETRY_ATTEMPTS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Call until it works: waits 0.2, 0.4, 0.8 ... s between tries. A missing file is an answer, not a failure."""
+    """Call until it succeeds, with waits of 0.2, 0.4, 0.8 ... s. A missing file is not retried."""
     for attempt in range(attempts):
         try:
             return call()
@@ -333,14 +330,14 @@ def retry(
 
 
 def require_space(url: str | Path, size_bytes: int) -> None:
-    """Refuse early where a local disk cannot hold `size_bytes`."""
+    """Raise DiskFull early if a local disk cannot hold `size_bytes`."""
     if not is_local(url):
         return
     path = local_path(url).absolute()
     while not path.exists():
         path = path.parent
     if not os.access(path, os.W_OK):
-        raise UserError(str(url), f"{path} cannot be written to", "choose another place, or check its owner and mode")
+        raise UserError(str(url), f"{path} is not writable", "choose another folder, or check its owner and mode")
     free = shutil.disk_usage(path).free
     if free < size_bytes:
         found = f"needs about {_size(size_bytes)} and {_size(free)} are free"
@@ -352,7 +349,7 @@ def _size(size_bytes: float) -> str:
 
 
 def explain(error: OSError, where: str | Path) -> LakhError | None:
-    """What a refusal of the operating system means to whoever runs us; None where they can do nothing about it."""
+    """The LakhError for an operating system error; None if the user can do nothing about it."""
     place, words = str(error.filename or where), (error.strerror or str(error)).lower()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         todo = "free some space and run the same command again; nothing incomplete was kept"
@@ -362,19 +359,19 @@ def explain(error: OSError, where: str | Path) -> LakhError | None:
     if isinstance(error, PermissionError):
         return UserError(place, "permission denied", "check its owner and mode")
     if error.errno == errno.EROFS:
-        return UserError(place, words, "choose a place that can be written to")
+        return UserError(place, words, "choose a writable folder")
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
         return UserError(place, words, "check the path")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return UserError(place, words, "raise the limit (ulimit -n), or start fewer workers")
     if error.errno == errno.EIO:
-        return DataError(place, "the disk failed to read or write", "check the disk (dmesg), and copy what is on it")
+        return DataError(place, "the disk failed to read or write", "check the disk (dmesg) and save its contents")
     return None
 
 
 @contextlib.contextmanager
 def _local_errors(url: str | Path, hidden: Path | None = None) -> Iterator[None]:
-    """A file of our own, `hidden`, is not what they know: errors are those of `url`."""
+    """Report errors of the temporary file `hidden` as errors of `url`."""
     try:
         yield
     except OSError as error:
@@ -386,7 +383,7 @@ def _local_errors(url: str | Path, hidden: Path | None = None) -> Iterator[None]
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable; some file systems cannot, and that is all right."""
+    """Make the rename durable, where the file system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

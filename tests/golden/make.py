@@ -22,8 +22,8 @@ from conftest import write_code  # noqa: E402
 from lakh import checkpoint, events  # noqa: E402
 from lakh.corpus import build  # noqa: E402
 from lakh.spec import Checkpoints, Data, Model, Optimizer, Run, Training  # noqa: E402
-from lakh.tokens.learn import train as train_tokenizer  # noqa: E402
-from lakh.tokens.packing import pack  # noqa: E402
+from lakh.tokens.dataset.packing import pack  # noqa: E402
+from lakh.tokens.tokenizer.training import train as train_tokenizer  # noqa: E402
 from lakh.trainer.loop import train  # noqa: E402
 
 

@@ -21,7 +21,7 @@ pytestmark = [
 def join(folder: str, rank: int, size: int):
     import torch.distributed as dist
 
-    import lakh.c3.torch_backend  # noqa: F401 - makes the name known
+    import lakh.c3.torch.backend  # noqa: F401 - makes the name known
 
     torch.cuda.set_device(0)
     store = dist.FileStore(f"{folder}/store", size)
@@ -30,7 +30,7 @@ def join(folder: str, rank: int, size: int):
 
 
 def both(call, *tensors: torch.Tensor) -> None:
-    """The call leaves the same in CPU tensors and in copies of them on the device."""
+    """The call has the same result on CPU tensors and on device copies of them."""
     on_gpu = [tensor.cuda() for tensor in tensors]
     call(*tensors)
     call(*on_gpu)
@@ -39,7 +39,7 @@ def both(call, *tensors: torch.Tensor) -> None:
 
 
 def collectives(folder: str, rank: int, size: int) -> None:
-    """Every collective on CUDA tensors gives what it gives on the same tensors on the CPU."""
+    """Every collective on CUDA tensors gives the same result as on the CPU."""
     dist = join(folder, rank, size)
     generator = torch.Generator().manual_seed(rank)
     for count in (1, 1000, 5_000_000):
@@ -67,7 +67,7 @@ def collectives(folder: str, rank: int, size: int) -> None:
 
 
 def streams(folder: str, rank: int, size: int) -> None:
-    """Work behind wait() sees the result, on any stream; starting a collective does not block the host."""
+    """Work after wait() sees the result on any stream; starting a collective does not block the host."""
     dist = join(folder, rank, size)
     dist.all_reduce(torch.ones(1, device="cuda"))
     torch.cuda.synchronize()
@@ -93,7 +93,7 @@ def streams(folder: str, rank: int, size: int) -> None:
 
 
 def training(folder: str, rank: int, size: int) -> None:
-    """DDP and FSDP2 on CUDA over c3 take the steps that one process takes with the whole batch."""
+    """DDP and FSDP2 on CUDA over c3 train like one process with the whole batch."""
     dist = join(folder, rank, size)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -129,7 +129,7 @@ def training(folder: str, rank: int, size: int) -> None:
 
 
 def encoded(folder: str, rank: int, size: int) -> None:
-    """Encoded gradients: the same bits on all ranks, and the average up to what four bits keep."""
+    """Encoded gradients: identical bits on all ranks, and the average within 4-bit precision."""
     dist = join(folder, rank, size)
     from torch.distributed.distributed_c10d import _get_default_group
 
@@ -149,7 +149,7 @@ def encoded(folder: str, rank: int, size: int) -> None:
 
 
 def killed(folder: str, rank: int, size: int) -> None:
-    """A peer that dies is an exception, not a hang, and no sum is left that looks right."""
+    """A dead peer raises an exception, never hangs, and invalidates the result."""
     from lakh.errors import PeerError
 
     dist = join(folder, rank, size)
@@ -159,7 +159,7 @@ def killed(folder: str, rank: int, size: int) -> None:
         os._exit(9)
     began = time.monotonic()
 
-    def until_noticed() -> None:  # the call after the one that failed tells at the latest
+    def until_noticed() -> None:  # at the latest, the call after the failed one raises
         for _ in range(3):
             dist.all_reduce(data)
             torch.cuda.synchronize()
@@ -203,14 +203,15 @@ def test_three_ranks_on_one_card(tmp_path) -> None:
     run("collectives", tmp_path, size=3)
 
 
-def test_a_killed_peer_is_an_error_and_leaves_no_sum(tmp_path) -> None:
+def test_a_killed_peer_is_an_error_and_invalidates_the_result(tmp_path) -> None:
     run("killed", tmp_path, codes={1: 9})
 
 
 @pytest.mark.parametrize("codec", ["int4", "int8"])
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 1000, 5_000_001])
-def test_the_kernels_make_the_bytes_of_the_native_codec(codec: str, count: int) -> None:
-    from lakh.c3 import gpu_codec, native
+def test_the_kernels_produce_the_bytes_of_the_native_codec(codec: str, count: int) -> None:
+    from lakh.c3 import native
+    from lakh.c3.torch import gpu_codec
 
     library, number = native.require_library(), native.CODECS[codec]
     generator = torch.Generator().manual_seed(count)

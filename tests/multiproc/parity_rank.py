@@ -20,10 +20,11 @@ from lakh.spec import Data, Mesh, Model, Optimizer, Run, Training
 from lakh.spec.cluster import Tier, load_cluster
 from lakh.spec.cuts import check
 from lakh.spec.mesh import AXES
-from lakh.trainer.optim import build_optimizer
-from lakh.trainer.step import loss_sum, update
-from lakh.trainer.traffic import Traffic
-from lakh.trainer.world import World
+from lakh.trainer.launch.world import World
+from lakh.trainer.observability.traffic import TrafficCounter
+from lakh.trainer.optim.optimizer import build_optimizer
+from lakh.trainer.optim.schedule import learning_rate
+from lakh.trainer.step import loss_sum, objective_of, update
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.parallel import parallelise
@@ -81,8 +82,15 @@ def play(world: World, case: dict) -> dict:
     losses, norms = [], []
     for step in range(STEPS):
         batches = micro_batches(step, case, mesh.data_rank(world.rank), mesh.data_ranks)
-        with Traffic(CLUSTER) as traffic:
-            done = update(run, model, optimizer, batches, step)
+        with TrafficCounter(CLUSTER) as traffic:
+            done = update(
+                model,
+                optimizer,
+                batches,
+                lr=learning_rate(step, run.optim, run.train.steps),
+                clip_norm=run.optim.clip_norm,
+                objective=objective_of(run.train),
+            )
         (loss,) = world.sum(float(done.loss))
         losses.append(loss * mesh.pp / world.size)
         norms.append(float(done.grad_norm))

@@ -1,4 +1,4 @@
-"""Ranks are killed, stopped and cut off, and the rest goes on: no hang, no wrong sum, nothing left behind.
+"""Ranks are killed, stopped and disconnected, and the others continue: no hang, no wrong sum, no leftovers.
 
 Ranks are this very file. Member m contributes m + 1 (times the step) to every bucket, so the right average of any
 set of members is known; every member checks every result.
@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 BUCKETS = (10, 50_000, 400_000)
-TIMEOUT_S = 30.0  # of an operation: who is noticed long before was noticed by its death, not by its silence
+TIMEOUT_S = 30.0  # of an operation; a loss detected much earlier was detected by other means than the timeout
 
 
 def train(member: int, size: int, folder: str, steps: int, pause_s: float, rejoining: bool) -> None:
     import torch
     import torch.distributed as dist
 
-    from lakh.c3.resilient import ResilientGroup
+    from lakh.c3.faults.resilient import ResilientGroup
 
     torch.set_num_threads(1)
-    # A file is what outlives every rank; in a cluster it is the launcher's store.
+    # The store must outlive every rank; in a cluster it is the launcher's.
     store = dist.FileStore(f"{folder}/store", -1)
     log = Path(folder) / f"member-{member}-{os.getpid()}.jsonl"
 
@@ -45,7 +45,7 @@ def train(member: int, size: int, folder: str, steps: int, pause_s: float, rejoi
     if rejoining:
         group.synchronise([weight])
     say(kind="ready")
-    stop = torch.zeros(1)  # everybody stops at the same step: when one has seen the file, or after `steps`
+    stop = torch.zeros(1)  # all stop at the same step: when one has seen the file, or after `steps`
     while not int(stop):
         step = int(weight[0]) + 1
         buckets = [torch.full((count,), float((member + 1) * step)) for count in BUCKETS]
@@ -95,7 +95,7 @@ class Ranks:
         return [fact for fact in found if kind is None or fact["kind"] == kind]
 
     def until(self, condition, timeout_s: float = 150.0) -> float:
-        """Wait for it. Seconds by which we ourselves, who do nothing but sleep, woke too late."""
+        """Wait for it. Returns the seconds by which this sleeping process woke too late."""
         end_s, late_s = time.monotonic() + timeout_s, 0.0
         while not condition():
             assert time.monotonic() < end_s, f"{self.facts()[-5:]} {self.errors()}"
@@ -115,10 +115,10 @@ class Ranks:
             process.wait()
 
     def right(self) -> None:
-        """Every result that a member saw is the average over exactly the members of some epoch, and all agree."""
-        from lakh.c3.chaos import wrong_sums
+        """Every result is the average over exactly the members of some epoch, and all members agree."""
+        from lakh.c3.faults.chaos import find_wrong_sums
 
-        assert wrong_sums(self.facts(), self.size) == []
+        assert find_wrong_sums(self.facts(), self.size) == []
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def ranks(tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_rank_is_noticed_within_2_s_and_the_rest_goes_on_and_it_can_return(ranks) -> None:
+def test_a_killed_rank_is_detected_within_2_s_and_the_others_continue_and_it_can_rejoin(ranks) -> None:
     run = ranks(3, 100_000)
     for member in range(3):
         run.start(member)
@@ -148,7 +148,7 @@ def test_a_killed_rank_is_noticed_within_2_s_and_the_rest_goes_on_and_it_can_ret
     noticed = run.facts("epoch")
     assert {tuple(fact["members"]) for fact in noticed} == {(0, 2)}
     assert all("rank 1" in fact["reason"] for fact in noticed)
-    # 2 s of a machine that has time for them: every rank is kept waiting as we were, several times over
+    # 2 s on an idle machine: a loaded machine delays every rank like this process, several times
     assert max(fact["time_s"] for fact in noticed) - killed_s < 2.0 + 10 * late_s
     run.start(1, rejoining=True)
     run.until(lambda: any(f["member"] == 1 and f["time_s"] > killed_s for f in run.facts("step")))
@@ -177,34 +177,36 @@ def test_a_rank_that_is_stopped_for_5_s_is_waited_for(ranks) -> None:
 
 @pytest.mark.timeout(280)
 @pytest.mark.slow
-def test_twenty_random_kills_stops_and_cuts_leave_right_sums_and_nothing_behind() -> None:
-    """In a process of its own, which forks the ranks. More of the same: lakh bench comm --chaos 200."""
-    program = "from lakh.c3.chaos import drill; result = drill(20, 1); print(result.problems, result.total)"
+def test_twenty_random_faults_leave_correct_sums_and_no_leftovers() -> None:
+    """In a separate process, which forks the ranks. For more: lakh bench comm --chaos 200."""
+    program = (
+        "from lakh.c3.faults.chaos import run_chaos; result = run_chaos(20, 1); print(result.problems, result.total)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=270, check=False)
     assert done.stdout.strip().endswith("[] 20"), done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.timeout(300)
-def test_a_cut_link_is_noticed_within_2_s_and_the_lonely_rank_stops(ranks, tmp_path) -> None:
-    from lakh.c3.emulate import Namespaces, why_not
+def test_a_cut_link_is_detected_within_2_s_and_the_isolated_rank_stops(ranks, tmp_path) -> None:
+    from lakh.c3.faults.network_namespaces import NetworkNamespaces, unavailable_reason
     from lakh.c3.topology import read_topology
 
     file = tmp_path / "three.toml"
     file.write_text("".join(f'[[hosts]]\nname = "h{r}"\nranks = [{r}]\n' for r in range(3)))
     topology = read_topology(file, 3)
-    if why_not(topology):
-        pytest.skip(why_not(topology))
+    if unavailable_reason(topology):
+        pytest.skip(unavailable_reason(topology))
     run = ranks(3, 100_000)
-    with Namespaces(topology) as net:
+    with NetworkNamespaces(topology) as net:
         for member in range(3):
             place = {"LAKH_C3_HOST": f"h{member}", "LAKH_C3_ADDRESS": net.address(member)}
             run.start(member, prefix=tuple(net.command(member)), **place)
         run.until(lambda: len([f for f in run.facts("step") if f["step"] == 5]) == 3)
         cut_s = time.time()
-        net.cut(2)
+        net.disconnect(2)
         late_s = run.until(lambda: len([f for f in run.facts("epoch") if tuple(f["members"]) == (0, 1)]) == 2)
         noticed = [f for f in run.facts("epoch") if tuple(f["members"]) == (0, 1)]
-        # noticing takes 2 s; signing up for the next epoch may take the settling time more, as the lonely one is alive
+        # detection takes 2 s; registration may take the settling time more, as the isolated rank is alive
         assert max(fact["time_s"] for fact in noticed) - cut_s < 2.0 + 2.0 + 1.0 + 10 * late_s
         run.until(lambda: run.processes[2].poll() is not None)
         assert run.processes[2].returncode != 0

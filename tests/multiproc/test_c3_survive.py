@@ -1,4 +1,4 @@
-"""Ranks die in the middle of a training over c3, and the others go on: no restart, the same stream, the same losses."""
+"""Ranks die during training over c3 and the others continue: no restart, same data stream, same losses."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def losses(run_dir: Path) -> dict[int, float]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, tokens_dir: Path, run_lakh):
-    """An undisturbed run on one rank, made once: its answer and its folder."""
+    """An undisturbed run on one rank: its output and its folder."""
     made = []
 
     def get(recipe: Path):
@@ -30,11 +30,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory, tokens_dir: Path, run_lakh):
 @pytest.mark.parametrize(
     ("ranks", "faults"),
     [
-        (2, ["kill(rank=0, step=6)"]),  # the one that speaks for all
+        (2, ["kill(rank=0, step=6)"]),  # the rank that writes events
         (4, ["kill(rank=3, step=3)", "kill(rank=1, step=3)", "kill(rank=0, step=8)"]),
     ],
 )
-def test_the_others_go_on_with_the_same_stream_and_losses(
+def test_the_others_continue_with_the_same_stream_and_losses(
     ranks: int, faults: list[str], alone, tiny_recipe: Path, tmp_path: Path, run_lakh
 ) -> None:
     calm, calm_dir = alone(tiny_recipe)
@@ -51,7 +51,7 @@ def test_the_others_go_on_with_the_same_stream_and_losses(
     assert hurt["stream_sha256"] == calm["stream_sha256"]
     assert hurt["steps"] == calm["steps"]
     expected, got = losses(calm_dir), losses(hurt_dir)
-    # A step whose numbers were on their way when a rank died may go unreported; its update is not lost.
+    # A step may go unreported if a rank dies before its metrics arrive; its update is not lost.
     assert len(expected) - len(got) <= len(faults)
     for step, loss in got.items():
         assert loss == pytest.approx(expected[step], abs=1e-5)  # sums in another order

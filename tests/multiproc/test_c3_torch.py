@@ -21,7 +21,7 @@ TIMEOUT_S = 240
 
 
 def scenario_collectives(dist, torch, c3, gloo):
-    """Every plain collective, several types and ragged sizes, beside Gloo."""
+    """Every plain collective, several types and ragged sizes, compared with Gloo."""
     rank, size = dist.get_rank(), dist.get_world_size()
 
     def data(count, dtype, salt=0):
@@ -74,7 +74,7 @@ def scenario_collectives(dist, torch, c3, gloo):
             generator = torch.Generator().manual_seed(1000 * root)
             sent = torch.randint(-9, 9, (count * size,), generator=generator).float()
             assert torch.equal(out, sent[rank * count : (rank + 1) * count])
-    for rows in (1, 5, 70_000):  # uneven splits: rank r sends r + 1 times rows to everybody
+    for rows in (1, 5, 70_000):  # uneven splits: rank r sends (r + 1) * rows to every rank
         given = data(rows * (rank + 1) * size, torch.float32)
         sends, receives = [rows * (rank + 1)] * size, [rows * (r + 1) for r in range(size)]
         here, there = torch.empty(sum(receives)), torch.empty(sum(receives))
@@ -101,7 +101,7 @@ def scenario_collectives(dist, torch, c3, gloo):
 
 def scenario_odd_tensors(dist, torch, c3, gloo):
     """Not contiguous, boolean, complex, half-registered, asynchronous."""
-    from lakh.c3.memory import registered_empty, registered_like
+    from lakh.c3.torch.registered_memory import registered_empty, registered_like
 
     rank, size = dist.get_rank(), dist.get_world_size()
     matrix = torch.arange(12.0).view(3, 4) + rank
@@ -135,7 +135,7 @@ def scenario_odd_tensors(dist, torch, c3, gloo):
             dist.all_reduce(works[-1], group=c3)
     together.wait()
     assert all((one == size).all() for one in works)
-    # whoever asks instead of waiting gets an answer, and finds the result in its place
+    # polling instead of waiting also completes the result
     asked = torch.zeros(3, 1000).t()
     asked += rank
     work = dist.all_reduce(asked, group=c3, async_op=True)
@@ -144,7 +144,7 @@ def scenario_odd_tensors(dist, torch, c3, gloo):
     messages = [dist.isend(torch.full((10,), float(rank)), peer, c3), dist.irecv(got, peer, c3)]
     patient_until_s = time.monotonic() + 60
     while not all(one.is_completed() for one in (work, *messages)):
-        assert time.monotonic() < patient_until_s, "an operation under way never says that it is over"
+        assert time.monotonic() < patient_until_s, "an operation in progress never completes"
         time.sleep(0.001)
     assert work.is_success()
     assert (asked == sum(range(size))).all()
@@ -233,8 +233,8 @@ def scenario_fsdp2_and_hsdp(dist, torch, c3, gloo):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    from lakh.c3 import memory
-    from lakh.c3.fsdp import register_buffers
+    from lakh.c3.torch import registered_memory
+    from lakh.c3.torch.fsdp import register_buffers
 
     size = dist.get_world_size()
     found = []
@@ -252,7 +252,7 @@ def scenario_fsdp2_and_hsdp(dist, torch, c3, gloo):
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-6)
     assert found[2] == found[0]  # registered buffers change no bit
     whole = 4 * (32 * 64 + 64)  # bytes of the first layer, gathered
-    assert memory._pool.get(whole), f"FSDP2 did not take its buffers from {sorted(memory._pool)}"
+    assert registered_memory._pool.get(whole), f"FSDP2 did not take its buffers from {sorted(registered_memory._pool)}"
     if size == 4:
         mesh = torch.distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         model = fully_shard(_net(torch), mesh=mesh)
@@ -260,15 +260,15 @@ def scenario_fsdp2_and_hsdp(dist, torch, c3, gloo):
         assert losses == pytest.approx(found[1][0], rel=1e-5)
         for name in ("replicate", "shard"):
             assert mesh.get_group(name).calls, f"the {name} group was never used"
-        _encoded_copies(dist, torch, mesh, losses)
+        _encoded_replicas(dist, torch, mesh, losses)
     return ["all_gather", "reduce_scatter"]
 
 
-def _encoded_copies(dist, torch, mesh, plain_losses):
-    """Between the copies of HSDP gradients wear a codec; inside a copy, and in any other sum, they do not."""
+def _encoded_replicas(dist, torch, mesh, plain_losses):
+    """HSDP encodes gradients between replicas, but not inside a replica or in other sums."""
     from torch.distributed.fsdp import fully_shard
 
-    from lakh.c3.hsdp import encode_replicas
+    from lakh.c3.torch.hsdp import encode_replicas
     from lakh.errors import UserError
 
     copies = mesh.get_group("replicate")
@@ -289,7 +289,7 @@ def _encoded_copies(dist, torch, mesh, plain_losses):
         for parameter in model.parameters():
             mine, sums = parameter.to_local().detach().clone(), parameter.to_local().detach().clone()
             dist.all_reduce(sums, group=copies, op=dist.ReduceOp.MAX)
-            assert torch.equal(mine, sums)  # the copies hold the same bits
+            assert torch.equal(mine, sums)  # the replicas have identical bits
     with pytest.raises(UserError, match="no FSDP2 units"):
         encode_replicas(_net(torch), copies)
 
@@ -342,12 +342,12 @@ def scenario_dcp(dist, torch, c3, gloo):
 
 
 def scenario_mistakes_reach_every_rank(dist, torch, c3, gloo):
-    """Ranks that disagree all get an error that says who called what; on one host the group goes on."""
+    """If ranks disagree, all get an error with each rank's call; on one host the group stays usable."""
     from lakh.errors import UserError
 
     rank, size = dist.get_rank(), dist.get_world_size()
     if not c3.group.on_one_host:
-        with pytest.raises(UserError, match=r"do not agree.*11 f32"):
+        with pytest.raises(UserError, match=r"disagree.*11 f32"):
             dist.all_reduce(torch.ones(10 + (rank == 0)), group=c3)
         return ["all_reduce"]
 
@@ -382,7 +382,7 @@ def scenario_mistakes_reach_every_rank(dist, torch, c3, gloo):
     work = dist.all_reduce(torch.ones(5 + (rank == 0)), group=c3, async_op=True)
     refused(work.wait, "rank(s) 0")
     failing = dist.all_reduce(torch.ones(5 + (rank == 0)), group=c3, async_op=True).get_future()
-    with pytest.raises(RuntimeError, match="do not agree"):
+    with pytest.raises(RuntimeError, match="disagree"):
         failing.wait()
     return ["all_reduce"]
 
@@ -395,11 +395,11 @@ def rank_main(rank: int, size: int, rendezvous: str) -> None:
     import torch
     import torch.distributed as dist
 
-    import lakh.c3.torch_backend
+    import lakh.c3.torch.backend
 
     torch.set_num_threads(1)
     dist.init_process_group("c3", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
-    assert dist.get_backend() == lakh.c3.torch_backend.BACKEND
+    assert dist.get_backend() == lakh.c3.torch.backend.BACKEND
     gloo = dist.new_group(backend="gloo")
     results = {}
     for name, scenario in SCENARIOS.items():

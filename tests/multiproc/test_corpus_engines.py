@@ -14,7 +14,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from lakh.corpus import Settings, build, pipeline, plan, read_report
+from lakh.corpus import Settings, build, pipeline, read_report
+from lakh.corpus import build_plan as plan
 from lakh.corpus.engines import local
 
 SETTINGS = Settings(split_bytes=1_000_000, per_repo_bytes=700_000)
@@ -153,7 +154,7 @@ def test_a_spark_cluster_of_two_workers_gives_the_bytes_of_the_local_engine(
 def test_components_by_rounds_are_those_found_at_once(
     library: Path, truth: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakh.corpus.steps.EDGES_AT_ONCE", 0)
+    monkeypatch.setattr("lakh.corpus.dedup.steps.MAX_EDGES_IN_ONE_TASK", 0)
     build(words(library), tmp_path / "out", SETTINGS, workers=1)
     assert contents(tmp_path / "out") == contents(truth)
 
@@ -173,7 +174,7 @@ def test_a_part_that_looks_up_after_the_others_have_ended_ends_too(
     """The corpus is there and its work is gone, but this part had looked before."""
     out = tmp_path / "out"
     shutil.copytree(truth, out)
-    monkeypatch.setattr(pipeline, "_finished", lambda *anything: None)
+    monkeypatch.setattr(pipeline, "_reusable", lambda *anything: None)
     if place != "plan":  # it still saw the plan, whose steps have left no marker since
         monkeypatch.setattr(plan, "_await_plan", lambda *anything: {"identity": anything[1], "num_splits": 1})
     if place == "sum":  # and the markers too, up to where it reads what they name

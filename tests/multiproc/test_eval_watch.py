@@ -44,7 +44,7 @@ def test_each_checkpoint_is_scored_once_and_told_as_an_event(
     assert lakh_here(*words, "--max-tokens", "8", "--once")["results"] == []
 
     bits = lakh_here("eval", str(run), "--tasks", "bits-per-byte", "--texts", str(code_dir), "--limit", "6")
-    measured = {event.step: event for event in events.read(run, WATCHER_RANK) if isinstance(event, events.Measured)}
+    measured = {event.step: event for event in events.read(run, WATCHER_RANK) if isinstance(event, events.HookMetrics)}
     assert sorted(measured) == sorted(steps)
     assert measured[12].values["bits_per_byte"] == pytest.approx(bits["bits_per_byte"])  # the newest is what a run is
     assert 0 < bits["bits_per_byte"] < 8

@@ -94,7 +94,7 @@ def test_killing_a_rank_costs_only_time(ranks: int, calm, tiny_recipe: Path, tmp
     answer = run_lakh("train", str(tiny_recipe), "--out", str(hurt), "--nproc", str(ranks), "--fault", fault)
     assert answer["attempts"] == 2
     found = events.read(hurt)
-    assert [e.fault for e in found if isinstance(e, events.FaultStruck)] == [fault]
+    assert [e.fault for e in found if isinstance(e, events.FaultInjected)] == [fault]
     assert [e.step for e in found if isinstance(e, events.RunStarted) and e.attempt == 1] == [4] * ranks
     reasons = [e.reason for e in found if isinstance(e, events.Restarted)]
     assert reasons == [f"rank {ranks - 1} was killed by SIGKILL"]

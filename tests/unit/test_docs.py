@@ -28,6 +28,19 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def _runnable(page: Path) -> str:
+    """The Python blocks of a page that start with "# runs as it is", in their order."""
+    return "\n".join(re.findall(r"```python\n(# runs as it is\n.*?)```", page.read_text(encoding="utf-8"), re.S))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _runnable(page)], ids=lambda path: path.stem)
+def test_python_examples_run_as_they_stand(page: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _runnable(page)], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_documentation_builds_strictly(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],

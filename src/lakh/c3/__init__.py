@@ -1,10 +1,9 @@
-"""c3: collectives that know the topology, as a torch backend.
+"""c3: topology-aware, fault-tolerant collective communication, as a torch.distributed backend.
 
-`import lakh.c3` makes the name known where torch is installed; then `dist.init_process_group("c3")`. In reading order:
-`spec/collectives.py` (schedules as data), `verify.py` (proves them), `topology.py` and `selection.py` (which one, and
-why), `group.py` (ranks without torch, over the native core in native/), `torch_backend.py` (what torch calls;
-torch_group.py, torch_work.py and torch_tensors.py are its parts), `memory.py` (registered tensors). This room knows no
-model.
+`import lakh.c3.torch.backend` registers the backend; then `dist.init_process_group("c3")`. Reading order:
+`spec/collectives.py` (schedules as data), `schedules/` (cache and verifier), `topology.py` and `selection.py` (which
+algorithm, and why), `network/` (measured links), `group.py` (the communicator over the native core in native/),
+`torch/` (the backend, registered memory, GPU staging), `faults/` (membership and recovery).
 """
 
 import importlib.util
@@ -13,11 +12,11 @@ if importlib.util.find_spec("torch") is not None:
 
     def __getattr__(name: str) -> object:
         if name in ("registered_empty", "registered_like"):
-            from lakh.c3 import memory
+            from lakh.c3.torch import registered_memory
 
-            return getattr(memory, name)
+            return getattr(registered_memory, name)
         if name == "register":
-            from lakh.c3 import torch_backend
+            from lakh.c3.torch import backend
 
-            return torch_backend.register
+            return backend.register
         raise AttributeError(name)

@@ -1,8 +1,8 @@
-"""How ranks learn of each other before they can talk: a table of records, gathered along a tree through a store.
+"""Rendezvous: every rank obtains a record of every other, gathered along a tree through a key-value store.
 
-A store is anything with `set(key, bytes)` and a blocking `get(key)`: torch's stores, or `MemoryStore` here. Each rank
-writes one key and reads at most 16 of its children plus the table: no rank makes N requests, and the total grows
-with N. Fails with the store's own timeout, as PeerTimeout.
+A store is anything with `set(key, bytes)` and a blocking `get(key)`: torch's stores, or `InProcessStore`. Each rank
+writes one key and reads those of at most 16 children plus the table, so no rank makes N requests. A store's timeout is
+raised as PeerTimeout.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, Protocol
 
 from lakh.errors import PeerTimeout
 
-__all__ = ["FAN", "MemoryStore", "Store", "share_records"]
+__all__ = ["FANOUT", "InProcessStore", "RendezvousStore", "exchange_records"]
 
-FAN = 16
+FANOUT = 16
 
 
-class Store(Protocol):
+class RendezvousStore(Protocol):
     def set(self, key: str, value: Any) -> None: ...
 
     def get(self, key: str) -> bytes: ...
 
 
-class MemoryStore:
-    """A store for ranks that are threads of one process: tests, and measurements of start-up."""
+class InProcessStore:
+    """A store for ranks that are threads of one process: tests and start-up measurements."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self.timeout_s = timeout_s
@@ -43,11 +43,11 @@ class MemoryStore:
         with self._changed:
             while key not in self._values:
                 if not self._changed.wait(end_s - time.monotonic()) and time.monotonic() > end_s:
-                    raise PeerTimeout(f"store key {key}", f"was not set in {self.timeout_s:g} s", "look at the peers")
+                    raise PeerTimeout(f"store key {key}", f"was not set in {self.timeout_s:g} s", "check the peers")
             return self._values[key]
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set `key` where it has the value `expected` ("": where it is not set); the value it then has."""
+        """Set `key` if its value is `expected` ("" if unset); returns the value afterwards."""
         with self._changed:
             if self._values.get(key, b"").decode() == expected:
                 self._values[key] = desired.encode()
@@ -59,11 +59,13 @@ class MemoryStore:
             return all(key in self._values for key in keys)
 
 
-def share_records(store: Store, name: str, rank: int, size: int, record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Everybody's record, in rank order, on every rank."""
+def exchange_records(
+    store: RendezvousStore, name: str, rank: int, size: int, record: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """All ranks' records in rank order, on every rank."""
     records = {rank: record}
-    for child in range(FAN * rank + 1, min(FAN * rank + FAN, size - 1) + 1):
-        below = json.loads(_get(store, f"{name}/up/{child}", f"rank {child} and those below it"))
+    for child in range(FANOUT * rank + 1, min(FANOUT * rank + FANOUT, size - 1) + 1):
+        below = json.loads(_get(store, f"{name}/up/{child}", f"rank {child} or its children"))
         records.update({int(key): value for key, value in below.items()})
     if rank == 0:
         table = [records[r] for r in range(size)]
@@ -74,11 +76,11 @@ def share_records(store: Store, name: str, rank: int, size: int, record: dict[st
     return shared
 
 
-def _get(store: Store, key: str, who: str) -> bytes:
+def _get(store: RendezvousStore, key: str, sender: str) -> bytes:
     try:
         return store.get(key)
     except PeerTimeout:
         raise
     except Exception as error:  # noqa: BLE001 - every kind of store has its own
-        found = f"no word from {who} ({str(error).partition(chr(10))[0][:160]})"
-        raise PeerTimeout("c3, meeting the other ranks", found, "look at that rank and start again") from None
+        found = f"no record from {sender} ({str(error).partition(chr(10))[0][:160]})"
+        raise PeerTimeout("c3 rendezvous", found, "check that rank and start again") from None

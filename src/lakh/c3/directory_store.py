@@ -1,8 +1,8 @@
-"""A store that outlives every rank and that no kill can damage: a folder with one small file for each key.
+"""A key-value store in a folder, one small file per key. It outlives every rank and survives kills at any moment.
 
-Files appear whole (written aside, then renamed) and changes that depend on the old value hold a lock which the kernel
-drops with its holder. For ranks that see one file system. torch's FileStore appends records to one file: a rank that is
-killed in the middle of one leaves half a record for the others to stumble over.
+Files appear atomically (written aside, then renamed). Read-modify-write operations hold a file lock, which the kernel
+releases when its holder dies. Requires a file system that all ranks share. torch's FileStore appends records to one
+file, so a rank killed while writing leaves half a record that breaks the other ranks.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class DirectoryStore:
         aside.replace(self._path(key))
 
     def get(self, key: str) -> bytes:
-        """The value of a key; waits for it."""
+        """The value of a key; blocks until it is set."""
         end_s = time.monotonic() + self.timeout_s
         while (found := self._read(key)) is None:
             if time.monotonic() > end_s:
-                raise PeerTimeout(f"store key {key}", f"was not set in {self.timeout_s:g} s", "look at the peers")
+                raise PeerTimeout(f"store key {key}", f"was not set in {self.timeout_s:g} s", "check the peers")
             time.sleep(POLL_S)
         return found
 
@@ -50,7 +50,7 @@ class DirectoryStore:
         return all(self._path(key).exists() for key in keys)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set `key` where it has the value `expected` ("": where it is not set); the value it then has."""
+        """Set `key` if its value is `expected` ("" if unset); returns the value afterwards."""
         with self._locked():
             found = self._read(key)
             if (found or b"").decode() == expected:

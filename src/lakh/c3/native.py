@@ -1,12 +1,13 @@
-"""Finds and opens the native core (native/, a C ABI) with ctypes, and turns its statuses into errors.
+"""ctypes bindings of the native core (native/, a C ABI), and the mapping of its statuses to errors.
 
-`open_library` returns None where the library was not built (no compiler at install time); everything that needs it
-says so. LAKH_C3_LIBRARY names another file, for development builds.
+`open_library` returns None if the library was not built (no compiler at install time); `require_library` raises.
+LAKH_C3_LIBRARY selects another file, for development builds.
 """
 
 from __future__ import annotations
 
 import ctypes
+import enum
 import functools
 import importlib.metadata
 import os
@@ -21,20 +22,23 @@ __all__ = [
     "DTYPES",
     "OPERATIONS",
     "OPS",
-    "Call",
-    "Counters",
+    "FailureCause",
+    "NativeCall",
+    "NativeCounters",
     "NativeStep",
+    "cause_of",
     "cpu_features",
-    "error_of",
+    "error_for",
     "host_identity",
+    "last_error",
     "open_library",
     "require_library",
 ]
 
-ABI = 4
+ABI = 5
 FILE = "liblakh_c3.so"
 
-# The numbers of native/include/lakh_c3.h.
+# The values in native/include/lakh_c3.h.
 DTYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 3, "i32": 4, "i64": 5, "u8": 6, "i8": 7}
 OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
 OPERATIONS = {
@@ -55,7 +59,36 @@ OPERATIONS = {
     )
 }
 CODECS = {"none": 0, "bf16": 1, "int8": 2, "int4": 3}
-_INVALID, _LOST, _TIMEOUT, _ABORTED, _SYSTEM, _CLOSED = 1, 2, 3, 4, 5, 6
+
+
+class FailureCause(enum.StrEnum):
+    """Why a call or a group failed; the `cause` of the raised error."""
+
+    INVALID = "invalid"
+    """The ranks call different operations, or an argument is invalid."""
+    DISCONNECTED = "disconnected"
+    """A rank closed or lost its connection: it died, or has left a failed group."""
+    TIMEOUT = "timeout"
+    ABORTED = "aborted"
+    SYSTEM = "system"
+    CLOSED = "closed"
+    DIED = "died"
+    UNREACHABLE = "unreachable"
+    LEFT = "left"
+    """A rank closed its group in order."""
+
+
+# The statuses of lakh_c3.h are numbered from 1 in this order.
+_CAUSES = dict(enumerate(FailureCause, start=1))
+SYSTEM_STATUS = next(status for status, cause in _CAUSES.items() if cause == FailureCause.SYSTEM)
+_PEER_LOSSES = {
+    FailureCause.DISCONNECTED,
+    FailureCause.ABORTED,
+    FailureCause.DIED,
+    FailureCause.UNREACHABLE,
+    FailureCause.LEFT,
+}
+
 
 _i32, _i64, _u64, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
 
@@ -68,7 +101,7 @@ class NativeStep(ctypes.Structure):
     ]
 
 
-class Call(ctypes.Structure):
+class NativeCall(ctypes.Structure):
     """lakh_c3_call."""
 
     _fields_ = [
@@ -102,7 +135,7 @@ COUNTERS = (
 )
 
 
-class Counters(ctypes.Structure):
+class NativeCounters(ctypes.Structure):
     """lakh_c3_counters."""
 
     _fields_ = [(name, _u64) for name in COUNTERS]
@@ -122,7 +155,7 @@ _FUNCTIONS = {
     "lakh_c3_wire": (_i32, [_pointer, _i32, _i32, _i64, _i64]),
     "lakh_c3_set_timeout": (None, [_pointer, _i64]),
     "lakh_c3_shape": (_i32, [_pointer, _i32, ctypes.c_char_p, _i32, ctypes.c_double, _i64]),
-    "lakh_c3_run": (_i32, [_pointer, ctypes.POINTER(Call), ctypes.POINTER(_i64)]),
+    "lakh_c3_run": (_i32, [_pointer, ctypes.POINTER(NativeCall), ctypes.POINTER(_i64)]),
     "lakh_c3_collective": (_i32, [_pointer, _i32, _i32, _i32, _i32, _pointer, _pointer, _i64]),
     "lakh_c3_wait": (_i32, [_pointer, _i64, _i64]),
     "lakh_c3_done": (_i32, [_pointer, _i64]),
@@ -136,7 +169,7 @@ _FUNCTIONS = {
     "lakh_c3_failure": (_i32, [_pointer, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(_i32), _i32]),
     "lakh_c3_abort": (None, [_pointer, ctypes.c_char_p]),
     "lakh_c3_close": (None, [_pointer]),
-    "lakh_c3_read_counters": (None, [_pointer, ctypes.POINTER(Counters)]),
+    "lakh_c3_read_counters": (None, [_pointer, ctypes.POINTER(NativeCounters)]),
     "lakh_c3_waited_us": (None, [_pointer, ctypes.POINTER(_u64)]),
     "lakh_c3_codec_bytes": (_i64, [_i32, _i64]),
     "lakh_c3_encode": (_i32, [_i32, _pointer, _i64, _u64, _pointer, _pointer]),
@@ -152,7 +185,7 @@ def open_library() -> ctypes.CDLL | None:
     library = ctypes.CDLL(str(path))
     found = library.lakh_c3_abi()
     if found != ABI:
-        raise UserError(str(path), f"has ABI {found} and lakh needs {ABI}", "install lakh again: pip install .")
+        raise UserError(str(path), f"has ABI {found}, lakh requires {ABI}", "install lakh again: pip install .")
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype = result
@@ -161,7 +194,7 @@ def open_library() -> ctypes.CDLL | None:
 
 
 def require_library() -> ctypes.CDLL:
-    """The native core, or an error that says how to get it."""
+    """The native core, or an error that explains how to build it."""
     library = open_library()
     if library is None:
         found = "the native core was not built: there was no C++ compiler when lakh was installed"
@@ -169,32 +202,40 @@ def require_library() -> ctypes.CDLL:
     return library
 
 
-def error_of(status: int, where: str) -> LakhError:
-    """What a failing call of this thread means, in the three parts of every error."""
+def last_error(status: int, where: str) -> LakhError:
+    """The error of this thread's last failing call."""
     buffer = ctypes.create_string_buffer(1024)
     require_library().lakh_c3_error(buffer, len(buffer))
-    return error_from(status, where, buffer.value.decode(errors="replace"))
+    return error_for(cause_of(status), where, buffer.value.decode(errors="replace"))
 
 
-def error_from(status: int, where: str, text: str) -> LakhError:
-    if status == _INVALID:
-        return UserError(where, text, "call the same operation with the same sizes on every rank")
-    if status == _TIMEOUT:
-        return PeerTimeout(where, text, "look at that rank, or allow more time; the group must be made anew")
-    if status in (_LOST, _ABORTED):
-        return PeerLost(where, text, "go on without it (reconfigure), or start again from the last checkpoint")
-    if status == _CLOSED:
-        return UserError(where, text, "make a new group")
-    return UserError(where, text, "see the c3 guide for what the operating system must allow")
+def cause_of(status: int) -> FailureCause:
+    return _CAUSES[status]
+
+
+def error_for(cause: FailureCause, where: str, text: str) -> LakhError:
+    error: LakhError
+    if cause == FailureCause.TIMEOUT:
+        error = PeerTimeout(where, text, "check that rank, or raise the timeout; the group must be created again")
+    elif cause in _PEER_LOSSES:
+        error = PeerLost(where, text, "continue without it (reconfigure), or restart from the last checkpoint")
+    elif cause == FailureCause.INVALID:
+        error = UserError(where, text, "call the same operation with the same sizes on every rank")
+    elif cause == FailureCause.CLOSED:
+        error = UserError(where, text, "create a new group")
+    else:
+        error = UserError(where, text, "see the c3 guide for the operating system features that c3 requires")
+    error.cause = cause
+    return error
 
 
 def cpu_features() -> list[str]:
-    """Vector extensions of this CPU, as the native core sees them."""
+    """Vector extensions of this CPU that the native core detects."""
     return _text("lakh_c3_cpu_features").split()
 
 
 def host_identity() -> str:
-    """Equal for two processes exactly when they can share memory."""
+    """Equal for two processes if and only if they can share memory."""
     return _text("lakh_c3_host_identity")
 
 
@@ -210,7 +251,7 @@ def _text(function: str) -> str:
 def _find() -> Path | None:
     if named := os.environ.get("LAKH_C3_LIBRARY"):
         if not Path(named).exists():
-            raise UserError(f"LAKH_C3_LIBRARY={named}", "no such file", "mend or unset the variable")
+            raise UserError(f"LAKH_C3_LIBRARY={named}", "no such file", "correct or unset the variable")
         return Path(named)
     beside = Path(__file__).with_name(FILE)
     if beside.exists():

@@ -1,22 +1,22 @@
-"""Where ranks are: which host, rack and zone hold each of them, and what the links between them carry.
+"""Network topology: the host, rack and zone of each rank, and the capacity of the links between them.
 
-Found out by itself (host identity; LAKH_C3_RACK and LAKH_C3_ZONE as labels from the scheduler) or read from a file:
+Detected (host identity; LAKH_C3_RACK and LAKH_C3_ZONE as labels from the scheduler) or read from a file:
 
     [[hosts]]
     name = "a"
     ranks = [0, 2]
     rack = "r0"                 # optional, as is zone
-    Mbit_per_s = 200            # optional: of this host's cable, where it is not links.host's
-    [links.host]                # what one host's cable carries; links.rack: one rack's trunk; links.zone
+    Mbit_per_s = 200            # optional: this host's link, if it differs from links.host
+    [links.host]                # capacity of one host's link; links.rack: one rack's trunk; links.zone
     Mbit_per_s = 800
     delay_us = 50
-    [wire.zone]                 # how large messages travel between zones; wire.host, wire.rack likewise
-    streams = 8                 # connections that take chunks in turn
+    [wire.zone]                 # transport of large messages between zones; also wire.host, wire.rack
+    streams = 8                 # parallel connections; chunks are distributed over them
     chunk_KB = 1024
-    in_flight_KB = 16384        # of each connection
+    in_flight_KB = 16384        # per connection
 
-A file that contradicts what the ranks see (two hosts of the file that are one are fine: an emulation; one host of the
-file that is two is a lie) is refused on all ranks. No torch, no network here.
+A file may describe one real host as several (an emulation). A file that describes several real hosts as one is refused
+on all ranks. Independent of torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["TIERS", "WIRES", "Link", "Topology", "Wire", "labels_from_environmen
 
 TIERS = ("host", "rack", "zone")
 KEYS = ("name", "rack", "zone")
-"""Of an entry of [[hosts]]; in the order of TIERS."""
+"""Keys of a [[hosts]] entry that name its groups, in the order of TIERS."""
 
 
 @dataclass(frozen=True)
@@ -47,34 +47,34 @@ class Link:
 
 @dataclass(frozen=True)
 class Wire:
-    """How large messages travel between two ranks: chunks, which several connections take in turn."""
+    """Transport of large messages between two ranks: chunks distributed over several connections."""
 
     streams: int
     chunk_KB: int
     in_flight_KB: int
-    """Of each connection; the kernel may allow less (net.core.wmem_max, rmem_max)."""
+    """Per connection; the kernel may allow less (net.core.wmem_max, rmem_max)."""
 
 
-# The farther, the more connections, each with more under way: one connection fills a path only up to its window over
-# the round trip, and a lost packet halves that window for it alone.
+# More distance, more connections with more data in flight: one connection reaches at most its window divided by the
+# round-trip time, and a lost packet halves the window of its own connection only.
 WIRES: Mapping[str, Wire] = {"host": Wire(2, 256, 4096), "rack": Wire(4, 256, 4096), "zone": Wire(8, 1024, 16384)}
 
 
 @dataclass(frozen=True)
 class Topology:
     places: tuple[tuple[str, ...], ...]
-    """For each rank the names of its host, rack and zone."""
+    """Host, rack and zone of each rank."""
     links: Mapping[str, Link] = field(default_factory=dict)
-    """What the link of one group of a tier to the outside carries, where known: "host", "rack", "zone"."""
-    cables: Mapping[str, float] = field(default_factory=dict)
-    """Bytes per second of the hosts whose cables differ from links["host"], by the names that `hosts` gives."""
+    """Known capacity of the link from one group of a tier to the outside: "host", "rack", "zone"."""
+    host_rates: Mapping[str, float] = field(default_factory=dict)
+    """Bytes per second of hosts whose link differs from links["host"], by the names in `hosts`."""
     digest: str = ""
-    """Of the file it came from; all ranks must have read the same one."""
+    """Hash of the file; all ranks must have read the same one."""
     measured: frozenset[str] = frozenset()
-    """The hosts of `cables` that no file told of."""
+    """Hosts in `host_rates` that were measured and not given by a file."""
 
     wires: Mapping[str, Wire] = field(default_factory=lambda: WIRES)
-    """By the tier that a message crosses; the same on all ranks."""
+    """By the tier that a message crosses; equal on all ranks."""
 
     @property
     def size(self) -> int:
@@ -82,7 +82,7 @@ class Topology:
 
     @property
     def hosts(self) -> list[str]:
-        """The host of each rank, with the names of what holds it: two racks may use one name."""
+        """Full name of each rank's host: zone/rack/host, since two racks may use the same host name."""
         return ["/".join(reversed(place)) for place in self.places]
 
     @property
@@ -95,52 +95,52 @@ class Topology:
         return len(set(self.hosts))
 
     def bytes_per_s(self, tier: str, group: str, links: Mapping[str, Link]) -> float:
-        """What the link of one group of a tier carries."""
-        return self.cables.get(group, links[tier].bytes_per_s) if tier == "host" else links[tier].bytes_per_s
+        """Bandwidth of the link of one group of a tier."""
+        return self.host_rates.get(group, links[tier].bytes_per_s) if tier == "host" else links[tier].bytes_per_s
 
     def rates(self, links: Mapping[str, Link]) -> tuple[float, ...] | None:
-        """Bytes per second of each rank's host; None where all are alike."""
+        """Bytes per second of each rank's host; None if all are equal."""
         found = tuple(self.bytes_per_s("host", host, links) for host in self.hosts)
         return found if len(set(found)) > 1 else None
 
-    def slow_hosts(self, links: Mapping[str, Link]) -> str:
-        """In words, which hosts' cables differ and how that is known; "" where all are alike."""
+    def describe_host_rates(self, links: Mapping[str, Link]) -> str:
+        """Text that lists the hosts whose links differ and the source of each rate; "" if all are equal."""
         if self.rates(links) is None:
             return ""
         known = {
-            host: f"{host.rpartition('/')[2]} {rate / 1e6:.3g} MB/s ({'measured' if host in self.measured else 'told'})"
-            for host, rate in sorted(self.cables.items())
+            host: f"{host.rpartition('/')[2]} {rate / 1e6:.3g} MB/s ({'measured' if host in self.measured else 'file'})"
+            for host, rate in sorted(self.host_rates.items())
             if host in self.hosts
         }
-        return f"{', '.join(known.values())} beside {links['host'].bytes_per_s / 1e6:.3g} of other hosts"
+        return f"{', '.join(known.values())}, other hosts {links['host'].bytes_per_s / 1e6:.3g} MB/s"
 
-    def first(self, count: int) -> Topology:
-        """The same without the ranks from `count` on."""
+    def first_ranks(self, count: int) -> Topology:
+        """The topology of ranks 0 to count - 1."""
         hosts = set(self.hosts[:count])
-        cables = {host: rate for host, rate in self.cables.items() if host in hosts}
-        return replace(self, places=self.places[:count], cables=cables)
+        host_rates = {host: rate for host, rate in self.host_rates.items() if host in hosts}
+        return replace(self, places=self.places[:count], host_rates=host_rates)
 
     def as_toml(self, *, links: bool) -> str:
-        """A topology file that says where the ranks are; of the network only where `links` says so."""
+        """The topology as a file; `links` includes link rates and transport settings."""
         ranks: dict[tuple[str, ...], list[int]] = {}
         for rank, place in enumerate(self.places):
             ranks.setdefault(place, []).append(rank)
         text = ""
-        for place, held in ranks.items():
+        for place, members in ranks.items():
             text += "[[hosts]]\n"
-            text += "".join(f"{key} = {json.dumps(word)}\n" for key, word in zip(KEYS, place, strict=True) if word)
-            rate = self.cables.get("/".join(reversed(place)))
+            text += "".join(f"{key} = {json.dumps(name)}\n" for key, name in zip(KEYS, place, strict=True) if name)
+            rate = self.host_rates.get("/".join(reversed(place)))
             text += f"Mbit_per_s = {rate * 8 / 1e6}\n" if links and rate is not None else ""
-            text += f"ranks = {held}\n\n"
+            text += f"ranks = {members}\n\n"
         for tier, link in self.links.items() if links else ():
             text += f"[links.{tier}]\nMbit_per_s = {link.bytes_per_s * 8 / 1e6}\ndelay_us = {link.delay_us}\n\n"
         for tier, wire in self.wires.items() if links else ():
-            words = "".join(f"{one.name} = {getattr(wire, one.name)}\n" for one in fields(wire))
-            text += f"[wire.{tier}]\n{words}\n"
+            settings = "".join(f"{field.name} = {getattr(wire, field.name)}\n" for field in fields(wire))
+            text += f"[wire.{tier}]\n{settings}\n"
         return text
 
     def tiers(self) -> tuple[tuple[str, ...], ...]:
-        """Places without the tiers that distinguish nothing: all ranks in one group, or one group per inner group."""
+        """Places without redundant tiers: those with a single group, or with one group per inner group."""
         keep: list[int] = []
         for tier in range(len(TIERS)):
             groups = {place[tier:] for place in self.places}
@@ -152,7 +152,7 @@ class Topology:
         return tuple(tuple("/".join(reversed(place[tier:])) for tier in keep) for place in self.places)
 
     def distance(self, a: int, b: int) -> str:
-        """The tier whose links a message from a to b must use: "memory" inside a host."""
+        """The outermost tier that a message from a to b crosses: "memory" inside a host."""
         one, other = self.places[a], self.places[b]
         for tier in range(len(TIERS)):
             if one[tier:] == other[tier:]:
@@ -160,7 +160,7 @@ class Topology:
         return TIERS[-1]
 
     def path(self, a: int, b: int) -> list[tuple[str, str, str]]:
-        """(tier, group, direction) of every link that a message from a to b goes through."""
+        """(tier, group, direction) of every link that a message from a to b uses."""
         links: list[tuple[str, str, str]] = []
         one, other = self.places[a], self.places[b]
         for tier, name in enumerate(TIERS):
@@ -172,31 +172,31 @@ class Topology:
 
 
 def labels_from_environment(host_identity: str) -> tuple[str, str, str]:
-    """This rank's host, rack and zone, as far as anybody says."""
+    """This rank's host, rack and zone from LAKH_C3_HOST, LAKH_C3_RACK and LAKH_C3_ZONE."""
     environment = os.environ
     host = environment.get("LAKH_C3_HOST") or host_identity
     return host, environment.get("LAKH_C3_RACK", ""), environment.get("LAKH_C3_ZONE", "")
 
 
 def numa_node(cores: Iterable[int], nodes: str | Path = "/sys/devices/system/node") -> int | None:
-    """The NUMA node that holds all these cores; None where they lie in several, or nothing tells."""
+    """The NUMA node that contains all these cores; None if they span several nodes or it is unknown."""
     wanted = set(cores)
     for folder in sorted(Path(nodes).glob("node[0-9]*")):
         try:
             listed = (folder / "cpulist").read_text().strip()
-            held: set[int] = set()
-            for word in filter(None, listed.split(",")):
-                first, _, last = word.partition("-")
-                held.update(range(int(first), int(last or first) + 1))
+            node_cores: set[int] = set()
+            for span in filter(None, listed.split(",")):
+                first, _, last = span.partition("-")
+                node_cores.update(range(int(first), int(last or first) + 1))
         except (OSError, ValueError):
             continue
-        if wanted and wanted <= held:
+        if wanted and wanted <= node_cores:
             return int(folder.name.removeprefix("node"))
     return None
 
 
 def read_topology(path: str | Path, size: int | None = None) -> Topology:
-    """Read a topology file; `size` is the number of ranks that it must describe."""
+    """Read a topology file. `size` is the expected number of ranks."""
     where = str(path)
     try:
         raw = Path(path).read_bytes()
@@ -204,29 +204,29 @@ def read_topology(path: str | Path, size: int | None = None) -> Topology:
     except OSError as error:
         raise UserError(where, error.strerror or "cannot be read", "check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(where, f"is not TOML ({error})", "mend the file") from None
+        raise UserError(where, f"is not TOML ({error})", "correct the file") from None
     unknown = set(document) - {"hosts", "links", "wire"}
     if unknown:
         raise UserError(where, f"has unknown keys {sorted(unknown)}", "use [[hosts]], [links.TIER] and [wire.TIER]")
     places: dict[int, tuple[str, ...]] = {}
     names: set[tuple[str, ...]] = set()
-    cables: dict[str, float] = {}
+    host_rates: dict[str, float] = {}
     for entry in _list(document.get("hosts"), where):
         unknown = set(entry) - {"name", "ranks", "rack", "zone", "Mbit_per_s"}
         if unknown or not isinstance(entry.get("name"), str) or not isinstance(entry.get("ranks"), list):
-            raise UserError(where, f"[[hosts]] {entry}", "give name, ranks, and if you like rack, zone, Mbit_per_s")
+            raise UserError(where, f"[[hosts]] {entry}", "give name, ranks, and optionally rack, zone, Mbit_per_s")
         place = (entry["name"], str(entry.get("rack", "")), str(entry.get("zone", "")))
         if place in names:
-            raise UserError(where, f"names host {entry['name']} twice", "give each host another name")
+            raise UserError(where, f"lists host {entry['name']} twice", "give each host a unique name")
         names.add(place)
         if "Mbit_per_s" in entry:
             rate = entry["Mbit_per_s"]
             if not isinstance(rate, int | float) or not rate > 0:
                 raise UserError(where, f"host {entry['name']}: Mbit_per_s = {rate!r}", "give a number above 0")
-            cables["/".join(reversed(place))] = rate * 1e6 / 8
+            host_rates["/".join(reversed(place))] = rate * 1e6 / 8
         for rank in entry["ranks"]:
             if not isinstance(rank, int) or rank < 0 or rank in places:
-                raise UserError(where, f"rank {rank!r} is not a number or is in two hosts", "name each rank once")
+                raise UserError(where, f"rank {rank!r} is not a number or is in two hosts", "list each rank once")
             places[rank] = place
     expected = len(places) if size is None else size
     if sorted(places) != list(range(expected)) or not places:
@@ -237,11 +237,11 @@ def read_topology(path: str | Path, size: int | None = None) -> Topology:
             raise UserError(where, f"[links.{tier}] {entry}", "use links.host, rack or zone with Mbit_per_s, delay_us")
         rate, delay = entry.get("Mbit_per_s", 0), entry.get("delay_us", 0)
         if not (isinstance(rate, int | float) and rate > 0 and isinstance(delay, int | float) and delay >= 0):
-            raise UserError(where, f"[links.{tier}] {entry}", "Mbit_per_s must be above 0 and delay_us not below it")
+            raise UserError(where, f"[links.{tier}] {entry}", "use Mbit_per_s above 0 and delay_us of 0 or more")
         links[tier] = Link(rate * 1e6 / 8, delay)
     wires = {**WIRES, **{tier: _wire(tier, entry, where) for tier, entry in document.get("wire", {}).items()}}
     ranks = tuple(places[rank] for rank in range(expected))
-    return Topology(ranks, links, cables, hashlib.sha256(raw).hexdigest(), wires=wires)
+    return Topology(ranks, links, host_rates, hashlib.sha256(raw).hexdigest(), wires=wires)
 
 
 def _wire(tier: str, entry: Any, where: str) -> Wire:

@@ -1,15 +1,19 @@
-"""Checkpoints: a folder of slices that any number of ranks can write and any other number can read.
+"""Checkpoints: a folder of tensor slices that any number of ranks can write and any other number can read.
 
     RUN/checkpoints/step-00000120/
-        rank-00000.safetensors   the slices that rank 0 held
-        run.toml tokenizer.json  what the weights mean, so that the folder stands alone
-        manifest.json            written last: without it the checkpoint does not exist
+        rank-00000.safetensors   the slices of rank 0
+        run.toml tokenizer.json  everything needed to use the weights
+        manifest.json            written last; a folder without it is not a checkpoint
 
-format.py says what the manifest holds, saving.py and loading.py write and read it, shelf.py finds and checks what is
-there, retain.py decides what may go. A save may go on behind the caller's back: host_copies.py keeps the tensors as
-they were, tensor_file.py writes them, and background.py says whether there is room for that.
-Knows torch tensors and their names; knows nothing of models, optimizers or process groups. torch, which takes seconds,
-is imported by those who ask for what reads or writes tensors: listing and checking does not.
+    format.py         the manifest
+    saving.py         write a checkpoint, optionally in the background (host_copies.py, background.py)
+    loading.py        read tensors into any sharding (slices.py)
+    tensor_file.py    write safetensors files
+    catalog.py        list, find and verify the checkpoints of a run
+    retention.py      remove old checkpoints
+
+Independent of models, optimizers and process groups. torch takes seconds to import and is imported only by the
+functions that read or write tensors.
 """
 
 from __future__ import annotations
@@ -18,19 +22,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lakh.checkpoint.background import choose_background, free_host_bytes
+from lakh.checkpoint.catalog import find, list_complete, newest_usable, read_run, verify
 from lakh.checkpoint.format import Manifest, folder_name
-from lakh.checkpoint.retain import thin_out
-from lakh.checkpoint.shelf import find, list_complete, newest_usable, read_run, verify
+from lakh.checkpoint.retention import prune
 
 if TYPE_CHECKING:
     from lakh.checkpoint.host_copies import HostCopies
     from lakh.checkpoint.loading import load, read_model
-    from lakh.checkpoint.saving import Saving, save
+    from lakh.checkpoint.saving import CheckpointSave, save
 
 __all__ = [
+    "CheckpointSave",
     "HostCopies",
     "Manifest",
-    "Saving",
     "choose_background",
     "find",
     "folder_name",
@@ -38,16 +42,16 @@ __all__ = [
     "list_complete",
     "load",
     "newest_usable",
+    "prune",
     "read_model",
     "read_run",
     "save",
-    "thin_out",
     "verify",
 ]
 
-_OF_TENSORS = {
+_NEEDS_TORCH = {
     "HostCopies": "host_copies",
-    "Saving": "saving",
+    "CheckpointSave": "saving",
     "load": "loading",
     "read_model": "loading",
     "save": "saving",
@@ -55,6 +59,6 @@ _OF_TENSORS = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _OF_TENSORS:
+    if name not in _NEEDS_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_OF_TENSORS[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)

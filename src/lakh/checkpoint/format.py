@@ -1,8 +1,8 @@
 """The manifest of a checkpoint: which file holds which slice of which tensor.
 
-A slice is a box inside a global tensor: an offset and a shape. Each rank stores the boxes it holds; the manifest
-lists for every tensor which file holds which box. A reader asks for the box that it needs and copies the overlaps,
-so saving on four ranks and loading on one, or three, is the same operation.
+A slice is a box inside a global tensor: an offset and a shape. Each rank stores its slices; the manifest lists the file
+of every slice. A reader copies the overlap of the stored slices with the slice it needs, so the number of ranks may
+change between saving and loading.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from lakh import storage
 from lakh.errors import CorruptCheckpoint
 
-__all__ = ["FORMAT", "Manifest", "Stored", "StoredTensor", "folder_name", "step_of"]
+__all__ = ["FORMAT", "Manifest", "StoredSlice", "StoredTensor", "folder_name", "step_of"]
 
 FORMAT = "lakh-checkpoint/1"
 _FOLDER = re.compile(r"^step-(\d{8,})$")
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One box of a tensor, in one file under the tensor's own name."""
+class StoredSlice:
+    """One slice of a tensor, stored in one file under the tensor's name."""
 
     file: str
     offset: tuple[int, ...]
@@ -33,12 +33,12 @@ class Stored:
 class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
-    slices: tuple[Stored, ...]
+    slices: tuple[StoredSlice, ...]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a checkpoint but its numbers."""
+    """Everything about a checkpoint except the values of its tensors."""
 
     step: int
     sequence_index: int
@@ -68,7 +68,7 @@ class Manifest:
                 name: StoredTensor(
                     entry["dtype"],
                     tuple(entry["shape"]),
-                    tuple(Stored(s["file"], tuple(s["offset"]), tuple(s["shape"])) for s in entry["slices"]),
+                    tuple(StoredSlice(s["file"], tuple(s["offset"]), tuple(s["shape"])) for s in entry["slices"]),
                 )
                 for name, entry in data["tensors"].items()
             }
@@ -83,6 +83,6 @@ def folder_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step in a folder name, or None for a folder that is no checkpoint."""
+    """The step in a folder name, or None if the folder is not a checkpoint."""
     match = _FOLDER.match(name)
     return int(match[1]) if match else None

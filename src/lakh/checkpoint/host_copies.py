@@ -1,8 +1,7 @@
-"""Copies of tensors in host memory, kept between saves and filled again.
+"""Copies of tensors in host memory, reused between saves.
 
-What is copied may change at once afterwards: the copy is complete when `take` returns. Copies of a GPU's tensors lie in
-pinned memory where the system gives it, which is what makes the way there as fast as the bus; getting that memory is
-slow, and is why it is kept. Cost: once the bytes of the tensors, for as long as this object lives.
+The copy is complete when `take` returns. Copies of GPU tensors use pinned memory where possible, which copies at bus
+speed; allocating it is slow, so it is kept for the life of this object.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ __all__ = ["HostCopies"]
 
 class HostCopies:
     def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors as they are now. What an earlier `take` gave is overwritten."""
-        copies = {name: self._place_for(name, tensor) for name, tensor in tensors.items()}
+        """Copy the tensors. Overwrites the copies of an earlier call."""
+        copies = {name: self._buffer_for(name, tensor) for name, tensor in tensors.items()}
         for name, tensor in tensors.items():
             copies[name].copy_(tensor, non_blocking=True)
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        self._kept = copies
+        self._buffers = copies
         return copies
 
-    def _place_for(self, name: str, tensor: Tensor) -> Tensor:
-        kept = self._kept.get(name)
-        if kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype:
-            return kept
+    def _buffer_for(self, name: str, tensor: Tensor) -> Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype:
+            return buffer
         if tensor.is_cuda:
             try:
                 return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            except RuntimeError:  # the system gives no more of it: the plain kind only costs time
+            except RuntimeError:  # no more pinned memory: pageable memory is only slower
                 pass
         return torch.empty(tensor.shape, dtype=tensor.dtype)

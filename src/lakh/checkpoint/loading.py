@@ -1,7 +1,4 @@
-"""Reading the tensors of a checkpoint.
-
-`load` copies into given tensors, each rank only the boxes it needs; the layout they were saved in does not matter.
-"""
+"""Read the tensors of a checkpoint, in any sharding."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lakh import storage
-from lakh.checkpoint.format import Manifest, Stored
-from lakh.checkpoint.shelf import corrupt, local_copy, read_run, verify
-from lakh.checkpoint.slices import Slice, dtype_name, slice_of
+from lakh.checkpoint.catalog import corrupt, local_copy, read_run, verify
+from lakh.checkpoint.format import Manifest, StoredSlice
+from lakh.checkpoint.slices import TensorSlice, dtype_name, slice_of
 from lakh.errors import UserError
 from lakh.spec import Run
 
@@ -27,11 +24,11 @@ MODEL = "model."
 
 
 def load(folder: str, into: Mapping[str, Tensor]) -> Manifest:
-    """Fill the given tensors in place. Every one of them must be in the checkpoint with its shape and type."""
+    """Fill the given tensors in place; each rank reads only its slices. Names, shapes and types must match."""
     manifest = Manifest.read(folder)
     for name, target in into.items():
         _check_fits(folder, manifest, name, target)
-    with _Files(folder) as files, torch.no_grad():
+    with _TensorFiles(folder) as files, torch.no_grad():
         for name, target in into.items():
             part = slice_of(target)
             filled = sum(_copy_overlap(files, name, stored, part) for stored in manifest.tensors[name].slices)
@@ -41,7 +38,7 @@ def load(folder: str, into: Mapping[str, Tensor]) -> Manifest:
 
 
 def read_model(folder: str | Path) -> tuple[Run, dict[str, Tensor]]:
-    """The run and the whole weights, by the model's own names, on the CPU."""
+    """The run and the full weights on the CPU, under the model's parameter names."""
     folder = str(folder)
     manifest = verify(folder)
     weights = {
@@ -56,17 +53,17 @@ def read_model(folder: str | Path) -> tuple[Run, dict[str, Tensor]]:
 def _check_fits(folder: str, manifest: Manifest, name: str, target: Tensor) -> None:
     stored = manifest.tensors.get(name)
     if stored is None:
-        raise UserError(folder, f"has no tensor {name}", "resume with the settings that it was saved with")
+        raise UserError(folder, f"has no tensor {name}", "resume with the settings of that checkpoint")
     if stored.shape != tuple(target.shape) or stored.dtype != dtype_name(target.dtype):
         found = (
-            f"{name} is {stored.dtype} {list(stored.shape)} there and {dtype_name(target.dtype)} "
-            f"{list(target.shape)} here"
+            f"{name} is {stored.dtype} {list(stored.shape)}, the run has {dtype_name(target.dtype)} "
+            f"{list(target.shape)}"
         )
-        raise UserError(folder, found, "resume with the model settings that it was saved with")
+        raise UserError(folder, found, "resume with the model settings of that checkpoint")
 
 
-def _copy_overlap(files: _Files, name: str, stored: Stored, part: Slice) -> int:
-    """Copy what one stored box and our box have in common; returns the number of values."""
+def _copy_overlap(files: _TensorFiles, name: str, stored: StoredSlice, part: TensorSlice) -> int:
+    """Copy the overlap of a stored slice and `part`; returns the number of values."""
     starts = [max(a, b) for a, b in zip(stored.offset, part.offset, strict=True)]
     ends = [
         min(a + n, b + m) for a, n, b, m in zip(stored.offset, stored.shape, part.offset, part.local.shape, strict=True)
@@ -81,15 +78,15 @@ def _copy_overlap(files: _Files, name: str, stored: Stored, part: Slice) -> int:
     return values.numel()
 
 
-class _Files:
-    """Opened safetensors files of one checkpoint; remote ones are fetched into a temporary folder first."""
+class _TensorFiles:
+    """The open safetensors files of one checkpoint; remote ones are downloaded to a temporary folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._opened: dict[str, Any] = {}
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> _Files:
+    def __enter__(self) -> _TensorFiles:
         return self
 
     def __exit__(self, *_: object) -> None:

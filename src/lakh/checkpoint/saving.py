@@ -1,11 +1,10 @@
-"""Writing a checkpoint: every rank its slices, then one rank the manifest.
+"""Write a checkpoint: every rank writes its slices, then rank 0 writes the manifest.
 
-    save      writes and returns when it is done
-    Saving    copies the tensors, writes the copies in a thread, and is finished when it suits the caller
+    save              write a checkpoint and wait for it
+    CheckpointSave    write in a background thread; blocks the caller only while the tensors are copied
 
-Cost: each distinct slice is written once, by the first rank that holds it; a Saving stands in the caller's way for the
-copy alone. Fails with DiskFull or PeerLost, a Saving when it is finished; until the manifest is there the folder counts
-for nothing, and the next save of that step starts over.
+Each distinct slice is written once, by the first rank that holds it. `finish` raises DiskFull or PeerLost if writing
+failed; the incomplete folder is ignored, and the next save of that step overwrites it.
 """
 
 from __future__ import annotations
@@ -19,34 +18,34 @@ import torch
 from torch import Tensor
 
 from lakh import __version__, storage
-from lakh.checkpoint.format import Manifest, Stored, StoredTensor
+from lakh.checkpoint.format import Manifest, StoredSlice, StoredTensor
 from lakh.checkpoint.host_copies import HostCopies
 from lakh.checkpoint.slices import dtype_name, slice_of
 from lakh.checkpoint.tensor_file import write_tensors
 from lakh.errors import PeerTimeout
 
-__all__ = ["Saving", "save"]
+__all__ = ["CheckpointSave", "save"]
 
-WRITE_TIMEOUT_S = 3600.0  # of one rank's file; a disk that takes longer hangs
+WRITE_TIMEOUT_S = 3600.0  # for one rank's file; a slower disk counts as hanging
 
 Gather = Callable[[Any], list[Any] | None]
-"""Brings one value of each rank to rank 0 and returns None elsewhere."""
+"""Gathers one value of each rank on rank 0; returns None on the others."""
 
 
 def save(
     folder: str, tensors: Mapping[str, Tensor], *, gather: Gather = lambda value: [value], **facts: Any
 ) -> Manifest | None:
-    """Write `tensors` and, on rank 0, the attachments and the manifest, which is returned there (None elsewhere).
+    """Write `tensors` and, on rank 0, the attachments and the manifest. Returns the manifest on rank 0.
 
-    `facts` are those of Saving. `gather` is called exactly once.
+    `facts` are the keyword arguments of CheckpointSave. `gather` is called exactly once.
     """
-    saving = Saving(folder, tensors, **facts)
+    saving = CheckpointSave(folder, tensors, **facts)
     saving.write()
     return saving.finish(gather)
 
 
-class Saving:
-    """A checkpoint on its way, as one rank sees it."""
+class CheckpointSave:
+    """One rank's part of a checkpoint that is being written."""
 
     def __init__(
         self,
@@ -62,8 +61,8 @@ class Saving:
         world: int = 1,
         writes_whole: bool | None = None,
     ) -> None:
-        """`writes_whole` says whether this rank writes the plain tensors, which several ranks hold alike: one rank of
-        each pipeline stage does, and rank 0 where it is left out."""
+        """`writes_whole`: this rank writes the plain tensors, which several ranks hold. One rank of each pipeline
+        stage does so; by default rank 0."""
         self.folder, self.step = folder, step
         self._file, self._attachments = f"rank-{rank:05d}.safetensors", attachments if rank == 0 else {}
         self._facts: dict[str, Any] = {
@@ -87,26 +86,23 @@ class Saving:
 
     @property
     def bytes_to_write(self) -> int:
-        """Of the tensors of this rank that are not written yet."""
+        """Bytes of this rank's tensors that are not written yet."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def start(self, copies: HostCopies) -> None:
-        """Copy the tensors, so that they may change, and write the copies in a thread.
-
-        The copies are in use until `finish`.
-        """
+        """Copy the tensors and write the copies in a thread. The copies stay in use until `finish`."""
         self._tensors = copies.take(self._tensors)
-        # A daemon: a process that is to end does not wait for a disk that hangs.
+        # A daemon thread, so that the process can exit while a disk hangs.
         self._thread = threading.Thread(target=self._write_or_fail, name="lakh-checkpoint", daemon=True)
         self._thread.start()
 
     @property
     def is_written(self) -> bool:
-        """Whether `finish` would not have to wait for this rank's disk."""
+        """Whether this rank's file is written."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self, timeout_s: float) -> bool:
-        """Until this rank's file is written, or could not be; False where it still is being written."""
+        """Wait until writing has ended or failed; False if it is still running after `timeout_s`."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return self.is_written
@@ -124,17 +120,17 @@ class Saving:
     def _write_or_fail(self) -> None:
         try:
             self.write()
-        except BaseException as failure:  # noqa: BLE001 - told by `finish`, in the caller's thread
+        except BaseException as failure:  # noqa: BLE001 - `finish` raises it in the caller's thread
             self._failure = failure
 
     def finish(self, gather: Gather = lambda value: [value]) -> Manifest | None:
-        """Wait until this rank's file is written, then make the checkpoint whole. A collective.
+        """Wait until this rank's file is written, then complete the checkpoint. A collective.
 
-        The manifest on rank 0, None elsewhere.
+        Returns the manifest on rank 0, None on the others.
         """
         if not self.wait(WRITE_TIMEOUT_S):
             found = f"is still being written after {WRITE_TIMEOUT_S:g} s"
-            raise PeerTimeout(storage.join(self.folder, self._file), found, "look after the disk, then: lakh resume")
+            raise PeerTimeout(storage.join(self.folder, self._file), found, "check the disk, then: lakh resume")
         if self._failure is not None:
             raise self._failure
         gathered = gather((self._file, self._entries, self._boxes))
@@ -151,10 +147,10 @@ class Saving:
 
 
 def _collect(written: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, StoredTensor]:
-    """What was written where, tensor by tensor."""
+    """The stored slices of each tensor."""
     tensors: dict[str, StoredTensor] = {}
     for file, boxes in written:
         for name, (dtype, shape, offset, size) in boxes.items():
             before = tensors[name].slices if name in tensors else ()
-            tensors[name] = StoredTensor(dtype, shape, (*before, Stored(file, offset, size)))
+            tensors[name] = StoredTensor(dtype, shape, (*before, StoredSlice(file, offset, size)))
     return tensors

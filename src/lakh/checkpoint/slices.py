@@ -1,4 +1,4 @@
-"""Which part of a whole tensor this rank holds."""
+"""The slice of a global tensor that this rank holds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Slice", "dtype_name", "slice_of"]
+__all__ = ["TensorSlice", "dtype_name", "slice_of"]
 
 
 @dataclass(frozen=True)
-class Slice:
-    """The part of a global tensor that this rank holds. `writes` is false where another rank writes the same part, and
-    None for a plain tensor, which does not know who else holds it."""
+class TensorSlice:
+    """The local part of a global tensor. `writes` is False if another rank writes the same part, and None for a plain
+    tensor, which has no placement."""
 
     shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -21,21 +21,21 @@ class Slice:
     writes: bool | None = None
 
 
-def slice_of(tensor: Tensor) -> Slice:
-    """Where the local part of a tensor lies; a plain tensor is its own whole."""
+def slice_of(tensor: Tensor) -> TensorSlice:
+    """The offset and shape of the local part of a tensor; a plain tensor is one slice."""
     from torch.distributed.tensor import DTensor, Replicate
 
     if not isinstance(tensor, DTensor):
-        return Slice(tuple(tensor.shape), (0,) * tensor.dim(), tensor)
+        return TensorSlice(tuple(tensor.shape), (0,) * tensor.dim(), tensor)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None  # every rank of a run is in its mesh
+    assert coordinate is not None  # every rank is part of the mesh
     copies = zip(tensor.placements, coordinate, strict=True)
     first_copy = all(at == 0 for placement, at in copies if isinstance(placement, Replicate))
     local = tensor.to_local()
-    return Slice(tuple(tensor.shape), tuple(offset), local, writes=first_copy and local.numel() > 0)
+    return TensorSlice(tuple(tensor.shape), tuple(offset), local, writes=first_copy and local.numel() > 0)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

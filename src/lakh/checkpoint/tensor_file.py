@@ -1,7 +1,7 @@
-"""A safetensors file, written tensor by tensor: eight bytes of length, a JSON header, the bytes of the tensors.
+"""Write a safetensors file tensor by tensor: eight bytes of length, a JSON header, the bytes of the tensors.
 
-Nothing is put together in memory first, so a file costs no more memory than its tensors, and it is hashed as it is
-written. Reading is left to the safetensors package. Fails with DiskFull; the file appears whole or not at all.
+Needs no memory beyond the tensors and hashes while writing, which the safetensors package cannot do. The file appears
+only when it is complete.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _ALIGNMENT = 8
 
 
 def write_tensors(url: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write the tensors, which lie in host memory; returns the file's size and hash as a manifest has them."""
-    # The widest types first: every tensor then begins at a multiple of its element's size.
+    """Write tensors that are in host memory; returns the size and hash of the file for the manifest."""
+    # The widest types first, so that every tensor is aligned to its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, at = {}, 0
     for name, tensor in ordered:

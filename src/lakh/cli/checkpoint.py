@@ -1,4 +1,4 @@
-"""lakh checkpoint: list, verify and thin out the checkpoints of a run."""
+"""lakh checkpoint: list, verify and remove the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["checkpoint"]
 
 @click.group(cls=HintingGroup)
 def checkpoint() -> None:
-    """List, verify and thin out the checkpoints of a run."""
+    """List, verify and remove the checkpoints of a run."""
 
 
 @checkpoint.command("list")
@@ -22,7 +22,7 @@ def checkpoint() -> None:
 @print_result
 def list_(run_dir: str) -> CommandResult:
     """List the complete checkpoints of a run, oldest first."""
-    require_folder(run_dir, "give a run's folder")
+    require_folder(run_dir, "give the folder of a run")
     from lakh.checkpoint import Manifest, list_complete
 
     rows: list[dict[str, object]] = []
@@ -31,7 +31,7 @@ def list_(run_dir: str) -> CommandResult:
         try:
             manifest = Manifest.read(folder)
             row |= {"ranks": manifest.world, "bytes": manifest.bytes}
-        except DataError as error:  # the others are what one looks for then
+        except DataError as error:  # keep listing the others
             row["damaged"] = error.found
         rows.append(row)
     shown = ["step", "ranks", "bytes", "folder", *(["damaged"] if any(row["damaged"] for row in rows) else [])]
@@ -43,17 +43,17 @@ def list_(run_dir: str) -> CommandResult:
 @click.argument("path")
 @print_result
 def verify(path: str) -> CommandResult:
-    """Check every file of a checkpoint, or of all checkpoints of a run, against its hash."""
+    """Compare every file of a checkpoint, or of all checkpoints of a run, with its hash."""
     from lakh.checkpoint import list_complete
     from lakh.checkpoint import verify as check
 
     folders = [path] if is_complete(path) else [folder for _, folder in list_complete(path)]
     if not folders:
-        raise UserError(path, "holds no complete checkpoint", "give a run's folder or a checkpoint's")
+        raise UserError(path, "holds no complete checkpoint", "give the folder of a run or of a checkpoint")
     rows = []
     for folder in folders:
         try:
-            rows.append({"folder": folder, "ok": True, "found": f"{len(check(folder).files)} files whole"})
+            rows.append({"folder": folder, "ok": True, "found": f"{len(check(folder).files)} files match"})
         except DataError as error:
             rows.append({"folder": folder, "ok": False, "found": str(error)})
     ok = all(row["ok"] for row in rows)
@@ -63,12 +63,14 @@ def verify(path: str) -> CommandResult:
 
 @checkpoint.command()
 @click.argument("run_dir")
-@click.option("--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Newest ones that stay.")
+@click.option(
+    "--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Number of newest checkpoints to keep."
+)
 @print_result
 def gc(run_dir: str, keep: int) -> CommandResult:
-    """Remove all but the newest checkpoints, and leftovers of saves that never finished."""
-    require_folder(run_dir, "give a run's folder")
-    from lakh.checkpoint import thin_out
+    """Remove all but the newest checkpoints, and leftovers of interrupted saves."""
+    require_folder(run_dir, "give the folder of a run")
+    from lakh.checkpoint import prune
 
-    removed = thin_out(run_dir, keep=keep)
+    removed = prune(run_dir, keep=keep)
     return CommandResult({"removed": removed}, "\n".join(["removed:", *removed]) if removed else "nothing to remove")

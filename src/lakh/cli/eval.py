@@ -9,29 +9,27 @@ import click
 
 from lakh.cli.eval_generate import generate as generate_only
 from lakh.cli.eval_options import (
+    BITS_PER_BYTE,
     RECALIBRATE_OPTION,
     TEXTS_OPTION,
-    asking_options,
-    common,
+    load_tasks,
     make_sandbox,
+    model_options,
+    run_options,
     split_names,
     task_folder,
 )
 from lakh.cli.eval_results import curve, diff, export, reproduce, watch
-from lakh.cli.eval_show import bar, generated, show
+from lakh.cli.eval_show import bar, show
 from lakh.cli.groups import DefaultGroup
 from lakh.cli.output import CommandResult, print_result
 from lakh.errors import UserError
-from lakh.evals.generate import check_request, load_engine, origin_from, origin_of
-from lakh.evals.protocol import Origin
-from lakh.evals.run import score as score_samples
-from lakh.evals.samples import CANONICAL, canonical_samples, read_samples
+from lakh.evals.generation.generate import generated, load_engine, origin_from, samples_to_score
+from lakh.evals.run import score_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.tasks import TASKS, load_task
 
 __all__ = ["evaluate"]
-
-BITS_PER_BYTE = "bits-per-byte"
 
 
 # Options of the default command may come first: `lakh eval --tasks humaneval MODEL`.
@@ -45,59 +43,60 @@ evaluate.default = "model"
 
 @evaluate.command()
 @click.argument("model")
-@asking_options
+@model_options
 @TEXTS_OPTION
 @RECALIBRATE_OPTION
-@common
+@run_options
 @print_result
 def model(
     model: str, tasks: str, n: int, texts: str | None, recalibrate: bool, data: str | None, limit: int | None,
-    out: str | None, workers: int | None, rung: str | None, unsafe: bool, **asked: Any,
+    out: str | None, workers: int | None, backend: str | None, unsafe: bool, **settings: Any,
 ) -> CommandResult:  # fmt: skip
     """Generate completions with a model and score them.
 
-    MODEL is a run, a checkpoint, a Hugging Face folder, or the URL of an endpoint that speaks OpenAI's completions.
+    MODEL is a run, a checkpoint, a Hugging Face folder, or the URL of an OpenAI-compatible endpoint.
     This is the default: lakh eval MODEL --tasks humaneval
     """
     names = split_names(tasks)
-    origin = origin_from(model, **asked)
-    blocks: list[dict[str, Any]] = []
+    origin = origin_from(model, **settings)
+    results: list[dict[str, Any]] = []
     if BITS_PER_BYTE in names:
-        blocks.append(_bits_per_byte(model, texts or data, limit))
-    loaded = [load_task(name, data).first(limit) for name in names if name != BITS_PER_BYTE]
-    for task in loaded:
-        check_request(task, origin, n)
+        results.append(_bits_per_byte(model, texts or data, limit))
+    loaded = load_tasks(names, data, limit, origin, n)
     if loaded:
-        with _sandbox_or_elsewhere(unsafe, rung) as sandbox:  # before the model: a missing one should cost no minutes
-            engine = load_engine(model, chat=asked["chat"], served_name=asked["served_name"])
+        with _sandbox_for_model(unsafe, backend) as sandbox:  # first: a missing sandbox should not cost minutes
+            engine = load_engine(model, chat=settings["chat"], served_name=settings["served_name"])
             for task in loaded:
                 folder = None if out is None else task_folder(out, task, loaded)
+                num_samples = n * len(task.problems)
                 with (
-                    generated(engine, task, origin, n, folder) as samples,
-                    bar(f"{task.name}: running", len(samples)) as progress,
+                    bar(f"{task.name}: running", num_samples) as progress,
+                    generated(
+                        engine, task, origin, n, folder, progress.before(f"{task.name}: generating", num_samples)
+                    ) as samples,
                 ):
                     result = score_samples(
                         task, samples, sandbox, origin, workers=workers, progress=progress,
                         calibrating=progress.before(f"{task.name}: measuring references", len(task.problems)),
                         recalibrate=recalibrate, out=folder,
                     )  # fmt: skip
-                blocks.append(result.as_dict())
-    return show(blocks)
+                results.append(result.as_dict())
+    return show(results)
 
 
 @evaluate.command()
 @click.argument("samples", required=False)
 @click.option("--task", "name", required=True, help="Name of the benchmark, e.g. humaneval.")
 @click.option("--canonical", is_flag=True, help="Score the benchmark's own solutions: a test of the harness.")
-@click.option("--partial", is_flag=True, help="Allow problems without a sample, left out, and more of some.")
-@click.option("--n", type=click.IntRange(min=1), help="Refuse a file that has not so many samples of each problem.")
+@click.option("--partial", is_flag=True, help="Allow missing samples and different numbers of samples per problem.")
+@click.option("--n", type=click.IntRange(min=1), help="Require this number of samples per problem.")
 @click.option("--cpu-limit", type=click.IntRange(min=1), metavar="S", help="CPU seconds; default: by the reference.")
 @RECALIBRATE_OPTION
-@common
+@run_options
 @print_result
 def score(
     samples: str | None, name: str, canonical: bool, partial: bool, n: int | None, cpu_limit: int | None,
-    recalibrate: bool, data: str | None, limit: int | None, out: str | None, workers: int | None, rung: str | None,
+    recalibrate: bool, data: str | None, limit: int | None, out: str | None, workers: int | None, backend: str | None,
     unsafe: bool,
 ) -> CommandResult:  # fmt: skip
     """Score completions from a JSONL file of {task_id, completion}."""
@@ -106,21 +105,10 @@ def score(
     if (samples is None) != canonical:
         raise UserError("lakh eval score", "takes either a samples file or --canonical", "give one of them")
     task = load_task(name, data)
-    if samples is None:
-        task = task.first(limit)
-        origin, given = Origin(CANONICAL), canonical_samples(task)
-        if not given:
-            raise UserError(f"task {name}", "has no reference solutions here", "score samples instead")
-    else:
-        given = read_samples(samples, task, partial=partial, n=n)
-        origin = origin_of(samples, given)
-        kept = {problem.id for problem in task.first(limit).problems}
-        given = [sample for sample in given if sample.task_id in kept]
-        if not given:
-            raise UserError(samples, f"has no sample for the first {limit} problems", "raise --limit")
-    cells = min(workers or os.cpu_count() or 1, len(given))
+    origin, given = samples_to_score(samples, task, partial=partial, n=n, limit=limit)
+    ahead = min(workers or os.cpu_count() or 1, len(given))
     with (
-        make_sandbox(unsafe, rung, workers=cells) as sandbox,
+        make_sandbox(unsafe, backend, workers=ahead) as sandbox,
         bar(f"{task.name}: running", len(given)) as progress,
     ):
         result = score_samples(
@@ -139,11 +127,11 @@ def list_tasks() -> CommandResult:
     return CommandResult({"tasks": names}, "\n".join(names))
 
 
-def _sandbox_or_elsewhere(unsafe: bool, rung: str | None) -> Sandbox:
+def _sandbox_for_model(unsafe: bool, backend: str | None) -> Sandbox:
     try:
-        return make_sandbox(unsafe, rung)
+        return make_sandbox(unsafe, backend)
     except UserError as error:
-        todo = f"{error.todo}; or keep the completions with lakh eval generate, and score them on another machine"
+        todo = f"{error.todo}; or store the completions with lakh eval generate, and score them on another machine"
         raise UserError(error.where, error.found, todo) from None
 
 

@@ -1,4 +1,4 @@
-"""Options that the commands of lakh eval share, and what they stand for."""
+"""Options that the commands of lakh eval share."""
 
 from __future__ import annotations
 
@@ -9,70 +9,71 @@ import click
 
 from lakh.cli.output import console
 from lakh.errors import UserError
-from lakh.evals.sandbox import RUNGS, Sandbox
+from lakh.evals.generation.generate import check_request
+from lakh.evals.sandbox import BACKENDS, Sandbox
+from lakh.evals.scoring.protocol import Origin
 from lakh.evals.task import Task
+from lakh.evals.tasks import load_task
 
 __all__ = [
+    "BITS_PER_BYTE",
     "DATA_OPTION",
     "LIMIT_OPTION",
     "RECALIBRATE_OPTION",
     "TEXTS_OPTION",
-    "asking_options",
-    "common",
+    "load_tasks",
     "make_sandbox",
+    "model_options",
+    "run_options",
     "sampling_options",
     "split_names",
     "task_folder",
 ]
 
-DATA_OPTION = click.option("--data", metavar="PATH", help="The benchmark's file, or the folder it lies in.")
-LIMIT_OPTION = click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N problems only.")
+BITS_PER_BYTE = "bits-per-byte"
+DATA_OPTION = click.option("--data", metavar="PATH", help="File of the benchmark, or the folder that holds it.")
+LIMIT_OPTION = click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N problems.")
+RECALIBRATE_OPTION = click.option("--recalibrate", is_flag=True, help="Measure reference solutions again.")
+TEXTS_OPTION = click.option("--texts", metavar="PATH", help="Code for bits-per-byte; default: the path of --data.")
 
-RECALIBRATE_OPTION = click.option(
-    "--recalibrate", is_flag=True, help="Measure the reference solutions again, whatever is kept."
+Command = Callable[..., Any]
+
+
+def _together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """One decorator for several options, listed in the order of the help text."""
+
+    def decorate(function: Command) -> Command:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+run_options = _together(
+    DATA_OPTION,
+    LIMIT_OPTION,
+    click.option("--out", metavar="DIR", help="Write samples, verdicts and result.json there; resumes after a stop."),
+    click.option("--workers", type=click.IntRange(min=1), help="Programs at one time; default: one per CPU."),
+    click.option("--sandbox", "backend", type=click.Choice(BACKENDS), help="Isolation; default: the strongest here."),
+    click.option("--unsafe", is_flag=True, help="Run without a sandbox: model-written code gets your rights."),
 )
-TEXTS_OPTION = click.option("--texts", metavar="PATH", help="Code for bits-per-byte; default: what --data says.")
-
-
-def common(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("--unsafe", is_flag=True, help="Run without a sandbox. Model-written code gets your rights."),
-        click.option("--sandbox", "rung", type=click.Choice(RUNGS), help="This rung only; default: the strongest."),
-        click.option("--workers", type=click.IntRange(min=1), help="Programs at one time; default: one per CPU."),
-        click.option("--out", metavar="DIR", help="Keep samples, verdicts and result.json there; go on if stopped."),
-        LIMIT_OPTION,
-        DATA_OPTION,
-    ):
-        function = option(function)
-    return function
-
-
-def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    top_p = click.FloatRange(min=0, max=1, min_open=True)
-    for option in (
-        click.option(
-            "--max-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="Per completion."
-        ),
-        click.option("--seed", default=0, show_default=True, type=int, help="Of the sampling."),
-        click.option("--top-p", default=1.0, show_default=True, type=top_p),
-        click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0)),
-        click.option("--n", default=1, show_default=True, type=click.IntRange(min=1), help="Samples per problem."),
-        click.option("--tasks", required=True, help="Names with commas between them, e.g. humaneval,mbpp-sanitized."),
-    ):
-        function = option(function)
-    return function
-
-
-def asking_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """How a model is asked; what `origin_from` takes."""
-    for option in (
-        click.option("--fill-order", type=click.Choice(["psm", "spm"]), help="Of the parts around a hole."),
-        click.option("--strip-prompts", is_flag=True, help="Leave the white space at a prompt's end to the model."),
-        click.option("--served-name", metavar="NAME", help="Of the model at an endpoint; default: the first it lists."),
-        click.option("--chat", is_flag=True, help="Ask an endpoint's chat, and take the code block of its answer."),
-    ):
-        function = option(function)
-    return sampling_options(function)
+sampling_options = _together(
+    click.option("--tasks", required=True, help="Names, separated by commas, e.g. humaneval,mbpp-sanitized."),
+    click.option("--n", default=1, show_default=True, type=click.IntRange(min=1), help="Samples per problem."),
+    click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0)),
+    click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(min=0, max=1, min_open=True)),
+    click.option("--seed", default=0, show_default=True, type=int, help="Seed of the sampling."),
+    click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(min=1), help="Per completion."),
+)
+# What generation.generate.origin_from takes.
+model_options = _together(
+    sampling_options,
+    click.option("--chat", is_flag=True, help="Use an endpoint's chat API and take the code block of its answer."),
+    click.option("--served-name", metavar="NAME", help="Model at an endpoint; default: the first that it lists."),
+    click.option("--strip-prompts", is_flag=True, help="Remove trailing white space from prompts."),
+    click.option("--fill-order", type=click.Choice(["psm", "spm"]), help="Order of prefix and suffix for infilling."),
+)
 
 
 def split_names(tasks: str) -> list[str]:
@@ -82,12 +83,20 @@ def split_names(tasks: str) -> list[str]:
     return names
 
 
+def load_tasks(names: Sequence[str], data: str | None, limit: int | None, origin: Origin, n: int) -> list[Task]:
+    """The tasks, bits-per-byte excepted, after checking that they can be generated with these settings."""
+    tasks = [load_task(name, data).first(limit) for name in names if name != BITS_PER_BYTE]
+    for task in tasks:
+        check_request(task, origin, n)
+    return tasks
+
+
 def task_folder(out: str, task: Task, tasks: Sequence[Task]) -> str:
-    """Where a task's files go: `out` itself for the only one."""
+    """The folder for a task's files: `out` itself if there is only one task."""
     return out if len(tasks) == 1 else f"{out.rstrip('/')}/{task.name}"
 
 
-def make_sandbox(unsafe: bool, rung: str | None = None, *, workers: int = 1) -> Sandbox:
+def make_sandbox(unsafe: bool, backend: str | None = None, *, workers: int = 1) -> Sandbox:
     if unsafe:
         console().print("warning: --unsafe runs model-written code with your rights and your network", style="yellow")
-    return Sandbox.choose(unsafe=unsafe, rung=rung, workers=workers)
+    return Sandbox.choose(unsafe=unsafe, backend=backend, workers=workers)

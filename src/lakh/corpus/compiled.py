@@ -1,7 +1,7 @@
-"""A function compiled by numba, and kept compiled between runs where there is a place to keep it.
+"""A decorator that compiles a function with numba and caches the result between runs.
 
-numba writes beside the source, or into the user's cache folder (NUMBA_CACHE_DIR moves it). Where neither can be
-written, as in a read-only container without a home, functions are compiled anew by each process: ten seconds or so.
+numba writes beside the source, or into the user's cache folder (NUMBA_CACHE_DIR moves it). If neither is writable, as
+in a read-only container without a home, each process compiles again: about ten seconds.
 """
 
 from __future__ import annotations

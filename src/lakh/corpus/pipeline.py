@@ -1,12 +1,12 @@
-"""A corpus from start to end: look at what is there, plan, run the steps on an engine, commit.
+"""Build a corpus: survey the sources, plan, run the steps on an engine, commit.
 
-    sources -> listing -> plan -> steps (steps.py) on an engine (engines/) -> shards -> manifest.json, last
+    sources -> listing -> plan -> steps (build_steps.py) on an engine (engines/) -> shards -> manifest.json, last
 
-A build that stops half-way, killed at any moment, leaves its work folder (OUT/.work, or `work`) and no manifest: it
-never looks complete, and the same command goes on where it stood. Whatever the engine, the number of workers or the
-number of interruptions, the shards are the same bytes.
+A build that is interrupted at any moment leaves its work folder (OUT/.work, or `work`) and no manifest: it never looks
+complete, and the same command resumes it. The shards are the same bytes for every engine, number of workers and number
+of interruptions.
 
-Fails with UserError (sources, another corpus in the way, another build at work here) and DiskFull.
+Fails with UserError (sources, another corpus in the way, another build in the same folder) and DiskFull.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lakh import __version__, config, storage
 from lakh.corpus import sources as listing
-from lakh.corpus.card import CARD, MADE, card
+from lakh.corpus.build_plan import AlreadyBuilt, CorpusBuildPlan, SourceSurvey, make_build_plan, survey
+from lakh.corpus.build_steps import run_steps
 from lakh.corpus.document import Progress
 from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, open_engine
-from lakh.corpus.plan import AlreadyBuilt, Plan, Settings, Survey, make_plan, survey
-from lakh.corpus.report import Report, read_report
+from lakh.corpus.reports.card import CARD, MADE, card
+from lakh.corpus.reports.report import FIELDS, CorpusReport, read_report
+from lakh.corpus.settings import Settings
 from lakh.corpus.shards import FORMAT, MADE_BY, check_shard
-from lakh.corpus.steps import run_steps
-from lakh.corpus.writer import Counts
+from lakh.corpus.writer import CorpusCounts
 from lakh.errors import LakhError, PeerLost, PeerTimeout, UserError
 
 __all__ = ["Settings", "build"]
@@ -54,14 +56,13 @@ def build(
     force: bool = False,
     skip_missing: bool = False,
     progress: Progress | None = None,
-) -> Report:
-    """Build a corpus from the sources that these words name (sources/) in folder or URL `out`.
+) -> CorpusReport:
+    """Build a corpus from `sources` (see lakh.corpus.sources) in the folder or URL `out`.
 
-    A finished corpus of the same settings and sources is returned as it is, with `reused` set; another one is
-    replaced only with `force`. `workers` = 0 takes one per core, each with at most `memory_bytes`; `member` = (number,
-    of how many) is one part of an array of builds that share the work folder. Documents of the corpora `against`, and
-    what is like them, are left out. With `skip_missing`, packages that their index does not have are counted and left
-    out.
+    A finished corpus of the same settings and sources is returned as it is, with `reused` set; any other one is
+    replaced only with `force`. `workers` = 0 starts one per core, each with at most `memory_bytes`; `member` = (index,
+    count) is one part of a job array that shares the work folder. Documents of the corpora in `against`, and copies of
+    them, are excluded. With `skip_missing`, packages that their index does not have are counted and skipped.
     """
     started_s, cpu_started_s = time.monotonic(), time.process_time()
     settings, url = settings or Settings(), str(out)
@@ -69,18 +70,16 @@ def build(
     exclude = storage.local_path(url).resolve() if storage.is_local(url) else None
     opened = listing.fetch_all(listing.open_sources(sources, exclude), skip_missing=skip_missing, progress=progress)
     if member[1] > 1 and force:
-        raise UserError(
-            "--force", "the parts of an array cannot replace a corpus", "remove it first, then start the array"
-        )
+        raise UserError("--force", "a job array cannot replace a corpus", "remove it first, then start the array")
     earlier = [read_report(str(corpus)) for corpus in against]
-    with _alone(work, member):
+    with _lock(work, member):
         found = survey(opened, settings, work, member[0])
-        report = _finished(url, settings, found, earlier, force)
+        report = _reusable(url, settings, found, earlier, force)
         cpu_seconds = 0.0
         if report is None:
             storage.require_space(url, found.code_bytes // 2)  # spool and shards compress to about a quarter each
             try:
-                plan = make_plan(found, settings, url, work, earlier, member[0])
+                plan = make_build_plan(found, settings, url, work, earlier, member[0])
                 if member[0] == 0:
                     _clear(url, plan)
                 running = open_engine(
@@ -92,17 +91,15 @@ def build(
                     options=options,
                     progress=progress,
                 )
-                try:
+                with contextlib.closing(running):
                     counts = run_steps(running, plan)
-                finally:
-                    running.close()
             except (AlreadyBuilt, LakhError, OSError):
-                # A member that has nothing left to do may still be reading when the others end the build: the work
-                # goes from under its hands, whatever it was about to read.
+                # A member with nothing left to do may still be reading when the others finish the build and remove the
+                # work folder.
                 if member[0] == 0 or not storage.is_complete(url):
                     raise
                 counts = None
-            if counts is None:  # another member of the array commits
+            if counts is None:  # member 0 commits
                 return _await_corpus(url)
             report = _report(plan, counts, earlier)
             _write_card(url, card(report))
@@ -120,13 +117,13 @@ def build(
 
 
 def _write_card(url: str, text: str) -> None:
-    """Put the card beside the shards; a README.md that somebody else wrote stays."""
+    """Write README.md, unless there is one that lakh did not write."""
     place = storage.join(url, CARD)
     if not storage.exists(place) or MADE.encode() in storage.read_bytes(place):
         storage.write_bytes(place, text.encode())
 
 
-def _await_corpus(url: str) -> Report:
+def _await_corpus(url: str) -> CorpusReport:
     deadline_s = time.monotonic() + MEMBER_TIMEOUT_S
     while not storage.is_complete(url):
         if time.monotonic() > deadline_s:
@@ -137,8 +134,8 @@ def _await_corpus(url: str) -> Report:
 
 
 @contextlib.contextmanager
-def _alone(work: str, member: tuple[int, int]) -> Iterator[None]:
-    """Hold the lock of a local work folder; the members of an array share one, and object stores have none."""
+def _lock(work: str, member: tuple[int, int]) -> Iterator[None]:
+    """Lock a local work folder. Members of a job array share one, and object stores have no locks."""
     if not storage.is_local(work) or member[1] > 1:
         yield
         return
@@ -147,14 +144,16 @@ def _alone(work: str, member: tuple[int, int]) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise PeerLost(work, "another build is at work here", "wait for it, or choose another --out") from None
+            raise PeerLost(work, "another build is running here", "wait for it, or choose another --out") from None
         except OSError:  # a file system without locks
             pass
         yield
 
 
-def _finished(url: str, settings: Settings, found: Survey, earlier: Sequence[Report], force: bool) -> Report | None:
-    """The corpus that is there, if it is the one asked for; `force` replaces a corpus and nothing else."""
+def _reusable(
+    url: str, settings: Settings, found: SourceSurvey, earlier: Sequence[CorpusReport], force: bool
+) -> CorpusReport | None:
+    """The existing corpus if it matches the request; `force` replaces a corpus and nothing else."""
     if storage.manifest_to_reuse(url, kind=FORMAT, made_by=MADE_BY, force=force) is None:
         return None
     old = read_report(url)
@@ -172,15 +171,12 @@ def _finished(url: str, settings: Settings, found: Survey, earlier: Sequence[Rep
         wrong = f"already holds a corpus with other {' and '.join(differs)}"
         raise UserError(url, wrong, "choose another --out, or replace it with --force")
     for entry in (*old.shards, *old.dropped_files):
-        check_shard(url, entry)  # raises where a file is missing or short
+        check_shard(url, entry)  # fails if a file is missing or short
     return replace(old, reused=True)
 
 
-def _clear(url: str, plan: Plan) -> None:
-    """Remove what an earlier build left, the manifest first, and nothing that is not ours.
-
-    What this very plan has already finished stays: its markers say so.
-    """
+def _clear(url: str, plan: CorpusBuildPlan) -> None:
+    """Remove the files of an earlier build, the manifest first, and nothing else; a resumed build keeps its shards."""
     storage.remove_tree(storage.join(url, storage.MANIFEST))
     if storage.list_dir(storage.join(plan.work, "finish")):
         return
@@ -189,26 +185,20 @@ def _clear(url: str, plan: Plan) -> None:
             storage.remove_tree(storage.join(url, name))
 
 
-def _report(plan: Plan, counts: Counts, earlier: Sequence[Report]) -> Report:
+def _report(plan: CorpusBuildPlan, counts: CorpusCounts, earlier: Sequence[CorpusReport]) -> CorpusReport:
     def files(kind: str) -> tuple[dict[str, object], ...]:
         return tuple(entry for entry in counts.files if str(entry["file"]).startswith(kind))
 
-    return Report(
+    counted = {name: value for name, value in vars(counts).items() if name in FIELDS}
+    values: dict[str, Any] = {
+        name: dict(sorted(value.items())) if isinstance(value, dict) else value for name, value in counted.items()
+    }
+    return CorpusReport(
+        **values | {"samples": tuple(counts.samples)},
         out=plan.out,
         settings=config.to_dict(plan.settings),
         sources=plan.survey.sources,
         listing_sha256=plan.survey.listing_sha256,
-        read=counts.read,
-        kept=counts.kept,
-        dropped=dict(sorted(counts.dropped.items())),
-        dropped_bytes=dict(sorted(counts.dropped_bytes.items())),
-        bytes_in=counts.bytes_in,
-        bytes_out=counts.bytes_out,
-        languages=dict(sorted(counts.languages.items())),
-        language_bytes=dict(sorted(counts.language_bytes.items())),
-        licences=dict(sorted(counts.licences.items())),
-        secrets=dict(sorted(counts.secrets.items())),
-        samples=tuple(counts.samples),
         earlier=tuple(sorted(report.output_sha256 for report in earlier)),
         versions=_versions(),
         shards=files("docs-"),

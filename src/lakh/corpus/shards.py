@@ -1,10 +1,8 @@
-"""Parquet files of documents: written in one go with their hash, read back with suspicion.
+"""Parquet files of documents, written with their hash and checked when read.
 
-A `ParquetOut` appears under its name only when it was closed well, and knows its SHA-256 without reading it
-again. Pages carry checksums, so that a flipped bit is found when it is read, not when a model has learnt it.
-
-Knows schemas and bytes; knows nothing of stages. Fails with CorruptShard where a file is not what its
-manifest says.
+A `ParquetShard` appears under its name only after it was closed without an error, and its SHA-256 is known without
+reading it again. Pages carry checksums, so that a flipped bit is found when it is read. Fails with CorruptShard if a
+file does not match its manifest.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ __all__ = [
     "FORMAT",
     "MADE_BY",
     "READABLE",
-    "ParquetOut",
+    "ParquetShard",
     "check_shard",
     "read_documents",
     "read_group",
@@ -39,16 +37,16 @@ REBUILD = "build the corpus again with: lakh corpus build SRC... --out DIR --for
 REPEATED = ("repo", "language", "licence", "source", "reason")  # few values: stored as a dictionary
 
 
-class ParquetOut:
-    """One Parquet file on its way to disk. Use as a context manager; an exception inside leaves no file."""
+class ParquetShard:
+    """A Parquet file being written. A context manager: an exception inside leaves no file."""
 
     def __init__(self, folder: str, name: str, schema: Any) -> None:
         self.folder, self.name, self.schema = folder, name, schema
         self.rows = 0
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> ParquetOut:
-        with self._stack as stack:  # unwinds what was entered if a later line fails
+    def __enter__(self) -> ParquetShard:
+        with self._stack as stack:  # undoes the steps before if a later line fails
             file = stack.enter_context(storage.create(storage.join(self.folder, self.name)))
             self.file = storage.HashingFile(file)
             repeated = [name for name in REPEATED if name in self.schema.names]
@@ -67,7 +65,7 @@ class ParquetOut:
     def _close(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None:
             self._writer.close()
-        else:  # the footer of a file that nobody will see may fail as well
+        else:  # the footer of a discarded file may fail as well
             with contextlib.suppress(Exception):
                 self._writer.close()
 
@@ -77,17 +75,12 @@ class ParquetOut:
             self.rows += batch.num_rows
 
     def entry(self) -> dict[str, Any]:
-        """What the manifest says of this file; valid after it was closed."""
-        return {
-            "file": self.name,
-            "rows": self.rows,
-            "bytes": self.file.size_bytes,
-            "sha256": self.file.sha256,
-        }
+        """The entry of this file in the manifest; valid after it was closed."""
+        return {"file": self.name, "rows": self.rows, "bytes": self.file.size_bytes, "sha256": self.file.sha256}
 
 
 def check_shard(folder: str, entry: Mapping[str, Any], remedy: str = REBUILD) -> str:
-    """The URL of a shard, after a cheap look: is it there and of the right size?"""
+    """The URL of a shard, after a check of its presence and size."""
     url = storage.join(folder, entry["file"])
     if not storage.exists(url):
         raise CorruptShard(url, "is missing", remedy)
@@ -103,10 +96,10 @@ def read_documents(url: str, columns: Sequence[str] | None = None) -> Iterator[A
     manifest = storage.read_manifest(url, made_by=MADE_BY)
     if manifest.get("format") not in READABLE:
         raise UserError(
-            str(url), f"is no corpus: its format is {manifest.get('format')!r}", f"make one with: {MADE_BY}"
+            str(url), f"is not a corpus: its format is {manifest.get('format')!r}", f"make one with: {MADE_BY}"
         )
     names = list(columns) if columns is not None else DOCUMENT.names
-    shards = [(entry, check_shard(str(url), entry)) for entry in manifest["shards"]]  # all, before the first row
+    shards = [(entry, check_shard(str(url), entry)) for entry in manifest["shards"]]  # check all before the first row
     for entry, shard in shards:
         rows = 0
         for batch in read_rows(shard, names):
@@ -117,28 +110,28 @@ def read_documents(url: str, columns: Sequence[str] | None = None) -> Iterator[A
 
 
 def read_rows(url: str, columns: Sequence[str] | None = None, remedy: str = REBUILD) -> Iterator[Any]:
-    """The rows of one Parquet file, a row group at a time; damage is a CorruptShard."""
-    with storage.open_read(url) as file:
-        try:
-            parquet = pq.ParquetFile(file, page_checksum_verification=True)
-            wanted = list(columns) if columns else None
-            missing = set(wanted or ()) - set(parquet.schema_arrow.names)
-            if missing:
-                raise CorruptShard(url, f"lacks the column {min(missing)}", remedy)
-            for number in range(parquet.num_row_groups):  # one at a time: writers keep them to a few MB
-                yield from parquet.read_row_group(number, columns=wanted).to_batches()
-        except (pa.ArrowException, OSError) as error:
-            raise CorruptShard(url, f"cannot be read ({_first_line(error)})", remedy) from None
+    """The rows of one Parquet file, a row group (a few MB) at a time."""
+    with _opened(url, remedy) as parquet:
+        wanted = list(columns) if columns else None
+        missing = set(wanted or ()) - set(parquet.schema_arrow.names)
+        if missing:
+            raise CorruptShard(url, f"lacks the column {min(missing)}", remedy)
+        for number in range(parquet.num_row_groups):
+            yield from parquet.read_row_group(number, columns=wanted).to_batches()
 
 
 def read_group(url: str, number: int, remedy: str = REBUILD) -> Iterator[Any]:
     """The rows of one row group."""
+    with _opened(url, remedy) as parquet:
+        yield from parquet.read_row_group(number).to_batches()
+
+
+@contextlib.contextmanager
+def _opened(url: str, remedy: str) -> Iterator[Any]:
+    """A Parquet file with checksums verified; errors inside become CorruptShard."""
     with storage.open_read(url) as file:
         try:
-            yield from pq.ParquetFile(file, page_checksum_verification=True).read_row_group(number).to_batches()
+            yield pq.ParquetFile(file, page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:
-            raise CorruptShard(url, f"cannot be read ({_first_line(error)})", remedy) from None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:200]
+            found = str(error).strip().partition("\n")[0][:200]
+            raise CorruptShard(url, f"cannot be read ({found})", remedy) from None

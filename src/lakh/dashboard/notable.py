@@ -15,7 +15,16 @@ NOTE, WARNING, SERIOUS = "note", "warning", "serious"
 Record = dict[str, Any]
 
 ROUTINE_KINDS = frozenset(
-    {"step_done", "evaluated", "initialised", "resources", "traffic", "measured", "scored", "checkpoint_saved"}
+    {
+        "step_done",
+        "evaluated",
+        "initialised",
+        "resources",
+        "network_traffic",
+        "hook_metrics",
+        "scored",
+        "checkpoint_saved",
+    }
 )
 MAX_CHARS = 400
 
@@ -47,7 +56,7 @@ DESCRIPTIONS: dict[str, tuple[str, Callable[[Record], str]]] = {
     "rewind_refused": (SERIOUS, lambda r: f"could not go back ({r['why']}): {r['reason']}"),
     "restarted": (SERIOUS, lambda r: f"restarted, attempt {r['attempt'] + 1}: {r['reason']}"),
     "ranks_lost": (SERIOUS, _ranks_lost),
-    "fault_struck": (SERIOUS, lambda r: f"injected fault {r['fault']}"),
+    "fault_injected": (SERIOUS, lambda r: f"injected fault {r['fault']}"),
 }
 
 

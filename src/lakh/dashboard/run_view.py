@@ -19,6 +19,7 @@ from lakh.dashboard.goodput_timeline import goodput_timeline
 from lakh.dashboard.table import StepTable, number
 from lakh.dashboard.tail import EventFilesReplaced, Record, RunEventTail
 from lakh.errors import LakhError
+from lakh.events import current_kind
 from lakh.goodput import GoodputAccount
 from lakh.loss_spikes import SpikeDetector
 
@@ -82,7 +83,8 @@ class RunView:
         return more
 
     def _add(self, record: Record) -> None:
-        kind, rank = record["kind"], record.get("rank", 0)
+        kind, rank = current_kind(record["kind"]), record.get("rank", 0)
+        record["kind"] = kind
         record.setdefault("step", 0)
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if rank == 0:
@@ -95,7 +97,7 @@ class RunView:
             self._memory.append((record["step"], record["time_s"], number(record.get("memory_bytes"))))
         elif kind == "scored":
             self._scores.setdefault(str(record.get("task")), {})[record["step"]] = record
-        elif kind == "measured" and isinstance(record.get("values"), dict):
+        elif kind == "hook_metrics" and isinstance(record.get("values"), dict):
             values = record["values"]
             bounds = {key: values[key] for key in ("low", "high")} if {"low", "high"} < values.keys() else {}
             for name in values.keys() - bounds:

@@ -1,9 +1,7 @@
-"""Where a benchmark's file comes from: the path that was given, the cache, or its official repository.
+"""Files of benchmarks: from a given path, the cache, or the official repository.
 
-A file is trusted by its sha256 and never by its name or its source. What is downloaded is kept under
-$XDG_CACHE_HOME/lakh/benchmarks (~/.cache by default) and checked again each time it is read.
-
-Fails with a UserError that names both hashes, or the address to fetch by hand where this machine has no network.
+A file is trusted by its sha256 and never by its name or its source. Downloads are cached in
+$XDG_CACHE_HOME/lakh/benchmarks (~/.cache by default) and checked each time they are read.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ class BenchmarkFile:
     name: str
     sha256: str
     url: str = ""
-    """Of the official repository, at a commit where the file has this hash."""
+    """In the official repository, at a commit where the file has this hash."""
 
     def read(self, data: str | None, packaged: str | None = None) -> bytes:
-        """The file's bytes: from `data` (the file, or its folder), from a package's folder, or downloaded."""
+        """The file's bytes: from `data` (the file or its folder), a package's folder, the cache, or a download."""
         if data is not None:
             path = data
             if storage.is_local(path) and storage.local_path(path).is_dir():
@@ -41,11 +39,11 @@ class BenchmarkFile:
             return self._checked(path, storage.read_bytes(path))
         if packaged is not None:
             return self._checked(packaged, storage.read_bytes(packaged))
-        kept = storage.cache_folder("benchmarks") / self.name
-        if kept.exists():
-            return self._checked(str(kept), kept.read_bytes())
+        cached = storage.cache_folder("benchmarks") / self.name
+        if cached.exists():
+            return self._checked(str(cached), cached.read_bytes())
         raw = self._checked(self.url, self._download())
-        storage.write_bytes(kept, raw)
+        storage.write_bytes(cached, raw)
         return raw
 
     def _checked(self, where: str, raw: bytes) -> bytes:
@@ -64,18 +62,18 @@ class BenchmarkFile:
 
         todo = f"give --data the file {self.name}, or a folder that holds it"
         if not self.url:
-            raise UserError(self.name, "has no address to be fetched from", todo)
+            raise UserError(self.name, "has no address to download from", todo)
         try:
-            with urllib.request.urlopen(self.url, timeout=DOWNLOAD_TIMEOUT_S) as answer:
-                raw: bytes = answer.read(LARGEST_DOWNLOAD_BYTES)
+            with urllib.request.urlopen(self.url, timeout=DOWNLOAD_TIMEOUT_S) as response:
+                raw: bytes = response.read(LARGEST_DOWNLOAD_BYTES)
         except (OSError, urllib.error.URLError, ValueError) as error:
             reason = getattr(error, "reason", error)
-            raise UserError(self.url, f"cannot be fetched ({reason})", todo) from None
+            raise UserError(self.url, f"cannot be downloaded ({reason})", todo) from None
         return raw
 
 
 def read_rows(name: str, raw: bytes, needed: Sequence[str]) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, or of one JSON list; `.gz` is unpacked. Every one has the `needed` keys."""
+    """The objects of a JSONL file or of one JSON list, gzipped or not. Each has the `needed` keys."""
     todo = "give --data the benchmark's own file"
     try:
         text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw

@@ -1,8 +1,7 @@
-"""What is already done, one JSON line each, so that work which was stopped goes on where it was.
+"""Finished work, one JSON line each, so that an interrupted command can continue.
 
-The first line is a key: whatever decides the work. A journal with another key is not ours and is begun anew. A torn
-last line is forgotten. Local folders only; elsewhere there is nothing to go on with, and that is said by `done` being
-empty.
+The first line is a key: everything that determines the work. A journal with another key is discarded. An incomplete
+last line is ignored. Local folders only; elsewhere nothing is kept and `done` is empty.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ class Journal:
         self._file = None
         if path is None or not storage.is_local(path):
             return
-        place: Path = storage.local_path(path)
-        storage.make_dir(place.parent)
+        file: Path = storage.local_path(path)
+        storage.make_dir(file.parent)
         key_line = json.dumps({"key": key}, sort_keys=True)
-        lines = place.read_bytes().split(b"\n") if place.exists() else []
+        lines = file.read_bytes().split(b"\n") if file.exists() else []
         if lines and lines[0].decode("utf-8", "replace") == key_line:
-            for line in lines[1:-1]:  # what follows the last newline was not finished
+            for line in lines[1:-1]:  # what follows the last newline is incomplete
                 try:
                     self.done.append(json.loads(line))
                 except ValueError:
                     break
         text = "".join(f"{line}\n" for line in (key_line, *map(json.dumps, self.done)))
-        storage.write_bytes(place, text.encode())
-        self._path = place
-        self._file = place.open("ab", buffering=0)
+        storage.write_bytes(file, text.encode())
+        self._path = file
+        self._file = file.open("ab", buffering=0)
 
     def add(self, row: Any) -> None:
         if self._file is not None:
@@ -46,7 +45,7 @@ class Journal:
                 raise DiskFull(str(self._path), f"cannot be written ({error.strerror})", "free some space") from None
 
     def finish(self) -> None:
-        """The work is complete and kept elsewhere."""
+        """Remove the journal: the work is complete and stored elsewhere."""
         self.close()
         if self._file is not None:
             self._path.unlink(missing_ok=True)

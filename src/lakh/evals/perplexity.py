@@ -1,11 +1,10 @@
-"""How well a model foresees code: bits per byte, and perplexity per token, on texts that it has not seen.
+"""Bits per byte, and perplexity per token, of a model on texts that it has not seen.
 
-Bits per byte does not depend on the tokenizer, so models with different vocabularies can be compared. Each text is
-read in windows of the model's context that overlap by half: every token but the first is counted once, with at least
-half a context before it where the text has that much. The first token of a text has nothing before it and is not
-counted; its bytes are.
+Bits per byte does not depend on the tokenizer, so models with different vocabularies can be compared. Each text is read
+in windows of the model's context that overlap by half: every token but the first is scored once, with at least half a
+context before it if the text has that much. The first token has no context and is not scored; its bytes count.
 
-Needs torch; runs on the GPU where there is one.
+Needs torch; runs on the GPU if there is one.
 """
 
 from __future__ import annotations
@@ -64,12 +63,12 @@ class BitsPerByte:
 
 
 def windows(length: int, context: int) -> list[tuple[int, int, int]]:
-    """(start, end, first counted target) of each window: together they count 1 .. length - 1 once."""
-    found, counted, start = [], 1, 0
-    while counted < length:
+    """(start, end, first scored target) of each window: together they score 1 .. length - 1 once."""
+    found, scored, start = [], 1, 0
+    while scored < length:
         end = min(start + context, length)
-        found.append((start, end, counted))
-        counted = end
+        found.append((start, end, scored))
+        scored = end
         start = max(start + 1, end - context // 2)
     return found
 
@@ -80,13 +79,13 @@ def measure(
     """Score (name, text) pairs with the model behind a path."""
     import torch
 
-    from lakh.evals.score import bootstrap_ratio
+    from lakh.evals.scoring.score import bootstrap_ratio
     from lakh.server.model import weights as model_weights
     from lakh.tokens.tokenizer import Tokenizer
     from lakh.workloads.code.model import CodeModel
 
     if model.startswith(("http://", "https://")):
-        raise UserError(model, "an endpoint does not tell what it expected", "give a model's folder")
+        raise UserError(model, "an endpoint does not return probabilities of a given text", "give a model's folder")
     started_s = time.monotonic()
     loaded = model_weights.read(model)
     tokenizer = Tokenizer.load(loaded.tokenizer_json)
@@ -103,12 +102,12 @@ def measure(
         digest.update(f"{name}\0{text}\0".encode())
         ids = tokenizer.encode(text)
         nats = 0.0
-        for start, end, counted in windows(len(ids), loaded.spec.context):
-            row = torch.tensor([ids[start:end]], device=device)
+        for start, end, scored in windows(len(ids), loaded.spec.context):
+            tokens = torch.tensor([ids[start:end]], device=device)
             with torch.no_grad():
-                logits = network(row[:, :-1])[0].float()
-            targets = row[0, 1:]
-            kept = slice(counted - start - 1, None)
+                logits = network(tokens[:, :-1])[0].float()
+            targets = tokens[0, 1:]
+            kept = slice(scored - start - 1, None)
             nats += float(torch.nn.functional.cross_entropy(logits[kept], targets[kept], reduction="sum"))
         bits.append(nats / math.log(2))
         sizes.append(len(text.encode()))

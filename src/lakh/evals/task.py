@@ -1,50 +1,21 @@
-"""A task: problems to be solved in code, and how a completion becomes a program that proves itself.
+"""A task: problems to solve in code, and how a completion becomes a program that the sandbox can run.
 
-Knows nothing of models, sandboxes or files: a benchmark's own file under tasks/ reads the data and fills this in.
-
-A Python program is two texts that run in two processes: the candidate's, and ours, which asks it (inside/examiner.py).
-They are compiled apart, so that nothing a model writes (an open quote, a trailing backslash) can swallow the test. A
-program of another language is files and commands.
+A benchmark's own file in tasks/ reads the data and fills this in. Independent of models and of how programs run.
 """
 
 from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lakh.errors import UserError
-from lakh.evals.verdict import Limits, Verdict
+from lakh.evals.sandbox.program import NONCE, CommandProgram, Program
+from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict
 
-__all__ = ["NONCE", "Commands", "Problem", "Program", "Task", "cut_at_stops", "names_under_test"]
-
-NONCE = "THE_NONCE_GOES_HERE"
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What the sandbox runs. Passed means that both texts ran to their end."""
-
-    source: str
-    """The candidate's text."""
-    test: str
-    """Ours, which calls the names under test."""
-    reference: str = ""
-    """Trusted text that runs before the test, beside it: its helpers and imports."""
-    names: tuple[str, ...] = ()
-    """What the test asks the candidate for, instead of taking it from the reference."""
-
-
-@dataclass(frozen=True, slots=True)
-class Commands:
-    """A program of another language. Passed means that all commands end with 0, and the last prints the nonce last."""
-
-    files: dict[str, str]
-    commands: tuple[tuple[str, ...], ...]
-    environment: dict[str, str] = field(default_factory=dict)
-    nonce_mark: str = NONCE
-    """Stands in the files where the nonce goes."""
+__all__ = ["NONCE", "CommandProgram", "Problem", "Program", "Task", "cut_at_stops", "names_under_test", "problems_from"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +24,16 @@ class Problem:
     prompt: str
     """What the model is given."""
     canonical: str
-    """The completion that the benchmark itself gives."""
+    """The benchmark's own completion; empty if it has none."""
     test: str
-    """Text that defines or holds the checks; how it is called is the task's `build`."""
+    """Source of the checks; the task's `build` adds the call."""
     entry_point: str = ""
-    """Name of the function under test, where there is one."""
+    """Name of the function under test, if there is one."""
     suffix: str = ""
-    """What follows the hole, for infilling; otherwise the task's own business."""
+    """What follows the completion, for infilling; other tasks may use it as they like."""
     language: str = "python"
     names: tuple[str, ...] = ()
-    """What the test asks the candidate for, where it is more than the entry point."""
+    """Names that the test takes from the candidate, if more than the entry point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +45,17 @@ class Task:
     prompt_form: str
     """How the model sees a problem, in a few words for the protocol line."""
     extraction: str
-    """How a completion is taken out of what the model wrote, likewise."""
+    """How a completion is taken from the generated text, likewise."""
     data_sha256: str
-    build: Callable[[Problem, str], Program | Commands | Verdict]
-    """Problem and completion -> the program to run, or a verdict that needs no running."""
+    build: Callable[[Problem, str], Program | CommandProgram | SandboxVerdict]
+    """Problem and completion -> the program to run, or a verdict if nothing has to run."""
     take: Callable[[str], str] | None = None
-    """What a model wrote -> the completion; by default what stands before the first stop string."""
-
+    """Generated text -> completion; by default the text before the first stop string."""
     ended: Callable[[str], bool] | None = None
-    """Whether a model has written all that `take` would look at, so that it may stop."""
-    limits: Limits = field(default_factory=Limits)
+    """Whether `take` would ignore any further text, so that generation may stop."""
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
     is_infilling: bool = False
-    """A problem is a hole between prompt and suffix."""
+    """The completion goes between prompt and suffix."""
 
     def extract(self, text: str) -> str:
         return self.take(text) if self.take else cut_at_stops(text, self.stops)
@@ -99,23 +69,36 @@ class Task:
         return replace(self, problems=self.problems[:limit])
 
 
+def problems_from(rows: Iterable[Mapping[str, Any]]) -> tuple[Problem, ...]:
+    """Problems from rows with the keys of HumanEval, which many benchmarks share."""
+    return tuple(
+        Problem(
+            id=row["task_id"],
+            prompt=row["prompt"],
+            canonical=row.get("canonical_solution") or "",
+            test=row["test"],
+            entry_point=row["entry_point"],
+            suffix=row.get("suffix", ""),
+            language=row.get("language", "python"),
+        )
+        for row in rows
+    )
+
+
 def cut_at_stops(text: str, stops: tuple[str, ...]) -> str:
-    """The text before the earliest stop string, whether or not the engine left that string in."""
+    """The text before the earliest stop string, whether or not the engine included that string."""
     ends = [at for stop in stops if (at := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
 
 
 def names_under_test(reference: str, test: str) -> tuple[str, ...]:
-    """Functions and classes that the reference defines and the test uses: what the candidate is asked for.
+    """Functions and classes that the reference defines and the test uses: what the test takes from the candidate.
 
     Only these: a candidate that redefines abs or len changes nothing for the test.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old data has escapes that Python has come to dislike
-        defined = [
-            node.name
-            for node in ast.parse(reference).body
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        ]
+        warnings.simplefilter("ignore")  # old data has escapes that Python now warns about
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        defined = [node.name for node in ast.parse(reference).body if isinstance(node, kinds)]
         used = {node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
     return tuple(name for name in dict.fromkeys(defined) if name in used)

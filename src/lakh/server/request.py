@@ -93,8 +93,7 @@ class CompletionRequest:
 
     @property
     def cache_space(self) -> str:
-        """The cache that this request reads and writes. Tenant names have no NUL, so no salt can name another tenant.
-        """
+        """The cache that this request reads and writes. Tenant names have no NUL, so no salt names another tenant."""
         return f"{self.tenant}\0{self.cache_salt}" if self.cache_salt else self.tenant
 
     @property

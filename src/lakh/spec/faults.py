@@ -1,10 +1,8 @@
-"""Faults: named injuries that tests, demos and plans can order, e.g. `kill(rank=1, step=12)`.
+"""Faults that tests, demos and plans can request, e.g. `kill(rank=1, step=12)`. The trainer injects them.
 
-    kill(rank=R, step=S)    SIGKILL of rank R when it is about to begin step S
-    stop(rank=R, step=S)    SIGSTOP of rank R: alive to the kernel, silent to its peers
-    exit(rank=R, step=S)    the process ends with an error
-
-A fault is a word: this file says what was ordered, the trainer carries it out.
+kill(rank=R, step=S)    SIGKILL rank R when it is about to begin step S
+stop(rank=R, step=S)    SIGSTOP rank R: alive to the kernel, silent to its peers
+exit(rank=R, step=S)    the process exits with an error
 """
 
 from __future__ import annotations
@@ -17,19 +15,19 @@ from lakh.errors import UserError
 
 __all__ = ["Fault"]
 
-Kind = Literal["kill", "stop", "exit"]
+FaultKind = Literal["kill", "stop", "exit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    kind: Kind
+    kind: FaultKind
     rank: int
     step: int
 
     @staticmethod
     def parse(text: str) -> Fault:
-        """Read `kill(rank=1, step=12)`."""
-        kinds = ", ".join(f"{kind}(rank=1, step=12)" for kind in get_args(Kind))
+        """Parse `kill(rank=1, step=12)`."""
+        kinds = ", ".join(f"{kind}(rank=1, step=12)" for kind in get_args(FaultKind))
         wrong = UserError(f"--fault {text}", "is not a fault", f"write one of {kinds}")
         try:
             call = ast.parse(text.strip(), mode="eval").body
@@ -39,7 +37,7 @@ class Fault:
         except (SyntaxError, ValueError):
             raise wrong from None
         kind = call.func.id
-        fits = kind in get_args(Kind) and set(numbers) == {"rank", "step"}
+        fits = kind in get_args(FaultKind) and set(numbers) == {"rank", "step"}
         if not fits or not all(type(n) is int and n >= 0 for n in numbers.values()):
             raise wrong
         return Fault(kind, rank=numbers["rank"], step=numbers["step"])  # type: ignore[arg-type]

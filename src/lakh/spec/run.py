@@ -138,8 +138,7 @@ class Training:
     attention: Literal["auto", "torch", "flash", "cudnn"] = "auto"
     """The attention kernel; "auto" is the fastest one measured for the device."""
     products: Literal["auto", "library"] = "auto"
-    """Who chooses the algorithm of a block's matrix products: "auto" measures in the first step where they are long
-    (NVIDIA GPUs, bf16), "library" leaves it to the library's own heuristic."""
+    """Has no effect; kept so that older run files load."""
     recompute: Literal["none", "selective", "full", "budget"] = "none"
     """What the backward pass computes again instead of keeping it: nothing, what is cheap, whole blocks, or what the
     compiler chooses."""

@@ -1,7 +1,7 @@
-"""The words of a collective: steps, schedules of them, and how much a codec leaves of the bytes.
+"""Data types of a collective schedule: steps, schedules, the builder, and encoded sizes.
 
-A step sends, receives, reduces or copies a range of a buffer. Steps of one *stage* run together, stages one after
-another. Offsets and counts are in elements; in the wire buffer, which holds encoded data, in bytes.
+A step sends, receives, reduces or copies a range of a buffer. Steps of one *stage* run concurrently; stages run one
+after another. Offsets and counts are in elements; in the wire buffer, which holds encoded data, in bytes.
 """
 
 from __future__ import annotations
@@ -9,30 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from lakh.errors import UserError
 
 __all__ = [
     "ALGORITHMS",
-    "GROUP",
+    "CODEC_GROUP",
     "Buffer",
-    "Kind",
     "Schedule",
-    "Step",
-    "Steps",
-    "check",
+    "ScheduleBuilder",
+    "ScheduleStep",
+    "StepKind",
+    "check_arguments",
+    "check_order",
     "codec_bytes",
-    "cuts",
-    "share",
+    "split_points",
 ]
 
 ALGORITHMS = ("flat", "halving_doubling", "ring", "hierarchical")
-GROUP = 32
+CODEC_GROUP = 32
 """Elements that share one scale in the int8 and int4 codecs."""
 
 
-class Kind(IntEnum):
-    """What a step does. The numbers are those of native/include/lakh_c3.h."""
+class StepKind(IntEnum):
+    """What a step does. The values equal those in native/include/lakh_c3.h."""
 
     SEND = 0
     RECV = 1
@@ -55,9 +56,9 @@ class Buffer(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduleStep:
     stage: int
-    kind: Kind
+    kind: StepKind
     peer: int = -1
     src: Buffer = Buffer.OUTPUT
     dst: Buffer = Buffer.OUTPUT
@@ -69,73 +70,69 @@ class Step:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What one rank does in one operation."""
+    """The steps of one rank in one operation."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduleStep, ...]
     scratch_count: int = 0
     wire_bytes: int = 0
     codec: str = "none"
 
     @property
     def num_stages(self) -> int:
-        """Stages in which this rank talks to another."""
-        talk = (Kind.SEND, Kind.RECV, Kind.RECV_REDUCE)
-        return len({step.stage for step in self.steps if step.kind in talk})
+        """Number of stages in which this rank communicates."""
+        communicates = (StepKind.SEND, StepKind.RECV, StepKind.RECV_REDUCE)
+        return len({step.stage for step in self.steps if step.kind in communicates})
 
     def bytes_sent(self, width: int, to: Sequence[int] | None = None) -> int:
-        """Bytes that this rank puts on the network, to the ranks `to` (all of them if not given)."""
+        """Bytes this rank sends to the ranks `to` (default: all), with elements of `width` bytes."""
         return sum(
             step.count * (1 if step.src == Buffer.WIRE else width)
             for step in self.steps
-            if step.kind == Kind.SEND and (to is None or step.peer in to)
+            if step.kind == StepKind.SEND and (to is None or step.peer in to)
         )
 
 
-def share(count: int, index: int, parts: int) -> int:
-    """Where part `index` of `count` elements begins. Parts differ by at most one element."""
-    return count * index // parts
+def split_points(count: int, parts: int, rates: Sequence[float] | None = None) -> list[int]:
+    """Offsets that split `count` elements into `parts`, including the end; parts differ by at most one element.
 
-
-def cuts(count: int, parts: int, rates: Sequence[float] | None = None) -> list[int]:
-    """Where the parts of `count` elements begin, and where the last one ends; smaller parts for slower ranks.
-
-    Who owns a part w (of 1) of a flat all_reduce among P ranks sends 1 - w to be added up and then w to P - 1 others,
-    and receives as much: 1 + (P - 2) w each way, at once where the buffer goes in pieces. At a rate r that takes
-    (1 + (P - 2) w) / r, and the parts are such that the slowest rank ends as early as it can: all that own something
-    end together, and who cannot keep up even with nothing owns nothing. With two ranks parts change nothing.
+    With `rates`, slower ranks own smaller parts. In a flat all_reduce among P ranks, the owner of a fraction w sends
+    1 - w of the buffer to be reduced and then w to P - 1 ranks, and receives as much: 1 + (P - 2) w in each direction,
+    concurrently where the buffer is pipelined. At rate r this takes (1 + (P - 2) w) / r. The fractions minimise the
+    slowest rank's time: all owners finish together, and a rank too slow even for w = 0 owns nothing. With two ranks the
+    fractions make no difference.
     """
     if rates is None or parts <= 2 or len(set(rates)) == 1:
-        return [share(count, index, parts) for index in range(parts + 1)]
+        return [count * index // parts for index in range(parts + 1)]
     owners = list(range(parts))
     while True:
-        end = (parts - 2 + len(owners)) / sum(rates[index] for index in owners)
-        able = [index for index in owners if end * rates[index] > 1]
+        finish = (parts - 2 + len(owners)) / sum(rates[index] for index in owners)
+        able = [index for index in owners if finish * rates[index] > 1]
         if len(able) == len(owners):
             break
         owners = able
-    found, total = [0], 0.0
+    points, fraction = [0], 0.0
     for index in range(parts):
-        total += (end * rates[index] - 1) / (parts - 2) if index in owners else 0.0
-        found.append(min(count, round(count * total)))
-    found[-1] = count
-    return found
+        fraction += (finish * rates[index] - 1) / (parts - 2) if index in owners else 0.0
+        points.append(min(count, round(count * fraction)))
+    points[-1] = count
+    return points
 
 
 def codec_bytes(codec: str, count: int) -> int:
-    """Bytes on the wire, scales included, of `count` float32 elements."""
-    groups = -(-count // GROUP)
+    """Encoded size, including scales, of `count` float32 elements."""
+    groups = -(-count // CODEC_GROUP)
     sizes = {"none": 4 * count, "bf16": 2 * count, "int8": 34 * groups, "int4": 18 * groups}
     if codec not in sizes:
         raise UserError(f"codec {codec!r}", "no such codec", f"choose from: {', '.join(sizes)}")
     return sizes[codec]
 
 
-class Steps:
-    """Steps in the making, and how much scratch they need."""
+class ScheduleBuilder:
+    """Collects the steps of a schedule. Steps of zero elements are dropped."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[ScheduleStep] = []
         self.stage = 0
         self.scratch_count = 0
         self.wire_bytes = 0
@@ -144,43 +141,47 @@ class Steps:
         self.stage += 1
 
     def send(self, peer: int, offset: int, count: int, src: Buffer = Buffer.OUTPUT) -> None:
-        if count:
-            self.steps.append(Step(self.stage, Kind.SEND, peer, src=src, src_offset=offset, count=count))
+        self._add(StepKind.SEND, count, peer=peer, src=src, src_offset=offset)
 
     def recv(self, peer: int, offset: int, count: int, dst: Buffer = Buffer.OUTPUT) -> None:
-        if count:
-            self.steps.append(Step(self.stage, Kind.RECV, peer, dst=dst, dst_offset=offset, count=count))
+        self._add(StepKind.RECV, count, peer=peer, dst=dst, dst_offset=offset)
 
     def recv_reduce(self, peer: int, offset: int, count: int, dst: Buffer = Buffer.OUTPUT) -> None:
-        if count:
-            self.steps.append(Step(self.stage, Kind.RECV_REDUCE, peer, dst=dst, dst_offset=offset, count=count))
+        self._add(StepKind.RECV_REDUCE, count, peer=peer, dst=dst, dst_offset=offset)
 
     def local(
-        self, kind: Kind, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, count: int, fan: int = 0
+        self, kind: StepKind, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, count: int, fan: int = 0
     ) -> None:
-        if count:
-            self.steps.append(
-                Step(
-                    self.stage,
-                    kind,
-                    src=src,
-                    dst=dst,
-                    fan=fan,
-                    src_offset=src_offset,
-                    dst_offset=dst_offset,
-                    count=count,
-                )
-            )
+        """A step without a peer: copy, fold, encode, decode."""
+        self._add(kind, count, src=src, dst=dst, fan=fan, src_offset=src_offset, dst_offset=dst_offset)
 
-    def scratch(self, count: int) -> None:
+    def on_host(self, kind: StepKind, offset: int, count: int, buffer: Buffer = Buffer.OUTPUT) -> None:
+        """A stage of its own, executed together by all ranks of the host, in place."""
+        self.local(kind, buffer, offset, buffer, offset, count)
+        self.next_stage()
+
+    def reserve_scratch(self, count: int) -> None:
         self.scratch_count = max(self.scratch_count, count)
 
-    def done(self, name: str, codec: str = "none") -> Schedule:
+    def finish(self, name: str, codec: str = "none") -> Schedule:
         return Schedule(name, tuple(self.steps), self.scratch_count, self.wire_bytes, codec)
 
+    def _add(self, kind: StepKind, count: int, **fields: Any) -> None:
+        if count:
+            self.steps.append(ScheduleStep(self.stage, kind, count=count, **fields))
 
-def check(algorithm: str, rank: int, size: int, count: int, root: int = 0) -> None:
+
+def check_arguments(algorithm: str, rank: int, size: int, count: int, root: int = 0) -> None:
     if algorithm not in ALGORITHMS:
         raise UserError(f"algorithm {algorithm!r}", "no such algorithm", f"choose from: {', '.join(ALGORITHMS)}")
     if not 0 <= rank < size or not 0 <= root < size or count < 0:
-        raise UserError("schedule", f"rank {rank} of {size}, root {root}, {count} elements", "mend the numbers")
+        found = f"rank {rank} of {size}, root {root}, {count} elements"
+        raise UserError("schedule", found, "use ranks below the size and a count of 0 or more")
+
+
+def check_order(order: Sequence[int] | None, size: int) -> list[int]:
+    """`order`, or the ranks by number if it is None."""
+    ranks = list(order) if order is not None else list(range(size))
+    if sorted(ranks) != list(range(size)):
+        raise UserError("order", f"{ranks} does not contain each of {size} ranks once", "give a permutation")
+    return ranks

@@ -1,8 +1,8 @@
-"""What it costs to start a group of ranks: measured coefficients, for whoever plans how long a start takes.
+"""Cost of starting a process group: measured coefficients for planning.
 
-Measured with `bench/comm_startup.py` (8 to 512 ranks as threads of one process, each on a pretended host of its own,
-2 cores of a Neoverse-N1, 2026-11-15): the CPU time of one rank from the meeting to the end of a first barrier. It
-leaves out what threads of one process do not show: the round trips to the store, which are counted instead.
+Measured with `bench/comm/startup.py` (8 to 512 ranks as threads of one process, each pretending to be on its own host,
+2 cores of a Neoverse-N1, 2026-11-15): the CPU time of one rank from the rendezvous to the end of the first barrier.
+Round trips to the rendezvous store do not show in one process; they are counted instead.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ __all__ = ["STARTUP", "Startup"]
 
 @dataclass(frozen=True)
 class Startup:
-    """Of one library. Every rank learns where all others are, so a rank's cost grows with their number."""
+    """Of one library. Every rank learns the addresses of all others, so its cost grows with their number."""
 
     base_ms: float
     per_peer_ms: float
     requests_per_rank: float
-    """To the store that all ranks know; 0 where it was not counted."""
+    """Requests to the rendezvous store; 0 where they were not counted."""
     is_full_mesh: bool
-    """Whether every rank connects to every other one when it starts; if not, to log2 of them at the first barrier."""
+    """Whether every rank connects to all others at start; otherwise to log2 of them at the first barrier."""
 
     def rank_cpu_s(self, ranks: int) -> float:
-        """CPU seconds of one rank; fits the measured points within a third."""
+        """CPU seconds of one rank; within a third of the measured points."""
         return (self.base_ms + self.per_peer_ms * (ranks - 1)) / 1e3
 
     def rank_wall_s(self, ranks: int, store_round_trip_s: float) -> float:
-        """Seconds until one rank is ready, where all have cores of their own and the store is not what is busy."""
+        """Seconds until one rank is ready, if each rank has its own core and the store is not the bottleneck."""
         return self.rank_cpu_s(ranks) + self.requests_per_rank * store_round_trip_s
 
     def connections(self, ranks: int) -> float:
-        """Of one rank, after its first barrier."""
+        """Connections of one rank after its first barrier."""
         return ranks - 1 if self.is_full_mesh else 2 * math.ceil(math.log2(max(1, ranks)))
 
 

@@ -1,7 +1,16 @@
-"""The trainer: owns the loop, the process group and the clock of a training run.
+"""The trainer: runs a training job from its first step to its last, on one rank or many.
 
-Read in this order: loop.py (the run), step.py (one update), state.py (what is saved and restored), readings.py (what a
-step measured), telling.py (as events), evaluation.py, hooks.py, optim.py, spikes.py (does a step stand out), world.py
-(the ranks), recovery.py (signals and faults), run_folder.py (one run at a time), launch.py (starting and restarting
-ranks on one machine), torchrun.py, sinks.py (TensorBoard and Prometheus), goodput.py.
+loop.py             the run: build the parts, take steps, evaluate, save     (start here)
+step.py             one optimizer update
+data.py             the batches of this rank, the position in the stream and its hash
+checkpointer.py     save and restore
+evaluation.py       held-out loss and user hooks (hooks.py)
+initial_weights.py  first weights: by the seed, or from another model
+run_folder.py       the lock and the settings file of a run's folder
+preflight.py        check and estimate a run before it starts
+optim/              AdamW, Muon, learning rate schedule
+launch/             start and restart ranks; join the process group
+recovery/           stop requests and fault injection, loss spikes and rewinds, continuing without lost ranks
+observability/      events, step metrics, network traffic, TensorBoard and Prometheus
+tuning/             micro-batch search, CUDA graphs, memory
 """

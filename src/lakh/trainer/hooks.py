@@ -1,8 +1,7 @@
-"""Functions of the user's that are called after each evaluation (train.hooks), and what may go wrong in them.
+"""Evaluation hooks: the user's functions that run after each evaluation (train.hooks).
 
-A hook is called on every rank with (run, step, model), because the model may be cut up over ranks; the numbers that it
-returns become an event. What it raises is the user's to mend: a UserError that names the hook and its line. A peer that
-is lost inside of it is a lost peer.
+A hook is called on every rank with (run, step, model), because the model may be sharded; the numbers that it returns
+become an event. An exception in a hook becomes a UserError that names the hook and its line.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import nn
 
 from lakh.errors import LakhError, UserError
 from lakh.spec import Run
-from lakh.trainer.world import World
+from lakh.trainer.launch.world import World
 
 __all__ = ["Hook", "load_hook"]
 
@@ -28,24 +27,24 @@ class Hook:
     function: Callable[[Run, int, nn.Module], Mapping[str, float]]
 
     def measure(self, run: Run, step: int, model: nn.Module, world: World) -> dict[str, float]:
-        """What the function returns, checked."""
+        """Call the function and check its result."""
         try:
-            with world.peers(f"hook {self.name}", run.train.peer_timeout_s):
-                measured = self.function(run, step, model)
+            with world.peer_errors(f"hook {self.name}", run.train.peer_timeout_s):
+                values = self.function(run, step, model)
         except LakhError:
             raise
         except Exception as error:
             line = traceback.extract_tb(error.__traceback__)[-1]
             found = f"{type(error).__name__}: {error} ({line.filename}, line {line.lineno})"
-            raise UserError(f"train.hooks: {self.name}", found, "mend the hook") from error
-        if not isinstance(measured, Mapping) or not all(isinstance(value, Real) for value in measured.values()):
-            found = f"returned {measured!r:.80}"
+            raise UserError(f"train.hooks: {self.name}", found, "fix the hook") from error
+        if not isinstance(values, Mapping) or not all(isinstance(value, Real) for value in values.values()):
+            found = f"returned {values!r:.80}"
             raise UserError(f"train.hooks: {self.name}", found, "return numbers by name, {} for none")
-        return {str(key): float(value) for key, value in measured.items()}
+        return {str(key): float(value) for key, value in values.items()}
 
 
 def load_hook(name: str) -> Hook:
-    """The function behind "package.module:name"."""
+    """The function "package.module:name"."""
     module, _, function = name.partition(":")
     try:
         return Hook(name, getattr(importlib.import_module(module), function))

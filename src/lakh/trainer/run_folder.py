@@ -1,14 +1,13 @@
-"""The folder of a run, seen from outside: who is at work in it, and which settings it goes on with.
+"""The folder of a run: its lock and its settings file.
 
-    RUN/lock        locked while anybody of the run lives; it says who took it
+    RUN/lock        locked while any process of the run is alive; names its owner
     RUN/run.toml    the settings that the run last started with
 
-Whoever starts a run holds the lock and hands the open file on to the ranks that it starts, so that the folder stays
-taken until the last of them has ended, however their launcher went; under other launchers rank 0 takes it. Settings are
-written by rank 0 when everything was built from them and the checkpoint loaded: what was refused leaves no trace.
+The launcher holds the lock and passes the open file on to its ranks, so that the folder stays locked until the last of
+them has ended; under other launchers rank 0 takes the lock. Rank 0 writes the settings after everything was built and
+the checkpoint was loaded, so that rejected settings are not recorded.
 
-No torch here. Fails with UserError where the folder is on no disk of this machine, and with PeerTimeout where somebody
-else is still at work there.
+Independent of torch.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from lakh import config, storage
 from lakh.errors import PeerTimeout, UserError
 from lakh.spec import Run
 
-__all__ = ["RUN_FILE", "holding", "record", "require_run", "with_absolute_paths"]
+__all__ = ["RUN_FILE", "lock_run_folder", "require_run", "with_absolute_paths", "write_settings"]
 
 RUN_FILE = "run.toml"
 LOCK_FILE = "lock"
-LOCK_TIMEOUT_S = 5.0  # ranks whose launcher was killed still write their checkpoint
+LOCK_TIMEOUT_S = 5.0  # ranks of a killed launcher still write their checkpoint
 LOCK_POLL_S = 0.1
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without locks answer
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems without locks
 
 
 @contextlib.contextmanager
-def holding(run_dir: str | Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[int]:
-    """Be the only one at work in a run's folder; gives the descriptor that keeps it so in whoever inherits it."""
+def lock_run_folder(run_dir: str | Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[int]:
+    """Hold the exclusive lock of a run's folder; yields the descriptor, which child processes can inherit."""
     folder = storage.local_path(run_dir)
     storage.make_dir(folder)
     try:
@@ -49,12 +48,12 @@ def holding(run_dir: str | Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterat
         deadline_s = time.monotonic() + timeout_s
         while not _lock(descriptor):
             if time.monotonic() > deadline_s:
-                holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "somebody"
-                todo = "wait until it has ended, or choose another folder"
-                raise PeerTimeout(str(run_dir), f"{holder} is at work in it", todo)
+                holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+                todo = "wait until it ends, or choose another folder"
+                raise PeerTimeout(str(run_dir), f"{holder} is using it", todo)
             time.sleep(LOCK_POLL_S)
         os.ftruncate(descriptor, 0)
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without a name on it
+        with contextlib.suppress(OSError):  # a full disk: the lock works without the name
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield descriptor
     finally:
@@ -73,23 +72,23 @@ def _lock(descriptor: int) -> bool:
 
 
 def require_run(run_dir: str | Path) -> None:
-    """Refuse what is no folder of a run."""
-    storage.require_folder(storage.local_path(run_dir), "give a run's folder")
+    """Raise UserError unless `run_dir` is the folder of a run."""
+    storage.require_folder(storage.local_path(run_dir), "give the folder of a run")
     if not (storage.local_path(run_dir) / RUN_FILE).is_file():
         raise UserError(
-            str(run_dir), f"has no {RUN_FILE}", "give a run's folder, or start one: lakh train RUN --out DIR"
+            str(run_dir), f"has no {RUN_FILE}", "give the folder of a run, or start one: lakh train RUN --out DIR"
         )
 
 
-def record(run: Run, run_dir: str | Path) -> None:
-    """Write the complete settings, where they are not what stands there."""
+def write_settings(run: Run, run_dir: str | Path) -> None:
+    """Write the complete settings, if they changed."""
     url, text = storage.join(run_dir, RUN_FILE), config.to_toml(run).encode()
     if not storage.exists(url) or storage.read_bytes(url) != text:
         storage.write_bytes(url, text)
 
 
 def with_absolute_paths(run: Run) -> Run:
-    """A run must not depend on where it is resumed."""
+    """The run with absolute paths, so that it can be resumed from any folder."""
     data = dataclasses.replace(
         run.data,
         tokens=_absolute(run.data.tokens),
@@ -99,5 +98,5 @@ def with_absolute_paths(run: Run) -> Run:
 
 
 def _absolute(url: str) -> str:
-    # Without "..", which ends with the folder it leads through; a link stays one, it may lead elsewhere tomorrow.
+    # Removes ".." and keeps symbolic links, which may change their target.
     return os.path.abspath(storage.local_path(url)) if storage.is_local(url) else url  # noqa: PTH100

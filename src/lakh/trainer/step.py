@@ -1,10 +1,10 @@
 """One optimizer update: forward and backward over the micro-batches, clip, step.
 
-A micro-batch's `weight` turns the sum of its losses into its part of the mean over all counted targets of the step;
-without one every micro-batch counts equally many. FSDP averages over ranks, a pipeline runs its own schedule.
+A micro-batch's `weight` turns the sum of its losses into its part of the mean over all targets of the step; without a
+weight all micro-batches count equally. FSDP averages over ranks; a pipeline runs its own schedule.
 
-Nothing here waits for the GPU: loss, gradient norm and whether the update was applied are tensors, to be read when it
-suits the reader. An update that is not applied leaves weights and moments untouched.
+Nothing here waits for the GPU: loss, gradient norm and `applied` are tensors. An update that is not applied leaves
+weights and optimizer state unchanged.
 """
 
 from __future__ import annotations
@@ -18,71 +18,68 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from lakh.spec import Run
-from lakh.trainer.graphs import Graphed, Pass
-from lakh.trainer.optim import learning_rate, set_learning_rate
+from lakh.spec import Training
+from lakh.trainer.tuning.cuda_graphs import GraphedPass, Pass
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.objective import PLAIN, Objective
+from lakh.workloads.code.loss import PLAIN, Objective
 from lakh.workloads.code.parallelism.pipeline import Pipeline
 
-__all__ = ["Updated", "loss_sum", "objective_of", "plain_pass", "update", "uses_bf16"]
+__all__ = ["UpdateResult", "loss_sum", "objective_of", "plain_pass", "update", "uses_bf16"]
 
 
 @dataclass(frozen=True)
-class Updated:
+class UpdateResult:
     loss: Tensor
-    """Mean over this rank's tokens; over the ranks of a pipeline, known to the last stage alone and 0 elsewhere."""
+    """Mean over this rank's tokens; in a pipeline the last stage has it and the other stages have 0."""
     grad_norm: Tensor
-    lr: float
     applied: Tensor
-    """True where the weights were changed."""
+    """True if the weights were changed."""
 
 
 def update(
-    run: Run,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: Sequence[Batch],
-    step: int,
+    *,
+    lr: float,
+    clip_norm: float = 0.0,
     max_norm: float = float("inf"),
-    graphed: Graphed | None = None,
-) -> Updated:
-    """Apply step number `step` (from 0), unless the gradient norm is not finite or above `max_norm`."""
-    lr = learning_rate(step, run.optim, run.train.steps)
-    set_learning_rate(optimizer, lr)
-    if graphed is None:
-        optimizer.zero_grad(set_to_none=True)
-    else:
-        optimizer.zero_grad(set_to_none=False)  # a recording adds to them where they are
+    objective: Objective = PLAIN,
+    graphed: GraphedPass | None = None,
+) -> UpdateResult:
+    """Apply one update, unless the gradient norm is not finite or above `max_norm`. `clip_norm` 0 disables clipping."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.zero_grad(set_to_none=graphed is None)  # a CUDA graph adds to the gradients in place
     scales = [_scale(batch, len(batches)) for batch in batches]
     if isinstance(model, Pipeline):
-        loss = model.run(batches, scales, objective=objective_of(run))
+        loss = model.run(batches, scales, objective=objective)
     else:
+        run_pass = graphed or plain_pass(objective)
         loss = torch.zeros((), device=batches[0].inputs.device)
         for index, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
             if isinstance(model, FSDPModule):  # reduce once, after the last micro-batch
                 model.set_requires_gradient_sync(index == len(batches) - 1)
-            loss += (graphed or plain_pass(objective_of(run)))(model, batch, scale)
-    parts = _held_gradients(model)
-    grad_norm = _norm(parts, batches[0].inputs.device)
+            loss += run_pass(model, batch, scale)
+    gradients = _local_gradients(model)
+    grad_norm = _global_norm(gradients, batches[0].inputs.device)
     applied = torch.isfinite(grad_norm) & (grad_norm <= max_norm)
-    clip_norm = run.optim.clip_norm
     factor = (clip_norm / (grad_norm + 1e-6)).clamp(max=1.0) if clip_norm > 0 else torch.ones_like(grad_norm)
-    _apply(optimizer, parts, factor, applied)
-    return Updated(loss, grad_norm, lr, applied)
+    _apply(optimizer, gradients, factor, applied)
+    return UpdateResult(loss, grad_norm, applied)
 
 
 @torch.no_grad()
 def loss_sum(model: nn.Module, batch: Batch) -> Tensor:
-    """The sum of the losses of a batch's counted targets: for evaluation."""
+    """The sum of the losses of a batch's targets, for evaluation."""
     if isinstance(model, Pipeline):
         return model.run([batch], [1.0], train=False)
     return _loss(model, batch, 1.0, PLAIN)
 
 
 def plain_pass(objective: Objective) -> Pass:
-    """Forward and backward of one micro-batch, started kernel by kernel."""
+    """Forward and backward of one micro-batch without a CUDA graph."""
 
     def run_pass(model: nn.Module, batch: Batch, scale: float | Tensor) -> Tensor:
         loss = _loss(model, batch, scale, objective)
@@ -107,19 +104,17 @@ def _scale(batch: Batch, micro_batches: int) -> float:
     return 1 / (batch.targets.numel() * micro_batches) if batch.weight is None else batch.weight
 
 
-def objective_of(run: Run) -> Objective:
-    return Objective(z_loss=run.train.z_loss, label_smoothing=run.train.label_smoothing)
+def objective_of(settings: Training) -> Objective:
+    return Objective(z_loss=settings.z_loss, label_smoothing=settings.label_smoothing)
 
 
-def uses_bf16(run: Run, device: torch.device) -> bool:
-    if run.train.precision == "auto":
-        return device.type == "cuda"
-    return run.train.precision == "bf16"
+def uses_bf16(settings: Training, device: torch.device) -> bool:
+    return device.type == "cuda" if settings.precision == "auto" else settings.precision == "bf16"
 
 
-def _held_gradients(model: nn.Module) -> dict[int, list[Tensor]]:
-    """What this rank holds of the gradients, by how many ranks hold the same."""
-    parts: dict[int, list[Tensor]] = {}
+def _local_gradients(model: nn.Module) -> dict[int, list[Tensor]]:
+    """The gradients on this rank, by the number of ranks that hold the same copy."""
+    gradients: dict[int, list[Tensor]] = {}
     for parameter in model.parameters():
         grad = parameter.grad
         if isinstance(grad, DTensor):
@@ -127,20 +122,20 @@ def _held_gradients(model: nn.Module) -> dict[int, list[Tensor]]:
             for placement, size in zip(grad.placements, grad.device_mesh.shape, strict=True):
                 assert not placement.is_partial(), "a gradient that was not summed over its ranks"
                 copies *= size if placement.is_replicate() else 1
-            parts.setdefault(copies, []).append(grad.to_local())
+            gradients.setdefault(copies, []).append(grad.to_local())
         elif grad is not None:
-            parts.setdefault(1, []).append(grad)
-    return parts
+            gradients.setdefault(1, []).append(grad)
+    return gradients
 
 
-def _norm(parts: dict[int, list[Tensor]], device: torch.device) -> Tensor:
-    """The global norm of the gradients.
+def _global_norm(gradients: dict[int, list[Tensor]], device: torch.device) -> Tensor:
+    """The norm of the gradients over all ranks.
 
-    Each rank adds the squares of what it holds, divided by how many ranks hold the same; one sum over all ranks then
-    serves every cut: shards, copies, parts of matrices and pipeline stages.
+    Each rank adds the squares of its part, divided by the number of copies; one sum over all ranks is then correct for
+    shards, replicas, tensor-parallel parts and pipeline stages.
     """
     square = torch.zeros((), dtype=torch.float64, device=device)
-    for copies, tensors in parts.items():
+    for copies, tensors in gradients.items():
         norms = torch.stack(torch._foreach_norm(tensors, dtype=torch.float32))
         square += norms.double().square().sum() / copies
     if dist.is_initialized() and dist.get_world_size() > 1:
@@ -148,19 +143,21 @@ def _norm(parts: dict[int, list[Tensor]], device: torch.device) -> Tensor:
     return square.sqrt().float()
 
 
-def _apply(optimizer: torch.optim.Optimizer, parts: dict[int, list[Tensor]], factor: Tensor, applied: Tensor) -> None:
-    """Step where `applied`, with gradients scaled by `factor`.
+def _apply(
+    optimizer: torch.optim.Optimizer, gradients: dict[int, list[Tensor]], factor: Tensor, applied: Tensor
+) -> None:
+    """Step if `applied`, with gradients scaled by `factor`.
 
-    torch's fused AdamW reads both on the device and scales on the way. Others get scaled gradients; parameters that are
-    cut up must be asked about `applied` here, which waits for the device.
+    torch's fused AdamW reads both on the device. Other optimizers get scaled gradients; with sharded parameters
+    `applied` is read here, which waits for the device.
     """
-    cut_up = any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
-    if isinstance(optimizer, torch.optim.AdamW) and not cut_up:
+    is_sharded = any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
+    if isinstance(optimizer, torch.optim.AdamW) and not is_sharded:
         optimizer.grad_scale = 1 / factor  # type: ignore[attr-defined]
     else:
-        for tensors in parts.values():
+        for tensors in gradients.values():
             torch._foreach_mul_(tensors, factor.to(tensors[0].dtype))
-    if cut_up and not bool(applied):
+    if is_sharded and not bool(applied):
         return
-    optimizer.found_inf = None if cut_up else (~applied).float()  # type: ignore[attr-defined]
+    optimizer.found_inf = None if is_sharded else (~applied).float()  # type: ignore[attr-defined]
     optimizer.step()

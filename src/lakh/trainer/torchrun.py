@@ -1,8 +1,7 @@
-"""torchrun that ends with the exit code of the rank that knows the cause: `python -m lakh.trainer.torchrun ...`.
+"""torchrun with the exit code of the rank that failed first: `python -m lakh.trainer.torchrun ...`.
 
-torchrun itself ends with 1, whatever its ranks ended with; whether to try again is decided by that code in Slurm and
-Kubernetes (2 and 65: the same would happen again; 75: try again). Takes torchrun's own arguments. Asked to stop by a
-signal, it ends with 75 when its ranks have.
+torchrun itself always exits with 1. Slurm and Kubernetes decide by the exit code whether to retry (2 and 65: it would
+fail again; 75: retry). Takes torchrun's arguments. Exits with 75 after a stop signal.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ __all__ = ["exit_code", "main"]
 
 
 def exit_code(ranks: Iterable[tuple[float, int]]) -> int:
-    """What to end with, given when each rank of this machine ended (any clock) and its code, negative for a signal.
+    """The exit code for ranks that ended at these times with these codes (negative for a signal).
 
-    A rank that names a cause counts before those that lost their peer or were ended because of it.
+    The first rank with an error of its own counts before ranks that lost a peer or were killed.
     """
-    named = [code for _, code in sorted(ranks) if code > 0 and code != PeerError.exit_code]
-    return named[0] if named else PeerError.exit_code
+    causes = [code for _, code in sorted(ranks) if code > 0 and code != PeerError.exit_code]
+    return causes[0] if causes else PeerError.exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         torchrun(arguments)
     except ChildFailedError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - torchrun's own table of who failed
+        print(error, file=sys.stderr)  # noqa: T201 - torchrun's table of failures
         return exit_code((failure.timestamp, failure.exitcode) for failure in error.failures.values())
     except SignalException as error:
         print(f"stopped by {error.sigval.name}", file=sys.stderr)  # noqa: T201

@@ -2,7 +2,7 @@
 
 A product of M rows and N columns has a few thousand tiles; as many as there are multiprocessors are computed at a time,
 and in the last wave some stand idle. With 2,048 columns and 132 multiprocessors, 8 or 16 sequences of 4,096 tokens fill
-15.5 or 31.03 waves and wait for 16 or 32; 17 fill 32.97 of 33. Measured on an H200 with 1.245 billion parameters
+15.5 or 31.03 waves and wait for 16 or 32; 17 fill 32.97 of 33. StepMetrics on an H200 with 1.245 billion parameters
 (2026-11-15): 55.0 % MFU with 8, 56.0 % with 17, in turns in one process.
 
 Pure arithmetic. What it does not know: which tiles the library takes (it is taken to choose the best of TILES), and

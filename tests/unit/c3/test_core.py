@@ -1,4 +1,4 @@
-"""The native core's own tests, under the sanitizers that find what tests cannot see."""
+"""Runs the native core's tests under the address, undefined-behaviour and thread sanitizers."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ C3 = [path.stem for path in sorted((NATIVE / "src").glob("*.cpp")) if not path.s
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_the_core_is_clean_under(sanitizer, tmp_path) -> None:
+def test_the_native_core_passes_under(sanitizer, tmp_path) -> None:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler: apt-get install g++")

@@ -1,4 +1,4 @@
-"""The store of small files: whole values, one winner, counts that add up, whoever is killed."""
+"""The directory store: atomic values, one winner of compare-and-set, exact counts, also when writers are killed."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from lakh.c3.directory_store import DirectoryStore
 from lakh.errors import PeerTimeout
 
 
-def test_a_value_is_there_for_all_once_it_is_set(tmp_path) -> None:
+def test_a_value_is_visible_to_all_once_it_is_set(tmp_path) -> None:
     one, two = DirectoryStore(tmp_path / "store"), DirectoryStore(tmp_path / "store")
     assert not two.check(["a/b"])
     one.set("a/b", "x")
@@ -20,7 +20,7 @@ def test_a_value_is_there_for_all_once_it_is_set(tmp_path) -> None:
     assert two.get("a/b") == b"x"
 
 
-def test_a_key_that_nobody_sets_is_a_timeout(tmp_path) -> None:
+def test_a_key_that_is_never_set_is_a_timeout(tmp_path) -> None:
     with pytest.raises(PeerTimeout, match="never"):
         DirectoryStore(tmp_path, timeout_s=0.05).get("never")
 
@@ -34,7 +34,7 @@ def test_the_first_to_compare_and_set_wins(tmp_path) -> None:
     assert not store.check(["other"])
 
 
-def test_counts_of_many_add_up(tmp_path) -> None:
+def test_concurrent_counts_add_up(tmp_path) -> None:
     store = DirectoryStore(tmp_path)
     threads = [
         threading.Thread(target=lambda: [DirectoryStore(tmp_path).add("n", 1) for _ in range(25)]) for _ in range(4)
@@ -46,7 +46,7 @@ def test_counts_of_many_add_up(tmp_path) -> None:
     assert store.add("n", 0) == 100
 
 
-def test_a_writer_that_is_killed_leaves_whole_values_and_no_lock(tmp_path) -> None:
+def test_a_killed_writer_leaves_complete_values_and_no_lock(tmp_path) -> None:
     program = (
         "import sys; from lakh.c3.directory_store import DirectoryStore\n"
         f"store = DirectoryStore({str(tmp_path)!r})\nprint('on', flush=True)\n"

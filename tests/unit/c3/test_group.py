@@ -1,4 +1,4 @@
-"""Groups without torch: ranks are threads here, on one host or on pretended ones, over the native core."""
+"""Communicators without torch, over the native core. Ranks are threads, on one host or on emulated ones."""
 
 import threading
 import time
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from lakh.c3 import native
-from lakh.c3.bootstrap import MemoryStore
-from lakh.c3.group import Group
-from lakh.c3.metrics import name_slowest, serve_metrics
+from lakh.c3.bootstrap import InProcessStore
+from lakh.c3.group import CommGroup
+from lakh.c3.metrics import find_slowest_rank, serve_metrics
+from lakh.c3.native import FailureCause
 from lakh.c3.topology import WIRES, Link, Topology, Wire
 from lakh.errors import LakhError, PeerError, PeerTimeout, UserError
 
@@ -26,14 +27,14 @@ UNEQUAL = [("a", "", ""), ("a", "", ""), ("b", "", "")]
 
 
 def with_ranks(places, body, timeout_s: float = 60.0, topology=None):
-    """Run `body(group)` in one thread per rank; what each returned, or raised."""
-    store = MemoryStore(timeout_s)
+    """Run `body(group)` in one thread per rank. Returns each result or error."""
+    store = InProcessStore(timeout_s)
     found = [None] * len(places)
 
     def one(rank: int) -> None:
         group = None
         try:
-            group = Group.meet(store, rank, len(places), timeout_s=timeout_s, place=places[rank], topology=topology)
+            group = CommGroup.join(store, rank, len(places), timeout_s=timeout_s, place=places[rank], topology=topology)
             found[rank] = body(group)
         except LakhError as error:
             found[rank] = error
@@ -58,7 +59,7 @@ def reduce_all(group, values, op=SUM, **extra):
 
 @pytest.mark.parametrize("algorithm", ["flat", "halving_doubling", "ring", "hierarchical", None])
 @pytest.mark.parametrize("places", [ONE_HOST, FOUR_HOSTS, RACKS, UNEQUAL], ids=["host", "hosts", "racks", "unequal"])
-def test_all_reduce_gives_the_same_bits_everywhere(places, algorithm) -> None:
+def test_all_reduce_gives_identical_bits_on_all_ranks(places, algorithm) -> None:
     size = len(places)
     inputs = [
         [np.random.default_rng(10 * r + n).normal(size=n).astype(np.float32) for n in (1, 999, 70_001)]
@@ -66,7 +67,7 @@ def test_all_reduce_gives_the_same_bits_everywhere(places, algorithm) -> None:
     ]
 
     def body(group):
-        group.plans.algorithm = algorithm
+        group.schedules.algorithm = algorithm
         return [reduce_all(group, values.copy(), AVG) for values in inputs[group.rank]]
 
     found = with_ranks(places, body)
@@ -78,12 +79,12 @@ def test_all_reduce_gives_the_same_bits_everywhere(places, algorithm) -> None:
             assert np.array_equal(result[index], found[0][index])
 
 
-def test_a_far_peer_gets_more_connections_and_chunks_of_any_size_arrive_in_order() -> None:
+def test_a_distant_peer_gets_more_connections_and_chunks_of_any_size_arrive_in_order() -> None:
     far, near = [("a", "", "z0"), ("b", "", "z1")], [("a", "", ""), ("b", "", "")]
     count = 100_001  # 400 KB: seven chunks of 64 KB, the last one ragged
 
     def body(group):
-        group.plans.algorithm = "ring"
+        group.schedules.algorithm = "ring"
         ramp = np.arange(count, dtype=np.float32)
         assert np.array_equal(reduce_all(group, ramp.copy()), 2 * ramp)
         return group.counters()["connections"]
@@ -91,7 +92,7 @@ def test_a_far_peer_gets_more_connections_and_chunks_of_any_size_arrive_in_order
     for places, streams in ((near, 2), (far, 3)):
         wires = {**WIRES, "host": Wire(2, 64, 64), "zone": Wire(3, 64, 64)}
         found = with_ranks(places, body, topology=Topology(tuple(places), wires=wires))
-        assert found == [streams + 1] * 2, found  # and one to watch
+        assert found == [streams + 1] * 2, found  # plus the control connection
 
 
 @pytest.mark.parametrize("places", [FOUR_HOSTS, ONE_HOST], ids=["hosts", "host"])
@@ -129,7 +130,7 @@ def test_every_operation_between_hosts(places) -> None:
 
 
 @pytest.mark.parametrize("places", [FOUR_HOSTS, RACKS, UNEQUAL, ONE_HOST], ids=["hosts", "racks", "unequal", "host"])
-def test_a_part_may_lie_in_the_whole_that_it_is_gathered_into_or_scattered_from(places) -> None:
+def test_a_part_may_overlap_the_gathered_or_scattered_buffer(places) -> None:
     def body(group):
         for count in (1, 999, 300_001):
             everyone = np.full((group.size, count), -1, np.float32)
@@ -146,7 +147,7 @@ def test_a_part_may_lie_in_the_whole_that_it_is_gathered_into_or_scattered_from(
 
 
 @pytest.mark.parametrize("places", [FOUR_HOSTS, RACKS, UNEQUAL, ONE_HOST], ids=["hosts", "racks", "unequal", "host"])
-def test_no_elements_are_no_mistake(places) -> None:
+def test_zero_elements_are_valid(places) -> None:
     def body(group):
         there = np.zeros(1, np.float32).ctypes.data
         for operation, op, root in (
@@ -160,7 +161,7 @@ def test_no_elements_are_no_mistake(places) -> None:
         ):
             group.run(operation, F32, op, root, there, there, 0)
         group.run("all_reduce", F32, SUM, -1, there, there, 0, codec="int4")
-        # one pair has something to say to each other, the rest has not
+        # only one pair exchanges data
         mine, other = group.rank, 1 - group.rank
         counts = [int(mine < 2 and rank == other) for rank in range(group.size)]
         offsets = [sum(counts[:rank]) for rank in range(group.size + 1)]
@@ -172,18 +173,18 @@ def test_no_elements_are_no_mistake(places) -> None:
     assert with_ranks(places, body) == [len(places)] * len(places)
 
 
-def test_no_elements_on_one_rank_and_some_on_another_is_a_mistake_that_all_are_told_of() -> None:
+def test_zero_elements_on_one_rank_only_is_an_error_on_all_ranks() -> None:
     def body(group):
         reduce_all(group, np.ones(10 * (group.rank > 0), np.float32))
 
     for places in (FOUR_HOSTS, ONE_HOST):
         found = with_ranks(places, body)
         assert all(isinstance(error, LakhError) for error in found), found
-        assert any("do not agree" in str(error) for error in found), found
+        assert any(error.cause == FailureCause.INVALID and "disagree" in str(error) for error in found), found
 
 
-def test_a_closed_group_says_so_whatever_is_asked_of_it() -> None:
-    group = Group.meet(MemoryStore(5), 0, 1, place=ONE_HOST[0])
+def test_every_call_on_a_closed_group_reports_it() -> None:
+    group = CommGroup.join(InProcessStore(5), 0, 1, place=ONE_HOST[0])
     server = serve_metrics(group)
     group.close()
     group.close()
@@ -200,14 +201,13 @@ def test_a_closed_group_says_so_whatever_is_asked_of_it() -> None:
     ):
         with pytest.raises(UserError, match="the group was closed"):
             call()
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
         assert 'lakh_c3_up{rank="0"} 0' in answer.read().decode()
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 @pytest.mark.parametrize(("codec", "error"), [("bf16", 2**-7), ("int8", 0.02), ("int4", 0.3)])
-def test_codecs_lose_little_and_feed_it_back(codec, error) -> None:
+def test_codecs_have_small_errors_and_error_feedback(codec, error) -> None:
     steps, count = 30, 5000
     truth = np.random.default_rng(1).normal(size=count).astype(np.float32)
 
@@ -226,27 +226,27 @@ def test_codecs_lose_little_and_feed_it_back(codec, error) -> None:
     for first, average in found:
         assert np.abs(first - truth).max() < error * np.abs(truth).max()
         assert np.array_equal(first, found[0][0])
-        # what one step loses comes back in the next: the average over steps converges
+        # the error of one step is added to the next: the average over steps converges
         assert np.abs(average - truth).max() < 0.1 * error * np.abs(truth).max() + 1e-3
 
 
-def test_slow_links_are_played_by_the_core(tmp_path) -> None:
+def test_the_core_emulates_slow_links(tmp_path) -> None:
     topology = Topology(tuple(FOUR_HOSTS[:2]), {"host": Link(20e6, 1000)})
 
     def body(group):
-        group.shape(topology, str(tmp_path / "links"))
+        group.emulate_links(topology, str(tmp_path / "links"))
         reduce_all(group, np.ones(100_000, np.float32))
         return group.counters()["bytes_sent"]
 
     assert all(sent >= 400_000 for sent in with_ranks(FOUR_HOSTS[:2], body))
 
 
-def test_a_played_delay_is_paid_by_every_operation(tmp_path) -> None:
+def test_an_emulated_delay_applies_to_every_operation(tmp_path) -> None:
     topology = Topology(tuple(FOUR_HOSTS[:2]), {"host": Link(50e6, 20_000)})
 
     def body(group):
-        group.shape(topology, str(tmp_path / "links"))
-        group.plans.algorithm = "ring"  # two stages, one after the other
+        group.emulate_links(topology, str(tmp_path / "links"))
+        group.schedules.algorithm = "ring"  # two stages, one after the other
         times_s = []
         for count in (10, 10, 50_000, 10):
             began_s = time.monotonic()
@@ -255,17 +255,17 @@ def test_a_played_delay_is_paid_by_every_operation(tmp_path) -> None:
         return times_s
 
     for times_s in with_ranks(FOUR_HOSTS[:2], body):
-        # both stages of each; a rank may begin while the other's first message is on its way
+        # both stages of each; a rank may begin while the other's first message is in flight
         assert min(times_s[1:]) > 0.02, times_s
         assert sum(times_s) > 8 * 0.02 - 0.02, times_s
 
 
-def test_a_slow_host_sends_its_input_once_and_all_hold_the_same_sum() -> None:
+def test_a_slow_host_sends_its_input_once_and_all_ranks_have_the_same_sum() -> None:
     topology = Topology(tuple(FOUR_HOSTS), {"host": Link(50e6)}, {"//h1": 12.5e6})
     inputs = [np.random.default_rng(rank).normal(size=200_001).astype(np.float32) for rank in range(4)]
 
     def body(group):
-        plan = group.plans.plan("all_reduce", 200_001, 4)
+        plan = group.schedules.get("all_reduce", 200_001, 4)
         return reduce_all(group, inputs[group.rank].copy()), plan, group.counters()["bytes_sent"]
 
     found = with_ranks(FOUR_HOSTS, body, topology=topology)
@@ -275,20 +275,20 @@ def test_a_slow_host_sends_its_input_once_and_all_hold_the_same_sum() -> None:
         assert np.allclose(result, expected, atol=1e-5)
         assert "unequal parts" in plan.reason
     sent = [sent for _, _, sent in found]
-    assert 200_001 * 4 <= sent[1] < 1.01 * 200_001 * 4  # and a few headers
+    assert 200_001 * 4 <= sent[1] < 1.01 * 200_001 * 4  # plus a few headers
     assert min(sent[0], sent[2], sent[3]) > 1.6 * 200_001 * 4
 
 
-def test_ranks_that_disagree_over_the_network_are_all_told() -> None:
+def test_a_disagreement_over_the_network_is_an_error_on_all_ranks() -> None:
     def body(group):
         reduce_all(group, np.ones(10 + (group.rank == 0), np.float32))
 
     found = with_ranks(FOUR_HOSTS, body)
     assert all(isinstance(error, LakhError) for error in found)
-    assert any("do not agree" in str(error) for error in found)
+    assert any("disagree" in str(error) for error in found)
 
 
-def test_a_rank_that_does_not_come_is_a_timeout_and_not_a_hang() -> None:
+def test_a_missing_rank_is_a_timeout_and_not_a_hang() -> None:
     def body(group):
         if group.rank:
             reduce_all(group, np.ones(10, np.float32))
@@ -298,7 +298,7 @@ def test_a_rank_that_does_not_come_is_a_timeout_and_not_a_hang() -> None:
         assert isinstance(found[1], PeerError)
 
 
-def test_an_aborted_group_tells_everybody_why() -> None:
+def test_all_ranks_get_the_reason_of_an_abort() -> None:
     def body(group):
         if group.rank == 0:
             group.abort("no longer needed")
@@ -307,16 +307,17 @@ def test_an_aborted_group_tells_everybody_why() -> None:
     for places in (ONE_HOST, FOUR_HOSTS):
         for error in with_ranks(places, body):
             assert isinstance(error, PeerError)
+            assert error.cause == FailureCause.ABORTED
 
 
-def test_a_rank_that_is_busy_for_seconds_is_waited_for_however_much_is_sent_to_it() -> None:
-    """What a busy rank does not read fills its window, and its kernel then looks like a cut link's to the sender's."""
+def test_a_busy_rank_is_waited_for_even_when_its_buffers_are_full() -> None:
+    """Unread data fills the window of a busy rank, and to the sender its kernel then looks like a cut link."""
     sent = np.arange(6_000_000, dtype=np.float32)  # 24 MB: more than connections hold
 
     def body(group):
         values, got, other = np.ones(6_000_000, np.float32), np.empty_like(sent), 1 - group.rank
         if group.rank == 1:
-            time.sleep(4)  # longer than the 1.5 s after which a link without acknowledgements is cut
+            time.sleep(4)  # longer than the 1.5 s without acknowledgements that mean a cut link
             message, _ = group.recv(other, 1, got.ctypes.data, got.nbytes)
         else:
             message = group.send(other, 1, sent.ctypes.data, sent.nbytes)
@@ -327,7 +328,7 @@ def test_a_rank_that_is_busy_for_seconds_is_waited_for_however_much_is_sent_to_i
     assert with_ranks(FOUR_HOSTS[:2], body) == [True, True]
 
 
-def test_a_topology_that_lies_is_refused_on_all_ranks(monkeypatch) -> None:
+def test_a_wrong_topology_is_refused_on_all_ranks(monkeypatch) -> None:
     lie = Topology(tuple([("one", "", "")] * 2))
     identities = iter(["this", "that"])
     monkeypatch.setattr(native, "host_identity", lambda: next(identities))
@@ -336,38 +337,38 @@ def test_a_topology_that_lies_is_refused_on_all_ranks(monkeypatch) -> None:
         assert "on one host" in str(error)
 
 
-def test_a_missing_rank_is_a_timeout_at_the_meeting() -> None:
+def test_a_missing_rank_is_a_timeout_of_the_rendezvous() -> None:
     with pytest.raises(PeerTimeout):
-        Group.meet(MemoryStore(0.2), 0, 2, name="alone")
+        CommGroup.join(InProcessStore(0.2), 0, 2, name="alone")
 
 
 def test_counters_are_served_for_prometheus() -> None:
     def body(group):
         reduce_all(group, np.ones(10, np.float32))
         server = serve_metrics(group)
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
-        server.shutdown()
-        server.server_close()
+        server.close()
         return text
 
     for rank, text in enumerate(with_ranks(ONE_HOST[:2], body)):
         assert f'lakh_c3_operations_total{{rank="{rank}"}} 1' in text
         assert f'lakh_c3_up{{rank="{rank}"}} 1' in text
-        assert f'lakh_c3_place_info{{rank="{rank}",host="{ONE_HOST[rank][0]}",' in text
+        assert f'lakh_c3_place_info{{host="{ONE_HOST[rank][0]}",' in text
+        assert f'lakh_c3_waited_for_microseconds_total{{peer="{1 - rank}",rank="{rank}"}}' in text
 
 
-def test_the_culprit_is_who_is_waited_for_and_does_not_wait() -> None:
-    worst, reason = name_slowest([[0, 0, 9_000_000], [10_000, 0, 9_000_000], [0, 0, 0]])
+def test_the_slowest_rank_is_waited_for_and_does_not_wait() -> None:
+    worst, reason = find_slowest_rank([[0, 0, 9_000_000], [10_000, 0, 9_000_000], [0, 0, 0]])
     assert worst == 2
     assert "rank 2" in reason
-    assert name_slowest([[0, 10], [10, 0]])[0] is None
+    assert find_slowest_rank([[0, 10], [10, 0]])[0] is None
 
 
 def test_start_up_costs_each_rank_a_constant_number_of_requests() -> None:
-    """No rank asks N times: the tree bounds what one rank does, and connections are made only when used."""
+    """No rank makes N requests: the tree bounds them, and connections are opened on first use."""
 
-    class Counting(MemoryStore):
+    class Counting(InProcessStore):
         def __init__(self) -> None:
             super().__init__(60)
             self.requests: dict[str, int] = {}
@@ -378,10 +379,10 @@ def test_start_up_costs_each_rank_a_constant_number_of_requests() -> None:
             return super().get(key)
 
     store, size = Counting(), 64
-    groups: list[Group | None] = [None] * size
+    groups: list[CommGroup | None] = [None] * size
 
     def one(rank: int) -> None:
-        groups[rank] = Group.meet(store, rank, size, place=(f"h{rank}", "", ""))
+        groups[rank] = CommGroup.join(store, rank, size, place=(f"h{rank}", "", ""))
 
     threads = [threading.Thread(target=one, args=(rank,), name=str(rank)) for rank in range(size)]
     for thread in threads:
@@ -395,8 +396,8 @@ def test_start_up_costs_each_rank_a_constant_number_of_requests() -> None:
         group.close()
 
 
-def test_who_comes_late_hears_at_once_that_the_group_is_over() -> None:
-    """A rank may give up before it was connected to the others: whoever waits for it asks."""
+def test_a_late_rank_learns_immediately_that_the_group_has_ended() -> None:
+    """A rank may leave before it was connected to the others; ranks that wait for it ask."""
 
     def body(group):
         if group.rank == 0:
@@ -406,6 +407,7 @@ def test_who_comes_late_hears_at_once_that_the_group_is_over() -> None:
             reduce_all(group, np.ones(10, np.float32))
         failure = group.failure()
         assert failure.dead == (0,)
+        assert failure.cause == FailureCause.LEFT
         assert not failure.is_certain  # it may be alive
         return time.monotonic() - began
 

@@ -1,4 +1,4 @@
-"""Groups that go on without those they lose and let others in: members are threads here, over the native core."""
+"""Resilient groups lose and admit members; members are threads, over the native core."""
 
 import threading
 import time
@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lakh.c3 import native
-from lakh.c3.bootstrap import MemoryStore
-from lakh.c3.resilient import Position, ResilientGroup, caught_up
+from lakh.c3.bootstrap import InProcessStore
+from lakh.c3.faults.resilient import MemberProgress, ResilientGroup, merge_progress
 from lakh.errors import LakhError, PeerLost
 
 pytestmark = [
@@ -18,20 +18,24 @@ pytestmark = [
 PATIENCE_S = 60.0
 
 
-def test_all_go_on_from_where_the_farthest_has_come() -> None:
-    behind = Position(committed=6, synchronised=2, reported=3)
-    in_its_next_step = Position(committed=7, synchronised=2, reported=3)
-    told_its_caller = Position(committed=7, synchronised=2, reported=4)
-    lets_others_in = Position(committed=7, synchronised=2, reported=4, admits=True)
-    assert caught_up([behind, in_its_next_step], 5) == Position(7, 2, 3)  # nobody was told: the next commit does
-    assert caught_up([behind, told_its_caller], 5) == Position(7, 2, 4)  # all are told of 4, and of 5 at the next
-    assert caught_up([behind, lets_others_in, lets_others_in], 5) == Position(7, 2, 5)
-    synchronising, done = Position(7, 2, 4), Position(7, 3, 4)
-    assert caught_up([synchronising, done], 5) == Position(7, 3, 4)
+def test_all_members_continue_from_the_farthest_one() -> None:
+    behind = MemberProgress(committed=6, synchronised=2, reported=3)
+    in_its_next_step = MemberProgress(committed=7, synchronised=2, reported=3)
+    reported_to_caller = MemberProgress(committed=7, synchronised=2, reported=4)
+    admits_members = MemberProgress(committed=7, synchronised=2, reported=4, admits=True)
+    assert merge_progress([behind, in_its_next_step], 5) == MemberProgress(
+        7, 2, 3
+    )  # not reported yet: the next commit does
+    assert merge_progress([behind, reported_to_caller], 5) == MemberProgress(
+        7, 2, 4
+    )  # 4 is reported to all, 5 at the next
+    assert merge_progress([behind, admits_members, admits_members], 5) == MemberProgress(7, 2, 5)
+    synchronising, done = MemberProgress(7, 2, 4), MemberProgress(7, 3, 4)
+    assert merge_progress([synchronising, done], 5) == MemberProgress(7, 3, 4)
 
 
 def _train(group: ResilientGroup, member: int, steps: int, done: torch.Tensor) -> list[float]:
-    """The loop of a user: as many steps as `steps` says, counted in `done`; the averages of each step."""
+    """A user's training loop of `steps` steps, counted in `done`. Returns the average of each step."""
     seen = []
     while int(done) < steps:
         bucket = torch.full((10,), float(member + 1))
@@ -45,9 +49,9 @@ def _train(group: ResilientGroup, member: int, steps: int, done: torch.Tensor) -
 
 
 @pytest.mark.parametrize("unlucky", [0, 1, 2])
-def test_who_is_told_of_a_passed_commit_by_its_end_alone_does_as_the_others_did(unlucky) -> None:
-    """Member 3 asks to join. At that commit one member loses the answer, and hears only that the epoch is over."""
-    store, found, asked = MemoryStore(PATIENCE_S), {}, threading.Event()
+def test_a_member_that_misses_the_result_of_a_commit_continues_like_the_others(unlucky) -> None:
+    """Member 3 requests to join. At that commit one member loses the result and only learns that the epoch ended."""
+    store, found, asked = InProcessStore(PATIENCE_S), {}, threading.Event()
     options = {"timeout_s": PATIENCE_S, "settle_s": PATIENCE_S}
     steps = 6
 
@@ -59,7 +63,7 @@ def test_who_is_told_of_a_passed_commit_by_its_end_alone_does_as_the_others_did(
                 while not store.check(["c3-resilient/join/1"]):
                     time.sleep(0.01)
             if number == unlucky:
-                _lose_the_answer(group)
+                _drop_commit_result(group)
             found[number] = _train(group, number, steps, torch.zeros(1))
             group.close()
         except LakhError as error:
@@ -89,8 +93,8 @@ def test_who_is_told_of_a_passed_commit_by_its_end_alone_does_as_the_others_did(
     assert found[0][-1] == 2.5  # of four
 
 
-def _lose_the_answer(group: ResilientGroup) -> None:
-    """The first commit whose answer is yes ends for this member with a lost connection, after all others have it."""
+def _drop_commit_result(group: ResilientGroup) -> None:
+    """Fails this member's first commit that admits a member, after all others have completed it."""
     reduce, lost = group._reduce, []
 
     def once(tensor: torch.Tensor, op: str) -> None:

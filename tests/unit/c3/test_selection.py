@@ -1,12 +1,11 @@
-"""Topologies are read strictly, and the choice of algorithm follows from them, with a reason."""
+"""Topology files are validated, and the algorithm follows from the topology, with a reason."""
 
 from dataclasses import replace
 
 import pytest
 
-from lakh.c3.bench import calls_of, calls_within, parse_size
-from lakh.c3.membership import decide_membership, reachable
-from lakh.c3.pairs import name_slow
+from lakh.c3.faults.membership import decide_membership, find_reachable
+from lakh.c3.network.slow_ranks import find_slow_ranks
 from lakh.c3.selection import choose_all_reduce, fastest_first
 from lakh.c3.topology import WIRES, Link, Topology, Wire, numa_node, read_topology
 from lakh.errors import UserError
@@ -16,15 +15,15 @@ RACKS = Topology(
 )
 
 
-def test_racks_call_for_tiers() -> None:
+def test_racks_lead_to_hierarchical() -> None:
     choice = choose_all_reduce(RACKS, 2_000_000, 4)
     assert choice.algorithm == "hierarchical"
     assert "ring" in choice.reason
-    # The buffer once over the trunk, half of it twice over each host's cable, inside its rack.
+    # The buffer once over the trunk, half of it twice over each host's link, inside its rack.
     assert choice.seconds == pytest.approx(8e6 / 1.25e7 + 8e6 / 1e8, rel=0.01)
 
 
-def test_small_data_takes_few_stages_and_large_data_few_bytes() -> None:
+def test_small_data_uses_few_stages_and_large_data_few_bytes() -> None:
     far = Topology(tuple((f"h{rank}", "", "") for rank in range(8)), {"host": Link(1e9, 500)})
     assert choose_all_reduce(far, 10, 4).algorithm == "flat"
     assert choose_all_reduce(far, 10, 4).seconds == pytest.approx(1e-3, rel=0.01)
@@ -47,7 +46,7 @@ def test_16_bit_sums_are_never_rounded_at_every_hop() -> None:
     assert choose_all_reduce(far, 50_000_000, 2).algorithm == "flat"
 
 
-def test_beyond_64_ranks_the_rule_of_10_mb_is_stated() -> None:
+def test_beyond_64_ranks_the_10_mb_rule_applies() -> None:
     many = Topology(tuple((f"h{rank}", "", "") for rank in range(100)))
     assert choose_all_reduce(many, 10, 4).algorithm == "halving_doubling"
     large = choose_all_reduce(many, 10_000_000, 4)
@@ -62,7 +61,7 @@ def test_a_path_names_every_link_on_it() -> None:
     assert RACKS.distance(0, 2) == "rack"
 
 
-def test_the_numa_node_is_named_where_all_cores_lie_in_one(tmp_path) -> None:
+def test_the_numa_node_that_contains_all_cores_is_found(tmp_path) -> None:
     for node, cores in enumerate(["0-3,8", "4-7", ""]):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(cores + "\n")
@@ -95,7 +94,7 @@ def test_a_topology_file_is_refused_with(bad, tmp_path) -> None:
         read_topology(path, 2)
 
 
-def test_a_file_says_how_messages_travel_in_a_tier(tmp_path) -> None:
+def test_a_file_configures_the_transport_of_a_tier(tmp_path) -> None:
     path = tmp_path / "topology.toml"
     path.write_text('[[hosts]]\nname="a"\nranks=[0,1]\n[wire.zone]\nstreams=16\n')
     wires = read_topology(path, 2).wires
@@ -103,24 +102,7 @@ def test_a_file_says_how_messages_travel_in_a_tier(tmp_path) -> None:
     assert wires["host"] == WIRES["host"]
 
 
-def test_sizes_are_read() -> None:
-    assert [parse_size(text) for text in ("1KB", "8MB", "2gb", "17B")] == [1024, 8 << 20, 2 << 30, 17]
-    with pytest.raises(UserError):
-        parse_size("large")
-
-
-def test_small_operations_are_timed_more_often() -> None:
-    assert calls_of(1 << 10) > calls_of(8 << 20)
-    assert calls_of(1 << 10, asked=7) == calls_of(8 << 20, asked=7) == 7
-
-
-def test_long_operations_are_not_called_in_vain_and_end_in_time() -> None:
-    assert calls_within(200, 1e-4, turns=5) == (3, 40)
-    assert calls_within(25, 2.4, turns=5) == (0, 1)  # one a turn at least
-    assert calls_within(25, 0.9, turns=5) == (0, 2)
-
-
-def test_a_topology_is_written_as_it_was_read_and_cut_to_its_first_ranks(tmp_path) -> None:
+def test_a_topology_is_written_as_it_was_read_and_limited_to_its_first_ranks(tmp_path) -> None:
     path = tmp_path / "topology.toml"
     path.write_text(
         '[[hosts]]\nname="a"\nrack="r"\nranks=[0,2]\n[[hosts]]\nname="b"\nranks=[1,3]\nMbit_per_s=50\n'
@@ -131,60 +113,60 @@ def test_a_topology_is_written_as_it_was_read_and_cut_to_its_first_ranks(tmp_pat
     assert replace(read_topology(path, 4), digest=read.digest) == read
     path.write_text(read.as_toml(links=False))
     silent = read_topology(path, 4)
-    assert (silent.places, silent.links, silent.cables, silent.wires) == (read.places, {}, {}, WIRES)
-    assert read.first(1).places == read.places[:1]
-    assert read.first(1).cables == {}
-    assert read.first(2).cables == read.cables
+    assert (silent.places, silent.links, silent.host_rates, silent.wires) == (read.places, {}, {}, WIRES)
+    assert read.first_ranks(1).places == read.places[:1]
+    assert read.first_ranks(1).host_rates == {}
+    assert read.first_ranks(2).host_rates == read.host_rates
 
 
-def test_a_link_between_racks_is_compared_with_its_like() -> None:
+def test_a_link_between_racks_is_compared_with_other_links_between_racks() -> None:
     places = [("a", "r0", ""), ("b", "r0", ""), ("c", "r0", ""), ("d", "r0", ""), ("e", "r1", "")]
     topology = Topology(tuple(places))
     pairs = {(a, b): 0.1 if b == 4 else 1.0 for a in range(5) for b in range(a + 1, 5)}
-    assert name_slow(pairs, 5, topology)["ranks"] == []
-    assert name_slow(pairs, 5)["ranks"] == [4]
-    assert name_slow(pairs | {(0, b): 0.1 for b in (1, 2, 3)}, 5, topology)["ranks"] == [0]
-    found = name_slow(pairs | {(1, 4): 0.01}, 5, topology)
+    assert find_slow_ranks(pairs, 5, topology)["ranks"] == []
+    assert find_slow_ranks(pairs, 5)["ranks"] == [4]
+    assert find_slow_ranks(pairs | {(0, b): 0.1 for b in (1, 2, 3)}, 5, topology)["ranks"] == [0]
+    found = find_slow_ranks(pairs | {(1, 4): 0.01}, 5, topology)
     assert (found["ranks"], found["links"]) == ([], [[1, 4]])
-    assert "nothing to compare" in name_slow({(0, 1): 1.0}, 2)["reason"]
+    assert "nothing to compare" in find_slow_ranks({(0, 1): 1.0}, 2)["reason"]
 
 
-def test_a_slow_rank_is_told_from_a_slow_link() -> None:
+def test_a_slow_rank_is_distinguished_from_a_slow_link() -> None:
     pairs = {(a, b): 1.0 for a in range(4) for b in range(a + 1, 4)}
-    assert name_slow(pairs, 4)["ranks"] == name_slow(pairs, 4)["links"] == []
+    assert find_slow_ranks(pairs, 4)["ranks"] == find_slow_ranks(pairs, 4)["links"] == []
     node = {pair: 0.1 if 2 in pair else rate for pair, rate in pairs.items()}
     node |= {(0, 1): 1.0, (0, 3): 1.0, (1, 3): 1.1}
-    assert name_slow({**node, (0, 1): 2.0, (1, 3): 2.0, (0, 3): 2.0}, 4)["ranks"] == [2]
+    assert find_slow_ranks({**node, (0, 1): 2.0, (1, 3): 2.0, (0, 3): 2.0}, 4)["ranks"] == [2]
     link = pairs | {(1, 3): 0.1}
-    found = name_slow(link, 4)
+    found = find_slow_ranks(link, 4)
     assert (found["ranks"], found["links"]) == ([], [[1, 3]])
     assert "1-3" in found["reason"]
 
 
 @pytest.mark.parametrize(
-    ("signed", "action", "members"),
+    ("registered", "action", "members"),
     [
-        ((0, 1, 2, 3), "go on", (0, 1, 2, 3)),
-        ((0, 2, 3), "go on", (0, 2, 3)),
-        ((2, 3), "go on", (2, 3)),  # half: the one store has decided
+        ((0, 1, 2, 3), "continue", (0, 1, 2, 3)),
+        ((0, 2, 3), "continue", (0, 2, 3)),
+        ((2, 3), "continue", (2, 3)),  # half: the store decides
         ((3,), "stop", (3,)),
     ],
 )
-def test_who_goes_on_after_a_loss(signed, action, members) -> None:
-    decision = decide_membership(range(4), signed)
+def test_membership_after_a_loss(registered, action, members) -> None:
+    decision = decide_membership(range(4), registered)
     assert (decision.action, decision.members) == (action, members)
-    assert all(str(rank) in decision.reason for rank in set(range(4)) - set(signed))
+    assert all(str(rank) in decision.reason for rank in set(range(4)) - set(registered))
 
 
 def test_a_returning_rank_joins() -> None:
     decision = decide_membership((0, 2), (0, 2), (1,))
-    assert (decision.action, decision.members, decision.dead) == ("go on", (0, 1, 2), ())
+    assert (decision.action, decision.members, decision.dead) == ("continue", (0, 1, 2), ())
     assert decide_membership((0, 2), (0,), min_ranks=2).action == "stop"
 
 
-def test_a_rank_with_a_cut_link_is_left_out_by_those_that_cannot_reach_it() -> None:
-    assert reachable([0, 1, 2], {0: [2], 1: [2], 2: [0, 1]}) == [0, 1]
-    assert reachable([0, 1, 2], {0: [], 1: [], 2: []}) == [0, 1, 2]
-    assert reachable([0, 1], {0: [1], 1: [0]}) == [0]
-    # the one that is cut off may be the only one that has noticed so far
-    assert reachable([0, 1, 2, 3], {0: [], 1: [], 2: [], 3: [0, 1, 2]}) == [0, 1, 2]
+def test_a_rank_with_a_cut_link_is_excluded() -> None:
+    assert find_reachable([0, 1, 2], {0: [2], 1: [2], 2: [0, 1]}) == [0, 1]
+    assert find_reachable([0, 1, 2], {0: [], 1: [], 2: []}) == [0, 1, 2]
+    assert find_reachable([0, 1], {0: [1], 1: [0]}) == [0]
+    # the disconnected rank may be the only one that has noticed so far
+    assert find_reachable([0, 1, 2, 3], {0: [], 1: [], 2: [], 3: [0, 1, 2]}) == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""The published cost of a start fits what was measured, and grows as the libraries connect."""
+"""The start-up coefficients fit the measured points."""
 
 import pytest
 

@@ -14,9 +14,9 @@ GB = 10**9
     [
         ("auto", 3 * GB, 10 * GB, True, "a copy of the state takes 3.00 GB of 10.00 GB of free host memory"),
         ("auto", 7 * GB, 10 * GB, False, "takes 7.00 GB of 10.00 GB of free host memory, more than 60%"),
-        ("auto", 7 * GB, None, True, "cannot be told here"),
-        ("on", 7 * GB, 1 * GB, True, "asked for"),
-        ("off", 0, 10 * GB, False, "asked for"),
+        ("auto", 7 * GB, None, True, "is unknown"),
+        ("on", 7 * GB, 1 * GB, True, "requested"),
+        ("off", 0, 10 * GB, False, "requested"),
     ],
 )
 def test_room_decides_unless_somebody_did(

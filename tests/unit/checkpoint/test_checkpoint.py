@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from lakh import checkpoint, config, storage
 from lakh.checkpoint import format as fmt
-from lakh.checkpoint.retain import to_remove
-from lakh.checkpoint.slices import Slice
+from lakh.checkpoint.retention import to_remove
+from lakh.checkpoint.slices import TensorSlice
 from lakh.checkpoint.tensor_file import write_tensors
 from lakh.errors import CorruptCheckpoint, DiskFull, PeerTimeout, UserError
 from lakh.spec import Run
@@ -114,7 +114,7 @@ def test_a_run_is_as_good_as_its_newest_checkpoint(tmp_path: Path) -> None:
 def test_other_shapes_are_refused_before_anything_is_overwritten(tmp_path: Path) -> None:
     folder = save(tmp_path)
     good, bad = torch.full((6, 4), 9.0), torch.zeros(7, 4)
-    with pytest.raises(UserError, match=r"float32 \[6, 4\] there and float32 \[7, 4\] here"):
+    with pytest.raises(UserError, match=r"float32 \[6, 4\], the run has float32 \[7, 4\]"):
         checkpoint.load(folder, {"model.a": good, "optim.a.m": bad.bfloat16(), "model.b": bad} | {"model.a": bad})
     with pytest.raises(UserError, match="has no tensor"):
         checkpoint.load(folder, {"model.a": good, "model.c": good})
@@ -137,15 +137,15 @@ def test_any_number_of_ranks_reads_what_any_other_wrote(
         if len(part[1]):
             file = f"rank-{rank:05d}.safetensors"
             storage.write_bytes(storage.join(folder, file), safetensors.torch.save({"t": part[1].contiguous()}))
-            stored.append(fmt.Stored(file, (part[0], 0), tuple(part[1].shape)))
-    from lakh.checkpoint.loading import _copy_overlap, _Files
+            stored.append(fmt.StoredSlice(file, (part[0], 0), tuple(part[1].shape)))
+    from lakh.checkpoint.loading import _copy_overlap, _TensorFiles
 
     pieces = []
-    with _Files(folder) as files:
+    with _TensorFiles(folder) as files:
         for offset, part in cut(whole, read_by):
             target = torch.full_like(part, -1)
             filled = sum(
-                _copy_overlap(files, "t", box, Slice(tuple(whole.shape), (offset, 0), target)) for box in stored
+                _copy_overlap(files, "t", box, TensorSlice(tuple(whole.shape), (offset, 0), target)) for box in stored
             )
             assert filled == part.numel()
             pieces.append(target)
@@ -173,7 +173,7 @@ def test_thinning_out_removes_folders(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         save(tmp_path, step)
     (Path(save(tmp_path, 12)) / "manifest.json").unlink()
-    checkpoint.thin_out(tmp_path, keep=1)
+    checkpoint.prune(tmp_path, keep=1)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000015"]
 
 
@@ -196,8 +196,8 @@ def test_a_full_disk_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.Mo
     assert not list(tmp_path.rglob("*.part"))
 
 
-def begin(run_dir: Path, written: dict[str, torch.Tensor], step: int = 5) -> checkpoint.Saving:
-    saving = checkpoint.Saving(
+def begin(run_dir: Path, written: dict[str, torch.Tensor], step: int = 5) -> checkpoint.CheckpointSave:
+    saving = checkpoint.CheckpointSave(
         str(run_dir / "checkpoints" / checkpoint.folder_name(step)),
         written,
         step=step,

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from lakh.corpus import REASONS, Filters, Settings, build, read_documents, read_report
-from lakh.corpus.find import find
+from lakh.corpus import REASONS, FileFilterSettings, Settings, build, read_documents, read_report
+from lakh.corpus.reports.lookup import find_document
 from lakh.errors import CorruptShard, DataError, DiskFull, UserError
 
 FILES: dict[str, str | bytes] = {
@@ -24,7 +24,7 @@ FILES: dict[str, str | bytes] = {
     "README.md": "hello",
     "big.py": "x = 1\n" * 1000,
 }
-SMALL = Settings(filters=Filters(max_file_bytes=5000))
+SMALL = Settings(filters=FileFilterSettings(max_file_bytes=5000))
 
 
 def texts(out: Path) -> dict[str, str]:
@@ -70,7 +70,7 @@ def test_a_file_that_fails_while_it_is_read_is_dropped_by_name(
     monkeypatch.setattr(Path, "open", failing)
     report = build([str(root)], tmp_path / "out")
     assert (report.kept, report.dropped) == (1, {"unreadable": 1})
-    dropped = find(str(tmp_path / "out"), "proj/b.py")
+    dropped = find_document(str(tmp_path / "out"), "proj/b.py")
     assert dropped.document is None
     assert (dropped.reason, dropped.detail) == ("unreadable", "Input/output error")
 
@@ -230,7 +230,7 @@ def test_a_flipped_byte_is_found_or_harmless(corpus: Path) -> None:
         with pytest.raises(CorruptShard):
             read_report(str(corpus)).verify()
         try:
-            assert texts(corpus) == documents  # a flip in a statistic that nobody reads
+            assert texts(corpus) == documents  # a flip in an unused statistic
         except CorruptShard:
             found += 1
     assert found > 10
@@ -245,18 +245,18 @@ def test_a_manifest_without_its_parts_is_damage(corpus: Path) -> None:
 
 
 def test_a_document_is_found_by_id_prefix_and_place(corpus: Path) -> None:
-    by_place = find(str(corpus), "proj/f7.py")
+    by_place = find_document(str(corpus), "proj/f7.py")
     assert by_place.document is not None
     assert by_place.document.text.startswith("value_7")
-    assert find(str(corpus), by_place.id) == find(str(corpus), by_place.id[:10]) == by_place
+    assert find_document(str(corpus), by_place.id) == find_document(str(corpus), by_place.id[:10]) == by_place
     with pytest.raises(UserError, match=r"did you mean proj/f7\.py"):
-        find(str(corpus), "proj/ff7.py")
+        find_document(str(corpus), "proj/ff7.py")
 
 
 def test_a_prefix_of_several_ids_lists_them(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakh.corpus.find.MIN_PREFIX", 1)
+    monkeypatch.setattr("lakh.corpus.reports.lookup.MIN_PREFIX", 1)
     with pytest.raises(UserError, match="give more of the id"):
-        find(str(corpus), find(str(corpus), "proj/f1.py").id[:1])
+        find_document(str(corpus), find_document(str(corpus), "proj/f1.py").id[:1])
 
 
 def test_two_sources_that_share_a_repository_name_are_refused(tree: Callable[..., Path], tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakh.corpus import Settings, build, read_documents
-from lakh.corpus.find import find
-from lakh.corpus.policy import Licences
-from lakh.corpus.sources import fetch_all, fetched, open_sources
+from lakh.corpus.filters.licence import LicenceSettings
+from lakh.corpus.reports.lookup import find_document
+from lakh.corpus.sources import fetch_all, open_sources, packages
 from lakh.corpus.sources.markup import to_markdown
 from lakh.errors import DataError, PeerLost, UserError
 
@@ -128,7 +128,7 @@ POSTS = """<?xml version="1.0" encoding="utf-8"?>
 
 def test_a_question_comes_with_its_answers_the_best_first(tmp_path: Path) -> None:
     (tmp_path / "Posts.xml").write_text(POSTS)
-    settings = Settings(licences=Licences(also=("CC-BY-SA-4.0",)))
+    settings = Settings(licences=LicenceSettings(also=("CC-BY-SA-4.0",)))
     report = build([f"exchange={tmp_path / 'Posts.xml'}"], tmp_path / "out", settings, workers=1)
     row = rows(tmp_path / "out")["exchange/questions/1.md"]
     assert row["text"].index("a + b\n  c") < row["text"].index("Slowly")
@@ -205,11 +205,11 @@ def test_a_package_is_fetched_by_name_once_and_none_of_its_code_is_run(index: Pa
     row = rows(tmp_path / "out")["pkg/pkg.py"]
     assert (row["licence"], row["source"]) == ("MIT", "pypi:pkg")
     (index / "pkg-2.0.tar.gz").unlink()
-    assert fetched.fetch("pypi:pkg")  # from the cache
+    assert packages.fetch("pypi:pkg")  # from the cache
     with pytest.raises(UserError, match="no such version"):
-        fetched.fetch("pypi:pkg==7.0")
+        packages.fetch("pypi:pkg==7.0")
     with pytest.raises(UserError, match="no such package"):
-        fetched.fetch("pypi:nothing")
+        packages.fetch("pypi:nothing")
 
 
 def test_missing_packages_are_told_together_or_counted(index: Path, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_missing_packages_are_told_together_or_counted(index: Path, tmp_path: Pa
     with pytest.raises(UserError, match=r"2 of 3 packages.*pypi:nobody.*pypi:nothing.*--skip-missing"):
         build(words, tmp_path / "out", workers=1)
     seen = []
-    report = build(words, tmp_path / "out", workers=1, skip_missing=True, progress=lambda *told: seen.append(told))
+    report = build(words, tmp_path / "out", workers=1, skip_missing=True, progress=lambda *report: seen.append(report))
     assert (report.kept, report.dropped) == (1, {"missing": 2, "not-code": 1})
     assert ("fetching", 3, 3) in seen
 
@@ -227,18 +227,18 @@ def test_the_network_is_worth_another_try_and_keeps_what_came(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lakh.storage.RETRY_FIRST_WAIT_S", 0.001)
-    real = fetched.fetch_url
+    real = packages.fetch_url
 
     def cut(url: str, target: Path, sha256: str = "") -> None:
         if "1.9" in url:
             raise PeerLost(f"fetch {url}", "failed 5 times", "try again later")
         real(url, target, sha256)
 
-    monkeypatch.setattr(fetched, "fetch_url", cut)
+    monkeypatch.setattr(packages, "fetch_url", cut)
     with pytest.raises(PeerLost, match=r"pkg-1\.9"):
         fetch_all(open_sources(["pypi:pkg==1.9", "pypi:pkg", "pypi:nothing"]), skip_missing=True)
     (index / "pkg-2.0.tar.gz").unlink()
-    assert fetched.fetch("pypi:pkg")
+    assert packages.fetch("pypi:pkg")
 
 
 def test_packages_of_one_name_are_told_apart(index: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_package_with_other_bytes_than_its_index_says_is_refused(
     monkeypatch.setattr("lakh.storage.RETRY_FIRST_WAIT_S", 0.001)
     (index / "pkg-2.0.tar.gz").write_bytes(b"something else")
     with pytest.raises(DataError, match="do not use it"):
-        fetched.fetch("pypi:pkg==2.0")
+        packages.fetch("pypi:pkg==2.0")
 
 
 @pytest.mark.parametrize("word", ["pypi:", "npm:../../etc", "debian:--help", "pypi:a b", "file.unknown"])
@@ -268,9 +268,9 @@ def test_words_that_mean_nothing_are_the_users_to_mend(
 def test_the_life_of_a_document_names_whom_it_won_over(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {"a.py": CODE, "b.py": "# a comment\n" + CODE, "LICENSE": MIT})
     build([str(root)], tmp_path / "out", Settings(dropped_texts=True), workers=1)
-    life = find(str(tmp_path / "out"), "proj/a.py")
-    assert life.won_over == (("exact-duplicate", "proj/b.py"),)
-    assert life.document is not None
-    assert life.document.licence == "MIT"
-    lost = find(str(tmp_path / "out"), "proj/b.py")
+    history = find_document(str(tmp_path / "out"), "proj/a.py")
+    assert history.won_over == (("exact-duplicate", "proj/b.py"),)
+    assert history.document is not None
+    assert history.document.licence == "MIT"
+    lost = find_document(str(tmp_path / "out"), "proj/b.py")
     assert (lost.reason, lost.detail, lost.dropped_text) == ("exact-duplicate", "of proj/a.py", "# a comment\n" + CODE)

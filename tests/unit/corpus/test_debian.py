@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lakh.corpus.sources import debian, fetched
+from lakh.corpus.sources import debian, packages
 from lakh.corpus.sources.fetching import fetch_all
 from lakh.errors import LakhError, PeerLost, UserError
 
@@ -35,7 +35,7 @@ def archive(text: str) -> bytes:
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three versions of `tool`, one of `gone` without its file; apt told to use this mirror and no other."""
+    """Three versions of `tool`, one of `gone` without its file; apt is configured to use this mirror and no other."""
     root = tmp_path / "mirror"
     pool = root / "pool/main/t/tool"
     pool.mkdir(parents=True)
@@ -86,27 +86,27 @@ def names(paths: list[Path]) -> list[str]:
 
 
 def test_the_newest_version_by_debians_order_comes_without_the_packaging(mirror: Path) -> None:
-    assert names(fetched.fetch("debian:tool")) == ["tool_1.10.orig.tar.gz"]
-    assert names(fetched.fetch("debian:tool=1.9-1")) == ["tool_1.9.orig.tar.gz"]
+    assert names(packages.fetch("debian:tool")) == ["tool_1.10.orig.tar.gz"]
+    assert names(packages.fetch("debian:tool=1.9-1")) == ["tool_1.9.orig.tar.gz"]
 
 
-def told(call: Callable[[], object]) -> LakhError:
+def error_of(call: Callable[[], object]) -> LakhError:
     with pytest.raises(LakhError) as caught:
         call()
     return caught.value
 
 
 def test_what_the_lists_or_the_mirror_lack_is_named(mirror: Path) -> None:
-    assert "1.10-1, 1.10~rc1-1, 1.9-1" in told(lambda: fetched.fetch("debian:tool=7")).todo
-    assert "source package" in told(lambda: fetched.fetch("debian:nothing")).found
-    lost = told(lambda: fetched.fetch("debian:gone"))
+    assert "1.10-1, 1.10~rc1-1, 1.9-1" in error_of(lambda: packages.fetch("debian:tool=7")).todo
+    assert "source package" in error_of(lambda: packages.fetch("debian:nothing")).found
+    lost = error_of(lambda: packages.fetch("debian:gone"))
     assert "gone_1.orig.tar.gz" in lost.found
 
 
 def test_a_file_with_another_hash_is_not_taken(mirror: Path) -> None:
     path = mirror / "pool/main/t/tool/tool_1.9.orig.tar.gz"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert isinstance(told(lambda: fetched.fetch("debian:tool=1.9-1")), (PeerLost, UserError))
+    assert isinstance(error_of(lambda: packages.fetch("debian:tool=1.9-1")), (PeerLost, UserError))
 
 
 def test_a_thousand_names_read_the_lists_once(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +117,8 @@ def test_a_thousand_names_read_the_lists_once(mirror: Path, monkeypatch: pytest.
     )
     words = ["debian:tool", "debian:tool=1.9-1", "debian:tool=1.10-1", "debian:absent"]
     debian._table.cache_clear()
-    kept = fetch_all([fetched.Fetched.open(word) for word in words], skip_missing=True)
-    assert [bool(source.missing) for source in kept if isinstance(source, fetched.Fetched)] == [
+    kept = fetch_all([packages.PackageSource.open(word) for word in words], skip_missing=True)
+    assert [bool(source.missing) for source in kept if isinstance(source, packages.PackageSource)] == [
         False,
         False,
         False,

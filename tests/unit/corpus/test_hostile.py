@@ -1,4 +1,4 @@
-"""Input that means harm, or that nobody looked at: counted, named, passed over; never a crash, never an escape."""
+"""Hostile or broken input: counted, named and skipped; never a crash, never an escape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakh.corpus import Settings, build, read_documents
-from lakh.corpus.find import find
+from lakh.corpus.reports.lookup import find_document
 from lakh.corpus.sources import archives
 from lakh.errors import UserError
 
@@ -28,7 +28,7 @@ def paths(out: Path) -> set[str]:
 
 
 def fate(out: Path, place: str) -> str:
-    return find(str(out), place).reason
+    return find_document(str(out), place).reason
 
 
 def tar(path: Path, entries: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
@@ -142,7 +142,7 @@ def test_damaged_records_are_counted_one_by_one(tmp_path: Path) -> None:
     report = build([str(tmp_path / "records.jsonl")], tmp_path / "out", workers=1)
     assert (report.kept, report.dropped) == (1, {"bad-record": 5})
     assert report.licences == {"MIT": 1}
-    assert find(str(tmp_path / "out"), "jane/parser/a.py").document is not None
+    assert find_document(str(tmp_path / "out"), "jane/parser/a.py").document is not None
 
 
 def test_a_corrupt_parquet_row_group_leaves_the_others(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_synthetic_records_must_say_where_they_come_from(tmp_path: Path) -> None
     (tmp_path / "made.jsonl").write_text("\n".join(map(json.dumps, records)))
     report = build([f"synthetic:{tmp_path / 'made.jsonl'}"], tmp_path / "out", workers=1)
     assert (report.kept, report.dropped) == (1, {"bad-record": 1})
-    kept = find(str(tmp_path / "out"), "made/a.py").document
+    kept = find_document(str(tmp_path / "out"), "made/a.py").document
     assert kept is not None
     assert json.loads(kept.provenance) == {"model": "some-model", "prompt": "write add"}
     (tmp_path / "folder").mkdir()

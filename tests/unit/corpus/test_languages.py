@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakh.corpus.languages import identify, is_test, is_vendored, language_of
+from lakh.corpus.parsing.languages import identify, is_test, is_vendored, language_of
 
 CASES = [
     ("a.py", b"", "python"),

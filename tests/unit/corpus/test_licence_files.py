@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.corpus.document import complete
-from lakh.corpus.licence_files import UNKNOWN, header_licence, is_licence_file, repository_licence
-from lakh.corpus.policy import Licences, OptOut, class_of, filter_licences, opt_out, read_opt_out
-from lakh.corpus.spdx import identify_text, word_pairs
+from lakh.corpus.filters.licence import LicenceSettings, class_of, licence_filter
+from lakh.corpus.filters.opt_out import opt_out_filter, read_opt_out
+from lakh.corpus.licences.detect import UNKNOWN, header_licence, is_licence_file, repository_licence
+from lakh.corpus.licences.spdx_texts import identify_text, word_pairs
 from lakh.errors import ConfigError, UserError
 
 ROOT = Path(__file__).parents[3]
@@ -151,19 +152,18 @@ def test_the_policy_drops_with_its_evidence_and_a_header_goes_before_the_reposit
         {"licence": "MIT", "text": "# SPDX-License-Identifier: GPL-2.0-only\nx = 1\n"},
         {"licence": "", "text": "x = 1\n"},
     ]
-    made = next(filter_licences(Licences())(iter([batch_of(rows)]))).to_pylist()
+    made = licence_filter(LicenceSettings())(batch_of(rows)).to_pylist()
     assert [row["reason"] for row in made] == ["", "licence", "licence", ""]
     assert made[2]["detail"] == "GPL-2.0-only is copyleft (SPDX line in the header)"
-    strict = next(filter_licences(Licences(take=("permissive",), also=("GPL-3.0-only",)))(iter([batch_of(rows)])))
+    strict = licence_filter(LicenceSettings(take=("permissive",), also=("GPL-3.0-only",)))(batch_of(rows))
     assert [row["reason"] for row in strict.to_pylist()] == ["", "", "licence", "licence"]
     with pytest.raises(ConfigError, match=r"take: 'free'"):
-        Licences(take=("free",))
+        LicenceSettings(take=("free",))
 
 
 def test_opt_out_requests_are_honoured_by_owner_repository_path_and_hash(tmp_path: Path) -> None:
     listed = tmp_path / "out.txt"
     listed.write_text("# requests\nowner:Jane\nrepo:ann/tool  # since 2024\npath:bob/lib/src/*.py\nsha256:ABCDEF\n\n")
-    requests = read_opt_out(str(listed))
     rows = [
         {"repo": "jane/x", "path": "a.py"},
         {"repo": "Ann/Tool", "path": "a.py"},
@@ -172,10 +172,10 @@ def test_opt_out_requests_are_honoured_by_owner_repository_path_and_hash(tmp_pat
         {"repo": "bob/lib", "path": "test.py"},
         {"repo": "eve/z", "path": "a.py", "sha256": "abcdef"},
     ]
-    made = next(opt_out(requests)(iter([batch_of([{**row, "text": "x"} for row in rows])]))).to_pylist()
+    made = opt_out_filter(str(listed))(batch_of([{**row, "text": "x"} for row in rows])).to_pylist()
     assert [row["reason"] for row in made] == ["opt-out", "opt-out", "", "opt-out", "", "opt-out"]
     assert made[3]["detail"] == "path:bob/lib/src/*.py"
-    assert next(opt_out(OptOut())(iter([batch_of(rows)]))).column("reason").to_pylist() == [""] * 6
+    assert opt_out_filter("")(batch_of(rows)).column("reason").to_pylist() == [""] * 6
 
 
 def test_a_request_that_cannot_be_understood_is_never_forgotten(tmp_path: Path) -> None:
@@ -198,11 +198,11 @@ def test_labelled_repositories_get_the_licence_of_their_label(shared_data) -> No
     wrong = []
     for name, label in labels.items():
         base = folder / "fixtures" / name
-        said = repository_licence({str(p.relative_to(base)): p.read_bytes() for p in base.rglob("*") if p.is_file()})
-        family = said.expression.lower().removesuffix("-only").removesuffix("-or-later")
+        found = repository_licence({str(p.relative_to(base)): p.read_bytes() for p in base.rglob("*") if p.is_file()})
+        family = found.expression.lower().removesuffix("-only").removesuffix("-or-later")
         # "other": a file that is modified, unknown, or disagrees with another; two licences are unknown to the labels
         is_other = UNKNOWN.lower() in family or " and " in family or family in ("cc-by-nd-4.0", "cc-by-nc-sa-4.0")
         if ("other" if is_other else family or "null") != label:
-            wrong.append((name, label, said))
+            wrong.append((name, label, found))
     assert len(labels) >= 40
     assert len(wrong) <= 0.05 * len(labels), wrong

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakh.corpus.licences import judge, judge_expression
+from lakh.corpus.licences.expressions import classify_expression
+from lakh.corpus.licences.metadata import classify_metadata
 
 
 @pytest.mark.parametrize(
@@ -20,10 +21,16 @@ from lakh.corpus.licences import judge, judge_expression
         ("(MIT", False),
         ("MIT Apache-2.0", False),
         ("((((", False),
+        ("()", False),
+        ("MIT OR", False),
+        ("(MIT OR) AND BSD-3-Clause", False),
+        ("MIT WITH OR", False),
+        ("MIT OR company/licence", True),
+        ("MIT/0", False),  # not MIT-0
     ],
 )
 def test_an_spdx_expression_is_permissive_when_its_choices_are(expression: str, permissive: bool) -> None:
-    assert judge_expression(expression).permissive is permissive
+    assert classify_expression(expression).permissive is permissive
 
 
 @pytest.mark.parametrize(
@@ -36,33 +43,33 @@ def test_an_spdx_expression_is_permissive_when_its_choices_are(expression: str, 
     ],
 )
 def test_the_free_text_that_people_write_is_understood(text: str, licence: str) -> None:
-    assert judge(text=text) == judge(text=text)
-    assert (judge(text=text).permissive, judge(text=text).licence) == (True, licence)
+    assert classify_metadata(text=text) == classify_metadata(text=text)
+    assert (classify_metadata(text=text).permissive, classify_metadata(text=text).licence) == (True, licence)
 
 
 @pytest.mark.parametrize(
     "text", ["GPLv3", "GNU LGPL", "MPL 2.0", "Proprietary", "NVIDIA Proprietary Software", "MIT and GPL", "LGPL/MIT"]
 )
 def test_copyleft_and_proprietary_words_refuse_whatever_stands_beside_them(text: str) -> None:
-    verdict = judge(text=text, classifiers=["License :: OSI Approved :: MIT License"])
-    assert not verdict.permissive
+    decision = classify_metadata(text=text, classifiers=["License :: OSI Approved :: MIT License"])
+    assert not decision.permissive
 
 
 def test_a_pasted_licence_text_is_recognised_by_its_own_words() -> None:
     text = "Copyright (c) someone\n\nPermission is hereby granted, free of charge, to any person obtaining a copy " * 3
-    assert judge(text=text).licence == "MIT"
-    assert not judge(text="GNU GENERAL PUBLIC LICENSE Version 3 " * 10).permissive
+    assert classify_metadata(text=text).licence == "MIT"
+    assert not classify_metadata(text="GNU GENERAL PUBLIC LICENSE Version 3 " * 10).permissive
 
 
 def test_classifiers_decide_where_the_text_says_nothing() -> None:
     bsd, apache = "License :: OSI Approved :: BSD License", "License :: OSI Approved :: Apache Software License"
-    assert judge(text="Dual License", classifiers=[bsd, apache]).permissive
+    assert classify_metadata(text="Dual License", classifiers=[bsd, apache]).permissive
     mozilla = "License :: OSI Approved :: Mozilla Public License 2.0 (MPL 2.0)"
-    assert not judge(classifiers=[bsd, mozilla]).permissive
-    assert not judge(classifiers=["Programming Language :: Python"]).permissive
+    assert not classify_metadata(classifiers=[bsd, mozilla]).permissive
+    assert not classify_metadata(classifiers=["Programming Language :: Python"]).permissive
 
 
 def test_silence_is_not_permission_and_the_reason_says_so() -> None:
-    verdict = judge()
-    assert not verdict.permissive
-    assert "no licence" in verdict.reason
+    decision = classify_metadata()
+    assert not decision.permissive
+    assert "no licence" in decision.reason

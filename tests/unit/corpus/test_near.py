@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.corpus.components import components, directed, large_star, small_star
-from lakh.corpus.minhash import SKETCH
-from lakh.corpus.near import MAX_PAIRED, Near, band_rows, jaccard, pairs, verify
-from lakh.corpus.normalise import facts
+from lakh.corpus.dedup.components import components, directed, large_star, small_star
+from lakh.corpus.dedup.minhash import SKETCH
+from lakh.corpus.dedup.near import MAX_PAIRED, NearDedupSettings, band_rows, candidate_pairs, jaccard, verify_pairs
+from lakh.corpus.parsing.text_features import text_features
 from lakh.errors import ConfigError
 
 WORDS = [f"name{i}" for i in range(4000)]
@@ -31,12 +31,12 @@ def true_jaccard(left: list[str], right: list[str]) -> float:
 
 
 def find(texts: dict[str, list[str]], threshold: float = 0.8) -> set[tuple[str, str]]:
-    known = {node: facts(text_of(words), "text") for node, words in texts.items()}
+    known = {node: text_features(text_of(words), "text") for node, words in texts.items()}
     bands = pa.array([fact.bands for fact in known.values()], pa.binary())
-    made = pairs(band_rows(pa.table({"node": list(known), "bands": bands})))
+    made = candidate_pairs(band_rows(pa.table({"node": list(known), "bands": bands})))
     a, b = made["a"].to_pylist(), made["b"].to_pylist()
     sketches = {"sketch_a": [known[x].sketch for x in a], "sketch_b": [known[x].sketch for x in b]}
-    found = verify(pa.table({"a": a, "b": b, **sketches}), Near(threshold=threshold))
+    found = verify_pairs(pa.table({"a": a, "b": b, **sketches}), NearDedupSettings(threshold=threshold))
     return set(zip(found["a"].to_pylist(), found["b"].to_pylist(), strict=True))
 
 
@@ -47,7 +47,7 @@ def test_the_similarity_of_short_texts_is_exact(seed: int, size: int) -> None:
     right = list(left)
     for _ in range(size // 20):
         right[rng.randrange(size)] = rng.choice(WORDS)
-    a, b = facts(text_of(left), "text"), facts(text_of(right), "text")
+    a, b = text_features(text_of(left), "text"), text_features(text_of(right), "text")
     # 32-bit shingle hashes: two of a thousand are equal once in ten thousand texts
     assert jaccard(a.sketch, b.sketch) == pytest.approx(true_jaccard(left, right), abs=2e-3)
 
@@ -59,7 +59,7 @@ def test_the_similarity_of_long_texts_is_an_estimate_within_its_error() -> None:
         right = list(left)
         for _ in range(700):
             right[rng.randrange(len(right))] = rng.choice(WORDS)
-        a, b = facts(text_of(left), "text"), facts(text_of(right), "text")
+        a, b = text_features(text_of(left), "text"), text_features(text_of(right), "text")
         assert len(a.sketch) == 4 * SKETCH
         # five standard errors of sqrt(0.72 * 0.28 / 1024) = 0.014
         assert jaccard(a.sketch, b.sketch) == pytest.approx(true_jaccard(left, right), abs=0.07)
@@ -86,12 +86,12 @@ def test_almost_all_near_copies_are_found_and_nothing_else() -> None:
 
 def test_a_threshold_out_of_range_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"threshold: 1\.5"):
-        Near(threshold=1.5)
+        NearDedupSettings(threshold=1.5)
 
 
 def test_a_crowded_key_costs_linear_pairs_and_still_joins_all() -> None:
     nodes = [f"{i:05}" for i in range(3000)]
-    made = pairs(pa.table({"key": pa.array(np.zeros(len(nodes), np.int64)), "node": nodes}))
+    made = candidate_pairs(pa.table({"key": pa.array(np.zeros(len(nodes), np.int64)), "node": nodes}))
     assert made.num_rows < 10 * len(nodes)
     assert set(components(made)["root"].to_pylist()) == {"00000"}
 
@@ -99,12 +99,12 @@ def test_a_crowded_key_costs_linear_pairs_and_still_joins_all() -> None:
 def test_a_key_with_few_nodes_pairs_all_of_them_once() -> None:
     nodes = [f"{i:02}" for i in range(MAX_PAIRED)] * 2  # two bands in common
     keys = np.repeat(np.array([1, 2]), MAX_PAIRED)
-    assert pairs(pa.table({"key": keys, "node": nodes})).num_rows == MAX_PAIRED * (MAX_PAIRED - 1) // 2
+    assert candidate_pairs(pa.table({"key": keys, "node": nodes})).num_rows == MAX_PAIRED * (MAX_PAIRED - 1) // 2
 
 
 def test_no_rows_give_no_pairs_and_no_components() -> None:
     empty = pa.table({"node": pa.array([], pa.string()), "bands": pa.array([], pa.binary())})
-    assert components(pairs(band_rows(empty))).num_rows == 0
+    assert components(candidate_pairs(band_rows(empty))).num_rows == 0
 
 
 EDGES = st.lists(st.tuples(st.integers(0, 25), st.integers(0, 25)).filter(lambda edge: edge[0] != edge[1]), max_size=40)

@@ -8,19 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.corpus.coverage import read_coverage
 from lakh.corpus.document import complete
-from lakh.corpus.normalise import analyse
-from lakh.corpus.quality import (
-    GRAMMARS,
-    PARSED_BYTES,
-    Quality,
-    error_share,
-    has_assertions,
-    has_grammar,
-    judge_quality,
-    quality,
-)
+from lakh.corpus.filters.coverage import read_coverage
+from lakh.corpus.filters.quality import QualitySettings, has_assertions, quality_filter, quality_reason
+from lakh.corpus.filters.syntax import GRAMMARS, PARSED_BYTES, error_share, has_grammar
+from lakh.corpus.parsing.text_features import add_text_features
 from lakh.errors import ConfigError, DataError
 
 GOOD = {
@@ -84,17 +76,17 @@ def test_any_bytes_have_a_share(data: bytes, language: str) -> None:
 
 
 def test_the_verdict_names_share_limit_and_language() -> None:
-    said = judge_quality(language="python", error=0.5, comment=0, string=0, number=0)
-    assert said == "50% syntax errors, over 5% for python"
-    assert judge_quality(language="c", error=0.2, comment=0, string=0, number=0) == ""
-    assert judge_quality(language="lua", error=0, comment=0.95, string=0, number=0)
-    assert judge_quality(language="markdown", error=0, comment=0.95, string=0, number=0) == ""
+    found = quality_reason(language="python", error=0.5, comment=0, string=0, number=0)
+    assert found == "50% syntax errors, over 5% for python"
+    assert quality_reason(language="c", error=0.2, comment=0, string=0, number=0) == ""
+    assert quality_reason(language="lua", error=0, comment=0.95, string=0, number=0)
+    assert quality_reason(language="markdown", error=0, comment=0.95, string=0, number=0) == ""
 
 
-def run(rows: list[tuple[str, str, str]], settings: Quality) -> list[dict]:
+def run(rows: list[tuple[str, str, str]], settings: QualitySettings) -> list[dict]:
     columns = zip(*rows, strict=True)
     batch = complete(pa.record_batch(dict(zip(("path", "language", "text"), map(list, columns), strict=True))))
-    return next(quality(settings)(analyse()(iter([batch])))).to_pylist()
+    return quality_filter(settings)(add_text_features(batch)).to_pylist()
 
 
 def test_the_stage_drops_and_marks() -> None:
@@ -105,12 +97,12 @@ def test_the_stage_drops_and_marks() -> None:
         ("c.py", "python", "# " + "words " * 300 + "\nx = 1\n"),
         ("d.py", "python", "x = [" + "123456, " * 300 + "]\n"),
     ]
-    made = run(rows, Quality())
+    made = run(rows, QualitySettings())
     assert [row["reason"] for row in made] == ["", "", "low-quality", "low-quality", "low-quality"]
     assert [row["marks"] for row in made[:2]] == ["", "test asserts"]
     assert made[2]["detail"].endswith("for python")
-    assert [row["reason"] for row in run(rows[:2], Quality(drop_tests=True))] == ["", "low-quality"]
-    assert all(not row["reason"] for row in run(rows, Quality(enabled=False)))
+    assert [row["reason"] for row in run(rows[:2], QualitySettings(drop_tests=True))] == ["", "low-quality"]
+    assert all(not row["reason"] for row in run(rows, QualitySettings(enabled=False)))
 
 
 def test_coverage_reports_mark_the_files_they_name(tmp_path: Path) -> None:
@@ -121,10 +113,10 @@ def test_coverage_reports_mark_the_files_they_name(tmp_path: Path) -> None:
     assert read_coverage(str(xml)) == {"a.py": 0.835}
     assert read_coverage(str(lcov)) == {"b.js": 0.5}
     batch = complete(pa.record_batch({"repo": ["r"], "path": ["a.py"], "language": ["python"], "text": ["x = 1\n"]}))
-    made = next(quality(Quality(coverage=(f"r={xml}",)))(analyse()(iter([batch])))).to_pylist()
+    made = quality_filter(QualitySettings(coverage=(f"r={xml}",)))(add_text_features(batch)).to_pylist()
     assert made[0]["marks"] == "covered=0.83" or made[0]["marks"] == "covered=0.84"
     with pytest.raises(ConfigError, match="coverage"):
-        Quality(coverage=("coverage.xml",))
+        QualitySettings(coverage=("coverage.xml",))
 
 
 @pytest.mark.parametrize(

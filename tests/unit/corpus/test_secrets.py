@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.corpus.document import complete
-from lakh.corpus.secrets import Secrets, redact, redacted, scanner_of
+from lakh.corpus.secrets import SecretSettings, redacted, redaction, scanner_of
 from lakh.corpus.secrets.placeholders import placeholder
 from lakh.corpus.secrets.rules import NAMED, TOKENS, rules
 from lakh.corpus.secrets.scan import has_hyperscan
@@ -26,7 +26,7 @@ ALPHABET = {
     "u": string.ascii_uppercase + string.digits,
     "l": string.ascii_letters,
 }
-NO_PII = Secrets(pii=())
+NO_PII = SecretSettings(pii=())
 
 
 def draw(shape: str, rng: random.Random) -> str:
@@ -134,14 +134,14 @@ def test_both_ways_to_pick_rules_find_the_same() -> None:
     lines += [f"mail j.doe{i}@acme.io from 83.12.4.{i}" for i in range(1, 9)]
     for start in range(0, len(lines), 7):
         data = "\n".join(lines[start : start + 7]).encode()
-        one = scanner_of(Secrets(engine="hyperscan")).find(data)
-        assert one == scanner_of(Secrets(engine="hints")).find(data)
+        one = scanner_of(SecretSettings(engine="hyperscan")).find(data)
+        assert one == scanner_of(SecretSettings(engine="hints")).find(data)
 
 
 @given(st.text(max_size=300))
 def test_any_text_can_be_scanned_and_redaction_leaves_nothing_to_find(text: str) -> None:
     data = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode()
-    scanner = scanner_of(Secrets())
+    scanner = scanner_of(SecretSettings())
     assert scanner.find(redacted(data, scanner.find(data))) == []
 
 
@@ -179,21 +179,23 @@ PII = [
 
 @pytest.mark.parametrize(("kind", "value", "is_someones"), PII)
 def test_personal_data_is_found_and_reserved_names_stay(kind: str, value: str, is_someones: bool) -> None:
-    found = scanner_of(Secrets(pii=("email", "ipv4", "ipv6", "phone"))).find(f"# see {value} for more\n".encode())
+    found = scanner_of(SecretSettings(pii=("email", "ipv4", "ipv6", "phone"))).find(
+        f"# see {value} for more\n".encode()
+    )
     assert [f.kind for f in found] == ([kind] if is_someones else [])
 
 
 def test_hosts_and_employee_numbers_come_from_the_settings() -> None:
-    settings = Secrets(pii=(), internal_hosts=(".corp.acme.com",), employee_ids=(r"\bE[0-9]{6}\b",))
+    settings = SecretSettings(pii=(), internal_hosts=(".corp.acme.com",), employee_ids=(r"\bE[0-9]{6}\b",))
     found = scanner_of(settings).find(b"ask E123456 at git.build.corp.acme.com or git.acme.com\n")
     assert [(f.kind, f.value) for f in found] == [("employee-id", "E123456"), ("host", "git.build.corp.acme.com")]
 
 
 def test_wrong_settings_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"pii: 'emial'"):
-        Secrets(pii=("emial",))
+        SecretSettings(pii=("emial",))
     with pytest.raises(ConfigError, match=r"employee_ids: the pattern"):
-        Secrets(employee_ids=(r"(?<=x)y",))
+        SecretSettings(employee_ids=(r"(?<=x)y",))
 
 
 def batch_of(texts: list[str]) -> pa.RecordBatch:
@@ -205,20 +207,20 @@ def batch_of(texts: list[str]) -> pa.RecordBatch:
 def test_the_stage_redacts_counts_and_hashes_again_or_drops() -> None:
     secret = "ghp_" + random_text(random.Random(2), 36)
     batch = batch_of([f"x = '{secret}'\n", "y = 1\n"])
-    rows = next(redact(NO_PII)(iter([batch]))).to_pylist()
+    rows = redaction(NO_PII)(batch).to_pylist()
     assert secret not in rows[0]["text"]
     assert json.loads(rows[0]["secrets"]) == {"github-token": 1}
     assert rows[0]["sha256"] != "h"
     assert (rows[1]["text"], rows[1]["secrets"], rows[1]["sha256"]) == ("y = 1\n", "", "h")
-    rows = next(redact(Secrets(action="drop"))(iter([batch]))).to_pylist()
+    rows = redaction(SecretSettings(action="drop"))(batch).to_pylist()
     assert [(row["reason"], row["detail"]) for row in rows] == [("secret", "1 github-token"), ("", "")]
-    assert next(redact(Secrets(action="keep"))(iter([batch]))) is batch
+    assert redaction(SecretSettings(action="keep"))(batch) is batch
 
 
 def test_patterns_cannot_be_made_slow() -> None:
     begin = time.process_time()
     for piece in ("curl ", "kind: secret data: ", "password=", "ey", "key=key=", "a@a.", "-----BEGIN PRIVATE KEY"):
-        scanner_of(Secrets()).find((piece * (200_000 // len(piece))).encode())
+        scanner_of(SecretSettings()).find((piece * (200_000 // len(piece))).encode())
     assert time.process_time() - begin < 120  # seconds where a backtracking engine takes years
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lakh.corpus.sources import Fingerprint, Listed, Packages, Stdlib, batches, open_sources
+from lakh.corpus.sources import Fingerprint, InstalledPackages, ListedFile, Stdlib, batches, open_sources
 from lakh.errors import UserError
 
 
@@ -121,7 +121,7 @@ def test_packages_with_another_licence_are_counted_not_read(tmp_path: Path) -> N
     distribution(tmp_path, "Good_One", "License-Expression: MIT", "good.py,,\n../../bin/tool,,\ngone.py,,\n")
     distribution(tmp_path, "viral", "License: GPL-3.0", "viral.py,,\n")
     distribution(tmp_path, "silent", "", "silent.py,,\n")
-    rows: list[Listed] = list(Packages(search=(str(tmp_path),)).files())
+    rows: list[ListedFile] = list(InstalledPackages(search=(str(tmp_path),)).files())
     assert [(row.repo, row.path, row.licence, row.reason) for row in rows] == [
         ("good-one", "gone.py", "MIT", ""),  # missing on disk: the reader will say so
         ("good-one", "good.py", "MIT", ""),

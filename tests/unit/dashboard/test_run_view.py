@@ -38,7 +38,7 @@ def test_a_run_that_was_hurt_and_went_on(faulty_run: Any) -> None:
     assert [score["passed"] for score in found["scores"]["humaneval"]] == [1, 3]
     assert found["checkpoints_at"]["step"] == [50, 100]
     kinds = [told["kind"] for told in found["unusual"]]
-    assert kinds == ["run_ended", "run_started", "restarted", "fault_struck", "run_started"]
+    assert kinds == ["run_ended", "run_started", "restarted", "fault_injected", "run_started"]
     assert [mark["what"] for mark in found["marks"]] == ["serious", "serious"]
     assert [mark["step"] for mark in found["marks"]] == [70, 70]
 

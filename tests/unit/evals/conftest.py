@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lakh.evals import bubblewrap, calibration_cache, walls
-from lakh.evals.sandbox import Sandbox
+from lakh.evals import calibration_cache
+from lakh.evals.sandbox import Sandbox, isolation
+from lakh.evals.sandbox.backends import bubblewrap
 from lakh.evals.task import Problem, Program, Task
 from lakh.storage import cache_folder
 
@@ -27,11 +28,11 @@ def missing_for_sandbox() -> str | None:
 
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[Sandbox]:
-    """Skips only for what the machine lacks: walls that stand and do not hold are a failure."""
+    """Skips only for what the machine lacks: isolation that starts and does not hold is a failure."""
     missing = missing_for_sandbox()
     if missing:
         pytest.skip(missing)
-    with Sandbox.choose(rung="bubblewrap") as chosen:
+    with Sandbox.choose(backend="bubblewrap") as chosen:
         yield chosen
 
 
@@ -42,7 +43,7 @@ TOKEN = f"LAKH_TEST_TOKEN={uuid.uuid4().hex}"
 def marked_processes() -> None:
     """Everything that these tests start in a sandbox has the token in its environment, wherever it hides."""
     name, _, value = TOKEN.partition("=")
-    walls.ENVIRONMENT[name] = value
+    isolation.ENVIRONMENT[name] = value
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +55,12 @@ def own_calibrations(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
 
 @pytest.fixture
 def alive() -> Callable[[Sandbox], list[int]]:
-    """Ids of living processes that began in a sandbox, but for its warm cells (and their bubblewrap)."""
+    """Ids of living processes that began in a sandbox, but for its warm workers (and their bubblewrap)."""
 
     def find(sandbox: Sandbox) -> list[int]:
-        warm = {cell._process.pid for cell in sandbox._idle}
+        warm = {worker._process.pid for worker in sandbox._idle}
         # below it: the first process, where bubblewrap is between, and then examiner and zygote
-        for _ in range(2 if isinstance(sandbox._walls, bubblewrap.Bubblewrap) else 1):
+        for _ in range(2 if isinstance(sandbox._backend, bubblewrap.Bubblewrap) else 1):
             warm |= {pid for pid in processes_with(TOKEN) if parent(pid) in warm}
         return [pid for pid in processes_with(TOKEN) if pid not in warm]
 

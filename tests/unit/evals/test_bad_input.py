@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lakh.evals import bubblewrap, landlock
 from lakh.evals.sandbox import Sandbox
+from lakh.evals.sandbox.backends import bubblewrap, landlock
 
 
 def line(task_id: str, **keys: Any) -> str:
@@ -68,7 +68,7 @@ def test_without_any_sandbox_nothing_runs(
     assert "--unsafe" in err
 
 
-def test_a_rung_that_does_not_exist_is_refused(lakh: Callable[..., tuple[int, str, str]]) -> None:
+def test_a_backend_that_does_not_exist_is_refused(lakh: Callable[..., tuple[int, str, str]]) -> None:
     code, _, err = lakh("eval", "score", "--canonical", "--task", "humaneval", "--sandbox", "chroot")
     assert code == 2
     assert "bubblewrap" in err

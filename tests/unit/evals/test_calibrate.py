@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 from lakh.evals import calibrate as calibrate_module
 from lakh.evals import calibration_cache
-from lakh.evals.calibrate import STEPS_S, Calibration, calibrate, cpu_limit, probe_s, slowdown_since
-from lakh.evals.calibration_cache import Kept, key_of, path_of, read, text_of, write
-from lakh.evals.protocol import Origin
-from lakh.evals.run import score
-from lakh.evals.samples import canonical_samples
+from lakh.evals.calibrate import STEPS_S, CpuCalibration, calibrate, cpu_limit, probe_s, slowdown_since
+from lakh.evals.calibration_cache import CachedCalibration, cache_key, path_of, problem_hash, read, write
+from lakh.evals.generation.samples import canonical_samples
+from lakh.evals.run import score_samples
 from lakh.evals.sandbox import Sandbox
-from lakh.evals.task import Commands, Program, Task
-from lakh.evals.verdict import Limits, Verdict
+from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict
+from lakh.evals.scoring.protocol import Origin
+from lakh.evals.task import CommandProgram, Program, Task
 
 TODAY = datetime.date(2026, 11, 15)
-KEPT = Kept(TODAY, 0.002, {})
+KEPT = CachedCalibration(TODAY, 0.002, {})
 
 
 @pytest.fixture(autouse=True)
@@ -35,19 +35,19 @@ def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 class Counting:
     """Stands for a sandbox: every program passes in the time that it was told, and is counted."""
 
-    description = "some walls"
+    description = "some isolation"
 
     def __init__(self, cpu_s: float = 0.01, kind: Any = "passed") -> None:
         self.cpu_s, self.kind, self.ran = cpu_s, kind, 0
 
-    def run(self, program: Program | Commands, limits: Limits) -> Verdict:
+    def run(self, program: Program | CommandProgram, limits: SandboxLimits) -> SandboxVerdict:
         self.ran += 1
-        return Verdict(self.kind, cpu_s=self.cpu_s)
+        return SandboxVerdict(self.kind, cpu_s=self.cpu_s)
 
     def stop(self) -> None: ...
 
 
-def measure(task: Task, sandbox: Counting, **options: Any) -> Calibration:
+def measure(task: Task, sandbox: Counting, **options: Any) -> CpuCalibration:
     return calibrate(task, task.problems, sandbox, workers=1, **options)  # type: ignore[arg-type]
 
 
@@ -61,7 +61,7 @@ def test_the_cpu_limit_follows_the_reference() -> None:
 
 @given(st.floats(0, 30), st.floats(1, 2))
 def test_a_slower_day_never_makes_a_limit_shorter(reference_s: float, slowdown: float) -> None:
-    limits = [Calibration({"a": reference_s}, "2026-11-15", by).limits(10)["a"] for by in (1.0, slowdown)]
+    limits = [CpuCalibration({"a": reference_s}, "2026-11-15", by).limits(10)["a"] for by in (1.0, slowdown)]
     assert limits[0] <= limits[1]
     assert set(limits) <= set(STEPS_S)
 
@@ -107,7 +107,7 @@ def test_references_run_once_and_later_runs_say_the_same(toy_task: Task) -> None
     assert sandbox.ran == 3
     assert str(first) == str(second)
     assert first.limits(10) == second.limits(10) == {"Toy/0": 3, "Toy/1": 3, "Toy/2": 3}
-    assert str(measure(toy_task, Counting(0.5), anew=True)) != str(first)
+    assert str(measure(toy_task, Counting(0.5), ignore_cache=True)) != str(first)
 
 
 def test_only_problems_that_are_not_known_are_measured(toy_task: Task) -> None:
@@ -161,10 +161,10 @@ DAMAGED = {
 def test_a_file_that_is_not_as_it_was_written_counts_as_nothing(toy_task: Task, name: str) -> None:
     sandbox = Counting()
     measure(toy_task, sandbox)
-    path = path_of(key_of(toy_task, sandbox.description))
+    path = path_of(cache_key(toy_task, sandbox.description))
     whole = path.read_bytes()
     path.write_bytes(DAMAGED[name](whole))
-    assert read(key_of(toy_task, sandbox.description)) is None
+    assert read(cache_key(toy_task, sandbox.description)) is None
     measure(toy_task, sandbox)
     assert sandbox.ran == 6
     assert json.loads(path.read_bytes())["reference_s"] == json.loads(whole)["reference_s"]
@@ -172,18 +172,18 @@ def test_a_file_that_is_not_as_it_was_written_counts_as_nothing(toy_task: Task, 
 
 @pytest.mark.parametrize("figure", [-1.0, float("nan"), float("inf")])
 def test_figures_that_are_none_count_as_nothing_even_with_their_checksum(toy_task: Task, figure: float) -> None:
-    key = key_of(toy_task, "some walls")
-    write(key, Kept(TODAY, 0.002, {("Toy/0", text_of(toy_task.problems[0])): figure}))
+    key = cache_key(toy_task, "some isolation")
+    write(key, CachedCalibration(TODAY, 0.002, {("Toy/0", problem_hash(toy_task.problems[0])): figure}))
     assert read(key) is None
 
 
-def test_walls_data_and_limits_have_calibrations_of_their_own(toy_task: Task) -> None:
+def test_isolation_data_and_limits_have_calibrations_of_their_own(toy_task: Task) -> None:
     sandbox = Counting()
     measure(toy_task, sandbox)
-    sandbox.description = "other walls"
+    sandbox.description = "other isolation"
     measure(toy_task, sandbox)
     measure(replace(toy_task, data_sha256="1" * 64), sandbox)
-    measure(replace(toy_task, limits=Limits(memory_MiB=99)), sandbox)
+    measure(replace(toy_task, limits=SandboxLimits(memory_MiB=99)), sandbox)
     assert sandbox.ran == 12
 
 
@@ -200,7 +200,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(
 
 def test_the_protocol_names_what_its_limits_rest_on(sandbox: Sandbox, toy_task: Task) -> None:
     samples = canonical_samples(toy_task)
-    lines = [score(toy_task, samples, sandbox, Origin("x")).protocol.line() for _ in range(2)]
+    lines = [score_samples(toy_task, samples, sandbox, Origin("x")).protocol.line() for _ in range(2)]
     assert lines[0] == lines[1]
     assert ' | calibration="' in lines[0]
-    assert 'calibration="given"' in score(toy_task, samples, sandbox, Origin("x"), cpu_s=5).protocol.line()
+    assert 'calibration="given"' in score_samples(toy_task, samples, sandbox, Origin("x"), cpu_s=5).protocol.line()

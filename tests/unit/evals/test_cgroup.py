@@ -1,4 +1,4 @@
-"""A cell's control group: what all its processes hold together, by the kernel's count."""
+"""Memory of all processes of a worker together: limited by a control group, or polled where none can be made."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lakh.evals import bubblewrap, cgroup
-from lakh.evals.sandbox import Limits, Sandbox
-from lakh.evals.task import Program
+from lakh.evals.sandbox import Program, Sandbox, SandboxLimits, cgroup
+from lakh.evals.sandbox.backends import bubblewrap
 
 HOARD = """
 import os, time
@@ -26,60 +25,72 @@ def answer():
 
 
 @pytest.fixture(scope="module")
-def tree() -> cgroup.Tree:
+def parent() -> cgroup.ControlGroupParent:
     found = cgroup.find()
     if found is None:
-        pytest.skip("control groups cannot be made here (they need root, or a part of the tree given to this user)")
+        pytest.skip("no control groups of version 2 can be made here (they need root, or a part of the tree)")
     return found
 
 
-def test_six_processes_are_stopped_at_what_they_hold_together(
-    tree: cgroup.Tree, sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]
+def check_total_memory(box: Sandbox) -> None:
+    limits = SandboxLimits(cpu_s=5, wall_s=60, memory_MiB=256)
+    assert box.run(Program("def answer(): return 42", "assert answer() == 42", names=("answer",)), limits).passed
+    verdict = box.run(Program(HOARD, "answer()", names=("answer",)), limits)
+    assert (verdict.kind, verdict.detail) == ("memory", "all processes together hold more than 512 MiB")
+
+
+def test_a_group_limits_what_six_processes_hold_together(
+    parent: cgroup.ControlGroupParent, sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]
 ) -> None:
-    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""), tree) as walls:
-        assert "+cgroup (" in walls.description
-        limits = Limits(cpu_s=5, wall_s=60, memory_MiB=256)
-        assert walls.run(Program("def answer(): return 42", "assert answer() == 42", names=("answer",)), limits).passed
-        verdict = walls.run(Program(HOARD, "answer()", names=("answer",)), limits)
-        assert (verdict.kind, verdict.detail) == ("memory", "all processes together hold more than 512 MiB")
+    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""), parent) as box:
+        assert "+cgroup (" in box.description
+        check_total_memory(box)
     assert alive(sandbox) == []
     mine = f"{cgroup.PREFIX}{os.getpid()}-*"
-    left = [path for folder in tree.folders for path in folder.glob(mine) if not (path / "cgroup.procs").read_text()]
-    kept = {folder.name for cell in sandbox._idle if cell._group for folder in cell._group.folders}
+    left = [path for path in parent.folder.glob(mine) if not (path / "cgroup.procs").read_text()]
+    kept = {worker._group.folder.name for worker in sandbox._idle if worker._group}
     assert [path for path in left if path.name not in kept] == []
 
 
-def test_whoever_is_born_below_a_member_is_one(tree: cgroup.Tree) -> None:
-    group = tree.make(64, 8)
+def test_without_a_group_polling_limits_the_same(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
+    """The case of control groups of version 1, and of users who may make none."""
+    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""), None) as box:
+        assert "+cgroup" not in box.description
+        check_total_memory(box)
+    assert alive(sandbox) == []
+
+
+def test_children_of_a_member_are_members(parent: cgroup.ControlGroupParent) -> None:
+    group = parent.make(64, 8)
     try:
         with subprocess.Popen(["/bin/sh", "-c", "sleep 30 & sleep 30 & wait"]) as shell:
             try:
-                group.take(shell.pid)
-                members = (group.memory / "cgroup.procs").read_text().split()
-                assert str(shell.pid) in members
+                group.add(shell.pid)
+                assert str(shell.pid) in (group.folder / "cgroup.procs").read_text().split()
             finally:
-                for pid in (group.memory / "cgroup.procs").read_text().split():
+                for pid in (group.folder / "cgroup.procs").read_text().split():
                     os.kill(int(pid), 9)
     finally:
         group.remove()
-    assert not group.memory.exists()
+    assert not group.folder.exists()
 
 
-def test_groups_of_a_dead_maker_are_swept(tree: cgroup.Tree) -> None:
+def test_groups_of_a_dead_process_are_swept(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/true"]) as ended:
         pass
-    left = [folder / f"{cgroup.PREFIX}{ended.pid}-0" for folder in tree.folders]
-    for folder in left:
-        folder.mkdir()
-    tree.sweep()
-    assert not any(folder.exists() for folder in left)
+    left, ours = (tmp_path / f"{cgroup.PREFIX}{pid}-0" for pid in (ended.pid, os.getpid()))
+    left.mkdir()
+    ours.mkdir()
+    cgroup.ControlGroupParent(tmp_path).sweep()
+    assert not left.exists()
+    assert ours.exists()
 
 
-def test_a_sibling_is_made_where_the_parent_gives_both_controllers(
+def test_a_sibling_is_made_if_the_parent_gives_both_controllers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As systemd gives it to a user's session: our own folder has processes, so its children could have no limits."""
-    monkeypatch.setattr(cgroup, "_proven", lambda tree: tree)
+    monkeypatch.setattr(cgroup, "_works", lambda parent: True)
     session = tmp_path / "two" / "user.slice" / "app.slice"
     own = session / "shell.scope"
     own.mkdir(parents=True)
@@ -88,14 +99,16 @@ def test_a_sibling_is_made_where_the_parent_gives_both_controllers(
         (folder / "cgroup.procs").write_text("")
     (tmp_path / "own").write_text("0::/user.slice/app.slice/shell.scope\n")
     (tmp_path / "mounts").write_text(f"cgroup2 {tmp_path / 'two'} cgroup2 rw 0 0\n")
-    assert cgroup.find(tmp_path / "own", tmp_path / "mounts") == cgroup.Tree(2, session, session)
+    assert cgroup.find(tmp_path / "own", tmp_path / "mounts") == cgroup.ControlGroupParent(session)
     (session / "cgroup.subtree_control").write_text("cpu")
     assert cgroup.find(tmp_path / "own", tmp_path / "mounts") is None
 
 
-def test_killings_are_read_in_both_versions(tmp_path: Path) -> None:
-    (tmp_path / "memory.events").write_text("low 0\nmax 7\noom 1\noom_kill 2\n")
-    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
-    assert cgroup.Group(2, tmp_path, tmp_path).killings() == 2
-    assert cgroup.Group(1, tmp_path, tmp_path).killings() == 3
-    assert cgroup.Group(2, tmp_path / "none", tmp_path).killings() == 0
+def test_limits_are_written_and_oom_kills_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[str, str] = {}
+    monkeypatch.setattr(cgroup, "_write", lambda path, text: written.update({path.name: text}))
+    group = cgroup.ControlGroupParent(tmp_path).make(64, 8)
+    assert written == {"memory.max": str(64 << 20), "memory.swap.max": "0", "pids.max": "8"}
+    assert group.oom_kills() == 0
+    (group.folder / "memory.events").write_text("low 0\nmax 7\noom 1\noom_kill 2\n")
+    assert group.oom_kills() == 2

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
-from lakh.evals.compare import compare, mcnemar, read_result, sign_flip
-from lakh.evals.protocol import Origin, Protocol
-from lakh.evals.sandbox import Limits, Sandbox
+from lakh.evals.sandbox import Sandbox, SandboxLimits
+from lakh.evals.scoring.compare import compare, mcnemar, read_result, sign_flip
+from lakh.evals.scoring.protocol import EvalProtocol, Origin
 from lakh.evals.task import Task
 from lakh.evals.tasks import TASKS, load_task
 
@@ -64,7 +64,7 @@ def test_several_samples_take_the_other_test_and_settings_that_differ_are_listed
 def test_results_that_cannot_be_compared_are_refused() -> None:
     with pytest.raises(UserError, match="compare results of one task"):
         compare(result([1]), result([1]) | {"task": "other"})
-    with pytest.raises(UserError, match="other data"):
+    with pytest.raises(UserError, match="different data"):
         compare(result([1]), result([1], data_sha256="1"))
     with pytest.raises(UserError, match="no problem in common"):
         compare(result([1]), result([]))
@@ -158,7 +158,7 @@ def test_a_line_whose_values_are_none_is_refused(
     sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, before: str, after: str
 ) -> None:
     task = load_task("toy")
-    protocol = Protocol(task, Origin(str(samples)), Limits(cpu_s=3), "some walls", 3, "1", "ab" * 32)
+    protocol = EvalProtocol(task, Origin(str(samples)), SandboxLimits(cpu_s=3), "some isolation", 3, "1", "ab" * 32)
     assert before in protocol.line()
     (tmp_path / "line.txt").write_text(protocol.line().replace(before, after))
     code, _, err = lakh("eval", "reproduce", str(tmp_path / "line.txt"))

@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 from lakh.errors import UserError
-from lakh.evals import container
-from lakh.evals.cell import Cell
-from lakh.evals.sandbox import Limits, Sandbox
-from lakh.evals.task import Commands, Program
+from lakh.evals.sandbox import Sandbox, SandboxLimits
+from lakh.evals.sandbox.backends import container
+from lakh.evals.sandbox.worker import SandboxWorker
+from lakh.evals.task import CommandProgram, Program
 
 IMAGE = "localhost/lakh-test-python:latest"
 BUILD_TIMEOUT_S = 120.0
@@ -45,7 +45,7 @@ RIGHT = Program("def answer():\n    return 42\n", "assert answer() == 42", names
 
 
 def test_nothing_is_let_in_or_out() -> None:
-    words = container.command("docker", "an/image", "a-name", Limits(), gvisor=True)
+    words = container.command("docker", "an/image", "a-name", SandboxLimits(), gvisor=True)
     line = " ".join(words[: words.index("an/image")])
     for part in (
         "--network none",
@@ -64,11 +64,11 @@ def test_nothing_is_let_in_or_out() -> None:
     assert words[words.index("an/image") + 1] == "python3"
 
 
-def test_without_an_engine_the_rung_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_an_engine_the_backend_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    for rung in ("gvisor", "docker"):
+    for backend in ("gvisor", "docker"):
         with pytest.raises(UserError, match="no docker and no podman"):
-            Sandbox.choose(rung=rung)
+            Sandbox.choose(backend=backend)
 
 
 # --- an engine that is none --------------------------------------------------------------------------------------
@@ -94,25 +94,25 @@ def pretender(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_the_self_test_sees_through_an_engine_without_walls(pretender: Path) -> None:
     with pytest.raises(UserError, match="the self-test of docker ended as failed"):
-        Sandbox.choose(rung="docker")
+        Sandbox.choose(backend="docker")
     with pytest.raises(UserError, match="no runtime runsc"):
-        Sandbox.choose(rung="gvisor")
+        Sandbox.choose(backend="gvisor")
 
 
 def test_an_image_that_is_not_there_is_told_in_the_engines_words(pretender: Path) -> None:
     pretender.write_text("#!/bin/sh\necho 'no such image' >&2\nexit 125\n")
     with pytest.raises(UserError, match=r"docker cannot start here \(no such image\).*LAKH_EVAL_IMAGE"):
-        Sandbox.choose(rung="docker")
+        Sandbox.choose(backend="docker")
 
 
 def test_programs_go_in_and_verdicts_come_out_as_frames(pretender: Path) -> None:
-    cell = Cell(container.Container("docker", gvisor=False), Limits(), threading.Event())
+    cell = SandboxWorker(container.Container("docker", gvisor=False), SandboxLimits(), threading.Event())
     try:
-        assert cell.run(RIGHT, Limits())[0].kind == "passed"
+        assert cell.run(RIGHT, SandboxLimits())[0].kind == "passed"
         large = Program(RIGHT.source, f"text = {'x' * 300_000!r}\nassert answer() == len(text)", names=("answer",))
-        verdict = cell.run(large, Limits())[0]
+        verdict = cell.run(large, SandboxLimits())[0]
         assert (verdict.kind, "AssertionError" in verdict.detail) == ("failed", True)
-        assert cell.run(RIGHT, Limits())[0].kind == "passed"
+        assert cell.run(RIGHT, SandboxLimits())[0].kind == "passed"
     finally:
         cell.close()
     assert cell._process is not None
@@ -120,8 +120,8 @@ def test_programs_go_in_and_verdicts_come_out_as_frames(pretender: Path) -> None
 
 
 def test_programs_of_other_languages_are_not_run(pretender: Path) -> None:
-    with Sandbox(container.Container("docker", gvisor=False)) as walls:
-        verdict = walls.run(Commands({"x.c": ""}, (("/usr/bin/cc", "x.c"),)))
+    with Sandbox(container.Container("docker", gvisor=False)) as box:
+        verdict = box.run(CommandProgram({"x.c": ""}, (("/usr/bin/cc", "x.c"),)))
     assert verdict.kind == "not_run"
 
 
@@ -183,7 +183,7 @@ def contained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
             settings.setenv("CONTAINERS_CONF", str(file))
         try:
             image_of_this_python(engine)
-            chosen = Sandbox.choose(rung=request.param)
+            chosen = Sandbox.choose(backend=request.param)
         except (subprocess.SubprocessError, UserError) as error:
             pytest.skip(f"{engine} cannot run {request.param} containers here: {error}")
         with chosen:
@@ -194,7 +194,7 @@ def contained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_container_holds_hostile_programs(contained: Sandbox, name: str) -> None:
     source, kinds = HOSTILE[name]
-    limits = Limits(cpu_s=1, wall_s=3 if name == "forks without end" else 20, memory_MiB=256)
+    limits = SandboxLimits(cpu_s=1, wall_s=3 if name == "forks without end" else 20, memory_MiB=256)
     verdict = contained.run(Program(f"{source}\n{RIGHT.source}", RIGHT.test, names=("answer",)), limits)
     assert verdict.kind in kinds, verdict
 
@@ -209,16 +209,21 @@ def test_what_a_program_starts_in_a_container_ends_with_it(contained: Sandbox) -
     )
     alone = Program(look + RIGHT.source, RIGHT.test, names=("answer",))
     two = f"import os, time\nif os.fork() == 0: time.sleep(60)\ntime.sleep(0.1)\n{look}"
-    assert "somebody is left" in contained.run(Program(two, ""), Limits()).detail  # where there is one, it is seen
+    assert (
+        "somebody is left" in contained.run(Program(two, ""), SandboxLimits()).detail
+    )  # where there is one, it is seen
     for _ in range(2):
-        assert contained.run(Program(leave + RIGHT.source, RIGHT.test, names=("answer",)), Limits()).kind == "passed"
-        assert contained.run(alone, Limits()).kind == "passed"
+        assert (
+            contained.run(Program(leave + RIGHT.source, RIGHT.test, names=("answer",)), SandboxLimits()).kind
+            == "passed"
+        )
+        assert contained.run(alone, SandboxLimits()).kind == "passed"
 
 
 def test_no_container_outlives_its_sandbox(contained: Sandbox) -> None:
     engine = container.find()
     assert engine is not None
-    assert contained.run(RIGHT, Limits()).passed
+    assert contained.run(RIGHT, SandboxLimits()).passed
     contained.stop()
     contained._stopping.clear()
     listed = [engine, "ps", "-a", "--format", "{{.Names}}"]

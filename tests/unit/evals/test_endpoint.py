@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lakh.errors import PeerLost, UserError
-from lakh.evals import endpoint
-from lakh.evals.endpoint import Endpoint, Hole
+from lakh.evals.generation import endpoint
+from lakh.evals.generation.endpoint import EndpointClient, InfillPrompt
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
 from lakh.evals.tasks import TASKS
@@ -83,7 +83,7 @@ def test_every_prompt_gets_its_own_answer_in_order(
     server = serve(lambda body: (200, f"after {body['prompt']}"))
     heard: list[int] = []
     prompts = [f"p{i}" for i in range(40)]
-    completions = Endpoint(server.url).generate(prompts, [SAMPLING] * len(prompts), progress=heard.append)
+    completions = EndpointClient(server.url).generate(prompts, [SAMPLING] * len(prompts), progress=heard.append)
     assert [completion.text for completion in completions] == [f"after p{i}" for i in range(40)]
     assert heard == list(range(1, 41))
     assert server.asked[0] | {"prompt": ""} == {
@@ -95,9 +95,9 @@ def test_every_prompt_gets_its_own_answer_in_order(
 
 def test_a_hole_is_asked_with_its_suffix_and_a_chat_with_a_message(serve: Callable[..., Model]) -> None:
     server = serve(lambda body: (200, "x"))
-    Endpoint(f"{server.url}/v1/").generate([Hole("before", "after")], [SAMPLING])
+    EndpointClient(f"{server.url}/v1/").generate([InfillPrompt("before", "after")], [SAMPLING])
     assert (server.asked[0]["prompt"], server.asked[0]["suffix"]) == ("before", "after")
-    Endpoint(server.url, chat=True, served_name="other").generate(["def f():"], [SAMPLING])
+    EndpointClient(server.url, chat=True, served_name="other").generate(["def f():"], [SAMPLING])
     assert server.asked[1]["model"] == "other"
     assert "def f():" in server.asked[1]["messages"][0]["content"]
 
@@ -105,16 +105,16 @@ def test_a_hole_is_asked_with_its_suffix_and_a_chat_with_a_message(serve: Callab
 def test_a_busy_server_is_asked_again(serve: Callable[..., Model]) -> None:
     answers = iter([(503, ""), (429, ""), (200, "at last")])
     server = serve(lambda body: next(answers))
-    assert Endpoint(server.url).generate(["p"], [SAMPLING])[0].text == "at last"
+    assert EndpointClient(server.url).generate(["p"], [SAMPLING])[0].text == "at last"
 
 
 def test_a_server_that_stays_broken_is_lost_and_a_refusal_is_ours(serve: Callable[..., Model]) -> None:
     with pytest.raises(PeerLost, match=r"answers 500.*tried 5 times"):
-        Endpoint(serve(lambda body: (500, "")).url).generate(["p"], [SAMPLING])
+        EndpointClient(serve(lambda body: (500, "")).url).generate(["p"], [SAMPLING])
     with pytest.raises(UserError, match="answers 401"):
-        Endpoint(serve(lambda body: (401, "")).url).generate(["p"], [SAMPLING])
+        EndpointClient(serve(lambda body: (401, "")).url).generate(["p"], [SAMPLING])
     with pytest.raises(PeerLost, match="does not answer"):
-        Endpoint("http://127.0.0.1:9").generate(["p"], [SAMPLING])
+        EndpointClient("http://127.0.0.1:9").generate(["p"], [SAMPLING])
 
 
 def test_a_model_behind_a_url_is_scored(

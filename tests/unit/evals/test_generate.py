@@ -12,10 +12,10 @@ import pytest
 
 from lakh.cli import main
 from lakh.errors import UserError
-from lakh.evals.generate import check_request, code_block, generate, load_engine
+from lakh.evals.generation.generate import check_request, code_block, generate, load_engine
 from lakh.evals.journal import Journal
-from lakh.evals.protocol import Origin
 from lakh.evals.sandbox import Sandbox
+from lakh.evals.scoring.protocol import Origin
 from lakh.evals.task import Problem, Task
 from lakh.evals.tasks import TASKS
 from lakh.evals.tasks.humaneval import program
@@ -126,7 +126,7 @@ def test_infilling_asks_for_the_hole_and_takes_one_line() -> None:
     assert engine.holes == [("def f():\n", "\n# end\n", 256, "psm")]
     assert [_has_line(text) for text in ("\n", "  x", "\n x\n")] == [False, False, True]
     assert samples[0].completion == "\n    return 1\n"
-    with pytest.raises(UserError, match="cannot be asked in a chat"):
+    with pytest.raises(UserError, match="cannot be generated in a chat"):
         check_request(task, Origin("http://x", form="chat"), 1)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lakh.errors import MissingExtra, UserError
-from lakh.evals.run import judge
-from lakh.evals.samples import Sample, canonical_samples
+from lakh.evals.generation.samples import Sample, canonical_samples
+from lakh.evals.run import run_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
 from lakh.evals.tasks import humaneval, load_task
@@ -64,7 +64,7 @@ def test_limit_keeps_the_first_problems(task: Task) -> None:
 
 @pytest.mark.slow
 def test_all_164_canonical_solutions_pass(task: Task, sandbox: Sandbox) -> None:
-    verdicts = judge(task, canonical_samples(task), sandbox)
+    verdicts = run_samples(task, canonical_samples(task), sandbox)
     wrong = {
         problem.id: verdict for problem, verdict in zip(task.problems, verdicts, strict=True) if not verdict.passed
     }
@@ -74,7 +74,7 @@ def test_all_164_canonical_solutions_pass(task: Task, sandbox: Sandbox) -> None:
 @pytest.mark.slow
 def test_no_problem_passes_with_an_empty_body(task: Task, sandbox: Sandbox) -> None:
     samples = [Sample(problem.id, "    pass\n") for problem in task.problems]
-    kinds = {verdict.kind for verdict in judge(task, samples, sandbox)}
+    kinds = {verdict.kind for verdict in run_samples(task, samples, sandbox)}
     assert kinds == {"failed"}
 
 
@@ -82,5 +82,5 @@ def test_a_few_canonical_solutions_pass_and_their_swapped_ones_fail(task: Task, 
     few = task.first(4)
     own = canonical_samples(few)
     swapped = [Sample(a.task_id, b.completion) for a, b in zip(own, own[1:] + own[:1], strict=True)]
-    assert [verdict.kind for verdict in judge(few, own, sandbox)] == ["passed"] * 4
-    assert [verdict.kind for verdict in judge(few, swapped, sandbox)] == ["failed"] * 4
+    assert [verdict.kind for verdict in run_samples(few, own, sandbox)] == ["passed"] * 4
+    assert [verdict.kind for verdict in run_samples(few, swapped, sandbox)] == ["failed"] * 4

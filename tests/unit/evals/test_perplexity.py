@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.evals.perplexity import windows
-from lakh.evals.score import bootstrap_ratio
+from lakh.evals.scoring.score import bootstrap_ratio
 
 
 @given(st.integers(0, 300), st.integers(2, 64))

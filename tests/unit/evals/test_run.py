@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from lakh.errors import UserError
+from lakh.evals.generation.samples import Sample, canonical_samples, fingerprint, read_samples
 from lakh.evals.journal import Journal
-from lakh.evals.protocol import Origin, Protocol, parse
-from lakh.evals.run import JOURNAL, judge, score
-from lakh.evals.samples import Sample, canonical_samples, fingerprint, read_samples
+from lakh.evals.run import JOURNAL, run_samples, score_samples
 from lakh.evals.sandbox import Sandbox
+from lakh.evals.sandbox.verdict import SandboxLimits
+from lakh.evals.scoring.protocol import EvalProtocol, Origin, parse
 from lakh.evals.task import Task
-from lakh.evals.verdict import Limits
 
 RIGHT, WRONG, SLOW = "    return x + 0\n", "    return x - 1\n", "    import time; time.sleep(0.3); return x\n"
 
@@ -27,14 +27,18 @@ RIGHT, WRONG, SLOW = "    return x + 0\n", "    return x - 1\n", "    import tim
 def test_verdicts_come_in_the_order_of_the_samples(sandbox: Sandbox, toy_task: Task) -> None:
     samples = [Sample("Toy/0", text) for text in (SLOW, WRONG, RIGHT, SLOW, WRONG)]
     heard: list[int] = []
-    verdicts = judge(toy_task, samples, sandbox, workers=3, progress=heard.append)
+    verdicts = run_samples(toy_task, samples, sandbox, workers=3, progress=heard.append)
     assert [verdict.kind for verdict in verdicts] == ["passed", "failed", "passed", "passed", "failed"]
     assert heard == [1, 2, 3, 4, 5]
 
 
-def test_the_result_files_hold_what_was_judged_and_how(sandbox: Sandbox, toy_task: Task, tmp_path: Path) -> None:
+def test_the_result_files_hold_the_samples_and_how_they_were_made(
+    sandbox: Sandbox, toy_task: Task, tmp_path: Path
+) -> None:
     samples = [*canonical_samples(toy_task)[:2], Sample("Toy/2", WRONG)]
-    score(toy_task, samples, sandbox, Origin("some model", temperature=0.5, seed=7), cpu_s=2, out=str(tmp_path / "out"))
+    score_samples(
+        toy_task, samples, sandbox, Origin("some model", temperature=0.5, seed=7), cpu_s=2, out=str(tmp_path / "out")
+    )
     document = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (document["passed"], document["total"]) == (2, 3)
     assert document["pass_at_k"] == {"1": pytest.approx(2 / 3)}
@@ -49,11 +53,11 @@ def test_the_result_files_hold_what_was_judged_and_how(sandbox: Sandbox, toy_tas
 def test_the_protocol_line_says_what_changes_a_score(toy_task: Task) -> None:
     origin = Origin("some model", temperature=0.5, top_p=0.9, seed=7, max_tokens=99)
     cpu_s = {"Toy/0": 3, "Toy/1": 3, "Toy/2": 96}
-    protocol = Protocol(toy_task, origin, Limits(), "some walls | of = kinds", 3, "5", "ab" * 32, cpu_s)
+    protocol = EvalProtocol(toy_task, origin, SandboxLimits(), "some isolation | of = kinds", 3, "5", "ab" * 32, cpu_s)
     line = protocol.line()
     for part in ("some model", "temperature=0.5", "top_p=0.9", "seed=7", "max_tokens=99", '"cpu_s": 3', 'n="5"'):
         assert part in line
-    for part in ("problems=3", "raw prompt", r"\ndef", "first stop string", "0" * 64, "some walls", '{"Toy/2": 96}'):
+    for part in ("problems=3", "raw prompt", r"\ndef", "first stop string", "0" * 64, "isolation", '{"Toy/2": 96}'):
         assert part in line
     assert "\n" not in line
     assert parse(line) == protocol.parts()
@@ -66,7 +70,7 @@ def test_a_line_that_is_no_protocol_is_refused(line: str) -> None:
         parse(line)
 
 
-def test_what_was_judged_before_a_stop_is_not_run_again(sandbox: Sandbox, toy_task: Task, tmp_path: Path) -> None:
+def test_verdicts_from_before_a_stop_are_not_run_again(sandbox: Sandbox, toy_task: Task, tmp_path: Path) -> None:
     samples = canonical_samples(toy_task)
     key = {"samples": fingerprint(samples), "task": "toy", "data": "0" * 64, "sandbox": sandbox.description}
     journal = Journal(str(tmp_path / JOURNAL), key)
@@ -74,7 +78,7 @@ def test_what_was_judged_before_a_stop_is_not_run_again(sandbox: Sandbox, toy_ta
     journal.close()
     with (tmp_path / JOURNAL).open("ab") as file:
         file.write(b'{"index": 2, "verd')  # torn by a crash
-    result = score(toy_task, samples, sandbox, Origin("x"), out=str(tmp_path))
+    result = score_samples(toy_task, samples, sandbox, Origin("x"), out=str(tmp_path))
     assert [verdict.detail for verdict in result.verdicts] == ["", "from the journal", ""]
     assert not (tmp_path / JOURNAL).exists()
     assert (tmp_path / "result.json").exists()
@@ -83,9 +87,9 @@ def test_what_was_judged_before_a_stop_is_not_run_again(sandbox: Sandbox, toy_ta
 DRIVER = """
 import sys
 from lakh.cli import main
-from lakh.evals import walls
+from lakh.evals.sandbox import isolation
 name, value = sys.argv[1].split("=")
-walls.ENVIRONMENT[name] = value
+isolation.ENVIRONMENT[name] = value
 main(["eval", "score", sys.argv[2], "--task", "humaneval", "--partial", "--workers", "2", "--cpu-limit", "9", "--json"])
 """
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
-from lakh.evals.samples import Sample, canonical_samples, read_samples, write_samples
+from lakh.evals.generation.samples import Sample, canonical_samples, read_samples, write_samples
 from lakh.evals.task import Task, cut_at_stops
 
 GOOD = json.dumps({"task_id": "Toy/0", "completion": "x"})

@@ -16,12 +16,12 @@ import pytest
 
 import lakh
 from lakh.errors import ConfigError, Interrupted, UserError
-from lakh.evals import bubblewrap, inside, landlock, seccomp, walls
-from lakh.evals.sandbox import Limits, Sandbox
-from lakh.evals.task import Program
-from lakh.evals.walls import NoWalls
+from lakh.evals import sandboxed
+from lakh.evals.sandbox import Program, Sandbox, SandboxLimits, isolation, seccomp
+from lakh.evals.sandbox.backends import bubblewrap, landlock
+from lakh.evals.sandbox.backends.none import NoIsolation
 
-LIMITS = Limits(cpu_s=1, wall_s=20, memory_MiB=256)
+LIMITS = SandboxLimits(cpu_s=1, wall_s=20, memory_MiB=256)
 TEST = "assert answer() == 42"
 RIGHT = "def answer():\n    return 42\n"
 
@@ -208,6 +208,13 @@ HOSTILE = {
         "import ctypes\nanswer = lambda: 42 if ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, 0) == 0 else 41",
         {"failed"},
     ),
+    "memory that belongs to no process": (
+        "import os\n"
+        "held = [os.memfd_create('x') for _ in range(200)]\n"
+        "for fd in held: os.write(fd, bytes(8 << 20))\n"
+        "answer = lambda: 42",
+        {"failed"},
+    ),
     "unspeakable error": (
         "class Evil(Exception):\n    def __str__(self): raise SystemExit(0)\nraise Evil",
         {"failed"},
@@ -223,14 +230,14 @@ def test_a_hostile_program_fails_in_its_own_class_and_leaves_nothing_alive(
 ) -> None:
     source, kinds = HOSTILE[name]
     # A bomb's processes share the cores, so none of them uses up its CPU seconds soon.
-    limits = Limits(cpu_s=1, wall_s=1) if name == "fork bomb" else LIMITS
+    limits = SandboxLimits(cpu_s=1, wall_s=1) if name == "fork bomb" else LIMITS
     verdict = sandbox.run(program(source), limits)
     assert verdict.kind in kinds, verdict
     assert alive(sandbox) == []
 
 
 def test_a_sleeping_program_ends_at_the_wall_limit(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
-    verdict = sandbox.run(program("import time; time.sleep(600)"), Limits(cpu_s=1, wall_s=0.5))
+    verdict = sandbox.run(program("import time; time.sleep(600)"), SandboxLimits(cpu_s=1, wall_s=0.5))
     assert (verdict.kind, verdict.detail) == ("timeout", "wall limit of 0.5 s")
     assert verdict.cpu_s < 0.5
     assert alive(sandbox) == []
@@ -246,7 +253,7 @@ def test_many_processes_cannot_hold_what_one_may_not(sandbox: Sandbox, alive: Ca
         "        os._exit(0)\n"
         "time.sleep(60)\n"
     )
-    verdict = sandbox.run(program(source), Limits(cpu_s=5, wall_s=50, memory_MiB=256))
+    verdict = sandbox.run(program(source), SandboxLimits(cpu_s=5, wall_s=50, memory_MiB=256))
     assert (verdict.kind, verdict.detail) == ("memory", "all processes together hold more than 512 MiB")
     assert alive(sandbox) == []
 
@@ -277,23 +284,23 @@ def test_what_a_program_leaves_behind_is_not_there_for_the_next(sandbox: Sandbox
     leave = "import builtins, os\nbuiltins.trace = 1\nopen('/tmp/trace', 'w').close()\nos.environ['TRACE'] = '1'\n"
     look = "import builtins, os\nassert not hasattr(builtins, 'trace')\nassert not os.listdir('/tmp')\n"
     look += "assert 'TRACE' not in os.environ\n"
-    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or "")) as walls:
-        for _ in range(3):  # one thread: the same cell, where it is used again
-            assert walls.run(program(leave + RIGHT), LIMITS).kind == "passed"
-            assert walls.run(program(look + RIGHT), LIMITS).kind == "passed"
+    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or "")) as box:
+        for _ in range(3):  # one thread: the same worker, where it is used again
+            assert box.run(program(leave + RIGHT), LIMITS).kind == "passed"
+            assert box.run(program(look + RIGHT), LIMITS).kind == "passed"
 
 
 def test_an_earlier_test_is_not_in_the_memory_of_a_later_candidate(sandbox: Sandbox) -> None:
-    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or "")) as walls:
+    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or "")) as box:
         for source in (RIGHT, RIGHT):
-            assert walls.run(program(source), LIMITS).passed
-        assert walls.run(program(HUNT), Limits(cpu_s=20)).kind == "failed"
+            assert box.run(program(source), LIMITS).passed
+        assert box.run(program(HUNT), SandboxLimits(cpu_s=20)).kind == "failed"
         # and the hunt itself can succeed, where there is something to find
         prey = "text = ' '.join(['assert', 'answer() is here'])\n"
-        assert walls.run(program(prey + HUNT), Limits(cpu_s=20)).kind == "passed"
+        assert box.run(program(prey + HUNT), SandboxLimits(cpu_s=20)).kind == "passed"
 
 
-# --- walls -------------------------------------------------------------------------------------------------------
+# --- isolation -------------------------------------------------------------------------------------------------------
 
 
 def test_a_file_of_the_host_is_not_there(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -316,7 +323,7 @@ def test_nothing_outside_tmp_can_be_written(sandbox: Sandbox, tmp_path: Path) ->
 
 def test_tmp_is_private_and_small(sandbox: Sandbox) -> None:
     fill = "for i in range(99):\n    with open(f'/tmp/{i}', 'wb') as file: file.write(bytes(1 << 20))\n"
-    verdict = sandbox.run(program(fill), Limits(cpu_s=5, tmp_MiB=8))
+    verdict = sandbox.run(program(fill), SandboxLimits(cpu_s=5, tmp_MiB=8))
     assert "No space left" in verdict.detail
     empty = "import os\nassert os.listdir('/tmp') == []\n"
     assert sandbox.run(program(empty + RIGHT), LIMITS).kind == "passed"
@@ -324,20 +331,20 @@ def test_tmp_is_private_and_small(sandbox: Sandbox) -> None:
 
 def test_one_file_has_a_largest_size(sandbox: Sandbox) -> None:
     write = "open('/tmp/x', 'wb').write(bytes(8 << 20))"
-    assert "too large" in sandbox.run(program(write), Limits(file_MiB=1)).detail
+    assert "too large" in sandbox.run(program(write), SandboxLimits(file_MiB=1)).detail
 
 
 @pytest.mark.parametrize("filtered", [True, False], ids=["with seccomp", "by namespace alone"])
 def test_a_server_on_loopback_is_out_of_reach(sandbox: Sandbox, filtered: bool) -> None:
-    rung = bubblewrap.Bubblewrap(bubblewrap.find() or "")
+    backend = bubblewrap.Bubblewrap(bubblewrap.find() or "")
     if not filtered:
-        rung._filter = None
-    walls = Sandbox(rung)
+        backend._filter = None
+    box = Sandbox(backend)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         source = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 5)\n{RIGHT}"
-        with walls:
-            verdict = walls.run(program(source), LIMITS)
+        with box:
+            verdict = box.run(program(source), LIMITS)
         server.settimeout(0.2)
         with pytest.raises(TimeoutError):
             server.accept()
@@ -365,7 +372,7 @@ def test_threads_work_up_to_the_limit_on_processes(sandbox: Sandbox) -> None:
     )
     assert sandbox.run(program(source + RIGHT), LIMITS).kind == "passed"
     many = "import os, time\nfor _ in range(40):\n    if os.fork() == 0:\n        time.sleep(600)\n"
-    verdict = sandbox.run(program(many + RIGHT), Limits(processes=8))
+    verdict = sandbox.run(program(many + RIGHT), SandboxLimits(processes=8))
     assert "Resource temporarily unavailable" in verdict.detail
 
 
@@ -375,7 +382,7 @@ def test_threads_work_up_to_the_limit_on_processes(sandbox: Sandbox) -> None:
 def test_without_bubblewrap_we_refuse_and_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bubblewrap, "find", lambda: None)
     monkeypatch.setattr(landlock, "_syscall", lambda *words: -1)
-    with pytest.raises(UserError, match=r"bubblewrap is not installed.*landlock is not there.*apt-get.*--unsafe"):
+    with pytest.raises(UserError, match=r"bubblewrap is not installed.*landlock is not available.*apt-get.*--unsafe"):
         Sandbox.choose()
 
 
@@ -387,23 +394,23 @@ def test_where_bubblewrap_cannot_start_we_refuse_with_its_words(
     broken.chmod(0o755)
     monkeypatch.setattr(bubblewrap, "find", lambda: str(broken))
     with pytest.raises(UserError, match=r"cannot start here \(bwrap: setting up uid map: Permission denied\)"):
-        Sandbox.choose(rung="bubblewrap", workers=2)
+        Sandbox.choose(backend="bubblewrap", workers=2)
 
 
 def test_cells_for_several_workers_are_started_while_the_first_is_tried(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    with Sandbox.choose(rung="bubblewrap", workers=8) as chosen:
+    with Sandbox.choose(backend="bubblewrap", workers=8) as chosen:
         assert len(chosen._idle) == 3
-        assert [cell.run(program(RIGHT), LIMITS)[0].kind for cell in chosen._idle] == ["passed"] * 3
+        assert [worker.run(program(RIGHT), LIMITS)[0].kind for worker in chosen._idle] == ["passed"] * 3
     assert chosen._idle == []
 
 
 def test_no_path_of_the_host_goes_into_the_sandbox_with_our_code() -> None:
     """Code objects carry the name of the file that they came from."""
-    words = inside.command_line()
-    assert os.fsencode(Path(inside.__file__).parent) not in base64.b64decode(words[2])
+    words = sandboxed.command_line()
+    assert os.fsencode(Path(sandboxed.__file__).parent) not in base64.b64decode(words[2])
 
 
 HOLES = {
@@ -429,34 +436,34 @@ def test_the_self_test_finds_a_hole(
 
     monkeypatch.setattr(bubblewrap, "command", with_hole)
     with pytest.raises(UserError, match=finding):
-        Sandbox.choose(rung="bubblewrap", workers=2)
+        Sandbox.choose(backend="bubblewrap", workers=2)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can stay root")
 def test_the_self_test_finds_that_root_was_not_dropped(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bubblewrap, "next_uid", lambda: 0)
+    monkeypatch.setattr(isolation, "next_uid", lambda: 0)
     with pytest.raises(UserError, match="runs as root"):
-        Sandbox.choose(rung="bubblewrap")
+        Sandbox.choose(backend="bubblewrap")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else; the other tests run as a user then")
-def test_an_ordinary_user_has_the_same_walls(sandbox: Sandbox) -> None:
+def run_as_ordinary_user(script: str, *, without_user_namespaces: bool = False) -> list[str]:
+    """Lines that the script prints as uid 54321, with the system's Python, which lies outside root's home."""
     system = shutil.which("python3", path="/usr/bin:/usr/local/bin")
-    source_folder = str(Path(lakh.__file__).parents[1])
     if system is None:
         pytest.skip("no python3 outside root's home")
-    script = (
-        "from lakh.evals.sandbox import Limits, Sandbox\n"
-        "from lakh.evals.task import Program\n"
-        "sandbox = Sandbox.choose()\n"
-        "bomb = 'import os\\nwhile True:\\n    try: os.fork()\\n    except OSError: pass'\n"
-        "for source in ('', bomb, 'import socket; socket.socket()', 'x = bytearray(10 << 30)'):\n"
-        "    print(sandbox.run(Program(source, ''), Limits(cpu_s=1, wall_s=2)).kind)\n"
-        "print(sandbox.description)\n"
+    forbid = (
+        "import ctypes, os\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.prctl(4, 1, 0, 0, 0)\n"  # dumpable again after the change of uid: /proc/self is ours
+        "assert libc.unshare(0x10000000) == 0\n"
+        "open('/proc/self/setgroups', 'w').write('deny')\n"
+        "open('/proc/self/gid_map', 'w').write('54321 54321 1')\n"
+        "open('/proc/self/uid_map', 'w').write('54321 54321 1')\n"
+        "open('/proc/sys/user/max_user_namespaces', 'w').write('0')\n"  # of this namespace only
     )
     done = subprocess.run(
-        [system, "-B", "-c", script],
-        env={"PYTHONPATH": source_folder, "PATH": os.environ["PATH"]},
+        [system, "-B", "-c", (forbid if without_user_namespaces else "") + script],
+        env={"PYTHONPATH": str(Path(lakh.__file__).parents[1]), "PATH": os.environ["PATH"]},
         cwd="/",
         user=54321,
         group=54321,
@@ -468,46 +475,63 @@ def test_an_ordinary_user_has_the_same_walls(sandbox: Sandbox) -> None:
     )
     if "SyntaxError" in done.stderr or "ModuleNotFoundError" in done.stderr:
         pytest.skip(f"the system's Python cannot run lakh: {done.stderr.strip().splitlines()[-1]}")
-    assert done.stdout.split("\n")[:4] == ["passed", "timeout", "failed", "memory"], done.stderr
-    assert "(user namespace)" in done.stdout
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+ORDINARY_USER = (
+    "from lakh.evals.sandbox import Program, Sandbox, SandboxLimits\n"
+    "sandbox = Sandbox.choose()\n"
+    "bomb = 'import os\\nwhile True:\\n    try: os.fork()\\n    except OSError: pass'\n"
+    "for source in ('', bomb, 'import socket; socket.socket()', 'x = bytearray(10 << 30)'):\n"
+    "    print(sandbox.run(Program(source, ''), SandboxLimits(cpu_s=1, wall_s=2)).kind)\n"
+    "print(sandbox.description)\n"
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change its uid; the other tests run as a user then")
+def test_an_ordinary_user_has_the_same_isolation(sandbox: Sandbox) -> None:
+    *kinds, description = run_as_ordinary_user(ORDINARY_USER)
+    assert kinds == ["passed", "timeout", "failed", "memory"]
+    assert "(user namespace)" in description
 
 
 # --- stopping and unsafe runs ------------------------------------------------------------------------------------
 
 
 def test_stop_ends_what_is_running(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
-    walls = Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""))
-    threading.Timer(0.5, walls.stop).start()
+    box = Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""))
+    threading.Timer(0.5, box.stop).start()
     with pytest.raises(Interrupted):
-        walls.run(program("import time; time.sleep(600)"), Limits(wall_s=600))
+        box.run(program("import time; time.sleep(600)"), SandboxLimits(wall_s=600))
     assert alive(sandbox) == []
 
 
 def test_unsafe_says_so_and_still_limits_and_judges() -> None:
-    walls = Sandbox(NoWalls())
-    assert "--unsafe" in walls.description
-    assert walls.run(program(RIGHT), LIMITS).kind == "passed"
+    box = Sandbox(NoIsolation())
+    assert "--unsafe" in box.description
+    assert box.run(program(RIGHT), LIMITS).kind == "passed"
     for name in ("wrong answer", "os._exit(0)", "prints passed", "endless output", "10 GiB", "spin"):
         source, kinds = HOSTILE[name]
-        assert walls.run(program(source), LIMITS).kind in kinds, name
-    walls.stop()
+        assert box.run(program(source), LIMITS).kind in kinds, name
+    box.stop()
 
 
 def test_a_program_that_takes_its_sandbox_down_fails() -> None:
-    walls = Sandbox.choose(unsafe=True)
+    box = Sandbox.choose(unsafe=True)
     source = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
-    verdict = walls.run(program(source, ""), LIMITS)
+    verdict = box.run(program(source, ""), LIMITS)
     assert verdict.kind == "failed"
     assert "its sandbox ended with it, twice" in verdict.detail
-    assert walls.run(program(RIGHT), LIMITS).passed
-    walls.stop()
+    assert box.run(program(RIGHT), LIMITS).passed
+    box.stop()
 
 
 def test_limits_are_checked() -> None:
     with pytest.raises(ConfigError, match="cpu_s"):
-        Limits(cpu_s=0)
+        SandboxLimits(cpu_s=0)
     with pytest.raises(ConfigError, match="wall_s"):
-        Limits(wall_s=0)
+        SandboxLimits(wall_s=0)
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
@@ -524,7 +548,7 @@ def test_the_seccomp_filter_jumps_only_forward_and_within_itself(machine: str) -
     assert seccomp.filter_bytes("riscv64") is None
 
 
-# --- the second rung ---------------------------------------------------------------------------------------------
+# --- landlock ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -532,7 +556,7 @@ def locked(sandbox: Sandbox) -> Iterator[Sandbox]:
     sandbox.stop()  # its warm cells would be taken for leftovers
     sandbox._stopping.clear()
     try:
-        chosen = Sandbox.choose(rung="landlock")
+        chosen = Sandbox.choose(backend="landlock")
     except UserError as error:
         pytest.skip(str(error))
     with chosen:
@@ -545,7 +569,7 @@ WITHOUT_TMP = {"a hundred thousand files", "kills its parent", "kills itself", "
 @pytest.mark.parametrize("name", HOSTILE)
 def test_landlock_holds_the_same_programs(locked: Sandbox, alive: Callable[[Sandbox], list[int]], name: str) -> None:
     source, kinds = HOSTILE[name]
-    limits = Limits(cpu_s=1, wall_s=1) if name == "fork bomb" else LIMITS
+    limits = SandboxLimits(cpu_s=1, wall_s=1) if name == "fork bomb" else LIMITS
     verdict = locked.run(program(source), limits)
     assert verdict.kind in kinds | ({"failed"} if name in WITHOUT_TMP else set()), verdict
     assert alive(locked) == []
@@ -572,11 +596,18 @@ def test_landlock_refuses_what_namespaces_would_hold(locked: Sandbox, tmp_path: 
     assert not Path("/tmp/lakh-was-here").exists()
 
 
-def test_an_unknown_rung_is_named() -> None:
-    with pytest.raises(UserError, match="no such rung"):
-        Sandbox.choose(rung="chroot")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change its uid")
+def test_landlock_is_chosen_where_user_namespaces_are_forbidden(locked: Sandbox) -> None:
+    *kinds, description = run_as_ordinary_user(ORDINARY_USER, without_user_namespaces=True)
+    assert kinds == ["passed", "timeout", "failed", "memory"]
+    assert description.startswith("landlock")
+
+
+def test_an_unknown_backend_is_named() -> None:
+    with pytest.raises(UserError, match="no such isolation backend"):
+        Sandbox.choose(backend="chroot")
 
 
 def test_the_interpreter_inside_is_the_one_below_the_virtual_environment() -> None:
-    path = Path(walls.interpreter())
+    path = Path(isolation.interpreter())
     assert path.is_relative_to(Path(sys.base_prefix).resolve()) or path.is_relative_to("/usr")

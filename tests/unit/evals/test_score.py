@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakh.evals.sandbox import Verdict
-from lakh.evals.score import bootstrap_interval, pass_at_k, summarise
+from lakh.evals.sandbox import SandboxVerdict
+from lakh.evals.scoring.score import bootstrap_interval, pass_at_k, summarise
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -54,7 +54,7 @@ def test_the_interval_narrows_with_more_problems() -> None:
 
 def test_a_summary_counts_every_class_and_gives_only_the_k_that_all_problems_allow() -> None:
     kinds = {"a": ["passed"] * 10, "b": ["failed"] * 9 + ["timeout"], "c": ["passed", *["memory"] * 10]}
-    verdicts = [(task_id, Verdict(kind)) for task_id, of in kinds.items() for kind in of]  # type: ignore[arg-type]
+    verdicts = [(task_id, SandboxVerdict(kind)) for task_id, of in kinds.items() for kind in of]  # type: ignore[arg-type]
     summary = summarise(verdicts)
     assert (summary.passed, summary.total) == (11, 31)
     assert list(summary.pass_at_k) == [1, 10]
@@ -67,22 +67,24 @@ def test_a_summary_counts_every_class_and_gives_only_the_k_that_all_problems_all
 
 
 def test_where_all_pass_or_none_the_interval_is_the_exact_one() -> None:
-    none = summarise([(f"{i}", Verdict("failed")) for i in range(164)]).interval
-    all_ = summarise([(f"{i}", Verdict("passed")) for i in range(164)]).interval
+    none = summarise([(f"{i}", SandboxVerdict("failed")) for i in range(164)]).interval
+    all_ = summarise([(f"{i}", SandboxVerdict("passed")) for i in range(164)]).interval
     assert none == pytest.approx((0.0, 1 - 0.025 ** (1 / 164)))
     assert all_ == pytest.approx((0.025 ** (1 / 164), 1.0))
 
 
 def test_what_was_not_run_is_counted_and_is_no_failure() -> None:
-    summary = summarise([("a", Verdict("passed")), ("b", Verdict("not_run")), ("b", Verdict("not_run"))])
+    summary = summarise(
+        [("a", SandboxVerdict("passed")), ("b", SandboxVerdict("not_run")), ("b", SandboxVerdict("not_run"))]
+    )
     assert (summary.passed, summary.total, summary.kinds["not_run"]) == (1, 1, 2)
     assert summary.pass_at_k == {1: 1.0}
-    nothing = summarise([("a", Verdict("not_run"))])
+    nothing = summarise([("a", SandboxVerdict("not_run"))])
     assert (nothing.total, nothing.pass_at_k, nothing.interval) == (0, {}, None)
 
 
 def test_every_k_has_its_interval() -> None:
-    verdicts = [(f"{i}", Verdict("passed" if j < i % 4 else "failed")) for i in range(30) for j in range(10)]
+    verdicts = [(f"{i}", SandboxVerdict("passed" if j < i % 4 else "failed")) for i in range(30) for j in range(10)]
     found = summarise(verdicts, ks=(1, 5, 10))
     assert set(found.intervals) == set(found.pass_at_k) == {1, 5, 10}
     assert all(low < found.pass_at_k[k] < high for k, (low, high) in found.intervals.items())

@@ -6,31 +6,31 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from lakh.evals.run import judge
+from lakh.evals.run import run_samples
 from lakh.evals.sandbox import Sandbox
-from lakh.evals.stability import SPOILED, busy_machine, repeat, spoiled_samples
-from lakh.evals.task import Commands, Problem, Program, Task
+from lakh.evals.sandbox.verdict import SandboxVerdict
+from lakh.evals.scoring.stability import FAILING, busy_machine, failing_samples, repeat
+from lakh.evals.task import CommandProgram, Problem, Program, Task
 from lakh.evals.tasks import load_task
-from lakh.evals.verdict import Verdict
 
 
 def test_verdicts_do_not_change_under_load(sandbox: Sandbox) -> None:
     found = repeat(load_task("humaneval").first(20), sandbox, loaded_passes=1, busy=2 * (os.cpu_count() or 1))
     assert found.solutions_passed == (20, 20)
-    assert found.samples == 20 + len(SPOILED)
+    assert found.samples == 20 + len(FAILING)
     assert found.changed == 0
 
 
-def test_spoiled_samples_end_each_in_its_class(sandbox: Sandbox, toy_task: Task) -> None:
+def test_failing_samples_end_each_in_its_class(sandbox: Sandbox, toy_task: Task) -> None:
     one = replace(toy_task, problems=toy_task.problems[:1])
-    samples = spoiled_samples(one)
+    samples = failing_samples(one)
     limits = {"Toy/0": 1}
-    kinds = [verdict.kind for verdict in judge(one, samples, sandbox, cpu_s=limits)]
-    assert dict(zip(SPOILED, kinds, strict=True)) == {
+    kinds = [verdict.kind for verdict in run_samples(one, samples, sandbox, cpu_s=limits)]
+    assert dict(zip(FAILING, kinds, strict=True)) == {
         "wrong": "failed",
-        "raising": "failed",
-        "hoarding": "memory",
-        "spinning": "timeout",
+        "exception": "failed",
+        "memory": "memory",
+        "endless loop": "timeout",
     }
 
 
@@ -38,12 +38,12 @@ def test_a_changed_verdict_is_counted(sandbox: Sandbox, toy_task: Task) -> None:
     first = toy_task.problems[0]
     built: list[str] = []
 
-    def moody(problem: Problem, completion: str) -> Program | Commands | Verdict:
+    def moody(problem: Problem, completion: str) -> Program | CommandProgram | SandboxVerdict:
         program = toy_task.build(problem, completion)
         built.extend([completion] if problem == first and completion == first.canonical else [])
         wrong = (
             problem == first and completion == first.canonical and len(built) == 2
-        )  # once for the spoiled samples, then in the first pass
+        )  # once for the failing samples, then in the first pass
         return Program("", "assert False") if wrong else program
 
     found = repeat(replace(toy_task, build=moody), sandbox, loaded_passes=1, busy=0, workers=1)

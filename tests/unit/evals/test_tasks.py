@@ -17,13 +17,13 @@ from lakh import storage
 from lakh.errors import UserError
 from lakh.evals import data
 from lakh.evals.data import BenchmarkFile
-from lakh.evals.run import judge
-from lakh.evals.samples import Sample, canonical_samples
+from lakh.evals.generation.samples import Sample, canonical_samples
+from lakh.evals.run import run_samples
 from lakh.evals.sandbox import Sandbox
-from lakh.evals.task import Commands, Problem, Program, names_under_test
+from lakh.evals.sandbox.verdict import SandboxVerdict
+from lakh.evals.task import CommandProgram, Problem, Program, names_under_test
 from lakh.evals.tasks import TASKS, load_task
 from lakh.evals.tasks.multilingual import LANGUAGES, LIMITS, _program
-from lakh.evals.verdict import Verdict
 
 SIZES = {
     "mbpp": 974,
@@ -51,7 +51,7 @@ def test_a_task_has_all_its_problems_once(benchmarks: Path, name: str) -> None:
 def test_reference_solutions_pass(benchmarks: Path, sandbox: Sandbox, name: str, limit: int) -> None:
     task = load_task(name, str(benchmarks)).first(limit)
     cpu_s = dict.fromkeys([problem.id for problem in task.problems], 60)
-    verdicts = judge(task, canonical_samples(task), sandbox, cpu_s=cpu_s)
+    verdicts = run_samples(task, canonical_samples(task), sandbox, cpu_s=cpu_s)
     assert {p.id: v for p, v in zip(task.problems, verdicts, strict=True) if not v.passed} == {}
 
 
@@ -60,8 +60,8 @@ def test_a_few_of_each_pass_and_those_of_their_neighbours_fail(benchmarks: Path,
         task = load_task(name, str(benchmarks)).first(3)
         own = canonical_samples(task)
         swapped = [Sample(a.task_id, b.completion) for a, b in zip(own, own[1:] + own[:1], strict=True)]
-        assert [v.kind for v in judge(task, own, sandbox)] == ["passed"] * 3, name
-        assert "passed" not in [v.kind for v in judge(task, swapped, sandbox)], name
+        assert [v.kind for v in run_samples(task, own, sandbox)] == ["passed"] * 3, name
+        assert "passed" not in [v.kind for v in run_samples(task, swapped, sandbox)], name
 
 
 @pytest.mark.parametrize("number", [367, 927, 601, 533, 126])  # trees of their own classes, a type as argument, `sum`
@@ -90,7 +90,7 @@ CRUX = {
 def test_cruxeval_takes_any_right_value_and_no_call_of_f(benchmarks: Path, sandbox: Sandbox, task_id: str) -> None:
     task = load_task("cruxeval", str(benchmarks))
     samples = [Sample(task_id, text) for text, _ in CRUX[task_id]]
-    assert [v.passed for v in judge(task, samples, sandbox)] == [right for _, right in CRUX[task_id]]
+    assert [v.passed for v in run_samples(task, samples, sandbox)] == [right for _, right in CRUX[task_id]]
 
 
 def plus_row(**changes: object) -> dict[str, object]:
@@ -117,7 +117,7 @@ def test_humaneval_plus_compares_with_its_reference(
     monkeypatch.setattr(BenchmarkFile, "_checked", lambda self, where, raw: raw)
     (tmp_path / "HumanEvalPlus.jsonl.gz").write_text(json.dumps(plus_row()) + "\n")
     task = load_task("humaneval-plus", str(tmp_path))
-    assert judge(task, [Sample("HumanEval/0", completion)], sandbox)[0].passed is passes
+    assert run_samples(task, [Sample("HumanEval/0", completion)], sandbox)[0].passed is passes
 
 
 # --- other languages ---------------------------------------------------------------------------------------------
@@ -152,16 +152,16 @@ def test_other_languages_pass_fail_and_cannot_leave_early(sandbox: Sandbox, lang
     right = _program(problem, body)
     missing = [tool for tool in LANGUAGES[language].tools if shutil.which(tool, path="/usr/bin:/bin") is None]
     if missing:
-        assert isinstance(right, Verdict)
+        assert isinstance(right, SandboxVerdict)
         assert right.kind == "not_run"
         assert missing[0] in right.detail
         return
-    assert isinstance(right, Commands)
+    assert isinstance(right, CommandProgram)
     assert sandbox.run(right, LIMITS).kind == "passed"
     wrong = _program(problem, body.replace("a + b", "a - b"))
     early = _program(problem, LEAVES[language])
-    assert isinstance(wrong, Commands)
-    assert isinstance(early, Commands)
+    assert isinstance(wrong, CommandProgram)
+    assert isinstance(early, CommandProgram)
     assert sandbox.run(wrong, LIMITS).kind == "failed"
     verdict = sandbox.run(early, LIMITS)
     assert verdict.kind == "failed"
@@ -179,7 +179,7 @@ def test_a_language_without_tools_is_not_run_and_no_failure(tmp_path: Path, sand
     }
     (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n")
     task = load_task("mbxp", str(tmp_path / "x.jsonl"))
-    assert judge(task, canonical_samples(task), sandbox)[0].kind == "not_run"
+    assert run_samples(task, canonical_samples(task), sandbox)[0].kind == "not_run"
 
 
 # --- where the data comes from -----------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_a_download_that_is_not_the_file_is_not_kept(web: str, tmp_path: Path, m
         BenchmarkFile("x.jsonl", HASH, f"{web}x.jsonl").read(None)
     assert not (storage.cache_folder("benchmarks") / "x.jsonl").exists()
     for url in (f"{web}none.jsonl", "http://127.0.0.1:9/x.jsonl"):
-        with pytest.raises(UserError, match=r"cannot be fetched.*--data"):
+        with pytest.raises(UserError, match=r"cannot be downloaded.*--data"):
             BenchmarkFile("x.jsonl", HASH, url).read(None)
 
 
@@ -247,7 +247,7 @@ def test_line_completion_asks_the_same_lines_every_time(code_dir: Path) -> None:
     name, _, number = problem.id.rpartition(":")
     line = (code_dir / name).read_text().split("\n")[int(number) - 1]
     assert (problem.prompt.rpartition("\n")[2] + problem.canonical).rstrip() == line.rstrip()
-    assert task.build(problem, problem.canonical + "  \nmore") == Verdict("passed")
+    assert task.build(problem, problem.canonical + "  \nmore") == SandboxVerdict("passed")
     assert task.build(problem, "x" + problem.canonical).kind == "failed"  # type: ignore[union-attr]
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.evals.inside import values
+from lakh.evals.sandboxed import messages, values
 
 numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
 scalars = st.none() | st.booleans() | numbers | st.text() | st.binary()
@@ -118,9 +118,9 @@ def test_a_message_with_a_huge_length_is_refused_before_it_is_read() -> None:
     read, write = os.pipe()
     os.write(write, (1 << 60).to_bytes(8, "little"))
     with pytest.raises(ValueError, match="too large"):
-        values.Inbox(read).next()
+        messages.MessageReader(read).next()
     os.close(write)
-    assert values.Inbox(read).next() is None
+    assert messages.MessageReader(read).next() is None
     os.close(read)
 
 
@@ -128,9 +128,9 @@ def test_messages_come_as_they_were_sent_however_they_were_cut() -> None:
     read, write = os.pipe()
     sent = [b"", b"one", b"x" * 9000, b"two"]
     for body in sent:
-        values.send_bytes(write, body)
+        messages.send_bytes(write, body)
     whole = os.read(read, 1 << 16)
-    inbox = values.Inbox(read)
+    inbox = messages.MessageReader(read)
     for part in (whole[:3], whole[3:11], whole[11:5000], whole[5000:]):
         os.write(write, part)
     found = [inbox.next() for _ in sent]
@@ -144,12 +144,12 @@ def test_messages_come_as_they_were_sent_however_they_were_cut() -> None:
 @given(plain)
 def test_messages_are_the_json_that_json_makes(value: Any) -> None:
     form = values.encode(value, refuse)
-    text = values.text_of(form)
+    text = messages.to_json(form)
     assert text == json.dumps(form, separators=(",", ":"))
-    assert values.text_of(values.parse(text)) == text
+    assert messages.to_json(messages.parse_json(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", "[1", "[1] ", "[1][2]", "nothing", "{'a': 1}"])
 def test_what_is_no_document_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
-        values.parse(text)
+        messages.parse_json(text)

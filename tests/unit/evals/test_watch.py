@@ -14,8 +14,8 @@ from lakh import events
 from lakh.cli import main
 from lakh.errors import DataError, LakhError, UserError
 from lakh.evals.perplexity import BitsPerByte
-from lakh.evals.protocol import Origin
 from lakh.evals.sandbox import Sandbox
+from lakh.evals.scoring.protocol import Origin
 from lakh.evals.task import Task
 from lakh.evals.watch import curve, watch
 from lakh.server.engine import Completion
@@ -66,7 +66,7 @@ def follow(run_dir: Path, task: Task, sandbox: Sandbox, **more: Any) -> int:
 
 def test_every_checkpoint_is_scored_once_the_newest_first(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
     told: list[int] = []
-    assert follow(run_dir, toy_task, sandbox, told=lambda step, _: told.append(step)) == 3
+    assert follow(run_dir, toy_task, sandbox, on_result=lambda step, _: told.append(step)) == 3
     assert told == [3, 2, 1]
     assert follow(run_dir, toy_task, sandbox) == 0
     (run_dir / "saved" / "4").mkdir()
@@ -97,8 +97,8 @@ def test_a_model_is_loaded_once_for_all_its_tasks(run_dir: Path, toy_task: Task,
     assert loads == ["3", "2", "1"]
 
 
-def test_a_checkpoint_that_vanishes_is_passed_over(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
-    passed_over: list[str] = []
+def test_a_checkpoint_that_vanishes_is_skipped(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
+    skipped: list[str] = []
 
     def load(path: str) -> Learner:
         if path.endswith("3"):
@@ -106,11 +106,11 @@ def test_a_checkpoint_that_vanishes_is_passed_over(run_dir: Path, toy_task: Task
             raise DataError(path, "is not complete", "use another")
         return Learner(path)
 
-    def hear(path: str, error: LakhError) -> None:
-        passed_over.append(Path(path).name)
+    def skip(path: str, error: LakhError) -> None:
+        skipped.append(Path(path).name)
 
-    assert follow(run_dir, toy_task, sandbox, load=load, passed_over=hear) == 2
-    assert passed_over == ["3"]
+    assert follow(run_dir, toy_task, sandbox, load=load, on_skip=skip) == 2
+    assert skipped == ["3"]
 
 
 TEXTS = [("a.py", "x = 1\n")]
@@ -133,11 +133,15 @@ def test_bits_per_byte_alone_need_no_sandbox(run_dir: Path) -> None:
 
 def test_bits_per_byte_are_measured_once_beside_the_scores(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
     told: list[tuple[int, str]] = []
-    more = {"texts": TEXTS, "measure": measure_by_step, "told": lambda step, found: told.append((step, found["task"]))}
+    more = {
+        "texts": TEXTS,
+        "measure": measure_by_step,
+        "on_result": lambda step, found: told.append((step, found["task"])),
+    }
     assert follow(run_dir, toy_task, sandbox, **more) == 6
     assert told[:2] == [(3, "toy"), (3, "bits-per-byte")]
     assert follow(run_dir, toy_task, sandbox, **more) == 0
-    found = [event for event in events.read(run_dir) if isinstance(event, events.Measured)]
+    found = [event for event in events.read(run_dir) if isinstance(event, events.HookMetrics)]
     assert [(event.step, event.values["bits_per_byte"]) for event in found] == [(3, 8 / 3), (2, 4.0), (1, 8.0)]
     assert found[1].values["high"] == pytest.approx(4.1)
     assert json.loads((run_dir / "evals" / "00000002" / "bits-per-byte" / "result.json").read_text())["bytes"] == 6
@@ -161,7 +165,7 @@ def test_the_command_draws_the_curve(
 
 
 def test_a_run_without_scores_and_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with events.Log(tmp_path, 0):
+    with events.EventLog(tmp_path, 0):
         pass
     assert curve(str(tmp_path)) == []
     with pytest.raises(UserError, match="no such folder"):

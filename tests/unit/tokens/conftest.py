@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lakh.corpus import build
-from lakh.tokens.learn import train
 from lakh.tokens.tokenizer import Tokenizer
+from lakh.tokens.tokenizer.training import train
 
 TRAP = '''
 def cut_documents(stream, limit):

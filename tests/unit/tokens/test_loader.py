@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
-from lakh.tokens.layout import Concat
-from lakh.tokens.loader import Loader, TokenSet, document_numbers
-from lakh.tokens.order import Order
-from lakh.tokens.shards import Writer, dtype_for
+from lakh.tokens.dataset.layout import ConcatLayout
+from lakh.tokens.dataset.shards import TokenSetWriter, dtype_for
+from lakh.tokens.dataset.shuffle import ShuffleOrder
+from lakh.tokens.loading.stream import TokenSet, TokenSetLoader, document_numbers
 from lakh.tokens.tokenizer import Tokenizer
 
 # --- the order -----------------------------------------------------------------------------------
@@ -19,27 +19,27 @@ from lakh.tokens.tokenizer import Tokenizer
 
 @given(st.integers(1, 3000), st.integers(0, 2**63 - 1), st.integers(0, 10**6))
 def test_an_epoch_visits_every_window_once(count: int, seed: int, epoch: int) -> None:
-    visited = Order(count, seed).windows(np.arange(epoch * count, (epoch + 1) * count))
+    visited = ShuffleOrder(count, seed).permute(np.arange(epoch * count, (epoch + 1) * count))
     assert sorted(visited.tolist()) == list(range(count))
 
 
 @given(st.integers(100, 3000), st.integers(0, 2**32))
 def test_epochs_and_seeds_have_orders_of_their_own(count: int, seed: int) -> None:
-    order, other = Order(count, seed), Order(count, seed + 1)
-    first = order.windows(np.arange(count))
-    assert first.tolist() != order.windows(np.arange(count, 2 * count)).tolist()
-    assert first.tolist() != other.windows(np.arange(count)).tolist()
+    order, other = ShuffleOrder(count, seed), ShuffleOrder(count, seed + 1)
+    first = order.permute(np.arange(count))
+    assert first.tolist() != order.permute(np.arange(count, 2 * count)).tolist()
+    assert first.tolist() != other.permute(np.arange(count)).tolist()
     assert first.tolist() != list(range(count))
 
 
 def test_the_order_is_the_same_for_ever() -> None:
     """Golden: checkpoints store an index into this order, so it may never change."""
-    assert Order(10, 1).windows(np.arange(20)).tolist() == GOLDEN_ORDER
+    assert ShuffleOrder(10, 1).permute(np.arange(20)).tolist() == GOLDEN_ORDER
 
 
 def test_huge_orders_cost_nothing() -> None:
     count = 2**50 + 12345
-    windows = Order(count, 7).windows(np.arange(10**15, 10**15 + 1000))
+    windows = ShuffleOrder(count, 7).permute(np.arange(10**15, 10**15 + 1000))
     assert len(set(windows.tolist())) == 1000
     assert windows.min() >= 0
     assert windows.max() < count
@@ -47,7 +47,7 @@ def test_huge_orders_cost_nothing() -> None:
 
 def test_the_order_looks_shuffled() -> None:
     count = 4096
-    windows = Order(count, 3).windows(np.arange(count)).astype(float)
+    windows = ShuffleOrder(count, 3).permute(np.arange(count)).astype(float)
     # The correlation of neighbours in a random order is 0 +- 1/sqrt(n) = 0.016; five times that is never chance.
     assert abs(np.corrcoef(windows[:-1], windows[1:])[0, 1]) < 5 / np.sqrt(count)
     assert abs(np.corrcoef(windows, np.arange(count))[0, 1]) < 5 / np.sqrt(count)
@@ -60,7 +60,7 @@ def test_the_order_looks_shuffled() -> None:
 def token_set(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> TokenSet:
     """Documents of 1 to 40 tokens, counted up from 16, in several shards."""
     folder = tmp_path_factory.mktemp("set")
-    with Writer(str(folder), tokenizer, shard_tokens=150) as writer:
+    with TokenSetWriter(str(folder), tokenizer, shard_tokens=150) as writer:
         for i in range(40):
             writer.add("train", [16 + (i + k) % 200 for k in range(1 + i)])
         writer.add("heldout", [20, 21])
@@ -75,11 +75,11 @@ def flat(token_set: TokenSet) -> list[np.ndarray]:
 @pytest.mark.parametrize("sequence", [1, 7, 16, 149])
 def test_each_token_is_predicted_once_and_rows_never_cross_shards(token_set: TokenSet, sequence: int) -> None:
     assert len(token_set.shards) > 3
-    layout = Concat(token_set, sequence + 1)
-    assert layout.num_rows == token_set.windows(sequence)
+    layout = ConcatLayout(token_set, sequence + 1)
+    assert layout.num_sequences == token_set.count_sequences(sequence)
     rows = [
-        np.concatenate([token_set.tokens[piece.shard][piece.start : piece.stop] for piece in layout.row(i)]).tolist()
-        for i in range(layout.num_rows)
+        np.concatenate([token_set.tokens[piece.shard][piece.start : piece.stop] for piece in layout.spans(i)]).tolist()
+        for i in range(layout.num_sequences)
     ]
     expected = []
     for shard in flat(token_set):
@@ -88,13 +88,13 @@ def test_each_token_is_predicted_once_and_rows_never_cross_shards(token_set: Tok
     assert rows == expected
     for index in (len(rows), -1):
         with pytest.raises(IndexError):
-            layout.row(index)
+            layout.spans(index)
 
 
 @pytest.mark.parametrize("sequence", [5, 16])
 def test_documents_of_a_row_begin_after_the_end_marks(token_set: TokenSet, tokenizer: Tokenizer, sequence: int) -> None:
-    loader = Loader(token_set, sequence=sequence, seed=1)
-    rows = loader.rows(0, loader.num_windows)
+    loader = TokenSetLoader(token_set, sequence=sequence, seed=1)
+    rows = loader.read_range(0, loader.num_sequences)
     for row, starts in zip(rows.tokens, rows.starts, strict=True):
         assert list(starts) == (np.flatnonzero(row[:-1] == tokenizer.eot) + 1).tolist()
     numbers = document_numbers(rows)
@@ -128,44 +128,48 @@ def test_the_stream_does_not_depend_on_ranks_micro_batches_or_restarts(
     token_set: TokenSet, seed: int, ranks: int, micro: int, resume: int
 ) -> None:
     batch, steps = 12, 8
-    whole = Loader(token_set, sequence=16, seed=seed).rows(0, batch * steps).tokens
+    whole = TokenSetLoader(token_set, sequence=16, seed=seed).read_range(0, batch * steps).tokens
     got: list[np.ndarray] = []
     for first, last in ((0, resume), (resume, steps)):
-        loader = Loader(token_set, sequence=16, seed=seed)  # a restart: nothing is remembered
+        loader = TokenSetLoader(token_set, sequence=16, seed=seed)  # a restart: nothing is remembered
         for step in range(first, last):
             share = batch // ranks
             for rank in range(ranks):
                 begin = step * batch + rank * share
-                got += [loader.rows(begin + at, min(micro, share - at)).tokens for at in range(0, share, micro)]
+                got += [loader.read_range(begin + at, min(micro, share - at)).tokens for at in range(0, share, micro)]
     assert np.array_equal(np.concatenate(got), whole)
 
 
 def test_rows_are_windows_and_an_epoch_shows_each_once(token_set: TokenSet) -> None:
-    loader = Loader(token_set, sequence=16, seed=5)
-    rows = loader.rows(0, 2 * loader.num_windows)
-    layout = Concat(token_set, 17)
-    shown = [loader.window_of(i) for i in range(2 * loader.num_windows)]
+    loader = TokenSetLoader(token_set, sequence=16, seed=5)
+    rows = loader.read_range(0, 2 * loader.num_sequences)
+    layout = ConcatLayout(token_set, 17)
+    shown = [loader.layout_index(i) for i in range(2 * loader.num_sequences)]
     for row, window in zip(rows.tokens, shown, strict=True):
-        pieces = layout.row(window)
+        pieces = layout.spans(window)
         whole = token_set.tokens[pieces[0].shard][pieces[0].start : pieces[-1].stop]
         assert row.tolist() == whole.tolist()
-    assert sorted(shown[: loader.num_windows]) == sorted(shown[loader.num_windows :]) == list(range(loader.num_windows))
+    assert (
+        sorted(shown[: loader.num_sequences])
+        == sorted(shown[loader.num_sequences :])
+        == list(range(loader.num_sequences))
+    )
 
 
 def test_a_split_shorter_than_a_sequence_is_refused(token_set: TokenSet) -> None:
     heldout = TokenSet.open(token_set.url, "heldout")
-    assert heldout.windows(16) == 0
+    assert heldout.count_sequences(16) == 0
     with pytest.raises(UserError, match="shorter sequence"):
-        Loader(heldout, sequence=16, seed=0)
+        TokenSetLoader(heldout, sequence=16, seed=0)
     with pytest.raises(UserError, match="choose one of: train, heldout"):
         TokenSet.open(token_set.url, "test")
 
 
 def test_an_empty_split_opens(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with Writer(str(tmp_path), tokenizer) as writer:
+    with TokenSetWriter(str(tmp_path), tokenizer) as writer:
         writer.add("train", [17, 18])
         writer.commit({})
-    assert TokenSet.open(tmp_path, "heldout").windows(4) == 0
+    assert TokenSet.open(tmp_path, "heldout").count_sequences(4) == 0
 
 
 GOLDEN_ORDER = [8, 9, 5, 3, 6, 1, 7, 0, 4, 2, 8, 4, 6, 3, 0, 7, 9, 5, 2, 1]

@@ -9,9 +9,9 @@ import pytest
 
 from lakh.errors import CorruptShard, PeerLost
 from lakh.spec import Data
-from lakh.tokens import remote
-from lakh.tokens.loader import Stream, TokenSet
-from lakh.tokens.packing import pack
+from lakh.tokens.dataset import remote
+from lakh.tokens.dataset.packing import pack
+from lakh.tokens.loading.stream import TokenSet, TokenStream
 from lakh.tokens.tokenizer import Tokenizer
 
 
@@ -57,15 +57,15 @@ def test_packing_to_and_reading_from_s3_gives_the_stream_of_the_disk(
     made = pack(corpus, tokenizer, "s3://bucket/tokens", heldout_fraction=0.1, shard_tokens=2000)
     assert made.manifest["fingerprint"] == TokenSet.open(local, "train").fingerprint
     assert pack(corpus, tokenizer, "s3://bucket/tokens", heldout_fraction=0.1, shard_tokens=2000).reused
-    monkeypatch.setattr(remote, "PIECE_BYTES", 1024)  # several pieces in each shard, and rows across their edges
-    want = Stream.open(data_of(str(local), ""), 3)
-    count = want.num_rows
-    first = Stream.open(data_of("s3://bucket/tokens", tmp_path), 3)
-    assert np.array_equal(first.rows(0, count).tokens, want.rows(0, count).tokens)
+    monkeypatch.setattr(remote, "BLOCK_BYTES", 1024)  # several pieces in each shard, and rows across their edges
+    want = TokenStream.open(data_of(str(local), ""), 3)
+    count = want.num_sequences
+    first = TokenStream.open(data_of("s3://bucket/tokens", tmp_path), 3)
+    assert np.array_equal(first.read_range(0, count).tokens, want.read_range(0, count).tokens)
     assert sum(array.fetched_bytes for array in first.sources[0].tokens) > 0
     # Another process finds the pieces on the disk and asks the store for nothing but the manifest.
-    again = Stream.open(data_of("s3://bucket/tokens", tmp_path), 3)
-    assert np.array_equal(again.rows(0, count).tokens, want.rows(0, count).tokens)
+    again = TokenStream.open(data_of("s3://bucket/tokens", tmp_path), 3)
+    assert np.array_equal(again.read_range(0, count).tokens, want.read_range(0, count).tokens)
     assert sum(array.fetched_bytes for array in again.sources[0].tokens) == 0
     assert TokenSet.open("s3://bucket/tokens", "train").verify() == 2 * len(first.sources[0].shards)
 
@@ -74,7 +74,7 @@ def test_a_missing_or_short_object_is_damage(s3, local: Path, tmp_path: Path) ->
     s3.put(str(local), "bucket/hurt", recursive=True)
     s3.pipe_file("bucket/hurt/train/tokens-00001.bin", b"short")
     s3.rm("bucket/hurt/train/tokens-00002.bin")
-    stream = Stream.open(data_of("s3://bucket/hurt", tmp_path), 3)
+    stream = TokenStream.open(data_of("s3://bucket/hurt", tmp_path), 3)
     for shard, words in ((1, "its manifest says"), (2, "is missing")):
         with pytest.raises(CorruptShard, match=words):
             stream.sources[0].tokens[shard][0:5]
@@ -98,7 +98,7 @@ def test_a_store_that_fails_is_asked_again_and_then_given_up(
         return real(url)
 
     monkeypatch.setattr("lakh.storage.RETRY_FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr("lakh.tokens.remote.storage.open_read", failing)
+    monkeypatch.setattr("lakh.tokens.dataset.remote.storage.open_read", failing)
     whole = np.fromfile(local / "train" / "tokens-00000.bin", "<u2")
     assert np.array_equal(array[:], whole)
     failures[0] = 10**6

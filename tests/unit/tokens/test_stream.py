@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.spec import Data, Source
-from lakh.tokens.digest import StreamDigest, digest_rows
-from lakh.tokens.fim import room_for
-from lakh.tokens.layout import BestFit, fit
-from lakh.tokens.loader import Loader, Stream, TokenSet
-from lakh.tokens.mixture import BLOCK, Mixture, counts_of
-from lakh.tokens.packing import pack
-from lakh.tokens.skips import Skips
+from lakh.tokens.dataset.layout import BestFitLayout, best_fit
+from lakh.tokens.dataset.mixture import BLOCK, Mixture, counts_of
+from lakh.tokens.dataset.packing import pack
+from lakh.tokens.loading.digest import StreamDigest, digest_sequences
+from lakh.tokens.loading.fim import reserved_tokens
+from lakh.tokens.loading.skips import SkipRanges
+from lakh.tokens.loading.stream import TokenSet, TokenSetLoader, TokenStream
 from lakh.tokens.tokenizer import Tokenizer
 
 SEQUENCE = 48
@@ -63,32 +63,32 @@ def test_no_ranks_micro_batches_or_restarts_change_the_stream(
     ranges = tuple((first, first + size) for first, size in skip)
     data = data_of(packed, other if mixed else None, packing=packing, fim_rate=fim, skip=ranges)
     batch, steps = data.batch, 6
-    whole = Stream.open(data, seed).rows(0, batch * steps)
-    want = digest_rows(0, whole.tokens, whole.lengths)
+    whole = TokenStream.open(data, seed).read_range(0, batch * steps)
+    want = digest_sequences(0, whole.tokens, whole.lengths)
     got, tokens = StreamDigest(), []
     for first, last in ((0, resume), (resume, steps)):
-        stream = Stream.open(data, seed)  # a restart: nothing is remembered
+        stream = TokenStream.open(data, seed)  # a restart: nothing is remembered
         for step in range(first, last):
             share = batch // ranks
             for rank in reversed(range(ranks)):  # who comes first does not matter to the hash
                 begin = step * batch + rank * share
                 for at in range(0, share, micro):
-                    rows = stream.rows(begin + at, min(micro, share - at))
-                    got += digest_rows(begin + at, rows.tokens, rows.lengths)
+                    rows = stream.read_range(begin + at, min(micro, share - at))
+                    got += digest_sequences(begin + at, rows.tokens, rows.lengths)
                     tokens.append((begin + at, rows.tokens))
     assert got == want
     assert np.array_equal(np.concatenate([part for _, part in sorted(tokens, key=lambda item: item[0])]), whole.tokens)
 
 
 def test_the_hash_sees_a_token_a_swap_and_a_repeat(packed: Path) -> None:
-    rows = Stream.open(data_of(packed), 1).rows(0, 6)
-    good = digest_rows(0, rows.tokens, rows.lengths)
+    rows = TokenStream.open(data_of(packed), 1).read_range(0, 6)
+    good = digest_sequences(0, rows.tokens, rows.lengths)
     changed = rows.tokens.copy()
     changed[3, 7] += 1
     swapped = rows.tokens[[0, 2, 1, 3, 4, 5]]
     for tokens in (changed, swapped):
-        assert digest_rows(0, tokens, rows.lengths).sha256 != good.sha256
-    assert (good + digest_rows(0, rows.tokens[:1], rows.lengths[:1])).sha256 != good.sha256
+        assert digest_sequences(0, tokens, rows.lengths).sha256 != good.sha256
+    assert (good + digest_sequences(0, rows.tokens[:1], rows.lengths[:1])).sha256 != good.sha256
     assert StreamDigest.from_bytes(good.to_bytes()) == good
 
 
@@ -97,7 +97,7 @@ def test_the_hash_sees_a_token_a_swap_and_a_repeat(packed: Path) -> None:
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=200), st.integers(30, 64))
 def test_best_fit_overfills_no_row_and_wastes_little(lengths: list[int], capacity: int) -> None:
-    rows = fit(lengths, capacity)
+    rows = best_fit(lengths, capacity)
     fill = np.bincount(rows, weights=lengths)
     assert fill.max() <= capacity
     assert (fill > 0).all()  # rows are numbered without gaps
@@ -110,10 +110,10 @@ def test_best_fit_loses_no_token_and_cuts_only_what_is_too_long(
     packed: Path, tokenizer: Tokenizer, capacity: int
 ) -> None:
     tokens = TokenSet.open(packed, "train")
-    layout = BestFit(tokens, capacity)
+    layout = BestFitLayout(tokens, capacity)
     covered = [np.zeros(len(shard), int) for shard in tokens.tokens]
-    for index in range(layout.num_rows):
-        pieces = layout.row(index)
+    for index in range(layout.num_sequences):
+        pieces = layout.spans(index)
         assert sum(piece.stop - piece.start for piece in pieces) <= capacity
         for piece in pieces:
             covered[piece.shard][piece.start : piece.stop] += 1
@@ -131,7 +131,7 @@ def test_best_fit_loses_no_token_and_cuts_only_what_is_too_long(
 
 
 def test_padding_does_not_count_and_is_a_document_of_its_own(packed: Path) -> None:
-    rows = Stream.open(data_of(packed, packing="best-fit"), 1).rows(0, 40)
+    rows = TokenStream.open(data_of(packed, packing="best-fit"), 1).read_range(0, 40)
     short = rows.lengths < SEQUENCE + 1
     assert short.any()
     for length, starts in zip(rows.lengths[short].tolist(), np.array(rows.starts, object)[short], strict=True):
@@ -159,7 +159,7 @@ def test_a_weight_too_small_to_ever_be_seen_is_refused() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=5), st.integers(0, 60))
 def test_skips_leave_out_exactly_what_they_say(spans: list[tuple[int, int]], position: int) -> None:
-    skips = Skips((first, first + size) for first, size in spans)
+    skips = SkipRanges((first, first + size) for first, size in spans)
     hidden = {index for first, size in spans for index in range(first, first + size)}
     shown = [index for index in range(400) if index not in hidden]
     assert skips.index_of(position) == shown[position]
@@ -169,12 +169,12 @@ def test_skips_leave_out_exactly_what_they_say(spans: list[tuple[int, int]], pos
 
 
 def test_sources_of_two_tokenizers_are_refused(corpus: Path, packed: Path, tmp_path: Path) -> None:
-    from lakh.tokens.learn import train
+    from lakh.tokens.tokenizer.training import train
 
     train(corpus, tmp_path / "words", vocab=300)
     pack(corpus, tmp_path / "words", tmp_path / "set", heldout_fraction=0.1)
-    with pytest.raises(UserError, match="another tokenizer"):
-        Stream.open(data_of(packed, tmp_path / "set"), 1)
+    with pytest.raises(UserError, match="different tokenizers"):
+        TokenStream.open(data_of(packed, tmp_path / "set"), 1)
 
 
 # --- fill in the middle --------------------------------------------------------------------------
@@ -197,12 +197,12 @@ def test_turned_documents_hold_the_same_text_and_rows_never_overflow(
     packed: Path, tokenizer: Tokenizer, packing: str
 ) -> None:
     tokens = TokenSet.open(packed, "train")
-    turned = Loader(tokens, sequence=128, seed=5, packing=packing, fim_rate=0.7)
-    rows, layout = turned.rows(0, turned.num_windows), turned._layout
+    turned = TokenSetLoader(tokens, sequence=128, seed=5, packing=packing, fim_rate=0.7)
+    rows, layout = turned.read_range(0, turned.num_sequences), turned._layout
     marked = forms = 0
-    for index in range(turned.num_windows):
+    for index in range(turned.num_sequences):
         edges = [0, *rows.starts[index], int(rows.lengths[index])]
-        pieces = layout.row(turned.window_of(index))
+        pieces = layout.spans(turned.layout_index(index))
         for piece, (a, b) in zip(pieces, itertools.pairwise(edges), strict=False):
             found = rows.tokens[index, a:b].tolist()
             raw = tokens.tokens[piece.shard][piece.start : piece.stop].tolist()
@@ -216,20 +216,20 @@ def test_turned_documents_hold_the_same_text_and_rows_never_overflow(
 
 def test_an_epoch_cuts_elsewhere_and_a_seed_decides(packed: Path) -> None:
     tokens = TokenSet.open(packed, "train")
-    loaders = [Loader(tokens, sequence=128, seed=seed, fim_rate=1.0) for seed in (5, 5, 6)]
-    count = loaders[0].num_windows
-    first, again, other = (loader.rows(0, count).tokens for loader in loaders)
+    loaders = [TokenSetLoader(tokens, sequence=128, seed=seed, fim_rate=1.0) for seed in (5, 5, 6)]
+    count = loaders[0].num_sequences
+    first, again, other = (loader.read_range(0, count).tokens for loader in loaders)
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
-    by_window = {loaders[0].window_of(i): row for i, row in enumerate(first)}
-    later = loaders[0].rows(count, count).tokens
-    same = sum(np.array_equal(row, by_window[loaders[0].window_of(count + i)]) for i, row in enumerate(later))
+    by_window = {loaders[0].layout_index(i): row for i, row in enumerate(first)}
+    later = loaders[0].read_range(count, count).tokens
+    same = sum(np.array_equal(row, by_window[loaders[0].layout_index(count + i)]) for i, row in enumerate(later))
     assert same < count / 2
 
 
 def test_room_is_kept_only_where_it_is_used() -> None:
-    assert room_for(4096, 0.0) == 0
-    assert room_for(4096, 0.5) == 64
+    assert reserved_tokens(4096, 0.0) == 0
+    assert reserved_tokens(4096, 0.5) == 64
 
 
 # --- repositories --------------------------------------------------------------------------------
@@ -254,8 +254,10 @@ def test_files_of_a_repository_are_turned_one_by_one_with_their_path_in_the_pref
     corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     pack(corpus, tokenizer, tmp_path, heldout_fraction=0, order="repository")
-    loader = Loader(TokenSet.open(tmp_path, "train"), sequence=512, seed=1, fim_rate=1.0, fim_spm=0.0)
-    texts = [tokenizer.decode(row.tolist(), show_special=True) for row in loader.rows(0, loader.num_windows).tokens]
+    loader = TokenSetLoader(TokenSet.open(tmp_path, "train"), sequence=512, seed=1, fim_rate=1.0, fim_spm=0.0)
+    texts = [
+        tokenizer.decode(row.tolist(), show_special=True) for row in loader.read_range(0, loader.num_sequences).tokens
+    ]
     turned = [part for text in texts for part in text.split("<|file_sep|>")[1:-1] if "<|fim_prefix|>" in part]
     assert turned
     for part in turned:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lakh.corpus import build, read_documents
 from lakh.errors import DataError, UserError
-from lakh.tokens.learn import train
 from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer, threads
+from lakh.tokens.tokenizer.training import train
 
 SPECIAL_LOOKING = st.lists(st.sampled_from(["a", " ", "\n", "1", "é", *SPECIAL_TOKENS])).map("".join)
 TEXTS = st.one_of(st.text(max_size=200), SPECIAL_LOOKING)
@@ -94,7 +94,7 @@ def test_loading_says_what_is_wrong(tokenizer_folder: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match="lakh tokens train"):
         Tokenizer.load(tmp_path / "nowhere")
     (tmp_path / "tokenizer.json").write_text("{ not json")
-    with pytest.raises(DataError, match="is no tokenizer"):
+    with pytest.raises(DataError, match="is not a tokenizer"):
         Tokenizer.load(tmp_path)
     other = json.loads((tokenizer_folder / "tokenizer.json").read_text())
     other["added_tokens"] = []

@@ -6,7 +6,7 @@ from typing import Any
 
 from lakh.cli.main import COMMANDS
 from lakh.cli.tokens import SAMPLE_BYTES, tokens
-from lakh.tokens import learn
+from lakh.tokens.tokenizer import training
 
 
 def test_train_and_pack_from_the_command_line(
@@ -57,4 +57,4 @@ def test_the_help_is_the_one_in_the_table() -> None:
 
 
 def test_the_command_knows_how_much_is_sampled() -> None:
-    assert learn.SAMPLE_BYTES == SAMPLE_BYTES
+    assert training.SAMPLE_BYTES == SAMPLE_BYTES

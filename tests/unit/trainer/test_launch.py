@@ -2,8 +2,8 @@
 
 import pytest
 
-from lakh.spec import Mesh, Run, Training
-from lakh.trainer.launch import can_lose_ranks, judge
+from lakh.spec import Mesh, Training
+from lakh.trainer.launch.launcher import can_continue_without_ranks, decide
 
 CASES = [
     ((None, None), "wait", 0),
@@ -20,22 +20,22 @@ CASES = [
 
 @pytest.mark.parametrize(("codes", "action", "rank"), CASES)
 def test_the_cause_is_found_and_judged(codes: tuple[int | None, ...], action: str, rank: int) -> None:
-    verdict = judge(codes, stopping=False, restarts_left=1)
-    assert (verdict.action, verdict.rank) == (action, rank)
+    decision = decide(codes, stopping=False, restarts_left=1)
+    assert (decision.action, decision.rank) == (action, rank)
     if action in ("restart", "fail"):
-        assert f"rank {rank} " in verdict.reason
+        assert f"rank {rank} " in decision.reason
 
 
 def test_without_restarts_left_a_death_is_the_end() -> None:
-    verdict = judge((75, -9), stopping=False, restarts_left=0)
-    assert verdict.action == "fail"
-    assert "SIGKILL and no restarts are left" in verdict.reason
+    decision = decide((75, -9), stopping=False, restarts_left=0)
+    assert decision.action == "fail"
+    assert "SIGKILL and no restarts are left" in decision.reason
 
 
 def test_a_run_that_was_asked_to_stop_is_waited_for() -> None:
-    assert judge((75, None), stopping=True, restarts_left=3).action == "wait"
-    assert judge((75, 75), stopping=True, restarts_left=3).action == "stopped"
-    assert judge((0, 0), stopping=True, restarts_left=3).action == "done"
+    assert decide((75, None), stopping=True, restarts_left=3).action == "wait"
+    assert decide((75, 75), stopping=True, restarts_left=3).action == "stopped"
+    assert decide((0, 0), stopping=True, restarts_left=3).action == "done"
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_a_run_that_was_asked_to_stop_is_waited_for() -> None:
     ],
 )
 def test_where_ranks_may_be_lost_the_others_are_waited_for(codes, action: str, rank: int) -> None:
-    verdict = judge(codes, stopping=False, restarts_left=1, may_lose=True)
-    assert (verdict.action, verdict.rank) == (action, rank)
+    decision = decide(codes, stopping=False, restarts_left=1, elastic=True)
+    assert (decision.action, decision.rank) == (action, rank)
 
 
 def test_only_whole_copies_over_c3_may_be_lost() -> None:
     def asked(ranks: int, backend: str = "c3", **mesh: int) -> tuple[bool, str]:
-        return can_lose_ranks(Run(name="x", mesh=Mesh(**mesh), train=Training(backend=backend)), ranks)
+        return can_continue_without_ranks(Training(backend=backend), Mesh(**mesh), ranks)
 
     assert asked(2, dp_replicate=2)[0]
     assert "gloo" in asked(2, "gloo", dp_replicate=2)[1]

@@ -15,9 +15,8 @@ from lakh import checkpoint, events
 from lakh.checkpoint.tensor_file import write_tensors
 from lakh.errors import DiskFull, InfeasiblePlan, UserError
 from lakh.spec import Checkpoints, Data, Model, Optimizer, Run, Training, load_run
-from lakh.tokens.digest import StreamDigest, digest_rows
-from lakh.tokens.loader import Stream
-from lakh.trainer import loop
+from lakh.tokens.loading.digest import StreamDigest, digest_sequences
+from lakh.tokens.loading.stream import TokenStream
 from lakh.trainer.loop import train
 from lakh.workloads.code.data import Batches
 
@@ -59,7 +58,7 @@ class Spoilt(Batches):
 def test_a_batch_that_gives_nan_is_left_out_with_an_event(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "Batches", Spoilt)
+    monkeypatch.setattr("lakh.trainer.data.Batches", Spoilt)
     monkeypatch.setattr(Spoilt, "weight", float("nan"))
     outcome = train(run, tmp_path / "run")
     told = events.read(tmp_path / "run")
@@ -72,7 +71,7 @@ def test_a_batch_that_gives_nan_is_left_out_with_an_event(
 def test_a_gradient_that_is_too_large_is_left_out_when_asked(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "Batches", Spoilt)
+    monkeypatch.setattr("lakh.trainer.data.Batches", Spoilt)
     monkeypatch.setattr(Spoilt, "weight", 1.0)  # a sum instead of a mean: 32 times as large
     train(changed(run, on_spike="skip"), tmp_path / "run")
     skipped = [e for e in events.read(tmp_path / "run") if isinstance(e, events.StepSkipped)]
@@ -85,7 +84,7 @@ def test_a_gradient_that_is_too_large_is_left_out_when_asked(
 def test_a_spike_rewinds_to_the_checkpoint_and_never_reads_that_batch_again(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "Batches", Spoilt)
+    monkeypatch.setattr("lakh.trainer.data.Batches", Spoilt)
     run_dir = tmp_path / "run"
     outcome = train(changed(run, on_spike="rewind"), run_dir)
     told = events.read(run_dir)
@@ -100,17 +99,17 @@ def test_a_spike_rewinds_to_the_checkpoint_and_never_reads_that_batch_again(
     assert outcome.goodput["classes_s"]["lost"] > 0
     # The hash is that of the stream without the skipped sequences, as if they had never been there.
     expected = StreamDigest()
-    stream = Stream.open(load_run(run_dir).data, run.seed)
+    stream = TokenStream.open(load_run(run_dir).data, run.seed)
     for step in range(30):
-        rows = stream.rows(4 * step, 4)
-        expected += digest_rows(4 * step, rows.tokens, rows.lengths)
+        rows = stream.read_range(4 * step, 4)
+        expected += digest_sequences(4 * step, rows.tokens, rows.lengths)
     assert outcome.stream_sha256 == expected.sha256
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_back_to(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "Batches", Spoilt)
+    monkeypatch.setattr("lakh.trainer.data.Batches", Spoilt)
     run = dataclasses.replace(changed(run, on_spike="rewind"), checkpoint=Checkpoints(every=0))
     assert train(run, tmp_path / "run").step == 30
     (event,) = [e for e in events.read(tmp_path / "run") if isinstance(e, events.RewindRefused)]
@@ -130,7 +129,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(run: Run, tmp_path: Path, mon
         assert far_on.wait(60)  # the disk of step 10 is not done before step 16 has begun
         return write_tensors(url, tensors)
 
-    monkeypatch.setattr(loop, "Batches", Watched)
+    monkeypatch.setattr("lakh.trainer.data.Batches", Watched)
     monkeypatch.setattr("lakh.checkpoint.saving.write_tensors", slow)
     behind = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, background="on"))
     outcome = train(behind, tmp_path / "run")
@@ -157,8 +156,8 @@ def test_where_a_copy_finds_no_room_the_run_waits_for_its_checkpoints_and_says_s
     monkeypatch.setattr(checkpoint.HostCopies, "take", None)  # nothing is copied
     train(changed(run, steps=20), tmp_path / "run")
     told = events.read(tmp_path / "run")
-    (chosen,) = (event for event in told if isinstance(event, events.Chosen) and event.what == "checkpoints")
-    assert chosen.choice == "waited for"
+    (chosen,) = (event for event in told if isinstance(event, events.AutoChoice) and event.what == "checkpoints")
+    assert chosen.choice == "blocking"
     assert "more than 60%" in chosen.reason
     kinds = [(type(event), event.step) for event in told]
     assert kinds.index((events.CheckpointSaved, 10)) < kinds.index((events.StepDone, 11))
@@ -171,7 +170,7 @@ def test_hooks_are_called_after_each_evaluation(run: Run, tmp_path: Path, monkey
     monkeypatch.syspath_prepend(str(tmp_path))
     run = changed(run, steps=6, eval_every=3, hooks=("my_hooks:weights",))
     train(run, tmp_path / "run")
-    told = [e for e in events.read(tmp_path / "run") if isinstance(e, events.Measured)]
+    told = [e for e in events.read(tmp_path / "run") if isinstance(e, events.HookMetrics)]
     assert [event.step for event in told] == [0, 3, 6]
     assert told[0].values == {"count": run.model.parameters}
     with pytest.raises(UserError, match="my_hooks:nothing"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lakh.errors import InfeasiblePlan, UserError
 from lakh.spec import Data, Model, Run
-from lakh.trainer.micro_batch import Tried, choose, find_micro_batch, try_one
+from lakh.trainer.tuning.micro_batch import MicroBatchTrial, choose, find_micro_batch, try_one
 
 SIZES = [1, 2, 4, 8, 16, 32, 64]
 RUN = Run(
@@ -24,9 +24,9 @@ RUN = Run(
 def test_the_largest_that_fits_is_found_in_few_tries(fixed: int, each: int, limit: int) -> None:
     asked: list[int] = []
 
-    def attempt(size: int) -> Tried:
+    def attempt(size: int) -> MicroBatchTrial:
         asked.append(size)
-        return Tried(size, fixed + each * size, tok_per_s=100.0 * size)
+        return MicroBatchTrial(size, fixed + each * size, tok_per_s=100.0 * size)
 
     fitting = [size for size in SIZES if fixed + each * size <= limit]
     if not fitting:
@@ -40,13 +40,13 @@ def test_the_largest_that_fits_is_found_in_few_tries(fixed: int, each: int, limi
 
 
 def test_memory_that_grows_faster_than_it_seemed_ends_at_what_fits() -> None:
-    chosen = choose(SIZES, lambda size: Tried(size, size**2 if size <= 16 else None, 100.0 * size), 200)
+    chosen = choose(SIZES, lambda size: MicroBatchTrial(size, size**2 if size <= 16 else None, 100.0 * size), 200)
     assert chosen.micro_batch == 8  # 16 and more do not fit into 200
 
 
 def test_memory_that_grows_slower_than_it_seemed_is_followed_to_the_largest() -> None:
     """A piece of logits grows with small micro-batches and then no more."""
-    chosen = choose(SIZES, lambda size: Tried(size, 10 * min(size, 4) + size, 100.0 * size), 110)
+    chosen = choose(SIZES, lambda size: MicroBatchTrial(size, 10 * min(size, 4) + size, 100.0 * size), 110)
     assert chosen.micro_batch == 64
     assert [tried.micro_batch for tried in chosen.tried] == [1, 2, 8, 16, 32, 64]
 
@@ -59,22 +59,24 @@ def test_a_try_that_ran_out_of_memory_is_an_answer_and_other_errors_are_not(monk
         return measure
 
     for words in ("CUDA error: out of memory", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"):
-        monkeypatch.setattr("lakh.trainer.micro_batch._measure", fails(words))
-        assert try_one(RUN, 2, torch.device("cpu")) == Tried(2, None)
-    monkeypatch.setattr("lakh.trainer.micro_batch._measure", fails("shapes differ"))
+        monkeypatch.setattr("lakh.trainer.tuning.micro_batch._measure", fails(words))
+        assert try_one(RUN, 2, torch.device("cpu")) == MicroBatchTrial(2, None)
+    monkeypatch.setattr("lakh.trainer.tuning.micro_batch._measure", fails("shapes differ"))
     with pytest.raises(RuntimeError, match="shapes differ"):
         try_one(RUN, 2, torch.device("cpu"))
 
 
 def test_a_larger_one_that_is_no_faster_is_left() -> None:
-    chosen = choose(SIZES, lambda size: Tried(size, size, 1000.0 + size / 100), 50)
+    chosen = choose(SIZES, lambda size: MicroBatchTrial(size, size, 1000.0 + size / 100), 50)
     assert chosen.micro_batch == 16
     assert chosen.reason == "32 fits too, and changes tokens/s by +0.0 % only"
 
 
 def test_one_that_fills_its_waves_is_tried_though_it_is_not_next_to_the_largest() -> None:
     sizes, speed = list(range(1, 31)), {17: 1040.0, 19: 1000.0, 20: 1000.0}
-    chosen = choose(sizes, lambda size: Tried(size, size, speed.get(size, 900.0)), 20, lambda size: float(size == 17))
+    chosen = choose(
+        sizes, lambda size: MicroBatchTrial(size, size, speed.get(size, 900.0)), 20, lambda size: float(size == 17)
+    )
     assert chosen.micro_batch == 17
     assert chosen.reason == "20 fits too, and changes tokens/s by -3.8 %"
     assert [tried.micro_batch for tried in chosen.tried] == [1, 2, 17, 19, 20]

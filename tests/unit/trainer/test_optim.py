@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.spec import Model, Optimizer
-from lakh.trainer.muon import orthogonalise
-from lakh.trainer.optim import build_optimizer, learning_rate, named_state
+from lakh.trainer.optim.muon import orthogonalise
+from lakh.trainer.optim.optimizer import build_optimizer, named_state
+from lakh.trainer.optim.schedule import learning_rate
 from lakh.workloads.code.model import CodeModel, init_weights
 
 

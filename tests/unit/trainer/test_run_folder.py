@@ -12,34 +12,34 @@ import pytest
 
 from lakh.errors import PeerTimeout, UserError
 from lakh.spec import Data, Run, Source, load_run
-from lakh.trainer.run_folder import holding, record, require_run, with_absolute_paths
+from lakh.trainer.run_folder import lock_run_folder, require_run, with_absolute_paths, write_settings
 
 
 def test_a_second_run_in_a_folder_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
     with (
-        holding(tmp_path / "run"),
-        pytest.raises(PeerTimeout, match=f"process {os.getpid()} on .* is at work in it"),
-        holding(tmp_path / "run", timeout_s=0),
+        lock_run_folder(tmp_path / "run"),
+        pytest.raises(PeerTimeout, match=f"process {os.getpid()} on .* is using it"),
+        lock_run_folder(tmp_path / "run", timeout_s=0),
     ):
         pass
-    with holding(tmp_path / "run", timeout_s=0):
+    with lock_run_folder(tmp_path / "run", timeout_s=0):
         pass  # free again
 
 
 def test_ranks_keep_the_folder_when_their_launcher_has_gone(tmp_path: Path) -> None:
-    with holding(tmp_path) as lock:
+    with lock_run_folder(tmp_path) as lock:
         rank = subprocess.Popen(
             [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, pass_fds=[lock]
         )
-    with pytest.raises(PeerTimeout), holding(tmp_path, timeout_s=0):
+    with pytest.raises(PeerTimeout), lock_run_folder(tmp_path, timeout_s=0):
         pass
     rank.communicate(b"", timeout=60)
-    with holding(tmp_path, timeout_s=0):
+    with lock_run_folder(tmp_path, timeout_s=0):
         pass
 
 
 def test_only_folders_of_this_machine_are_taken(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a local path"), holding("s3://bucket/run"):
+    with pytest.raises(UserError, match="is not a local path"), lock_run_folder("s3://bucket/run"):
         pass
     for path, words in (
         ("s3://bucket/run", "not a local path"),
@@ -48,19 +48,19 @@ def test_only_folders_of_this_machine_are_taken(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             require_run(path)
-    record(Run(name="x"), tmp_path)
+    write_settings(Run(name="x"), tmp_path)
     require_run(tmp_path)
     (tmp_path / "lock").mkdir()
-    with pytest.raises(UserError, match="lock: is a directory"), holding(tmp_path):
+    with pytest.raises(UserError, match="lock: is a directory"), lock_run_folder(tmp_path):
         pass
 
 
 def test_settings_are_written_where_they_changed(tmp_path: Path) -> None:
-    record(Run(name="x"), tmp_path)
+    write_settings(Run(name="x"), tmp_path)
     written = (tmp_path / "run.toml").stat().st_ino
-    record(Run(name="x"), tmp_path)
+    write_settings(Run(name="x"), tmp_path)
     assert (tmp_path / "run.toml").stat().st_ino == written
-    record(Run(name="x", seed=2), tmp_path)
+    write_settings(Run(name="x", seed=2), tmp_path)
     assert load_run(tmp_path).seed == 2
 
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import struct
+import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from lakh.errors import UserError
-from lakh.events import Evaluated, Log, Resources, StepDone, StepSkipped, Traffic
+from lakh.errors import MissingExtra, UserError
+from lakh.events import Evaluated, EventLog, NetworkTraffic, Resources, StepDone, StepSkipped
 from lakh.spec import Training
-from lakh.trainer.sinks import showing
-from lakh.trainer.tensorboard import ScalarFile, masked_crc
+from lakh.trainer.observability.sinks import export_events
 
 
 def write_some(run_dir: Path, steps: int = 3) -> None:
-    with Log(run_dir) as log:
+    with EventLog(run_dir) as log:
         for step in range(1, steps + 1):
             log.write(
                 StepDone(
@@ -33,16 +32,17 @@ def write_some(run_dir: Path, steps: int = 3) -> None:
                 )
             )
         log.write(Resources(step=steps, memory_bytes=12345, data_ready=7, data_starved=1))
-        log.write(Traffic(step=1, sent_bytes={"node": 700, "rack": 200}))
+        log.write(NetworkTraffic(step=1, sent_bytes={"node": 700, "rack": 200}))
         log.write(StepSkipped(step=steps, reason="gradient norm nan is not finite"))
         log.write(Evaluated(step=steps, loss=2.5, sequences=4, seconds=1.0))
 
 
 def test_tensorboard_reads_what_we_write(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="pip install tensorboardX to run this")
     board = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="pip install tensorboard to run this"
     )
-    with showing(Training(sinks=("tensorboard",)), tmp_path, rank=0):
+    with export_events(Training(sinks=("tensorboard",)), tmp_path, rank=0):
         write_some(tmp_path)
     read = board.EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
@@ -51,29 +51,18 @@ def test_tensorboard_reads_what_we_write(tmp_path: Path) -> None:
     assert read.Scalars("memory/bytes")[0].value == 12345
 
 
-def test_a_record_is_framed_and_checked(tmp_path: Path) -> None:
-    assert masked_crc(b"") == 0xA282EAD8
-    # RFC 3720, B.4: the CRC-32C of 32 zero bytes is 0x8A9136AA; the mask rotates it right by 15 and adds a constant.
-    crc = 0x8A9136AA
-    assert masked_crc(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    file = ScalarFile(tmp_path)
-    file.add("a/b", 1.5, step=300, time_s=1.0)
-    file.close()
-    raw = next(tmp_path.iterdir()).read_bytes()
-    records = 0
-    while raw:
-        (length,) = struct.unpack_from("<Q", raw)
-        assert struct.unpack_from("<I", raw, 8)[0] == masked_crc(raw[:8])
-        body = raw[12 : 12 + length]
-        assert struct.unpack_from("<I", raw, 12 + length)[0] == masked_crc(body)
-        raw = raw[16 + length :]
-        records += 1
-    assert records == 2
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with (
+        pytest.raises(MissingExtra, match="needs the package tensorboardX"),
+        export_events(Training(sinks=("tensorboard",)), tmp_path, rank=0),
+    ):
+        pass
 
 
 def test_prometheus_scrapes_the_run(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="pip install prometheus_client to run this")
-    with showing(Training(sinks=("prometheus",), prometheus_port=0), tmp_path, rank=0):
+    with export_events(Training(sinks=("prometheus",), prometheus_port=0), tmp_path, rank=0):
         port = json.loads((tmp_path / "prometheus.json").read_text())["port"]
         write_some(tmp_path)
         page, deadline = "", time.monotonic() + 20
@@ -94,11 +83,11 @@ def test_prometheus_scrapes_the_run(tmp_path: Path) -> None:
         ):
             assert line in page
         taken = Training(sinks=("prometheus",), prometheus_port=port)
-        with pytest.raises(UserError, match="choose another"), showing(taken, tmp_path, rank=0):
+        with pytest.raises(UserError, match="choose another"), export_events(taken, tmp_path, rank=0):
             pass
 
 
 def test_other_ranks_and_runs_without_sinks_show_nothing(tmp_path: Path) -> None:
-    with showing(Training(sinks=("tensorboard",)), tmp_path, rank=1), showing(Training(), tmp_path, rank=0):
+    with export_events(Training(sinks=("tensorboard",)), tmp_path, rank=1), export_events(Training(), tmp_path, rank=0):
         pass
     assert not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lakh.errors import UserError
 from lakh.spec import Mesh, Training
 from lakh.spec.mesh import AXES, Axis
-from lakh.trainer.world import World, ranks_by_axis
+from lakh.trainer.launch.world import World, ranks_by_axis
 
 
 @given(st.permutations(AXES))

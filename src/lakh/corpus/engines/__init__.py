@@ -1,20 +1,20 @@
-"""Engines: who runs the steps of a build, and how rows travel between them.
+"""Engines: where the steps of a build run, and how rows move between them.
 
-A build is a chain of steps. A *step* is a plain function that an engine calls once per bucket with all rows of that
-bucket, and that yields (port, rows) pairs; each row says in its BUCKET column where it goes next:
+A *step* is a plain function that an engine calls once per bucket with all rows of that bucket, and that yields (port,
+rows) pairs; the BUCKET column of each row names its next bucket:
 
-    function(plan, bucket, given, trail) -> Iterator[(port, RecordBatch)]
+    function(plan, bucket, inputs, task) -> Iterator[(port, RecordBatch)]
 
-`given(port)` is the iterator of the bucket's rows from one of the step's inputs, in no particular order; `trail(n)`
-tells that n more bytes of input are done (trail.py). Texts do not travel: steps put them into files of the work
-folder, by split, so an exchange carries keys and verdicts only, on every engine.
+`inputs(port)` iterates over the bucket's rows of one input, in no particular order; `task` reports progress
+(task_progress.py). Texts do not move: steps write them to files of the work folder, by split, so an exchange carries
+only keys and dropped rows.
 
     local   processes of this machine, files in the work folder         engines/local.py
     beam    an Apache Beam pipeline; the exchange is GroupByKey         engines/beam.py
     spark   mapInArrow on a Spark cluster; the exchange is its shuffle  engines/spark.py
 
-A step may run twice (a lost worker, a speculative copy): it writes the same bytes under the same names, so it does not
-matter. A result depends on the rows, never on their order, on the number of workers or on the engine.
+A step may run twice (a lost worker, a speculative copy): it writes the same bytes under the same names. The result
+depends on the rows, never on their order, on the number of workers or on the engine.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from lakh.corpus.build_plan import CorpusBuildPlan
 from lakh.corpus.document import Progress
-from lakh.corpus.plan import Plan
-from lakh.corpus.trail import Trail
+from lakh.corpus.task_progress import TaskProgress
 from lakh.errors import UserError
 
 __all__ = [
@@ -33,64 +33,66 @@ __all__ = [
     "MEMBER_POLL_S",
     "MEMBER_TIMEOUT_S",
     "MEMORY_PER_WORKER_BYTES",
-    "Engine",
-    "Given",
-    "Rows",
-    "Step",
+    "CorpusEngine",
+    "PipelineStep",
+    "PortRows",
     "StepFunction",
+    "StepInputs",
+    "StepOutput",
     "open_engine",
 ]
 
-Given = Callable[[str], Iterator[Any]]
-StepFunction = Callable[[Plan, int, Given, Trail], Iterator[tuple[str, Any]]]
-Rows = Any
+StepInputs = Callable[[str], Iterator[Any]]
+StepOutput = Iterator[tuple[str, Any]]
+StepFunction = Callable[[CorpusBuildPlan, int, StepInputs, TaskProgress], StepOutput]
+PortRows = Any
 """An engine's own handle of the rows of one port."""
 
 ENGINES = ("local", "beam", "spark")
 MEMBER_TIMEOUT_S = 6 * 3600.0
-"""How long a member of an array waits for the others' part of a step."""
+"""How long a member of a job array waits for the others' part of a step."""
 MEMBER_POLL_S = 2.0
 MEMORY_PER_WORKER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Step:
-    """One function, once per bucket."""
+class PipelineStep:
+    """One function, called once per bucket."""
 
     name: str
     function: StepFunction
     """Importable by name: other processes and machines call it."""
     num_buckets: int
     ports: tuple[str, ...] = ()
-    says: str = ""
-    """What the progress bar calls it."""
+    activity: str = ""
+    """Label of the progress bar."""
     is_last: bool = False
-    """Nobody but the leading engine waits for the end of the last step."""
+    """Only the leading engine waits for the end of the last step."""
     total_bytes: int = 0
-    """What the ticks add up to; 0 where only finished buckets are counted."""
+    """Sum of the reported progress; 0 if only finished buckets count."""
 
 
-class Engine(Protocol):
+class CorpusEngine(Protocol):
     name: str
     leads: bool
-    """Is it ours to sum up and commit? Of an array of engines, one leads."""
+    """Whether this engine sums up and commits; one engine of a job array does."""
     peak_rss_bytes: int
-    """Largest resident set of a worker, 0 where the engine cannot know."""
+    """Largest resident set of a worker, 0 if unknown."""
     cpu_seconds: float
-    """CPU time of the workers, 0 where the engine cannot know."""
+    """CPU time of the workers, 0 if unknown."""
     tasks_run: int
     tasks_reused: int
 
-    def run(self, step: Step, inputs: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]:
-        """Call the step for every bucket; the result has one handle per port of the step."""
+    def run(self, step: PipelineStep, inputs: Mapping[str, Sequence[PortRows]]) -> dict[str, PortRows]:
+        """Call the step for every bucket; returns one handle per port of the step."""
         ...
 
-    def collect(self, rows: Rows) -> Iterator[Any]:
-        """The rows of a port whose content is small, here; ends the current chain (Beam runs its pipeline)."""
+    def collect(self, rows: PortRows) -> Iterator[Any]:
+        """Fetch the rows of a small port to this process; ends the current chain (Beam runs its pipeline)."""
         ...
 
-    def keep(self, *rows: Rows) -> None:
-        """These handles are used after the next `collect`; others are not."""
+    def keep(self, *rows: PortRows) -> None:
+        """Keep these handles usable after the next `collect`."""
         ...
 
     def close(self) -> None: ...
@@ -98,14 +100,14 @@ class Engine(Protocol):
 
 def open_engine(
     name: str,
-    plan: Plan,
+    plan: CorpusBuildPlan,
     *,
     workers: int = 0,
     memory_bytes: int = MEMORY_PER_WORKER_BYTES,
     member: tuple[int, int] = (0, 1),
     options: Sequence[str] = (),
     progress: Progress | None = None,
-) -> Engine:
+) -> CorpusEngine:
     """The engine of that name; `options` are Beam's or Spark's own, `memory_bytes` is for each local worker."""
     if name == "local":
         from lakh.corpus.engines.local import LocalEngine

@@ -1,19 +1,18 @@
-"""The build as Apache Beam pipelines: a step is a ParDo after a GroupByKey.
+"""A build as Apache Beam pipelines: a step is a ParDo after a GroupByKey.
 
-Texts do not pass through Beam; its workers read and write them in the work folder, which therefore must be a place
-that all of them see (a shared disk, or a URL such as s3://). Steps chain lazily into one pipeline; where the build
-needs to know something before it can go on (how many near duplicates, has it settled), the pipeline runs, and what is
-needed later goes into files from which the next pipeline starts.
+Texts do not pass through Beam; its workers read and write them in the work folder, which all of them must see (a shared
+disk, or a URL such as s3://). Steps chain lazily into one pipeline. When the build needs a result before it can
+continue (the number of near duplicates, convergence), the pipeline runs, and what is needed later goes to files from
+which the next pipeline starts.
 
-Tested here: the in-memory and multi_processing modes of the DirectRunner. Other runners (Dataflow, Flink) by Beam's own
+Tested: the in-memory and multi_processing modes of the DirectRunner. Other runners (Dataflow, Flink) through Beam's own
 options, untested: `--engine-option=--runner=DataflowRunner ...`.
 
-Fails with what a step fails with, where the runner hands it through; else PeerLost with the runner's words.
+Fails with the step's own error if the runner passes it on; else PeerLost with the runner's message.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +22,11 @@ import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions
 
 from lakh import storage
+from lakh.corpus.build_plan import CorpusBuildPlan
 from lakh.corpus.document import Progress
-from lakh.corpus.engines import Rows, Step
-from lakh.corpus.engines.payload import START, call_step
-from lakh.corpus.exchange import decode, encode
-from lakh.corpus.plan import Plan
+from lakh.corpus.engines import PipelineStep, PortRows
+from lakh.corpus.engines.cluster import START, ClusterEngine, call_step, runner_failed
+from lakh.corpus.engines.exchange import decode, encode
 from lakh.errors import LakhError, PeerLost
 
 __all__ = ["BeamEngine"]
@@ -38,29 +37,26 @@ ENDING = ".arrows"
 
 @dataclass
 class BeamRows:
-    """Payloads of one port: a collection of the open pipeline, or the files where an earlier pipeline left them."""
+    """Payloads of one port: a collection of the open pipeline, or files of an earlier pipeline."""
 
     port: str
     collection: Any = None
     files: tuple[str, ...] | None = None
 
 
-class BeamEngine:
+class BeamEngine(ClusterEngine):
     name = "beam"
-    leads = True
 
     def __init__(
-        self, plan: Plan, *, options: Sequence[str] = (), workers: int = 0, progress: Progress | None = None
+        self, plan: CorpusBuildPlan, *, options: Sequence[str] = (), workers: int = 0, progress: Progress | None = None
     ) -> None:
-        self.plan, self.progress = plan, progress
-        self.options = list(options) or _direct_options(workers)
-        self.peak_rss_bytes, self.cpu_seconds = 0, 0.0
-        self.tasks_run = self.tasks_reused = 0
+        super().__init__(plan, workers, progress)
+        self.options = list(options) or _direct_options(self.num_workers)
         self._kept: list[BeamRows] = []
         self._runs = 0
         self._open()
 
-    def run(self, step: Step, inputs: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]:
+    def run(self, step: PipelineStep, inputs: Mapping[str, Sequence[PortRows]]) -> dict[str, PortRows]:
         label = f"{step.name}-{self._runs}"
         buckets = range(step.num_buckets)
         arriving = [self._pipeline | f"{label} buckets" >> beam.Create([(bucket, (START, b"")) for bucket in buckets])]
@@ -76,20 +72,20 @@ class BeamEngine:
         )
         self.tasks_run += step.num_buckets
         if self.progress and step.total_bytes == 0:
-            self.progress(step.says, 0, step.num_buckets)
+            self.progress(step.activity, 0, step.num_buckets)
         return {port: BeamRows(port, made[port]) for port in step.ports}
 
-    def collect(self, rows: Rows) -> Iterator[Any]:
-        self._settle([rows, *self._kept])
+    def collect(self, rows: PortRows) -> Iterator[Any]:
+        self._run_pipeline([rows, *self._kept])
         for file in rows.files or ():
             for _, content in _read_bucket(file):
                 yield from decode(content)
 
-    def keep(self, *rows: Rows) -> None:
+    def keep(self, *rows: PortRows) -> None:
         self._kept += [item for item in rows if item not in self._kept]
 
     def close(self) -> None:
-        """Nothing is open between pipelines."""
+        """No-op: nothing is open between pipelines."""
 
     def _open(self) -> None:
         options = PipelineOptions(self.options)
@@ -102,8 +98,8 @@ class BeamEngine:
         files = self._pipeline | f"{label} files" >> beam.Create(list(rows.files))
         return files | f"{label} shuffled" >> beam.Reshuffle() | f"{label} read" >> beam.FlatMap(_read_bucket)
 
-    def _settle(self, wanted: Sequence[BeamRows]) -> None:
-        """Run the pipeline; the wanted ports end up in files."""
+    def _run_pipeline(self, wanted: Sequence[BeamRows]) -> None:
+        """Run the pipeline and write the wanted ports to files."""
         folder = storage.join(self.plan.work, f"beam-{self._runs:03d}")
         for number, rows in enumerate(wanted):
             if rows.files is None:
@@ -115,7 +111,7 @@ class BeamEngine:
         except LakhError:
             raise
         except Exception as error:
-            raise _known(error) from error
+            raise _step_error(error) or runner_failed("beam", error, -1) from error
         if str(state) != "DONE":
             raise PeerLost("beam", f"the pipeline ended in the state {state}", "look at the runner's own log")
         for number, rows in enumerate(wanted):
@@ -128,7 +124,7 @@ class BeamEngine:
 
 
 class _CallStep(beam.DoFn):
-    def __init__(self, plan: Plan, step: Step) -> None:
+    def __init__(self, plan: CorpusBuildPlan, step: PipelineStep) -> None:
         self.plan, self.step = plan, step
 
     def process(self, element: tuple[int, Iterable[tuple[str, bytes]]]) -> Iterator[Any]:
@@ -138,7 +134,7 @@ class _CallStep(beam.DoFn):
 
 
 def _write_bucket(group: tuple[int, Iterable[bytes]], folder: str) -> None:
-    """One file per bucket, whole or not at all, the same bytes however often it is written."""
+    """Write one file per bucket, atomically, the same bytes each time."""
     bucket, contents = group
     rows = pa.record_batch({"payload": pa.array(sorted(contents), pa.binary())})
     storage.write_bytes(storage.join(folder, f"bucket-{bucket:05d}{ENDING}"), encode([rows]))
@@ -156,21 +152,16 @@ def _to_bucket(payload: tuple[int, bytes], port: str) -> tuple[int, tuple[str, b
     return bucket, (port, content)
 
 
-def _direct_options(workers: int) -> list[str]:
-    """This machine: one process, or several."""
-    if workers == 1:
+def _direct_options(processes: int) -> list[str]:
+    """Options to run on this machine in one or several processes."""
+    if processes == 1:
         return [f"--runner={IN_MEMORY}"]
-    processes = workers or len(os.sched_getaffinity(0))
     return ["--runner=DirectRunner", "--direct_running_mode=multi_processing", f"--direct_num_workers={processes}"]
 
 
-def _known(error: BaseException) -> LakhError:
-    """The step's own error where the runner has handed it through, with the pipeline's words where it has not."""
+def _step_error(error: BaseException) -> LakhError | None:
+    """The step's own error, if the runner has passed it on."""
     seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, LakhError):
-            return seen
+    while seen is not None and not isinstance(seen, LakhError):
         seen = seen.__cause__ or seen.__context__
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else type(error).__name__)
-    return PeerLost("beam", said.strip()[:300], "look at the runner's own log, then run the command again")
+    return seen

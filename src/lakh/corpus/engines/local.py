@@ -1,14 +1,13 @@
-"""The engine of one machine, or of an array of machines that share the work folder.
+"""The engine of one machine, or of a job array of machines that share the work folder.
 
-Each bucket of a step is a task. Its rows for later steps go into runs (exchange.py), then its marker is written: a task
-with a marker is never done again, so a build that was killed goes on where it stood. Tasks are done by workers
-(workers.py) whose memory is limited and whose death is survived; a single task of small files, which has no use for a
-second process, is done in this one (`is_done_here`).
+Each bucket of a step is a task. Its rows for later steps go to runs (exchange.py), then its marker is written: a task
+with a marker never runs again, so an interrupted build resumes. Tasks run in a pool of workers with limited memory
+(worker_pool.py); a single task of small files runs in this process, because a second one would cost more than it saves.
 
-A Slurm array is this engine with `member` = (number, of how many): each member does its share of every step's tasks and
-waits for the others' markers before the next step.
+In a Slurm array, `member` = (index, count): each member runs its share of every step's tasks and waits for the others'
+markers before the next step.
 
-Fails with what a task fails with; PeerTimeout where another member's markers do not come.
+Fails with the errors of tasks; PeerTimeout if another member's markers do not appear.
 """
 
 from __future__ import annotations
@@ -23,35 +22,41 @@ from functools import lru_cache
 from typing import Any
 
 from lakh import storage
+from lakh.corpus.build_plan import AlreadyBuilt, CorpusBuildPlan
 from lakh.corpus.document import Progress
-from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, Rows, Step
-from lakh.corpus.engines.workers import Done, Workers
-from lakh.corpus.exchange import Marker, RunWriter, read_marker, read_section
-from lakh.corpus.plan import AlreadyBuilt, Plan
-from lakh.corpus.trail import Trail
+from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, PipelineStep, PortRows
+from lakh.corpus.engines.exchange import ShuffleWriter, TaskMarker, read_marker, read_section
+from lakh.corpus.engines.worker_pool import TaskDone, WorkerPool
+from lakh.corpus.task_progress import TaskProgress
 from lakh.errors import CorruptShard, PeerTimeout
 
 __all__ = ["LocalEngine", "LocalRows"]
 
 SMALL_FILE_BYTES = 4_000_000
-"""No stage takes more than some hundred MB for a file of up to this size."""
+"""No filter needs more than some hundred MB for a file of up to this size."""
 
 
 @dataclass(frozen=True)
 class LocalRows:
-    """The rows of one port: where its runs are."""
+    """The runs of one port."""
 
     folder: str
     port: str
     num_tasks: int
 
+    def runs(self) -> Iterator[Mapping[str, Any]]:
+        for task in range(self.num_tasks):
+            run = _marker(self.folder, task)["runs"].get(self.port)
+            if run:
+                yield run
+
 
 @dataclass(frozen=True)
-class _Job:
-    """What a worker needs to know to run any task of a step."""
+class StepTasks:
+    """What a worker needs to run any task of a step."""
 
-    plan: Plan
-    step: Step
+    plan: CorpusBuildPlan
+    step: PipelineStep
     folder: str
     inputs: tuple[tuple[str, tuple[LocalRows, ...]], ...]
 
@@ -65,7 +70,7 @@ class LocalEngine:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CorpusBuildPlan,
         *,
         workers: int = 0,
         memory_bytes: int = MEMORY_PER_WORKER_BYTES,
@@ -74,92 +79,87 @@ class LocalEngine:
     ) -> None:
         self.plan, self.member, self.progress = plan, member, progress
         self.leads = member[0] == 0
-        self.num_workers = workers or len(os.sched_getaffinity(0))
-        self._workers = Workers(self.num_workers, memory_bytes)
+        self._pool = WorkerPool(workers or len(os.sched_getaffinity(0)), memory_bytes)
         self.peak_rss_bytes, self.cpu_seconds = 0, 0.0
         self.tasks_run = self.tasks_reused = 0
-        _marker.cache_clear()  # an earlier build of this process may have had the same folder
+        _marker.cache_clear()  # an earlier build in this process may have used the same folder
 
-    def run(self, step: Step, inputs: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]:
+    def run(self, step: PipelineStep, inputs: Mapping[str, Sequence[PortRows]]) -> dict[str, PortRows]:
         folder = storage.join(self.plan.work, step.name)
         finished = _finished_tasks(folder)
-        number, of = self.member
-        mine = [task for task in range(step.num_buckets) if task % of == number]
+        index, count = self.member
+        mine = [task for task in range(step.num_buckets) if task % count == index]
         todo = [task for task in mine if task not in finished]
         self.tasks_reused += len(mine) - len(todo)
-        self._do(_Job(self.plan, step, folder, tuple((k, tuple(v)) for k, v in inputs.items())), mine, todo)
-        if of > 1 and (self.leads or not step.is_last):
+        tasks = StepTasks(self.plan, step, folder, tuple((port, tuple(rows)) for port, rows in inputs.items()))
+        self._run_tasks(tasks, mine, todo)
+        if count > 1 and (self.leads or not step.is_last):
             _await_members(folder, step, self.plan.out)
         return {port: LocalRows(folder, port, step.num_buckets) for port in step.ports}
 
-    def collect(self, rows: Rows) -> Iterator[Any]:
-        for task in range(rows.num_tasks):
-            run = _marker(rows.folder, task)["runs"].get(rows.port)
-            if run:
-                for bucket in sorted(map(int, run["index"])):
-                    yield from read_section(rows.folder, run, bucket)
+    def collect(self, rows: PortRows) -> Iterator[Any]:
+        for run in rows.runs():
+            for bucket in sorted(map(int, run["index"])):
+                yield from read_section(rows.folder, run, bucket)
 
-    def keep(self, *rows: Rows) -> None:
-        """Files stay where they are."""
+    def keep(self, *rows: PortRows) -> None:
+        """No-op: files stay in the work folder."""
 
     def close(self) -> None:
-        self._workers.close()
+        self._pool.close()
 
-    def _do(self, job: _Job, mine: Sequence[int], todo: Sequence[int]) -> None:
-        step, seen = job.step, 0
-        bytes_each = step.total_bytes // max(1, step.num_buckets)
-        done_bytes = bytes_each * (len(mine) - len(todo)) if step.total_bytes else 0
+    def _run_tasks(self, tasks: StepTasks, mine: Sequence[int], todo: Sequence[int]) -> None:
+        step, num_done = tasks.step, len(mine) - len(todo)
+        done_bytes = step.total_bytes // max(1, step.num_buckets) * num_done
 
-        def ticked(size: int) -> None:
+        def advanced(size: int) -> None:
             nonlocal done_bytes
             done_bytes += size
             if self.progress and step.total_bytes:
-                self.progress(step.says, min(done_bytes, step.total_bytes), step.total_bytes)
+                self.progress(step.activity, min(done_bytes, step.total_bytes), step.total_bytes)
 
-        def done(task: Done) -> None:
-            nonlocal seen
-            seen += 1
+        def done(task: TaskDone) -> None:
+            nonlocal num_done
+            num_done += 1
             self.tasks_run += 1
             self.cpu_seconds += task.cpu_seconds
             self.peak_rss_bytes = max(self.peak_rss_bytes, task.peak_rss_bytes)
             if self.progress and not step.total_bytes:
-                self.progress(step.says, len(mine) - len(todo) + seen, len(mine))
+                self.progress(step.activity, num_done, len(mine))
 
-        if not is_done_here(job.plan, len(todo)):
-            self._workers.run(run_task, job, todo, ticked, done)
+        if not runs_in_process(tasks.plan, len(todo)):
+            self._pool.run(run_task, tasks, todo, advanced, done)
             return
         for task in todo:
-            run_task(job, task, Trail(ticked))
+            run_task(tasks, task, TaskProgress(advanced))
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            done(Done(task, None, 0.0, peak))  # CPU time of this process is counted by whoever called
+            done(TaskDone(task, 0.0, peak))  # the caller counts the CPU time of this process
 
 
-def is_done_here(plan: Plan, num_tasks: int) -> bool:
-    """Whether a step is worth no worker of its own: one task, of files that cannot hurt, that killed nobody yet."""
+def runs_in_process(plan: CorpusBuildPlan, num_tasks: int) -> bool:
+    """Whether a step needs no worker: a single task of small files, in a build that was not interrupted."""
     return num_tasks == 1 and not plan.resumed and plan.settings.filters.max_file_bytes <= SMALL_FILE_BYTES
 
 
-def run_task(job: _Job, number: int, trail: Trail) -> None:
-    """One task in whatever process: read its bucket, call the function, write the runs, then the marker."""
-    inputs = dict(job.inputs)
+def run_task(tasks: StepTasks, number: int, progress: TaskProgress) -> None:
+    """Read the bucket, call the step's function, write the runs, then the marker."""
+    sources = dict(tasks.inputs)
 
-    def given(port: str) -> Iterator[Any]:
-        for rows in inputs.get(port, ()):
-            for task in range(rows.num_tasks):
-                run = _marker(rows.folder, task)["runs"].get(rows.port)
-                if run:
-                    yield from read_section(rows.folder, run, number)
+    def inputs(port: str) -> Iterator[Any]:
+        for rows in sources.get(port, ()):
+            for run in rows.runs():
+                yield from read_section(rows.folder, run, number)
 
     name = f"task-{number:05d}"
-    with RunWriter(job.folder, name) as out:
-        for port, batch in job.step.function(job.plan, number, given, trail):
+    with ShuffleWriter(tasks.folder, name) as out:
+        for port, batch in tasks.step.function(tasks.plan, number, inputs, progress):
             out.write(port, batch)
         marker = out.marker()
-    storage.write_bytes(storage.join(job.folder, f"{name}.json"), json.dumps(marker).encode())
+    storage.write_bytes(storage.join(tasks.folder, f"{name}.json"), json.dumps(marker).encode())
 
 
 @lru_cache(maxsize=100_000)
-def _marker(folder: str, task: int) -> Marker:
+def _marker(folder: str, task: int) -> TaskMarker:
     url = storage.join(folder, f"task-{task:05d}.json")
     marker = read_marker(url)
     if marker is None:
@@ -168,27 +168,18 @@ def _marker(folder: str, task: int) -> Marker:
 
 
 def _finished_tasks(folder: str) -> set[int]:
-    """Tasks whose marker is there and whole."""
-    finished = set()
-    for name in storage.list_dir(folder):
-        if name.startswith("task-") and name.endswith(".json"):
-            number = int(name[5:-5])
-            if read_marker(storage.join(folder, name)) is not None:
-                finished.add(number)
-    return finished
+    """Tasks with an intact marker."""
+    names = [name for name in storage.list_dir(folder) if name.startswith("task-") and name.endswith(".json")]
+    return {int(name[5:-5]) for name in names if read_marker(storage.join(folder, name)) is not None}
 
 
-def _await_members(folder: str, step: Step, out: str) -> None:
+def _await_members(folder: str, step: PipelineStep, out: str) -> None:
     deadline_s = time.monotonic() + MEMBER_TIMEOUT_S
-    while True:
-        missing = step.num_buckets - len(_finished_tasks(folder))
-        if not missing:
-            return
+    while missing := step.num_buckets - len(_finished_tasks(folder)):
         if storage.is_complete(out):
             raise AlreadyBuilt
         if time.monotonic() > deadline_s:
-            found = (
-                f"{missing} of {step.num_buckets} tasks were not done within MEMBER_TIMEOUT_S = {MEMBER_TIMEOUT_S:g} s"
-            )
+            within = f"within MEMBER_TIMEOUT_S = {MEMBER_TIMEOUT_S:g} s"
+            found = f"{missing} of {step.num_buckets} tasks were not done {within}"
             raise PeerTimeout(f"step {step.name}", found, "look at the other members, then run this one again")
         time.sleep(MEMBER_POLL_S)

@@ -1,19 +1,20 @@
-"""The build on a Spark cluster: a step is mapInArrow after a shuffle by bucket.
+"""A build on a Spark cluster: a step is mapInArrow after a shuffle by bucket.
 
 Every row that Spark sees is (port, bucket, Arrow bytes); it shuffles by bucket, and each Spark partition calls the
-step once per bucket that it holds. Texts do not pass through Spark; its workers read and write them in the work
-folder, which must be a place that all of them see (a shared disk, or a URL such as s3://).
+step once per bucket. Texts do not pass through Spark; its workers read and write them in the work folder, which all of
+them must see (a shared disk, or a URL such as s3://).
 
     --engine-option master=spark://host:7077      any of Spark's own settings as key=value
 
-Without a master it is local[N]. What a step gives is persisted on Spark's disks, so that no step runs twice for two
+The default master is local[N]. The output of a step is persisted on Spark's disks, so that no step runs twice for two
 readers.
 
-Fails with what a step fails with, where Spark hands it through; else PeerLost with Spark's words.
+Fails with the step's own error if Spark passes it on; else PeerLost with Spark's message.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -29,18 +30,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakh import errors
-from lakh.corpus.document import Progress
-from lakh.corpus.engines import Rows, Step
-from lakh.corpus.engines.payload import START, call_step
-from lakh.corpus.exchange import decode
-from lakh.corpus.plan import Plan
+from lakh.corpus.build_plan import CorpusBuildPlan
+from lakh.corpus.document import Progress, rows_of
+from lakh.corpus.engines import PipelineStep, PortRows
+from lakh.corpus.engines.cluster import START, ClusterEngine, call_step, runner_failed
+from lakh.corpus.engines.exchange import decode
 from lakh.errors import LakhError, PeerLost, UserError
 
 __all__ = ["SparkEngine"]
 
 SCHEMA = "port string, bucket int, content binary"
 ARROW = pa.schema([("port", pa.string()), ("bucket", pa.int32()), ("content", pa.binary())])
-SAID = re.compile(r"lakh-error:(\{.*?\})(?:\n|$)", re.DOTALL)
+STEP_ERROR = re.compile(r"lakh-error:(\{.*?\})(?:\n|$)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -49,20 +50,17 @@ class SparkRows:
     port: str
 
 
-class SparkEngine:
+class SparkEngine(ClusterEngine):
     name = "spark"
-    leads = True
 
     def __init__(
-        self, plan: Plan, *, options: Sequence[str] = (), workers: int = 0, progress: Progress | None = None
+        self, plan: CorpusBuildPlan, *, options: Sequence[str] = (), workers: int = 0, progress: Progress | None = None
     ) -> None:
-        self.plan, self.progress = plan, progress
-        self.peak_rss_bytes, self.cpu_seconds = 0, 0.0
-        self.tasks_run = self.tasks_reused = 0
+        super().__init__(plan, workers, progress)
         self._frames: list[DataFrame] = []
-        self._session = _session(options, workers)
+        self._session = _session(options, self.num_workers)
 
-    def run(self, step: Step, inputs: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]:
+    def run(self, step: PipelineStep, inputs: Mapping[str, Sequence[PortRows]]) -> dict[str, PortRows]:
         frame = self._session.createDataFrame(
             [(START, bucket, b"") for bucket in range(step.num_buckets)], schema=SCHEMA
         )
@@ -76,23 +74,23 @@ class SparkEngine:
             for bucket, arrived in _buckets(batches):
                 yield from _called(plan, step, bucket, arrived)
 
-        # One Spark partition per bucket: range-free hash partitions, then buckets side by side within each.
+        # One Spark partition per bucket on average: hash partitions, sorted by bucket.
         shuffled = frame.repartition(step.num_buckets, "bucket").sortWithinPartitions("bucket")
         made = shuffled.mapInArrow(call, schema=SCHEMA).persist(StorageLevel.DISK_ONLY)
         self._frames.append(made)
         self.tasks_run += step.num_buckets
         if self.progress:
-            self._act(made.count)  # an action now, so that the progress is true
-            self.progress(step.says, step.num_buckets, step.num_buckets)
+            self._act(made.count)  # run now, so that the progress is correct
+            self.progress(step.activity, step.num_buckets, step.num_buckets)
         return {port: SparkRows(made, port) for port in step.ports}
 
-    def collect(self, rows: Rows) -> Iterator[Any]:
+    def collect(self, rows: PortRows) -> Iterator[Any]:
         chosen = rows.frame.filter(F.col("port") == rows.port).select("content")
         for row in self._act(chosen.collect):
             yield from decode(bytes(row["content"]))
 
-    def keep(self, *rows: Rows) -> None:
-        """Persisted anyway."""
+    def keep(self, *rows: PortRows) -> None:
+        """No-op: all frames are persisted."""
 
     def close(self) -> None:
         for frame in self._frames:
@@ -104,25 +102,17 @@ class SparkEngine:
         try:
             return action()
         except PySparkException as error:
-            raise _known(error) from error
+            raise _step_error(error) or runner_failed("spark", error, 0) from error
 
 
 def _buckets(batches: Iterator[Any]) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
-    """Rows that are sorted by bucket, bucket by bucket."""
-    current, arrived = -1, list[tuple[str, bytes]]()
-    for batch in batches:
-        columns = (batch.column(name).to_pylist() for name in ("port", "bucket", "content"))
-        for port, bucket, content in zip(*columns, strict=True):
-            if bucket != current:
-                if current >= 0:
-                    yield current, arrived
-                current, arrived = bucket, []
-            arrived.append((port, content))
-    if current >= 0:
-        yield current, arrived
+    """(bucket, its payloads) from rows that are sorted by bucket."""
+    rows = (row for batch in batches for row in rows_of(batch, "bucket", "port", "content"))
+    for bucket, group in itertools.groupby(rows, key=lambda row: row[0]):
+        yield bucket, [(port, content) for _, port, content in group]
 
 
-def _called(plan: Plan, step: Step, bucket: int, arrived: list[tuple[str, bytes]]) -> Iterator[Any]:
+def _called(plan: CorpusBuildPlan, step: PipelineStep, bucket: int, arrived: list[tuple[str, bytes]]) -> Iterator[Any]:
     try:
         for port, target, content in call_step(plan, step, bucket, arrived):
             columns = [pa.array([port]), pa.array([target], pa.int32()), pa.array([content], pa.binary())]
@@ -131,17 +121,13 @@ def _called(plan: Plan, step: Step, bucket: int, arrived: list[tuple[str, bytes]
         raise RuntimeError(f"lakh-error:{json.dumps(error.as_dict())}") from error
 
 
-def _known(error: Exception) -> LakhError:
-    said = SAID.search(str(error))
-    if said:
-        try:
-            return errors.from_dict(json.loads(said[1]))
-        except ValueError:
-            pass
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return PeerLost(
-        "spark", (lines[0] if lines else type(error).__name__)[:300], "look at Spark's own log, then try again"
-    )
+def _step_error(error: Exception) -> LakhError | None:
+    """The step's own error, which travels in the message of a Spark exception."""
+    found = STEP_ERROR.search(str(error))
+    try:
+        return errors.from_dict(json.loads(found[1])) if found else None
+    except ValueError:
+        return None
 
 
 def _session(options: Sequence[str], workers: int) -> SparkSession:
@@ -150,18 +136,18 @@ def _session(options: Sequence[str], workers: int) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "64",  # payloads are large: few of them at a time
-        "spark.sql.adaptive.enabled": "false",  # it would join partitions, and with them the memory of their buckets
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "64",  # payloads are large: few at a time
+        "spark.sql.adaptive.enabled": "false",  # it would merge partitions, and with them the memory of their buckets
         "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
     }
     for option in options:
         key, sign, value = option.partition("=")
         if not sign:
             raise UserError(
-                f"--engine-option {option}", "is no key=value", "write for example master=spark://host:7077"
+                f"--engine-option {option}", "is not key=value", "write for example master=spark://host:7077"
             )
         settings["spark.master" if key == "master" else key] = value
-    settings.setdefault("spark.master", f"local[{workers or len(os.sched_getaffinity(0))}]")
+    settings.setdefault("spark.master", f"local[{workers}]")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder
     for key, value in settings.items():

@@ -1,52 +1,41 @@
-"""One worker process of the local engine: tasks from a socket, until it closes.
+"""One worker process of the local engine: runs tasks from its channel until the channel closes.
 
-Started by workers.py as `python -m lakh.corpus.engines.worker SOCKET MARK MEMORY`: two descriptors, and the bytes of
-memory that it may have. Says ticks and `Done`, or what went wrong. Out of memory, it ends at once: nothing that it
-would still do could be relied on, and its driver knows where it was.
+Started by worker_pool.py. Sends progress and `TaskDone`; an error of a task ends the process and is raised in the
+driver. Out of memory, it exits at once: nothing it could still do is reliable, and its progress marker names the
+document.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import signal
 import sys
-import traceback
-from multiprocessing.connection import Connection
 from typing import Any
 
-from lakh.corpus.engines.workers import OUT_OF_MEMORY, Done
-from lakh.corpus.trail import Mark, Trail
-from lakh.errors import LakhError
+from lakh.child_process import Channel
+from lakh.corpus.engines.worker_pool import OUT_OF_MEMORY, TaskDone
+from lakh.corpus.task_progress import ProgressMarker, TaskProgress
 
-__all__ = ["work"]
+__all__ = ["main"]
 
 
-def work(pipe: Connection, mark: Mark) -> None:
-    """The life of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the driver decides
-    told_s = 0.0  # of processor time; the first task answers for the start as well
+def main(channel: Channel, marker_fd: int, memory_bytes: int) -> None:
+    sys.meta_path.insert(0, _ModuleBlocker())
+    # Private data only, which is what grows: mapped code and files are shared.
+    limits = [memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]]
+    limit = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    marker, reported_s = ProgressMarker(marker_fd), 0.0  # the first task also accounts for the start
     while True:
         try:
-            task, argument, number, careful, skipped = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            result = task(argument, number, Trail(pipe.send, mark, careful=careful, skipped=skipped))
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            spent_s = _cpu_seconds()
-            answer: Any = Done(number, result, spent_s - told_s, peak)
-            told_s = spent_s
+            function, argument, number, one_at_a_time, skipped = channel.receive()
+            function(argument, number, TaskProgress(channel.send, marker, one_at_a_time=one_at_a_time, skipped=skipped))
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
-        except LakhError as error:
-            answer = ("lakh", error.as_dict())
-        except Exception:  # noqa: BLE001 - a bug of ours: the driver shows it
-            answer = ("bug", traceback.format_exc())
-        try:
-            pipe.send(answer)
-        except OSError:  # the driver is gone
-            return
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        spent_s = _cpu_seconds()
+        channel.send(TaskDone(number, spent_s - reported_s, peak))
+        reported_s = spent_s
 
 
 def _cpu_seconds() -> float:
@@ -54,20 +43,11 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
 
 
-class _Without:
-    """No such module: pyarrow and numba import these where they are installed, half a second for what nobody uses."""
+class _ModuleBlocker:
+    """Hides modules that pyarrow and numba import if they are installed: half a second, and not needed here."""
 
     NAMES = frozenset({"pandas", "scipy"})
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name in self.NAMES:
             raise ModuleNotFoundError(name)
-
-
-if __name__ == "__main__":
-    sys.meta_path.insert(0, _Without())
-    # Of its own data, which is what grows: code and files that are mapped are shared with everybody.
-    limits = [int(sys.argv[3]), resource.getrlimit(resource.RLIMIT_DATA)[1]]
-    memory_bytes = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    work(Connection(int(sys.argv[1])), Mark(int(sys.argv[2])))

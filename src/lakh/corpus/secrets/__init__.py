@@ -1,7 +1,7 @@
-"""Secrets and personal data: found by rules of our own, replaced by typed placeholders or reason to drop a document.
+"""Secrets and personal data: found by rules, replaced by typed placeholders, or a reason to drop the document.
 
-To read the folder: shapes.py (the notation), rules.py (the kinds), judge.py (secret or placeholder?), pii.py (personal
-data), scan.py (the search), placeholders.py (what stands there afterwards); here is the stage.
+shapes.py (the notation of rules), rules.py (the kinds), false_positives.py (secret or placeholder?), pii.py (personal
+data), scan.py (the search), placeholders.py (replacement texts); the filter is here.
 """
 
 from __future__ import annotations
@@ -9,37 +9,34 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-import pyarrow as pa
-
-from lakh.corpus.document import Stage, drop
+from lakh.corpus.document import Filter, drop_for, with_columns
 from lakh.corpus.secrets.pii import PII_KINDS, rules_of
 from lakh.corpus.secrets.placeholders import placeholder
 from lakh.corpus.secrets.rules import rules
-from lakh.corpus.secrets.scan import Finding, Scanner
+from lakh.corpus.secrets.scan import SecretFinding, SecretScanner
 from lakh.errors import ConfigError
 
-__all__ = ["Finding", "Scanner", "Secrets", "redact", "redacted", "scanner_of"]
+__all__ = ["SecretFinding", "SecretScanner", "SecretSettings", "redacted", "redaction", "scanner_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Secrets:
+class SecretSettings:
     """Secrets and personal data."""
 
     action: Literal["redact", "drop", "keep"] = "redact"
-    """What happens to a document with findings: replace them, drop the document, or keep it (nothing is looked for)."""
+    """What to do with findings: replace them, drop the document, or keep it (no search)."""
     pii: tuple[str, ...] = ("email", "ipv4", "phone")
-    """Personal data to look for: email, ipv4, ipv6, phone."""
+    """Personal data to search for: email, ipv4, ipv6, phone."""
     internal_hosts: tuple[str, ...] = ()
-    """Ends of host names that mean something inside your company alone, e.g. ".corp.acme.com"."""
+    """Suffixes of internal host names, e.g. ".corp.acme.com"."""
     employee_ids: tuple[str, ...] = ()
-    """Patterns (RE2) of numbers that stand for a person."""
+    """Patterns (RE2) of numbers that identify a person."""
     engine: Literal["auto", "hyperscan", "hints"] = "auto"
-    """How rules are picked: auto takes hyperscan where it is installed. The findings are the same."""
+    """How to select rules: auto uses hyperscan if it is installed. The findings are the same."""
 
     def __post_init__(self) -> None:
         for kind in self.pii:
@@ -48,17 +45,12 @@ class Secrets:
         _check(self)
 
 
-def redact(settings: Secrets) -> Stage:
-    """The stage that replaces what was found, and notes {kind: number} in the column `secrets`."""
-
-    def stage(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            yield batch if settings.action == "keep" else _redact(batch, settings)
-
-    return stage
+def redaction(settings: SecretSettings) -> Filter:
+    """Replace what is found and write {kind: count} to the column `secrets`, or drop the document (reason secret)."""
+    return (lambda batch: batch) if settings.action == "keep" else lambda batch: _redact(batch, settings)
 
 
-def redacted(data: bytes, findings: list[Finding]) -> bytes:
+def redacted(data: bytes, findings: list[SecretFinding]) -> bytes:
     """The text with a placeholder for each finding."""
     parts, at = [], 0
     for finding in findings:
@@ -68,26 +60,25 @@ def redacted(data: bytes, findings: list[Finding]) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def scanner_of(settings: Secrets) -> Scanner:
+def scanner_of(settings: SecretSettings) -> SecretScanner:
     use = {"auto": None, "hyperscan": True, "hints": False}[settings.engine]
     own = rules_of(settings.pii, settings.internal_hosts, settings.employee_ids)
-    return Scanner([*rules(), *own], use_hyperscan=use)
+    return SecretScanner([*rules(), *own], use_hyperscan=use)
 
 
-def _check(settings: Secrets) -> None:
-    """Refuse a wrong pattern when settings are read, not in the middle of a build."""
+def _check(settings: SecretSettings) -> None:
+    """Reject a wrong pattern when settings are read, not in the middle of a build."""
     if settings.employee_ids:
         try:
-            Scanner(rules_of((), (), settings.employee_ids), use_hyperscan=False)
+            SecretScanner(rules_of((), (), settings.employee_ids), use_hyperscan=False)
         except ConfigError as error:
             raise ConfigError("employee_ids", error.found, error.todo) from None
 
 
-def _redact(batch: Any, settings: Secrets) -> Any:
+def _redact(batch: Any, settings: SecretSettings) -> Any:
     scanner = scanner_of(settings)
-    texts = batch.column("text").to_pylist()
-    hashes = batch.column("sha256").to_pylist()
-    notes, reasons, details = [""] * len(texts), [""] * len(texts), [""] * len(texts)
+    texts, hashes = batch.column("text").to_pylist(), batch.column("sha256").to_pylist()
+    notes, details = [""] * len(texts), [""] * len(texts)
     changed = False
     for row, text in enumerate(texts):
         findings = scanner.find(text.encode()) if text else []
@@ -96,14 +87,10 @@ def _redact(batch: Any, settings: Secrets) -> Any:
         counts = dict(sorted(Counter(finding.kind for finding in findings).items()))
         notes[row] = json.dumps(counts)
         if settings.action == "drop":
-            reasons[row], details[row] = "secret", ", ".join(f"{number} {kind}" for kind, number in counts.items())
+            details[row] = ", ".join(f"{number} {kind}" for kind, number in counts.items())
             continue
         data = redacted(text.encode(), findings)
         texts[row], hashes[row], changed = data.decode(), hashlib.sha256(data).hexdigest(), True
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if changed:
-        columns["text"] = pa.array(texts, batch.schema.field("text").type)
-        columns["sha256"] = pa.array(hashes, pa.string())
-    columns["secrets"] = pa.array(notes, pa.string())
-    batch = pa.record_batch([columns[name] for name in batch.schema.names], schema=batch.schema)
-    return drop(batch, reasons, details)
+        batch = with_columns(batch, text=texts, sha256=hashes)
+    return drop_for(with_columns(batch, secrets=notes), "secret", details)

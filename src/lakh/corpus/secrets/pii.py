@@ -1,7 +1,7 @@
 """Personal and internal data: e-mail addresses, public IP addresses, phone numbers, internal hosts, employee numbers.
 
-The first three are looked for everywhere; the last two are patterns that only their owner knows, from the settings.
-Reserved addresses (example.com, RFC 5737, private networks, git@host) are no one's and stay.
+Internal hosts and employee numbers are patterns from the settings. Reserved addresses (example.com, RFC 5737, private
+networks, git@host) identify nobody and stay.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from lakh.corpus.secrets.rules import Rule
+from lakh.corpus.secrets.rules import SecretRule
 
-__all__ = ["PII_KINDS", "refusal_of_pii", "rules_of"]
+__all__ = ["PII_KINDS", "rejection_of_pii", "rules_of"]
 
 PII_KINDS = ("email", "ipv4", "ipv6", "phone")
 
@@ -24,7 +24,7 @@ PHONE = (
 )
 HINTS = {"email": ("@",), "ipv4": (".",), "ipv6": (":",), "phone": ("+", "(")}
 PATTERNS = {"email": EMAIL, "ipv4": IPV4, "ipv6": IPV6, "phone": PHONE}
-# For hyperscan: what lies around a literal or a digit; the full patterns cost it ten times as much.
+# For hyperscan: what surrounds a literal or a digit; the full patterns take ten times as long.
 QUICK: dict[str, str | tuple[str, ...]] = {
     "email": r"@[A-Za-z0-9\-]{1,63}\.[A-Za-z0-9]",
     "ipv4": r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]",
@@ -42,20 +42,22 @@ NOBODY = re.compile(
 NOT_A_DOMAIN = re.compile(r"(?i)\.(?:py|js|ts|go|rs|java|json|png|jpg|svg|html|md|yml|yaml|x|so|o|a|service|mount)$")
 
 
-def rules_of(kinds: tuple[str, ...], internal_hosts: tuple[str, ...], employee_ids: tuple[str, ...]) -> list[Rule]:
+def rules_of(
+    kinds: tuple[str, ...], internal_hosts: tuple[str, ...], employee_ids: tuple[str, ...]
+) -> list[SecretRule]:
     """The rules for these kinds, host suffixes (".corp.acme.com") and employee-number patterns (RE2)."""
-    made = [Rule(kind, PATTERNS[kind], QUICK[kind], HINTS[kind]) for kind in kinds]
+    made = [SecretRule(kind, PATTERNS[kind], QUICK[kind], HINTS[kind]) for kind in kinds]
     for suffix in internal_hosts:
         tail = re.escape(suffix.lstrip("."))
         pattern = rf"(?i)\b([a-z0-9](?:[a-z0-9\-]{{0,62}}\.)+{tail})\b"
-        made.append(Rule("host", pattern, pattern, (suffix.lstrip(".").lower(),), checked=False))
+        made.append(SecretRule("host", pattern, pattern, (suffix.lstrip(".").lower(),), checked=False))
     for written in employee_ids:
-        made.append(Rule("employee-id", f"({written})", f"(?:{written})", ("",), checked=False))
+        made.append(SecretRule("employee-id", f"({written})", f"(?:{written})", ("",), checked=False))
     return made
 
 
-def refusal_of_pii(kind: str, value: str, before: str) -> str:
-    """Why a finding is no one's; "" where it may be someone's."""
+def rejection_of_pii(kind: str, value: str, before: str) -> str:
+    """Why a match is not personal data; "" if it may be."""
     if kind == "email":
         name, _, domain = value.rpartition("@")
         if RESERVED_DOMAIN.search(domain) or NOT_A_DOMAIN.search(domain):

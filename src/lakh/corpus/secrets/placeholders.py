@@ -1,12 +1,12 @@
-"""What stands in the text where a secret was: typed, of the same length, with the same punctuation.
+"""Replacement texts for secrets: typed, of the same length, with the same punctuation.
 
     ghp_4fJ...(36)              ghp_REDACTEDGITHUBTOKENREDACTEDGITHUBTOK
     9f1c-...(a Heroku UUID)     REDACTED-HERO-KUCR-EDEN-TIALREDACTED
     jane.doe@corp.com           redacted@example.com
-    83.12.4.7                   192.0.2.0             (an address kept for documentation, RFC 5737)
+    83.12.4.7                   192.0.2.0             (an address reserved for documentation, RFC 5737)
 
-The code around keeps its shape (a length check still holds, a JSON file still parses), a model sees that something was
-there and of which kind, and a second run finds nothing: judge.py refuses REDACTED, and pii.py the reserved names.
+The surrounding code keeps its shape (a length check still holds, a JSON file still parses), a model sees the kind of
+the secret, and a second run finds nothing: false_positives.py rejects REDACTED, and pii.py the reserved names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIXED = {"email": "redacted@example.com", "ipv4": "192.0.2.0", "ipv6": "2001:db8
 
 
 def placeholder(kind: str, value: str) -> str:
-    """The text that replaces `value`; depends on nothing else."""
+    """The replacement for `value`, a pure function of its arguments."""
     if kind in FIXED:
         return FIXED[kind]
     if kind == "phone":

@@ -1,13 +1,13 @@
-"""The secrets that are looked for: what each kind looks like.
+"""The kinds of secrets, and the format of each.
 
-Three families, each a table that may simply be extended:
+Three tables to extend:
 
-    TOKENS    announce themselves by their own first letters (ghp_..., AKIA...): found anywhere
-    NAMED     look like any random text: found where the name of their service stands before the value
+    TOKENS    start with their own prefix (ghp_..., AKIA...): found anywhere
+    NAMED     look like any random text: found after the name of their service
     SPECIAL   need a regular expression of their own: key blocks, headers, URLs, markup, generic assignments
 
 The formats are those that the services document or that are seen in public; the notation is that of shapes.py. Each
-Rule has a `hint`, literal texts of which a document must hold one (lower case), for the search without hyperscan.
+rule has hints, literal texts (lower case) of which a document must contain one, for the search without hyperscan.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from functools import lru_cache
 
 from lakh.corpus.secrets.shapes import regex_of
 
-__all__ = ["NAMED_KIND", "Rule", "named_kind", "rules"]
+__all__ = ["NAMED_KIND", "SecretRule", "named_kind", "rules"]
 
 NAMED_KIND = "named"
-"""The family NAMED is one rule; `named_kind` says which service a finding belongs to."""
+"""All of NAMED is one rule; `named_kind` gives the service of a match."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class SecretRule:
     kind: str
     pattern: str
     """RE2; group 1 is the secret."""
     quick: str | tuple[str, ...]
-    """What hyperscan looks for: the pattern, or a bounded beginning of it; several where one would be slow."""
+    """For hyperscan: the pattern, or a bounded prefix of it; several if one would be slow."""
     hints: tuple[str, ...]
     min_entropy: float = 0.0
     """Bits per character of the secret."""
     checked: bool = True
-    """Whether judge.py may refuse the finding for looking like a placeholder."""
+    """Whether false_positives.py checks the match."""
 
 
 # kind: shapes. A leading ~ ignores case. A trailing word boundary is checked for all.
@@ -116,7 +116,7 @@ typeform-token: ~tfp_<s59>
 vault-token: hvb.<w138-300> hvs.<w90-120> s.<a24>
 yandex-key: AQVN<w35-38>
 """
-# Kinds whose own letters are short or common: the rest must look random.
+# Kinds with a short or common prefix: the rest must look random.
 SUSPECT = {
     "vault-token": 3.3, "twilio-key": 3.0, "square-token": 3.5, "clickhouse-key": 3.5, "huggingface-token": 3.3,
     "aws-access-key": 2.8, "octopus-key": 3.0, "gcp-api-key": 3.7, "dropbox-token": 4.0, "airtable-token": 3.0,
@@ -195,43 +195,45 @@ yandex: YC<w38> t1.<s1->.<s86-88>
 zendesk: <a40>
 """
 
-# name ... operator ... value: what lies between a name and its value in source, YAML, JSON, shell and markup
+# name ... operator ... value: the text between a name and its value in source, YAML, JSON, shell and markup
 NAME_TAIL = r"""[ \t\w.\-]{0,20}[\s'"\])]{0,4}(?:=|>|:{1,3}=|\|\||:|=>|\?=|,)"""
 BETWEEN = NAME_TAIL + r"""[\x60'"\s=]{0,5}"""
 END = r"""(?:[\x60'"\s;,)\]}<&]|\\|$)"""
 CREDENTIAL = r"access|auth|api|credential|creds|key|passw(?:or)?d|passphrase|pwd|secret|token"
 
 SPECIAL = (
-    Rule(
+    SecretRule(
         "private-key",
         r"(?i)(-----BEGIN[ A-Z0-9_-]{0,100}PRIVATE KEY(?: BLOCK)?-----[\s\S]{64}[\s\S]*?KEY(?: BLOCK)?-----)",
         r"(?i)-----BEGIN[ A-Z0-9_-]{0,100}PRIVATE KEY",
         ("private key",),
         checked=False,
     ),
-    Rule(
+    SecretRule(
         "jwt",
         r"\b(ey[a-zA-Z0-9_-]{17,}\.ey[a-zA-Z0-9/\\_-]{17,}\.(?:[a-zA-Z0-9/\\_-]{10,}={0,2})?)",
         r"\bey[a-zA-Z0-9_-]{17}[a-zA-Z0-9_-]*\.ey[a-zA-Z0-9/\\_-]{17}",
         (".ey",),
         3.0,
     ),
-    Rule("jwt", r"\b(ZXlK[a-zA-Z0-9/\\_+\-\r\n]{44,}={0,2})", r"\bZXlK[a-zA-Z0-9/\\_+\-\r\n]{44}", ("zxlk",), 3.5),
-    Rule(
+    SecretRule(
+        "jwt", r"\b(ZXlK[a-zA-Z0-9/\\_+\-\r\n]{44,}={0,2})", r"\bZXlK[a-zA-Z0-9/\\_+\-\r\n]{44}", ("zxlk",), 3.5
+    ),
+    SecretRule(
         "aws-bedrock-key",
         r"(bedrock-api-key-YmVkcm9jay5hbWF6b25hd3MuY29t[A-Za-z0-9+/=]*)",
         r"bedrock-api-key-YmVkcm9jay5hbWF6b25hd3MuY29t",
         ("bedrock-api-key-",),
         checked=False,
     ),
-    Rule(
+    SecretRule(
         "authorization-header",
         r"""(?i)authorization["']?\s{0,3}[:=,]\s{0,3}["']?(?:basic|bearer|(?:api-)?token)[ \t]{1,3}([\w=~@.+/\-]{8,})""",  # noqa: E501
         r"(?i)authorization.{0,8}(?:basic|bearer|token)[ \t]{1,3}[\w=~@.+/\-]{8}",
         ("authorization",),
         2.75,
     ),
-    Rule(
+    SecretRule(
         "authorization-header",
         r"""(?i)\bcurl\b[\s\S]{0,400}?\s(?:-H|--header)[= \t]{0,5}["'](?:X-[\w\-]{0,30})?"""
         r"""(?:Api-?)?(?:Key|Token|Auth[\w\-]{0,12}|Secret)[ \t]{0,5}:[ \t]{0,5}"""
@@ -240,7 +242,7 @@ SPECIAL = (
         ("curl",),
         2.75,
     ),
-    Rule(
+    SecretRule(
         "curl-user",
         r"""\bcurl\b[\s\S]{0,400}?\s(?:-u|--user)[= \t]{0,5}"""
         r"""("[^"\n]{3,}"(?::\S+)?|'[^'\n]{3,}'(?::\S+)?|[\w$@.\-]+:[^\s"'][^\s"']+|[\w$@.\-]+:(?:"[^"\n]+"|'[^'\n]+'))""",
@@ -248,83 +250,83 @@ SPECIAL = (
         ("curl",),
         2.0,
     ),
-    Rule(
+    SecretRule(
         "url-password",
         r"(?i)\bhttps?://([a-f0-9]{8}:[a-f0-9]{8})@",
         r"(?i)\bhttps?://[a-f0-9]{8}:[a-f0-9]{8}@",
         ("://",),
     ),
-    Rule(
+    SecretRule(
         "url-password",
         r"(?i)\b[a-z][a-z0-9+]{1,12}://[\w.\-%]{1,64}:([^\s/:@'\"<>{}$()\[\]]{6,100})@[\w.\-]{3,}",
         r"(?i)\b[a-z][a-z0-9+]{1,12}://[\w.\-%]{1,64}:[^\s/:@'\"<>{}$()\[\]]{6,100}@[\w.\-]{3}",
         ("://",),
         2.8,
     ),
-    Rule(
+    SecretRule(
         "kubernetes-secret",
         r"""(?i)\bkind:[ \t]*["']?secret\b["']?[\s\S]{0,200}?\bdata:[\s\S]{0,100}?\s[\w.\-]+:(?:[ \t]*(?:\||>[-+]?)\s+)?[ \t]*["']?([a-z0-9+/]{10,}={0,3})""",  # noqa: E501
         r"(?i)\bkind:[ \t]*[\"']?secret\b",
         ("secret",),
         1.5,
     ),
-    Rule(
+    SecretRule(
         "kubernetes-secret",
         r"""(?i)\bdata:[\s\S]{0,100}?\s[\w.\-]+:(?:[ \t]*(?:\||>[-+]?)\s+)?[ \t]*["']?([a-z0-9+/]{10,}={0,3})["']?[\s\S]{0,200}?\bkind:[ \t]*["']?secret\b""",  # noqa: E501
         r"(?i)\bkind:[ \t]*[\"']?secret\b",
         ("secret",),
         1.5,
     ),
-    Rule(
+    SecretRule(
         "nuget-password",
         r"""(?i)<add key="(?:ClearText)?Password"\s*value="([^"\n]{8,})"\s*/>""",
         r"""(?i)<add key="(?:ClearText)?Password"\s*value=""",
         ("<add key",),
         1.0,
     ),
-    Rule(
+    SecretRule(
         "freemius-key",
         r"""(?i)["']secret_key["']\s*=>\s*["'](sk_[^\s"']{29})["']""",
         r"""(?i)["']secret_key["']\s*=>\s*["']sk_""",
         ("secret_key",),
     ),
-    Rule(
+    SecretRule(
         "facebook-token",
         r"\b([0-9]{15,16}(?:\||%)[0-9A-Za-z_\-]{27,40})(?:[\x60'\"\s;]|\\|$)",
         r"\b[0-9]{15,16}(?:\||%)[0-9A-Za-z_\-]{27,40}",
         ("|", "%"),
         3.0,
     ),
-    Rule(
+    SecretRule(
         "slack-webhook",
         r"(hooks.slack.com/(?:services|workflows|triggers)/[A-Za-z0-9+/]{43,56})",
         r"hooks.slack.com/(?:services|workflows|triggers)/[A-Za-z0-9+/]{43}",
         ("hooks",),
     ),
-    Rule(
+    SecretRule(
         "slack-token", r"(?i)(xoxe.xox[bp]-\d-[A-Z0-9]{163,166})", r"(?i)xoxe.xox[bp]-\d-[A-Z0-9]{163}", ("xoxe",), 2.0
     ),
-    Rule(
+    SecretRule(
         "teams-webhook",
         r"([a-z0-9]+\.webhook\.office\.com/webhookb2/[a-z0-9\-]{36}@[a-z0-9\-]{36}/IncomingWebhook/[a-z0-9]{32}/[a-z0-9\-]{36})",
         r"webhook\.office\.com/webhookb2/[a-z0-9\-]{36}@",
         ("webhook.office.com",),
     ),
-    Rule(
+    SecretRule(
         "terraform-token",
         r"(?i)\b([a-z0-9]{14}\.atlasv1\.[a-z0-9_=\-]{60,70})",
         r"(?i)\b[a-z0-9]{14}\.atlasv1\.[a-z0-9_=\-]{60}",
         (".atlasv1.",),
         3.3,
     ),
-    Rule(
+    SecretRule(
         "password",
         rf"""(?i)(?:passw(?:or)?d|pwd|passphrase){NAME_TAIL}[\s=]{{0,5}}("[^"\s]{{8,40}}"|'[^'\s]{{8,40}}')""",
         rf"""(?i)(?:passw(?:or)?d|pwd|passphrase){BETWEEN}["']?[^"'\s]{{6}}""",
         ("passw", "pwd", "passphrase"),
         2.0,
     ),
-    Rule(
+    SecretRule(
         "generic-credential",
         rf"""(?i)(?:{CREDENTIAL}){BETWEEN}([\w.=+/\-]{{10,150}}){END}""",
         rf"""(?i)(?:{CREDENTIAL}){BETWEEN}[\w.=+/\-]{{10}}""",
@@ -335,13 +337,13 @@ SPECIAL = (
 
 
 @lru_cache(maxsize=1)
-def rules() -> tuple[Rule, ...]:
-    """Every rule, the most specific first: where two claim the same place, the earlier one has it."""
+def rules() -> tuple[SecretRule, ...]:
+    """All rules, the most specific first: of two overlapping matches, the earlier rule wins."""
     return (*_tokens(), *SPECIAL[:-2], _named_rule(), *SPECIAL[-2:])
 
 
 def named_kind(name: str, value: str) -> str:
-    """The kind of a value that stands behind a service's name; "" where it has none of that service's shapes."""
+    """The kind of a value after a service's name; "" if it has none of that service's formats."""
     lowered = name.lower()
     for words, shapes in _named():
         if any(word in lowered for word in words) and any(shape.fullmatch(value) for shape in shapes):
@@ -349,7 +351,7 @@ def named_kind(name: str, value: str) -> str:
     return ""
 
 
-def _tokens() -> list[Rule]:
+def _tokens() -> list[SecretRule]:
     made = []
     for line in TOKENS.strip().splitlines():
         kind, _, shapes = line.partition(": ")
@@ -360,7 +362,7 @@ def _tokens() -> list[Rule]:
             tail = "={0,3}" if "<b" in shape and "=" not in shape else ""
             start = r"\b" if re.match(r"[\w<{\[]", shape) and not shape.startswith("<z") else ""
             made.append(
-                Rule(
+                SecretRule(
                     kind,
                     f"{flag}{start}({body}{tail})",
                     f"{flag}{start}{_bounded(body)}",
@@ -372,7 +374,7 @@ def _tokens() -> list[Rule]:
 
 
 def _hints(shape: str) -> tuple[str, ...]:
-    """The longest literal of a shape, for each choice that it begins with."""
+    """The longest literal of a shape, once for each choice at its start."""
     opening = re.match(r"\{([^{}]+)\}([^<{\[]*)", shape)
     if opening:
         return tuple((choice + opening.group(2)).lower() for choice in opening.group(1).split("|"))
@@ -381,7 +383,7 @@ def _hints(shape: str) -> tuple[str, ...]:
 
 
 def _bounded(body: str) -> str:
-    """hyperscan needs no more than the least that must be there."""
+    """For hyperscan, the shortest match is enough."""
     return re.sub(r"(\{[1-9]\d*),\d*\}$", r"\1}", body)
 
 
@@ -395,14 +397,14 @@ def _named() -> tuple[tuple[tuple[str, ...], tuple[re.Pattern[str], ...]], ...]:
     return tuple(table)
 
 
-def _named_rule() -> Rule:
+def _named_rule() -> SecretRule:
     words = sorted({word for names, _ in _named() for word in names}, key=lambda word: (-len(word), word))
     names = "|".join(re.escape(word) for word in words)
     value = r"[\w=+/.:%|~\-]{12,140}"
-    return Rule(
+    return SecretRule(
         NAMED_KIND,
         rf"(?i)((?:{names}){BETWEEN})({value}){END}",
-        # one expression a word: hyperscan finds their letters first, and looks on only there
+        # one expression a word: hyperscan finds the literals first and continues only there
         tuple(rf"(?i){re.escape(word)}{NAME_TAIL}" for word in words),
         tuple(words),
     )

@@ -1,9 +1,9 @@
-"""Find secrets in a text: one pass of hyperscan picks the rules, RE2 finds the places, judge.py decides.
+"""Find secrets in a text: one pass of hyperscan selects the rules, RE2 finds the matches, false_positives.py decides.
 
-hyperscan reads a text once for all rules (hundreds of MB/s) but knows no groups; RE2 then runs only the few rules that
-it named. Without hyperscan, literal hints pick the rules: slower, with the same findings, since RE2 and the judge have
-the last word either way. No pattern can take more than linear time, so no text can hang a build. Nothing is ever sent
-anywhere to see whether a secret works.
+hyperscan reads a text once for all rules (hundreds of MB/s) but has no groups; RE2 then runs only the few rules that
+matched. Without hyperscan, literal hints select the rules: slower, with the same findings, since RE2 and the checks
+decide either way. No pattern takes more than linear time, so no text can hang a build. Secrets are never sent anywhere
+to check them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from lakh import storage
-from lakh.corpus.secrets.judge import refusal, refusal_of_generic, refusal_of_named, refusal_of_password
-from lakh.corpus.secrets.pii import PII_KINDS, refusal_of_pii
-from lakh.corpus.secrets.rules import NAMED_KIND, Rule, named_kind
+from lakh.corpus.secrets.false_positives import (
+    rejection,
+    rejection_of_generic,
+    rejection_of_named,
+    rejection_of_password,
+)
+from lakh.corpus.secrets.pii import PII_KINDS, rejection_of_pii
+from lakh.corpus.secrets.rules import NAMED_KIND, SecretRule, named_kind
 from lakh.errors import ConfigError, LakhError, MissingExtra
 
-__all__ = ["Finding", "Scanner", "has_hyperscan"]
+__all__ = ["SecretFinding", "SecretScanner", "has_hyperscan"]
 
 CONTEXT_CHARS = 40
 MIN_GENERIC_DIGITS = 2
@@ -31,7 +36,7 @@ RE2_MEMORY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, order=True)
-class Finding:
+class SecretFinding:
     begin: int
     """Byte offset in the UTF-8 text."""
     end: int
@@ -47,10 +52,10 @@ def has_hyperscan() -> bool:
     return True
 
 
-class Scanner:
-    """Compiled rules. Compiling takes half a second, the first time; one per process is enough."""
+class SecretScanner:
+    """Compiled rules. The first compilation takes half a second; one scanner per process is enough."""
 
-    def __init__(self, rules: Sequence[Rule], *, use_hyperscan: bool | None = None) -> None:
+    def __init__(self, rules: Sequence[SecretRule], *, use_hyperscan: bool | None = None) -> None:
         self.rules = tuple(rules)
         self._compiled = [_compile(rule) for rule in self.rules]
         self._database = (
@@ -61,19 +66,19 @@ class Scanner:
             for hint in rule.hints:
                 self._by_hint.setdefault(hint, []).append(number)
 
-    def find(self, data: bytes) -> list[Finding]:
-        """Every finding, in order, none overlapping: the earlier rule wins a place that two claim."""
-        taken: list[Finding] = []
+    def find(self, data: bytes) -> list[SecretFinding]:
+        """All findings, in order, without overlap: of two that overlap, the earlier rule wins."""
+        found: list[SecretFinding] = []
         for number in self.candidates(data):
             rule = self.rules[number]
             for match in self._compiled[number].finditer(data):
                 finding = _finding(rule, match, data)
-                if finding and not any(f.begin < finding.end and finding.begin < f.end for f in taken):
-                    taken.append(finding)
-        return sorted(taken)
+                if finding and not any(f.begin < finding.end and finding.begin < f.end for f in found):
+                    found.append(finding)
+        return sorted(found)
 
     def candidates(self, data: bytes) -> list[int]:
-        """The rules that may have something to say, in their order."""
+        """The rules that may match, in their order."""
         if self._database is None:
             lowered = data.lower()
             hinted = {n for hint, numbers in self._by_hint.items() if hint.encode() in lowered for n in numbers}
@@ -83,17 +88,17 @@ class Scanner:
         return sorted(hit)
 
 
-def _finding(rule: Rule, match: Any, data: bytes) -> Finding | None:
+def _finding(rule: SecretRule, match: Any, data: bytes) -> SecretFinding | None:
     group = 2 if rule.kind == NAMED_KIND else 1
     begin, end = match.span(group)
     if begin < 0:
         return None
     kind = rule.kind
     if kind == "generic-credential" and sum(48 <= c <= 57 for c in data[begin:end]) < MIN_GENERIC_DIGITS:
-        return None  # most of what such names are given: decided before anything is decoded
+        return None  # the most common case: decided before decoding
     value = data[begin:end].decode("utf-8", "replace")
     if kind == "private-key":
-        return Finding(begin, end, kind, value) if "REDACTED" not in value[:200] else None
+        return SecretFinding(begin, end, kind, value) if "REDACTED" not in value[:200] else None
     quoted = ""
     if value[:1] in "\"'" and value[-1:] == value[:1] and len(value) > 2:
         quoted, value, begin, end = value, value[1:-1], begin + 1, end - 1
@@ -102,30 +107,30 @@ def _finding(rule: Rule, match: Any, data: bytes) -> Finding | None:
         name = match.group(1).decode("utf-8", "replace")
         value = value.rstrip(".:|") if not named_kind(name, value) else value
         kind = named_kind(name, value)
-        refused = refusal_of_named(value) if kind else "no shape of that service"
+        rejected = rejection_of_named(value) if kind else "no shape of that service"
         end = begin + len(value.encode())
     elif kind in PII_KINDS:
-        refused = refusal_of_pii(kind, value, before)
+        rejected = rejection_of_pii(kind, value, before)
     elif kind == "generic-credential":
         follows = data[end : end + 1]
         assigned = re.search(r"[\x60'\"]\s*$", before) is not None or "." not in value
-        refused = "a call" if follows == b"(" else refusal_of_generic(value, before) if assigned else "an expression"
+        rejected = "a call" if follows == b"(" else rejection_of_generic(value, before) if assigned else "an expression"
     elif kind == "password":
-        refused = refusal_of_password(value, quoted)
+        rejected = rejection_of_password(value, quoted)
     elif kind == "curl-user":
-        refused = "a variable" if "$" in value or ":" not in value else refusal(value, rule.min_entropy)
+        rejected = "a variable" if "$" in value or ":" not in value else rejection(value, rule.min_entropy)
     else:
-        refused = refusal(value, rule.min_entropy) if rule.checked else ""
+        rejected = rejection(value, rule.min_entropy) if rule.checked else ""
         after = data[end : end + 1]
-        if not refused and rule.checked and after and (after.isalnum() or after == b"_") and value[-1].isalnum():
-            refused = "goes on"  # longer than the kind is
-    return None if refused else Finding(begin, end, kind, value)
+        if not rejected and rule.checked and after and (after.isalnum() or after == b"_") and value[-1].isalnum():
+            rejected = "goes on"  # longer than this kind of secret
+    return None if rejected else SecretFinding(begin, end, kind, value)
 
 
-def _compile(rule: Rule) -> Any:
+def _compile(rule: SecretRule) -> Any:
     try:
         import re2
-    except ImportError:  # a light install reads corpora and never makes one
+    except ImportError:  # a light install reads corpora and does not build them
         raise MissingExtra("corpus secrets", "google-re2", "corpus") from None
     options = re2.Options()
     options.max_mem = RE2_MEMORY_BYTES
@@ -137,8 +142,8 @@ def _compile(rule: Rule) -> Any:
         raise ConfigError(rule.kind, f"the pattern {rule.pattern!r} is wrong ({error})", todo) from None
 
 
-def _database(rules: Sequence[Rule]) -> Any:
-    """The rules compiled for hyperscan: from the cache, where an earlier process has left them for this very set."""
+def _database(rules: Sequence[SecretRule]) -> Any:
+    """The rules compiled for hyperscan, from the cache if an earlier process compiled the same set."""
     import hyperscan
 
     flags = hyperscan.HS_FLAG_SINGLEMATCH | hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_ALLOWEMPTY
@@ -149,7 +154,7 @@ def _database(rules: Sequence[Rule]) -> Any:
     try:
         database = hyperscan.loadb(place.read_bytes(), hyperscan.HS_MODE_BLOCK)
         database.scratch = hyperscan.Scratch(database)
-    except (OSError, hyperscan.error):  # not there; or damaged, or of another processor: it has a checksum and a kind
+    except (OSError, hyperscan.error):  # missing, damaged, or of another processor: hyperscan checks it
         database = hyperscan.Database()
         database.compile(
             expressions=[text.encode() for _, text in listed],

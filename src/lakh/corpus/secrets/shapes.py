@@ -1,14 +1,14 @@
-"""A small notation for the shapes of secrets, and its translation to regular expressions.
+"""A small notation for the formats of secrets, and its translation to regular expressions.
 
-    ghp_<a36>      the letters as they are, then 36 letters or digits
+    ghp_<a36>      literal text, then 36 letters or digits
     <x32> hex      <d16> digits     <u26> capitals and digits    <a9> letters and digits    <l34> letters
     <w20> a-z A-Z 0-9 _ -           <b43> base64: a-z A-Z 0-9 + /           <s44> a-z A-Z 0-9 _ - = .
     <k80> base64 of both kinds      <z31> a-z A-Z 0-9 _ ~ . -               <p80> a-z A-Z 0-9 %
-    <w20-60>       20 to 60 of them                 <uuid>      8-4-4-4-12 hex digits
-    {live|test}    one of these                     [-<d1>]     or nothing
+    <w20-60>       20 to 60 times                  <uuid>      8-4-4-4-12 hex digits
+    {live|test}    one of these                     [-<d1>]     optional
 
-Written for tables that people read and extend; patterns that do not fit are written as regular expressions.
-Both engines (hyperscan, RE2) take the result: no look-around, no back-references.
+Meant for tables that people read and extend; other patterns are written as regular expressions. Both hyperscan and RE2
+accept the result: no look-around, no back-references.
 """
 
 from __future__ import annotations

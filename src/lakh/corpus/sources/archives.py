@@ -1,12 +1,12 @@
 """Archives as sources: tar (gz, bz2, xz, zstd), zip, wheels, sdists, npm packages, Debian source tarballs.
 
-Read as a stream, member by member; nothing is ever unpacked to disk. A member that leads out of the archive (an
-absolute name, `..`), a link or a device is dropped with its reason; an archive that unpacks to more than MAX_RATIO
-times its size is read no further. Two passes: the first finds the licence (files of that name, or the package's
-metadata), the second reads the code; both cost decompression only.
+Read as a stream, member by member; nothing is unpacked to disk. A member that leads out of the archive (an absolute
+name, `..`), a link or a device is dropped with its reason; an archive that unpacks to more than MAX_RATIO times its
+size is read no further. Two passes: the first finds the licence (licence files or package metadata), the second reads
+the code; both cost only decompression.
 
-Memory: one member of at most max_file_bytes, and the names of a zip's directory. Fails never: a damaged archive gives a
-row that says so, after what could be read.
+Memory: one member of at most max_file_bytes, and the names of a zip's directory. A damaged archive gives what could be
+read, then a row with the reason.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import IO, Any
 import pyarrow as pa
 
 from lakh import storage
-from lakh.corpus.sources.evidence import Evidence, is_evidence
+from lakh.corpus.sources.licence_evidence import LicenceEvidence, is_licence_evidence
 
-__all__ = ["ENDINGS", "Member", "below", "evidence_of", "kind_of", "members", "stem_of"]
+__all__ = ["ENDINGS", "ArchiveMember", "below", "evidence_of", "kind_of", "members", "stem_of"]
 
 MAX_RATIO = 200
-"""Code packs to a quarter, repeated code to a fiftieth; a bomb to a thousandth and less."""
+"""Code compresses to a quarter, repeated code to a fiftieth; a bomb to a thousandth and less."""
 MIN_LIMIT_BYTES = 64 << 20
-"""Small archives may unpack to so much whatever their ratio."""
+"""Small archives may unpack to this size whatever their ratio."""
 XZ_MEMORY_BYTES = 256 << 20
 BLOCK_BYTES = 1 << 20
 
@@ -44,13 +44,13 @@ ENDINGS = {
 }  # fmt: skip
 DAMAGE = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError,
-    NotImplementedError,    RuntimeError, pa.ArrowException, KeyError, IndexError, OverflowError, UnicodeError,
+    NotImplementedError, RuntimeError, pa.ArrowException, KeyError, IndexError, OverflowError, UnicodeError,
 )  # fmt: skip
 
 
 @dataclass(slots=True)
-class Member:
-    """One entry of an archive: its content, or why there is none."""
+class ArchiveMember:
+    """One entry of an archive: its content, or the reason why it has none."""
 
     path: str
     size_bytes: int = 0
@@ -59,12 +59,12 @@ class Member:
     detail: str = ""
 
 
-class _Bomb(Exception):
-    """The archive unpacks to more than it may."""
+class _ArchiveBomb(Exception):
+    """The archive unpacks to more than the limit."""
 
 
 def kind_of(name: str) -> str:
-    """ "tar", "zip", or "" where the name is no archive's."""
+    """ "tar", "zip", or "" if the name is not that of an archive."""
     lower = name.lower()
     return next((kind for ending, kind in ENDINGS.items() if lower.endswith(ending)), "")
 
@@ -77,25 +77,25 @@ def stem_of(name: str) -> str:
     )
 
 
-def members(url: str, max_file_bytes: int, wanted: Any) -> Iterator[Member]:
-    """Every entry that is or should be a file; content for those that `wanted(path, size)` wants."""
+def members(url: str, max_file_bytes: int, wanted: Any) -> Iterator[ArchiveMember]:
+    """Every entry that is or should be a file; with content if `wanted(path, size)`."""
     walk = _zip if kind_of(url) == "zip" else _tar
     try:
         yield from walk(url, max_file_bytes, wanted)
-    except _Bomb as error:
-        yield Member("", reason="unsafe-archive", detail=f"the rest: {error}")
+    except _ArchiveBomb as error:
+        yield ArchiveMember("", reason="unsafe-archive", detail=f"the rest: {error}")
     except DAMAGE as error:
-        yield Member("", reason="unreadable", detail=f"the rest of the archive: {_line(error)}")
+        yield ArchiveMember("", reason="unreadable", detail=f"the rest of the archive: {_line(error)}")
 
 
-def evidence_of(url: str) -> Evidence:
-    """What the archive says of its licence."""
-    evidence, top = Evidence(), stem_of(url.rpartition("/")[2])
+def evidence_of(url: str) -> LicenceEvidence:
+    """The files of the archive that state its licence."""
+    evidence, top = LicenceEvidence(), stem_of(url.rpartition("/")[2])
 
     def wanted(path: str, size_bytes: int) -> bool:
-        return size_bytes <= Evidence.MAX_BYTES and is_evidence(below(path, top))
+        return size_bytes <= LicenceEvidence.MAX_BYTES and is_licence_evidence(below(path, top))
 
-    for member in members(url, Evidence.MAX_BYTES, wanted):
+    for member in members(url, LicenceEvidence.MAX_BYTES, wanted):
         if member.content is not None:
             evidence.add(below(member.path, top), member.content)
     return evidence
@@ -109,33 +109,33 @@ def below(path: str, top: str) -> str:
     )
 
 
-def _tar(url: str, max_file_bytes: int, wanted: Any) -> Iterator[Member]:
+def _tar(url: str, max_file_bytes: int, wanted: Any) -> Iterator[ArchiveMember]:
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(storage.open_read(url))
         packed_bytes = file.seek(0, io.SEEK_END)
         file.seek(0)
-        plain: Any = _Limited(_unpacked(file, stack), max(MIN_LIMIT_BYTES, packed_bytes * MAX_RATIO))
+        plain: Any = _LimitedStream(_unpacked(file, stack), max(MIN_LIMIT_BYTES, packed_bytes * MAX_RATIO))
         archive = stack.enter_context(tarfile.open(fileobj=plain, mode="r|"))
         for entry in archive:
-            archive.__dict__["members"] = []  # the module remembers every entry; we need none
+            archive.__dict__["members"] = []  # the module keeps every entry; free them
             path, reason = _safe(entry.name)
             if entry.isdir():
                 continue
             if entry.issym() or entry.islnk():
-                yield Member(path, reason=reason or "symlink", detail=f"a link to {entry.linkname[:100]}")
+                yield ArchiveMember(path, reason=reason or "symlink", detail=f"a link to {entry.linkname[:100]}")
             elif not entry.isfile():
-                yield Member(path, reason="unsafe-archive", detail="no plain file")
+                yield ArchiveMember(path, reason="unsafe-archive", detail="no plain file")
             elif reason:
-                yield Member(path, entry.size, reason=reason, detail="its name leads out of the archive")
+                yield ArchiveMember(path, entry.size, reason=reason, detail="its name leads out of the archive")
             elif wanted(path, entry.size):
                 opened = archive.extractfile(entry)
                 assert opened is not None
-                yield Member(path, entry.size, opened.read(max_file_bytes + 1))
+                yield ArchiveMember(path, entry.size, opened.read(max_file_bytes + 1))
             else:
-                yield Member(path, entry.size)
+                yield ArchiveMember(path, entry.size)
 
 
-def _zip(url: str, max_file_bytes: int, wanted: Any) -> Iterator[Member]:
+def _zip(url: str, max_file_bytes: int, wanted: Any) -> Iterator[ArchiveMember]:
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(storage.open_read(url))
         packed_bytes = file.seek(0, io.SEEK_END)
@@ -147,28 +147,30 @@ def _zip(url: str, max_file_bytes: int, wanted: Any) -> Iterator[Member]:
             if entry.is_dir():
                 continue
             if stat.S_ISLNK(mode):
-                yield Member(path, reason=reason or "symlink", detail="a link")
+                yield ArchiveMember(path, reason=reason or "symlink", detail="a link")
             elif reason or (mode and stat.S_IFMT(mode) and not stat.S_ISREG(mode)):
-                yield Member(path, entry.file_size, reason="unsafe-archive", detail="leads out, or is no plain file")
+                yield ArchiveMember(
+                    path, entry.file_size, reason="unsafe-archive", detail="leads out, or is no plain file"
+                )
             elif entry.flag_bits & 1:
-                yield Member(path, entry.file_size, reason="unreadable", detail="encrypted")
+                yield ArchiveMember(path, entry.file_size, reason="unreadable", detail="encrypted")
             elif not wanted(path, entry.file_size):
-                yield Member(path, entry.file_size)
+                yield ArchiveMember(path, entry.file_size)
             else:
                 try:
                     with archive.open(entry) as opened:
                         content = opened.read(max_file_bytes + 1)
                 except DAMAGE as error:
-                    yield Member(path, entry.file_size, reason="unreadable", detail=_line(error))
+                    yield ArchiveMember(path, entry.file_size, reason="unreadable", detail=_line(error))
                     continue
                 left -= len(content)
                 if left < 0:
-                    raise _Bomb(f"it unpacks to more than {MAX_RATIO} times its size")
-                yield Member(path, entry.file_size, content)
+                    raise _ArchiveBomb(f"it unpacks to more than {MAX_RATIO} times its size")
+                yield ArchiveMember(path, entry.file_size, content)
 
 
 def _safe(name: str) -> tuple[str, str]:
-    """(the name with / between its parts, "" or the reason why it cannot be a path inside the archive)."""
+    """(the name with / between its parts, "" or the reason why it is not a path inside the archive)."""
     name = name.encode("utf-8", "backslashreplace").decode()
     path = name.replace("\\", "/")
     bad = path.startswith("/") or ".." in path.split("/") or "\0" in path or (len(path) > 1 and path[1] == ":")
@@ -177,7 +179,7 @@ def _safe(name: str) -> tuple[str, str]:
 
 
 def _unpacked(file: IO[bytes], stack: contextlib.ExitStack) -> Any:
-    """The plain stream of a file that may be compressed, by its first bytes."""
+    """The decompressed stream of a file, by its first bytes."""
     head = file.read(6)
     file.seek(0)
     if head.startswith(b"\x1f\x8b"):
@@ -185,14 +187,14 @@ def _unpacked(file: IO[bytes], stack: contextlib.ExitStack) -> Any:
     if head.startswith(b"BZh"):
         return stack.enter_context(bz2.BZ2File(file))
     if head.startswith(b"\xfd7zXZ\0"):
-        return io.BufferedReader(_Xz(file), BLOCK_BYTES)
+        return io.BufferedReader(_XzStream(file), BLOCK_BYTES)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
         return stack.enter_context(pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd"))
     return file
 
 
-class _Xz(io.RawIOBase):
-    """An xz stream with a limit on the memory that its dictionary may take."""
+class _XzStream(io.RawIOBase):
+    """An xz stream with a limit on the memory of its dictionary."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -218,8 +220,8 @@ class _Xz(io.RawIOBase):
                 return len(data)
 
 
-class _Limited:
-    """A stream that raises _Bomb after so many bytes; what tarfile asks of a file in stream mode is `read`."""
+class _LimitedStream:
+    """A stream that raises _ArchiveBomb after `limit_bytes`; tarfile in stream mode only calls `read`."""
 
     def __init__(self, file: Any, limit_bytes: int) -> None:
         self._file, self._left = file, limit_bytes
@@ -228,7 +230,7 @@ class _Limited:
         data: bytes = self._file.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise _Bomb(f"it unpacks to more than {MAX_RATIO} times its size")
+            raise _ArchiveBomb(f"it unpacks to more than {MAX_RATIO} times its size")
         return data
 
 

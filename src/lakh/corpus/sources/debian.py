@@ -1,12 +1,13 @@
-"""Debian sources, from the mirrors that this machine's apt uses; no root, and thousands of packages in minutes.
+"""Debian sources, from the mirrors that apt uses on this machine; needs no root.
 
     download("hello", folder)            # the newest version; hello_2.10.orig.tar.gz
-    download("hello=2.10-3", folder)     # that one
+    download("hello=2.10-3", folder)     # that version
 
-`apt-get source` reads the lists of all packages again for each name, a second of work; here they are read once (apt's
-own helper unpacks them and fetches files, so proxies, credentials and mirrors are apt's). The lists live in a folder of
-ours and are renewed when older than LISTS_MAX_AGE_S. Debian's changes (*.debian.tar) are patches and packaging, not the
-program: left out. The lists are signed, apt checks that; each file's SHA-256 is in them.
+`apt-get source` reads the lists of all packages again for each name, a second of work; here they are read once, so
+thousands of packages take minutes (apt's own helper unpacks lists and fetches files, so proxies, credentials and
+mirrors are apt's). The lists are cached and renewed when older than LISTS_MAX_AGE_S. Debian's changes (*.debian.tar)
+are patches and packaging, not the program, and are skipped. apt checks the lists' signatures; they contain each file's
+SHA-256.
 
 Fails with UserError (no such package or version, a mirror without the file, no apt) and PeerLost (the network).
 """
@@ -22,20 +23,20 @@ from pathlib import Path
 
 from lakh import storage
 from lakh.corpus.sources import archives
-from lakh.corpus.sources.program import run
+from lakh.corpus.sources.command import run_command as run
 from lakh.errors import PeerLost, UserError
 
-__all__ = ["Release", "download", "newest", "releases"]
+__all__ = ["DebianRelease", "download", "newest", "releases"]
 
 LISTS_MAX_AGE_S = 7 * 86400.0
 LISTS = "debian: apt's lists"
 HELPER = "/usr/lib/apt/apt-helper"
-_one_reads_lists = threading.Lock()
+_lists_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Release:
-    """One version of a source package: where its archives are, and their SHA-256 by name."""
+class DebianRelease:
+    """One version of a source package: the URL of its archives, and their (name, SHA-256)."""
 
     name: str
     version: str
@@ -43,30 +44,34 @@ class Release:
     archives: tuple[tuple[str, str], ...]
 
 
-def download(word: str, folder: Path) -> None:
-    """The archives of NAME or NAME=VERSION, into the folder."""
-    where, (name, _, version) = f"debian:{word}", word.partition("=")
-    with _one_reads_lists:
+def download(package: str, folder: Path) -> None:
+    """Download the archives of NAME or NAME=VERSION to the folder."""
+    where, (name, _, version) = f"debian:{package}", package.partition("=")
+    with _lists_lock:
         known = _table(_folder())
     found = [release for release in known.get(name, ()) if not version or release.version == version]
     if not found:
         versions = ", ".join(sorted(release.version for release in known.get(name, ())))
-        todo = f"its versions here: {versions}" if versions else "check the name: sources and packages are named apart"
+        todo = (
+            f"its versions here: {versions}"
+            if versions
+            else "check the name: a source package may differ from its binary packages"
+        )
         raise UserError(where, "no such source package or version in apt's lists", todo)
     release = newest(found)
     for file, sha256 in release.archives:
         fetch = [HELPER, "-o", "APT::Sandbox::User=", "-o", "Acquire::Retries=3", "download-file"]
         fetch += [f"{release.base}/{file}", str(folder / file), f"SHA256:{sha256}"]
         try:
-            run(fetch, where, "apt", todo="try again", failure=PeerLost, telling="Failed to fetch")
+            run(fetch, where, "apt", todo="try again", failure=PeerLost, prefer="Failed to fetch")
         except PeerLost as error:
             if "404" not in error.found.split():
                 raise
             raise UserError(where, f"the mirror has no {file}", "choose another mirror or version") from None
 
 
-def releases(text: str, mirror: str) -> Iterable[Release]:
-    """The source packages of one list (Debian policy 5.4 and its Sources files); what has no archive is left out."""
+def releases(text: str, mirror: str) -> Iterable[DebianRelease]:
+    """The source packages with archives in one list (Debian policy 5.4 and its Sources files)."""
     for stanza in text.split("\n\n"):
         fields: dict[str, str] = {}
         key = ""
@@ -78,7 +83,7 @@ def releases(text: str, mirror: str) -> Iterable[Release]:
                 fields[key] = value.strip() + "\n"
         if not {"Package", "Version", "Directory", "Checksums-Sha256"} <= fields.keys():
             continue
-        if "Extra-Source-Only: yes" in stanza:  # kept for a licence's sake only, no release of its own
+        if "Extra-Source-Only: yes" in stanza:  # kept only to fulfil a licence, not a release
             continue
         listed = [line.split() for line in fields["Checksums-Sha256"].splitlines() if line.strip()]
         kept = tuple(
@@ -88,13 +93,13 @@ def releases(text: str, mirror: str) -> Iterable[Release]:
         )
         if kept:
             base = f"{mirror.rstrip('/')}/{fields['Directory'].strip()}"
-            yield Release(fields["Package"].strip(), fields["Version"].strip(), base, kept)
+            yield DebianRelease(fields["Package"].strip(), fields["Version"].strip(), base, kept)
 
 
-def newest(found: list[Release]) -> Release:
-    """By Debian's order of versions, which dpkg knows; asked only where there are several."""
+def newest(found: list[DebianRelease]) -> DebianRelease:
+    """The newest by Debian's order of versions, from dpkg; called only if there are several."""
 
-    def order(one: Release, other: Release) -> int:
+    def order(one: DebianRelease, other: DebianRelease) -> int:
         if one.version == other.version:
             return 0
         try:
@@ -119,11 +124,11 @@ def _options(apt: Path) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def _table(apt: Path) -> dict[str, list[Release]]:
-    """Every release of the lists by name: some million lines, read once."""
+def _table(apt: Path) -> dict[str, list[DebianRelease]]:
+    """All releases of the lists by name: some million lines, read once."""
     _renew(apt)
     asked = ["apt-get", *_options(apt), "indextargets", "--format", "$(REPO_URI) $(FILENAME)", "Created-By: Sources"]
-    table: dict[str, list[Release]] = {}
+    table: dict[str, list[DebianRelease]] = {}
     for line in run(asked, LISTS, "apt").splitlines():
         mirror, _, file = line.partition(" ")
         for release in releases(run([HELPER, "cat-file", file], LISTS, "apt"), mirror):
@@ -132,12 +137,12 @@ def _table(apt: Path) -> dict[str, list[Release]]:
 
 
 def _renew(apt: Path) -> None:
-    """Source lists of the mirrors that apt knows now, fetched where they are missing, old, or of other mirrors."""
+    """Fetch the source lists of apt's mirrors if they are missing, old, or of other mirrors."""
     asked = ["apt-get", "indextargets", "--format", "deb-src $(REPO_URI) $(CODENAME) $(COMPONENT)"]
-    told = run([*asked, "Created-By: Packages"], LISTS, "apt", todo="run apt-get update as root once")
-    if not told.strip():
-        raise UserError(LISTS, "apt knows no mirror", "run apt-get update as root once")
-    wanted = "\n".join(sorted(set(told.splitlines()))) + "\n"
+    mirrors = run([*asked, "Created-By: Packages"], LISTS, "apt", todo="run apt-get update as root once")
+    if not mirrors.strip():
+        raise UserError(LISTS, "apt has no mirror", "run apt-get update as root once")
+    wanted = "\n".join(sorted(set(mirrors.splitlines()))) + "\n"
     for name in ("lists/partial", "archives/partial"):
         (apt / name).mkdir(parents=True, exist_ok=True)
     stamp = apt / "sources.list"

@@ -1,23 +1,22 @@
-"""Many packages at once: fetched by a few threads, whatever one of them says about its neighbours.
+"""Fetch many packages at once with a few threads; one failure does not stop the others.
 
-A name that its index does not have stops nothing: the others are fetched first, then all missing names are told
-together, or (with `skip_missing`) become one counted row each. What the network lost is told last and is worth another
-try: the cache keeps the rest. Few threads for npm, which is a program of its own each time;
-an index or a mirror is asked by THREADS at most.
+After all fetches, missing packages are reported together, or (with `skip_missing`) become one counted row each. Network
+failures are worth a retry: the cache keeps the rest. npm gets few threads, because each call starts a program; an index
+or a mirror gets at most THREADS.
 
-Fails with UserError (names), PeerLost (the network) and DataError (a file with another hash than its index says).
+Fails with UserError (names), PeerLost (the network) and DataError (a file with another hash than its index states).
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lakh.corpus.document import Progress
-from lakh.corpus.sources.fetched import Fetched, fetch
-from lakh.corpus.sources.listing import Source
+from lakh.corpus.sources.listing import CorpusSource
+from lakh.corpus.sources.packages import PackageSource, fetch
 from lakh.errors import DataError, LakhError, PeerError, PeerLost, UserError
 
 __all__ = ["fetch_all"]
@@ -27,79 +26,78 @@ THREADS_OF = {"npm": 2}
 SHOWN = 12
 WAIT_S = 1.0
 
+Result = tuple[str, BaseException | None]
+
 
 def fetch_all(
-    sources: Sequence[Source], *, skip_missing: bool = False, progress: Progress | None = None
-) -> list[Source]:
-    """The same sources, after all that they name was fetched; what is missing says so when it is listed."""
-    wanted = [source for source in sources if isinstance(source, Fetched)]
-    failed = _each(wanted, progress or (lambda what, done, total: None))
+    sources: Sequence[CorpusSource], *, skip_missing: bool = False, progress: Progress | None = None
+) -> list[CorpusSource]:
+    """Fetch all packages of the sources; returns the sources, with `missing` set where a package is missing."""
+    packages = [source.argument for source in sources if isinstance(source, PackageSource)]
+    failed = _fetch_each(packages, progress or (lambda activity, done, total: None))
     damaged = [error for error in failed.values() if isinstance(error, DataError)]
     if damaged:
         raise damaged[0]
-    lost = {word: error for word, error in failed.items() if isinstance(error, PeerError)}
+    lost = {argument: error for argument, error in failed.items() if isinstance(error, PeerError)}
     if lost:
-        raise _told(lost, len(wanted), PeerLost, "run the same command again: what was fetched is kept")
+        raise _combined(lost, len(packages), PeerLost, "run the same command again: what was fetched is kept")
     if failed and not skip_missing:
-        raise _told(failed, len(wanted), UserError, "leave them out, or pass --skip-missing")
+        raise _combined(failed, len(packages), UserError, "remove them, or pass --skip-missing")
     return [
-        replace(source, missing=failed[source.word].found)
-        if isinstance(source, Fetched) and source.word in failed
+        replace(source, missing=failed[source.argument].found)
+        if isinstance(source, PackageSource) and source.argument in failed
         else source
         for source in sources
     ]
 
 
-def _told(failed: Mapping[str, LakhError], total: int, kind: type[LakhError], todo: str) -> LakhError:
-    """One error for several; a single one speaks for itself."""
+def _combined(failed: Mapping[str, LakhError], total: int, kind: type[LakhError], todo: str) -> LakhError:
+    """One error for several; a single one is returned as it is."""
     if len(failed) == 1:
         return next(iter(failed.values()))
-    shown = [f"{word} ({error.found})" for word, error in sorted(failed.items())]
+    shown = [f"{argument} ({error.found})" for argument, error in sorted(failed.items())]
     more = f", and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
     return kind(f"{len(failed)} of {total} packages", f"not fetched: {', '.join(shown[:SHOWN])}{more}", todo)
 
 
-def _each(wanted: Sequence[Fetched], progress: Progress) -> dict[str, LakhError]:
-    """Fetch all; the errors by word."""
-    answers: queue.Queue[tuple[str, LakhError | BaseException | None]] = queue.Queue()
+def _fetch_each(packages: Sequence[str], progress: Progress) -> dict[str, LakhError]:
+    """Fetch all; returns the errors by argument."""
+    results: queue.Queue[Result] = queue.Queue()
     by_kind: dict[str, queue.Queue[str]] = {}
-    for source in wanted:
-        by_kind.setdefault(source.word.partition(":")[0], queue.Queue()).put(source.word)
-    for kind, words in by_kind.items():
-        for _ in range(min(THREADS_OF.get(kind, THREADS), words.qsize())):
+    for argument in packages:
+        by_kind.setdefault(argument.partition(":")[0], queue.Queue()).put(argument)
+    for kind, waiting in by_kind.items():
+        for _ in range(min(THREADS_OF.get(kind, THREADS), waiting.qsize())):
             # Daemons: Ctrl-C ends the program, not the last of a thousand downloads.
-            threading.Thread(target=_work, args=(words, answers.put), daemon=True).start()
+            threading.Thread(target=_work, args=(waiting, results), daemon=True).start()
     failed: dict[str, LakhError] = {}
-    for done in range(len(wanted)):
-        word, error = _await(answers)
-        progress("fetching", done + 1, len(wanted))
+    for done in range(len(packages)):
+        argument, error = _next_result(results)
+        progress("fetching", done + 1, len(packages))
         if isinstance(error, LakhError):
-            failed[word] = error
+            failed[argument] = error
         elif error is not None:
-            raise error  # a bug of ours
+            raise error
     return failed
 
 
-def _await(
-    answers: queue.Queue[tuple[str, LakhError | BaseException | None]],
-) -> tuple[str, LakhError | BaseException | None]:
-    """The next answer. Each fetch has limits of its own, so one comes; the short waits let Ctrl-C through."""
+def _next_result(results: queue.Queue[Result]) -> Result:
+    """Each fetch has its own time limit, so a result comes; the short waits let Ctrl-C through."""
     while True:
         try:
-            return answers.get(timeout=WAIT_S)
+            return results.get(timeout=WAIT_S)
         except queue.Empty:
             continue
 
 
-def _work(words: queue.Queue[str], answer: Callable[[tuple[str, BaseException | None]], None]) -> None:
+def _work(waiting: queue.Queue[str], results: queue.Queue[Result]) -> None:
     while True:
         try:
-            word = words.get_nowait()
+            argument = waiting.get_nowait()
         except queue.Empty:
             return
         try:
-            fetch(word)
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits
-            answer((word, error))
-        else:
-            answer((word, None))
+            fetch(argument)
+            results.put((argument, None))
+        except BaseException as error:  # noqa: BLE001 - raised by the waiting thread
+            results.put((argument, error))

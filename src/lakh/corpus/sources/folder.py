@@ -1,7 +1,7 @@
-"""A tree of files on this machine, walked in sorted order.
+"""A tree of files on this machine, listed in sorted order.
 
-Hidden folders, __pycache__ and node_modules are no part of it; links are never followed out of it. What it has and
-cannot offer (a dangling link, a pipe) is listed with its reason. Knows nothing of languages or texts.
+Hidden folders, __pycache__ and node_modules are skipped; links are never followed out of the tree. Entries that cannot
+be read (a dangling link, a pipe) are listed with their reason.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lakh.corpus.licence_files import Found
-from lakh.corpus.sources.evidence import Evidence, is_evidence
-from lakh.corpus.sources.listing import Listed, as_text
+from lakh.corpus.licences.detect import DetectedLicence
+from lakh.corpus.sources.licence_evidence import LicenceEvidence, is_licence_evidence
+from lakh.corpus.sources.listing import ListedFile, as_text
 from lakh.errors import UserError
 
 __all__ = ["SKIPPED_FOLDERS", "Folder"]
@@ -31,29 +31,29 @@ class Folder:
     """Absolute, with links resolved."""
     repo: str
     exclude: Path | None = None
-    """A folder inside that is not listed: the corpus that is being written."""
+    """A folder inside that is not listed: the corpus being written."""
     skipped: frozenset[str] = frozenset()
     licence: str = ""
     name: str = ""
     kind: str = "file"
-    """What each file is: a file of code, or docs."""
+    """Kind of every file: file (code) or docs."""
 
-    def files(self) -> Iterator[Listed]:
-        found = Found(self.licence, "") if self.licence else self._evidence()
+    def files(self) -> Iterator[ListedFile]:
+        found = DetectedLicence(self.licence, "") if self.licence else self._evidence()
         for listed in self._folder(str(self.root)):
             yield replace(listed, licence=found.expression, licence_evidence=found.evidence, kind=self.kind)
 
-    def _evidence(self) -> Found:
-        """What the folder's own files say of its licence."""
-        evidence = Evidence()
+    def _evidence(self) -> DetectedLicence:
+        """The licence that the folder's own files state."""
+        evidence = LicenceEvidence()
         with contextlib.suppress(OSError), os.scandir(self.root) as entries:
             for entry in entries:
-                if is_evidence(entry.name) and entry.is_file(follow_symlinks=False):
+                if is_licence_evidence(entry.name) and entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(OSError), Path(entry.path).open("rb") as file:
-                        evidence.add(entry.name, file.read(Evidence.MAX_BYTES + 1))
-        return evidence.judge()
+                        evidence.add(entry.name, file.read(LicenceEvidence.MAX_BYTES + 1))
+        return evidence.classify()
 
-    def _folder(self, folder: str) -> Iterator[Listed]:
+    def _folder(self, folder: str) -> Iterator[ListedFile]:
         try:
             with os.scandir(folder) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
@@ -77,7 +77,7 @@ class Folder:
             return True
         return self.exclude is not None and entry.path == str(self.exclude)
 
-    def _link(self, entry: os.DirEntry[str]) -> Iterator[Listed]:
+    def _link(self, entry: os.DirEntry[str]) -> Iterator[ListedFile]:
         try:
             target = Path(entry.path).resolve(strict=True)
         except (OSError, RuntimeError) as error:  # dangling, or a loop
@@ -91,14 +91,14 @@ class Folder:
         else:
             yield self._file(entry)
 
-    def _file(self, entry: os.DirEntry[str]) -> Listed:
+    def _file(self, entry: os.DirEntry[str]) -> ListedFile:
         try:
             status = entry.stat()
         except OSError as error:
             return self._problem(entry.path, "unreadable", error.strerror or str(error))
-        if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would block
             return self._problem(entry.path, "unreadable", "not a regular file")
-        return Listed(
+        return ListedFile(
             self.repo,
             self._relative(entry.path),
             self.licence,
@@ -108,8 +108,10 @@ class Folder:
             status.st_mtime_ns,
         )
 
-    def _problem(self, location: str, reason: str, detail: str) -> Listed:
-        return Listed(self.repo, self._relative(location), self.licence, self.name, b"", reason=reason, detail=detail)
+    def _problem(self, location: str, reason: str, detail: str) -> ListedFile:
+        return ListedFile(
+            self.repo, self._relative(location), self.licence, self.name, b"", reason=reason, detail=detail
+        )
 
     def _relative(self, location: str) -> str:
         return as_text(location[len(str(self.root).rstrip("/")) + 1 :])

@@ -1,7 +1,7 @@
-"""Code that is installed beside the running Python: its standard library and the distributions that pip knows.
+"""Code installed beside the running Python: its standard library and its distributions.
 
 installed:stdlib     the standard library (PSF-2.0), without its tests
-installed:packages   distributions whose metadata names a permissive licence; each is a repository of its own
+installed:packages   distributions whose metadata names a permissive licence, each as one repository
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lakh.corpus.licences import judge
+from lakh.corpus.licences.metadata import classify_metadata
 from lakh.corpus.sources.folder import SKIPPED_FOLDERS, Folder
-from lakh.corpus.sources.listing import Listed, as_text
+from lakh.corpus.sources.listing import ListedFile, as_text
 
-__all__ = ["INSTALLED", "Packages", "Stdlib"]
+__all__ = ["INSTALLED", "InstalledPackages", "Stdlib"]
 
 STDLIB_SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "lib-dynload", "ensurepip"})
 INSTALLED = "installed:"
@@ -33,41 +33,43 @@ class Stdlib:
 
     name: str = f"{INSTALLED}stdlib"
 
-    def files(self) -> Iterator[Listed]:
+    def files(self) -> Iterator[ListedFile]:
         root = Path(sysconfig.get_paths()["stdlib"]).resolve()
         yield from Folder(root, "cpython", skipped=STDLIB_SKIPPED, licence="PSF-2.0", name=self.name).files()
 
 
 @dataclass(frozen=True)
-class Packages:
-    """Installed distributions with a permissive licence; each is a repository of its own."""
+class InstalledPackages:
+    """Installed distributions with a permissive licence, each as one repository."""
 
     name: str = f"{INSTALLED}packages"
     search: tuple[str, ...] | None = None
-    """Folders to look for distributions in; None is sys.path."""
+    """Folders to search for distributions; None is sys.path."""
 
-    def files(self) -> Iterator[Listed]:
+    def files(self) -> Iterator[ListedFile]:
         seen = set()
         found = importlib.metadata.distributions(path=list(self.search if self.search is not None else sys.path))
         named = [(re.sub(r"[-_.]+", "-", item.metadata["Name"] or "").lower(), item) for item in found]
         for repo, distribution in sorted(named, key=lambda pair: pair[0]):
-            if repo and repo not in seen:  # the first on the path is the one that would be imported
+            if repo and repo not in seen:  # the first on the path is the one that is imported
                 seen.add(repo)
                 yield from self._distribution(repo, distribution)
 
-    def _distribution(self, repo: str, distribution: importlib.metadata.Distribution) -> Iterator[Listed]:
+    def _distribution(self, repo: str, distribution: importlib.metadata.Distribution) -> Iterator[ListedFile]:
         metadata = distribution.metadata
-        verdict = judge(
+        decision = classify_metadata(
             expression=(metadata.get_all("License-Expression") or [""])[0],
             text=(metadata.get_all("License") or [""])[0],
             classifiers=metadata.get_all("Classifier") or [],
         )
-        if not verdict.permissive:
-            yield Listed(repo, "", "", self.name, b"", reason="licence", detail=verdict.reason)
+        if not decision.permissive:
+            yield ListedFile(repo, "", "", self.name, b"", reason="licence", detail=decision.reason)
             return
         files = _recorded_files(distribution)
         if files is None:
-            yield Listed(repo, "", "", self.name, b"", reason="unreadable", detail="the distribution lists no files")
+            yield ListedFile(
+                repo, "", "", self.name, b"", reason="unreadable", detail="the distribution lists no files"
+            )
             return
         for file in sorted(files):
             folders = file.split("/")[:-1]
@@ -75,16 +77,16 @@ class Packages:
                 continue
             location = str(distribution.locate_file(file))
             size, mtime = 0, 0
-            with contextlib.suppress(OSError):  # the reader will meet the same error and name it
+            with contextlib.suppress(OSError):  # the reader reports the same error
                 status = os.stat(location)  # noqa: PTH116
                 size, mtime = status.st_size, status.st_mtime_ns
-            yield Listed(repo, as_text(file), verdict.licence, self.name, os.fsencode(location), size, mtime)
+            yield ListedFile(repo, as_text(file), decision.licence, self.name, os.fsencode(location), size, mtime)
 
 
 def _recorded_files(distribution: importlib.metadata.Distribution) -> list[str] | None:
-    """The files that a distribution says it has; None where it does not say.
+    """The files that a distribution lists, from its RECORD; None without a list.
 
-    From its RECORD where there is one: since Python 3.12, `Distribution.files` leaves out what is missing on disk.
+    Since Python 3.12, `Distribution.files` omits files that are missing on disk.
     """
     record = distribution.read_text("RECORD")
     if record is not None:

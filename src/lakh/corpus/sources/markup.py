@@ -1,6 +1,6 @@
-"""HTML to Markdown, as much of it as documentation needs: headings, paragraphs, lists, links' words, code.
+"""HTML to Markdown, as far as documentation needs it: headings, paragraphs, lists, link texts, code.
 
-On the standard library's parser, which takes any bytes; scripts, styles and navigation are left out.
+Uses the standard library's parser, which accepts any input; scripts, styles and navigation are skipped.
 """
 
 from __future__ import annotations
@@ -11,36 +11,22 @@ from html.parser import HTMLParser
 __all__ = ["to_markdown"]
 
 BLOCKS = {
-    "p",
-    "div",
-    "section",
-    "article",
-    "table",
-    "tr",
-    "ul",
-    "ol",
-    "blockquote",
-    "dl",
-    "dt",
-    "dd",
-    "main",
-    "br",
-    "hr",
-}
-LEFT_OUT = {"script", "style", "nav", "head", "header", "footer", "noscript", "template", "svg", "form", "button"}
+    "p", "div", "section", "article", "table", "tr", "ul", "ol", "blockquote", "dl", "dt", "dd", "main", "br", "hr",
+}  # fmt: skip
+SKIPPED = {"script", "style", "nav", "head", "header", "footer", "noscript", "template", "svg", "form", "button"}
 HEADING = re.compile(r"h([1-6])")
 
 
-class _Markdown(HTMLParser):
+class _MarkdownConverter(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.parts: list[str] = []
-        self._left_out = self._pre = 0
+        self._skipped_depth = self._pre = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in LEFT_OUT:
-            self._left_out += 1
-        elif self._left_out:
+        if tag in SKIPPED:
+            self._skipped_depth += 1
+        elif self._skipped_depth:
             return
         elif tag == "pre":
             self._pre += 1
@@ -55,9 +41,9 @@ class _Markdown(HTMLParser):
             self.parts.append("\n\n")
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in LEFT_OUT:
-            self._left_out = max(0, self._left_out - 1)
-        elif self._left_out:
+        if tag in SKIPPED:
+            self._skipped_depth = max(0, self._skipped_depth - 1)
+        elif self._skipped_depth:
             return
         elif tag == "pre":
             self._pre = max(0, self._pre - 1)
@@ -68,13 +54,13 @@ class _Markdown(HTMLParser):
             self.parts.append("\n\n")
 
     def handle_data(self, data: str) -> None:
-        if not self._left_out:
+        if not self._skipped_depth:
             self.parts.append(data if self._pre else re.sub(r"\s+", " ", data))
 
 
 def to_markdown(html: str) -> str:
     """The readable part of an HTML page or fragment."""
-    parser = _Markdown()
+    parser = _MarkdownConverter()
     parser.feed(html)
     parser.close()
     lines = "".join(parser.parts).split("\n")

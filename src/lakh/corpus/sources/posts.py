@@ -1,8 +1,8 @@
 """Questions and answers of a Stack Exchange dump (Posts.xml): one document per question with its answers.
 
-A dump lists posts by number, so an answer may stand millions of rows after its question. Posts pass through an SQLite
-file on disk, indexed by question: memory stays flat. A question without an answer is dropped, since a question alone
-teaches nothing; answers stand in the order of their score. Bodies become Markdown: code blocks stay code.
+A dump lists posts by number, so an answer may be millions of rows after its question. Posts pass through an SQLite file
+on disk, indexed by question, so memory stays flat. A question without an answer is dropped; answers are sorted by
+score. Bodies become Markdown with code blocks.
 
 Dumps are CC BY-SA: the licence of each post is its ContentLicense field.
 """
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lakh import storage
+from lakh.corpus.sources.listing import RawDocument
 from lakh.corpus.sources.markup import to_markdown
-from lakh.corpus.sources.raw import Raw
 
 __all__ = ["read_posts"]
 
@@ -26,10 +26,10 @@ MIN_SCORE = 0
 LICENCES = {"CC BY-SA 2.5": "CC-BY-SA-2.5", "CC BY-SA 3.0": "CC-BY-SA-3.0", "CC BY-SA 4.0": "CC-BY-SA-4.0"}
 
 
-def read_posts(url: str, repo: str) -> Iterator[Raw]:
+def read_posts(url: str, repo: str) -> Iterator[RawDocument]:
     """One Markdown document per answered question."""
     with tempfile.TemporaryDirectory(prefix="lakh-posts-") as folder:
-        # Beside nothing of ours: a scratch file that is gone with the folder.
+        # A scratch file, removed with its folder.
         database = sqlite3.connect(str(Path(folder) / "posts.sqlite"))
         database.execute("PRAGMA synchronous = OFF")
         database.execute(
@@ -43,11 +43,11 @@ def read_posts(url: str, repo: str) -> Iterator[Raw]:
             database.close()
 
 
-def _load(url: str, repo: str, database: sqlite3.Connection) -> Iterator[Raw]:
-    """Fill the table; yields what cannot be read."""
+def _load(url: str, repo: str, database: sqlite3.Connection) -> Iterator[RawDocument]:
+    """Fill the table; yields the rows that cannot be read."""
     try:
         with storage.open_read(url) as file:
-            # No external entities: expat expands none by itself, and internal ones are limited by its own guard.
+            # expat does not expand external entities and limits internal ones.
             parser = ET.iterparse(file, events=("start", "end"))
             _, root = next(parser)
             for event, row in parser:
@@ -65,22 +65,24 @@ def _load(url: str, repo: str, database: sqlite3.Connection) -> Iterator[Raw]:
                             "INSERT INTO posts VALUES (?,?,?,?,?,?,?)", (*values, row.get("Body", ""), licence)
                         )
                     else:
-                        yield Raw(repo, f"post/{number or '?'}", reason="bad-record", detail="no Id, or no ParentId")
-                root.clear()  # what was read is not kept in the tree
+                        yield RawDocument(
+                            repo, f"post/{number or '?'}", reason="bad-record", detail="no Id, or no ParentId"
+                        )
+                root.clear()  # free the rows that were read
     except (ET.ParseError, StopIteration, OSError) as error:
-        yield Raw(repo, url.rpartition("/")[2], reason="unreadable", detail=f"the rest: {error}"[:200])
+        yield RawDocument(repo, url.rpartition("/")[2], reason="unreadable", detail=f"the rest: {error}"[:200])
 
 
-def _documents(repo: str, database: sqlite3.Connection) -> Iterator[Raw]:
+def _documents(repo: str, database: sqlite3.Connection) -> Iterator[RawDocument]:
     columns = "question, kind, score, id, title, body, licence"
     parts: list[str] = []
     current, answers, licence = -1, 0, ""
-    for question, kind, score, _, title, body, said in database.execute(
+    for question, kind, score, _, title, body, stated in database.execute(
         f"SELECT {columns} FROM posts ORDER BY question, kind, score DESC, id"
     ):
         if question != current:
             yield from _finished(repo, current, parts, answers, licence)
-            current, parts, answers, licence = question, [], 0, said
+            current, parts, answers, licence = question, [], 0, stated
         if kind == int(QUESTION):
             parts.append(f"# {title}\n\n{to_markdown(body)}")
         elif score >= MIN_SCORE:
@@ -89,10 +91,10 @@ def _documents(repo: str, database: sqlite3.Connection) -> Iterator[Raw]:
     yield from _finished(repo, current, parts, answers, licence)
 
 
-def _finished(repo: str, question: int, parts: list[str], answers: int, licence: str) -> Iterator[Raw]:
+def _finished(repo: str, question: int, parts: list[str], answers: int, licence: str) -> Iterator[RawDocument]:
     if not parts:
         return
-    raw = Raw(repo, f"questions/{question}.md", documentation=True, language="markdown")
+    raw = RawDocument(repo, f"questions/{question}.md", documentation=True, language="markdown")
     if not parts[0].startswith("# ") or not answers:
         raw.reason, raw.detail = "bad-record", "answers without their question" if answers else "no answer"
         yield raw

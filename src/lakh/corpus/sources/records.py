@@ -1,8 +1,8 @@
 """Records as sources: JSON lines and Parquet with one document per record, such as The Stack's files.
 
-The text is the first of TEXT that a record has, and so on for the other fields; a record whose text is no string, or
-which cannot be read, is a row with its reason, and the reading goes on. Synthetic records (`synthetic:PATH`) must say
-where they come from: `provenance`, or a model and a prompt; one that does not is dropped.
+Each field is the first of several known names that a record has (TEXT, REPO, ...). A record whose text is not a string,
+or which cannot be read, gives a row with its reason, and reading continues. Synthetic records (`synthetic:PATH`) must
+state their origin: `provenance`, or a model and a prompt; others are dropped.
 
 Memory: one line (at most MAX_LINE_BYTES of it), or one batch of a Parquet row group.
 """
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakh import storage
-from lakh.corpus.sources.raw import Raw
+from lakh.corpus.sources.listing import RawDocument
 
 __all__ = ["read_jsonl", "read_parquet", "row_groups"]
 
@@ -33,7 +33,7 @@ MAX_LINE_BYTES = 128 << 20
 BATCH_ROWS = 256
 
 
-def read_jsonl(url: str, repo: str, *, synthetic: bool) -> Iterator[Raw]:
+def read_jsonl(url: str, repo: str, *, synthetic: bool) -> Iterator[RawDocument]:
     """The documents of a JSON-lines file, plain or gzip."""
     name = url.rpartition("/")[2]
     try:
@@ -43,15 +43,17 @@ def read_jsonl(url: str, repo: str, *, synthetic: bool) -> Iterator[Raw]:
             for number, line in _lines(io.BufferedReader(stream) if stream is not file else file):
                 place = f"{name}:{number}"
                 if line is None:
-                    yield Raw(repo, place, reason="too-large", detail=f"a line of more than {MAX_LINE_BYTES} bytes")
+                    yield RawDocument(
+                        repo, place, reason="too-large", detail=f"a line of more than {MAX_LINE_BYTES} bytes"
+                    )
                 elif line.strip():
                     yield _from_json(line, repo, place, synthetic)
     except (OSError, EOFError) as error:
-        yield Raw(repo, name, reason="unreadable", detail=f"the rest: {error}"[:200])
+        yield RawDocument(repo, name, reason="unreadable", detail=f"the rest: {error}"[:200])
 
 
 def row_groups(url: str) -> int:
-    """How many parts a Parquet file has; 1 for one that cannot be read, which the reader will say."""
+    """The number of row groups of a Parquet file; 1 if it cannot be read, which the reader reports."""
     try:
         with storage.open_read(url) as file:
             return max(1, int(pq.ParquetFile(file).num_row_groups))
@@ -59,7 +61,7 @@ def row_groups(url: str) -> int:
         return 1
 
 
-def read_parquet(url: str, part: int, repo: str, *, synthetic: bool) -> Iterator[Raw]:
+def read_parquet(url: str, part: int, repo: str, *, synthetic: bool) -> Iterator[RawDocument]:
     """The documents of one row group."""
     name, number = url.rpartition("/")[2], 0
     try:
@@ -73,11 +75,11 @@ def read_parquet(url: str, part: int, repo: str, *, synthetic: bool) -> Iterator
                     number += 1
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         detail = f"row group {part} after {number} rows: {error}".partition("\n")[0][:200]
-        yield Raw(repo, f"{name}:{part}", reason="bad-record", detail=detail)
+        yield RawDocument(repo, f"{name}:{part}", reason="bad-record", detail=detail)
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """(number from 1, line); None for one that is too long, which is passed over without being held."""
+    """(number from 1, line); None for a line that is too long, which is skipped."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES):
         number += 1
@@ -90,17 +92,19 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
             yield number, line
 
 
-def _from_json(line: bytes, repo: str, place: str, synthetic: bool) -> Raw:
+def _from_json(line: bytes, repo: str, place: str, synthetic: bool) -> RawDocument:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return Raw(repo, place, len(line), reason="bad-record", detail=f"not JSON: {error}"[:200])
+        return RawDocument(repo, place, len(line), reason="bad-record", detail=f"not JSON: {error}"[:200])
     if not isinstance(record, dict):
-        return Raw(repo, place, len(line), reason="bad-record", detail=f"not an object but {type(record).__name__}")
+        return RawDocument(
+            repo, place, len(line), reason="bad-record", detail=f"not an object but {type(record).__name__}"
+        )
     return _document(record, repo, place, synthetic)
 
 
-def _document(record: Mapping[str, Any], repo: str, place: str, synthetic: bool) -> Raw:
+def _document(record: Mapping[str, Any], repo: str, place: str, synthetic: bool) -> RawDocument:
     if isinstance(record.get("file"), Mapping):  # a GitHub archive's record: {"repo": {"name"}, "file": {"path", ...}}
         record = {**record, **record["file"]}
     if isinstance(record.get("repo"), Mapping):
@@ -108,10 +112,10 @@ def _document(record: Mapping[str, Any], repo: str, place: str, synthetic: bool)
     text = _first(record, TEXT)
     if not isinstance(text, str):
         found = f"no text: none of {', '.join(TEXT)} is a string"
-        return Raw(repo, place, reason="bad-record", detail=found)
+        return RawDocument(repo, place, reason="bad-record", detail=found)
     path = _first(record, PATH)
     content = text.encode("utf-8", "surrogatepass")
-    raw = Raw(
+    raw = RawDocument(
         _clean(_first(record, REPO)) or repo,
         _clean(path) or f"{place.partition(':')[0]}/{hashlib.sha256(content).hexdigest()[:16]}.{_extension(record)}",
         len(content),
@@ -119,12 +123,12 @@ def _document(record: Mapping[str, Any], repo: str, place: str, synthetic: bool)
     )
     raw.licence = _licence(_first(record, LICENCE))
     raw.licence_evidence = "record" if raw.licence else ""
-    said = {name: record[name] for name in PROVENANCE if record.get(name)}
-    if synthetic and not said:
+    stated = {name: record[name] for name in PROVENANCE if record.get(name)}
+    if synthetic and not stated:
         raw.content, raw.reason = None, "bad-record"
         raw.detail = f"synthetic, and does not say from where: none of {', '.join(PROVENANCE)}"
     elif synthetic:
-        raw.provenance = json.dumps(said, sort_keys=True, default=str)
+        raw.provenance = json.dumps(stated, sort_keys=True, default=str)
     return raw
 
 
@@ -139,14 +143,14 @@ def _clean(value: Any) -> str:
 
 
 def _licence(value: Any) -> str:
-    if isinstance(value, list | tuple):  # The Stack: what was detected, any of which may apply
+    if isinstance(value, list | tuple):  # The Stack: the detected licences, any of which may apply
         value = " AND ".join(sorted({item for item in value if isinstance(item, str) and item}))
     return value[:200] if isinstance(value, str) and value.lower() not in ("unknown", "none", "no_license") else ""
 
 
 def _extension(record: Mapping[str, Any]) -> str:
-    """A name for a text that has none: by the language that the record names."""
-    from lakh.corpus.languages import EXTENSIONS
+    """The file extension of the language that a record states."""
+    from lakh.corpus.parsing.languages import EXTENSIONS
 
     language = str(record.get("language") or record.get("lang") or "").lower()
     return EXTENSIONS.get(language, "txt").split()[0]

@@ -1,4 +1,4 @@
-"""The benchmarks by name. A task is one small file with a function `load(data) -> Task`."""
+"""The benchmarks by name. A task is one small file with a function `load(data) -> Task` and a line in TASKS."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TASKS: dict[str, Callable[[str | None], Task]] = {
 
 
 def load_task(name: str, data: str | None = None) -> Task:
-    """Read a benchmark from its package, or from the file or folder `data`."""
+    """Read a benchmark from its package, its cached download, or the file or folder `data`."""
     if name not in TASKS:
         near = difflib.get_close_matches(name, TASKS, n=1)
         todo = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(TASKS)}"

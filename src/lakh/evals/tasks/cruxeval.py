@@ -1,10 +1,11 @@
-"""CRUXEval: what does this function return, and what must it be given (arXiv 2401.03065; data MIT, Meta).
+"""CRUXEval: predict what a function returns, and find arguments for an output (arXiv 2401.03065; data MIT, Meta).
 
-    cruxeval-output   800 times: the value of f(input)      cruxeval-input   arguments for which f gives the output
+    cruxeval-output   800 problems: the value of f(input)
+    cruxeval-input    800 problems: arguments for which f gives the output
     cruxeval          both
 
-The function runs on the examiner's side only: the candidate is an expression, evaluated where there is no f to call.
-The prompt is an assert to complete, without examples; published figures use other prompts.
+The function runs in the examiner only: the candidate is an expression, evaluated where there is no f to call. The
+prompt is an assert to complete, without examples; published figures use other prompts.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _input(row: dict[str, Any]) -> Problem:
 
 
 def _constants(code: str) -> str:
-    """The code without its functions: arguments may be built from names that stand beside f."""
+    """The code without its functions: arguments may use names that are defined next to f."""
     body = [node for node in ast.parse(code).body if not isinstance(node, ast.FunctionDef)]
     return ast.unparse(ast.Module(body, type_ignores=[]))
 

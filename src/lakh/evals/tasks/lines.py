@@ -1,8 +1,7 @@
-"""Exact-match line completion: of a file of code, everything before a line is given, and the line is asked for.
+"""Exact-match line completion: the model gets everything before a line of a source file and has to write that line.
 
-The data is yours: a folder of source files (or one file) that the model has not seen. Which lines are asked is decided
-by a hash of each file, so the same folder gives the same problems everywhere. Right means equal but for spaces at the
-end.
+The data is yours: a folder of source files (or one file) that the model has not seen. A hash of each file selects the
+lines, so the same folder gives the same problems everywhere. Correct means equal except for trailing spaces.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from pathlib import Path
 
 from lakh import storage
 from lakh.errors import UserError
+from lakh.evals.sandbox.verdict import SandboxVerdict
 from lakh.evals.task import Problem, Task
-from lakh.evals.verdict import Verdict
 
 __all__ = ["load", "source_texts"]
 
 LINES_PER_FILE = 4
-LEAST_CHARS = 8
+MIN_CHARS = 8
 CONTEXT_CHARS = 8000
 LARGEST_FILE_BYTES = 1 << 20
 SUFFIXES = (".py", ".js", ".ts", ".java", ".go", ".rs", ".c", ".h", ".cc", ".cpp", ".hpp")
@@ -27,7 +26,7 @@ COMMENTS = ("#", "//", "/*", "*", '"""', "'''")
 
 
 def source_texts(data: str | None, task: str) -> list[tuple[str, str]]:
-    """(path, text) of the source files in a folder, sorted; an error where there are none."""
+    """(path, text) of the source files in a folder, sorted; UserError if there are none."""
     if data is None:
         raise UserError(f"task {task}", "needs code that the model has not seen", "give --data FOLDER")
     base = storage.local_path(data)
@@ -39,7 +38,9 @@ def source_texts(data: str | None, task: str) -> list[tuple[str, str]]:
         if path.is_file() and path.stat().st_size <= LARGEST_FILE_BYTES:
             try:
                 name = path.name if path == base else str(path.relative_to(base))
-                texts.append((name.encode("utf-8", "backslashreplace").decode(), _read(path)))  # names need not be text
+                texts.append(
+                    (name.encode("utf-8", "backslashreplace").decode(), _read(path))
+                )  # a name need not be valid text
             except UnicodeDecodeError:
                 continue
     texts = [(name, text) for name, text in texts if text.strip()]
@@ -59,7 +60,7 @@ def load(data: str | None = None) -> Task:
         digest.update(f"{name}\0{text}\0".encode())
         problems += _problems(name, text)
     if not problems:
-        raise UserError(str(data), "holds no line that can be asked for", "give longer files")
+        raise UserError(str(data), "holds no line to complete", "give longer files")
     return Task(
         name="line-completion",
         problems=tuple(problems),
@@ -73,12 +74,12 @@ def load(data: str | None = None) -> Task:
 
 def _problems(name: str, text: str) -> list[Problem]:
     lines = text.split("\n")
-    fit = [
+    usable = [
         number
         for number, line in enumerate(lines)
-        if number >= 3 and len(line.strip()) >= LEAST_CHARS and not line.strip().startswith(COMMENTS)
+        if number >= 3 and len(line.strip()) >= MIN_CHARS and not line.strip().startswith(COMMENTS)
     ]
-    chosen = random.Random(hashlib.sha256(text.encode()).digest()).sample(fit, min(LINES_PER_FILE, len(fit)))
+    chosen = random.Random(hashlib.sha256(text.encode()).digest()).sample(usable, min(LINES_PER_FILE, len(usable)))
     problems = []
     for number in sorted(chosen):
         line = lines[number]
@@ -88,7 +89,7 @@ def _problems(name: str, text: str) -> list[Problem]:
     return problems
 
 
-def _verdict(problem: Problem, completion: str) -> Verdict:
+def _verdict(problem: Problem, completion: str) -> SandboxVerdict:
     if completion.split("\n")[0].rstrip() == problem.canonical.rstrip():
-        return Verdict("passed")
-    return Verdict("failed", "another line")
+        return SandboxVerdict("passed")
+    return SandboxVerdict("failed", "another line")

@@ -1,7 +1,7 @@
 """MBPP: short Python tasks with three asserts each (arXiv 2108.07732; data CC-BY-4.0, Google).
 
     mbpp             all 974 problems       mbpp-test   the 500 of the paper's test split (ids 11-510)
-    mbpp-sanitized   the 427 that people checked
+    mbpp-sanitized   the 427 that were checked by hand
 
 The prompt is the paper's, with its three solved examples (ids 2, 3 and 4, which are themselves among the 974). A
 completion is the whole program, up to [DONE].
@@ -49,14 +49,14 @@ def load_sanitized(data: str | None = None) -> Task:
     return _task("mbpp-sanitized", SANITIZED, rows, "prompt", setups)
 
 
-def _task(name: str, file: BenchmarkFile, rows: list[dict[str, Any]], words: str, setups: dict[int, str]) -> Task:
+def _task(name: str, file: BenchmarkFile, rows: list[dict[str, Any]], key: str, setups: dict[int, str]) -> Task:
     by_id = {row["task_id"]: row for row in rows}
     shots = "".join(
-        f"{_ask(by_id[i][words], by_id[i]['test_list'])}{_lines(by_id[i]['code'])}\n[DONE]\n\n" for i in EXAMPLE_IDS
+        f"{_question(by_id[i][key], by_id[i]['test_list'])}{_lines(by_id[i]['code'])}\n[DONE]\n\n" for i in EXAMPLE_IDS
     )
     return Task(
         name=name,
-        problems=tuple(_problem(row, shots, words, setups[row["task_id"]]) for row in rows),
+        problems=tuple(_problem(row, shots, key, setups[row["task_id"]]) for row in rows),
         stops=STOPS,
         prompt_form="3 examples (ids 2, 3, 4) with tests, [BEGIN] ... [DONE]",
         extraction="cut at the first stop string",
@@ -65,22 +65,22 @@ def _task(name: str, file: BenchmarkFile, rows: list[dict[str, Any]], words: str
     )
 
 
-def _problem(row: dict[str, Any], shots: str, words: str, setup: str) -> Problem:
+def _problem(row: dict[str, Any], shots: str, key: str, setup: str) -> Problem:
     canonical = _lines(row["code"])
     test = "\n".join([_lines(setup), *map(_lines, row["test_list"])]) + "\n"
     return Problem(
         id=f"Mbpp/{row['task_id']}",
-        prompt=shots + _ask(row[words], row["test_list"]),
+        prompt=shots + _question(row[key], row["test_list"]),
         canonical=canonical,
         test=test,
         names=names_under_test(canonical, test),
     )
 
 
-def _ask(words: str, tests: list[str]) -> str:
+def _question(text: str, tests: list[str]) -> str:
     listed = "\n".join(map(_lines, tests))
     return (
-        f"You are an expert Python programmer, and here is your task: {words} "
+        f"You are an expert Python programmer, and here is your task: {text} "
         f"Your code should pass these tests:\n\n{listed}\n[BEGIN]\n"
     )
 

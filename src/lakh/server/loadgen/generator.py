@@ -77,8 +77,7 @@ def run_load(
     metrics_url: str | None = None,
     progress: Callable[[int], None] = lambda sent: None,
 ) -> LoadReport:
-    """`metrics_url`: the HTTP address, if `url` is a gRPC one. After Ctrl-C the report holds what was measured so far.
-    """
+    """`metrics_url`: the HTTP address, if `url` is a gRPC one. After Ctrl-C the report holds what was measured."""
     run = _LoadRun(url, read_source_files(files), load, metrics_url, progress)
     with full_collections_disabled():  # our own pauses would count as the server's
         return asyncio.run(run.run())

@@ -1,0 +1,1 @@
+"""Fault tolerance: membership after a loss, a resilient all-reduce, and the chaos test that checks both."""

@@ -1,0 +1,103 @@
+"""The steps of a build, in their order: the same for every engine.
+
+    read       split  -> files become documents and pass the first filters; texts go to the spool, keys to the exchange
+    ...               -> deduplication (dedup/steps.py)
+    finish     split  -> dropped rows meet the texts; the rest passes the other filters and is ordered and written
+
+`read` and `finish` write files whose names and bytes depend on the split only: a step may run twice, anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakh import storage
+from lakh.corpus.build_plan import CorpusBuildPlan
+from lakh.corpus.dedup.nodes import EARLIER
+from lakh.corpus.dedup.steps import deduplicate, document_keys
+from lakh.corpus.document import STREAM, Filter, complete, drop, rows_of
+from lakh.corpus.engines import CorpusEngine, PipelineStep, StepInputs, StepOutput
+from lakh.corpus.engines.exchange import BUCKET
+from lakh.corpus.filters import filters_after_dedup, filters_before_dedup
+from lakh.corpus.filters.chain import apply_filters
+from lakh.corpus.parsing.import_order import in_import_order
+from lakh.corpus.parsing.read_files import read_files
+from lakh.corpus.parsing.text_features import add_text_features
+from lakh.corpus.secrets import redaction
+from lakh.corpus.shards import ParquetShard, read_rows
+from lakh.corpus.task_progress import TaskProgress
+from lakh.corpus.writer import CorpusCounts, SplitWriter
+
+__all__ = ["run_steps"]
+
+RESUME = "run the same command again"
+
+
+def run_steps(engine: CorpusEngine, plan: CorpusBuildPlan) -> CorpusCounts | None:
+    """Run the whole build; returns its counts, or None if another member of a job array sums up."""
+    size, num_read = plan.survey.code_bytes, plan.num_splits + len(plan.earlier)
+    reading = PipelineStep("read", read, num_read, ("keys", "sketches"), "reading", total_bytes=size)
+    ports = engine.run(reading, {})
+    drops = deduplicate(engine, plan, ports["keys"], ports["sketches"])
+    finishing = PipelineStep("finish", finish, plan.num_splits, ("counts",), "writing", is_last=True, total_bytes=size)
+    counts = engine.run(finishing, {"drops": drops})["counts"]
+    if not engine.leads:
+        return None
+    total = CorpusCounts()
+    for batch in engine.collect(counts):
+        for (text,) in rows_of(batch, "counts"):
+            total.add(CorpusCounts.from_json(text))
+    total.files.sort(key=lambda entry: str(entry["file"]))
+    return total
+
+
+def read(plan: CorpusBuildPlan, split: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
+    """Read the files of a split, apply the first filters, write the spool, yield keys for deduplication."""
+    if split >= plan.num_splits:
+        # Documents of an earlier corpus take part in every comparison, and win it.
+        for rows in read_rows(plan.earlier[split - plan.num_splits]):
+            yield from document_keys(add_text_features(complete(rows)), EARLIER, 0, plan.num_buckets)
+        return
+    settings, row = plan.settings, 0
+    filters = [*filters_before_dedup(settings), add_text_features]
+    batches = read_files(plan.listing(split), settings.filters, dropped_texts=settings.dropped_texts, task=task)
+    with ParquetShard(plan.work, plan.spool_name(split), STREAM) as spool:
+        for batch in apply_filters(batches, filters, task, keep_text=settings.dropped_texts):
+            spool.write(batch)
+            yield from document_keys(batch, split, row, plan.num_buckets)
+            row += batch.num_rows
+            task.advance(pc.sum(batch.column("size_bytes")).as_py())
+
+
+def finish(plan: CorpusBuildPlan, split: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
+    """Apply what deduplication dropped, apply the remaining filters, redact secrets, order and write the shard."""
+    settings, keep_text = plan.settings, plan.settings.dropped_texts
+    spool = read_rows(storage.join(plan.work, plan.spool_name(split)), remedy=RESUME)
+    with SplitWriter(plan.out, split) as writer:
+        redact = redaction(settings.secrets)
+        filters = [*filters_after_dedup(settings), lambda batch: writer.sample_redactions(batch, redact(batch))]
+        left = apply_filters(spool, [_drop_rows(inputs("drops"))], TaskProgress(), keep_text=keep_text)
+        for batch in in_import_order(apply_filters(left, filters, task, keep_text=keep_text)):
+            writer.write(batch)
+            task.advance(pc.sum(batch.column("size_bytes")).as_py())
+    yield "counts", pa.record_batch({BUCKET: pa.array([0], pa.int32()), "counts": [writer.counts.to_json()]})
+
+
+def _drop_rows(drops: Iterator[Any]) -> Filter:
+    """A filter for the batches of a split in their order, which drops rows by number."""
+    found = {
+        row: (reason, detail) for batch in drops for row, reason, detail in rows_of(batch, "row", "reason", "detail")
+    }
+    first = 0
+
+    def apply(batch: Any) -> Any:
+        nonlocal first
+        fates = [found.get(first + at, ("", "")) for at in range(batch.num_rows)]
+        first += batch.num_rows
+        return drop(batch, [reason for reason, _ in fates], [detail for _, detail in fates])
+
+    return apply

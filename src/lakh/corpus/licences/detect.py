@@ -1,0 +1,201 @@
+"""Detect the licence of a repository or of one file, as an SPDX expression with its evidence.
+
+`repository_licence` checks a repository's licence files (LICENSE, COPYING, LICENSES/, PATENTS), then its package
+metadata, then its README. Files that disagree are joined with AND: users must respect all of them; a file that is no
+known licence is UNKNOWN and stays in the expression. `header_licence` reads the first lines of a source file: an SPDX
+line, or a well-known notice.
+
+A licence file cannot distinguish GPL-3.0-only from GPL-3.0-or-later (the texts are identical); a header notice can.
+
+Pure functions over names and bytes; accept any content. Cost: see spdx_texts.py; headers are the first HEAD_BYTES.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from lakh.corpus.licences.metadata import classify_metadata
+from lakh.corpus.licences.spdx_texts import SIMILAR, identify_text
+
+__all__ = ["HEAD_BYTES", "UNKNOWN", "DetectedLicence", "header_licence", "is_licence_file", "repository_licence"]
+
+UNKNOWN = "LicenseRef-unknown"
+HEAD_BYTES = 4096
+
+LICENCE_NAME = re.compile(
+    r"(un)?licen[cs]e(s)?([._\-].*)?|.*[._\-]licen[cs]e(\.(txt|md|rst))?|copying([._\-].*)?|copyright(\.(txt|md))?|patents(\.(txt|md))?",
+    re.IGNORECASE,
+)
+NOT_TEXT = re.compile(r"\.(py|js|ts|go|rs|java|c|h|cpp|json|html|xml|header|spdx|tmpl|template)$", re.IGNORECASE)
+
+
+class DetectedLicence(NamedTuple):
+    expression: str
+    """SPDX, "" if nothing was found."""
+    evidence: str
+
+
+def is_licence_file(path: str) -> bool:
+    """Whether a path is that of a licence file of the repository."""
+    place = PurePosixPath(path)
+    if len(place.parts) == 2 and place.parts[0].upper() == "LICENSES":
+        return place.suffix in ("", ".txt", ".md")
+    return len(place.parts) == 1 and bool(LICENCE_NAME.fullmatch(place.name)) and not NOT_TEXT.search(place.name)
+
+
+def repository_licence(files: Mapping[str, bytes]) -> DetectedLicence:
+    """The licence from the top-level files of a repository (path -> content; other files are ignored)."""
+    found: dict[str, str] = {}
+    for path in sorted(files):
+        if is_licence_file(path):
+            name, evidence = _file_licence(path, files[path])
+            found.setdefault(name, f"{path}: {evidence}")
+    names = _reduced(set(found))
+    declared = _declared(files)
+    if names:
+        if names == {UNKNOWN} and declared.expression:
+            names.add(declared.expression)
+            found[declared.expression] = declared.evidence
+        return DetectedLicence(_joined(names), "; ".join(found[name] for name in sorted(names)))
+    if declared.expression:
+        return declared
+    for path in sorted(files):
+        if re.fullmatch(r"readme([._\-].*)?", path, re.IGNORECASE):
+            name = _readme_licence(files[path])
+            if name:
+                return DetectedLicence(name, f"{path} names it")
+    return DetectedLicence("", "nothing in the repository speaks of a licence")
+
+
+def header_licence(head: bytes) -> DetectedLicence:
+    """The licence in the first HEAD_BYTES of a source file; ("", "") for most files."""
+    head = head[:HEAD_BYTES]
+    lowered = head.lower()
+    if b"licen" not in lowered:
+        return DetectedLicence("", "")
+    spdx = re.search(rb"SPDX-License-Identifier:[ \t]*([^\r\n]{1,200})", head, re.IGNORECASE)
+    written = re.sub(r"[\s*/#\->!]+$", "", spdx.group(1).decode("utf-8", "replace")).strip() if spdx else ""
+    if re.fullmatch(r"\(?[A-Za-z0-9][\w.+\-() ]{1,120}", written):  # excludes code that searches for such lines
+        expression = re.sub(r"(?i)\b(A?GPL|LGPL)-(\d\.\d)\b(?!-|\+|\.)", r"\1-\2-only", written)
+        return DetectedLicence(
+            re.sub(r"(?i)\b(A?GPL|LGPL)-(\d\.\d)\+", r"\1-\2-or-later", expression), "SPDX line in the header"
+        )
+    words = b" ".join(re.findall(rb"[a-z0-9.]+", lowered))
+    for pattern, name in NOTICES:
+        match = pattern.search(words)
+        if match:
+            expression = match.expand(name.encode()).decode() if "\\" in name else name
+            if "GPL" in expression:
+                expression = _gnu(expression, words)
+            return DetectedLicence(expression, "notice in the header")
+    return DetectedLicence("", "")
+
+
+NOTICES = tuple(
+    (re.compile(pattern.encode()), name)
+    for pattern, name in (
+        (r"gnu affero general public license[a-z ,]{0,80}version (\d)", r"AGPL-\1.0"),
+        (r"gnu (?:lesser|library) general public license[a-z ,]{0,90}version (\d(?:\.\d)?)", r"LGPL-\1"),
+        (r"gnu general public license[a-z ,]{0,90}version (\d)", r"GPL-\1.0"),
+        (r"gnu general public license v(?:ersion )?(\d)", r"GPL-\1.0"),
+        (r"licensed under the apache license version 2.0", "Apache-2.0"),
+        (r"licensed under the apache 2.0 license|apache license v2.0", "Apache-2.0"),
+        (r"mozilla public license v(?:ersion)?\.? ?(\d\.\d)", r"MPL-\1"),
+        (r"eclipse public license v(?:ersion)?\.? ?(\d\.\d)", r"EPL-\1"),
+        (r"common development and distribution license", "CDDL-1.0"),
+        (r"distributed under the boost software license", "BSL-1.0"),
+        (r"permission is hereby granted free of charge to any person obtaining a copy of this software and", "MIT"),
+        (
+            r"permission to use copy modify and (?:or )?distribute this software for any purpose with or without fee",
+            "ISC",
+        ),
+        (r"neither the name of .{1,120} may be used to endorse", "BSD-3-Clause"),
+        (r"redistribution and use in source and binary forms", "BSD-2-Clause"),
+        (r"governed by a bsd style license|use of this source code is governed by a bsd", "BSD-3-Clause"),
+        (r"(?:governed by an|under the|use of this .{0,60} governed by the|licensed under) mit license", "MIT"),
+    )
+)
+
+
+def _gnu(name: str, words: bytes) -> str:
+    base = name if name.count(".") else f"{name}.0"
+    return f"{base}-or-later" if b"any later version" in words else f"{base}-only"
+
+
+def _file_licence(path: str, content: bytes) -> tuple[str, str]:
+    match = identify_text(content.removeprefix(b"\xef\xbb\xbf"))
+    if match.licence:
+        return match.licence, f"{match.similarity:.0%} the text of {match.licence}"
+    if match.similarity >= SIMILAR:
+        return UNKNOWN, f"{match.similarity:.0%} the text of {match.nearest}: a modified licence"
+    header = header_licence(content)
+    if header.expression and len(content) < HEAD_BYTES:
+        return header.expression, header.evidence
+    short = " ".join(content.decode("utf-8", "replace").split())
+    decision = classify_metadata(text=short) if 0 < len(short) <= 120 and "licen" in short.lower() else None
+    if decision is not None and decision.licence:
+        return decision.licence, "named in the file"
+    return UNKNOWN, "no licence that is known" if content.strip() else "empty"
+
+
+def _reduced(names: set[str]) -> set[str]:
+    """The GPL text beside an LGPL one belongs to it."""
+    if any(name.startswith("LGPL-3.0") for name in names):
+        names = {name for name in names if not name.startswith("GPL-3.0")}
+    return names
+
+
+def _joined(names: set[str]) -> str:
+    parts = [f"({name})" if " OR " in name and len(names) > 1 else name for name in sorted(names)]
+    return " AND ".join(parts)
+
+
+def _declared(files: Mapping[str, bytes]) -> DetectedLicence:
+    """The licence that package metadata declares."""
+    for path, read in (
+        ("pyproject.toml", _pyproject),
+        ("Cargo.toml", lambda text: str(tomllib.loads(text).get("package", {}).get("license", ""))),
+        ("package.json", lambda text: _text_of(json.loads(text).get("license", ""))),
+        ("DESCRIPTION", lambda text: _line(text, r"^License:\s*(.+)$")),
+        ("setup.cfg", lambda text: _line(text, r"^license\s*=\s*(.+)$")),
+    ):
+        if path in files:
+            try:
+                written = read(files[path].decode("utf-8", "replace")).strip()
+            except (ValueError, AttributeError, TypeError, RecursionError):
+                continue  # ignore damaged metadata
+            if written:
+                decision = classify_metadata(expression=written.replace("/", " OR "))
+                if not decision.permissive:
+                    decision = classify_metadata(text=written)
+                return DetectedLicence(decision.licence or UNKNOWN, f"{path} says {written[:60]}")
+    return DetectedLicence("", "")
+
+
+def _pyproject(text: str) -> str:
+    return _text_of(tomllib.loads(text).get("project", {}).get("license", ""))
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, dict):
+        return str(value.get("text") or value.get("type") or "")
+    return value if isinstance(value, str) else ""
+
+
+def _line(text: str, pattern: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def _readme_licence(content: bytes) -> str:
+    text = content.decode("utf-8", "replace")
+    found = re.search(r"(?ims)^#{0,6}\s*licen[cs]e\b[^\n]*\n(.{0,400})", text)
+    if not found:
+        return ""
+    decision = classify_metadata(text=" ".join(found.group(1).split())[:120])
+    return decision.licence

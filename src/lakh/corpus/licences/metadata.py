@@ -1,0 +1,97 @@
+"""Is a distribution's licence permissive? A decision from the words in its metadata.
+
+Cautious: a licence that is not recognised, or a copyleft licence next to a permissive one without OR, is refused.
+Trusts the metadata; does not look at licence files (detect.py) or bundled third-party code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lakh.corpus.licences.expressions import PERMISSIVE, LicenceDecision, classify_expression
+
+__all__ = ["classify_metadata"]
+
+# For free text and trove classifiers, tried in this order. A match of RESTRICTIVE anywhere in a short text refuses it.
+RESTRICTIVE = re.compile(
+    r"\b(a|l)?gpl|gnu\b|copyleft|mozilla|\bmpl|eclipse|\bepl\b|cddl|eupl|proprietary|commercial"
+    r"|all rights reserved|nvidia|cc[- ]by|creative commons attribution|share ?alike|\bsspl\b"
+    r"|business source|\bbusl",
+    re.IGNORECASE,
+)
+WORDS = (
+    (re.compile(r"apache", re.I), "Apache-2.0"),
+    (re.compile(r"\bmit[- ]cmu\b|hpnd|historical permission", re.I), "MIT-CMU"),
+    (re.compile(r"\bmit\b|expat", re.I), "MIT"),
+    (re.compile(r"\b0bsd\b|zero[- ]clause bsd", re.I), "0BSD"),
+    (re.compile(r"bsd[- ]?(2|two)|\b(2|two)[- ]clause|simplified bsd", re.I), "BSD-2-Clause"),
+    (re.compile(r"bsd", re.I), "BSD-3-Clause"),
+    (re.compile(r"\bisc\b|\bISCL\b", re.I), "ISC"),
+    (re.compile(r"\bpsf|python software foundation", re.I), "PSF-2.0"),
+    (re.compile(r"zlib", re.I), "Zlib"),
+    (re.compile(r"unlicense", re.I), "Unlicense"),
+    (re.compile(r"boost software", re.I), "BSL-1.0"),
+    (re.compile(r"\bzpl\b|zope public", re.I), "ZPL-2.1"),
+    (re.compile(r"cc0", re.I), "CC0-1.0"),
+    (re.compile(r"\bw3c\b", re.I), "W3C"),
+    (re.compile(r"public domain", re.I), "Unlicense"),
+)
+# Some distributions paste the whole licence: phrases of the licence texts.
+TEXTS = (
+    ("permission is hereby granted, free of charge", "MIT"),
+    ("redistribution and use in source and binary forms", "BSD-3-Clause"),
+    ("apache license", "Apache-2.0"),
+    ("permission to use, copy, modify, and/or distribute this software for any purpose", "ISC"),
+)
+SHORT_CHARS = 120
+CLASSIFIER = "License :: "
+
+
+def classify_metadata(*, expression: str = "", text: str = "", classifiers: Sequence[str] = ()) -> LicenceDecision:
+    """Decide by License-Expression, else by License, else by the classifiers."""
+    if expression.strip():
+        return classify_expression(expression)
+    from_text = _classify_text(text)
+    if from_text is not None:
+        return from_text
+    named = [item.rpartition(" :: ")[2] for item in classifiers if item.startswith(CLASSIFIER)]
+    named = [name for name in named if name != "OSI Approved"]
+    if named:
+        return _classify_classifiers(named)
+    shown = " ".join(text.split())[:60]
+    reason = f"licence {shown!r} is not recognised" if shown else "the metadata names no licence"
+    return LicenceDecision(False, "", reason)
+
+
+def _classify_text(text: str) -> LicenceDecision | None:
+    text = " ".join(text.split())
+    if text.lower() in ("", "unknown", "none", "dual license", "see license"):
+        return None
+    if len(text) > SHORT_CHARS:
+        head = text.lower()
+        if "gnu " in head[:400] or "general public license" in head:
+            return LicenceDecision(False, "", "the licence text is not known to be permissive")
+        found = next((name for phrase, name in TEXTS if phrase in head), None)
+        return LicenceDecision(True, found, f"the licence text is that of {found}") if found else None
+    if text.lower() in PERMISSIVE:
+        return LicenceDecision(True, text, f"{text} is permissive")
+    if RESTRICTIVE.search(text):
+        return LicenceDecision(False, text, f"{text} is not known to be permissive")
+    found = _first_name(text)
+    return LicenceDecision(True, found, f"{text!r} is permissive") if found else None
+
+
+def _classify_classifiers(names: Sequence[str]) -> LicenceDecision:
+    licences = []
+    for name in names:
+        found = _first_name(name)
+        if not found or RESTRICTIVE.search(name):
+            return LicenceDecision(False, "", f"classifier {name!r} is not known to be permissive")
+        licences.append(found)
+    joined = " OR ".join(dict.fromkeys(licences))
+    return LicenceDecision(True, joined, f"the classifiers name {joined}")
+
+
+def _first_name(text: str) -> str:
+    return next((name for pattern, name in WORDS if pattern.search(text)), "")

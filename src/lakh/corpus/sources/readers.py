@@ -1,0 +1,85 @@
+"""Open what a listing names: plain files, and containers that hold many documents.
+
+`open_listed` yields `RawDocument` records. A container is read as a stream, member by member, by the worker of its
+split.
+
+    file                one file                         docs       one file of documentation (Markdown, RST, HTML)
+    archive             archives.py                      jsonl, parquet, synthetic-jsonl, synthetic-parquet   records.py
+    posts               posts.py
+
+Content that cannot be read gives a RawDocument with a reason, never an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lakh.corpus.sources.archives import below, evidence_of, members, stem_of
+from lakh.corpus.sources.listing import RawDocument, ReadPredicate
+from lakh.corpus.sources.markup import to_markdown
+from lakh.corpus.sources.posts import read_posts
+from lakh.corpus.sources.records import read_jsonl, read_parquet
+
+__all__ = ["DOCUMENTATION", "open_listed"]
+
+DOCUMENTATION = frozenset({"markdown", "restructuredtext", "html"})
+HTML_ENDINGS = (".html", ".htm")
+
+
+def open_listed(listed: Mapping[str, Any], max_file_bytes: int, wanted: ReadPredicate) -> Iterator[RawDocument]:
+    """The documents of one listed row."""
+    kind, repo = listed["kind"], listed["repo"]
+    url = os.fsdecode(listed["location"])
+    if listed["reason"] or kind in ("file", "docs"):
+        yield _file(listed, max_file_bytes, wanted)
+    elif kind == "archive":
+        yield from _archive(url, repo, listed["licence"], max_file_bytes, wanted)
+    elif kind == "posts":
+        yield from read_posts(url, repo)
+    elif kind.endswith("jsonl"):
+        yield from read_jsonl(url, repo, synthetic=kind.startswith("synthetic"))
+    else:
+        yield from read_parquet(url, listed["part"], repo, synthetic=kind.startswith("synthetic"))
+
+
+def _file(listed: Mapping[str, Any], max_file_bytes: int, wanted: ReadPredicate) -> RawDocument:
+    raw = RawDocument(
+        listed["repo"],
+        listed["path"],
+        listed["size_bytes"],
+        licence=listed["licence"],
+        licence_evidence=listed["licence_evidence"],
+        reason=listed["reason"],
+        detail=listed["detail"],
+        documentation=listed["kind"] == "docs",
+    )
+    if raw.reason or (not raw.documentation and not wanted(raw.path, raw.size_bytes)):
+        return raw
+    try:
+        with Path(os.fsdecode(listed["location"])).open("rb") as file:
+            raw.content = file.read(max_file_bytes + 1)
+    except OSError as error:
+        raw.reason, raw.detail = "unreadable", error.strerror or str(error)
+    else:
+        if raw.documentation and raw.path.lower().endswith(HTML_ENDINGS) and len(raw.content) <= max_file_bytes:
+            raw.content = to_markdown(raw.content.decode("utf-8", "replace")).encode()
+    return raw
+
+
+def _archive(url: str, repo: str, licence: str, max_file_bytes: int, wanted: ReadPredicate) -> Iterator[RawDocument]:
+    found = evidence_of(url).classify()
+    top = stem_of(url.rpartition("/")[2])
+    for member in members(url, max_file_bytes, wanted):
+        yield RawDocument(
+            repo,
+            below(member.path, top) or top,
+            member.size_bytes,
+            member.content,
+            licence=licence or found.expression,
+            licence_evidence=found.evidence,
+            reason=member.reason,
+            detail=member.detail,
+        )

@@ -1,0 +1,37 @@
+"""The two kinds of program that a sandbox runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["NONCE", "CommandProgram", "Program"]
+
+NONCE = "THE_NONCE_GOES_HERE"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Python code and its test, which run in two processes (sandboxed/examiner.py). It passes if both run to their end.
+
+    The two are compiled separately: an open quote or a trailing backslash in model-written code cannot absorb the test.
+    """
+
+    source: str
+    """Code under test."""
+    test: str
+    """Trusted code that calls the names under test."""
+    reference: str = ""
+    """Trusted code that runs before the test, in the same process: helpers and imports that the test uses."""
+    names: tuple[str, ...] = ()
+    """Names that the test takes from the code under test instead of the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandProgram:
+    """Files and commands of another language. It passes if all commands exit with 0 and the last prints the nonce."""
+
+    files: dict[str, str]
+    commands: tuple[tuple[str, ...], ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    nonce_mark: str = NONCE
+    """Replaced by the nonce in every file."""

@@ -1,0 +1,186 @@
+"""Token shards: the files of a token set, and their writer.
+
+    DIR/train/tokens-00000.bin   token ids, little-endian uint16 (uint32 where the vocabulary needs it), no header;
+                                 documents one after the other, each followed by <|endoftext|>
+    DIR/train/starts-00000.bin   little-endian uint64: start of each document in tokens-00000.bin
+    DIR/heldout/...              the same for held-out documents
+    DIR/tokenizer.json           the tokenizer that made the ids
+    DIR/manifest.json            counts and hashes; written last, marks the set as complete
+
+A document never spans two shards. `fingerprint` is the SHA-256 of the number type and of the hashes of the shards in
+order: everything that determines the stream of tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from lakh import storage
+from lakh.errors import DataError, UserError
+from lakh.tokens.tokenizer import FILE, Tokenizer
+
+__all__ = ["FORMAT", "MADE_BY", "SPLITS", "TokenSetWriter", "dtype_for", "fingerprint_of", "read_token_manifest"]
+
+FORMAT = "lakh-tokens/1"
+MADE_BY = "lakh tokens pack CORPUS --tokenizer DIR --out DIR"
+REBUILD = f"pack it again with: {MADE_BY} --force"
+SPLITS = ("train", "heldout")
+SHARD_TOKENS = 1 << 26  # 128 MiB of uint16: large enough to stream, small enough to move
+DTYPES = {"uint16": "<u2", "uint32": "<u4"}  # manifest -> numpy, little-endian on every machine
+STARTS_DTYPE = "<u8"
+OUR_FILES = re.compile(r"\.?(tokens|starts)-\d+\.bin(\..*\.part)?")
+
+
+def dtype_for(vocab: int) -> str:
+    """The smallest type that holds every id of a vocabulary."""
+    return "uint16" if vocab <= 1 << 16 else "uint32"
+
+
+def fingerprint_of(dtype: str, splits: Mapping[str, Any]) -> str:
+    shards = {
+        name: [[shard["sha256"], shard["starts_sha256"]] for shard in split["shards"]] for name, split in splits.items()
+    }
+    canonical = json.dumps([FORMAT, dtype, shards], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def read_token_manifest(url: str) -> dict[str, Any]:
+    """The manifest of a complete token set."""
+    manifest = storage.read_manifest(url, made_by=MADE_BY)
+    if manifest.get("format") != FORMAT:
+        found = f"is not a token set: its format is {manifest.get('format')!r}"
+        raise UserError(url, found, f"make them with: {MADE_BY}")
+    try:
+        expected = fingerprint_of(manifest["dtype"], manifest["splits"])
+        complete = set(SPLITS) <= set(manifest["splits"]) and manifest["dtype"] in DTYPES
+    except (KeyError, TypeError, AttributeError):
+        expected, complete = "", False
+    if not complete or manifest.get("fingerprint") != expected:
+        raise DataError(storage.join(url, storage.MANIFEST), "is damaged: its fingerprint does not match", REBUILD)
+    return manifest
+
+
+class TokenSetWriter:
+    """Writes a token set. Use as a context manager, `add` documents in order, and `commit` at the end.
+
+    Without `commit` the set has no manifest, and readers treat it as incomplete.
+    """
+
+    def __init__(self, out: str, tokenizer: Tokenizer, *, shard_tokens: int = SHARD_TOKENS) -> None:
+        self.out, self.tokenizer, self.shard_tokens = out, tokenizer, shard_tokens
+        self.dtype = dtype_for(tokenizer.vocab_size)
+        self.splits: dict[str, _SplitWriter] = {name: _SplitWriter(self, name) for name in SPLITS}
+
+    def __enter__(self) -> TokenSetWriter:
+        storage.remove_tree(storage.join(self.out, storage.MANIFEST))
+        for split in SPLITS:
+            folder = storage.join(self.out, split)
+            for name in storage.list_dir(folder):
+                if OUR_FILES.fullmatch(name):
+                    storage.remove_tree(storage.join(folder, name))
+        self.tokenizer.save(self.out)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with ExitStack() as stack:
+            for split in self.splits.values():
+                stack.push(split.close)
+            if error is not None:
+                raise error
+
+    def add(self, split: str, ids: Any) -> None:
+        """Append one document (without <|endoftext|>) to a split."""
+        self.splits[split].add(np.asarray(ids, DTYPES[self.dtype]))
+
+    def commit(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Close the shards and write the manifest with the additional entries `facts`."""
+        for split in self.splits.values():
+            split.close(None, None, None)
+        splits = {name: split.entry() for name, split in self.splits.items()}
+        manifest = {
+            **facts,
+            "format": FORMAT,
+            "vocab": self.tokenizer.vocab_size,
+            "dtype": self.dtype,
+            "tokenizer": FILE,
+            "tokenizer_sha256": self.tokenizer.sha256,
+            "splits": splits,
+            "fingerprint": fingerprint_of(self.dtype, splits),
+        }
+        storage.commit(self.out, manifest)
+        return manifest
+
+
+class _SplitWriter:
+    """The shards of one split; at most one is open."""
+
+    def __init__(self, writer: TokenSetWriter, name: str) -> None:
+        self.writer, self.name = writer, name
+        self.shards: list[dict[str, Any]] = []
+        self._open: ExitStack | None = None
+        self._end = np.array([writer.tokenizer.eot], DTYPES[writer.dtype])
+
+    @property
+    def has_documents(self) -> bool:
+        return bool(self.shards) or self._open is not None
+
+    def add(self, ids: np.ndarray) -> None:
+        if self._open is not None and self._num_tokens + len(ids) + 1 > self.writer.shard_tokens:
+            self.close(None, None, None)
+        if self._open is None:
+            self._begin()
+        self._starts.append(self._num_tokens)
+        for part in (ids, self._end):
+            self._file.write(np.ascontiguousarray(part).data)
+        self._num_tokens += len(ids) + 1
+
+    def _begin(self) -> None:
+        self._name = f"{self.name}/tokens-{len(self.shards):05d}.bin"
+        self._open = ExitStack()
+        file = self._open.enter_context(storage.create(storage.join(self.writer.out, self._name)))
+        self._file = storage.HashingFile(file)
+        self._num_tokens = 0
+        self._starts: list[int] = []
+
+    def close(self, kind: Any, error: Any, trace: Any) -> None:
+        """Close the open shard, if any; with an error, discard it."""
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        opened.__exit__(kind, error, trace)
+        if error is not None:
+            return
+        starts = np.array(self._starts, STARTS_DTYPE).tobytes()
+        name = self._name.replace("/tokens-", "/starts-")
+        storage.write_bytes(storage.join(self.writer.out, name), starts)
+        self.shards.append(
+            {
+                "file": self._name,
+                "starts": name,
+                "tokens": self._num_tokens,
+                "documents": len(self._starts),
+                "sha256": self._file.sha256,
+                "starts_sha256": hashlib.sha256(starts).hexdigest(),
+            }
+        )
+
+    def entry(self) -> dict[str, Any]:
+        return {
+            "tokens": _total(self.shards, "tokens"),
+            "documents": _total(self.shards, "documents"),
+            "shards": self.shards,
+        }
+
+
+def _total(shards: Sequence[Mapping[str, Any]], what: str) -> int:
+    return sum(int(shard[what]) for shard in shards)

@@ -1,0 +1,46 @@
+"""Open the training and held-out data of a run and check it against the run's settings.
+
+Independent of torch, so that the launcher can reject a run before it starts ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lakh.errors import UserError
+from lakh.spec import Run, Source
+from lakh.tokens.loading.stream import TokenSet, data_fingerprint
+
+__all__ = ["TrainingData", "open_data"]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The data of a run."""
+
+    fingerprint: str
+    tokenizer_path: str
+    heldout: TokenSet
+
+
+def open_data(run: Run) -> TrainingData:
+    """Open every source of a run. Raises UserError if the data does not fit the model."""
+    sources = run.data.mixture or (Source(tokens=run.data.tokens),)
+    opened = [(TokenSet.open(source.tokens, "train", cache=run.data.cache), source.weight) for source in sources]
+    heldout = TokenSet.open(run.data.tokens, "heldout", cache=run.data.cache)
+    for tokens in (*(tokens for tokens, _ in opened), heldout):
+        if tokens.vocab > run.model.vocab:
+            raise UserError(
+                f"model.vocab = {run.model.vocab}",
+                f"is smaller than the tokenizer of {tokens.url} ({tokens.vocab})",
+                f"set model.vocab = {tokens.vocab} or more, or pack with a smaller tokenizer",
+            )
+    for name, sets, needed in (("train", [t for t, _ in opened], run.data.batch), ("heldout", [heldout], 1)):
+        available = sum(tokens.count_sequences(run.data.sequence) for tokens in sets)
+        if available < needed:
+            raise UserError(
+                f"{run.data.tokens}, {name}",
+                f"holds {available} sequences of {run.data.sequence} tokens; {needed} are needed",
+                "pack a larger corpus, or make data.batch or data.sequence smaller",
+            )
+    return TrainingData(data_fingerprint(opened), opened[0][0].tokenizer_path, heldout)

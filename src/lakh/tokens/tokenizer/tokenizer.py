@@ -1,0 +1,121 @@
+"""Text to token ids and back: byte-level BPE.
+
+Ids 0..15 are the special tokens in the order of SPECIAL_TOKENS. Text is never encoded as a special token, even if it
+contains `<|endoftext|>`, because a corpus of code contains files about tokenizers. Every byte has a token, so any text
+survives the round trip; every digit is a token of its own.
+
+The folder of a tokenizer holds tokenizer.json, and manifest.json if `lakh tokens train` made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from lakh import storage
+from lakh.errors import DataError, UserError
+
+__all__ = ["FILE", "NUM_SPECIAL", "SPECIAL_TOKENS", "Tokenizer", "threads"]
+
+FILE = "tokenizer.json"
+MADE_BY = "lakh tokens train CORPUS --out DIR"
+NUM_SPECIAL = 16
+_NAMED = ("endoftext", "fim_prefix", "fim_middle", "fim_suffix", "fim_pad", "repo_name", "file_sep")
+SPECIAL_TOKENS = tuple(
+    f"<|{name}|>" for name in (*_NAMED, *(f"reserved_{i}" for i in range(NUM_SPECIAL - len(_NAMED))))
+)
+
+
+class Tokenizer:
+    """A trained tokenizer, identified by the SHA-256 of its file."""
+
+    def __init__(self, raw: bytes, where: str = FILE) -> None:
+        try:
+            self._inner = tokenizers.Tokenizer.from_buffer(raw)
+        except Exception as error:  # noqa: BLE001 - the package raises bare Exception
+            what = str(error).partition("\n")[0][:120]
+            raise DataError(where, f"is not a tokenizer ({what})", f"make one with: {MADE_BY}") from None
+        self._inner.encode_special_tokens = True  # text that contains a special token stays text
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        self.raw = raw
+        """The bytes of tokenizer.json."""
+        self._where = where
+        self.sha256 = hashlib.sha256(raw).hexdigest()
+        self.vocab_size = max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.eot = self.special("<|endoftext|>")
+
+    @staticmethod
+    def load(path: str | Path) -> Tokenizer:
+        """Load tokenizer.json, or the one in a folder or URL."""
+        url = str(path)
+        if not url.endswith(".json") and not (storage.is_local(url) and storage.local_path(url).is_file()):
+            if not storage.exists(url):
+                raise UserError(url, "no such folder", f"make a tokenizer with: {MADE_BY}")
+            url = storage.join(url, FILE)
+        if not storage.exists(url):
+            raise UserError(url, "no such file", f"make a tokenizer with: {MADE_BY}")
+        return Tokenizer(storage.read_bytes(url), url)
+
+    def save(self, folder: str | Path) -> str:
+        """Write tokenizer.json, byte for byte as it was read, into a folder; returns its URL."""
+        url = storage.join(folder, FILE)
+        storage.write_bytes(url, self.raw)
+        return url
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens."""
+        try:
+            ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError):
+            found = "is not valid Unicode: it contains half of a surrogate pair"
+            raise UserError("text", found, "send complete characters") from None
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts, on several threads."""
+        return [item.ids for item in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int], *, show_special: bool = False) -> str:
+        """The text of these ids. An incomplete character becomes U+FFFD; special tokens are omitted by default."""
+        text: str = self._inner.decode(list(ids), skip_special_tokens=not show_special)
+        return text
+
+    def special(self, token: str) -> int:
+        """The id of a special token, e.g. "<|fim_prefix|>"."""
+        number = self._inner.token_to_id(token)
+        if number is None:  # the form of other tokenizers: <fim_prefix>
+            number = self._inner.token_to_id(token.replace("<|", "<").replace("|>", ">"))
+        if number is None:
+            raise UserError(self._where, f"has no token {token}", f"use one made with: {MADE_BY}")
+        return int(number)
+
+    @property
+    def fim_prefix(self) -> int:
+        return self.special("<|fim_prefix|>")
+
+    @property
+    def fim_middle(self) -> int:
+        return self.special("<|fim_middle|>")
+
+    @property
+    def fim_suffix(self) -> int:
+        return self.special("<|fim_suffix|>")
+
+
+@contextlib.contextmanager
+def threads() -> Iterator[None]:
+    """Let `tokenizers` use threads, without its warning when the process forks later."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "true")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)

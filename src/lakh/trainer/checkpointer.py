@@ -1,0 +1,189 @@
+"""Save and restore the training state: tensors, step, position in the data, and the hash of the data so far.
+
+A checkpoint is saved in two phases: `begin_save` copies the state and starts a thread that writes it; `finish_save`
+completes it when every rank has written its part. Training continues in between, unless there is no memory for the
+copy. stream.json in the checkpoint holds the hash of the stream up to its position.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from lakh import checkpoint, config, storage
+from lakh.errors import CorruptCheckpoint, DiskFull, UserError
+from lakh.events import AutoChoice, CheckpointSaved, CheckpointSkipped, SettingChanged
+from lakh.spec import Checkpoints, Run
+from lakh.tokens.loading.digest import StreamDigest
+from lakh.trainer.data import DataFeed, merge_skips
+from lakh.trainer.launch.world import World
+from lakh.trainer.observability.event_writer import EventWriter
+from lakh.trainer.optim.optimizer import named_state
+
+__all__ = ["Checkpointer"]
+
+STREAM = "stream.json"
+DROP_TIMEOUT_S = 60.0
+# Changing one of these changes the stream, and a position in the old stream means nothing in the new one.
+STREAM_SETTINGS = ("seed", "data.sequence", "data.packing", "data.fim_rate", "data.fim_spm")
+
+
+class Checkpointer:
+    def __init__(
+        self,
+        run_dir: str,
+        settings: Checkpoints,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        world: World,
+        events: EventWriter,
+    ) -> None:
+        self._run_dir, self._settings, self._world, self._events = run_dir, settings, world, events
+        self._model, self._optimizer = model, optimizer
+        self.last_saved = ""
+        """Folder of the last complete checkpoint."""
+        self._save: checkpoint.CheckpointSave | None = None
+        self._copies = checkpoint.HostCopies()
+        self._in_background: bool | None = None
+        self._paused_s = 0.0
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return named_state(self._model, self._optimizer)
+
+    def is_due(self, step: int) -> bool:
+        return bool(self._settings.every) and step % self._settings.every == 0
+
+    def restore(self, run: Run, data: DataFeed) -> tuple[Run, int]:
+        """Load the newest undamaged checkpoint, if there is one. Returns the run, with the skipped sequences of the
+        checkpoint, and the step."""
+        newest = checkpoint.newest_usable(self._run_dir) if self._world.rank == 0 else None
+        folder, damaged = self._world.broadcast(newest)
+        for error in damaged:
+            self._events.write(CheckpointSkipped(path=error.where, reason=error.found))
+        if folder is None:
+            if damaged:
+                found = f"every checkpoint is damaged; {damaged[0]}"
+                raise CorruptCheckpoint(self._run_dir, found, "train again from the start")
+            return run, 0
+        saved = checkpoint.read_run(folder)
+        position = checkpoint.Manifest.read(folder).sequence_index
+        skip = merge_skips(saved.data.skip, run.data.skip, position)
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, skip=skip))
+        changes = config.diff(saved, run)
+        for path, before, after in changes:
+            if path in STREAM_SETTINGS:
+                found = f"the run started with {before}, and the order of its data depends on it"
+                raise UserError(f"{path} = {after}", found, f"set it back to {before}, or start a new run")
+        manifest = checkpoint.load(folder, self.tensors)
+        if manifest.data_sha256 != data.fingerprint:
+            raise UserError(
+                run.data.tokens,
+                "is not the data that the run started with (its fingerprint differs)",
+                "set data.tokens to the original token set, or start a new run",
+            )
+        for path, before, after in changes:
+            self._events.write(SettingChanged(step=manifest.step, path=path, before=before, after=after))
+        self.last_saved = folder
+        digest = _read_digest(folder) if STREAM in manifest.files else None
+        data.stream.restore(manifest.sequence_index, digest)
+        return run, manifest.step
+
+    def begin_save(self, run: Run, step: int, data: DataFeed) -> None:
+        """Copy the state and write it in the background; `finish_save` completes it. A collective.
+
+        Finishes an earlier save first.
+        """
+        self.finish_save()
+        began_s = time.monotonic()
+        folder = storage.join(self._run_dir, "checkpoints", checkpoint.folder_name(step))
+        if self._world.rank == 0:  # after a rewind a step is saved again: the old checkpoint must not look complete
+            storage.remove_tree(storage.join(folder, storage.MANIFEST))
+        total = data.stream.total_digest(self._world, data.digest)  # also a barrier behind the removal
+        data.stream.known = (data.stream.position, total)
+        attachments = {
+            "run.toml": config.to_toml(run).encode(),
+            "tokenizer.json": storage.read_bytes(data.tokenizer_path),
+        }
+        if total is not None:
+            attachments[STREAM] = json.dumps({"rows": total.sequences, "total": f"{total.total:064x}"}).encode()
+        self._save = checkpoint.CheckpointSave(
+            folder,
+            self.tensors,
+            step=step,
+            sequence_index=data.stream.position,
+            run_sha256=config.fingerprint(run),
+            data_sha256=data.fingerprint,
+            attachments=attachments,
+            rank=self._world.rank,
+            world=self._world.size,
+            writes_whole=run.mesh.resolve(self._world.size).leads_stage(self._world.rank),
+        )
+        if self._saves_in_background(step, self._save.bytes_to_write):
+            self._save.start(self._copies)
+            self._paused_s = time.monotonic() - began_s
+        else:
+            with self._explain_full_disk():
+                self._save.write()
+            self._paused_s = time.monotonic() - began_s
+            self.finish_save()
+
+    def _saves_in_background(self, step: int, own_bytes: int) -> bool:
+        """Decided once by all ranks: if one has no memory for a copy, all of them wait. A collective."""
+        if self._in_background is None:
+            mine = checkpoint.choose_background(
+                self._settings.background,
+                copy_bytes=own_bytes * self._world.local_size,
+                free_bytes=checkpoint.free_host_bytes(),
+            )
+            votes: list[tuple[bool, str]] = self._world.broadcast(self._world.gather(mine))
+            self._in_background, reason = min(votes)  # False, if any rank says so
+            choice = "in the background" if self._in_background else "blocking"
+            self._events.write(AutoChoice(step=step, what="checkpoints", choice=choice, reason=reason))
+        return self._in_background
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a save is in progress and this rank has written its part."""
+        return self._save is not None and self._save.is_written
+
+    def finish_save(self) -> None:
+        """Complete the save in progress, if there is one; waits for the slowest rank. A collective."""
+        save, self._save = self._save, None
+        if save is None:
+            return
+        began_s = time.monotonic()
+        with self._explain_full_disk():
+            manifest = save.finish(self._world.gather)
+        self.last_saved = save.folder
+        if manifest is not None:
+            checkpoint.prune(self._run_dir, keep=self._settings.keep)
+            seconds = self._paused_s + time.monotonic() - began_s
+            self._events.write(CheckpointSaved(step=save.step, path=save.folder, bytes=manifest.bytes, seconds=seconds))
+
+    def drop_save(self) -> None:
+        """Abandon a save that cannot be completed because ranks were lost."""
+        save, self._save = self._save, None
+        if save is not None:
+            save.wait(DROP_TIMEOUT_S)  # its folder is removed later, and must not be written to then
+
+    @contextlib.contextmanager
+    def _explain_full_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except DiskFull as error:
+            raise DiskFull(error.where, error.found, f"free some space, then: lakh resume {self._run_dir}") from None
+
+
+def _read_digest(folder: str) -> StreamDigest:
+    try:
+        stored = json.loads(storage.read_bytes(storage.join(folder, STREAM)))
+        return StreamDigest(int(stored["rows"]), int(stored["total"], 16))
+    except (ValueError, KeyError, TypeError):
+        raise CorruptCheckpoint(storage.join(folder, STREAM), "is damaged", "resume from an earlier one") from None

@@ -1,0 +1,110 @@
+"""The training data of one rank: its batches, the position in the stream, and the hash of the stream so far."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lakh.errors import UserError
+from lakh.spec import Data, Mesh, Run
+from lakh.tokens.loading.digest import StreamDigest, digest_sequences
+from lakh.tokens.loading.skips import SkipRanges
+from lakh.tokens.loading.stream import TokenStream
+from lakh.tokens.loading.training_data import open_data
+from lakh.trainer.launch.world import World
+from lakh.workloads.code.batch import Batch
+from lakh.workloads.code.data import Batches
+
+__all__ = ["DataFeed", "StreamPosition", "merge_skips"]
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass
+class StreamPosition:
+    """How far a run has read, and the hash of what it read."""
+
+    position: int = 0
+    """Sequences consumed so far."""
+    base: StreamDigest | None = dataclasses.field(default_factory=StreamDigest)
+    """Digest of the stream up to the last restore, over all ranks; None if an old checkpoint has none."""
+    known: tuple[int, StreamDigest | None] = (0, StreamDigest())
+    """A recent position, and the digest of the stream up to it."""
+
+    def restore(self, position: int, digest: StreamDigest | None) -> None:
+        self.position, self.base, self.known = position, digest, (position, digest)
+
+    def catch_up(self, run: Run, position: int, known: tuple[int, StreamDigest | None]) -> None:
+        """Continue at `position` after ranks were lost: read again what they have read since the `known` digest."""
+        first, digest = known
+        if digest is not None and position > first:
+            batch = TokenStream.open(run.data, run.seed).read_range(first, position - first)
+            digest += digest_sequences(first, batch.tokens, batch.lengths)
+        self.restore(position, digest)
+
+    def total_digest(self, world: World, read_here: StreamDigest) -> StreamDigest | None:
+        """The digest of the whole stream so far, on every rank. A collective."""
+        parts = world.broadcast(world.gather(read_here.to_bytes()))
+        if self.base is None:
+            return None
+        return sum((StreamDigest.from_bytes(part) for part in parts), self.base)
+
+
+class DataFeed:
+    """Prefetched batches of this rank."""
+
+    def __init__(self, run: Run, mesh: Mesh, world: World) -> None:
+        """Opens and checks the data of a run; raises UserError if it does not fit the model."""
+        opened = open_data(run)
+        self.fingerprint, self.tokenizer_path, self.heldout = opened.fingerprint, opened.tokenizer_path, opened.heldout
+        self.stream = StreamPosition()
+        self._mesh, self._device = mesh, world.device
+        self._data_rank = mesh.data_rank(world.rank)
+        readers = [rank for rank in range(world.size) if mesh.data_rank(rank) == self._data_rank]
+        self._counts = readers[0] == world.rank  # of the ranks that read the same data, the first one hashes it
+        self.batches: Batches
+
+    def open(self, run: Run, step: int) -> None:
+        """Start to prefetch the batches from `step` on."""
+        self.batches = Batches(
+            run,
+            data_rank=self._data_rank,
+            data_ranks=self._mesh.data_ranks,
+            first_step=step,
+            first_position=self.stream.position,
+        )
+
+    def micro_batches(self, step: int) -> tuple[list[Batch], float]:
+        """This rank's micro-batches of a step, and the seconds spent waiting for them."""
+        before_s = self.batches.wait_s
+        return self.batches.micro_batches(step, self._device), self.batches.wait_s - before_s
+
+    @property
+    def digest(self) -> StreamDigest:
+        """Of the sequences that this rank has read since `open` and hashes for all."""
+        return self.batches.digest if self._counts else StreamDigest()
+
+    def skip_step(self, settings: Data, step: int, current_step: int) -> Data:
+        """Data settings that skip the sequences of `step`, counted back from the current position."""
+        first = self.stream.position - (current_step - step + 1) * settings.batch
+        skips = self.batches.skips.with_positions(first, first + settings.batch)
+        return dataclasses.replace(settings, skip=skips.ranges)
+
+    def close(self) -> None:
+        self.batches.close()
+
+
+def merge_skips(before: Ranges, requested: Ranges, position: int) -> Ranges:
+    """The skipped ranges of a run that continues at `position`: behind it as before, ahead of it as requested.
+
+    Positions do not count skipped sequences, so the ranges behind a position must not change.
+    """
+    here = SkipRanges(before).index_of(position)
+    behind = [(first, min(end, here)) for first, end in before if first < here]
+    late = [(first, min(end, here)) for first, end in requested if first < here]
+    if SkipRanges([*behind, *late]).ranges != SkipRanges(behind).ranges:
+        raise UserError(
+            f"data.skip = {[list(part) for part in requested]}",
+            f"sequences before {here} have been read already",
+            f"name sequences from {here} on, or start a new run",
+        )
+    return SkipRanges([*behind, *((max(first, here), end) for first, end in requested if end > here)]).ranges

@@ -1,0 +1,80 @@
+"""Write the events of a training run: rank 0 for the run, each rank for itself."""
+
+from __future__ import annotations
+
+from lakh import config, events
+from lakh.events import Event, EventLog
+from lakh.spec import Run
+from lakh.trainer.launch.world import World
+from lakh.trainer.observability.step_metrics import StepMetrics
+from lakh.trainer.tuning.memory import memory_bytes
+from lakh.workloads.code.data import Batches
+
+__all__ = ["EventWriter"]
+
+RESOURCES_EVERY_STEPS = 10
+
+
+class EventWriter:
+    def __init__(self, run: Run, world: World, log: EventLog) -> None:
+        self._world, self.log = world, log
+        self._tokens_per_step = run.tokens_per_step
+        self._flops_per_step = run.tokens_per_step * run.model.flops_per_token(run.data.sequence)
+        self._peak_flops = run.cluster.gpu.dense_bf16_TFLOPs * 1e12 * world.size
+
+    def write(self, event: Event) -> None:
+        """Write an event about the run, on rank 0."""
+        if self._world.rank == 0:
+            self.log.write(event)
+
+    def auto_choice(self, what: str, choice: str, reason: str) -> None:
+        """Report a choice on a GPU; a CPU has no alternatives."""
+        if self._world.device.type == "cuda":
+            self.write(events.AutoChoice(step=0, what=what, choice=choice, reason=reason))
+
+    def run_started(self, run: Run, *, step: int, position: int, data_sha256: str, seconds: float) -> None:
+        self.log.write(events.Initialised(step=step, seconds=seconds))
+        self.log.write(
+            events.RunStarted(
+                step=step,
+                world=self._world.size,
+                attempt=self._world.attempt,
+                backend=self._world.backend if self._world.size > 1 else "none",
+                device=str(self._world.device),
+                parameters=run.model.parameters,
+                sequence_index=position,
+                run_sha256=config.fingerprint(run),
+                data_sha256=data_sha256,
+            )
+        )
+
+    def step_done(self, metrics: StepMetrics, batches: Batches) -> None:
+        step = metrics.step
+        if not metrics.applied:
+            problem = "is too large" if metrics.grad_norm < float("inf") else "is not finite"
+            reason = f"gradient norm {metrics.grad_norm:.4g} {problem}"
+            self.log.write(events.StepSkipped(step=step, reason=reason))
+        if self._world.rank != 0:
+            return
+        self.log.write(
+            events.StepDone(
+                step=step,
+                loss=metrics.loss,
+                lr=metrics.lr,
+                grad_norm=metrics.grad_norm,
+                tokens=step * self._tokens_per_step,
+                tokens_per_s=self._tokens_per_step / metrics.step_s,
+                step_s=metrics.step_s,
+                data_wait_s=metrics.data_wait_s,
+                mfu=self._mfu(metrics.step_s),
+            )
+        )
+        if step % RESOURCES_EVERY_STEPS == 1:
+            memory = memory_bytes(self._world.device)
+            self.log.write(
+                events.Resources(step=step, memory_bytes=memory, data_ready=batches.ready, data_starved=batches.starved)
+            )
+
+    def _mfu(self, step_s: float) -> float | None:
+        """Causal-exact model FLOPs over the dense peak of the GPUs; None on a CPU, which has no stated peak."""
+        return self._flops_per_step / step_s / self._peak_flops if self._world.device.type == "cuda" else None

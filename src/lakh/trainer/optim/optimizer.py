@@ -1,0 +1,57 @@
+"""Build the optimizer, and name its state for checkpoints.
+
+AdamW for everything, or Muon (muon.py) for the matrices of the blocks and AdamW for embedding, head and norms. Both
+skip the update if the tensor `optimizer.found_inf` is 1, without a device synchronisation. The state exists from the
+start, so that a fresh run and a resumed one have the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lakh.spec import Optimizer
+from lakh.trainer.optim.muon import Muon
+
+__all__ = ["build_optimizer", "named_state"]
+
+
+def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
+    """The optimizer of a model, with weight decay on matrices only."""
+    named = list(model.named_parameters())
+    if settings.kind == "muon":
+        matrices = [p for name, p in named if p.dim() == 2 and "blocks." in name]
+        by_muon = {id(p) for p in matrices}
+        return Muon(matrices, _adamw([p for _, p in named if id(p) not in by_muon], settings), settings)
+    return _adamw([p for _, p in named], settings)
+
+
+def _adamw(parameters: Sequence[nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
+    decayed = [p for p in parameters if p.dim() >= 2]
+    plain = [p for p in parameters if p.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Every tensor of the training state by name: model.* and optim.*"""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"model.{name}"] = parameter.detach()
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"optim.{name}.{key}"] = value
+    return tensors

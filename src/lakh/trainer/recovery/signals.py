@@ -1,0 +1,54 @@
+"""Stop requests by signals, and injected faults."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from lakh.errors import LakhError
+from lakh.events import EventLog, FaultInjected
+from lakh.spec import Fault
+
+__all__ = ["StopRequest", "inject_faults"]
+
+
+class StopRequest:
+    """SIGTERM or SIGINT: the loop saves a checkpoint after the step and exits. A second SIGINT exits at once."""
+
+    def __init__(self) -> None:
+        self.signal = ""
+
+    @property
+    def is_made(self) -> bool:
+        return bool(self.signal)
+
+    @contextlib.contextmanager
+    def listen(self) -> Iterator[StopRequest]:
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.is_made and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number).name
+
+
+def inject_faults(faults: Sequence[Fault], *, rank: int, step: int, log: EventLog) -> None:
+    """Inject the faults of this rank and step. The event is on disk before the fault happens."""
+    for fault in faults:
+        if (fault.rank, fault.step) != (rank, step):
+            continue
+        log.write(FaultInjected(step=step, fault=str(fault)))
+        log.close()
+        if fault.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault.kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        raise LakhError(f"rank {rank}, step {step}", f"the fault {fault} was injected", "remove --fault")

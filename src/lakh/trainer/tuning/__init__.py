@@ -1,0 +1,1 @@
+"""Choices that depend on the GPU: micro-batch size, CUDA graphs, memory."""

@@ -1,0 +1,104 @@
+"""CUDA graphs for small models: record the forward and backward pass of a micro-batch once and replay it.
+
+The kernels of a small model end before Python has launched the next ones; a replay launches all of them at once. In
+exchange, inputs are copied into the graph's buffers, gradients stay in place, and the pass keeps its memory.
+
+Only for fixed shapes on one process: packed documents and sharded models run without graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lakh.errors import UserError
+from lakh.spec import Data, Model, Training
+from lakh.workloads.code.batch import Batch
+
+__all__ = ["GraphedPass", "decide_cuda_graphs"]
+
+WARM_UP_PASSES = 3  # compilation and kernel selection cannot be recorded
+BUSY_FLOPS_PER_LAYER = 0.9e12
+"""Of a micro-batch: above this, the GPU needs longer for a layer than Python to launch its kernels. Python took 2.2 ms
+for each of 6 layers (H200, 2026-11-15: 13.1 ms per step, 2.4 with a replay); an H200 does about 400 TFLOP/s."""
+
+Pass = Callable[[nn.Module, Batch, float | Tensor], Tensor]
+"""Forward and backward: adds to the gradients and returns the loss."""
+
+
+def decide_cuda_graphs(settings: Training, data: Data, model: Model, *, device: str, world: int) -> tuple[bool, str]:
+    """Whether to use CUDA graphs, and the reason. Raises UserError if they are requested and not possible."""
+    enabled, reason = _decide(settings, data, model, device, world)
+    if settings.graphs == "on" and not enabled:
+        raise UserError("train.graphs = on", reason, 'set train.graphs = "auto"')
+    return enabled, reason
+
+
+def _decide(settings: Training, data: Data, model: Model, device: str, world: int) -> tuple[bool, str]:
+    if settings.graphs == "off":
+        return False, "disabled"
+    if device != "cuda":
+        return False, f"not available on {device}"
+    if world > 1:
+        return False, "collectives of several ranks cannot be recorded"
+    if data.document_mask:
+        return False, "packed documents change the shapes from batch to batch"
+    if settings.graphs == "on":
+        return True, "requested"
+    flops = data.micro_batch * data.sequence * model.flops_per_token(data.sequence) / model.layers
+    if flops > BUSY_FLOPS_PER_LAYER:
+        return False, f"{flops / 1e12:.1f} TFLOP per layer keep the GPU busy while Python launches the next kernels"
+    return True, f"{flops / 1e12:.2f} TFLOP per layer end before Python has launched the next kernels"
+
+
+class GraphedPass:
+    """A pass that is recorded at its first call; micro-batches of another shape run without the graph.
+
+    It adds to the gradients in place: zero them between steps instead of setting them to None.
+    """
+
+    def __init__(self, plain: Pass) -> None:
+        self._plain = plain
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, model: nn.Module, batch: Batch, scale: float | Tensor) -> Tensor:
+        if self._graph is None:
+            self._record(model, batch, scale)
+        if batch.inputs.shape != self._batch.inputs.shape or batch.cu_seqlens is not None:
+            return self._plain(model, batch, scale)
+        self._fill(batch, scale)
+        assert self._graph is not None
+        self._graph.replay()
+        return self._loss.clone()
+
+    def _fill(self, batch: Batch, scale: float | Tensor) -> None:
+        self._batch.inputs.copy_(batch.inputs)
+        self._batch.targets.copy_(batch.targets)
+        self._scale.fill_(scale)
+
+    def _record(self, model: nn.Module, batch: Batch, scale: float | Tensor) -> None:
+        device = batch.inputs.device
+        self._batch = Batch(batch.inputs.clone(), batch.targets.clone())
+        self._scale = torch.zeros((), device=device)
+        self._fill(batch, scale)
+        for parameter in model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        before = [gradient.clone() for gradient in _gradients(model)]
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
+            for _ in range(WARM_UP_PASSES):
+                self._plain(model, self._batch, self._scale)
+        torch.cuda.current_stream().wait_stream(side_stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._loss = self._plain(model, self._batch, self._scale)
+        self._graph = graph
+        torch._foreach_copy_(_gradients(model), before)  # undo the warm-up
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.corpus.document import STREAM, complete
+from lakh.corpus.parsing.languages import EXTENSIONS
+from lakh.corpus.parsing.text_features import add_text_features, digest_of, text_features, tokens_of
+
+# language, a text, the same code in another layout
+SAME = [
+    ("python", "def f(a, b):\n  return a  # sum\n", "def f(\n    a,\n    b,\n):\n\n    # why\n    return a\n"),
+    ("python", "x = [1,\n  2]\n", "x = [1, 2,]\n"),
+    ("python", "if a:\n\tb()\n\tc()\n", "if a:\n        b()\n\n        c()\n"),
+    ("python", "a = 1 + \\\n    2\n", "a = 1 + 2\n"),
+    ("python", "x = f'{a['b']}'\n", "x = f'{a['b']}'  # new f-string\n"),
+    (
+        "javascript",
+        "let a=/[/]'\"/g; // c\nf(`x${ {a:'}'}[b] }y`)",
+        "let a = /[/]'\"/g\n;\nf(`x${ {a:'}'}[b] }y`) /* c */",
+    ),
+    ("javascript", "a = b / c / d", "a = b/c/d"),
+    ("javascript", "f(a, b)", "f(\n  a,\n  b,\n)"),
+    ("typescript", "const x: Map<string, A<B>> = y", "const x : Map < string , A < B > > = y"),
+    ("java", 'String s = """\n  // not a comment\n  """; /* c */', 'String s =\n"""\n  // not a comment\n  """;'),
+    ("go", "x := `// raw` // c\nf(a,\n)", "x := `// raw`\nf(a)"),
+    ("rust", "fn f<'a>(x: &'a str) -> char { '\\'' } /* /* nested */ */", "fn f<'a>(x: &'a str) -> char {\n'\\''\n}"),
+    ("rust", 'let s = r#"// " not"#; // c', 'let s = r#"// " not"#;'),
+    ("c", "#define A 1 /* one */\nint x = 'a'; // c", "#define A 1\nint\nx='a';"),
+    ("cpp", 'auto s = R"x(// )" )x"; int n = 1\'000;', 'auto s = R"x(// )" )x"; // c\nint n = 1\'000;'),
+    ("bash", "# c\nls   -l\n\n", "ls -l\n"),
+]
+DIFFERENT = [
+    ("python", "if a:\n    b()\nc()\n", "if a:\n    b()\n    c()\n"),  # indentation is meaning
+    ("python", "x = (1,)\n", "x = (1)\n"),
+    ("python", "x = '# a'\n", "x = '# b'\n"),
+    ("javascript", "x = [1,,]", "x = [1,]"),
+    ("javascript", "a = '// x'", "a = '// y'"),
+    ("c", "#define A\nB", "#define A B"),
+    ("c", "F(a,)", "F(a)"),  # a macro's arguments
+    ("rust", "let t = (a,);", "let t = (a);"),
+    ("go", "x := `a  b`", "x := `a b`"),
+    ("java", "a++ + b", "a + ++b"),
+]
+
+
+@pytest.mark.parametrize(("language", "text", "other"), SAME)
+def test_comments_and_layout_do_not_count(language: str, text: str, other: str) -> None:
+    assert tokens_of(text, language).stream == tokens_of(other, language).stream
+    assert digest_of(text, language) == digest_of(other, language)
+
+
+@pytest.mark.parametrize(("language", "text", "other"), DIFFERENT)
+def test_meaning_counts(language: str, text: str, other: str) -> None:
+    assert digest_of(text, language) != digest_of(other, language)
+
+
+def test_the_same_text_in_another_language_is_another_text() -> None:
+    assert digest_of("x", "c") != digest_of("x", "cpp")
+
+
+HOSTILE = st.text(st.sampled_from(list("\"'`\\/*{}()[]#$r\n\t ,;<>=a1_\0é€𝄞")), max_size=200)
+
+
+@given(HOSTILE, st.sampled_from(sorted(EXTENSIONS)))
+def test_any_text_has_facts_and_the_same_ones_each_time(text: str, language: str) -> None:
+    first = text_features(text, language)
+    assert text_features(text, language) == first
+    assert all(0 <= share <= 1 for share in (first.comment_share, first.string_share, first.number_share))
+    tokens = tokens_of(text, language)
+    assert len(tokens.stream) <= 4 * len(text.encode()) + 64
+    assert list(tokens.starts) == sorted(tokens.starts)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["(", "[{", "\"'", "`${", "/*", 'r#"', "'''", "a<", "\n    ", "#define \\\n", "/* ", 'r##"#', "x='", 'R"a('],
+)
+def test_a_long_hostile_text_costs_no_more_than_its_length(piece: str) -> None:
+    text = piece * (300_000 // len(piece))
+    for language in ("python", "javascript", "rust", "cpp", "go", "bash"):
+        assert len(text_features(text, language).digest) == 16
+
+
+def test_shares_tell_comments_strings_and_numbers_apart() -> None:
+    assert text_features("# only words here\n" * 9 + "x\n", "python").comment_share > 0.9
+    assert text_features("x = '" + "a" * 900 + "'\n", "python").string_share > 0.9
+    assert text_features("1234567 " * 100, "c").number_share == 1
+
+
+def batch_of(texts: list[str], language: str = "python", reason: str = "") -> pa.RecordBatch:
+    columns = {
+        "id": [f"{i}" for i in range(len(texts))],
+        "language": [language] * len(texts),
+        "text": texts,
+        "reason": [reason] * len(texts),
+    }
+    return complete(pa.record_batch(columns))
+
+
+def test_the_stage_fills_what_facts_says_also_in_a_slice_of_a_batch() -> None:
+    texts = [f"def f{i}(a, b):\n    return a * {i} + b\n" * 5 for i in range(6)]
+    batch = batch_of(texts)
+    whole = add_text_features(batch).to_pylist()
+    parts = [row for part in map(add_text_features, [batch.slice(0, 2), batch.slice(2)]) for row in part.to_pylist()]
+    assert parts == whole
+    for text, row in zip(texts, whole, strict=True):
+        known = text_features(text, "python")
+        assert (row["digest"], row["bands"], row["sketch"]) == (known.digest, known.bands, known.sketch)
+        assert row["text"] == text  # as it was written
+
+
+def test_a_dropped_document_is_left_alone() -> None:
+    row = add_text_features(batch_of([""], reason="empty")).to_pylist()[0]
+    assert (row["digest"], row["bands"], row["sketch"]) == (b"", b"", b"")
+    assert set(row) == set(STREAM.names)
