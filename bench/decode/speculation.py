@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from bench.harness import BenchRow, alternate, best
-from lakh.server.engine import Engine, Sampling
+from lakh.server.engine import Engine, SamplingParams
 from lakh.server.model import weights as model_weights
 from lakh.tokens.tokenizer import Tokenizer
 
@@ -95,7 +95,7 @@ def _continue(engine: Engine, prompts: list[tuple[int, ...]], new: int) -> tuple
     """The completions, and wall and CPU seconds per token after the first."""
     outputs, wall_s, cpu_s, num_tokens = [], 0.0, 0.0, 0
     for prompt in prompts:
-        row = engine.row(prompt, Sampling(max_tokens=new))
+        row = engine.make_sequence(prompt, SamplingParams(max_tokens=new))
         row.eot = -1  # all generate the same number
         engine.submit(row)
         while not row.tokens:
@@ -119,7 +119,7 @@ def _row(
     prompts: list[tuple[int, ...]],
     device: str,
 ) -> BenchRow:
-    counts = engine.counts
+    counts = engine.counters
     wall_s, cpu_s = times[name]
     plain_wall_s, plain_cpu_s = times["lakh"]
     return {
@@ -134,7 +134,7 @@ def _row(
         "cpu_ms_per_token": cpu_s * 1e3,
         # On a CPU by CPU time: other load on the machine disturbs the wall clock.
         "speed_up": plain_wall_s / wall_s if device == "cuda" else plain_cpu_s / cpu_s,
-        "guesses": counts.drafted_tokens,
-        "draft_acceptance": counts.kept_tokens / counts.drafted_tokens if counts.drafted_tokens else None,
+        "guesses": counts.draft_tokens,
+        "draft_acceptance": counts.accepted_tokens / counts.draft_tokens if counts.draft_tokens else None,
         "equal_output": outputs[name] == outputs["lakh"],
     }

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from bench.harness import BenchRow, SystemFailed, alternate, best
 from lakh.errors import UserError
-from lakh.server.collector import quiet
-from lakh.server.engine import Engine, Sampling
+from lakh.server.engine import Engine, SamplingParams
+from lakh.server.gc_control import full_collections_disabled
 from lakh.server.model import weights as model_weights
 from lakh.server.model.cpu import kernels
 from lakh.spec.model import Model
@@ -76,7 +76,7 @@ def bench_decode(
             except SystemFailed as error:
                 failed[name] = str(error)
         measures = {name: functools.partial(_measure, run, new) for name, (run, _, _) in started.items()}
-        with quiet():  # as in a server: a full garbage collection takes a fifth of a second
+        with full_collections_disabled():  # as in a server: a full garbage collection takes a fifth of a second
             found_times = alternate(measures, repeats, progress=progress)
         for name in (name for name in systems if name in started or name in failed):
             row: BenchRow = {"system": name, "device": device, "params": loaded.spec.parameters, "dtype": ""}
@@ -170,7 +170,7 @@ def _lakh(precision: Any) -> Callable[..., Started]:
             return None  # only on CPUs and for some widths
 
         def generate(count: int) -> None:
-            rows = [engine.row(tuple(prompt), Sampling(max_tokens=count)) for prompt in prompts]
+            rows = [engine.make_sequence(tuple(prompt), SamplingParams(max_tokens=count)) for prompt in prompts]
             for row in rows:
                 row.eot = -1  # every system generates exactly `count` tokens
             engine.pool.reset()  # no cached prompts

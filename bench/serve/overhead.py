@@ -159,17 +159,17 @@ def parts(folder: Path) -> dict[str, float]:
     """CPU microseconds of the parts of a request: the minimum of several runs."""
     import pickle
 
-    from lakh.server.backend import Piece
-    from lakh.server.engine import Engine, Sampling
-    from lakh.server.requests import parse
+    from lakh.server.backend import CompletionDelta
+    from lakh.server.engine import Engine, SamplingParams
+    from lakh.server.request import parse
 
     engine = Engine.load(str(folder))
     prompt = User(1, sources()).prompt()
     body = json.dumps({"prompt": prompt, "max_tokens": NEW, "temperature": 0, "stream": True})
     request = parse(json.loads(body), "")
-    ids = engine.encode(prompt)
-    piece = Piece(0, " return", None, (300,))
-    engine.generate([ids], Sampling(max_tokens=NEW))
+    ids = engine.prompts.encode(prompt)
+    piece = CompletionDelta(0, " return", None, (300,))
+    engine.generate([ids], SamplingParams(max_tokens=NEW))
 
     def least_us(action: object, times: int = 30) -> float:
         took = []
@@ -180,28 +180,28 @@ def parts(folder: Path) -> dict[str, float]:
         return round(min(took) * 1e6, 1)
 
     def admitted() -> None:
-        row = engine.row(ids, Sampling(max_tokens=NEW))
+        row = engine.make_sequence(ids, SamplingParams(max_tokens=NEW))
         engine.submit(row)
         engine.step()
         engine.abort(row)
 
     return {
         "read JSON and check": least_us(lambda: parse(json.loads(body), "")),
-        "tokenize": least_us(lambda: engine.encode(prompt)),
+        "tokenize": least_us(lambda: engine.prompts.encode(prompt)),
         "request through pickle": least_us(lambda: pickle.loads(pickle.dumps(request, 5))),
         "16 pieces through pickle": least_us(lambda: pickle.loads(pickle.dumps([(n, piece) for n in range(16)], 5))),
         "admit, one step, leave": least_us(admitted),
-        "32 tokens by the engine alone": least_us(lambda: engine.generate([ids], Sampling(max_tokens=NEW)), 10),
-        "32 tokens to text": least_us(lambda: _spell(engine, ids[-NEW:])),
+        "32 tokens by the engine alone": least_us(lambda: engine.generate([ids], SamplingParams(max_tokens=NEW)), 10),
+        "32 tokens to text": least_us(lambda: _detokenize(engine, ids[-NEW:])),
     }
 
 
-def _spell(engine: object, ids: tuple[int, ...]) -> None:
-    from lakh.server.text import TextStream
+def _detokenize(engine: object, ids: tuple[int, ...]) -> None:
+    from lakh.server.detokenizer import DetokenizerStream
 
-    stream = TextStream(engine._spelling)  # type: ignore[attr-defined]
+    stream = DetokenizerStream(engine._detokenizer)  # type: ignore[attr-defined]
     for token in ids:
-        stream.push(token)
+        stream.append(token)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from bench.decode.speed import SHAPES, tokenizer_json
 from bench.harness import module_command, module_environment
 from lakh.server.engine import Engine
-from lakh.server.sync import Receiver, send
+from lakh.server.weights.transfer import WeightReceiver, send
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.formats import hf
 
@@ -44,7 +44,7 @@ def rank(number: int, options: argparse.Namespace) -> None:
             send(state.__getitem__, spec, version=version, src=0)
     else:
         engine = Engine("m", spec, state, Tokenizer(tokenizer_json(spec.vocab)), cache_tokens=1, precision="bf16")
-        receiver = Receiver(engine, src=0)
+        receiver = WeightReceiver(engine, src=0)
         got = [receiver.receive() for _ in range(options.repeats)]
         began_s = time.perf_counter()
         staged = engine.stage()

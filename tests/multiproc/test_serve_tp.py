@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tokenizers import decoders, models, pre_tokenizers
 
 from lakh.errors import PeerLost, UserError
-from lakh.server.engine import Engine, Sampling
+from lakh.server.engine import Engine, SamplingParams
 from lakh.server.model import tensor_parallel
 from lakh.server.model import weights as model_weights
 from lakh.spec.model import Model
@@ -27,7 +27,11 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="two GPUs are needed where there is one"),
 ]
 PROMPTS = [[20 + i % 50 for i in range(40)], [30, 31], [40 + i % 7 for i in range(25)]]
-SAMPLINGS = [Sampling(max_tokens=12), Sampling(max_tokens=12, temperature=1.0, seed=3), Sampling(max_tokens=12)]
+SAMPLINGS = [
+    SamplingParams(max_tokens=12),
+    SamplingParams(max_tokens=12, temperature=1.0, seed=3),
+    SamplingParams(max_tokens=12),
+]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +87,7 @@ def test_two_processes_answer_as_one_and_a_lost_one_is_an_error(model_dir: Path,
         os.kill(team._children[0].pid, signal.SIGKILL)
         team._children[0].exit_reason(10)
         with pytest.raises(PeerLost, match="killed by SIGKILL"):
-            engine.generate([[60, 61, 62]], Sampling(max_tokens=4))
+            engine.generate([[60, 61, 62]], SamplingParams(max_tokens=4))
     finally:
         team.close()
     assert not dist.is_initialized()
