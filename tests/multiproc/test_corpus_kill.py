@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-SETS = ["--set", "split_bytes=150000"]  # many tasks: whoever wants to hurt a build finds it at work
+SETS = ["--set", "split_bytes=150000"]  # many tasks, so that a kill hits a running build
 TIMEOUT_S = 200  # a build takes some seconds; ten times that beside two processes that spin
 pytestmark = pytest.mark.timeout(3 * TIMEOUT_S)
 

@@ -1,4 +1,4 @@
-"""A document that kills whoever works on it is named, counted and passed over; the rest is as if it were not there."""
+"""A document that kills its worker is named, counted and skipped; the rest is as if it did not exist."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def faults(tmp_path: Path) -> Path:
 def test_a_document_that_kills_its_worker_is_isolated(tmp_path: Path, faults: Path) -> None:
     root = tmp_path / "library"
     write(root, 40)
-    calm = answer_of(build(root, tmp_path / "calm", "--workers", "2", "--set", "split_bytes=20000"))
+    healthy = answer_of(build(root, tmp_path / "healthy", "--workers", "2", "--set", "split_bytes=20000"))
     (root / "pkg3" / "poison.py").write_text("def deadly(a, b):\n    return a + b\n" * 20)
-    hurt = answer_of(build(root, tmp_path / "hurt", "--workers", "2", "--set", "split_bytes=20000", faults=faults))
-    assert hurt["dropped"] == {**calm["dropped"], "crashed": 1}  # type: ignore[dict-item]
-    assert kept(tmp_path / "hurt") == kept(tmp_path / "calm")
-    life = find_document(str(tmp_path / "hurt"), "library/pkg3/poison.py")
-    assert (life.reason, life.detail) == ("crashed", "its worker died 3 times")
+    faulty = answer_of(build(root, tmp_path / "faulty", "--workers", "2", "--set", "split_bytes=20000", faults=faults))
+    assert faulty["dropped"] == {**healthy["dropped"], "crashed": 1}  # type: ignore[dict-item]
+    assert kept(tmp_path / "faulty") == kept(tmp_path / "healthy")
+    history = find_document(str(tmp_path / "faulty"), "library/pkg3/poison.py")
+    assert (history.reason, history.detail) == ("crashed", "its worker died 3 times")
 
 
 @pytest.mark.timeout(TIMEOUT_S)

@@ -95,7 +95,7 @@ class Proxy(http.server.BaseHTTPRequestHandler):
 
 
 def await_port(log: Path, process: subprocess.Popen[bytes]) -> int:
-    """The port on which the server says that it listens: it took a free one."""
+    """The free port that the server prints."""
     deadline_s = time.monotonic() + STARTUP_TIMEOUT_S
     while time.monotonic() < deadline_s:
         found = re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text(errors="replace"))

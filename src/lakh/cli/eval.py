@@ -50,7 +50,7 @@ evaluate.default = "model"
 @print_result
 def model(
     model: str, tasks: str, n: int, texts: str | None, recalibrate: bool, data: str | None, limit: int | None,
-    out: str | None, workers: int | None, backend: str | None, unsafe: bool, **asked: Any,
+    out: str | None, workers: int | None, backend: str | None, unsafe: bool, **settings: Any,
 ) -> CommandResult:  # fmt: skip
     """Generate completions with a model and score them.
 
@@ -58,14 +58,14 @@ def model(
     This is the default: lakh eval MODEL --tasks humaneval
     """
     names = split_names(tasks)
-    origin = origin_from(model, **asked)
+    origin = origin_from(model, **settings)
     results: list[dict[str, Any]] = []
     if BITS_PER_BYTE in names:
         results.append(_bits_per_byte(model, texts or data, limit))
     loaded = load_tasks(names, data, limit, origin, n)
     if loaded:
         with _sandbox_for_model(unsafe, backend) as sandbox:  # first: a missing sandbox should not cost minutes
-            engine = load_engine(model, chat=asked["chat"], served_name=asked["served_name"])
+            engine = load_engine(model, chat=settings["chat"], served_name=settings["served_name"])
             for task in loaded:
                 folder = None if out is None else task_folder(out, task, loaded)
                 num_samples = n * len(task.problems)

@@ -32,19 +32,19 @@ __all__ = ["generate"]
 @click.option("--out", required=True, metavar="DIR", help="For samples.jsonl; with several tasks, a folder for each.")
 @print_result
 def generate(
-    model: str, tasks: str, n: int, data: str | None, limit: int | None, out: str, **asked: Any
+    model: str, tasks: str, n: int, data: str | None, limit: int | None, out: str, **settings: Any
 ) -> CommandResult:
     """Generate completions with a model and store them, without running any.
 
     Needs no sandbox. lakh eval score DIR/samples.jsonl --task NAME runs them, here or elsewhere, and its result
     includes how they were made. After a stop, the same command continues where it was.
     """
-    origin = origin_from(model, **asked)
+    origin = origin_from(model, **settings)
     names = split_names(tasks)
     if BITS_PER_BYTE in names:
         raise UserError(f"--tasks {tasks}", f"{BITS_PER_BYTE} generates nothing", "use lakh eval MODEL --tasks")
     loaded = load_tasks(names, data, limit, origin, n)
-    engine = load_engine(model, chat=asked["chat"], served_name=asked["served_name"])
+    engine = load_engine(model, chat=settings["chat"], served_name=settings["served_name"])
     rows: list[dict[str, Any]] = []
     for task in loaded:
         folder = task_folder(out, task, loaded)

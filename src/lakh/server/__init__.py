@@ -11,7 +11,7 @@ Rooms, from below; who may import whom is a contract in pyproject.toml:
     answers/   an engine in this process or its own, and answers that are known already
     gateway/   engines elsewhere
     faces/     HTTP and gRPC: the desk, keys, quotas, dialects, TLS
-    load/      developers who type, as load          bench/  beside transformers and llama.cpp
+    load/      developers who type, as load
 
 Words they share: requests.py (how clients ask), backend.py (what answers), store.py (what several servers share),
 metrics.py, proto/.

@@ -230,7 +230,7 @@ def test_a_flipped_byte_is_found_or_harmless(corpus: Path) -> None:
         with pytest.raises(CorruptShard):
             read_report(str(corpus)).verify()
         try:
-            assert texts(corpus) == documents  # a flip in a statistic that nobody reads
+            assert texts(corpus) == documents  # a flip in an unused statistic
         except CorruptShard:
             found += 1
     assert found > 10

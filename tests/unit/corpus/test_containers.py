@@ -218,7 +218,7 @@ def test_missing_packages_are_told_together_or_counted(index: Path, tmp_path: Pa
     with pytest.raises(UserError, match=r"2 of 3 packages.*pypi:nobody.*pypi:nothing.*--skip-missing"):
         build(words, tmp_path / "out", workers=1)
     seen = []
-    report = build(words, tmp_path / "out", workers=1, skip_missing=True, progress=lambda *told: seen.append(told))
+    report = build(words, tmp_path / "out", workers=1, skip_missing=True, progress=lambda *report: seen.append(report))
     assert (report.kept, report.dropped) == (1, {"missing": 2, "not-code": 1})
     assert ("fetching", 3, 3) in seen
 
@@ -268,9 +268,9 @@ def test_words_that_mean_nothing_are_the_users_to_mend(
 def test_the_life_of_a_document_names_whom_it_won_over(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {"a.py": CODE, "b.py": "# a comment\n" + CODE, "LICENSE": MIT})
     build([str(root)], tmp_path / "out", Settings(dropped_texts=True), workers=1)
-    life = find_document(str(tmp_path / "out"), "proj/a.py")
-    assert life.won_over == (("exact-duplicate", "proj/b.py"),)
-    assert life.document is not None
-    assert life.document.licence == "MIT"
+    history = find_document(str(tmp_path / "out"), "proj/a.py")
+    assert history.won_over == (("exact-duplicate", "proj/b.py"),)
+    assert history.document is not None
+    assert history.document.licence == "MIT"
     lost = find_document(str(tmp_path / "out"), "proj/b.py")
     assert (lost.reason, lost.detail, lost.dropped_text) == ("exact-duplicate", "of proj/a.py", "# a comment\n" + CODE)

@@ -35,7 +35,7 @@ def archive(text: str) -> bytes:
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three versions of `tool`, one of `gone` without its file; apt told to use this mirror and no other."""
+    """Three versions of `tool`, one of `gone` without its file; apt is configured to use this mirror and no other."""
     root = tmp_path / "mirror"
     pool = root / "pool/main/t/tool"
     pool.mkdir(parents=True)
@@ -90,23 +90,23 @@ def test_the_newest_version_by_debians_order_comes_without_the_packaging(mirror:
     assert names(packages.fetch("debian:tool=1.9-1")) == ["tool_1.9.orig.tar.gz"]
 
 
-def told(call: Callable[[], object]) -> LakhError:
+def error_of(call: Callable[[], object]) -> LakhError:
     with pytest.raises(LakhError) as caught:
         call()
     return caught.value
 
 
 def test_what_the_lists_or_the_mirror_lack_is_named(mirror: Path) -> None:
-    assert "1.10-1, 1.10~rc1-1, 1.9-1" in told(lambda: packages.fetch("debian:tool=7")).todo
-    assert "source package" in told(lambda: packages.fetch("debian:nothing")).found
-    lost = told(lambda: packages.fetch("debian:gone"))
+    assert "1.10-1, 1.10~rc1-1, 1.9-1" in error_of(lambda: packages.fetch("debian:tool=7")).todo
+    assert "source package" in error_of(lambda: packages.fetch("debian:nothing")).found
+    lost = error_of(lambda: packages.fetch("debian:gone"))
     assert "gone_1.orig.tar.gz" in lost.found
 
 
 def test_a_file_with_another_hash_is_not_taken(mirror: Path) -> None:
     path = mirror / "pool/main/t/tool/tool_1.9.orig.tar.gz"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert isinstance(told(lambda: packages.fetch("debian:tool=1.9-1")), (PeerLost, UserError))
+    assert isinstance(error_of(lambda: packages.fetch("debian:tool=1.9-1")), (PeerLost, UserError))
 
 
 def test_a_thousand_names_read_the_lists_once(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Input that means harm, or that nobody looked at: counted, named, passed over; never a crash, never an escape."""
+"""Hostile or broken input: counted, named and skipped; never a crash, never an escape."""
 
 from __future__ import annotations
 

@@ -198,11 +198,11 @@ def test_labelled_repositories_get_the_licence_of_their_label(shared_data) -> No
     wrong = []
     for name, label in labels.items():
         base = folder / "fixtures" / name
-        said = repository_licence({str(p.relative_to(base)): p.read_bytes() for p in base.rglob("*") if p.is_file()})
-        family = said.expression.lower().removesuffix("-only").removesuffix("-or-later")
+        found = repository_licence({str(p.relative_to(base)): p.read_bytes() for p in base.rglob("*") if p.is_file()})
+        family = found.expression.lower().removesuffix("-only").removesuffix("-or-later")
         # "other": a file that is modified, unknown, or disagrees with another; two licences are unknown to the labels
         is_other = UNKNOWN.lower() in family or " and " in family or family in ("cc-by-nd-4.0", "cc-by-nc-sa-4.0")
         if ("other" if is_other else family or "null") != label:
-            wrong.append((name, label, said))
+            wrong.append((name, label, found))
     assert len(labels) >= 40
     assert len(wrong) <= 0.05 * len(labels), wrong

@@ -21,6 +21,12 @@ from lakh.corpus.licences.metadata import classify_metadata
         ("(MIT", False),
         ("MIT Apache-2.0", False),
         ("((((", False),
+        ("()", False),
+        ("MIT OR", False),
+        ("(MIT OR) AND BSD-3-Clause", False),
+        ("MIT WITH OR", False),
+        ("MIT OR company/licence", True),
+        ("MIT/0", False),  # not MIT-0
     ],
 )
 def test_an_spdx_expression_is_permissive_when_its_choices_are(expression: str, permissive: bool) -> None:

@@ -76,8 +76,8 @@ def test_any_bytes_have_a_share(data: bytes, language: str) -> None:
 
 
 def test_the_verdict_names_share_limit_and_language() -> None:
-    said = quality_reason(language="python", error=0.5, comment=0, string=0, number=0)
-    assert said == "50% syntax errors, over 5% for python"
+    found = quality_reason(language="python", error=0.5, comment=0, string=0, number=0)
+    assert found == "50% syntax errors, over 5% for python"
     assert quality_reason(language="c", error=0.2, comment=0, string=0, number=0) == ""
     assert quality_reason(language="lua", error=0, comment=0.95, string=0, number=0)
     assert quality_reason(language="markdown", error=0, comment=0.95, string=0, number=0) == ""

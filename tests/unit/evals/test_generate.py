@@ -126,7 +126,7 @@ def test_infilling_asks_for_the_hole_and_takes_one_line() -> None:
     assert engine.holes == [("def f():\n", "\n# end\n", 256, "psm")]
     assert [_has_line(text) for text in ("\n", "  x", "\n x\n")] == [False, False, True]
     assert samples[0].completion == "\n    return 1\n"
-    with pytest.raises(UserError, match="cannot be asked in a chat"):
+    with pytest.raises(UserError, match="cannot be generated in a chat"):
         check_request(task, Origin("http://x", form="chat"), 1)
 
 

@@ -496,13 +496,6 @@ def test_an_ordinary_user_has_the_same_isolation(sandbox: Sandbox) -> None:
     assert "(user namespace)" in description
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change its uid")
-def test_landlock_is_chosen_where_user_namespaces_are_forbidden(locked: Sandbox) -> None:
-    *kinds, description = run_as_ordinary_user(ORDINARY_USER, without_user_namespaces=True)
-    assert kinds == ["passed", "timeout", "failed", "memory"]
-    assert description.startswith("landlock")
-
-
 # --- stopping and unsafe runs ------------------------------------------------------------------------------------
 
 
@@ -601,6 +594,13 @@ def test_landlock_refuses_what_namespaces_would_hold(locked: Sandbox, tmp_path: 
         assert "Error" in verdict.detail
     assert not (tmp_path / "new").exists()
     assert not Path("/tmp/lakh-was-here").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change its uid")
+def test_landlock_is_chosen_where_user_namespaces_are_forbidden(locked: Sandbox) -> None:
+    *kinds, description = run_as_ordinary_user(ORDINARY_USER, without_user_namespaces=True)
+    assert kinds == ["passed", "timeout", "failed", "memory"]
+    assert description.startswith("landlock")
 
 
 def test_an_unknown_backend_is_named() -> None:

@@ -1,10 +1,10 @@
 """Micro-batches whose products fill whole waves of a GPU's multiprocessors."""
 
 import pytest
+from bench.train.steps import SHAPES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.trainer.bench import SHAPES
 from lakh.trainer.waves import fullest, fullness, wave_share
 
 H200 = 132

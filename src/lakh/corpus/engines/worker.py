@@ -27,8 +27,8 @@ def main(channel: Channel, marker_fd: int, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     marker, reported_s = ProgressMarker(marker_fd), 0.0  # the first task also accounts for the start
     while True:
-        function, argument, number, one_at_a_time, skipped = channel.receive()
         try:
+            function, argument, number, one_at_a_time, skipped = channel.receive()
             function(argument, number, TaskProgress(channel.send, marker, one_at_a_time=one_at_a_time, skipped=skipped))
         except MemoryError:
             os._exit(OUT_OF_MEMORY)

@@ -28,7 +28,7 @@ CONNECT_TIMEOUT_S = 10.0
 RESPONSE_TIMEOUT_S = 600.0
 TRIES = 5
 FIRST_WAIT_S = 0.5
-CHAT_ASK = (
+CHAT_PROMPT = (
     "Complete this program. Answer with the whole program in one code block and nothing else.\n\n```python\n{}\n```"
 )
 
@@ -84,7 +84,7 @@ class EndpointClient:
             async def one(prompt: str | InfillPrompt, sampling: Sampling) -> Completion:
                 nonlocal done
                 async with slots:
-                    completion = await self._ask(session, name, prompt, sampling)
+                    completion = await self._complete(session, name, prompt, sampling)
                 done += 1
                 if progress:
                     progress(done)
@@ -100,13 +100,13 @@ class EndpointClient:
                 raise
 
     async def _first_model(self, session: aiohttp.ClientSession) -> str:
-        document = await self._call(session, "GET", "/models", None)
+        document = await self._request(session, "GET", "/models", None)
         try:
             return str(document["data"][0]["id"])
         except (KeyError, IndexError, TypeError):
             raise UserError(self._base, "lists no model", "name one with --served-name") from None
 
-    async def _ask(
+    async def _complete(
         self, session: aiohttp.ClientSession, name: str, prompt: str | InfillPrompt, sampling: Sampling
     ) -> Completion:
         from lakh.server.engine import Completion
@@ -122,12 +122,12 @@ class EndpointClient:
         if sampling.stop:
             body["stop"] = list(sampling.stop)[:4]  # OpenAI's maximum; Task.extract applies the others
         if self._chat:
-            body["messages"] = [{"role": "user", "content": CHAT_ASK.format(prompt)}]
+            body["messages"] = [{"role": "user", "content": CHAT_PROMPT.format(prompt)}]
         elif isinstance(prompt, InfillPrompt):
             body |= {"prompt": prompt.prefix, "suffix": prompt.suffix}
         else:
             body["prompt"] = prompt
-        document = await self._call(session, "POST", "/chat/completions" if self._chat else "/completions", body)
+        document = await self._request(session, "POST", "/chat/completions" if self._chat else "/completions", body)
         try:
             choice = document["choices"][0]
             text = choice["message"]["content"] if self._chat else choice["text"]
@@ -136,7 +136,7 @@ class EndpointClient:
         except (KeyError, IndexError, TypeError, AttributeError):
             raise UserError(self._base, "answered in a form that is not OpenAI's", "check the URL") from None
 
-    async def _call(self, session: aiohttp.ClientSession, method: str, path: str, body: Any) -> dict[str, Any]:
+    async def _request(self, session: aiohttp.ClientSession, method: str, path: str, body: Any) -> dict[str, Any]:
         import aiohttp
 
         url, found = self._base + path, ""

@@ -98,7 +98,7 @@ def check_request(task: Task, origin: Origin, n: int) -> None:
     if n > 1 and not origin.temperature:
         raise UserError(f"--n {n}", "at temperature 0 all samples are equal", "add e.g. --temperature 0.8")
     if origin.form == "chat" and task.is_infilling:
-        raise UserError(f"task {task.name}", "cannot be asked in a chat", "remove --chat")
+        raise UserError(f"task {task.name}", "cannot be generated in a chat", "remove --chat")
 
 
 def generate(
@@ -181,9 +181,9 @@ def write_generated(folder: str, task: Task, origin: Origin, samples: Sequence[S
 def origin_of(path: str, samples: Sequence[Sample]) -> Origin:
     """How these samples were made, if the generated.json next to their file is about them; otherwise only the path."""
     folder, _, _ = path.rpartition("/")
-    beside = storage.join(folder, GENERATED) if folder else GENERATED
+    document_path = storage.join(folder, GENERATED) if folder else GENERATED
     try:
-        document = json.loads(storage.read_bytes(beside)) if storage.exists(beside) else {}
+        document = json.loads(storage.read_bytes(document_path)) if storage.exists(document_path) else {}
         if document.get("samples_sha256") == fingerprint(samples):
             return Origin(**document["origin"])
     except (ValueError, TypeError, KeyError, AttributeError):

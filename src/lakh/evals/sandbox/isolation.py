@@ -40,7 +40,7 @@ OWN_PROCESSES = 8  # besides the program's: relay or bubblewrap, first process, 
 OWN_MEMORY_MiB = 256
 
 # Not -I: it would ignore PYTHONHASHSEED, and the order of sets would change from run to run.
-# no_debug_ranges: nobody sees these tracebacks, and without column tables there is less memory to copy per fork.
+# no_debug_ranges: these tracebacks are not shown, and without column tables there is less memory to copy per fork.
 PYTHON_FLAGS = ("-s", "-S", "-P", "-B", "-X", "no_debug_ranges")
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 

@@ -9,11 +9,20 @@ from __future__ import annotations
 import marshal
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from lakh.evals.sandboxed import messages, values
 
 MESSAGE_CHARS = 300
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "get": getattr,
+    "list": list,
+    "next": lambda iterator: [next(iterator)],
+    "len": len,
+    "item": lambda container, key: container[key],
+    "str": str,
+}
 WARM_UP = """
 from typing import Dict, List, Optional, Tuple
 import math
@@ -52,13 +61,15 @@ def answer_calls(source: str, requests: int, replies: int) -> None:
 
 def warm_up() -> None:
     """Answer two calls in this process: what Python does once, on first use, is then done before the forks."""
-    requests, ask = os.pipe()
-    hear, replies = os.pipe()
+    requests, request_writer = os.pipe()
+    reply_reader, replies = os.pipe()
     for _ in range(2):
-        messages.send_bytes(ask, marshal.dumps(["call", ["n", "f"], ["l", ["l", 1.5, 2], "a", ["t", True]], ["d"]]))
-    os.close(ask)
+        messages.send_bytes(
+            request_writer, marshal.dumps(["call", ["n", "f"], ["l", ["l", 1.5, 2], "a", ["t", True]], ["d"]])
+        )
+    os.close(request_writer)
     answer_calls(WARM_UP, requests, replies)
-    messages.close(requests, hear, replies)
+    messages.close(requests, reply_reader, replies)
     del sys.modules["solution"]
 
 
@@ -74,32 +85,22 @@ class CallHandler:
         if target[0] == "n":
             if target[1] not in self._names:
                 raise NameError(f"name '{target[1]}' is not defined")
-            thing = self._names[target[1]]
+            target_object = self._names[target[1]]
         else:
-            thing = self._handles[target[1]]
+            target_object = self._handles[target[1]]
         parts = [values.decode(part, self._handles.__getitem__) for part in rest]
         if what == "call":
             arguments, named = parts
-            result = thing(*arguments, **named)
+            result = target_object(*arguments, **named)
             changed = None
             if values.holds_mutable(arguments):
                 after = self._form(arguments)
                 changed = after if after != rest[0] else None
             return ["ok", self._form(result), changed]
-        if what == "get":
-            return ["ok", self._form(getattr(thing, parts[0])), None]
         if what == "set":
-            setattr(thing, parts[0], parts[1])
+            setattr(target_object, parts[0], parts[1])
             return ["ok", None, None]
-        if what == "list":
-            return ["ok", self._form(list(thing)), None]
-        if what == "next":
-            return ["ok", self._form([next(thing)]), None]
-        if what == "len":
-            return ["ok", len(thing), None]
-        if what == "item":
-            return ["ok", self._form(thing[parts[0]]), None]
-        return ["ok", str(thing), None]
+        return ["ok", self._form(OPERATIONS[what](target_object, *parts)), None]
 
     def _form(self, value: Any) -> Any:
         return values.encode(value, self._keep)

@@ -44,9 +44,9 @@ class CandidateConnection:
     def __init__(self, requests: int, replies: int) -> None:
         self._requests, self._reader = requests, messages.MessageReader(replies)
 
-    def ask(self, *request: Any) -> list[Any]:
+    def request(self, *parts: Any) -> list[Any]:
         try:
-            messages.send_bytes(self._requests, marshal.dumps(list(request)))  # only the candidate reads marshal
+            messages.send_bytes(self._requests, marshal.dumps(list(parts)))  # only the candidate reads marshal
         except BrokenPipeError:
             raise CandidateExited from None
         return self.receive()
@@ -88,40 +88,40 @@ class RemoteObject:
         object.__setattr__(self, "_connection", connection)
         object.__setattr__(self, "_target", target)
 
-    def _ask(self, what: str, *values_: Any) -> Any:
+    def _request(self, what: str, *values_: Any) -> Any:
         connection: CandidateConnection = object.__getattribute__(self, "_connection")
         target = object.__getattribute__(self, "_target")
-        reply = connection.ask(what, target, *[connection.form(value) for value in values_])
+        reply = connection.request(what, target, *[connection.form(value) for value in values_])
         return connection.value(reply[1])
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         connection: CandidateConnection = object.__getattribute__(self, "_connection")
         forms = [connection.form(list(arguments)), connection.form(named)]
-        reply = connection.ask("call", object.__getattribute__(self, "_target"), *forms)
+        reply = connection.request("call", object.__getattribute__(self, "_target"), *forms)
         if reply[2] is not None:
             _change_in_place(arguments, connection.value(reply[2]))
         return connection.value(reply[1])
 
     def __getattr__(self, name: str) -> Any:
-        return RemoteObject._ask(self, "get", name)
+        return RemoteObject._request(self, "get", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        RemoteObject._ask(self, "set", name, value)
+        RemoteObject._request(self, "set", name, value)
 
     def __iter__(self) -> Any:
-        return iter(RemoteObject._ask(self, "list"))
+        return iter(RemoteObject._request(self, "list"))
 
     def __next__(self) -> Any:
-        return RemoteObject._ask(self, "next")[0]
+        return RemoteObject._request(self, "next")[0]
 
     def __len__(self) -> int:
-        return int(RemoteObject._ask(self, "len"))
+        return int(RemoteObject._request(self, "len"))
 
     def __getitem__(self, key: Any) -> Any:
-        return RemoteObject._ask(self, "item", key)
+        return RemoteObject._request(self, "item", key)
 
     def __str__(self) -> str:
-        return str(RemoteObject._ask(self, "str"))
+        return str(RemoteObject._request(self, "str"))
 
     def __bool__(self) -> bool:
         return True

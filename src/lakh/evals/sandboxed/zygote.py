@@ -10,7 +10,7 @@ A candidate can find in its memory whatever the zygote had when it forked. So no
 test and outcome travel in descriptors that the zygote only passes on.
 
 Requests and responses are JSON packets on descriptor 0. When it closes, everything ends. A response reports whether the
-sandbox is as clean as before: no process left, nothing in /tmp. If not, the host discards the whole sandbox, so nobody
+sandbox is as clean as before: no process left, nothing in /tmp. If not, the host discards the whole sandbox, so nothing
 has to clean up after a hostile program.
 """
 
@@ -116,7 +116,7 @@ class ChildIsolation:
         self.libc = ctypes.CDLL(None, use_errno=True)
 
     def hide(self) -> None:
-        """Make this process and its children, who inherit it, unreadable to others; a change of uid does so as well."""
+        """Make this process and its children unreadable to others, as a change of uid also does."""
         self._prctl(PR_SET_DUMPABLE, 0)
 
     def become_subreaper(self) -> None:
@@ -175,9 +175,9 @@ def run(
         work = lambda: commands.run(*keep)  # noqa: E731
     else:
         source, test, outcome = descriptors
-        requests, ask = os.pipe()
-        hear, replies = os.pipe()
-        for_examiner = [test, outcome, ask, hear]
+        requests, request_writer = os.pipe()
+        reply_reader, replies = os.pipe()
+        for_examiner = [test, outcome, request_writer, reply_reader]
         messages.send_packet(to_examiner, {"cpu_s": 4 * limits["cpu_s"] + 30}, for_examiner)
         messages.close(*for_examiner)
         keep = [source, requests, replies]

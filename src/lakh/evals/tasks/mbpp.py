@@ -52,7 +52,7 @@ def load_sanitized(data: str | None = None) -> Task:
 def _task(name: str, file: BenchmarkFile, rows: list[dict[str, Any]], key: str, setups: dict[int, str]) -> Task:
     by_id = {row["task_id"]: row for row in rows}
     shots = "".join(
-        f"{_ask(by_id[i][key], by_id[i]['test_list'])}{_lines(by_id[i]['code'])}\n[DONE]\n\n" for i in EXAMPLE_IDS
+        f"{_question(by_id[i][key], by_id[i]['test_list'])}{_lines(by_id[i]['code'])}\n[DONE]\n\n" for i in EXAMPLE_IDS
     )
     return Task(
         name=name,
@@ -70,14 +70,14 @@ def _problem(row: dict[str, Any], shots: str, key: str, setup: str) -> Problem:
     test = "\n".join([_lines(setup), *map(_lines, row["test_list"])]) + "\n"
     return Problem(
         id=f"Mbpp/{row['task_id']}",
-        prompt=shots + _ask(row[key], row["test_list"]),
+        prompt=shots + _question(row[key], row["test_list"]),
         canonical=canonical,
         test=test,
         names=names_under_test(canonical, test),
     )
 
 
-def _ask(text: str, tests: list[str]) -> str:
+def _question(text: str, tests: list[str]) -> str:
     listed = "\n".join(map(_lines, tests))
     return (
         f"You are an expert Python programmer, and here is your task: {text} "

@@ -51,12 +51,20 @@ _FIM = {"<|fim_prefix|>": "fim_pre", "<|fim_suffix|>": "fim_suf", "<|fim_middle|
 _FIM |= {"<|repo_name|>": "fim_rep", "<|file_sep|>": "fim_sep"}
 
 
-def save(out: str | Path, name: str, spec: Model, weights: Mapping[str, Tensor], tokenizer_json: Path) -> int:
-    """Write one .gguf file, whole or not at all; returns its bytes."""
+def save(
+    out: str | Path,
+    name: str,
+    spec: Model,
+    weights: Mapping[str, Tensor],
+    tokenizer_json: Path,
+    *,
+    quantize: bool = True,
+) -> int:
+    """Write one .gguf file, whole or not at all; returns its bytes. `quantize=False` keeps float32."""
     if spec.qk_norm:
         raise UserError("model.qk_norm", "GGUF's llama has no norm on queries and keys", "export it with --format hf")
     settings = _settings(name, spec, json.loads(tokenizer_json.read_bytes()))
-    tensors = [(_their_name(ours), *_stored(ours, tensor, spec)) for ours, tensor in weights.items()]
+    tensors = [(_their_name(ours), *_stored(ours, tensor, spec, quantize)) for ours, tensor in weights.items()]
     head = [MAGIC, struct.pack("<IQQ", 3, len(tensors), len(settings))]
     head += [_string(key) + value for key, value in settings.items()]
     offset = 0
@@ -81,13 +89,13 @@ def quantize_q8_0(values: np.ndarray) -> bytes:
     return np.concatenate([scale.view(np.uint8), quants.astype(np.int8).view(np.uint8)], axis=1).tobytes()
 
 
-def _stored(name: str, tensor: Tensor, spec: Model) -> tuple[tuple[int, ...], int, bytes]:
+def _stored(name: str, tensor: Tensor, spec: Model, quantize: bool) -> tuple[tuple[int, ...], int, bytes]:
     """(shape, type, bytes) of a tensor in the file."""
     values = tensor.detach().float().cpu().numpy()
-    if values.ndim == 1 or values.shape[-1] % BLOCK:
-        return values.shape, F32, np.ascontiguousarray(values, "<f4").tobytes()
     if name.endswith(("attention.q.weight", "attention.k.weight")):
         values = _pairs_first(values, spec.heads if name.endswith("q.weight") else spec.kv_heads)
+    if values.ndim == 1 or values.shape[-1] % BLOCK or not quantize:
+        return values.shape, F32, np.ascontiguousarray(values, "<f4").tobytes()
     return values.shape, Q8_0, quantize_q8_0(values)
 
 
