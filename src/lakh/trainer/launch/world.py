@@ -88,7 +88,7 @@ class World:
         try:
             yield
         except RuntimeError as error:
-            kind = _peer_error_kind(error)
+            kind = _peer_error_kind(error, self.backend)
             if kind is None:
                 raise
             first_line = str(error).partition("\n")[0][:200]
@@ -183,16 +183,23 @@ def _choose_device(wanted: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def _peer_error_kind(error: RuntimeError) -> type[PeerLost] | type[PeerTimeout] | None:
+def _peer_error_kind(error: RuntimeError, backend: str) -> type[PeerLost] | type[PeerTimeout] | None:
     """PeerLost or PeerTimeout for an error about a peer, None for any other error.
 
-    torch has classes for errors of its stores and of NCCL (torch.distributed.DistError), and none for timeouts inside a
-    collective or for gloo, whose errors are RuntimeErrors that begin with gloo's source file (pytorch/pytorch#75512).
-    An error that passes through a torch Future or the autograd engine also loses its class. The text is all that is
-    left.
+    torch has classes for errors of its stores and of NCCL (torch.distributed.DistError). An error of c3 that passes
+    through a torch Future or the autograd engine loses its class, so the state of its groups decides. torch has none
+    for gloo, whose errors are RuntimeErrors that begin with gloo's source file (pytorch/pytorch#75512): only there, the
+    text is all that is left.
     """
+    if backend == "c3":
+        from lakh.c3.torch.backend import find_failure
+
+        failure = find_failure()
+        if isinstance(failure, PeerTimeout):
+            return PeerTimeout
+        return PeerLost if isinstance(failure, PeerLost) or isinstance(error, dist.DistError) else None
     text = str(error)
-    if not isinstance(error, dist.DistError) and not any(name in text for name in ("gloo", "Gloo", "NCCL", "c3 ")):
+    if not isinstance(error, dist.DistError) and not any(name in text for name in ("gloo", "Gloo", "NCCL")):
         return None
     first_line = text.partition("\n")[0]
     return PeerTimeout if "imed out" in first_line or "imeout" in first_line else PeerLost
