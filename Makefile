@@ -2,7 +2,7 @@
 # make check   ruff, mypy, import directions
 # make quick   check and the unit tests, in about two minutes
 # make test    check, then every test
-# make demo    the whole story on this machine
+# make demo    every stage on this machine
 # make bench   measure against peers: make bench THEME=train
 # make docs    build the documentation, strictly
 # make size    lines per room

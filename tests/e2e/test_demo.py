@@ -1,4 +1,4 @@
-"""The demo tells its whole story, goes on after Ctrl-C, and does not do twice what is done."""
+"""The demo runs every stage, continues after Ctrl-C, and reuses finished stages."""
 
 import json
 import os
@@ -20,7 +20,7 @@ STEPS = 24
 
 def start(folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "lakh", "demo", "--dir", str(folder), "--steps", str(STEPS), "--json"]
-    command += ["--source", str(ROOT / "src")]  # enough to tell the story, and a minute less than the standard library
+    command += ["--source", str(ROOT / "src")]  # enough for the demo, and a minute less than the standard library
     # A session of its own, so that the signal can go to all its processes as a terminal would send it.
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 

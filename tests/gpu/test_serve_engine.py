@@ -7,7 +7,7 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from lakh.server.engine import Engine, Sampling
+from lakh.server.engine import Engine, SamplingParams
 from lakh.server.model import weights as model_weights
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 SPEC = Model(layers=2, width=128, heads=4, kv_heads=2, ffn=256, vocab=280, context=512)
 PROMPTS = [[20 + (i * i) % 200 for i in range(n)] for n in (3, 40, 150, 150, 260)]
-GREEDY = Sampling(max_tokens=24)
+GREEDY = SamplingParams(max_tokens=24)
 
 
 def weights(seed: int, noise: float = 0.0) -> dict[str, torch.Tensor]:
@@ -70,7 +70,7 @@ def test_answers_are_those_of_the_cpu(tokenizer_json: Path) -> None:
             found = [done.tokens for done in gpu.generate(PROMPTS, GREEDY)]
             assert_same(1, found, expected)
         assert gpu.pool.num_used == 0
-    assert gpu.counts.drafted_tokens > 0
+    assert gpu.counters.draft_tokens > 0
 
 
 def test_new_weights_reach_the_captured_graphs(tokenizer_json: Path) -> None:

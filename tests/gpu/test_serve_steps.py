@@ -1,6 +1,6 @@
-"""Steps on the GPU: the captured graphs score as the plain torch path does.
+"""Steps on the GPU: CUDA graphs compute the logits of the generic torch path.
 
-Without a GPU the kernels can be played by Triton's interpreter: TRITON_INTERPRET=1, where Triton is installed.
+Without a GPU, Triton's interpreter can run the kernels: TRITON_INTERPRET=1, where Triton is installed.
 """
 
 import os
@@ -14,12 +14,12 @@ from lakh.spec.model import Model
 from lakh.workloads.code.model import CodeModel, init_weights
 
 pytest.importorskip("triton", reason="needs Triton, which comes with torch for NVIDIA GPUs")
-PLAYED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
-    pytest.mark.skipif(not (torch.cuda.is_available() or PLAYED), reason="needs an NVIDIA GPU"),
+    pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs an NVIDIA GPU"),
     pytest.mark.timeout(300),
 ]
-DEVICE = torch.device("cpu" if PLAYED else "cuda")
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 # Heads and key/value heads: a group of 2, of 3 (padded), and none; norms on queries and keys.
 SHAPES = [(4, 2, False), (6, 2, False), (4, 4, False), (4, 2, True)]
 
@@ -27,7 +27,7 @@ SHAPES = [(4, 2, False), (6, 2, False), (4, 4, False), (4, 2, True)]
 def make(
     heads: int, kv_heads: int, qk_norm: bool = False, context: int = 1024
 ) -> tuple[InferenceModel, PagedCache, PagedCache]:
-    layers = 1 if PLAYED else 2
+    layers = 1 if INTERPRETED else 2
     shape = {"heads": heads, "kv_heads": kv_heads, "qk_norm": qk_norm}
     spec = Model(layers=layers, width=32 * heads, ffn=64, vocab=320, context=context, **shape)  # type: ignore[arg-type]
     model = CodeModel(spec)
@@ -47,8 +47,8 @@ def test_a_captured_step_scores_as_the_plain_path(heads: int, kv_heads: int, qk_
     from lakh.server.model.gpu.prefill import PrefillGraphs
 
     network, plain, captured = make(heads, kv_heads, qk_norm)
-    chunks = PrefillGraphs(network, captured, use_graphs=not PLAYED)
-    long = 12 if PLAYED else 230  # the interpreter needs minutes for what the chip does in microseconds
+    chunks = PrefillGraphs(network, captured, use_graphs=not INTERPRETED)
+    long = 12 if INTERPRETED else 230  # the interpreter needs minutes for what the chip does in microseconds
     tables = [list(range(row * 20, row * 20 + 20)) for row in range(4)]
     steps = [
         [
@@ -87,8 +87,8 @@ def test_decoding_scores_as_the_plain_path(rows: int, heads: int, kv_heads: int,
     from lakh.server.model.gpu.decode import Decoder
 
     network, plain, captured = make(heads, kv_heads, qk_norm)
-    decoder = Decoder(network, captured, use_graphs=not PLAYED)
-    lengths = [70 if PLAYED else 400, 17, 1][:rows]  # several parts of attention, and none
+    decoder = Decoder(network, captured, use_graphs=not INTERPRETED)
+    lengths = [70 if INTERPRETED else 400, 17, 1][:rows]  # several parts of attention, and none
     blocks = [list(range(row * 30, row * 30 + 30)) for row in range(rows)]
     for cache in (plain, captured):
         network.forward([SequenceChunk(ids(lengths[row], row), 0, blocks[row], 0) for row in range(rows)], cache)
@@ -106,8 +106,8 @@ def test_a_burst_draws_what_its_steps_draw_one_by_one(rows: int) -> None:
     from lakh.server.model.gpu.decode import Decoder
 
     network, cache, _ = make(4, 2)
-    decoder = Decoder(network, cache, use_graphs=not PLAYED)
-    launches = [1, 1] if PLAYED else [2, 3, 1, 6]
+    decoder = Decoder(network, cache, use_graphs=not INTERPRETED)
+    launches = [1, 1] if INTERPRETED else [2, 3, 1, 6]
     blocks = [list(range(row * 6, row * 6 + 6)) for row in range(rows)]
     with torch.inference_mode():
         burst = decoder.multi_step([7] * rows, [0] * rows, blocks)
@@ -129,17 +129,17 @@ def test_a_burst_that_is_left_disturbs_no_other() -> None:
     from lakh.server.model.gpu.decode import Decoder
 
     network, cache, _ = make(4, 2)
-    decoder = Decoder(network, cache, use_graphs=not PLAYED)
-    steps = 1 if PLAYED else 8
+    decoder = Decoder(network, cache, use_graphs=not INTERPRETED)
+    steps = 1 if INTERPRETED else 8
     with torch.inference_mode():
         expected = decoder.run([9] * 2, [0] * 2, [[6], [7]], steps)[0]
-        decoder.multi_step([7] * 2, [0] * 2, [[0], [1]]).launch(1 if PLAYED else 16)
+        decoder.multi_step([7] * 2, [0] * 2, [[0], [1]]).launch(1 if INTERPRETED else 16)
         again = decoder.multi_step([9] * 2, [0] * 2, [[6], [7]])
         again.launch(steps)
         assert again.read() == expected
 
 
-@pytest.mark.skipif(PLAYED, reason="without graphs nothing is remembered")
+@pytest.mark.skipif(INTERPRETED, reason="without graphs nothing is remembered")
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_a_graph_owns_the_memory_that_it_writes(rows: int) -> None:
     """Others give torch's scratch memory for products back, and take it."""
@@ -174,7 +174,7 @@ def test_past_its_blocks_a_row_writes_where_nobody_reads() -> None:
     from lakh.server.model.gpu.decode import Decoder
 
     network, cache, _ = make(4, 2)
-    decoder = Decoder(network, cache, use_graphs=not PLAYED)
+    decoder = Decoder(network, cache, use_graphs=not INTERPRETED)
     with torch.inference_mode():
         burst = decoder.multi_step([7, 8], [15, 0], [[3], [4]])
         burst.launch(2)
@@ -190,10 +190,10 @@ def test_timing_tiles_stays_within_the_context_and_leaves_the_cache_alone(monkey
     from lakh.server.model.gpu.decode_batch import DecodeBatch
 
     network, cache, _ = make(4, 2, context=48)
-    decoder = Decoder(network, cache, use_graphs=not PLAYED)
-    if PLAYED:  # no graphs and no clock of a device: what is timed is played all the same, a little of it
+    decoder = Decoder(network, cache, use_graphs=not INTERPRETED)
+    if INTERPRETED:  # no graphs and no clock of a device: what is timed is played all the same, a little of it
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-        for name, small in (("decode.BURSTS_TIMED", 1), ("decode.STEPS_TIMED", 2), ("single_sequence.MAX_SPLITS", 2)):
+        for name, small in (("decode.TIMED_RUNS", 1), ("decode.TIMED_STEPS", 2), ("single_sequence.MAX_SPLITS", 2)):
             monkeypatch.setattr(f"lakh.server.model.gpu.{name}", small)
     places, step = [], decoder._step
 
@@ -205,8 +205,8 @@ def test_timing_tiles_stays_within_the_context_and_leaves_the_cache_alone(monkey
     monkeypatch.setattr(decoder, "_step", watched)
     with torch.inference_mode():
         batch = decoder._batch(1)
-        decoder._burst_s(batch, lambda: decoder._step(batch))
-        decoder._burst_s(batch, lambda: decoder._step(batch))
+        decoder._time_s(batch, lambda: decoder._step(batch))
+        decoder._time_s(batch, lambda: decoder._step(batch))
     assert min(places) >= 0
     assert max(places) < 48
     assert not cache.keys_LKCD[:, :, :1600].any()
@@ -214,10 +214,10 @@ def test_timing_tiles_stays_within_the_context_and_leaves_the_cache_alone(monkey
 
 
 def test_what_does_not_fit_a_graph_is_said_so() -> None:
-    from lakh.server.model.gpu.prefill import BUCKETS, MAX_ROWS, PrefillGraphs
+    from lakh.server.model.gpu.prefill import BUCKETS, MAX_SEQUENCES, PrefillGraphs
 
     network, cache, _ = make(4, 2)
-    chunks = PrefillGraphs(network, cache, use_graphs=not PLAYED)
+    chunks = PrefillGraphs(network, cache, use_graphs=not INTERPRETED)
     assert not chunks.fits([SequenceChunk([1] * (BUCKETS[-1] + 1), 0, [0], 1)])
-    assert not chunks.fits([SequenceChunk([1], 0, [0], 1)] * (MAX_ROWS + 1))
+    assert not chunks.fits([SequenceChunk([1], 0, [0], 1)] * (MAX_SEQUENCES + 1))
     assert chunks.fits([SequenceChunk([1] * BUCKETS[-1], 0, [0], 1)])

@@ -1,4 +1,4 @@
-"""On a GPU: the kernels of lakh compute what the plain forms do. Skipped where there is none."""
+"""On a GPU: the fused kernels compute what the plain operations do. Skipped without one."""
 
 from dataclasses import replace
 
@@ -10,12 +10,12 @@ from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.optim.schedule import learning_rate
 from lakh.trainer.step import plain_pass, update
 from lakh.trainer.tuning.cuda_graphs import GraphedPass
-from lakh.workloads.code.acceleration import speed_up
+from lakh.workloads.code.acceleration import accelerate
 from lakh.workloads.code.attention import KERNELS, Documents
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.loss import _score, linear_cross_entropy
-from lakh.workloads.code.model import CodeModel, init_weights, rotary, rotate, swiglu
-from lakh.workloads.code.objective import Objective
+from lakh.workloads.code.loss import Objective, _cross_entropy, linear_cross_entropy
+from lakh.workloads.code.model import CodeModel, init_weights
+from lakh.workloads.code.ops import rotary_tables, split_rotary, swiglu
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
@@ -64,15 +64,14 @@ def test_add_norm_is_the_sum_and_its_norm(width: int) -> None:
 
 
 @pytest.mark.parametrize("rows_of_positions", [1, 3])
-def test_turn_rotates_queries_and_keys_and_leaves_values(rows_of_positions: int) -> None:
+def test_split_rotary_rotates_queries_and_keys_but_not_values(rows_of_positions: int) -> None:
     from lakh.workloads.code.kernels import triton as kernels
 
     positions = torch.randint(0, 200, (rows_of_positions, 70), device="cuda")
-    rope = rotary(SPEC, positions)
+    rope = rotary_tables(SPEC, positions)
     x = normal(3, 70, 8 * 64).requires_grad_()
-    fast = kernels.turn(x, *rope, 4, 2)
-    q, k, v = (part.view(3, 70, -1, 64) for part in x.float().split([256, 128, 128], -1))
-    plain = (rotate(q.transpose(1, 2), rope).transpose(1, 2), rotate(k.transpose(1, 2), rope).transpose(1, 2), v)
+    fast = kernels.split_rotary(x, *rope, 4, 2)
+    plain = split_rotary(x.float(), rope, 4, 2)
     for a, b in zip(fast, plain, strict=True):
         assert distance(a, b) < BF16
     grads = [normal(*part.shape) for part in fast]
@@ -91,8 +90,8 @@ def test_scores_and_their_gradient_are_those_of_the_plain_form(vocab: int, smoot
     targets[7] = -100
     scale = torch.full((), 0.25, device="cuda")
     objective = Objective(z_loss=1e-3, label_smoothing=smoothing)
-    loss, grad = _score(logits.float(), targets, scale, objective)
-    fast_loss, fast_grad = kernels.score_rows_(logits.clone(), targets, scale, objective)
+    loss, grad = _cross_entropy(logits.float(), targets, scale, objective)
+    fast_loss, fast_grad = kernels.cross_entropy_(logits.clone(), targets, scale, objective)
     assert float(fast_loss) == pytest.approx(float(loss), rel=1e-5)
     assert distance(fast_grad, grad) < BF16
     assert not fast_grad[7].any()
@@ -111,15 +110,15 @@ def test_the_chunked_loss_is_that_of_whole_logits() -> None:
 
 @pytest.mark.parametrize("name", ["flash", "cudnn"])
 def test_packed_documents_do_not_see_each_other(name: str) -> None:
-    q, k, v = (normal(2, heads, 256, 64) for heads in (4, 2, 2))
+    q, k, v = (normal(2, 256, heads, 64) for heads in (4, 2, 2))
     starts = torch.tensor([0, 100, 256, 300, 512, 512, 512], dtype=torch.int32, device="cuda")
     packed = Documents(starts, 256)
     for documents in (None, packed):
-        inputs = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v)]
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         exact = [x.float().detach().requires_grad_() for x in (q, k, v)]
         fast, plain = KERNELS[name](*inputs, documents), KERNELS["torch"](*exact, documents)
         assert distance(fast, plain) < 3 * BF16
-        grad = normal(2, 4, 256, 64)
+        grad = normal(2, 256, 4, 64)
         for a, b in zip(
             torch.autograd.grad(fast, inputs, grad), torch.autograd.grad(plain, exact, grad.float()), strict=True
         ):
@@ -136,7 +135,7 @@ def test_the_fast_model_has_the_loss_and_gradient_of_the_plain_one(recomputation
         model.cuda()
         if fast:
             model.dtype = torch.bfloat16
-            speed_up(model, recomputation=recomputation, device="cuda")
+            accelerate(model, recomputation=recomputation, device="cuda")
         loss = model(tokens[:, :-1], targets_BT=tokens[:, 1:])
         loss.backward()
         results.append((float(loss.detach()), torch.cat([p.grad.flatten() for p in model.parameters()])))
@@ -154,7 +153,7 @@ def test_a_recorded_pass_trains_like_a_plain_one(weight: float | None, micro_bat
         model = CodeModel(SPEC)
         init_weights(model, 1)
         model.cuda().bfloat16()
-        speed_up(model, device="cuda")
+        accelerate(model, device="cuda")
         data, optim = Data(sequence=64, batch=4, micro_batch=2), Optimizer(lr=3e-3, warmup_steps=0)
         run = Run(name="r", model=SPEC, data=data, optim=optim)
         optimizer = build_optimizer(model, run.optim)
@@ -170,22 +169,3 @@ def test_a_recorded_pass_trains_like_a_plain_one(weight: float | None, micro_bat
     assert results[1] == pytest.approx(results[0], rel=5e-3)  # atomic sums of the embedding's gradient, in bf16
     for first, last in ((0, 4), (1, 5)):  # the same rows
         assert results[0][last] < 0.98 * results[0][first]
-
-
-def test_products_by_measurement_are_the_librarys_products() -> None:
-    from lakh.workloads.code import products
-
-    products._chosen.clear()
-    found = []
-    x, weight, grad = (normal(*shape) for shape in ((2, 2048, 2048), (4096, 2048), (2, 2048, 4096)))
-    for multiply in (torch.nn.functional.linear, products.linear, products.linear):
-        mine = [tensor.detach().clone().requires_grad_() for tensor in (x, weight)]
-        y = multiply(*mine)
-        y.backward(grad)
-        found.append((y.detach(), *(tensor.grad for tensor in mine)))
-    for own, measured, again in zip(*found, strict=True):
-        assert distance(measured, own) < 0.005  # one rounding to bf16, of sums in another order
-        assert torch.equal(again, measured)
-    assert len(products._chosen) == 3
-    forms = {(form.is_a_turned, form.is_b_turned) for _, form in products._chosen}
-    assert forms == {(False, True), (False, False), (True, False)}

@@ -46,7 +46,7 @@ class Process:
         os.kill(self.process.pid, number)
 
     def stop(self) -> str:
-        """Ask it to end; what it had to say."""
+        """EditorRequest it to end; what it had to say."""
         with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGCONT)
         self.process.terminate()

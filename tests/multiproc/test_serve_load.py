@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lakh
-from lakh.server.load.generator import Load, run_load
+from lakh.server.loadgen.generator import LoadConfig, run_load
 
 CLIENTS = 500
 SECONDS = 12.0
@@ -37,7 +37,7 @@ def url(served_model: Path) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_five_hundred_clients_get_answers_or_a_429_and_leave_nothing_behind(url: str) -> None:
-    load = Load(
+    load = LoadConfig(
         rate=1,
         clients=CLIENTS,
         seconds=SECONDS,

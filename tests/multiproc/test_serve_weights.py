@@ -15,9 +15,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from lakh import checkpoint, config
 from lakh.errors import UserError
-from lakh.server.engine import Engine, Sampling
-from lakh.server.follow import Follower
-from lakh.server.sync import buckets
+from lakh.server.engine import Engine, SamplingParams
+from lakh.server.weights.follow import CheckpointFollower
+from lakh.server.weights.transfer import buckets
 from lakh.spec import Data, Run
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS
@@ -31,8 +31,8 @@ SCRIPT = """
 import json, sys, threading, datetime
 import torch, torch.distributed as dist
 from lakh.errors import LakhError
-from lakh.server.engine import Engine, Sampling
-from lakh.server.sync import Receiver, send
+from lakh.server.engine import Engine, SamplingParams
+from lakh.server.weights.transfer import WeightReceiver, send
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.model import CodeModel, init_weights
@@ -64,19 +64,19 @@ try:
         print(json.dumps({"sent": 2}))
     else:
         engine = fresh(1)
-        stop, long = threading.Event(), Sampling(max_tokens=60)
+        stop, long = threading.Event(), SamplingParams(max_tokens=60)
         def work():
             while not stop.is_set():
                 engine.generate([[20, 21, 22]], long)
         thread = threading.Thread(target=work); thread.start()
         received, answers = [], []
         try:
-            receiver = Receiver(engine, src=0)
+            receiver = WeightReceiver(engine, src=0)
             for seed in (2, 3):
                 received.append(receiver.receive().version)
                 prompt = [30 + i % 40 for i in range(50)]
-                ours = engine.generate([prompt], Sampling(max_tokens=10))
-                answers.append(ours == fresh(seed).generate([prompt], Sampling(max_tokens=10)))
+                ours = engine.generate([prompt], SamplingParams(max_tokens=10))
+                answers.append(ours == fresh(seed).generate([prompt], SamplingParams(max_tokens=10)))
         finally:
             stop.set(); thread.join(30)
         print(json.dumps({"versions": received, "same": answers, "engine": engine.weights_version}))
@@ -158,8 +158,8 @@ def test_a_followed_run_is_served_from_its_newest_whole_checkpoint(tmp_path: Pat
     run_dir, heard = tmp_path / "run", []
     save(run_dir, 1, 1, tokenizer_json)
     engine = Engine.load(str(run_dir), precision="f32")
-    follower = Follower(engine, str(run_dir), swapped=lambda folder, seconds: heard.append(folder))
-    sampling, prompt = Sampling(max_tokens=10), [30 + i % 40 for i in range(50)]
+    follower = CheckpointFollower(engine, str(run_dir), swapped=lambda folder, seconds: heard.append(folder))
+    sampling, prompt = SamplingParams(max_tokens=10), [30 + i % 40 for i in range(50)]
     before = engine.generate([prompt], sampling)
     assert not follower.look()
     half = run_dir / "checkpoints" / checkpoint.folder_name(2)
@@ -182,4 +182,4 @@ def test_one_checkpoint_cannot_be_followed(tmp_path: Path, tokenizer_json: Path)
     save(tmp_path / "run", 1, 1, tokenizer_json)
     engine = Engine.load(str(tmp_path / "run"))
     with pytest.raises(UserError, match="does not change"):
-        Follower(engine, checkpoint.find(tmp_path / "run"))
+        CheckpointFollower(engine, checkpoint.find(tmp_path / "run"))

@@ -1,8 +1,7 @@
-"""lakh demo: the whole story on one machine, told by lakh's own commands.
+"""lakh demo: runs every stage of lakh on one machine, by its own commands.
 
-Every stage is a command that a person could type; the demo runs it, keeps its answer in DIR/story.json, and on a
-later call reuses the results of stages whose command is the same and whose output is still whole. Interrupted
-anywhere, the same call goes on: finished stages are reused and the training resumes from its last checkpoint.
+DIR/stages.json keeps the result of each stage. A later call reuses stages whose command is the same and whose output
+still exists, and training resumes from its last checkpoint, so an interrupted demo continues.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -33,22 +31,22 @@ __all__ = ["demo"]
 
 READY_TIMEOUT_S = 120.0
 COMPLETION_TIMEOUT_S = 120.0
-INTERRUPT_GRACE_S = 130.0  # a little more than the launcher gives its ranks to write a checkpoint
+INTERRUPT_GRACE_S = 130.0  # a little more than the launcher's limit for a last checkpoint
 PROMPT = "class Reader:\n    def __init__(self, "
-STORY = "story.json"
+RESULTS, OLD_RESULTS = "stages.json", "story.json"
 
 
 @dataclass(frozen=True)
-class Stage:
+class DemoStage:
     name: str
     command: tuple[str, ...]
     output: str  # a file or folder that exists when the stage is done
     summary: Callable[[dict[str, Any]], str]
-    optional: bool = False  # a machine without a sandbox tells the rest of the story all the same
+    optional: bool = False  # skipped on a machine without a sandbox
 
 
 @click.command()
-@click.option("--dir", "folder", default="demo", show_default=True, help="Where everything is put.")
+@click.option("--dir", "folder", default="demo", show_default=True, help="Folder for all outputs.")
 @click.option("--steps", type=click.IntRange(min=20), default=220, show_default=True, help="Training steps.")
 @click.option("--nproc", type=click.IntRange(min=1), default=2, show_default=True, help="Training processes.")
 @click.option(
@@ -57,31 +55,35 @@ class Stage:
     multiple=True,
     default=("installed:stdlib", "installed:packages"),
     show_default=True,
-    help="Raw code, as for lakh corpus build; may be given several times.",
+    help="Raw code, as for lakh corpus build. Repeatable.",
 )
-@click.option("--max-bytes-per-repo", default=1_500_000, show_default=True, help="Raw code taken of each package.")
+@click.option(
+    "--max-bytes-per-repo", default=1_500_000, show_default=True, help="Maximum bytes of code from each package."
+)
 @print_result
 def demo(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_bytes_per_repo: int) -> CommandResult:
-    """The whole story on this machine, from raw code to a served completion.
+    """Run every stage on this machine, from raw code to a served completion.
 
-    Takes the Python standard library and the permissively licensed packages installed here as raw code, trains a
-    tokenizer and a model of a few million parameters, kills one of the training processes on the way, evaluates,
-    exports and serves.
+    Builds a corpus from the Python standard library and the permissively licensed packages installed here, trains a
+    tokenizer and a model of a few million parameters, kills one of the training processes on the way, then evaluates,
+    exports and serves the model.
     """
-    talk = functools.partial(console().print, soft_wrap=True)  # whole lines: a command can be copied
+    say = functools.partial(console().print, soft_wrap=True)  # unwrapped lines: commands can be copied
     began = time.monotonic()
-    story = _Story(Path(folder))
+    results = DemoResults(Path(folder))
     for stage in _stages(folder, steps, nproc, sources, max_bytes_per_repo):
-        story.tell(stage, talk)
-    story.serve(f"{folder}/export", talk)
+        results.run(stage, say)
+    results.serve(f"{folder}/export", say)
     seconds = time.monotonic() - began
-    data = {"dir": folder, "seconds": seconds, "stages": story.told}
-    return CommandResult(data, _report(story.told, folder, seconds))
+    data = {"dir": folder, "seconds": seconds, "stages": results.entries}
+    return CommandResult(data, _report(results.entries, folder, seconds))
 
 
-def _stages(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_bytes_per_repo: int) -> Iterator[Stage]:
+def _stages(
+    folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_bytes_per_repo: int
+) -> Iterator[DemoStage]:
     corpus, tokenizer, tokens, run = (f"{folder}/{name}" for name in ("corpus", "tokenizer", "tokens", "run"))
-    yield Stage(
+    yield DemoStage(
         "corpus",
         (
             *("corpus", "build", *sources, "--out", corpus),
@@ -93,13 +95,13 @@ def _stages(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_b
             + (", ".join(f"{n:,} {reason}" for reason, n in _largest(r["dropped"])) or "none")
         ),
     )
-    yield Stage(
+    yield DemoStage(
         "tokenizer",
         ("tokens", "train", corpus, "--out", tokenizer, "--vocab", "4096", "--force"),
         f"{tokenizer}/{storage.MANIFEST}",
-        lambda r: f"{r['vocab']:,} tokens, with places for fill-in-the-middle",
+        lambda r: f"{r['vocab']:,} tokens, with fill-in-the-middle markers",
     )
-    yield Stage(
+    yield DemoStage(
         "tokens",
         ("tokens", "pack", corpus, "--tokenizer", tokenizer, "--out", tokens, "--heldout", "0.05", "--force"),
         f"{tokens}/{storage.MANIFEST}",
@@ -111,24 +113,26 @@ def _stages(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_b
         victim = nproc - 1
         train = ("train", "laptop", "--out", run, "--nproc", str(nproc), "--set", f"data.tokens={tokens}")
         train += ("--set", f"train.steps={steps}", "--fault", f"kill(rank={victim}, step={steps * 2 // 5})")
-        if nproc > 1:  # whole copies that talk over c3: the others go on without the one that is killed
+        if nproc > 1:  # full replicas over c3: the others continue without the killed one
             train += ("--set", "train.backend=c3", "--set", f"mesh.dp_replicate={nproc}")
-    yield Stage("train", train, f"{run}/checkpoints/step-{steps:08d}/{storage.MANIFEST}", lambda r: _trained(run, r))
-    yield Stage(
+    yield DemoStage(
+        "train", train, f"{run}/checkpoints/step-{steps:08d}/{storage.MANIFEST}", lambda r: _trained(run, r)
+    )
+    yield DemoStage(
         "sandbox",
         ("eval", "score", "--canonical", "--task", "humaneval"),
         folder,
         lambda r: f"HumanEval's own solutions pass {r['passed']}/{r['total']} in {r['sandbox']}",
         optional=True,
     )
-    yield Stage(
+    yield DemoStage(
         "eval",
         ("eval", run, "--tasks", "humaneval", "--max-tokens", "96", "--out", f"{folder}/eval"),
         f"{folder}/eval",
         lambda r: f"the model's own pass@1 on HumanEval: {r['pass_at_k']['1']:.1%} ({r['passed']}/{r['total']})",
         optional=True,
     )
-    yield Stage(
+    yield DemoStage(
         "export",
         ("export", run, "--format", "hf", "--out", f"{folder}/export", "--force"),
         f"{folder}/export/config.json",
@@ -136,23 +140,23 @@ def _stages(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_b
     )
 
 
-class _Story:
-    """What has been told so far, kept on disk after every stage."""
+class DemoResults:
+    """The results of the stages, saved after every stage."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / STORY
-        self.told: list[dict[str, Any]] = []
-        try:
-            self.known = {entry["name"]: entry for entry in json.loads(self.file.read_text())}
-        except (OSError, ValueError, KeyError, TypeError):
-            self.known = {}
+        self.file = folder / RESULTS
+        self.entries: list[dict[str, Any]] = []
+        self.known: dict[str, dict[str, Any]] = {}
+        for file in (folder / OLD_RESULTS, self.file):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                self.known |= {entry["name"]: entry for entry in json.loads(file.read_text())}
 
-    def tell(self, stage: Stage, say: Callable[[str], None]) -> None:
+    def run(self, stage: DemoStage, say: Callable[[str], None]) -> None:
         known = self.known.get(stage.name)
-        again = known and (known["command"] == list(stage.command) or stage.name == "train")
-        # A stage is told anew when an earlier one was: its input has changed.
-        fresh = any(not entry["reused"] for entry in self.told)
-        if known and again and not fresh and storage.exists(stage.output) and not known.get("not_run"):
+        same = known and (known["command"] == list(stage.command) or stage.name == "train")
+        # A stage runs again if an earlier one did: its input has changed.
+        fresh = any(not entry["reused"] for entry in self.entries)
+        if known and same and not fresh and storage.exists(stage.output) and not known.get("not_run"):
             self._add({**known, "reused": True})
             return
         say(f"\n[bold]{stage.name}[/bold]  $ lakh {_plain(shlex.join(stage.command))}")
@@ -182,56 +186,57 @@ class _Story:
             "summary": f"one completion of {len(completion)} characters, shown above",
             "seconds": time.monotonic() - began,
             "result": {"prompt": PROMPT, "completion": completion},
-            "reused": True,  # costs a second, so it is always told anew and never makes later stages stale
+            "reused": True,  # takes a second: always runs, and makes no later stage stale
         }
         self._add(entry)
         say(f"[dim]{_plain(PROMPT)}[/dim]{_plain(completion)}")
 
     def _add(self, entry: dict[str, Any]) -> None:
-        self.told.append(entry)
-        storage.write_bytes(self.file, json.dumps(self.told, indent=1).encode())
+        self.entries.append(entry)
+        storage.write_bytes(self.file, json.dumps(self.entries, indent=1).encode())
 
 
 def _plain(text: str) -> str:
-    """Text in which brackets are brackets, not rich's markup."""
+    """The text with rich's markup escaped."""
     from rich.markup import escape
 
     return escape(text)
 
 
 def _lakh(command: tuple[str, ...]) -> dict[str, Any]:
-    """Run a command of ours; its talk goes to our stderr, its answer comes back."""
+    """Run a lakh command and return its JSON document; its messages go to stderr."""
     process = subprocess.Popen([sys.executable, "-m", "lakh", *command, "--json"], stdout=subprocess.PIPE, text=True)
     try:
         out, _ = process.communicate()
-    except KeyboardInterrupt:  # the terminal sent it to the command as well, which now stops in its own way
+    except KeyboardInterrupt:  # the terminal interrupted the command as well: let it save a checkpoint
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(INTERRUPT_GRACE_S)
         process.kill()
-        raise Interrupted("lakh demo", f"interrupted in: lakh {command[0]}", "run lakh demo again to go on") from None
+        raise Interrupted(
+            "lakh demo", f"interrupted in: lakh {command[0]}", "run lakh demo again to continue"
+        ) from None
     lines = out.strip().splitlines()
     document: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     if process.returncode == 0:
         return document
     if "where" in document.get("error", {}):
-        said = document["error"]  # and the command itself has said so already
-        raise errors.from_dict({**said, "where": f"lakh demo, in lakh {command[0]}: {said['where']}"})
+        error = document["error"]
+        raise errors.from_dict({**error, "where": f"lakh demo, in lakh {command[0]}: {error['where']}"})
     raise LakhError(f"lakh {command[0]}", f"ended with exit code {process.returncode}", "see above")
 
 
 @contextlib.contextmanager
 def _served(command: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """A server for the length of the block; yields what it printed when it was ready."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lakh", *command], stdout=subprocess.PIPE, text=True, env=os.environ.copy()
-    )
-    watchdog = _after(READY_TIMEOUT_S, process.kill)
+    """Run a server during the block; yields the JSON document that it prints when it is ready."""
+    process = subprocess.Popen([sys.executable, "-m", "lakh", *command], stdout=subprocess.PIPE, text=True)
+    watchdog = threading.Timer(READY_TIMEOUT_S, process.kill)
+    watchdog.start()
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         watchdog.cancel()
         if not line:
-            raise PeerTimeout("lakh serve", f"was not ready within {READY_TIMEOUT_S:g} s", "try it by hand")
+            raise PeerTimeout("lakh serve", f"was not ready within {READY_TIMEOUT_S:g} s", "run it by hand")
         yield json.loads(line)
     finally:
         watchdog.cancel()
@@ -243,21 +248,14 @@ def _served(command: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             process.wait()
 
 
-def _after(seconds: float, call: Callable[[], None]) -> threading.Timer:
-    timer = threading.Timer(seconds, call)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
 def _complete(url: str, prompt: str) -> str:
-    # A little warmth: so small a model, always taking its first choice, soon repeats itself.
+    # Not greedy: so small a model soon repeats itself.
     body = json.dumps({"prompt": prompt, "max_tokens": 48, "temperature": 0.5, "seed": 1}).encode()
     request = urllib.request.Request(
         f"{url}/v1/completions", data=body, headers={"Content-Type": "application/json"}, method="POST"
     )
-    with urllib.request.urlopen(request, timeout=COMPLETION_TIMEOUT_S) as answer:
-        return str(json.load(answer)["choices"][0]["text"])
+    with urllib.request.urlopen(request, timeout=COMPLETION_TIMEOUT_S) as response:
+        return str(json.load(response)["choices"][0]["text"])
 
 
 def _trained(run_dir: str, result: dict[str, Any]) -> str:
@@ -265,33 +263,33 @@ def _trained(run_dir: str, result: dict[str, Any]) -> str:
 
     found = events.read(run_dir)
     heldout = [event.loss for event in found if isinstance(event, events.Evaluated)]
-    struck = [event for event in found if isinstance(event, events.FaultInjected)]
+    faults = [event for event in found if isinstance(event, events.FaultInjected)]
     restarts = [event for event in found if isinstance(event, events.Restarted)]
     losses = [event for event in found if isinstance(event, events.RanksLost)]
     parameters = next(event.parameters for event in found if isinstance(event, events.RunStarted))
     text = (
         f"{parameters:,} parameters, {result['tokens']:,} tokens: held-out loss {heldout[0]:.2f} -> {heldout[-1]:.2f}"
     )
-    if struck and losses:
+    if faults and losses:
         left, lost = losses[0].left, len(losses[0].lost)
-        text += f"; {struck[0].fault} survived without a restart: {left} of {left + lost} ranks went on at step "
+        text += f"; {faults[0].fault} survived without a restart: {left} of {left + lost} ranks continued at step "
         text += f"{losses[0].step} after {losses[0].seconds:.1f} s"
-    elif struck and restarts:
-        going_on = [event for event in found if isinstance(event, events.RunStarted) and event.attempt > 0]
-        at = f", went on from step {going_on[-1].step}" if going_on else ""
-        text += f"; {struck[0].fault} survived ({restarts[0].reason}{at})"
+    elif faults and restarts:
+        resumed = [event for event in found if isinstance(event, events.RunStarted) and event.attempt > 0]
+        at = f", resumed from step {resumed[-1].step}" if resumed else ""
+        text += f"; {faults[0].fault} survived ({restarts[0].reason}{at})"
     return text
 
 
-def _largest(counts: dict[str, int], most: int = 3) -> list[tuple[str, int]]:
-    return sorted(counts.items(), key=lambda item: -item[1])[:most]
+def _largest(counts: dict[str, int], count: int = 3) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: -item[1])[:count]
 
 
-def _report(told: list[dict[str, Any]], folder: str, seconds: float) -> Any:
+def _report(entries: list[dict[str, Any]], folder: str, seconds: float) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    rows = [(entry["name"], _took(entry), entry["summary"], _place(entry["output"])) for entry in told]
+    rows = [(entry["name"], _duration(entry), entry["summary"], _location(entry["output"])) for entry in entries]
     next_commands = [
         f"lakh serve {folder}/run",
         f"lakh dashboard {folder}/run",
@@ -304,9 +302,9 @@ def _report(told: list[dict[str, Any]], folder: str, seconds: float) -> Any:
     )
 
 
-def _took(entry: dict[str, Any]) -> str:
+def _duration(entry: dict[str, Any]) -> str:
     return f"{entry['seconds']:.1f} s" + (" before" if entry["reused"] and entry["name"] != "serve" else "")
 
 
-def _place(output: str) -> str:
+def _location(output: str) -> str:
     return output.removesuffix(f"/{storage.MANIFEST}").removesuffix("/config.json")

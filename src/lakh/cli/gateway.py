@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from lakh.cli.output import console
-from lakh.cli.serve_options import Face, face_options, listens
+from lakh.cli.serve_options import ServeOptions, listen_options, server_options
 from lakh.errors import UserError
 
 __all__ = ["gateway"]
@@ -17,27 +17,28 @@ __all__ = ["gateway"]
 
 @click.command()
 @click.argument("engines", nargs=-1, required=True, metavar="ENGINE...")
-@listens("127.0.0.1:8080")
+@listen_options("127.0.0.1:8080")
 @click.option(
     "--fim",
     default="suffix",
     show_default=True,
     metavar="TEMPLATE",
-    help="Of other engines than lakh: suffix (they take one), lakh, qwen, starcoder, deepseek, or three words A,B,C.",
+    help="Fill-in-the-middle template of engines other than lakh: suffix (the engine takes one), lakh, qwen, "
+    "starcoder, deepseek, or PREFIX,SUFFIX,MIDDLE tokens.",
 )
-@click.option("--engine-key-file", type=click.Path(), help="File with the API key that the engines ask for.")
+@click.option("--engine-key-file", type=click.Path(), help="File with the API key of the engines.")
 @click.option(
     "--stall-s",
     type=click.FloatRange(0.1),
     default=30.0,
     show_default=True,
-    help="Silence until another is asked.",
+    help="Silence after which another engine is tried.",
 )
-@face_options
+@server_options
 @click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON line: url, engines, pid.")
 def gateway(
     engines: tuple[str, ...],
-    face: Face,
+    options: ServeOptions,
     fim: str,
     engine_key_file: str | None,
     stall_s: float,
@@ -45,15 +46,15 @@ def gateway(
 ) -> None:
     """Put several engines behind one address.
 
-    ENGINE is the URL of a lakh, vLLM or SGLang server, or dns:NAME:PORT for every address behind a name. Answers what
-    `lakh serve` answers; sends a file's requests to the engine that knows it, and those of an engine that dies to
-    another. SIGTERM or Ctrl-C ends it once the requests at work are answered.
+    ENGINE is the URL of a lakh, vLLM or SGLang server, or dns:NAME:PORT for every address of a name. Serves the same
+    API as `lakh serve`; routes the requests of a file to the engine that has it cached, and retries the requests of a
+    failed engine on another. SIGTERM or Ctrl-C stops it after the running requests.
     """
-    from lakh.server.gateway.fim_text import template_of
+    from lakh.server.gateway.fim_template import fim_template_of
     from lakh.server.gateway.gateway import Gateway
 
     key = _key(engine_key_file) if engine_key_file else ""
-    fleet = Gateway(engines, store=face.store, template=template_of(fim), key=key, stall_s=stall_s)
+    fleet = Gateway(engines, store=options.store, template=fim_template_of(fim), key=key, stall_s=stall_s)
     talk = console()
 
     def ready(url: str, grpc_at: str | None) -> None:
@@ -64,7 +65,7 @@ def gateway(
             known = {replica.url: replica.state for replica in fleet.replicas.values()}
             click.echo(json.dumps({"url": url, "grpc": grpc_at, "engines": known, "pid": os.getpid()}))
 
-    face.serve(fleet, talk, ready)
+    options.serve(fleet, talk, ready)
     talk.print("stopped")
 
 
@@ -74,5 +75,5 @@ def _key(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(path, f"cannot be read ({type(error).__name__})", "give a file with one key") from None
     if not key or any(character.isspace() for character in key):
-        raise UserError(path, "does not hold one key", "give a file with one key")
+        raise UserError(path, "does not contain exactly one key", "give a file with one key")
     return key

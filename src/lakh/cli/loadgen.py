@@ -1,4 +1,4 @@
-"""lakh loadgen: developers typing real files against a completion service."""
+"""lakh loadgen: simulated users who type real files against a completion service."""
 
 from __future__ import annotations
 
@@ -20,37 +20,55 @@ FLOAT = click.FloatRange(min=0, min_open=True)
 @click.argument("url")
 @click.option("--rate", type=FLOAT, default=10.0, show_default=True, help="Requests per second, open loop.")
 @click.option("--seconds", type=FLOAT, default=30.0, show_default=True)
-@click.option("--users", type=click.IntRange(1), default=50, show_default=True, help="Who type, each in a file.")
-@click.option("--clients", type=click.IntRange(1), help="Closed loop instead: so many clients, each waits and thinks.")
-@click.option("--burst", type=click.FloatRange(1), default=1.0, show_default=True, help="Busy spells over quiet ones.")
-@click.option("--files", type=click.Path(exists=True, file_okay=False), help="Python files; the standard library's.")
+@click.option("--users", type=click.IntRange(1), default=50, show_default=True, help="Simulated users.")
+@click.option("--clients", type=click.IntRange(1), help="Closed loop: this many clients that wait for each response.")
 @click.option(
-    "--order", type=click.Choice(["spm", "psm", "none"]), default="spm", show_default=True, help="Of the prompt."
+    "--burst", type=click.FloatRange(1), default=1.0, show_default=True, help="Rate of busy phases over quiet ones."
+)
+@click.option(
+    "--files",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder of Python files to type; default the standard library.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["spm", "psm", "none"]),
+    default="spm",
+    show_default=True,
+    help="Order of the fill-in-the-middle prompt.",
 )
 @click.option("--max-tokens", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--timeout-ms", type=click.IntRange(1), default=2000, show_default=True)
 @click.option(
-    "--prefix-chars", type=click.IntRange(16), default=6000, show_default=True, help="Sent before the cursor."
+    "--prefix-chars",
+    type=click.IntRange(16),
+    default=6000,
+    show_default=True,
+    help="Characters sent before the cursor.",
 )
-@click.option("--suffix-chars", type=click.IntRange(0), default=2000, show_default=True, help="Sent after it.")
-@click.option("--stop-rule", type=click.Choice(["line", "block", "dedent"]), help="Where a completion ends by itself.")
-@click.option("--before-after", is_flag=True, help="URL is a MODEL: serve it with one technique more each time.")
+@click.option(
+    "--suffix-chars", type=click.IntRange(0), default=2000, show_default=True, help="Characters sent after the cursor."
+)
+@click.option("--stop-rule", type=click.Choice(["line", "block", "dedent"]), help="Where completions end.")
+@click.option(
+    "--before-after", is_flag=True, help="Ablation: URL is a MODEL, served with one more technique each time."
+)
 @click.option("--draft", type=click.Path(), help="With --before-after: a draft model for the last row.")
 @click.option("--threads", type=click.IntRange(1), help="With --before-after: CPU threads of the server.")
-@click.option("--metrics", "metrics_url", metavar="URL", help="The HTTP face, where URL is grpc://HOST:PORT.")
-@click.option("--gpu", help="Price of the machine: this GPU's rent in the price book, e.g. H200.")
+@click.option("--metrics", "metrics_url", metavar="URL", help="The HTTP address, if URL is grpc://HOST:PORT.")
+@click.option("--gpu", help="Price of the machine: this GPU's rent in the price list, e.g. H200.")
 @click.option("--price-per-hour", type=click.FloatRange(0), help="Price of the machine, in US dollars.")
-@click.option("--plot", "plot_file", type=click.Path(dir_okay=False), help="Draw latencies there (.png, .svg).")
+@click.option("--plot", "plot_file", type=click.Path(dir_okay=False), help="Plot latencies to this file (.png, .svg).")
 @click.option("--key", help="An API key of the service.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @print_result
 def loadgen(url: str, **options: Any) -> CommandResult:
-    """Load a completion service as developers who type do, and measure it.
+    """Send a completion service the load of typing users, and measure it.
 
-    URL is http://HOST:PORT or grpc://HOST:PORT; with --before-after it is a MODEL, which is then served here.
+    URL is http://HOST:PORT or grpc://HOST:PORT; with --before-after it is a MODEL that is served for the measurement.
     """
-    from lakh.server.load.generator import Load, run_load
-    from lakh.server.load.report import plot
+    from lakh.server.loadgen.generator import LoadConfig, run_load
+    from lakh.server.loadgen.report import plot
 
     price, source = _price(options.pop("gpu"), options.pop("price_per_hour"))
     files = Path(options.pop("files") or sysconfig.get_path("stdlib"))
@@ -58,14 +76,14 @@ def loadgen(url: str, **options: Any) -> CommandResult:
         options.pop(name) for name in ("before_after", "draft", "threads", "plot_file", "metrics_url")
     )
     if plot_file and Path(plot_file).suffix not in (".png", ".svg"):
-        raise UserError(f"--plot {plot_file}", "is no picture that can be drawn", "end its name in .png or .svg")
-    load = Load(timeout_s=options.pop("timeout_ms") / 1000, **options)
+        raise UserError(f"--plot {plot_file}", "is not a supported image format", "end its name in .png or .svg")
+    load = LoadConfig(timeout_s=options.pop("timeout_ms") / 1000, **options)
     if before_after:
         if metrics_url:
-            raise UserError("--metrics", "does not go with --before-after", "leave it out: the servers are its own")
+            raise UserError("--metrics", "cannot be combined with --before-after", "remove it")
         return _before_after(url, files, load, draft, threads, plot_file, price, source)
     if draft or threads:
-        raise UserError("--draft, --threads", "go with --before-after", "give them to lakh serve")
+        raise UserError("--draft, --threads", "need --before-after", "give them to lakh serve")
     with console().status("typing") as status:
         report = run_load(
             url, files, load, metrics_url=metrics_url, progress=lambda sent: status.update(f"{sent} requests sent")
@@ -76,7 +94,7 @@ def loadgen(url: str, **options: Any) -> CommandResult:
     data = {**report.as_dict(price), "price": source}
     shown = table(["figure", "value"], [[name, _shown(value)] for name, value in data.items()])
     if report.is_interrupted:
-        console().print(f"interrupted after {report.wall_s:.1f} s: what was measured until then")
+        console().print(f"interrupted after {report.wall_s:.1f} s: showing what was measured")
         return CommandResult(data, shown, exit_code=Interrupted.exit_code)
     return CommandResult(
         data, shown, exit_code=PeerLost.exit_code if report.sent and report.sent == data["failed"] else 0
@@ -93,15 +111,15 @@ def _before_after(
     price: float,
     source: str,
 ) -> CommandResult:
-    from lakh.server.load.before_after import rows_of, run_rows
-    from lakh.server.load.report import plot_rows
+    from lakh.server.loadgen.ablation import ablation_rows, run_ablation
+    from lakh.server.loadgen.report import plot_rows
 
     rows: list[dict[str, Any]] = []
     is_interrupted = False
     with console().status("starting the server") as status:
-        measured = run_rows(
+        measured = run_ablation(
             model,
-            rows_of(load.order, draft),
+            ablation_rows(load.order, draft),
             files,
             load,
             options=[] if threads is None else ["--threads", str(threads)],
@@ -118,21 +136,21 @@ def _before_after(
             if not rows:
                 raise
             is_interrupted = True
-            status.console.print("interrupted: what was measured until then; the rest was not run")
+            status.console.print("interrupted: showing what was measured; the rest did not run")
         finally:
-            measured.close()  # ends the server
+            measured.close()  # stops the server
     title = f"{model}: {load.rate:g} requests/s for {load.seconds:g} s; price {source}"
     if plot_file:
         plot_rows(rows, Path(plot_file), title)
-    columns = ["technique", "first ms", "p50 ms", "p99 ms", "late", "done", "prefilled", "CPU ms"]
-    columns += ["prefix hits", "text hits", "drafts kept", "$ per 1k"]
+    indent_width = ["technique", "first ms", "p50 ms", "p99 ms", "late", "done", "prefilled", "CPU ms"]
+    indent_width += ["prefix hits", "text hits", "drafts accepted", "$ per 1k"]
     data = {"rows": rows, "price": source, **({"interrupted": True} if is_interrupted else {})}
-    shown = table(columns, [_line(row) for row in rows], title=title)
+    shown = table(indent_width, [_line(row) for row in rows], title=title)
     return CommandResult(data, shown, exit_code=Interrupted.exit_code if is_interrupted else 0)
 
 
 def _line(row: dict[str, Any]) -> list[Any]:
-    """Of the table of before and after."""
+    """A row of the ablation table."""
 
     def share(name: str) -> str:
         return "" if row[name] is None else f"{row[name]:.0%}"
@@ -155,8 +173,8 @@ def _line(row: dict[str, Any]) -> list[Any]:
 
 
 def _price(gpu: str | None, per_hour: float | None) -> tuple[float, str]:
-    """US dollars per hour of the machine, and where the figure is from."""
-    from lakh.planner.prices import gpu_hour, load_prices
+    """US dollars per hour of the machine, and the source of that price."""
+    from lakh.planner.cost.prices import gpu_hour, load_prices
 
     if per_hour is not None:
         return per_hour, f"{per_hour:g} USD/h, as given"
@@ -166,7 +184,7 @@ def _price(gpu: str | None, per_hour: float | None) -> tuple[float, str]:
 
 
 def _whole(value: float | None) -> str:
-    """Milliseconds or tokens, without their fractions."""
+    """Milliseconds or tokens, rounded."""
     return "" if value is None else f"{value:.0f}"
 
 

@@ -1,4 +1,4 @@
-"""The table of commands, and the one place where errors become messages and exit codes."""
+"""The table of commands, and the translation of errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["COMMANDS", "cli", "main"]
 # name -> (where it is, short help). The help stands here so that `lakh --help` imports no command; a test compares it
 # with the commands' own help.
 COMMANDS = {
-    "demo": ("lakh.cli.demo:demo", "The whole story on this machine, from raw code to a served completion."),
+    "demo": ("lakh.cli.demo:demo", "Run every stage on this machine, from raw code to a served completion."),
     "corpus": ("lakh.cli.corpus:corpus", "Raw code to clean Parquet."),
     "tokens": ("lakh.cli.tokens:tokens", "Train a tokenizer, pack a corpus into token shards."),
     "train": ("lakh.cli.train:train", "Train a run, on this machine or as one rank of many."),
@@ -34,7 +34,7 @@ COMMANDS = {
     "gateway": ("lakh.cli.gateway:gateway", "Put several engines behind one address."),
     "plan": ("lakh.cli.plan:plan", "What a run costs, how fast it goes and whether it fits, before money is spent."),
     "loadgen": ("lakh.cli.loadgen:loadgen", "Load a completion service as developers who type do, and measure it."),
-    "bench": ("lakh.cli.bench:bench", "Measure lakh against a peer, in the same run."),
+    "bench": ("lakh.cli.bench:bench", "Compare the speed of lakh with its peers, in the same run."),
     "dashboard": ("lakh.cli.dashboard:dashboard", "Show the progress of runs, live, in a browser."),
     "config": ("lakh.cli.config:config", "Show, compare and check the settings of runs."),
     "doctor": ("lakh.cli.doctor:doctor", "Check this machine: what is installed, and what each missing part disables."),
@@ -56,6 +56,7 @@ EXTRAS = {
     "re2": "corpus",
     "s3fs": "s3",
     "aiohttp": "serve",
+    "prometheus_client": "gateway",
     "grpc": "serve",
     "grpc_health": "serve",
     "redis": "serve",
@@ -71,7 +72,7 @@ class Root(LazyGroup):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
-        except BrokenPipeError as error:  # click takes each for the reader of our output, who may leave, as `head` does
+        except BrokenPipeError as error:  # click assumes that stdout was closed, as by `head`
             poll = select.poll()
             poll.register(1, 0)
             if any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
@@ -88,17 +89,17 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and leave with the exit code that its outcome has."""
+    """Run one command and exit with the code of its outcome."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text, nor windows know all signs
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may not be valid text
     sys.exit(_run(arguments))
 
 
 def _run(arguments: list[str]) -> int:
     command = " ".join(["lakh", *arguments[:1]])
     try:
-        _refuse_empty(arguments)
+        _reject_empty(arguments)
         result = cli.main(arguments, prog_name="lakh", standalone_mode=False)
     except LakhError as error:
         return _report(error, arguments)
@@ -112,7 +113,7 @@ def _run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         todo = "run the same command again: what it had finished and kept is reused"
         return _report(Interrupted(command, "interrupted", todo), arguments)
-    except SystemExit:  # click's, for a pipe that nobody reads any more; nobody else here leaves so
+    except SystemExit:  # click's, for a closed stdout
         return 0
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
@@ -120,23 +121,23 @@ def _run(arguments: list[str]) -> int:
             raise
         return _report(MissingExtra(command, module, EXTRAS[module]), arguments)
     except OSError as error:
-        explained = _of_the_machine(error)
+        explained = _explain_os_error(error)
         return _report(explained, arguments) if explained else _bug(arguments)
-    except Exception:  # noqa: BLE001 - the outermost frame: whatever comes here is a bug of ours
+    except Exception:  # noqa: BLE001 - the outermost frame: anything else is a bug
         return _bug(arguments)
     return result if isinstance(result, int) else 0
 
 
-def _refuse_empty(arguments: list[str]) -> None:
-    """Most paths take an empty word for the current folder, which nobody means who types $NAME."""
+def _reject_empty(arguments: list[str]) -> None:
+    """An empty argument would mean the current folder; usually it is an unset shell variable."""
     if "" in arguments:
         before = arguments[: arguments.index("")]
         where = " ".join(["lakh", *before])
-        raise UserError(where, "the next word is empty", "give it a value: perhaps a variable of the shell is not set")
+        raise UserError(where, "the next argument is empty", "give it a value; perhaps a shell variable is not set")
 
 
-def _of_the_machine(error: OSError) -> LakhError | None:
-    """A full or read-only disk, rights, limits: not our bug, wherever it happened. A file that is not there may be."""
+def _explain_os_error(error: OSError) -> LakhError | None:
+    """A full or read-only disk, permissions, limits: not a bug. A missing file may be one."""
     if isinstance(error, FileNotFoundError | FileExistsError | NotADirectoryError | IsADirectoryError):
         return None
     return storage.explain(error, "lakh")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lakh.cli.output import console
-from lakh.cli.serve_options import Face, face_options, listens
+from lakh.cli.serve_options import ServeOptions, listen_options, server_options
 from lakh.errors import PeerLost, UserError
 
 if TYPE_CHECKING:
@@ -21,27 +21,27 @@ __all__ = ["serve"]
 
 @click.command()
 @click.argument("model")
-@listens("127.0.0.1:8000")
+@listen_options("127.0.0.1:8000")
 @click.option(
     "--precision",
     type=click.Choice(["f32", "bf16", "int8"]),
-    help="Of the weights; by default f32 on a CPU, bf16 on a GPU. int8 is for CPUs.",
+    help="Precision of the weights; default f32 on a CPU, bf16 on a GPU. int8 is for CPUs.",
 )
 @click.option(
     "--speculate/--no-speculate",
     default=True,
     show_default=True,
-    help="Guess tokens, by the draft or from the text so far, where measurement says that it pays.",
+    help="DraftTokens tokens, by the draft or from the text so far, where measurement says that it pays.",
 )
-@click.option("--draft", metavar="MODEL", help="A smaller model of the same tokenizer that guesses.")
-@click.option("--cache-tokens", type=click.IntRange(1), help="Tokens whose keys and values are remembered.")
-@face_options
+@click.option("--draft", metavar="MODEL", help="A smaller model with the same tokenizer that proposes draft tokens.")
+@click.option("--cache-tokens", type=click.IntRange(1), help="Size of the KV cache in tokens.")
+@server_options
 @click.option(
     "--max-waiting",
     type=click.IntRange(1),
     default=64,
     show_default=True,
-    help="Requests in the queue; then it is a 429.",
+    help="Requests in the waiting queue; beyond that the answer is a 429.",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option(
@@ -49,14 +49,14 @@ __all__ = ["serve"]
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Processes of this machine that share the model, each with a part of every layer.",
+    help="Tensor parallelism: processes of this machine that share every layer.",
 )
 @click.option(
     "--follow",
     "follow_s",
     metavar="SECONDS",
     type=click.FloatRange(min=0.1),
-    help="Look so often for newer checkpoints of the run, and serve them as they appear.",
+    help="Poll the run this often for newer checkpoints, and serve them.",
 )
 @click.option(
     "--engine",
@@ -64,12 +64,12 @@ __all__ = ["serve"]
     type=click.Choice(["process", "thread"]),
     default="process",
     show_default=True,
-    help="Where the engine works: in a process of its own, or in a thread beside the faces.",
+    help="Run the engine in its own process, or in a thread of the server.",
 )
 @click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON line: url, model, pid.")
 def serve(
     model: str,
-    face: Face,
+    options: ServeOptions,
     precision: Any,
     speculate: bool,
     draft: str | None,
@@ -85,12 +85,12 @@ def serve(
 
     MODEL is a run's folder, a checkpoint's folder or a Hugging Face directory. Answers POST /v1/completions
     in OpenAI's form, /v1/fim/completions and /infill in those of Mistral and llama.cpp, and GET /v1/models,
-    /health, /ready and /metrics. SIGTERM or Ctrl-C ends it once the requests at work are answered.
+    /health, /ready and /metrics. SIGTERM or Ctrl-C stops it after the running requests.
     """
     if draft is not None and not speculate:
-        raise UserError("--draft, --no-speculate", "a draft is there to guess", "give one of them")
+        raise UserError("--draft, --no-speculate", "a draft model needs speculation", "give only one of them")
     if follow_s is not None and tensor > 1:
-        raise UserError("--follow, --tensor", "weights in several processes stay as they are", "give one of them")
+        raise UserError("--follow, --tensor", "tensor-parallel weights cannot be replaced", "give only one of them")
     talk = console()
     load = {
         "path": model,
@@ -103,11 +103,13 @@ def serve(
         "follow_s": follow_s,
     }
     with talk.status(f"loading {model}"):
-        backend, words = _in_process(load, max_waiting) if engine_in == "process" else _in_thread(load, max_waiting)
+        backend, description = (
+            _in_process(load, max_waiting) if engine_in == "process" else _in_thread(load, max_waiting)
+        )
 
     def ready(url: str, grpc_at: str | None) -> None:
         body = json.dumps({"prompt": "def hello(", "max_tokens": 32, "temperature": 0})
-        talk.print(f"serving {words} at {url}")
+        talk.print(f"serving {description} at {url}")
         talk.print(f"try: curl -s {url}/v1/completions -d '{body}'", markup=False, soft_wrap=True)
         if grpc_at:
             talk.print(f"gRPC at {grpc_at}")
@@ -115,7 +117,7 @@ def serve(
             name = backend.models()[0].id
             click.echo(json.dumps({"url": url, "grpc": grpc_at, "model": name, "pid": os.getpid()}))
 
-    face.serve(backend, talk, ready)
+    options.serve(backend, talk, ready)
     died = getattr(backend, "died", None)
     if died is not None:
         raise PeerLost("engine process", died, "start the server again; out of memory is a likely cause")
@@ -123,17 +125,16 @@ def serve(
 
 
 def _in_process(load: dict[str, Any], max_waiting: int) -> tuple[Backend, str]:
-    """The engine in a process of its own; where that dies, this one stops."""
-    from lakh.server.answers.process import ProcessBackend
+    """The engine in its own process; if it dies, this process stops."""
+    from lakh.server.backends.engine_process import EngineProcessBackend
 
-    backend = ProcessBackend(load, max_waiting=max_waiting, on_death=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    return backend, backend.words
+    backend = EngineProcessBackend(load, max_waiting=max_waiting, on_death=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    return backend, backend.description
 
 
 def _in_thread(load: dict[str, Any], max_waiting: int) -> tuple[Backend, str]:
-    from lakh.server.answers.local import LocalBackend
-    from lakh.server.answers.process import load_engine
+    from lakh.server.backends.engine_process_main import describe, load_engine
+    from lakh.server.backends.in_process import InProcessBackend
 
     engine = load_engine(load)
-    words = f"{engine.name} ({engine.spec.parameters:,} parameters, {engine.device})"
-    return LocalBackend(engine, max_waiting=max_waiting), words
+    return InProcessBackend(engine, max_waiting=max_waiting), describe(engine)

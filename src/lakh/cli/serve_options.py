@@ -1,6 +1,6 @@
-"""What a server and a gateway share: where they listen, who may come in, what is kept, how it ends.
+"""Options that `lakh serve` and `lakh gateway` share: addresses, cache, API keys, TLS, limits.
 
-`@listens(default)` and `@face_options` add the options; the command gets one `face` instead of all of them.
+`@listen_options(default)` and `@server_options` add them; the command gets one `options: ServeOptions`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from lakh.server.backend import Backend
 
-__all__ = ["LOOPBACK", "Face", "face_options", "listen_address", "listens"]
+__all__ = ["LOOPBACK", "ServeOptions", "listen_address", "listen_options", "server_options"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -29,7 +29,7 @@ _OPTIONS = [
         default="memory",
         show_default=True,
         metavar="memory|off|redis://HOST:PORT",
-        help="Where answers, quotas and counts are kept; Redis or Valkey for several servers together.",
+        help="Where completions, quotas and counts are cached; Redis or Valkey for several servers.",
     ),
     click.option(
         "--keys",
@@ -39,16 +39,20 @@ _OPTIONS = [
     ),
     click.option("--tls-cert", type=click.Path(), help="Certificate chain (PEM): HTTPS, and gRPC over TLS."),
     click.option("--tls-key", type=click.Path(), help="Its private key (PEM)."),
-    click.option("--tls-client-ca", type=click.Path(), help="Take only clients with a certificate from here (PEM)."),
+    click.option("--tls-client-ca", type=click.Path(), help="Accept only clients with a certificate of this CA (PEM)."),
     click.option(
-        "--max-body-mb", type=click.FloatRange(0.001, 1024), default=4.0, show_default=True, help="Of a request."
+        "--max-body-mb",
+        type=click.FloatRange(0.001, 1024),
+        default=4.0,
+        show_default=True,
+        help="Maximum size of a request.",
     ),
     click.option(
         "--drain-s",
         type=click.FloatRange(0),
         default=10.0,
         show_default=True,
-        help="For requests at work, once it is asked to stop.",
+        help="Time for running requests after a signal to stop.",
     ),
 ]
 
@@ -56,23 +60,23 @@ _OPTIONS = [
 NAMES = ("cache", "keys_file", "tls_cert", "tls_key", "tls_client_ca", "max_body_mb", "drain_s")
 
 
-def face_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-def listens(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--http and --grpc; from them and `face_options`, the command's argument `face`."""
+def listen_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--http and --grpc; makes the command's argument `options` of them and `server_options`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def with_face(address: str, grpc_address: str | None, **options: Any) -> Any:
-            face = Face(address, grpc_address, **{name: options.pop(name) for name in NAMES})
-            return command(face=face, **options)
+        def with_options(address: str, grpc_address: str | None, **values: Any) -> Any:
+            options = ServeOptions(address, grpc_address, **{name: values.pop(name) for name in NAMES})
+            return command(options=options, **values)
 
         grpc = click.option(
-            "--grpc", "grpc_address", metavar="HOST:PORT", help="Also answer gRPC (lakh.v1.Completion) there."
+            "--grpc", "grpc_address", metavar="HOST:PORT", help="Also serve gRPC (lakh.v1.Completion) there."
         )
         http = click.option(
             "--http",
@@ -82,13 +86,13 @@ def listens(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             show_default=True,
             help="Where to listen; :PORT is this machine only, port 0 takes a free one.",
         )
-        return http(grpc(with_face))
+        return http(grpc(with_options))
 
     return decorate
 
 
-class Face:
-    """Where and for whom to listen; whatever is wrong with it is said here, before a model is loaded."""
+class ServeOptions:
+    """Validated server options: errors are raised here, before a model is loaded."""
 
     def __init__(
         self,
@@ -104,32 +108,32 @@ class Face:
         drain_s: float,
     ) -> None:
         self.host, self.port = listen_address("--http", address)
-        self._also = None if grpc_address is None else listen_address("--grpc", grpc_address)
-        from lakh.server.faces.address import check_free
-        from lakh.server.faces.keys import Keys
-        from lakh.server.faces.tls import tls_of
+        self._grpc_address = None if grpc_address is None else listen_address("--grpc", grpc_address)
+        from lakh.server.api.api_keys import ApiKeys
+        from lakh.server.api.listen import check_free
+        from lakh.server.api.tls import tls_of
         from lakh.server.store import open_store
 
         check_free("--http", self.host, self.port)
-        if self._also is not None:
-            check_free("--grpc", *self._also)
-        self._keys = Keys.load(keys_file) if keys_file else None
+        if self._grpc_address is not None:
+            check_free("--grpc", *self._grpc_address)
+        self._keys = ApiKeys.load(keys_file) if keys_file else None
         self._tls = tls_of(tls_cert, tls_key, tls_client_ca)
         self.store = open_store(cache)
         self._limits = {"drain_s": drain_s, "max_body_bytes": int(max_body_mb * 2**20)}
 
     def serve(self, backend: Backend, talk: Console, ready: Callable[[str, str | None], None]) -> None:
-        """Until SIGTERM or SIGINT, with known answers in front of the backend where a store keeps them."""
-        from lakh.server.answers.textcache import TextCache
-        from lakh.server.collector import settle
-        from lakh.server.faces import http
+        """Serve until SIGTERM or SIGINT, with a completion cache in front of the backend if there is a store."""
+        from lakh.server.api import server
+        from lakh.server.backends.completion_cache import CompletionCache
+        from lakh.server.gc_control import freeze
 
         if self.host not in LOOPBACK and self._keys is None:
-            talk.print(f"{self.host} may be reached by others, and there are no keys: see --keys", style="yellow")
-        behind = backend if self.store is None else TextCache(backend, self.store)
+            talk.print(f"{self.host} may be reachable by others, and there are no API keys: see --keys", style="yellow")
+        served = backend if self.store is None else CompletionCache(backend, self.store)
         options: dict[str, Any] = {"keys": self._keys, "store": self.store, "tls": self._tls, **self._limits}
-        settle()
-        http.serve(behind, self.host, self.port, ready=ready, grpc_address=self._also, **options)
+        freeze()
+        server.serve(served, self.host, self.port, on_ready=ready, grpc_address=self._grpc_address, **options)
 
 
 def listen_address(option: str, address: str) -> tuple[str, int]:

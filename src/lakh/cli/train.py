@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 import click
 
-from lakh import storage
 from lakh.cli.config import amounts
 from lakh.cli.output import CommandResult, console, print_result, set_option, table
-from lakh.errors import UserError
-from lakh.spec import Run, load_run
+from lakh.spec import load_run
+from lakh.trainer.launch.local import resume_here, train_here
 from lakh.trainer.launch.rank import is_rank, run_rank
-from lakh.trainer.preflight import check_run, estimate_run
-from lakh.trainer.run_folder import lock_run_folder, require_run, with_absolute_paths, write_settings
+from lakh.trainer.preflight import estimate_run
+from lakh.trainer.run_folder import require_run, with_absolute_paths
 
 __all__ = ["resume", "train"]
 
@@ -60,13 +61,8 @@ def train(
         data = {**amounts(loaded, ranks), **estimate_run(loaded, ranks)}
         rows = [(name, "; ".join(value) if isinstance(value, list) else value) for name, value in data.items()]
         return CommandResult(data, table(["what", "value"], rows, title="dry run (simulated; nothing was started)"))
-    check_run(loaded, nproc, faults)
-    with lock_run_folder(run_dir) as lock:
-        if storage.list_dir(storage.join(run_dir, "checkpoints")):
-            todo = f"continue it with: lakh resume {run_dir}, or choose another --out"
-            raise UserError(run_dir, "already holds a run", todo)
-        write_settings(loaded, run_dir)
-        return _launch(loaded, run_dir, lock, nproc=nproc, max_restarts=max_restarts, faults=faults)
+    with _progress_bar(run_dir, loaded.train.steps):
+        return _as_result(train_here(loaded, run_dir, nproc=nproc, max_restarts=max_restarts, faults=faults))
 
 
 @click.command()
@@ -87,42 +83,22 @@ def resume(
     loaded = with_absolute_paths(load_run(run_dir, sets))
     if is_rank():
         return _as_result(run_rank(loaded, run_dir, faults))
-    check_run(loaded, nproc, faults)
-    with lock_run_folder(run_dir) as lock:
-        return _launch(loaded, run_dir, lock, nproc=nproc, max_restarts=max_restarts, faults=faults, sets=sets)
+    with _progress_bar(run_dir, loaded.train.steps):
+        return _as_result(resume_here(run_dir, sets, nproc=nproc, max_restarts=max_restarts, faults=faults))
 
 
-def _launch(
-    run: Run,
-    run_dir: str,
-    lock: int,
-    *,
-    nproc: int,
-    max_restarts: int,
-    faults: tuple[str, ...],
-    sets: tuple[str, ...] = (),
-) -> CommandResult:
-    """Start the ranks and show a progress bar. `sets` are applied to run.toml."""
+@contextlib.contextmanager
+def _progress_bar(run_dir: str, steps: int) -> Iterator[None]:
     from lakh.cli.progress import show_training
-    from lakh.trainer.launch.launcher import can_continue_without_ranks, launch
 
     ended = threading.Event()
-    bar = threading.Thread(target=show_training, args=(console(), run_dir, run.train.steps, ended.is_set), daemon=True)
+    bar = threading.Thread(target=show_training, args=(console(), run_dir, steps, ended.is_set), daemon=True)
     bar.start()
     try:
-        launched = launch(
-            ["resume", run_dir, *(argument for item in sets for argument in ("--set", item))],
-            run_dir,
-            ranks=nproc,
-            max_restarts=max_restarts,
-            inherited_fds=(lock,),
-            first_attempt_arguments=[argument for fault in faults for argument in ("--fault", fault)],
-            elastic=can_continue_without_ranks(run.train, run.mesh, nproc)[0],
-        )
+        yield
     finally:
         ended.set()
         bar.join(5.0)
-    return _as_result({**launched.result, "attempts": launched.attempts, "run_dir": run_dir})
 
 
 def _as_result(data: dict[str, object]) -> CommandResult:

@@ -1,21 +1,18 @@
-"""The server: completions from a trained model, in process, over HTTP and over gRPC.
+"""The server: completions from a trained model, in process, over HTTP and over gRPC. Reading order:
 
-Rooms, from below; who may import whom is a contract in pyproject.toml:
+    engine.py       Engine.step: schedule, run the model, sample, postprocess; offline.py for many prompts at once
+    sequence.py     one completion in progress          scheduler.py   waiting and running queues, KV-cache blocks
+    sampler.py      sampling and draft verification     sampling.py    logits to tokens
+    detokenizer.py  tokens to text                      stopping.py    stop strings and stop rules
+    model/          weights, network, KV cache, kernels: tokens to logits
+    prompts/        encoding, fill in the middle, token healing
+    speculation/    draft tokens: prompt lookup, draft model, when they pay off
+    backends/       an engine in this process or a child process, a cache of completions
+    gateway/        engines elsewhere as one backend
+    api/            HTTP dialects and gRPC, API keys, quotas, TLS
+    weights/        new weights for a running engine
+    loadgen/        simulated users as load
 
-    model/     weights, network, blocks of keys and values, kernels: tokens to scores
-    guesses/   speculation: lookups, drafts, and when they pay
-    engine.py  what a step is; row.py (a request on its way), seating.py and schedule.py (who works, and on how many
-               tokens), prompt.py with lines.py, fim.py and heal.py (what is asked), params.py, sampling.py and
-               drawing.py (which token comes next), text.py and spelling.py (tokens to text, piece by piece); sync.py
-               and follow.py bring new weights
-    answers/   an engine in this process or its own, and answers that are known already
-    gateway/   engines elsewhere
-    faces/     HTTP and gRPC: the desk, keys, quotas, dialects, TLS
-    load/      developers who type, as load          bench/  beside transformers and llama.cpp
-
-Words they share: requests.py (how clients ask), backend.py (what answers), store.py (what several servers share),
-metrics.py, proto/.
-
-Knows workloads and checkpoints; knows nothing of evals, trainers or the command line. The engine lives without aiohttp
-and grpcio, the gateway without torch.
+backend.py, request.py, store.py and metrics.py are shared by backends, gateway and API. The engine is independent of
+aiohttp and grpcio, the gateway of torch. pyproject.toml has the import contract.
 """

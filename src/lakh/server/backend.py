@@ -1,36 +1,36 @@
-"""What stands behind a face: something that answers completion requests, piece by piece.
+"""The Backend protocol: what the API needs from whatever completes requests.
 
-    answers/local.py, process.py   an engine in this process, or in one of its own
-    gateway/                       several engines elsewhere
-    answers/textcache.py           answers that are known already, in front of either
-
-A backend yields the pieces of all choices as they become certain, and a `Usage` at the end. It raises BadRequest for
-whatever a client is to be told. Faces (faces/) know this file and nothing of engines.
+backends/in_process.py, engine_process.py   an engine in this process, or in a child process
+gateway/                                    several engines elsewhere
+backends/completion_cache.py                cached completions in front of any of them
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lakh.server.requests import CompletionRequest
+from lakh.server.request import CompletionRequest
 
-__all__ = ["Backend", "Family", "ModelCard", "Piece", "Usage"]
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["Backend", "CompletionDelta", "ModelCard", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some text of one choice; the texts of all its pieces are its text."""
+class CompletionDelta:
+    """New text of one choice; the texts of its deltas concatenate to its text."""
 
     index: int
     text: str
     finish_reason: str | None = None
-    """stop, length or abort, on a choice's last piece."""
+    """stop, length or abort, on a choice's last delta."""
     tokens: tuple[int, ...] = ()
-    """Where they are known."""
+    """Empty where they are not known."""
     logprobs: dict[str, Any] | None = None
-    """In OpenAI's form, where they were asked for."""
+    """In OpenAI's form, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """Of the prompt: found, and not computed."""
+    """Prompt tokens found in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,7 @@ class ModelCard:
     id: str
     context: int | None
     weights: str
-    """Changes whenever answers may change: part of every key under which an answer is kept."""
-
-
-class Family(NamedTuple):
-    """A metric: its samples are (suffix with labels, value)."""
-
-    name: str
-    kind: str
-    words: str
-    samples: Sequence[tuple[str, float]]
+    """Identifies the weights: part of every key under which a completion is cached."""
 
 
 class Backend(Protocol):
@@ -66,21 +57,22 @@ class Backend(Protocol):
     def num_waiting(self) -> int: ...
 
     def models(self) -> list[ModelCard]:
-        """What is served now; nothing while nothing can be served."""
+        """The models served now; empty while nothing can be served."""
         ...
 
-    def complete(self, request: CompletionRequest) -> AsyncGenerator[Piece | Usage, None]:
-        """Closing it, or cancelling whoever reads it, ends the work at once."""
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
+        """Deltas of all choices as they become final, then a Usage. Raises RequestError for what the client must see.
+
+        Closing the generator, or cancelling its reader, stops the work at once.
+        """
         ...
 
-    def families(self) -> list[Family]:
-        """For the page of metrics."""
-        ...
+    def metric_families(self) -> list[Metric]: ...
 
     async def start(self) -> None: ...
 
-    async def drain(self, deadline_s: float) -> None:
-        """Let what is at work come to its end, at most so long; the rest ends with what it has."""
+    async def drain(self, timeout_s: float) -> None:
+        """Let running requests finish for at most `timeout_s`; the rest end with the text they have."""
         ...
 
     async def close(self) -> None: ...

@@ -1,19 +1,17 @@
-"""The engine: prompts in, completions out, for one model in one process.
+"""The inference engine: prompts in, completions out, for one model in one process.
 
-A request becomes a Row (row.py). `step` is the whole of it: let waiting rows in and find room for what they bring
-(seating.py), compute (runner.py), draw (drawing.py), and let rows go that ended. On a GPU greedy rows take several
-steps ahead of what is read, while nobody waits (flight.py). `generate` and `stream` step until their own rows are done;
-a server steps all the time (worker.py) and adds rows between steps.
+A request becomes a `Sequence` (sequence.py). `step` schedules the running sequences (scheduler.py), runs the model,
+samples (sampler.py) and postprocesses. On a GPU, greedy sequences decode ahead of what the host has read while no
+request waits (decode_ahead.py). `generate` and `stream` step until their own sequences finish; a server steps
+continuously (backends/engine_thread.py) and submits sequences between steps; offline.py completes many prompts at once.
 
-Whatever the batch, a row's own scores and random numbers decide its tokens: alone, among others, from a cached
-prefix, in chunks, or with guesses (speculate.py), a request gets the same answer, up to ties: sums of other shapes
-round differently, by some 1e-5 of a score in float32 and 1e-2 in bfloat16, so two tokens that stand closer than that
-may change places (once in some millions of tokens in float32; sampling.py keeps it as rare as it can be). With a
-draft, a row that samples without a seed gets another answer of the same distribution. Ids that the tokenizer does not
-know (a padded embedding table has some) are never chosen.
+A sequence's tokens depend only on its own logits and random numbers: alone, in a batch, from a cached prefix, in chunks
+or with draft tokens it gets the same completion, up to ties. Sums of other shapes round differently, by about 1e-5 of a
+logit in float32 and 1e-2 in bfloat16, so two closer tokens may swap (once in some millions of tokens in float32). With
+a draft model, a sequence that samples without a seed gets another completion of the same distribution. Ids that the
+tokenizer does not have (a padded embedding table has some) are never sampled.
 
-When blocks run out the youngest row gives its blocks back and is computed again later. New weights (`swap`) do the
-same to all rows and forget every remembered prefix. Knows a model, a tokenizer and a clock; knows nothing of HTTP.
+New weights (`swap`) preempt all sequences, which are then recomputed, and clear the prefix cache.
 """
 
 from __future__ import annotations
@@ -21,43 +19,37 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as ListOf
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.server import fim
-from lakh.server.counts import Counts
-from lakh.server.drawing import Drawing
-from lakh.server.flight import Flight
-from lakh.server.guesses.draft import Guess
-from lakh.server.guesses.guesser import Guesser, drafter_for
-from lakh.server.heal import Healed
-from lakh.server.lines import ANY, Reading
-from lakh.server.metrics import TOKENS, Histogram
+from lakh.server.decode_ahead import DecodeAhead
+from lakh.server.detokenizer import Detokenizer, DetokenizerStream
+from lakh.server.metrics import EngineCounters, EngineObserver
 from lakh.server.model import weights as model_weights
 from lakh.server.model.inference import InferenceModel, Precision
 from lakh.server.model.runner import Runner
-from lakh.server.phases import Phases
-from lakh.server.prompt import Prompt, Prompts
-from lakh.server.row import Chunk, Completion, FinishReason, Row
-from lakh.server.sampling import Draws, Sampling
-from lakh.server.schedule import steps_unguessed
-from lakh.server.seating import Seating
-from lakh.server.spelling import Spelling
-from lakh.server.text import StopRule, TextStream
+from lakh.server.prompts.encoder import Prompt, PromptEncoder
+from lakh.server.sampler import SampledSequence, sample_batch
+from lakh.server.sampling import NoiseKeys, SamplingParams
+from lakh.server.scheduler import ScheduledSequence, Scheduler, steps_between_proposals
+from lakh.server.sequence import Chunk, Completion, FinishReason, Sequence
+from lakh.server.speculation.proposer import Proposer, load_draft_model
+from lakh.server.stopping import StopRule
 from lakh.spec.model import Model
 
 if TYPE_CHECKING:
     from lakh.server.model.tensor_parallel import TensorParallelGroup
     from lakh.tokens.tokenizer import Tokenizer
 
-__all__ = ["Chunk", "Completion", "Counts", "Engine", "FinishReason", "Prompt", "Sampling"]
+__all__ = ["Chunk", "Completion", "Engine", "EngineCounters", "FinishReason", "Prompt", "SamplingParams", "Sequence"]
 
-STEP_TOKENS = {"cpu": 256, "cuda": 2048}  # of one step: bounds how long rows that draw wait for a long prompt
-MAX_ROWS = {"cpu": 32, "cuda": 128}
+STEP_TOKENS = {"cpu": 256, "cuda": 2048}  # per step: bounds how long decoding waits for a long prompt
+MAX_SEQS = {"cpu": 32, "cuda": 128}
 
 Speculation = Literal["lookup", "off"]
 
@@ -78,8 +70,8 @@ class Engine:
         team: TensorParallelGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """By default on the GPU in bfloat16 where there is one, else on the CPU in float32. A `draft`, a smaller model
-        of the same tokenizer, guesses too, or alone where speculation is "off".
+        """Uses the GPU in bfloat16 if there is one, else the CPU in float32. A `draft` (a smaller model with the same
+        tokenizer) proposes draft tokens in addition to prompt lookup, or alone if `speculation` is "off".
         """
         self.name, self.spec, self.tokenizer = name, spec, tokenizer
         if tokenizer.vocab_size > spec.vocab:
@@ -88,25 +80,26 @@ class Engine:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         precision = precision or ("bf16" if self.device.type == "cuda" else "f32")
         num_ids = tokenizer.vocab_size
-        self._runner = Runner(
+        self.runner = Runner(
             spec, weights, num_ids, device=self.device, precision=precision, cache_tokens=cache_tokens, team=team
         )
-        self.network, self.pool, self.cache = self._runner.network, self._runner.pool, self._runner.cache
+        self.network, self.pool, self.cache = self.runner.network, self.runner.pool, self.runner.cache
         self.speculation: Speculation = speculation
-        self._drafter = None if draft is None else drafter_for(self._runner, tokenizer, draft)
-        looks_up = speculation == "lookup"
-        guesses = looks_up or self._drafter is not None
-        self._guesser = Guesser(spec.context, clock, self._drafter, looks_up=looks_up) if guesses else None
-        self._prompts, self._spelling = Prompts(tokenizer, spec), Spelling(tokenizer)
+        self._draft_model = None if draft is None else load_draft_model(self.runner, tokenizer, draft)
+        uses_lookup = speculation == "lookup"
+        self._proposer: Proposer | None = None
+        if uses_lookup or self._draft_model is not None:
+            self._proposer = Proposer(spec.context, clock, self._draft_model, uses_lookup=uses_lookup)
+        self.prompts, self._detokenizer = PromptEncoder(tokenizer, spec), Detokenizer(tokenizer)
         self.weights_version = 0
-        self.counts, self.step_sizes = Counts(), Histogram(TOKENS)
+        self.counters = EngineCounters()
         self.clock = clock
-        self.step_tokens, self.max_rows = STEP_TOKENS[self.device.type], MAX_ROWS[self.device.type]
-        # Nothing here knows the engine: when it is let go, its memory goes at once.
-        released = (lambda row: None) if self._guesser is None else self._guesser.release
-        self._seating = Seating(self._runner, self.counts, clock, released)
-        self._drawing = Drawing(self._guesser, self.counts)
-        self._flight: Flight | None = None
+        self.step_tokens, self.max_seqs = STEP_TOKENS[self.device.type], MAX_SEQS[self.device.type]
+        # No reference back to the engine: dropping it frees its memory at once.
+        on_release = (lambda seq: None) if self._proposer is None else self._proposer.release
+        self.scheduler = Scheduler(self.runner, self.counters, clock, on_release)
+        self._decode_ahead: DecodeAhead | None = None
+        self._observer: EngineObserver | None = None
         self._lock = threading.RLock()
 
     @staticmethod
@@ -119,9 +112,10 @@ class Engine:
         cache_tokens: int | None = None,
         tensor: int = 1,
     ) -> Engine:
-        """The model behind a run's folder (its newest checkpoint), a checkpoint's folder or a Hugging Face
-        directory; `draft` names a smaller one of the same tokenizer that guesses for it. With `tensor` above 1 so
-        many processes of this machine share the model: `close` ends them.
+        """Load a run folder (its newest checkpoint), a checkpoint folder or a Hugging Face directory.
+
+        `draft` is a smaller model with the same tokenizer. `tensor` > 1 splits the model over that many processes of
+        this machine; `close` ends them.
         """
         from lakh.tokens.tokenizer import Tokenizer
 
@@ -146,146 +140,145 @@ class Engine:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling],
+        prompts: ListOf[Prompt],
+        sampling: SamplingParams | ListOf[SamplingParams],
         *,
         progress: Callable[[int], None] | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> list[Completion]:
-        """Complete every prompt; `progress` hears how many are finished so far. One sampling for all, or one for each.
+        """Complete every prompt, with one SamplingParams for all or one for each. Calls `progress` with the number of
+        finished completions.
 
-        A prompt that leaves no room for max_tokens in the context loses its beginning: the last context -
-        max_tokens tokens stay, and never less than half the context; the completion then ends with "length"
-        at the context's end. The same prompt several times draws other random numbers each time; the first
-        copy gets what it would alone. Once `cancelled` says so, what is not finished ends with "abort".
+        A prompt that leaves no room for max_tokens in the context loses its beginning: the last context - max_tokens
+        tokens stay, at least half the context; the completion then ends with "length" at the end of the context.
+        Copies of a prompt get different random numbers; the first copy gets what it would get alone. When `cancelled`
+        returns True, unfinished completions end with "abort".
         """
-        samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
-        copies: Counter[tuple[tuple[int, ...], Sampling]] = Counter()
-        rows = []
-        for prompt, each in zip(prompts, samplings, strict=True):
-            ids = self.cut(self.encode(prompt), each)
-            rows.append(self.row(ids, each, copy=copies[ids, each]))
-            copies[ids, each] += 1
-        # Longest first: they end last, and if memory does not suffice it shows at once.
-        self.submit(*sorted(rows, key=lambda row: len(row.prompt) + row.limit, reverse=True))
+        seqs = self.make_sequences(prompts, sampling)
+        # Longest first: they finish last, and running out of memory shows at once.
+        self.submit(*sorted(seqs, key=lambda seq: len(seq.prompt) + seq.max_new_tokens, reverse=True))
         done = 0
         try:
-            while any(row.finish_reason is None for row in rows):
+            while any(seq.finish_reason is None for seq in seqs):
                 self.step()
-                finished = sum(row.finish_reason is not None for row in rows)
+                finished = sum(seq.finish_reason is not None for seq in seqs)
                 if progress is not None and finished > done:
                     progress(finished)
                 done = finished
                 if cancelled():
                     break
         finally:
-            self.abort(*rows)  # says nothing to those that are finished
-        return [row.completion() for row in rows]
+            self.abort(*seqs)
+        return [seq.completion() for seq in seqs]
 
     def stream(
         self,
         prompt: Prompt,
-        sampling: Sampling,
+        sampling: SamplingParams,
         *,
         cancelled: Callable[[], bool] = lambda: False,
         copy: int = 0,
     ) -> Iterator[Chunk]:
-        """The same completion in pieces as they become certain: `generate`'s copy number `copy` of this
-        prompt.
+        """The completion that `generate` gives copy number `copy` of this prompt, in chunks as its text becomes final.
 
-        No piece holds half a character or the beginning of a stop text. The last one has the finish reason.
+        No chunk holds half a character or the start of a stop string. The last one has the finish reason.
         """
-        row = self.row(self.cut(self.encode(prompt), sampling), sampling, copy=copy)
-        self.submit(row)
+        seq = self.make_sequence(
+            self.prompts.truncate(self.prompts.encode(prompt), sampling.max_tokens), sampling, copy=copy
+        )
+        self.submit(seq)
         try:
-            while row.finish_reason is None:
-                if row not in self.step():
+            while seq.finish_reason is None:
+                if seq not in self.step():
                     continue
                 if cancelled():
-                    self.abort(row)
-                chunk = row.take_chunk()
+                    self.abort(seq)
+                chunk = seq.take_chunk()
                 if chunk is not None:
                     yield chunk
         finally:
-            self.abort(row)
+            self.abort(seq)
 
-    def infill(
-        self, prefix: str, suffix: str, max_tokens: int, order: fim.Order = "psm", *, reading: Reading = ANY
-    ) -> tuple[int, ...]:
-        """The prompt that asks for what stands between prefix and suffix, with room for max_tokens (fim.py)."""
-        return self._prompts.infill(prefix, suffix, max_tokens, order, reading)
+    # --- sequences ---
 
-    def heal(self, ids: tuple[int, ...]) -> Healed:
-        """A prompt whose last token the first drawn one may complete (heal.py); pass its parts to `row`."""
-        return self._prompts.heal(ids)
+    def make_sequences(
+        self, prompts: ListOf[Prompt], sampling: SamplingParams | ListOf[SamplingParams]
+    ) -> list[Sequence]:
+        """One sequence per prompt, not yet submitted; copies of a prompt differ in their random numbers."""
+        samplings = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        copies: Counter[tuple[tuple[int, ...], SamplingParams]] = Counter()
+        encoded: dict[tuple[Prompt, int], tuple[int, ...]] = {}
+        seqs = []
+        for prompt, each in zip(prompts, samplings, strict=True):
+            key = prompt if isinstance(prompt, str) else tuple(prompt), each.max_tokens
+            if key not in encoded:
+                encoded[key] = self.prompts.truncate(self.prompts.encode(prompt), each.max_tokens)
+            ids = encoded[key]
+            seqs.append(self.make_sequence(ids, each, copy=copies[ids, each]))
+            copies[ids, each] += 1
+        return seqs
 
-    def encode(self, prompt: Prompt, where: str = "prompt", *, reading: Reading = ANY) -> tuple[int, ...]:
-        """The ids of a prompt, all of them; a UserError where it is no text or has ids that do not exist.
-        `reading` says whose remembered lines it may use (lines.py).
-        """
-        return self._prompts.encode(prompt, where, reading)
-
-    def least_tokens(self, prompt: Prompt) -> int:
-        """So many ids the prompt has for sure, known without reading it."""
-        return self._prompts.least_tokens(prompt)
-
-    def cut(self, ids: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
-        """The end of a prompt that leaves room for max_tokens; an empty prompt begins a document."""
-        return self._prompts.cut(ids, sampling.max_tokens)
-
-    # --- rows ---
-
-    def row(
+    def make_sequence(
         self,
         ids: tuple[int, ...],
-        sampling: Sampling,
+        sampling: SamplingParams,
         *,
         copy: int = 0,
-        tenant: str = "",
+        cache_space: str = "",
         deadline_s: float | None = None,
-        rule: StopRule | None = None,
-        first_ids: tuple[int, ...] | None = None,
+        stop_rule: StopRule | None = None,
+        first_token_ids: tuple[int, ...] | None = None,
         skip: str = "",
-    ) -> Row:
-        """A request, not yet submitted. `tenant` names whose cache it shares; `skip` is text that it repeats first."""
-        limit = min(sampling.max_tokens, self.spec.context - len(ids))
-        text = TextStream(self._spelling, skip)
-        draws = Draws(sampling, copy)
-        return Row(ids, sampling, limit, draws, self.tokenizer.eot, text, tenant, deadline_s, rule, first_ids)
+    ) -> Sequence:
+        """A sequence that is not yet submitted. `skip` is text that the completion repeats first (token healing)."""
+        return Sequence(
+            ids,
+            sampling,
+            min(sampling.max_tokens, self.spec.context - len(ids)),
+            NoiseKeys(sampling, copy),
+            self.tokenizer.eot,
+            DetokenizerStream(self._detokenizer, skip),
+            cache_space,
+            deadline_s,
+            stop_rule,
+            first_token_ids,
+        )
 
-    def submit(self, *rows: Row) -> None:
-        """In the order of arrival; they come to work in `step`."""
+    def submit(self, *seqs: Sequence) -> None:
+        """Add sequences to the waiting queue; `step` starts them."""
         with self._lock:
-            self._seating.submit(rows)
+            self.scheduler.submit(seqs)
 
-    def abort(self, *rows: Row) -> None:
-        """End these rows now, and free their blocks now. Says nothing to rows that have ended."""
+    def abort(self, *seqs: Sequence) -> None:
+        """Finish these sequences and free their blocks now. No-op for finished ones."""
         with self._lock:
-            self._seating.abort(rows)
+            self.scheduler.abort(seqs)
 
     @property
     def num_running(self) -> int:
-        return len(self._seating.running)
+        return len(self.scheduler.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._seating.waiting)
+        return len(self.scheduler.waiting)
 
-    @property
-    def phases(self) -> Phases:
-        """How long completions waited, read and drew."""
-        return self._seating.phases
+    def observe(self, observer: EngineObserver) -> None:
+        """Report every step and every completion to `observer`."""
+        self._observer = self.scheduler.observer = observer
+
+    # --- weights ---
 
     def stage(self) -> InferenceModel:
-        """Room for other weights beside those at work: `put` every tensor there, `finish`, then `swap`."""
+        """Memory for new weights beside the current ones: `put` every tensor there, `finish`, then `swap`."""
         if self.network.shard.size > 1:
-            raise UserError("weights", "of an engine in several processes stay", "start it again with the new ones")
+            found = "cannot be replaced in a tensor-parallel engine"
+            raise UserError("weights", found, "restart the engine with the new weights")
         return self.network.empty_like()
 
     def swap(self, weights: Mapping[str, Tensor] | InferenceModel) -> int:
-        """From the next step on, these weights; of a staged network, without a pause for reading them.
+        """Use these weights from the next step on; a staged network swaps without a pause for reading.
 
-        Rows at work are computed again with them, and no prefix is remembered. Returns the new version.
+        Preempts running sequences and clears the prefix cache. Returns the new version.
         """
         if isinstance(weights, InferenceModel):
             staged = weights
@@ -293,95 +286,100 @@ class Engine:
             staged = self.stage()
             staged.load(weights)
         with self._lock:
-            self._flight = None
-            self._seating.clear()
+            self._decode_ahead = None
+            self.scheduler.preempt_all()
             self.pool.reset()
             self.network.swap_weights(staged)
             self.weights_version += 1
             return self.weights_version
 
     def close(self) -> None:
-        """End the processes that share the model, where there are some."""
-        self._runner.close()
+        """End the tensor-parallel processes, if any."""
+        self.runner.close()
+
+    def warm_up(self) -> None:
+        """Compile kernels and capture CUDA graphs now, so that the first requests do not wait for them."""
+        self.runner.warm_up()
+        if self._proposer is not None:
+            self._proposer.warm_up()
+        self.generate([(self.tokenizer.eot,)] * 2, SamplingParams(max_tokens=3))
 
     # --- a step ---
 
     @torch.inference_mode()
-    def step(self) -> list[Row]:
-        """Advance the rows at work; returns those that drew a token or ended."""
+    def step(self) -> list[Sequence]:
+        """Advance the running sequences; returns those with new tokens and those that finished."""
         with self._lock:
-            changed = self._seating.expire()
-            guesses: dict[Row, Guess] = {}
-            if self._flight is None or self._flight.is_over:  # because its rows were aborted
-                self._seating.admit(self.max_rows, self.weights_version)
-                guesses = {} if self._guesser is None else self._guesser.guess(self._seating.running)
-                self._flight = None if guesses else self._take_off()
-            if self._flight is not None:
-                return changed + self._fly(self._flight)
-            segments, rows, kept_guesses = self._seating.plan(guesses, self.step_tokens)
-            if not segments:
-                return changed
+            expired = self.scheduler.abort_expired()
+            batch = self._schedule()
+            if self._decode_ahead is not None:
+                return expired + self._run_decode_ahead(self._decode_ahead)
+            if not batch:
+                return expired
             began_s = self.clock()
-            logits = self._runner.forward(segments)
-            changed += self._drawing.draw(rows, segments, kept_guesses, logits)
-            for row in rows:
-                self._seating.settle(row)
-            num_tokens = sum(len(segment.tokens) for segment in segments)
-            self.counts.steps += 1
-            self.counts.computed_tokens += num_tokens
-            self.step_sizes.add(num_tokens)
-            if self._guesser is not None and all(segment.start for segment in segments):
-                self._guesser.record_step(num_tokens, self.clock() - began_s)
-            return changed
+            logits = self.runner.forward([work.segment for work in batch])
+            sampled = sample_batch(batch, logits)
+            return expired + self._postprocess(batch, sampled, began_s)
 
-    def _take_off(self) -> Flight | None:
-        """Greedy steps that a GPU takes unwatched: none where a row waits, samples or still reads its prompt."""
-        rows, decoder = self._seating.running, self._runner.decoder
-        if decoder is None or self._seating.waiting or not 0 < len(rows) <= decoder.max_sequences:
-            return None
-        if not all(row.is_plainly_greedy and row.num_pending == 1 and len(row.tokens) < row.limit for row in rows):
-            return None
-        # A row that has ended writes on: nobody may come to the end of the context.
-        steps = min(decoder.max_steps, self.spec.context + 1 - max(len(row.ids) for row in rows))
-        if self._guesser is not None:
-            steps = min(steps, steps_unguessed(len(rows)))
-        while steps and not self._seating.make_room_ahead(steps):
-            steps //= 2
-        if not steps:
-            return None
-        began_s = self.clock()
-        tokens, positions = [row.ids[-1] for row in rows], [row.num_computed for row in rows]
-        blocks = [row.lease.blocks for row in rows if row.lease is not None]
-        flight = Flight(rows, decoder.multi_step(tokens, positions, blocks), steps)
-        flight.spent_s = self.clock() - began_s
-        return flight
+    def _schedule(self) -> list[ScheduledSequence]:
+        """The batch of this step; empty if there is no work, or if a decode-ahead is in progress or starts now."""
+        if self._decode_ahead is not None and not self._decode_ahead.is_done:
+            return []
+        self.scheduler.admit(self.max_seqs, self.weights_version)
+        drafts = {} if self._proposer is None else self._proposer.propose(self.scheduler.running)
+        self._decode_ahead = None
+        if not drafts and self.runner.decoder is not None:
+            began_s = self.clock()
+            max_steps = None
+            if self._proposer is not None and self.num_running:
+                max_steps = steps_between_proposals(self.num_running)
+            self._decode_ahead = DecodeAhead.start(self.scheduler, self.runner.decoder, self.spec.context, max_steps)
+            if self._decode_ahead is not None:
+                self._decode_ahead.spent_s = self.clock() - began_s
+        return [] if self._decode_ahead is not None else self.scheduler.schedule(drafts, self.step_tokens)
 
-    def _fly(self, flight: Flight) -> list[Row]:
+    def _postprocess(
+        self, batch: list[ScheduledSequence], sampled: list[SampledSequence], began_s: float
+    ) -> list[Sequence]:
+        counters, num_tokens = self.counters, 0
+        for (seq, segment, draft), result in zip(batch, sampled, strict=True):
+            num_tokens += len(segment.tokens)
+            counters.generated_tokens += result.num_new_tokens
+            if draft.tokens and self._proposer is not None:
+                self._proposer.record_acceptance(seq, len(draft.tokens), result.num_accepted)
+                counters.drafts += 1
+                counters.draft_tokens += len(draft.tokens)
+                counters.accepted_tokens += result.num_accepted
+            self.scheduler.finish_step(seq)
+        counters.steps += 1
+        counters.computed_tokens += num_tokens
+        if self._observer is not None:
+            self._observer.observe_step(num_tokens)
+        if self._proposer is not None and all(work.segment.start for work in batch):
+            self._proposer.record_step(num_tokens, self.clock() - began_s)
+        return [work.seq for work, result in zip(batch, sampled, strict=True) if result.num_new_tokens]
+
+    def _run_decode_ahead(self, decode_ahead: DecodeAhead) -> list[Sequence]:
         began_s = self.clock()
-        rows = [row for row in flight.rows if row.finish_reason is None]
+        seqs = [seq for seq in decode_ahead.seqs if seq.finish_reason is None]
         try:
-            launched = 0 if self._seating.waiting else flight.go_on()
-            self.counts.drawn_tokens += flight.look()
-        except BaseException:  # an interrupt too: what was read stays, the rest is computed again
-            self._flight = None
+            launched = 0 if self.scheduler.waiting else decode_ahead.launch()
+            self.counters.generated_tokens += decode_ahead.read()
+        except BaseException:  # also an interrupt: tokens already read stay, the rest is recomputed
+            self._decode_ahead = None
             raise
         finally:
-            for row in rows:
-                self._seating.settle(row)
-        self.counts.steps += launched
-        self.counts.computed_tokens += launched * len(flight.rows)
-        for _ in range(launched):
-            self.step_sizes.add(len(flight.rows))
-        flight.spent_s += self.clock() - began_s
-        if flight.is_over:
-            self._flight = None
-            if self._guesser is not None:  # what guesses must be faster than
-                self._guesser.record_step(len(flight.rows), flight.spent_s / flight.num_read)
-        return rows
-
-    def warm_up(self) -> None:
-        """Compile kernels and capture graphs now, so that the first requests do not wait for it."""
-        self._runner.warm_up()
-        if self._guesser is not None:
-            self._guesser.warm_up()
-        self.generate([(self.tokenizer.eot,)] * 2, Sampling(max_tokens=3))
+            for seq in seqs:
+                self.scheduler.finish_step(seq)
+        num_seqs = len(decode_ahead.seqs)
+        self.counters.steps += launched
+        self.counters.computed_tokens += launched * num_seqs
+        if self._observer is not None:
+            for _ in range(launched):
+                self._observer.observe_step(num_seqs)
+        decode_ahead.spent_s += self.clock() - began_s
+        if decode_ahead.is_done:
+            self._decode_ahead = None
+            if self._proposer is not None:  # the baseline that draft tokens must beat
+                self._proposer.record_step(num_seqs, decode_ahead.spent_s / decode_ahead.num_read)
+        return seqs

@@ -1,140 +1,167 @@
-"""What the faces count, as Prometheus text. Names follow vLLM's under the prefix lakh:, so that
-dashboards carry over. What a backend counts comes from it as families.
+"""Serving metrics on lakh.metrics. Names follow vLLM's with the prefix lakh:, so vLLM dashboards carry over.
 
-Two acceptances, never mixed: `spec_decode_num_accepted_tokens` are guesses that the model kept, `suggestions_accepted`
-are suggestions that a person kept. Touched by the event loop only, so there are no locks. Gauges are read where they
-live, when the page is asked for.
+Two acceptance metrics that must not be confused: `spec_decode_num_accepted_tokens` counts draft tokens that the model
+accepted, `suggestions_accepted` counts suggestions that a user accepted.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import os
-import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from lakh.server.backend import Backend, Family
+from lakh.metrics import CONTENT_TYPE, MetricsRegistry, counter_family, gauge_family
+
+if TYPE_CHECKING:
+    from prometheus_client import Histogram
+    from prometheus_client.metrics_core import Metric
+
+    from lakh.server.backend import Backend
+    from lakh.server.store import CacheStore
 
 __all__ = [
-    "BETWEEN_S",
     "CONTENT_TYPE",
-    "LATENCY_S",
-    "TOKENS",
-    "Histogram",
-    "Metrics",
-    "labelled",
-    "page",
+    "PREFIX",
+    "EngineCounters",
+    "EngineMetrics",
+    "EngineObserver",
+    "PhaseLatencies",
+    "ServerMetrics",
+    "counter",
+    "gauge",
     "resident_bytes",
 ]
 
-CONTENT_TYPE = "text/plain; version=0.0.4"
+PREFIX = "lakh:"
 LATENCY_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
 BETWEEN_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 CHOICES = (1, 2, 5, 10, 20)
 
 
-class Histogram:
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+def counter(name: str, help_text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+    return counter_family(PREFIX + name, help_text, value, label)
 
-    def add(self, value: float) -> None:
-        self._counts[bisect.bisect_left(self._bounds, value)] += 1
-        self._sum += value
 
-    def family(self, name: str, words: str) -> Family:
-        reached = list(itertools.accumulate(self._counts))
-        buckets = [
-            (f'_bucket{{le="{bound:g}"}}', float(n)) for bound, n in zip(self._bounds, reached[:-1], strict=True)
-        ]
-        ends = [('_bucket{le="+Inf"}', reached[-1]), ("_sum", round(self._sum, 6)), ("_count", reached[-1])]
-        return Family(name, "histogram", words, [*buckets, *ends])
+def gauge(name: str, help_text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+    return gauge_family(PREFIX + name, help_text, value, label)
 
 
 @dataclass
-class Metrics:
-    finished: Counter[str] = field(default_factory=Counter)
-    """Completions by finish reason."""
-    answered: Counter[int] = field(default_factory=Counter)
-    """Completion requests by HTTP status; a gRPC status counts as the HTTP status it stands for."""
-    cancelled: int = 0
-    """Requests whose client went away before the end."""
+class EngineCounters:
+    """What an engine has done since it was made."""
+
+    steps: int = 0
     prompt_tokens: int = 0
-    generation_tokens: int = 0
-    feedback: Counter[str] = field(default_factory=Counter)
-    """shown, accepted: what editors said about suggestions."""
-    latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_S))
-    first_token: Histogram = field(default_factory=lambda: Histogram(LATENCY_S))
-    between_pieces: Histogram = field(default_factory=lambda: Histogram(BETWEEN_S))
-    prompt_sizes: Histogram = field(default_factory=lambda: Histogram(TOKENS))
-    generation_sizes: Histogram = field(default_factory=lambda: Histogram(TOKENS))
-    asked_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
-    asked_choices: Histogram = field(default_factory=lambda: Histogram(CHOICES))
-
-    def families(self) -> list[Family]:
-        shown, accepted = self.feedback["shown"], self.feedback["accepted"]
-        return [
-            Family("requests_total", "counter", "Completion requests by status.", labelled("code", self.answered)),
-            Family(
-                "request_success_total",
-                "counter",
-                "Completions by the reason they ended.",
-                labelled("finished_reason", self.finished),
-            ),
-            Family("requests_cancelled_total", "counter", "Clients that went away.", [("", self.cancelled)]),
-            Family("prompt_tokens_total", "counter", "Prompt tokens read.", [("", self.prompt_tokens)]),
-            Family("generation_tokens_total", "counter", "Tokens drawn.", [("", self.generation_tokens)]),
-            Family("suggestions_shown_total", "counter", "Suggestions that a person saw.", [("", shown)]),
-            Family("suggestions_accepted_total", "counter", "Suggestions that a person took.", [("", accepted)]),
-            self.latency.family("e2e_request_latency_seconds", "From a request's arrival to its last byte."),
-            self.first_token.family("time_to_first_token_seconds", "From a request's arrival to its first text."),
-            self.between_pieces.family("inter_token_latency_seconds", "Between two pieces of one request."),
-            self.prompt_sizes.family("request_prompt_tokens", "Prompt tokens of a request."),
-            self.generation_sizes.family("request_generation_tokens", "Tokens drawn for a request."),
-            self.asked_tokens.family("request_params_max_tokens", "max_tokens of a request."),
-            self.asked_choices.family("request_params_n", "n of a request."),
-        ]
+    """Prompt tokens of started sequences."""
+    cached_tokens: int = 0
+    """Of these, found in the prefix cache."""
+    computed_tokens: int = 0
+    """Tokens that went through the network: prompts, sampled and draft tokens; with decode-ahead also those of finished
+    sequences and of steps that were never read."""
+    generated_tokens: int = 0
+    drafts: int = 0
+    """Sequence steps with draft tokens."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    preempted_seqs: int = 0
+    aborted_seqs: int = 0
 
 
-def labelled(label: str, counts: Counter[str] | Counter[int]) -> list[tuple[str, float]]:
-    return [(f'{{{label}="{key}"}}', count) for key, count in sorted(counts.items())]
+class EngineObserver(Protocol):
+    """What an engine reports while it runs."""
+
+    def observe_step(self, num_tokens: int) -> None: ...
+
+    def observe_completion(
+        self, *, arrived_s: float, started_s: float, first_token_s: float, finished_s: float, num_tokens: int
+    ) -> None: ...
 
 
-def page(metrics: Metrics, backend: Backend, more: Iterable[Family] = ()) -> str:
-    """The whole page. What a process is has Prometheus' own names, without a prefix."""
-    families = [
-        Family("num_requests_running", "gauge", "Requests at work.", [("", backend.num_running)]),
-        Family("num_requests_waiting", "gauge", "Requests in the queue.", [("", backend.num_waiting)]),
-        *metrics.families(),
-        *backend.families(),
-        *more,
-    ]
-    text = "".join(_text(family, "lakh:") for family in families)
-    own = [
-        Family("process_id", "gauge", "Of this process.", [("", os.getpid())]),
-        Family("process_resident_memory_bytes", "gauge", "Of this process.", [("", resident_bytes())]),
-        Family("process_cpu_seconds_total", "counter", "Of this process.", [("", time.process_time())]),
-    ]
-    return text + "".join(_text(family, "") for family in own)
+class PhaseLatencies:
+    """Time of completions in each phase, with vLLM's names and phases.
+
+        queue      from arrival to the first work on it       prefill    from there to the first token
+        decode     from the first token to the last           inference  prefill and decode together
+
+    An engine observes its sequences, a gateway its requests (from the moment it asks a replica). Cancelled completions
+    do not count.
+    """
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        def phase(name: str, help_text: str, buckets: tuple[float, ...] = LATENCY_S) -> Histogram:
+            return registry.histogram(f"request_{name}_seconds", help_text, buckets)
+
+        self._queue = phase("queue_time", "From arrival to the first work on the request.")
+        self._prefill = phase("prefill_time", "From the first work to the first token.")
+        self._decode = phase("decode_time", "From the first token to the last.")
+        self._inference = phase("inference_time", "From the first work to the last token.")
+        self._token = phase("time_per_output_token", "Decode time per token after the first.", BETWEEN_S)
+
+    def observe_completion(
+        self, *, arrived_s: float, started_s: float, first_token_s: float, finished_s: float, num_tokens: int
+    ) -> None:
+        """One completion, with times of one clock."""
+        self._queue.observe(started_s - arrived_s)
+        self._prefill.observe(first_token_s - started_s)
+        self._decode.observe(finished_s - first_token_s)
+        self._inference.observe(finished_s - started_s)
+        if num_tokens > 1:
+            self._token.observe((finished_s - first_token_s) / (num_tokens - 1))
 
 
-def _text(family: Family, prefix: str) -> str:
-    name = prefix + family.name
-    lines = [f"# HELP {name} {family.words}", f"# TYPE {name} {family.kind}"]
-    lines += [
-        f"{name}{suffix} {int(value) if float(value).is_integer() else value}" for suffix, value in family.samples
-    ]
-    return "\n".join(lines) + "\n"
+class EngineMetrics(PhaseLatencies):
+    """Step sizes and latencies of an engine."""
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        super().__init__(registry)
+        self._step_sizes = registry.histogram("iteration_tokens_total", "Tokens per step.", TOKENS)
+
+    def observe_step(self, num_tokens: int) -> None:
+        self._step_sizes.observe(num_tokens)
+
+
+class ServerMetrics:
+    """What the API counts, and the metrics page of the whole server."""
+
+    def __init__(self, backend: Backend, store: CacheStore | None) -> None:
+        registry = self._registry = MetricsRegistry(PREFIX, process=True)
+        self.requests = registry.counter("requests_total", "Completion requests by HTTP status.", ["code"])
+        self.finished = registry.counter("request_success_total", "Completions by finish reason.", ["finished_reason"])
+        self.cancelled = registry.counter("requests_cancelled_total", "Requests whose client disconnected.")
+        self.prompt_tokens = registry.counter("prompt_tokens_total", "Prompt tokens.")
+        self.generation_tokens = registry.counter("generation_tokens_total", "Generated tokens.")
+        self.feedback = {
+            "shown": registry.counter("suggestions_shown_total", "Suggestions that a user saw."),
+            "accepted": registry.counter("suggestions_accepted_total", "Suggestions that a user accepted."),
+        }
+        histogram = registry.histogram
+        self.e2e_latency = histogram("e2e_request_latency_seconds", "From arrival to the last byte.", LATENCY_S)
+        self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first text.", LATENCY_S)
+        self.inter_token = histogram("inter_token_latency_seconds", "Between two deltas of a request.", BETWEEN_S)
+        self.prompt_sizes = histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
+        self.generation_sizes = histogram("request_generation_tokens", "Generated tokens of a request.", TOKENS)
+        self.max_tokens = histogram("request_params_max_tokens", "max_tokens of a request.", TOKENS)
+        self.num_choices = histogram("request_params_n", "n of a request.", CHOICES)
+        registry.collect_from(
+            lambda: [
+                gauge("num_requests_running", "Running requests.", backend.num_running),
+                gauge("num_requests_waiting", "Waiting requests.", backend.num_waiting),
+                gauge_family("process_id", "Id of this process.", os.getpid()),
+            ]
+        )
+        registry.collect_from(backend.metric_families)
+        if store is not None:
+            registry.collect_from(store.metric_families)
+
+    def page(self) -> bytes:
+        return self._registry.page()
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not say."""
+    """Memory of this process; 0 where the system does not tell."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

@@ -1,13 +1,10 @@
-"""A small store of bytes and counts beside the servers: in this process, or in Redis (or Valkey) for many of them.
+"""A small key-value store for cached completions, quotas and counts: in this process, or in Redis (or Valkey) for
+several servers.
 
-    get(key)             the bytes, or None
-    put(key, value)      soon, and without waiting for it
-    add(key, amount)     a count's new total, or None where the store cannot say
-
-A store is a help and never a need: where Redis is slow, gone or refuses, `get` and `add` say None within LIMIT_S and
-`put` forgets. After a failure it is left alone for RETRY_S, so that a dead Redis costs one request a second its
-LIMIT_S and all others nothing; after a late answer for LATE_REST_S, so that a request waits for one of its questions
-and not for each. Values live for a time, then go. Knows nothing of what the bytes mean; speaks RESP only.
+The store is optional by design: if Redis is slow, down or refuses, `get` and `increment` return None within LIMIT_S and
+`put` drops the value. After a failure Redis is not asked for RETRY_S, so a dead Redis costs one request per second its
+LIMIT_S and all others nothing; after a late answer it is not asked for LATE_PAUSE_S, so a request waits for one of its
+calls and not for each. Values expire. Uses RESP only.
 """
 
 from __future__ import annotations
@@ -17,43 +14,50 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lakh.errors import UserError
-from lakh.server.backend import Family
+from lakh.server.metrics import counter, gauge
 
-__all__ = ["MemoryStore", "RedisStore", "Store", "open_store"]
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["CacheStore", "MemoryCacheStore", "RedisCacheStore", "open_store"]
 
 log = logging.getLogger(__name__)
 
-LIMIT_S = 0.020  # somebody waits
-WRITE_LIMIT_S = 1.0  # nobody does
+LIMIT_S = 0.020  # for reads: a request waits
+WRITE_LIMIT_S = 1.0
 RETRY_S = 1.0
-SLOW_TIMES = 3  # late answers in a row that count as a failure; a refused connection is one at once
-LATE_REST_S = 0.05  # after a late answer: what else the same request would ask goes unasked
-MAX_AT_ONCE = 64
-MAX_WRITES = 512  # under way; more are forgotten
+MAX_LATE = 3  # late answers in a row that count as a failure; a refused connection counts at once
+LATE_PAUSE_S = 0.05
+MAX_CONCURRENT = 64
+MAX_PENDING_WRITES = 512  # more are dropped
 MEMORY_BYTES = 64 << 20
-ENTRY_BYTES = 200  # what an entry costs besides its own bytes, about
+ENTRY_BYTES = 200  # approximate overhead of an entry
 PREFIX = "lakh:"
 
 T = TypeVar("T")
 
 
-class Store(Protocol):
+class CacheStore(Protocol):
     async def get(self, key: str) -> bytes | None: ...
 
-    def put(self, key: str, value: bytes, ttl_s: float) -> None: ...
+    def put(self, key: str, value: bytes, ttl_s: float) -> None:
+        """Write in the background."""
+        ...
 
-    async def add(self, key: str, amount: int, ttl_s: float) -> int | None: ...
+    async def increment(self, key: str, amount: int, ttl_s: float) -> int | None:
+        """The new total of a count; None if the store does not answer."""
+        ...
 
-    def families(self) -> list[Family]: ...
+    def metric_families(self) -> list[Metric]: ...
 
     async def close(self) -> None: ...
 
 
-class MemoryStore:
-    """The least recently used go first when the bytes run out."""
+class MemoryCacheStore:
+    """Evicts the least recently used entries when it exceeds `max_bytes`."""
 
     def __init__(self, max_bytes: int = MEMORY_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes, self._clock = max_bytes, clock
@@ -67,14 +71,14 @@ class MemoryStore:
     def put(self, key: str, value: bytes, ttl_s: float) -> None:
         self._set(key, value, self._clock() + ttl_s)
 
-    async def add(self, key: str, amount: int, ttl_s: float) -> int | None:
+    async def increment(self, key: str, amount: int, ttl_s: float) -> int | None:
         value = self._find(key)
         total = amount + (value if isinstance(value, int) else 0)
         self._set(key, total, self._clock() + ttl_s)
         return total
 
-    def families(self) -> list[Family]:
-        return [Family("store_bytes", "gauge", "Bytes of kept texts and counts.", [("", self._bytes)])]
+    def metric_families(self) -> list[Metric]:
+        return [gauge("store_bytes", "Bytes of cached completions and counts.", self._bytes)]
 
     async def close(self) -> None:
         self._entries.clear()
@@ -84,25 +88,25 @@ class MemoryStore:
         if entry is None:
             return None
         if entry[0] <= self._clock():
-            self._drop(key)
+            self._remove(key)
             return None
         self._entries.move_to_end(key)
         return entry[1]
 
-    def _set(self, key: str, value: bytes | int, until_s: float) -> None:
-        self._drop(key)
-        self._entries[key] = (until_s, value)
+    def _set(self, key: str, value: bytes | int, expires_s: float) -> None:
+        self._remove(key)
+        self._entries[key] = (expires_s, value)
         self._bytes += _size_bytes(key, value)
         while self._bytes > self._max_bytes:
-            self._drop(next(iter(self._entries)))
+            self._remove(next(iter(self._entries)))
 
-    def _drop(self, key: str) -> None:
+    def _remove(self, key: str) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._bytes -= _size_bytes(key, entry[1])
 
 
-class RedisStore:
+class RedisCacheStore:
     def __init__(self, url: str, *, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.monotonic) -> None:
         from redis import asyncio as redis
         from redis.asyncio.retry import Retry
@@ -114,46 +118,46 @@ class RedisStore:
         try:
             self._redis: Any = redis.Redis.from_url(
                 url,
-                # asyncio's own limit is the one that counts; these only close what hangs.
+                # asyncio's own limit is the one that counts; these only close hanging connections.
                 socket_timeout=1.0,
                 socket_connect_timeout=1.0,
                 retry=Retry(NoBackoff(), 0),
-                max_connections=2 * MAX_AT_ONCE,
+                max_connections=2 * MAX_CONCURRENT,
             )
         except ValueError as error:
-            raise UserError(f"--cache {_without_password(url)}", f"is no Redis URL ({error})", FORM) from None
+            raise UserError(f"--cache {_without_password(url)}", f"is not a Redis URL ({error})", FORM) from None
         self._url = _without_password(url)
-        self._at_once = asyncio.Semaphore(MAX_AT_ONCE)
+        self._concurrent = asyncio.Semaphore(MAX_CONCURRENT)
         self._writes: set[asyncio.Task[Any]] = set()
-        self._rest_until_s = 0.0
-        self._late = 0
+        self._retry_at_s = 0.0
+        self._num_late = 0
         self.num_failures = 0
         self.is_up = True
 
     async def get(self, key: str) -> bytes | None:
-        return await self._ask(lambda: self._redis.get(PREFIX + key))
+        return await self._call(lambda: self._redis.get(PREFIX + key))
 
     def put(self, key: str, value: bytes, ttl_s: float) -> None:
-        if len(self._writes) < MAX_WRITES and self._may_ask():
+        if len(self._writes) < MAX_PENDING_WRITES and self._may_call():
             task = asyncio.create_task(
-                self._ask(lambda: self._redis.set(PREFIX + key, value, px=max(int(ttl_s * 1000), 1)), WRITE_LIMIT_S)
+                self._call(lambda: self._redis.set(PREFIX + key, value, px=max(int(ttl_s * 1000), 1)), WRITE_LIMIT_S)
             )
             self._writes.add(task)
             task.add_done_callback(self._writes.discard)
 
-    async def add(self, key: str, amount: int, ttl_s: float) -> int | None:
-        async def both() -> int:
+    async def increment(self, key: str, amount: int, ttl_s: float) -> int | None:
+        async def pipelined() -> int:
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.incrby(PREFIX + key, amount)
                 pipe.pexpire(PREFIX + key, max(int(ttl_s * 1000), 1))
                 return int((await pipe.execute())[0])
 
-        return await self._ask(both)
+        return await self._call(pipelined)
 
-    def families(self) -> list[Family]:
+    def metric_families(self) -> list[Metric]:
         return [
-            Family("store_up", "gauge", "1 while Redis answers.", [("", int(self.is_up))]),
-            Family("store_failures_total", "counter", "Calls that Redis failed.", [("", self.num_failures)]),
+            gauge("store_up", "1 while Redis answers.", int(self.is_up)),
+            counter("store_failures_total", "Failed Redis calls.", self.num_failures),
         ]
 
     async def close(self) -> None:
@@ -162,50 +166,50 @@ class RedisStore:
         await asyncio.gather(*self._writes, return_exceptions=True)
         await self._redis.aclose()
 
-    def _may_ask(self) -> bool:
-        return self._clock() >= self._rest_until_s
+    def _may_call(self) -> bool:
+        return self._clock() >= self._retry_at_s
 
-    async def _ask(self, call: Callable[[], Awaitable[T]], limit_s: float | None = None) -> T | None:
-        if not self._may_ask():
+    async def _call(self, call: Callable[[], Awaitable[T]], limit_s: float | None = None) -> T | None:
+        if not self._may_call():
             return None
         if not self.is_up:
-            self._rest_until_s = self._clock() + RETRY_S  # one tries, the others do without
+            self._retry_at_s = self._clock() + RETRY_S  # one call probes, the others skip Redis
         try:
-            async with asyncio.timeout(limit_s or self._limit_s), self._at_once:
+            async with asyncio.timeout(limit_s or self._limit_s), self._concurrent:
                 result = await call()
         except TimeoutError:
-            self._late += 1
-            self._failed("is slow", is_down=self._late >= SLOW_TIMES)
+            self._num_late += 1
+            self._failed("is slow", is_down=self._num_late >= MAX_LATE)
             return None
         except self._errors as error:
             self._failed(f"fails ({type(error).__name__}: {error})", is_down=True)
             return None
         if not self.is_up:
             log.warning("%s answers again", self._url)
-        self.is_up, self._late, self._rest_until_s = True, 0, 0.0
+        self.is_up, self._num_late, self._retry_at_s = True, 0, 0.0
         return result
 
     def _failed(self, found: str, *, is_down: bool) -> None:
         self.num_failures += 1
         if is_down:
             if self.is_up:
-                log.warning("%s %s: going on without it", self._url, found)
+                log.warning("%s %s: continuing without it", self._url, found)
             self.is_up = False
-        self._rest_until_s = self._clock() + (RETRY_S if is_down else LATE_REST_S)
+        self._retry_at_s = self._clock() + (RETRY_S if is_down else LATE_PAUSE_S)
 
 
 FORM = "write --cache memory, off, or redis://HOST:PORT/DATABASE (rediss:// with TLS, unix:// for a socket)"
 
 
-def open_store(address: str) -> Store | None:
-    """memory, off, or a Redis URL. A Redis that does not answer is no error: it may come later."""
+def open_store(address: str) -> CacheStore | None:
+    """`address` is memory, off, or a Redis URL. A Redis that does not answer is not an error: it may come up later."""
     if address == "off":
         return None
     if address == "memory":
-        return MemoryStore()
+        return MemoryCacheStore()
     if address.partition("://")[0] in ("redis", "rediss", "unix"):
-        return RedisStore(address)
-    raise UserError(f"--cache {_without_password(address)}", "is no cache", FORM)
+        return RedisCacheStore(address)
+    raise UserError(f"--cache {_without_password(address)}", "is not a cache", FORM)
 
 
 def _size_bytes(key: str, value: bytes | int) -> int:

@@ -1,6 +1,6 @@
 """Cost of starting a process group: measured coefficients for planning.
 
-Measured with `bench/comm_startup.py` (8 to 512 ranks as threads of one process, each pretending to be on its own host,
+Measured with `bench/comm/startup.py` (8 to 512 ranks as threads of one process, each pretending to be on its own host,
 2 cores of a Neoverse-N1, 2026-11-15): the CPU time of one rank from the rendezvous to the end of the first barrier.
 Round trips to the rendezvous store do not show in one process; they are counted instead.
 """

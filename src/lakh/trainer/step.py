@@ -22,7 +22,7 @@ from lakh.spec import Training
 from lakh.trainer.tuning.cuda_graphs import GraphedPass, Pass
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.objective import PLAIN, Objective
+from lakh.workloads.code.loss import PLAIN, Objective
 from lakh.workloads.code.parallelism.pipeline import Pipeline
 
 __all__ = ["UpdateResult", "loss_sum", "objective_of", "plain_pass", "update", "uses_bf16"]

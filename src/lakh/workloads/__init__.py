@@ -1,1 +1,1 @@
-"""What is trained: model, data, loss and how they are cut up over ranks. The same file names in every workload."""
+"""Workloads: what lakh trains. Each has the same file names: model.py, data.py, loss.py, parallel.py."""

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from lakh.c3.bench import calls_of, calls_within, parse_size
 from lakh.c3.faults.membership import decide_membership, find_reachable
 from lakh.c3.network.slow_ranks import find_slow_ranks
 from lakh.c3.selection import choose_all_reduce, fastest_first
@@ -101,23 +100,6 @@ def test_a_file_configures_the_transport_of_a_tier(tmp_path) -> None:
     wires = read_topology(path, 2).wires
     assert wires["zone"] == Wire(16, WIRES["zone"].chunk_KB, WIRES["zone"].in_flight_KB)
     assert wires["host"] == WIRES["host"]
-
-
-def test_sizes_are_read() -> None:
-    assert [parse_size(text) for text in ("1KB", "8MB", "2gb", "17B")] == [1024, 8 << 20, 2 << 30, 17]
-    with pytest.raises(UserError):
-        parse_size("large")
-
-
-def test_small_operations_are_timed_more_often() -> None:
-    assert calls_of(1 << 10) > calls_of(8 << 20)
-    assert calls_of(1 << 10, asked=7) == calls_of(8 << 20, asked=7) == 7
-
-
-def test_long_operations_are_timed_few_times() -> None:
-    assert calls_within(200, 1e-4, turns=5) == (3, 40)
-    assert calls_within(25, 2.4, turns=5) == (0, 1)  # at least one per turn
-    assert calls_within(25, 0.9, turns=5) == (0, 2)
 
 
 def test_a_topology_is_written_as_it_was_read_and_limited_to_its_first_ranks(tmp_path) -> None:

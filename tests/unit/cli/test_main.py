@@ -118,7 +118,7 @@ def test_a_missing_extra_names_the_line_that_installs_it(engine: str, tmp_path: 
         (("eval", "curve", "pyproject.toml"), "is a file; give the folder of a run"),
         (("resume", "/nowhere"), "no such"),
         ((), "Usage"),
-        (("corpus", "build", "", "--out", "x"), "lakh corpus build: the next word is empty"),
+        (("corpus", "build", "", "--out", "x"), "lakh corpus build: the next argument is empty"),
         (("config", "check", "x" * 300), "file name too long; check the path"),
         (("checkpoint", "list", "x" * 300), "file name too long; check the path"),
     ],

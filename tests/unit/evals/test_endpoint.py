@@ -16,9 +16,9 @@ from lakh.evals.generation.endpoint import EndpointClient, InfillPrompt
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.task import Task
 from lakh.evals.tasks import TASKS
-from lakh.server.engine import Sampling
+from lakh.server.engine import SamplingParams
 
-SAMPLING = Sampling(max_tokens=9, temperature=0.5, top_p=0.9, seed=3, stop=("\ndef",))
+SAMPLING = SamplingParams(max_tokens=9, temperature=0.5, top_p=0.9, seed=3, stop=("\ndef",))
 
 
 class Model(ThreadingHTTPServer):

@@ -29,7 +29,7 @@ class FakeEngine:
     answer: Callable[[str, int | None], str]
     asked: list[Any] = field(default_factory=list)
     holes: list[tuple[str, str, int, str]] = field(default_factory=list)
-    max_rows: int = 1
+    max_seqs: int = 1
 
     def infill(self, prefix: str, suffix: str, max_tokens: int, order: str = "psm") -> str:
         self.holes.append((prefix, suffix, max_tokens, order))
@@ -40,7 +40,7 @@ class FakeEngine:
         prompts: Sequence[str],
         samplings: Sequence[Any],
         *,
-        ended: Callable[[str], bool] | None = None,
+        stop_when: Callable[[str], bool] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Any]:
         from lakh.server.engine import Completion

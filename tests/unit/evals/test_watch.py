@@ -26,7 +26,7 @@ ORIGIN = Origin("run", temperature=0.0, seed=0, max_tokens=8)
 class Learner:
     """Of three problems it solves as many as its checkpoint's step says."""
 
-    max_rows = 8
+    max_seqs = 8
 
     def __init__(self, path: str) -> None:
         self._solved = int(Path(path).name)
@@ -39,7 +39,7 @@ class Learner:
         prompts: Sequence[str],
         samplings: Sequence[Any],
         *,
-        ended: Callable[[str], bool] | None = None,
+        stop_when: Callable[[str], bool] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
         numbers = [int(prompt.split("adds ")[1].split()[0]) for prompt in prompts]

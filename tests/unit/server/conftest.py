@@ -12,10 +12,10 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from lakh.server.engine import Completion, Engine, Sampling
+from lakh.server.engine import Completion, Engine, SamplingParams
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.inference import SequenceChunk
-from lakh.server.sampling import Draws, noise, probabilities
+from lakh.server.sampling import NoiseKeys, gumbel_noise, probabilities
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.formats import hf
@@ -78,7 +78,7 @@ class PlayedDecoder:
     max_sequences, max_steps = 128, 20
 
     def __init__(self, engine: Engine) -> None:
-        self.runner = engine._runner
+        self.runner = engine.runner
         self.launches: list[int] = []
         self.num_bursts = self.num_reads = 0
 
@@ -108,8 +108,8 @@ class PlayedBurst:
         self.decoder.launches.append(steps)
         drawn = []
         for _ in range(steps):
-            rows = zip(self.tokens, self.positions, self.tables, strict=True)
-            segments = [SequenceChunk([token], at, table) for token, at, table in rows]
+            seqs = zip(self.tokens, self.positions, self.tables, strict=True)
+            segments = [SequenceChunk([token], at, table) for token, at, table in seqs]
             self.tokens = self.decoder.runner.forward(segments).argmax(dim=-1).tolist()
             self.positions = [at + 1 for at in self.positions]
             drawn.append(self.tokens)
@@ -127,7 +127,7 @@ def make_flying(make_engine: Callable[..., Engine]) -> Callable[..., tuple[Engin
     def make(**options: Any) -> tuple[Engine, PlayedDecoder]:
         made = make_engine(**options)
         decoder = PlayedDecoder(made)
-        made._runner.decoder = decoder  # type: ignore[assignment]
+        made.runner.decoder = decoder  # type: ignore[assignment]
         return made, decoder
 
     return make
@@ -155,13 +155,15 @@ def assert_same(engine: Engine, reference: CodeModel) -> Callable[..., None]:
     other: there sums in another order may decide otherwise, and both are right. Takes Completions, or their tokens.
     """
 
-    def contest(ids: Sequence[int], sampling: Sampling, key: int) -> torch.Tensor:
+    def contest(ids: Sequence[int], sampling: SamplingParams, key: int) -> torch.Tensor:
         scores = reference(torch.tensor([list(ids)]))[:, -1, : engine.tokenizer.vocab_size]
         if sampling.temperature == 0:
             return scores[0]
-        return probabilities(scores, [sampling])[0].log() + noise(torch.tensor([key]), scores.shape[-1])[0]
+        return probabilities(scores, [sampling])[0].log() + gumbel_noise(torch.tensor([key]), scores.shape[-1])[0]
 
-    def check(prompts: Sequence[Sequence[int]], sampling: Sampling, left: Sequence[Any], right: Sequence[Any]) -> None:
+    def check(
+        prompts: Sequence[Sequence[int]], sampling: SamplingParams, left: Sequence[Any], right: Sequence[Any]
+    ) -> None:
         copies: Counter[tuple[int, ...]] = Counter()
         for prompt, one, other in zip(prompts, left, right, strict=True):
             copy = copies[tuple(prompt)]
@@ -171,7 +173,7 @@ def assert_same(engine: Engine, reference: CodeModel) -> Callable[..., None]:
             a, b = (answer.tokens if isinstance(answer, Completion) else answer for answer in (one, other))
             at = next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
             assert at is not None, (one, other)
-            scores = contest([*prompt, *a[:at]], sampling, Draws(sampling, copy)[at])
+            scores = contest([*prompt, *a[:at]], sampling, NoiseKeys(sampling, copy)[at])
             assert max(float(scores.max() - scores[token]) for token in (a[at], b[at])) < TIE, (one, other)
 
     return check

@@ -14,7 +14,7 @@ def check(pool: BlockPool, leases: list[Lease]) -> None:
     """Every block is free, remembered, or one lease's own: exactly one of these."""
     remembered = [node.block for root in pool._roots.values() for node in _below(root)]
     own = [block for lease in leases for block in lease.blocks[len(lease.nodes) :]]
-    forgotten = {node.block for lease in leases for node in lease.nodes if node.is_forgotten}
+    forgotten = {node.block for lease in leases for node in lease.nodes if node.is_removed}
     everything = sorted([*pool._free, *remembered, *own, *forgotten])
     assert everything == list(range(pool.num_blocks))
     held = {node.block for lease in leases for node in lease.nodes}

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from lakh.cli.main import main
-from lakh.server.engine import Engine, Sampling
-from lakh.server.load import before_after
-from lakh.server.load.before_after import Row
-from lakh.server.load.report import Report
+from lakh.server.engine import Engine, SamplingParams
+from lakh.server.loadgen import ablation
+from lakh.server.loadgen.ablation import AblationRow
+from lakh.server.loadgen.report import LoadReport
 
 PATIENCE_S = 240  # a busy machine takes a minute to import what a server needs
 
@@ -50,24 +50,27 @@ def test_serve_says_when_it_is_ready_answers_and_leaves_with_0(model_dir: Path, 
     assert process.returncode == 0
     assert rest == ""  # the ready line was the one document
     assert f"curl -s {ready['url']}/v1/completions" in talk
-    expected = Engine.load(str(model_dir)).generate(["def "], Sampling(max_tokens=4))[0]
+    expected = Engine.load(str(model_dir)).generate(["def "], SamplingParams(max_tokens=4))[0]
     assert answer["choices"][0]["text"] == expected.text
 
 
 @pytest.mark.parametrize("both", [("--draft", "small", "--no-speculate"), ("--follow", "5", "--tensor", "2")])
 def test_what_does_not_go_together_is_refused(both: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert lakh("serve", "anything", "--http", ":0", *both) == 2
-    assert "give one of them" in capsys.readouterr().err
+    assert "give only one of them" in capsys.readouterr().err
 
 
 def test_rows_that_were_measured_before_an_interruption_are_shown_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def rows(model: str, rows: Sequence[Row], *_: Any, **__: Any) -> Iterator[tuple[Row, Report]]:
-        yield rows[0], Report(sent=2, ends=Counter(completed=2), answers=[(0.0, 0.1, 0.2), (1.0, 0.1, 0.3)], wall_s=2)
+    def rows(model: str, rows: Sequence[AblationRow], *_: Any, **__: Any) -> Iterator[tuple[AblationRow, LoadReport]]:
+        yield (
+            rows[0],
+            LoadReport(sent=2, ends=Counter(completed=2), latencies=[(0.0, 0.1, 0.2), (1.0, 0.1, 0.3)], wall_s=2),
+        )
         raise KeyboardInterrupt  # while the next server starts
 
-    monkeypatch.setattr(before_after, "run_rows", rows)
+    monkeypatch.setattr(ablation, "run_ablation", rows)
     picture = tmp_path / "rows.png"
     assert lakh("loadgen", "model", "--before-after", "--plot", str(picture), "--json") == 75
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -106,7 +109,7 @@ def test_export_writes_a_model_that_answers_alike(
     assert answer["bytes"] == sum(path.stat().st_size for path in out.iterdir())
     left, right = Engine.load(str(model_dir)), Engine.load(str(out))
     assert answer["parameters"] == left.spec.parameters == right.spec.parameters
-    assert left.generate(["def "], Sampling()) == right.generate(["def "], Sampling())
+    assert left.generate(["def "], SamplingParams()) == right.generate(["def "], SamplingParams())
 
 
 def test_export_asks_before_it_writes_into_a_full_folder(model_dir: Path, tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
-from lakh.server import fim
-from lakh.server.engine import Engine, Sampling
-from lakh.server.faces.dialects import DIALECTS, Answered
-from lakh.server.faces.keys import Keys
-from lakh.server.load.report import percentiles
-from lakh.server.load.typing_load import Typist, arrivals_s, read_files
+from lakh.server.api.api_keys import ApiKeys
+from lakh.server.api.dialects import DIALECTS, DialectResponse
+from lakh.server.engine import Engine, SamplingParams
+from lakh.server.loadgen.report import percentiles
+from lakh.server.loadgen.typing import TypingUser, arrivals_s, read_source_files
 from lakh.server.model.block_pool import BLOCK_TOKENS
-from lakh.server.requests import BadRequest, parse
-from lakh.server.text import StopRule
+from lakh.server.prompts import fim
+from lakh.server.request import RequestError, parse
+from lakh.server.stopping import StopRule
 
 OPENAI, MISTRAL, LLAMA_CPP = DIALECTS
 
@@ -33,8 +33,8 @@ def prefilled(engine: Engine, order: fim.Order) -> int:
     before, typed, after = "def add(left, right):\n", "    return left + right", "\nclass Size:\n    pass\n" * 2
     total = 0
     for end in range(len(typed) + 1):
-        ids = engine.infill(before + typed[:end], after, 1, order)
-        row = engine.row(ids, Sampling(max_tokens=1))
+        ids = engine.prompts.infill(before + typed[:end], after, 1, order)
+        row = engine.make_sequence(ids, SamplingParams(max_tokens=1))
         engine.submit(row)
         while row.finish_reason is None:
             engine.step()
@@ -61,7 +61,7 @@ def test_a_cut_moves_only_in_steps(length: int, room: int) -> None:
 
 def test_spm_puts_the_prefix_last(engine: Engine) -> None:
     special, encode = engine.tokenizer.special, engine.tokenizer.encode
-    assert engine.infill("def ", "\n", 8, "spm") == (
+    assert engine.prompts.infill("def ", "\n", 8, "spm") == (
         special("<|fim_prefix|>"),
         special("<|fim_suffix|>"),
         *encode("\n"),
@@ -106,18 +106,18 @@ def test_llama_cpps_words_become_openais() -> None:
     assert (request.prompts, request.suffix, request.sampling.max_tokens) == (("def f(",), "\n", 5)
     assert (request.sampling.seed, request.timeout_s, request.sampling.temperature) == (None, 0.5, 0.8)
     assert parse(LLAMA_CPP.to_openai({**body, "n_predict": 0})).sampling.max_tokens == 1  # to warm the cache
-    with pytest.raises(BadRequest, match="input_prefix"):
+    with pytest.raises(RequestError, match="input_prefix"):
         LLAMA_CPP.to_openai({"input_prefix": 3})
     choice = {"index": 0, "text": "x", "logprobs": None, "finish_reason": "stop"}
     usage = {"completion_tokens": 1, "prompt_tokens": 4, "prompt_tokens_details": {"cached_tokens": 3}}
-    answer = LLAMA_CPP.render(Answered({"model": "m"}, [choice], usage, is_piece=False))
+    answer = LLAMA_CPP.render(DialectResponse({"model": "m"}, [choice], usage, is_delta=False))
     assert (answer["content"], answer["stop"], answer["tokens_predicted"]) == ("x", True, 1)
 
 
 def test_mistrals_words_become_openais() -> None:
     assert parse(MISTRAL.to_openai({"prompt": "a", "suffix": "b", "random_seed": 7})).sampling.seed == 7
     choice = {"index": 0, "text": "x", "logprobs": None, "finish_reason": None}
-    piece = MISTRAL.render(Answered({"model": "m"}, [choice], None, is_piece=True))
+    piece = MISTRAL.render(DialectResponse({"model": "m"}, [choice], None, is_delta=True))
     assert piece["choices"][0]["delta"]["content"] == "x"
     assert piece["object"] == "chat.completion.chunk"
 
@@ -125,15 +125,15 @@ def test_mistrals_words_become_openais() -> None:
 def test_keys_name_their_tenant(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# ours\nsecret-one a\n\nsecret-two b\n")
-    keys = Keys.load(str(path))
+    keys = ApiKeys.load(str(path))
     found = [keys.tenant(key) for key in ("secret-one", "secret-two", "secret-thr", "", "\udcff")]
     assert found == ["a", "b", None, None, None]
     for text in ("", "short a", "only-a-key", "one two three\n"):
         path.write_text(text)
         with pytest.raises(UserError, match="KEY TENANT"):
-            Keys.load(str(path))
+            ApiKeys.load(str(path))
     with pytest.raises(UserError, match="cannot be read"):
-        Keys.load(str(tmp_path / "nothing"))
+        ApiKeys.load(str(tmp_path / "nothing"))
 
 
 # --- typists ---
@@ -143,11 +143,11 @@ def test_a_typist_types_the_file_back_and_repeats_with_the_seed(tmp_path: Path) 
     text = "".join(f"def function_{number}(argument):\n    return argument + {number}\n" for number in range(80))
     (tmp_path / "a.py").write_text(text)
     (tmp_path / "short.py").write_text("x = 1\n")
-    files = read_files(tmp_path)
+    files = read_source_files(tmp_path)
     assert [name for name, _ in files] == ["a.py"]
-    typist, again = Typist(3, files, random.Random(1)), Typist(3, files, random.Random(1))
-    asks = [typist.ask() for _ in range(200)]
-    assert asks == [again.ask() for _ in range(200)]
+    typist, again = TypingUser(3, files, random.Random(1)), TypingUser(3, files, random.Random(1))
+    asks = [typist.next_request() for _ in range(200)]
+    assert asks == [again.next_request() for _ in range(200)]
     for ask in asks:
         assert text.startswith(ask.prefix)
         assert text.endswith(ask.suffix)
@@ -156,7 +156,7 @@ def test_a_typist_types_the_file_back_and_repeats_with_the_seed(tmp_path: Path) 
     ]
     assert sum(grew) > 150
     with pytest.raises(UserError, match="no Python file"):
-        read_files(tmp_path / "nowhere")
+        read_source_files(tmp_path / "nowhere")
 
 
 def test_arrivals_are_as_many_as_the_rate_says() -> None:

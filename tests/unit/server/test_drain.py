@@ -18,12 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lakh.cli.main import main
 from lakh.errors import UserError
 from lakh.server import proto
-from lakh.server.answers.local import LocalBackend
+from lakh.server.api import grpc as grpc_api
+from lakh.server.api import server as api_server
+from lakh.server.api.listen import check_free
+from lakh.server.api.request_handler import RequestHandler
+from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
-from lakh.server.faces import grpc as grpc_face
-from lakh.server.faces import http
-from lakh.server.faces.address import check_free
-from lakh.server.faces.desk import Desk
 
 PATIENCE_S = 30.0
 
@@ -37,20 +37,20 @@ def lakh(*arguments: str) -> int:
 @pytest.fixture
 def gate(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The engine takes no step before it is set."""
-    gate, forward = threading.Event(), engine._runner.forward
+    gate, forward = threading.Event(), engine.runner.forward
 
     def gated(segments: Any) -> Any:
         assert gate.wait(PATIENCE_S), "the test gave no permit"
         return forward(segments)
 
-    monkeypatch.setattr(engine._runner, "forward", gated)
+    monkeypatch.setattr(engine.runner, "forward", gated)
     return gate
 
 
 class Faces:
     """Both faces of one engine, as `lakh serve` has them, and their clients."""
 
-    def __init__(self, backend: LocalBackend, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
+    def __init__(self, backend: InProcessBackend, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
         self.backend, self.channel, self.session = backend, channel, session
 
     async def over_grpc(self) -> list[Any]:
@@ -78,11 +78,14 @@ def serve(engine: Engine, story: Callable[[Faces], Awaitable[None]]) -> None:
     """Serve until the story has asked to stop, by a signal."""
 
     async def main() -> None:
-        backend = LocalBackend(engine)
+        backend = InProcessBackend(engine)
         ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         told = lambda url, address: ready.set_result((url, address))  # noqa: E731
-        options = {"drain_s": PATIENCE_S}
-        serving = asyncio.create_task(http._serve(backend, "127.0.0.1", 0, told, ("127.0.0.1", 0), None, options))
+        serving = asyncio.create_task(
+            api_server.serve_until_signal(
+                backend, "127.0.0.1", 0, on_ready=told, grpc_address=("127.0.0.1", 0), drain_s=PATIENCE_S
+            )
+        )
         url, address = await ready
         async with grpc.aio.insecure_channel(address) as channel, aiohttp.ClientSession(url) as session:
             await story(Faces(backend, channel, session))
@@ -99,7 +102,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_asked_to_stop_both_faces_finish_their_streams_and_take_no_others(
     engine: Engine, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_face, "STOP_GRACE_S", 0.0)  # nobody depends on it while there is time to drain
+    monkeypatch.setattr(grpc_api, "STOP_GRACE_S", 0.0)  # nobody depends on it while there is time to drain
 
     async def story(faces: Faces) -> None:
         at_work = [asyncio.create_task(faces.over_grpc()), asyncio.create_task(faces.over_http())]
@@ -128,7 +131,7 @@ def test_asked_twice_it_does_not_wait_for_what_is_at_work(engine: Engine, gate: 
         while await faces.is_ready():
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
-        await until(lambda: bool(faces.backend.worker._gone))  # it is to leave
+        await until(lambda: bool(faces.backend.thread._cancelled))  # it is to leave
         gate.set()
         status, answer = await at_work
         assert status == 503 or answer["choices"][0]["finish_reason"] == "abort"
@@ -146,7 +149,9 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(capsys: pytes
     assert capsys.readouterr().err.count("the port is in use") == 2
 
 
-@pytest.mark.parametrize(("host", "found"), [("no.such.host.invalid", "no address"), ("192.0.2.1", "no address")])
+@pytest.mark.parametrize(
+    ("host", "found"), [("no.such.host.invalid", "not an address"), ("192.0.2.1", "not an address")]
+)
 def test_an_address_of_elsewhere_is_refused(host: str, found: str) -> None:
     with pytest.raises(UserError, match=found):
         check_free("--http", host, 0)
@@ -154,12 +159,12 @@ def test_an_address_of_elsewhere_is_refused(host: str, found: str) -> None:
 
 def test_a_second_server_does_not_share_the_first_ones_grpc_port(engine: Engine) -> None:
     async def story() -> None:
-        desk = Desk(LocalBackend(engine))
-        async with grpc_face.running(desk, "127.0.0.1", 0) as address:
+        handler = RequestHandler(InProcessBackend(engine))
+        async with grpc_api.running(handler, "127.0.0.1", 0) as address:
             port = int(address.rpartition(":")[2])
             with pytest.raises(UserError, match="in use"):
-                async with grpc_face.running(desk, "127.0.0.1", port):
+                async with grpc_api.running(handler, "127.0.0.1", port):
                     pass
-        await desk.backend.close()
+        await handler.backend.close()
 
     asyncio.run(asyncio.wait_for(story(), PATIENCE_S))

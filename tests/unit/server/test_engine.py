@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from lakh import checkpoint, config
 from lakh.errors import UserError
-from lakh.server import drawing
-from lakh.server.engine import Chunk, Completion, Engine, Sampling
-from lakh.server.guesses import guesser as guesser_module
-from lakh.server.guesses.speculate import Decision
+from lakh.server import sampler
+from lakh.server.engine import Chunk, Completion, Engine, SamplingParams
+from lakh.server.speculation import proposer
+from lakh.server.speculation.policy import DraftLength
 from lakh.spec import Data, Run
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.formats import hf
@@ -49,7 +49,7 @@ def greedy_from_scratch(model: CodeModel, num_ids: int, prompt: list[int], num_t
 def test_batched_equals_single_equals_recomputed(
     engine: Engine, reference: CodeModel, assert_same: AssertSame, prompts: list[list[int]]
 ) -> None:
-    sampling = Sampling(max_tokens=12)
+    sampling = SamplingParams(max_tokens=12)
     together = engine.generate(prompts, sampling)
     alone = [engine.generate([prompt], sampling)[0] for prompt in prompts]
     assert_same(prompts, sampling, together, alone)
@@ -64,7 +64,7 @@ def test_batched_equals_single_equals_recomputed(
 def test_a_sampled_answer_does_not_depend_on_its_neighbours(
     engine: Engine, assert_same: AssertSame, prompts: list[list[int]], seed: int
 ) -> None:
-    sampling = Sampling(max_tokens=8, temperature=1.0, top_p=0.95, top_k=50, seed=seed)
+    sampling = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.95, top_k=50, seed=seed)
     together = engine.generate(prompts, sampling)
     for prompt, done in zip(prompts, together, strict=True):
         if prompts.count(prompt) == 1:
@@ -74,51 +74,51 @@ def test_a_sampled_answer_does_not_depend_on_its_neighbours(
 def test_more_prompts_than_rows_at_work_keep_their_order(make_engine: MakeEngine) -> None:
     engine = make_engine()
     prompts = [[7 + i, *range(20, 20 + (i * 7) % 23)] for i in range(11)]
-    sampling = Sampling(max_tokens=6)
+    sampling = SamplingParams(max_tokens=6)
     expected = engine.generate(prompts, sampling)
-    engine.max_rows = 3
+    engine.max_seqs = 3
     heard: list[int] = []
     assert engine.generate(prompts, sampling, progress=heard.append) == expected
     assert heard == sorted(set(heard))
     assert heard[-1] == len(prompts)
     assert engine.generate([], sampling) == []
-    each = [Sampling(max_tokens=1 + i % 3) for i in range(11)]
+    each = [SamplingParams(max_tokens=1 + i % 3) for i in range(11)]
     assert [len(done.tokens) for done in engine.generate(prompts, each)] == [1 + i % 3 for i in range(11)]
 
 
 def test_copies_of_a_prompt_differ_and_repeat_with_the_seed(engine: Engine) -> None:
-    sampling = Sampling(max_tokens=10, temperature=1.0, seed=5)
+    sampling = SamplingParams(max_tokens=10, temperature=1.0, seed=5)
     first = engine.generate(["def ", "x", "def ", "def "], sampling)
     assert len({done.tokens for done in (first[0], first[2], first[3])}) == 3
     assert engine.generate(["def "] * 3, sampling) == [first[0], first[2], first[3]]
     assert join(engine.stream("def ", sampling, copy=2)).tokens == first[3].tokens
-    other = Sampling(max_tokens=10, temperature=1.0, seed=6)
+    other = SamplingParams(max_tokens=10, temperature=1.0, seed=6)
     assert engine.generate(["def "], other) != [first[0]]
 
 
 def test_without_a_seed_answers_vary(engine: Engine) -> None:
-    sampling = Sampling(max_tokens=16, temperature=1.0)
+    sampling = SamplingParams(max_tokens=16, temperature=1.0)
     assert len({engine.generate(["def "], sampling)[0].tokens for _ in range(4)}) > 1
 
 
 # --- cache, chunks, guesses ---------------------------------------------------------------------------------
 
-SAMPLINGS = [Sampling(max_tokens=14), Sampling(max_tokens=14, temperature=1.0, top_k=40, seed=9)]
+SAMPLINGS = [SamplingParams(max_tokens=14), SamplingParams(max_tokens=14, temperature=1.0, top_k=40, seed=9)]
 
 
 @few
 @given(prompts=st.lists(ids, min_size=1, max_size=4), sampling=st.sampled_from(SAMPLINGS))
 def test_a_cached_prefix_changes_no_answer(
-    engine: Engine, make_engine: MakeEngine, assert_same: AssertSame, prompts: list[list[int]], sampling: Sampling
+    engine: Engine, make_engine: MakeEngine, assert_same: AssertSame, prompts: list[list[int]], sampling: SamplingParams
 ) -> None:
     fresh = [make_engine().generate([prompt], sampling)[0] for prompt in prompts]
     for _ in range(2):
         for prompt, done in zip(prompts, fresh, strict=True):
             assert_same([prompt], sampling, engine.generate([prompt], sampling), [done])
     longer = [[*prompt, *done.tokens[:5]] for prompt, done in zip(prompts, fresh, strict=True)]
-    before = engine.counts.cached_tokens
+    before = engine.counters.cached_tokens
     again = engine.generate(longer, sampling)
-    assert engine.counts.cached_tokens > before
+    assert engine.counters.cached_tokens > before
     assert_same(longer, sampling, again, make_engine().generate(longer, sampling))
 
 
@@ -129,7 +129,7 @@ def test_a_prompt_in_chunks_gives_the_same_answer(
 ) -> None:
     chunked = make_engine()
     chunked.step_tokens = step_tokens
-    sampling = Sampling(max_tokens=8)
+    sampling = SamplingParams(max_tokens=8)
     assert_same(prompts, sampling, chunked.generate(prompts, sampling), engine.generate(prompts, sampling))
 
 
@@ -146,36 +146,36 @@ def test_guesses_change_no_answer(
     assert_same: AssertSame,
     prompts: list[list[int]],
     repeats: int,
-    sampling: Sampling,
+    sampling: SamplingParams,
     most: int,
 ) -> None:
     prompts = [(prompt * repeats)[-60:] for prompt in prompts]
     guessing = make_engine(options={"speculation": "lookup"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guesser_module, "decide", lambda **_: Decision(most, "the test says so"))
+        patch.setattr(proposer, "choose_draft_length", lambda **_: DraftLength(most, "the test requires it"))
         done = guessing.generate(prompts, sampling)
     assert_same(prompts, sampling, done, engine.generate(prompts, sampling))
-    counts = guessing.counts
-    assert counts.kept_tokens <= counts.drafted_tokens
-    assert counts.drawn_tokens == sum(len(one.tokens) for one in done)
+    counts = guessing.counters
+    assert counts.accepted_tokens <= counts.draft_tokens
+    assert counts.generated_tokens == sum(len(one.tokens) for one in done)
 
 
 def test_a_loop_is_guessed_and_saves_steps(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(options={"speculation": "lookup"})
-    monkeypatch.setattr(guesser_module, "decide", lambda **_: Decision(5, "the test says so"))
+    monkeypatch.setattr(proposer, "choose_draft_length", lambda **_: DraftLength(5, "the test requires it"))
     loop = iter([20, 21, 22] * 50)
     asked: list[int] = []
 
     def looping(logits: torch.Tensor, *_: object) -> list[int]:
         asked.append(len(logits))
-        start = engine._seating.running[0].tokens[-1:] or [22]
+        start = engine.scheduler.running[0].tokens[-1:] or [22]
         return [20 + (start[0] - 20 + 1 + i) % 3 for i in range(len(logits))]
 
-    monkeypatch.setattr(drawing, "choose", looping)
-    done = engine.generate([[30, 31]], Sampling(max_tokens=40))[0]
+    monkeypatch.setattr(sampler, "sample", looping)
+    done = engine.generate([[30, 31]], SamplingParams(max_tokens=40))[0]
     assert list(done.tokens) == [next(loop) for _ in range(40)]
-    assert engine.counts.steps < 15
-    assert engine.counts.kept_tokens == engine.counts.drafted_tokens > 25
+    assert engine.counters.steps < 15
+    assert engine.counters.accepted_tokens == engine.counters.draft_tokens > 25
 
 
 @few
@@ -184,7 +184,7 @@ def test_rows_that_gave_way_get_the_same_answer(
     engine: Engine, make_engine: MakeEngine, assert_same: AssertSame, prompts: list[list[int]]
 ) -> None:
     small = make_engine(options={"cache_tokens": 1})  # room for one full context
-    sampling = Sampling(max_tokens=30)
+    sampling = SamplingParams(max_tokens=30)
     assert_same(prompts, sampling, small.generate(prompts, sampling), engine.generate(prompts, sampling))
     assert small.pool.num_used == 0
 
@@ -192,29 +192,29 @@ def test_rows_that_gave_way_get_the_same_answer(
 def test_room_for_one_makes_rows_give_way(make_engine: MakeEngine) -> None:
     small = make_engine(options={"cache_tokens": 1})
     prompts = [[7 + i, *range(20, 50)] for i in range(6)]
-    done = small.generate(prompts, Sampling(max_tokens=60))
-    assert small.counts.preempted_rows > 0
-    assert done == make_engine().generate(prompts, Sampling(max_tokens=60))
+    done = small.generate(prompts, SamplingParams(max_tokens=60))
+    assert small.counters.preempted_seqs > 0
+    assert done == make_engine().generate(prompts, SamplingParams(max_tokens=60))
 
 
 def test_new_weights_answer_from_the_next_step_and_from_no_old_cache(make_engine: MakeEngine) -> None:
     engine, other = make_engine(seed=1), make_engine(seed=2)
-    prompt, sampling = list(range(20, 60)), Sampling(max_tokens=10)
+    prompt, sampling = list(range(20, 60)), SamplingParams(max_tokens=10)
     first = engine.generate([prompt], sampling)
-    row = engine.row(tuple(prompt), Sampling(max_tokens=20))
-    engine.submit(row)
+    seq = engine.make_sequence(tuple(prompt), SamplingParams(max_tokens=20))
+    engine.submit(seq)
     for _ in range(4):
         engine.step()
-    drawn = list(row.tokens)
+    drawn = list(seq.tokens)
     assert engine.swap(random_state(other)) == 1
     after = engine.generate([prompt], sampling)
     assert after == other.generate([prompt], sampling) != first
-    while row.finish_reason is None:
+    while seq.finish_reason is None:
         engine.step()
     assert engine.pool.num_used == 0
-    assert row.tokens[: len(drawn)] == drawn  # what was drawn stays; what follows is the new model's
-    rest = other.generate([[*prompt, *drawn]], Sampling(max_tokens=20 - len(drawn)))[0].tokens
-    assert tuple(row.tokens[len(drawn) :]) == rest
+    assert seq.tokens[: len(drawn)] == drawn  # what was drawn stays; what follows is the new model's
+    rest = other.generate([[*prompt, *drawn]], SamplingParams(max_tokens=20 - len(drawn)))[0].tokens
+    assert tuple(seq.tokens[len(drawn) :]) == rest
 
 
 def random_state(engine: Engine) -> dict[str, torch.Tensor]:
@@ -233,29 +233,29 @@ def random_state(engine: Engine) -> dict[str, torch.Tensor]:
 
 
 def test_an_aborted_row_frees_its_blocks_at_once(engine: Engine) -> None:
-    rows = [engine.row(tuple(range(20 + i, 60 + i)), Sampling(max_tokens=40)) for i in range(3)]
-    engine.submit(*rows)
+    seqs = [engine.make_sequence(tuple(range(20 + i, 60 + i)), SamplingParams(max_tokens=40)) for i in range(3)]
+    engine.submit(*seqs)
     engine.step()
     held = engine.pool.num_used
-    engine.abort(rows[1])
+    engine.abort(seqs[1])
     assert engine.pool.num_used < held
-    assert rows[1].finish_reason == "abort"
-    engine.abort(*rows)
+    assert seqs[1].finish_reason == "abort"
+    engine.abort(*seqs)
     assert (engine.pool.num_used, engine.num_running, engine.num_waiting) == (0, 0, 0)
 
 
 def test_a_row_past_its_deadline_ends_wherever_it_is(make_engine: MakeEngine) -> None:
     now = [0.0]
     engine = make_engine(options={"clock": lambda: now[0]})
-    engine.max_rows = 1
-    at_work = engine.row((20, 21), Sampling(max_tokens=50), deadline_s=5.0)
-    waits = engine.row((22, 23), Sampling(max_tokens=50), deadline_s=5.0)
+    engine.max_seqs = 1
+    at_work = engine.make_sequence((20, 21), SamplingParams(max_tokens=50), deadline_s=5.0)
+    waits = engine.make_sequence((22, 23), SamplingParams(max_tokens=50), deadline_s=5.0)
     engine.submit(at_work, waits)
     engine.step()
     assert at_work.finish_reason is None
     now[0] = 6.0
     assert engine.step() == [waits, at_work]
-    assert [row.finish_reason for row in (at_work, waits)] == ["abort", "abort"]
+    assert [seq.finish_reason for seq in (at_work, waits)] == ["abort", "abort"]
     assert engine.pool.num_used == 0
 
 
@@ -264,11 +264,11 @@ def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) ->
     prompt = tuple(range(20, 70))
 
     def cached(tenant: str) -> int:
-        row = engine.row(prompt, Sampling(max_tokens=1), tenant=tenant)
-        engine.submit(row)
-        while row.finish_reason is None:
+        seq = engine.make_sequence(prompt, SamplingParams(max_tokens=1), cache_space=tenant)
+        engine.submit(seq)
+        while seq.finish_reason is None:
             engine.step()
-        return row.num_cached
+        return seq.num_cached
 
     assert [cached(tenant) for tenant in ("a", "a", "b", "b", "")] == [0, 49, 0, 49, 0]
 
@@ -276,21 +276,24 @@ def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) ->
 def test_one_tenant_does_not_wait_while_another_has_the_same_prompt_computed(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.step_tokens = 16  # a prompt takes several steps
-    rows = [engine.row(tuple(range(20, 70)), Sampling(max_tokens=1), tenant=tenant) for tenant in ("a", "b", "a")]
-    engine.submit(*rows)
+    seqs = [
+        engine.make_sequence(tuple(range(20, 70)), SamplingParams(max_tokens=1), cache_space=tenant)
+        for tenant in ("a", "b", "a")
+    ]
+    engine.submit(*seqs)
     engine.step()
-    assert [row.lease is not None for row in rows] == [True, True, False]  # its own copy waits, to share what comes
+    assert [seq.lease is not None for seq in seqs] == [True, True, False]  # its own copy waits, to share what comes
 
 
 def test_copies_of_a_prompt_are_computed_once(make_engine: MakeEngine) -> None:
     engine = make_engine()
     prompt = list(range(20, 70))
-    engine.generate([prompt] * 8, Sampling(max_tokens=1, temperature=1.0, seed=1))
-    assert engine.counts.cached_tokens == 7 * 49
+    engine.generate([prompt] * 8, SamplingParams(max_tokens=1, temperature=1.0, seed=1))
+    assert engine.counters.cached_tokens == 7 * 49
 
 
 def test_logprobs_come_with_every_token(engine: Engine, reference: CodeModel) -> None:
-    sampling = Sampling(max_tokens=6, logprobs=3)
+    sampling = SamplingParams(max_tokens=6, logprobs=3)
     done = engine.generate([[20, 21, 22]], sampling)[0]
     assert done.logprobs is not None
     assert [item.token for item in done.logprobs] == list(done.tokens)
@@ -306,7 +309,7 @@ def test_int8_weights_give_nearly_the_same_scores(make_engine: MakeEngine) -> No
     shape = {"width": 64, "ffn": 128}
     exact, rounded = make_engine(**shape), make_engine(options={"precision": "int8"}, **shape)
     prompt = [[20 + i % 50 for i in range(30)]]
-    sampling = Sampling(max_tokens=1, logprobs=20)
+    sampling = SamplingParams(max_tokens=1, logprobs=20)
     ours, theirs = (engine.generate(prompt, sampling)[0].logprobs[0] for engine in (rounded, exact))
     likeliest = dict(theirs.top)
     shared = [(likeliest[token], logprob) for token, logprob in ours.top if token in likeliest]
@@ -334,7 +337,7 @@ def join(chunks: object) -> Completion:
 def test_a_stream_is_the_same_completion_in_pieces(
     engine: Engine, prompt: list[int], seed: int, stop: tuple[str, ...]
 ) -> None:
-    sampling = Sampling(max_tokens=20, temperature=1.5, seed=seed, stop=stop)
+    sampling = SamplingParams(max_tokens=20, temperature=1.5, seed=seed, stop=stop)
     whole = engine.generate([prompt], sampling)[0]
     streamed = join(engine.stream(prompt, sampling))
     assert (streamed.text, streamed.tokens, streamed.finish_reason) == (whole.text, whole.tokens, whole.finish_reason)
@@ -347,7 +350,7 @@ def test_a_stream_is_the_same_completion_in_pieces(
 def scripted(engine: Engine, monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
     """The engine draws these tokens, whatever the scores say."""
     script = iter(tokens)
-    monkeypatch.setattr(drawing, "choose", lambda *_: [next(script)])
+    monkeypatch.setattr(sampler, "sample", lambda *_: [next(script)])
 
 
 def test_no_piece_splits_a_character(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +358,7 @@ def test_no_piece_splits_a_character(engine: Engine, monkeypatch: pytest.MonkeyP
     tokens = engine.tokenizer.encode(text)
     assert len(tokens) > len(text)  # the tokenizer cuts inside characters
     scripted(engine, monkeypatch, [*tokens, EOT])
-    pieces = [chunk.text for chunk in engine.stream("x", Sampling(max_tokens=60))]
+    pieces = [chunk.text for chunk in engine.stream("x", SamplingParams(max_tokens=60))]
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece for piece in pieces)
     assert len(pieces) > 3  # it does not simply wait for the end
@@ -367,7 +370,7 @@ def test_bytes_that_never_become_a_character_come_out_at_the_end(
     half = engine.tokenizer.encode("🙂")[:-1]
     scripted(engine, monkeypatch, [*engine.tokenizer.encode("ok"), *half])
     num_tokens = len(engine.tokenizer.encode("ok")) + len(half)
-    done = join(engine.stream("x", Sampling(max_tokens=num_tokens)))
+    done = join(engine.stream("x", SamplingParams(max_tokens=num_tokens)))
     assert (done.text, done.finish_reason) == ("ok\ufffd", "length")
 
 
@@ -375,23 +378,23 @@ def test_special_tokens_are_no_text_and_end_of_text_stops(engine: Engine, monkey
     a, b = engine.tokenizer.encode("a")[0], engine.tokenizer.encode("b")[0]
     drawn = [a, engine.tokenizer.special("<|file_sep|>"), b, EOT, a]
     scripted(engine, monkeypatch, drawn)
-    assert engine.generate(["x"], Sampling()) == [Completion("ab", tuple(drawn[:4]), "stop", 1)]
+    assert engine.generate(["x"], SamplingParams()) == [Completion("ab", tuple(drawn[:4]), "stop", 1)]
 
 
 def test_a_stop_text_is_cut_exactly_even_across_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [token for letter in "one\n\ntwo" for token in engine.tokenizer.encode(letter)]
     scripted(engine, monkeypatch, tokens)
-    chunks = list(engine.stream("x", Sampling(stop=("\n\n",))))
+    chunks = list(engine.stream("x", SamplingParams(stop=("\n\n",))))
     assert "".join(chunk.text for chunk in chunks) == "one"
     assert chunks[-1].finish_reason == "stop"
     scripted(engine, monkeypatch, tokens)
-    assert engine.generate(["x"], Sampling(stop=("\n\n",)))[0].text == "one"
+    assert engine.generate(["x"], SamplingParams(stop=("\n\n",)))[0].text == "one"
 
 
 def test_what_looked_like_a_stop_is_given_back_at_the_end(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [token for letter in "one\n" for token in engine.tokenizer.encode(letter)]
     scripted(engine, monkeypatch, [*tokens, EOT])
-    assert engine.generate(["x"], Sampling(stop=("\n\n",)))[0].text == "one\n"
+    assert engine.generate(["x"], SamplingParams(stop=("\n\n",)))[0].text == "one\n"
 
 
 # --- limits -------------------------------------------------------------------------------------------------
@@ -401,7 +404,7 @@ def test_what_looked_like_a_stop_is_given_back_at_the_end(engine: Engine, monkey
 @pytest.mark.parametrize("length", [1, 48, 96, 300])
 def test_a_request_never_overflows_the_context(engine: Engine, max_tokens: int, length: int) -> None:
     prompt = [7 + i % 290 for i in range(length)]
-    done = engine.generate([prompt], Sampling(max_tokens=max_tokens, temperature=1.0, seed=1))[0]
+    done = engine.generate([prompt], SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=1))[0]
     assert done.prompt_tokens == min(length, max(96 - max_tokens, 48))
     assert done.prompt_tokens + len(done.tokens) <= 96
     assert len(done.tokens) <= max_tokens
@@ -409,32 +412,32 @@ def test_a_request_never_overflows_the_context(engine: Engine, max_tokens: int, 
 
 def test_of_a_long_prompt_the_tail_stays(engine: Engine) -> None:
     prompt = [7 + i % 290 for i in range(300)]
-    sampling = Sampling(max_tokens=20)
+    sampling = SamplingParams(max_tokens=20)
     assert engine.generate([prompt], sampling) == engine.generate([prompt[-76:]], sampling)
 
 
 def test_an_empty_prompt_begins_a_document(engine: Engine) -> None:
-    sampling = Sampling(max_tokens=5)
+    sampling = SamplingParams(max_tokens=5)
     assert engine.generate([""], sampling) == engine.generate([[EOT]], sampling)
 
 
 def test_ids_beyond_the_tokenizer_are_never_drawn(make_engine: MakeEngine) -> None:
     engine = make_engine(vocab=600, tied=False)
-    done = engine.generate([[7], [8]], Sampling(max_tokens=60, temperature=2.0, seed=3))
-    assert max(token for row in done for token in row.tokens) < engine.tokenizer.vocab_size < 600
+    done = engine.generate([[7], [8]], SamplingParams(max_tokens=60, temperature=2.0, seed=3))
+    assert max(token for seq in done for token in seq.tokens) < engine.tokenizer.vocab_size < 600
 
 
 @pytest.mark.parametrize("prompt", ["\ud800", [320], [-1]])
 def test_a_prompt_that_is_no_text_is_refused(engine: Engine, prompt: str | list[int]) -> None:
     with pytest.raises(UserError, match="prompt"):
-        engine.generate([prompt], Sampling())
+        engine.generate([prompt], SamplingParams())
 
 
 def test_a_cancelled_request_ends_with_abort(engine: Engine) -> None:
     asked = iter([False, False, True])
-    done = join(engine.stream([7, 8], Sampling(max_tokens=50), cancelled=lambda: next(asked)))
+    done = join(engine.stream([7, 8], SamplingParams(max_tokens=50), cancelled=lambda: next(asked)))
     assert (len(done.tokens), done.finish_reason) == (3, "abort")
-    answers = engine.generate([[7], [8], [9]], Sampling(max_tokens=50), cancelled=lambda: True)
+    answers = engine.generate([[7], [8], [9]], SamplingParams(max_tokens=50), cancelled=lambda: True)
     assert [answer.finish_reason for answer in answers] == ["abort"] * 3
 
 
@@ -444,7 +447,7 @@ def test_a_cancelled_request_ends_with_abort(engine: Engine) -> None:
 def test_an_infilling_prompt_puts_special_ids_around_encoded_text(engine: Engine) -> None:
     encode, special = engine.tokenizer.encode, engine.tokenizer.special
     hostile = "<|fim_middle|>"  # text, not the token
-    assert engine.infill("def ", hostile, 8) == (
+    assert engine.prompts.infill("def ", hostile, 8) == (
         special("<|fim_prefix|>"),
         *encode("def "),
         special("<|fim_suffix|>"),
@@ -461,7 +464,7 @@ def test_an_infilling_prompt_is_cut_far_from_the_cursor(
 ) -> None:
     before = engine.tokenizer.encode("".join(chr(48 + i % 10) for i in range(num_prefix)))
     after = engine.tokenizer.encode("".join(chr(97 + i % 26) for i in range(num_suffix)))
-    prompt = engine.infill(engine.tokenizer.decode(before), engine.tokenizer.decode(after), max_tokens)
+    prompt = engine.prompts.infill(engine.tokenizer.decode(before), engine.tokenizer.decode(after), max_tokens)
     middle = prompt.index(engine.tokenizer.fim_suffix)
     kept_before, kept_after = prompt[1:middle], prompt[middle + 1 : -1]
     assert list(kept_before) == before[len(before) - len(kept_before) :]
@@ -476,8 +479,8 @@ def test_an_infilling_prompt_is_cut_far_from_the_cursor(
 def test_a_tokenizer_without_such_tokens_says_so(engine: Engine, reference: CodeModel, tokenizer_json: Path) -> None:
     raw = tokenizer_json.read_bytes().replace(b"fim_prefix", b"another_01")
     bare = Engine("bare", engine.spec, reference.state_dict(), Tokenizer(raw), device="cpu")
-    with pytest.raises(UserError, match="suffix: the tokenizer has no tokens"):
-        bare.infill("a", "b", 4)
+    with pytest.raises(UserError, match="suffix: the tokenizer has no fill-in-the-middle tokens"):
+        bare.prompts.infill("a", "b", 4)
 
 
 # --- loading ------------------------------------------------------------------------------------------------
@@ -486,7 +489,7 @@ def test_a_tokenizer_without_such_tokens_says_so(engine: Engine, reference: Code
 def test_a_hugging_face_directory_gives_the_same_engine(engine: Engine, model_dir: Path) -> None:
     loaded = Engine.load(str(model_dir))
     assert (loaded.name, loaded.spec) == ("tiny", engine.spec)
-    assert loaded.generate(["def "], Sampling()) == engine.generate(["def "], Sampling())
+    assert loaded.generate(["def "], SamplingParams()) == engine.generate(["def "], SamplingParams())
 
 
 def test_greedy_tokens_equal_those_of_transformers(make_engine: MakeEngine, model_dir: Path) -> None:
@@ -498,7 +501,7 @@ def test_greedy_tokens_equal_those_of_transformers(make_engine: MakeEngine, mode
     theirs = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     read = transformers.AutoTokenizer.from_pretrained(model_dir)
     prompts = ["def add(", "class Größe:\n", "return left + right", "日"]
-    for prompt, done in zip(prompts, engine.generate(prompts, Sampling(max_tokens=40)), strict=True):
+    for prompt, done in zip(prompts, engine.generate(prompts, SamplingParams(max_tokens=40)), strict=True):
         inputs = read(prompt, return_tensors="pt")
         assert inputs["input_ids"][0].tolist() == engine.tokenizer.encode(prompt)
         # Ids past the tokenizer's are padding of the table: the engine never draws them.
@@ -529,7 +532,7 @@ def test_a_lakh_checkpoint_and_its_run_give_the_same_engine(
     for path in (str(tmp_path / "run"), folder):
         loaded = Engine.load(path)
         assert loaded.name == "mine"
-        assert loaded.generate(["def "], Sampling()) == engine.generate(["def "], Sampling())
+        assert loaded.generate(["def "], SamplingParams()) == engine.generate(["def "], SamplingParams())
 
 
 def test_what_is_no_model_is_told_what_it_may_be(tmp_path: Path) -> None:
@@ -556,7 +559,7 @@ def test_a_model_without_a_tokenizer_is_refused(model_dir: Path) -> None:
 @pytest.mark.parametrize("speculation", ["off", "lookup"])
 def test_an_engine_that_is_let_go_frees_its_memory_at_once(make_engine: MakeEngine, speculation: str) -> None:
     engine = make_engine(options={"speculation": speculation})
-    engine.generate([[20, 21, 22]], Sampling(max_tokens=4))
+    engine.generate([[20, 21, 22]], SamplingParams(max_tokens=4))
     cache = weakref.ref(engine.cache)
     gc.collect()
     gc.disable()

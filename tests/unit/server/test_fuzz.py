@@ -18,14 +18,14 @@ import grpc
 import pytest
 
 from lakh.server import proto
-from lakh.server.answers.local import LocalBackend
-from lakh.server.answers.textcache import TextCache
+from lakh.server.api import grpc as grpc_api
+from lakh.server.api import openapi
+from lakh.server.api.api_keys import ApiKeys
+from lakh.server.api.server import MAX_BODY_BYTES, running
+from lakh.server.backends.completion_cache import CompletionCache
+from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
-from lakh.server.faces import grpc as grpc_face
-from lakh.server.faces import openapi
-from lakh.server.faces.http import MAX_BODY_BYTES, running
-from lakh.server.faces.keys import Keys
-from lakh.server.store import MemoryStore
+from lakh.server.store import MemoryCacheStore
 
 PATIENCE_S = 60.0
 GOOD = {"prompt": "x", "max_tokens": 1}
@@ -38,11 +38,11 @@ def serving(engine: Engine, **options: Any) -> Iterator[tuple[str, str]]:
     ready, stop = threading.Event(), threading.Event()
 
     async def main() -> None:
-        store = MemoryStore()
-        backend = TextCache(LocalBackend(engine), store)
+        store = MemoryCacheStore()
+        backend = CompletionCache(InProcessBackend(engine), store)
         async with (
             running(backend, "127.0.0.1", 0, store=store, **options) as server,
-            grpc_face.running(server.desk, "127.0.0.1", 0) as address,
+            grpc_api.running(server.handler, "127.0.0.1", 0) as address,
         ):
             addresses.append((server.url, address))
             ready.set()
@@ -209,5 +209,5 @@ def test_bad_keys_bad_text_and_past_deadlines_have_their_status(engine: Engine) 
                     _ = [chunk async for chunk in complete(request, metadata=metadata, timeout=timeout_s)]
                 assert caught.value.code() == status
 
-    with serving(engine, keys=Keys({"key-of-a": "a"})) as (url, grpc_at):
+    with serving(engine, keys=ApiKeys({"key-of-a": "a"})) as (url, grpc_at):
         run(story)

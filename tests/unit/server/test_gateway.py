@@ -21,16 +21,17 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.server import proto
-from lakh.server.answers.local import LocalBackend
-from lakh.server.engine import Engine, Sampling
-from lakh.server.faces import grpc as grpc_face
-from lakh.server.faces.http import Server, running
-from lakh.server.faces.keys import Keys
-from lakh.server.gateway.affinity import Ring, choose
-from lakh.server.gateway.fim_text import TEMPLATES, fim_prompt, template_of
-from lakh.server.gateway.gateway import Gateway, route_key
-from lakh.server.requests import parse
-from lakh.server.store import MemoryStore
+from lakh.server.api import grpc as grpc_api
+from lakh.server.api.api_keys import ApiKeys
+from lakh.server.api.server import HttpServer, running
+from lakh.server.backends.in_process import InProcessBackend
+from lakh.server.engine import Engine, SamplingParams
+from lakh.server.gateway.fim_template import TEMPLATES, fim_prompt, fim_template_of
+from lakh.server.gateway.gateway import Gateway
+from lakh.server.gateway.replica_set import route_key
+from lakh.server.gateway.routing import HashRing, choose_replica
+from lakh.server.request import parse
+from lakh.server.store import MemoryCacheStore
 
 PATIENCE_S = 30.0
 ASK = {"prompt": "def add(", "max_tokens": 40, "temperature": 0}
@@ -42,9 +43,9 @@ NAMES = st.lists(st.text("abcdef", min_size=1, max_size=3), min_size=1, max_size
 
 @given(names=NAMES, keys=st.lists(st.text(max_size=4), min_size=1, max_size=30))
 def test_nobody_gets_more_than_the_bound_and_everybody_gets_a_replica(names: list[str], keys: list[str]) -> None:
-    ring, loads = Ring(names), dict.fromkeys(names, 0)
+    ring, loads = HashRing(names), dict.fromkeys(names, 0)
     for number, key in enumerate(keys, 1):
-        choice = choose(ring, key, loads)
+        choice = choose_replica(ring, key, loads)
         assert choice is not None
         loads[choice.name] += 1
         assert max(loads.values()) <= 1.25 * number / len(names) + 1
@@ -55,10 +56,10 @@ def test_nobody_gets_more_than_the_bound_and_everybody_gets_a_replica(names: lis
 def test_a_replica_that_goes_moves_only_its_own_keys(names: list[str], key: str, data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(names))
     idle = dict.fromkeys(names, 0)
-    before = choose(Ring(names), key, idle)
+    before = choose_replica(HashRing(names), key, idle)
     assert before is not None
     left = {name: 0 for name in names if name != gone}
-    after = choose(Ring(left), key, left)
+    after = choose_replica(HashRing(left), key, left)
     if before.name != gone:
         assert after is not None
         assert after.name == before.name
@@ -67,14 +68,14 @@ def test_a_replica_that_goes_moves_only_its_own_keys(names: list[str], key: str,
 
 
 def test_a_file_stays_where_it_was_as_long_as_there_is_room() -> None:
-    ring = Ring(["a", "b"])
+    ring = HashRing(["a", "b"])
     own = next(ring.names_from("file"))
     other = {"a": "b", "b": "a"}[own]
-    assert choose(ring, "file", {own: 0, other: 0}, preferred=other) == (other, "it had this file before")
-    full = choose(ring, "file", {own: 0, other: 9}, preferred=other)
+    assert choose_replica(ring, "file", {own: 0, other: 0}, preferred=other) == (other, "it served this file before")
+    full = choose_replica(ring, "file", {own: 0, other: 9}, preferred=other)
     assert full is not None
     assert full.name == own
-    gone = choose(ring, "file", {own: 5}, preferred=other)
+    gone = choose_replica(ring, "file", {own: 5}, preferred=other)
     assert gone is not None
     assert gone.name == own
 
@@ -103,7 +104,7 @@ def test_code_that_spells_a_special_token_cannot_break_the_prompt(before: str, a
 
 
 def test_the_cursor_keeps_its_neighbours_and_the_cut_moves_in_steps() -> None:
-    template = template_of("deepseek")
+    template = fim_template_of("deepseek")
     assert template is not None
     before = "".join(f"{number:07}\n" for number in range(4000))
     prompts = [fim_prompt(template, before + "x" * n, "after", order="spm", room_tokens=2000) for n in range(40)]
@@ -111,8 +112,8 @@ def test_the_cursor_keeps_its_neighbours_and_the_cut_moves_in_steps() -> None:
     assert len({prompt.removeprefix(template.prefix)[:7] for prompt in prompts}) <= 2
     for name in ("", "a,b", "gpt"):
         with pytest.raises(UserError):
-            template_of(name)
-    assert template_of("<P>,<S>,<M>") == ("<P>", "<S>", "<M>", True)
+            fim_template_of(name)
+    assert fim_template_of("<P>,<S>,<M>") == ("<P>", "<S>", "<M>", True)
 
 
 # --- engines behind it ---
@@ -121,7 +122,9 @@ def test_the_cursor_keeps_its_neighbours_and_the_cut_moves_in_steps() -> None:
 class Fleet:
     """Engines on sockets, a gateway before them, a client."""
 
-    def __init__(self, engines: list[Server], gateway: Gateway, server: Server, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, engines: list[HttpServer], gateway: Gateway, server: HttpServer, session: aiohttp.ClientSession
+    ) -> None:
         self.engines, self.gateway, self.server, self.session = engines, gateway, server, session
 
     async def post(self, body: Any, key: str = "") -> tuple[int, Any]:
@@ -143,10 +146,10 @@ async def fleet_of(engines: list[Engine], urls: tuple[str, ...] = (), **options:
     async with AsyncExitStack() as stack:
         face = {name: options.pop(name) for name in ("keys", "drain_s") if name in options}
         servers = [
-            await stack.enter_async_context(running(LocalBackend(engine), "127.0.0.1", 0, drain_s=0.1))
+            await stack.enter_async_context(running(InProcessBackend(engine), "127.0.0.1", 0, drain_s=0.1))
             for engine in engines
         ]
-        gateway = Gateway([*[server.url for server in servers], *urls], store=MemoryStore(), **options)
+        gateway = Gateway([*[server.url for server in servers], *urls], store=MemoryCacheStore(), **options)
         server = await stack.enter_async_context(running(gateway, "127.0.0.1", 0, **face))
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
@@ -180,8 +183,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_answers_are_the_engines_whole_streamed_sampled_and_over_grpc(pair: list[Engine]) -> None:
-    greedy = pair[0].generate(["def add("], Sampling(max_tokens=40))[0]
-    infill = pair[0].generate([pair[0].infill("def add(", "\n", 8, "spm")], Sampling(max_tokens=8))[0]
+    greedy = pair[0].generate(["def add("], SamplingParams(max_tokens=40))[0]
+    infill = pair[0].generate([pair[0].prompts.infill("def add(", "\n", 8, "spm")], SamplingParams(max_tokens=8))[0]
 
     async def story(fleet: Fleet) -> None:
         status, whole = await fleet.post(ASK)
@@ -194,7 +197,7 @@ def test_answers_are_the_engines_whole_streamed_sampled_and_over_grpc(pair: list
         assert status == 200
         assert [len(choice["logprobs"]["tokens"]) > 0 for choice in many["choices"]] == [True] * 4
         async with (
-            grpc_face.running(fleet.server.desk, "127.0.0.1", 0) as address,
+            grpc_api.running(fleet.server.handler, "127.0.0.1", 0) as address,
             grpc.aio.insecure_channel(address) as channel,
         ):
             complete = channel.unary_stream(
@@ -229,11 +232,11 @@ def test_one_file_goes_to_one_engine_and_finds_its_prefix_there(pair: list[Engin
         prompt = "def add(left, right):\n    return left + right\n"
         for number in range(6):
             await fleet.post({**ASK, "max_tokens": 2, "prompt": prompt + "x" * number, "user": "u", "supersede": "f"})
-        assert sorted(engine.counts.prompt_tokens > 0 for engine in pair) == [False, True]
-        assert sum(engine.counts.cached_tokens for engine in pair) > 60
+        assert sorted(engine.counters.prompt_tokens > 0 for engine in pair) == [False, True]
+        assert sum(engine.counters.cached_tokens for engine in pair) > 60
         for number in range(12):
             await fleet.post({**ASK, "max_tokens": 1, "user": "u", "supersede": f"file {number}"})
-        assert all(engine.counts.prompt_tokens > 0 for engine in pair)
+        assert all(engine.counters.prompt_tokens > 0 for engine in pair)
 
     run(pair, story)
 
@@ -241,11 +244,11 @@ def test_one_file_goes_to_one_engine_and_finds_its_prefix_there(pair: list[Engin
 def test_an_engine_that_breaks_off_in_mid_answer_is_replaced_without_a_seam(
     pair: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = pair[0].generate(["def add("], Sampling(max_tokens=40))[0].text
+    expected = pair[0].generate(["def add("], SamplingParams(max_tokens=40))[0].text
     may_go_on = threading.Event()
 
     def is_amid(engine: Engine) -> bool:
-        return any(len(row.tokens) >= 3 for row in list(engine._seating.running))
+        return any(len(row.tokens) >= 3 for row in list(engine.scheduler.running))
 
     def held(engine: Engine, step: Callable[[], object]) -> object:
         if is_amid(engine):
@@ -262,10 +265,10 @@ def test_an_engine_that_breaks_off_in_mid_answer_is_replaced_without_a_seam(
             await until(lambda: any(map(is_amid, pair)))  # some text has gone out
             at = next(index for index, engine in enumerate(pair) if is_amid(engine))
             server = fleet.engines[at]
-            backend = server.desk.backend
-            assert isinstance(backend, LocalBackend)
-            for job in list(backend.worker._jobs):
-                job.hear(RuntimeError("pulled the plug"))
+            backend = server.handler.backend
+            assert isinstance(backend, InProcessBackend)
+            for job in list(backend.thread._jobs):
+                job.on_update(RuntimeError("pulled the plug"))
             may_go_on.set()
             text, events = await task
             assert text
@@ -317,7 +320,7 @@ def test_tenants_stay_apart_inside_the_engines(make_engine: Callable[..., Engine
         assert cached[2] > 0
         assert (await fleet.post(body, "key-of-c"))[0] == 401
 
-    run([engine], story, keys=Keys({"key-of-a": "a", "key-of-b": "b"}))
+    run([engine], story, keys=ApiKeys({"key-of-a": "a", "key-of-b": "b"}))
 
 
 def test_without_engines_it_says_so_and_waits_for_them() -> None:
@@ -337,7 +340,7 @@ def test_a_name_without_an_address_is_asked_again(name: str) -> None:
     async def story() -> None:
         gateway = Gateway([f"dns:{name}:8000"])
         await gateway.start()
-        await gateway._resolve()
+        await gateway._set._resolve()
         assert gateway.models() == []
         await gateway.close()
 
@@ -347,17 +350,20 @@ def test_a_name_without_an_address_is_asked_again(name: str) -> None:
 def test_a_gateway_tells_the_phases_that_it_sees(pair: list[Engine]) -> None:
     async def story(fleet: Fleet) -> None:
         await fleet.stream(ASK)
-        found = {family.name: dict(family.samples) for family in fleet.gateway.families()}
-        phases = [f"request_{name}_time_seconds" for name in ("queue", "prefill", "decode", "inference")]
-        assert [found[name]["_count"] for name in phases] == [1, 1, 1, 1]
-        assert found[phases[3]]["_sum"] == pytest.approx(found[phases[1]]["_sum"] + found[phases[2]]["_sum"], abs=1e-5)
+        families = fleet.gateway.metric_families()
+        found = {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+        phases = [f"lakh:request_{name}_time_seconds" for name in ("queue", "prefill", "decode", "inference")]
+        assert [found[f"{name}_count"] for name in phases] == [1, 1, 1, 1]
+        assert found[f"{phases[3]}_sum"] == pytest.approx(
+            found[f"{phases[1]}_sum"] + found[f"{phases[2]}_sum"], abs=1e-5
+        )
 
     run(pair, story)
 
 
 def test_a_gateway_needs_no_torch() -> None:
-    faces = "lakh.server.faces.http, lakh.server.faces.grpc"
-    rooms = f"lakh.cli.gateway, lakh.server.gateway.gateway, lakh.server.answers.textcache, {faces}"
+    faces = "lakh.server.api.http, lakh.server.api.grpc"
+    rooms = f"lakh.cli.gateway, lakh.server.gateway.gateway, lakh.server.backends.completion_cache, {faces}"
     code = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
@@ -414,7 +420,7 @@ def test_an_engine_without_suffix_gets_the_hole_as_text_and_nothing_it_does_not_
         async with (
             asyncio.timeout(2 * PATIENCE_S),
             other_engine(asked, ["a + ", "b\n", "print(", "1)"]) as url,
-            fleet_of([], (url,), template=template_of("starcoder")) as fleet,
+            fleet_of([], (url,), template=fim_template_of("starcoder")) as fleet,
         ):
             body = {"prompt": "def f(a, b):\n    return ", "suffix": "\n", "temperature": 0, "max_tokens": 8}
             _, answer = await fleet.post({**body, "stop_rule": "line", "user": "u", "supersede": "f", "order": "psm"})

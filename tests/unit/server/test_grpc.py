@@ -14,22 +14,22 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lakh.server import proto
-from lakh.server.answers.local import LocalBackend
-from lakh.server.engine import Engine, Sampling
-from lakh.server.faces import grpc as grpc_face
-from lakh.server.faces import http
-from lakh.server.faces.http import Server
-from lakh.server.faces.keys import Keys
+from lakh.server.api import grpc as grpc_api
+from lakh.server.api import server as api_server
+from lakh.server.api.api_keys import ApiKeys
+from lakh.server.api.server import HttpServer
+from lakh.server.backends.in_process import InProcessBackend
+from lakh.server.engine import Engine, SamplingParams
 
 PATIENCE_S = 30.0
 
 
-def run(engine: Engine, story: Callable[[Any, grpc.aio.Channel, Server], Awaitable[None]], **options: Any) -> None:
+def run(engine: Engine, story: Callable[[Any, grpc.aio.Channel, HttpServer], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(2 * PATIENCE_S),
-            http.running(LocalBackend(engine), "127.0.0.1", 0, **options) as server,
-            grpc_face.running(server.desk, "127.0.0.1", 0) as address,
+            api_server.running(InProcessBackend(engine), "127.0.0.1", 0, **options) as server,
+            grpc_api.running(server.handler, "127.0.0.1", 0) as address,
             grpc.aio.insecure_channel(address) as channel,
         ):
             complete = channel.unary_stream(
@@ -43,9 +43,9 @@ def run(engine: Engine, story: Callable[[Any, grpc.aio.Channel, Server], Awaitab
 
 
 def test_a_stream_carries_the_engines_answer(engine: Engine) -> None:
-    expected = engine.generate(["def add("], Sampling(max_tokens=30))[0]
+    expected = engine.generate(["def add("], SamplingParams(max_tokens=30))[0]
 
-    async def story(complete: Any, channel: grpc.aio.Channel, server: Server) -> None:
+    async def story(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
         request = proto.CompleteRequest(prompt="def add(", max_tokens=30, temperature=0, logprobs=2)
         chunks = [chunk async for chunk in complete(request)]
         assert "".join(chunk.text for chunk in chunks) == expected.text
@@ -74,7 +74,7 @@ REFUSED = [
 
 
 def test_refusals_have_the_status_that_means_them(engine: Engine) -> None:
-    async def story(complete: Any, channel: grpc.aio.Channel, server: Server) -> None:
+    async def story(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
         for fields, status in REFUSED:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 _ = [chunk async for chunk in complete(proto.CompleteRequest(**fields), timeout=PATIENCE_S)]
@@ -91,10 +91,10 @@ def test_refusals_have_the_status_that_means_them(engine: Engine) -> None:
 def test_a_deadline_and_a_cancelled_call_free_their_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    forward = engine._runner.forward
-    monkeypatch.setattr(engine._runner, "forward", lambda segments: time.sleep(0.02) or forward(segments))
+    forward = engine.runner.forward
+    monkeypatch.setattr(engine.runner, "forward", lambda segments: time.sleep(0.02) or forward(segments))
 
-    async def story(complete: Any, channel: grpc.aio.Channel, server: Server) -> None:
+    async def story(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
         request = proto.CompleteRequest(prompt="def add(", max_tokens=80, temperature=0)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             _ = [chunk async for chunk in complete(request, timeout=0.2)]
@@ -110,7 +110,7 @@ def test_a_deadline_and_a_cancelled_call_free_their_blocks(engine: Engine, monke
 
 
 def test_keys_are_asked_for_and_name_the_tenant(engine: Engine) -> None:
-    async def story(complete: Any, channel: grpc.aio.Channel, server: Server) -> None:
+    async def story(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
         request = proto.CompleteRequest(prompt="def add(", max_tokens=2)
         for metadata in ((), (("authorization", "Bearer wrong-key"),), (("authorization", "secret-1"),)):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -119,14 +119,14 @@ def test_keys_are_asked_for_and_name_the_tenant(engine: Engine) -> None:
         good = (("authorization", "Bearer secret-1"),)
         assert [chunk async for chunk in complete(request, metadata=good)]
 
-    run(engine, story, keys=Keys({"secret-1": "a"}))
+    run(engine, story, keys=ApiKeys({"secret-1": "a"}))
 
 
 def test_health_answers_and_reflection_names_the_service(engine: Engine) -> None:
     pytest.importorskip("grpc_reflection", reason="pip install grpcio-reflection")
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-    async def story(complete: Any, channel: grpc.aio.Channel, server: Server) -> None:
+    async def story(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
         stub = health_pb2_grpc.HealthStub(channel)
         for name in ("", "ready", proto.SERVICE):
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE_S)

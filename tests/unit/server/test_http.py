@@ -17,11 +17,11 @@ import aiohttp
 import pytest
 
 from lakh.errors import UserError
-from lakh.server.answers.local import MAX_WAITING, LocalBackend
-from lakh.server.answers.worker import Worker
-from lakh.server.engine import Engine, Sampling
-from lakh.server.faces import http
-from lakh.server.faces.http import Server, running
+from lakh.server.api import server as api_server
+from lakh.server.api.server import HttpServer, running
+from lakh.server.backends.engine_thread import EngineThread
+from lakh.server.backends.in_process import MAX_WAITING, InProcessBackend
+from lakh.server.engine import Engine, SamplingParams
 from lakh.workloads.code.model import CodeModel
 
 PATIENCE_S = 20.0
@@ -47,14 +47,14 @@ class GatedEngine(Engine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.gate, self.steps = threading.Semaphore(0), 0
-        forward = self._runner.forward
+        forward = self.runner.forward
 
         def gated(segments: Any) -> Any:
             assert self.gate.acquire(timeout=PATIENCE_S), "the test gave no permit"
             self.steps += 1
             return forward(segments)
 
-        self._runner.forward = gated  # type: ignore[method-assign]
+        self.runner.forward = gated  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -62,19 +62,19 @@ def gated(engine: Engine, reference: CodeModel) -> GatedEngine:
     return GatedEngine("tiny", engine.spec, reference.state_dict(), engine.tokenizer, device="cpu")
 
 
-def worker_of(server: Server) -> Worker:
-    backend = server.desk.backend
-    assert isinstance(backend, LocalBackend)
-    return backend.worker
+def thread_of(server: HttpServer) -> EngineThread:
+    backend = server.handler.backend
+    assert isinstance(backend, InProcessBackend)
+    return backend.thread
 
 
 class Client:
-    def __init__(self, server: Server, session: aiohttp.ClientSession) -> None:
+    def __init__(self, server: HttpServer, session: aiohttp.ClientSession) -> None:
         self.server, self.session = server, session
 
     @property
-    def worker(self) -> Worker:
-        return worker_of(self.server)
+    def thread(self) -> EngineThread:
+        return thread_of(self.server)
 
     async def post(self, body: Any, path: str = "/v1/completions") -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -101,7 +101,7 @@ class Client:
 @asynccontextmanager
 async def serving(engine: Engine, max_waiting: int = MAX_WAITING, **options: Any) -> AsyncIterator[Client]:
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
-    backend = LocalBackend(engine, max_waiting=max_waiting)
+    backend = InProcessBackend(engine, max_waiting=max_waiting)
     async with running(backend, "127.0.0.1", 0, **options) as server, aiohttp.ClientSession(timeout=timeout) as session:
         yield Client(server, session)
 
@@ -124,7 +124,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_completion_is_the_engines(engine: Engine) -> None:
-    expected = engine.generate(["def add("], Sampling(max_tokens=60))[0]
+    expected = engine.generate(["def add("], SamplingParams(max_tokens=60))[0]
 
     async def story(client: Client) -> None:
         status, body = await client.post({**LONG, "model": "tiny", "user": "me", "unheard_of": {"x": 1}})
@@ -186,8 +186,8 @@ def test_prompts_times_n_are_choices_in_order_and_alike_when_streamed(engine: En
 
 
 def test_a_suffix_asks_for_the_middle_and_may_be_long(engine: Engine) -> None:
-    prompt = engine.infill("def add(", "\n    return", 10)
-    expected = engine.generate([prompt], Sampling(max_tokens=10))[0]
+    prompt = engine.prompts.infill("def add(", "\n    return", 10)
+    expected = engine.generate([prompt], SamplingParams(max_tokens=10))[0]
 
     async def story(client: Client) -> None:
         body = {"prompt": "def add(", "suffix": "\n    return", "max_tokens": 10, "temperature": 0}
@@ -203,9 +203,11 @@ def test_a_suffix_asks_for_the_middle_and_may_be_long(engine: Engine) -> None:
 
 def test_a_prompt_that_ends_inside_a_word_is_healed_where_that_is_asked_for(engine: Engine) -> None:
     prompt = "def add(left, right):\n    re"
-    healed = engine.heal(engine.encode(prompt))
-    assert healed.first_ids is not None
-    row = engine.row(healed.ids, Sampling(max_tokens=6), first_ids=healed.first_ids, skip=healed.skip)
+    healed = engine.prompts.heal(engine.prompts.encode(prompt))
+    assert healed.first_token_ids is not None
+    row = engine.make_sequence(
+        healed.ids, SamplingParams(max_tokens=6), first_token_ids=healed.first_token_ids, skip=healed.skip
+    )
     engine.submit(row)
     while row.finish_reason is None:
         engine.step()
@@ -214,7 +216,7 @@ def test_a_prompt_that_ends_inside_a_word_is_healed_where_that_is_asked_for(engi
     async def story(client: Client) -> None:
         for heal in (True, False):
             _, answer = await client.post({"prompt": prompt, "max_tokens": 6, "temperature": 0, "heal": heal})
-            plain = engine.generate([prompt], Sampling(max_tokens=6))[0].text
+            plain = engine.generate([prompt], SamplingParams(max_tokens=6))[0].text
             assert answer["choices"][0]["text"] == (expected if heal else plain)
 
     run(engine, story)
@@ -250,12 +252,12 @@ def test_pages_about_the_server(engine: Engine) -> None:
         await client.post({"prompt": 1})
         _, text = await client.get("/metrics")
         lines = text.splitlines()
-        assert 'lakh:requests_total{code="200"} 1' in lines
-        assert 'lakh:requests_total{code="400"} 1' in lines
-        assert f"lakh:generation_tokens_total {body['usage']['completion_tokens']}" in lines
-        assert f"lakh:prompt_tokens_total {body['usage']['prompt_tokens']}" in lines
-        assert "lakh:num_requests_running 0" in lines
-        assert "lakh:e2e_request_latency_seconds_count 1" in lines
+        assert 'lakh:requests_total{code="200"} 1.0' in lines
+        assert 'lakh:requests_total{code="400"} 1.0' in lines
+        assert f"lakh:generation_tokens_total {body['usage']['completion_tokens']:.1f}" in lines
+        assert f"lakh:prompt_tokens_total {body['usage']['prompt_tokens']:.1f}" in lines
+        assert "lakh:num_requests_running 0.0" in lines
+        assert "lakh:e2e_request_latency_seconds_count 1.0" in lines
         latency_s = next(float(line.split()[1]) for line in lines if "latency_seconds_sum" in line)
         assert latency_s > 0
         names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
@@ -394,7 +396,7 @@ def test_a_bug_of_ours_is_a_short_500_and_logged(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr(engine._runner, "forward", broken)
+    monkeypatch.setattr(engine.runner, "forward", broken)
 
     async def story(client: Client) -> None:
         status, answer = await client.post(LONG)
@@ -413,7 +415,7 @@ def test_a_bug_of_ours_is_a_short_500_and_logged(
 
 def test_concurrent_requests_each_get_their_own_answer(engine: Engine) -> None:
     prompts = [f"def f{number}(" for number in range(6)]
-    expected = [done.text for done in engine.generate(prompts, Sampling(max_tokens=12))]
+    expected = [done.text for done in engine.generate(prompts, SamplingParams(max_tokens=12))]
 
     async def story(client: Client) -> None:
         body = {"max_tokens": 12, "temperature": 0}
@@ -424,10 +426,10 @@ def test_concurrent_requests_each_get_their_own_answer(engine: Engine) -> None:
 
 
 def test_a_full_queue_is_a_429_and_a_gone_client_makes_room(gated: GatedEngine) -> None:
-    gated.max_rows = 1
+    gated.max_seqs = 1
 
     async def story(client: Client) -> None:
-        worker = client.worker
+        worker = client.thread
         first = asyncio.create_task(client.post({**LONG, "max_tokens": 2}))
         await until(lambda: worker.num_running == 1)
         second = asyncio.create_task(client.post({**LONG, "max_tokens": 2}))
@@ -457,9 +459,9 @@ def test_a_client_that_disconnects_cancels_its_generation(gated: GatedEngine, st
         gated.gate.release(3)
         await until(lambda: gated.steps == 3)
         task.cancel()
-        await until(lambda: client.server.desk.metrics.cancelled == 1)
+        await until(lambda: client.server.handler.metrics.cancelled._value.get() == 1)
         gated.gate.release(200)
-        await until(lambda: client.worker.num_running == 0)
+        await until(lambda: client.thread.num_running == 0)
         assert gated.steps <= 4  # of 60: the step at work, and no other
         assert (await client.post({**LONG, "max_tokens": 2}))[0] == 200
 
@@ -474,20 +476,20 @@ def test_a_port_in_use_is_the_users_to_change(engine: Engine) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(UserError, match="in use") as caught:
-            http.serve(LocalBackend(engine), "127.0.0.1", taken.getsockname()[1])
+            api_server.serve(InProcessBackend(engine), "127.0.0.1", taken.getsockname()[1])
     assert "--http" in caught.value.todo
-    with pytest.raises(UserError, match="no address of this machine"):
-        http.serve(LocalBackend(engine), "no.such.host.invalid", 0)
+    with pytest.raises(UserError, match="not an address of this machine"):
+        api_server.serve(InProcessBackend(engine), "no.such.host.invalid", 0)
 
 
 def test_at_the_end_requests_at_work_are_finished(gated: GatedEngine) -> None:
     async def main() -> None:
         answers: list[asyncio.Task[tuple[int, Any]]] = []
         session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
-        async with session, running(LocalBackend(gated), "127.0.0.1", 0, drain_s=PATIENCE_S) as server:
+        async with session, running(InProcessBackend(gated), "127.0.0.1", 0, drain_s=PATIENCE_S) as server:
             client = Client(server, session)
             answers += [asyncio.create_task(client.post({**LONG, "max_tokens": 3})) for _ in range(2)]
-            await until(lambda: worker_of(server).num_running + worker_of(server).num_waiting == 2)
+            await until(lambda: thread_of(server).num_running + thread_of(server).num_waiting == 2)
             asyncio.get_running_loop().call_later(0.2, gated.gate.release, 6)
         for answer in answers:
             status, body = await answer
@@ -497,18 +499,18 @@ def test_at_the_end_requests_at_work_are_finished(gated: GatedEngine) -> None:
 
 
 def test_after_the_deadline_they_are_told(gated: GatedEngine) -> None:
-    gated.max_rows = 1  # the second waits, whenever it comes
+    gated.max_seqs = 1  # the second waits, whenever it comes
 
     async def main() -> None:
         answers: list[asyncio.Task[tuple[int, Any]]] = []
         session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
-        async with session, running(LocalBackend(gated), "127.0.0.1", 0, drain_s=0.1) as server:
+        async with session, running(InProcessBackend(gated), "127.0.0.1", 0, drain_s=0.1) as server:
             client = Client(server, session)
             for number in (1, 2):
                 answers.append(asyncio.create_task(client.post(LONG)))
-                await until(lambda: worker_of(server).num_running + worker_of(server).num_waiting == number)  # noqa: B023
-            worker = worker_of(server)
-            leaving = asyncio.create_task(until(lambda: bool(worker._gone)))  # the time for them is over
+                await until(lambda: thread_of(server).num_running + thread_of(server).num_waiting == number)  # noqa: B023
+            worker = thread_of(server)
+            leaving = asyncio.create_task(until(lambda: bool(worker._cancelled)))  # the time for them is over
             leaving.add_done_callback(lambda _: gated.gate.release())
         (status, cut), (refused, _) = [await answer for answer in answers]
         assert (status, cut["choices"][0]["finish_reason"]) == (200, "abort")

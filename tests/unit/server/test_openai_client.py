@@ -6,18 +6,18 @@ import asyncio
 
 import pytest
 
-from lakh.server.answers.local import LocalBackend
-from lakh.server.engine import Engine, Sampling
-from lakh.server.faces.http import running
+from lakh.server.api.server import running
+from lakh.server.backends.in_process import InProcessBackend
+from lakh.server.engine import Engine, SamplingParams
 
 openai = pytest.importorskip("openai", reason="pip install openai")
 
 
 def test_openais_client_gets_whole_and_streamed_answers(engine: Engine) -> None:
-    expected = engine.generate(["def add("], Sampling(max_tokens=12))[0]
+    expected = engine.generate(["def add("], SamplingParams(max_tokens=12))[0]
 
     async def main() -> None:
-        async with asyncio.timeout(60), running(LocalBackend(engine), "127.0.0.1", 0) as server:
+        async with asyncio.timeout(60), running(InProcessBackend(engine), "127.0.0.1", 0) as server:
             client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
             async with client:
                 ask = {"model": "tiny", "prompt": "def add(", "max_tokens": 12, "temperature": 0}

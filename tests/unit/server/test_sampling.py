@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lakh.errors import ConfigError
-from lakh.server.sampling import Draws, Sampling, choose, log_probabilities, noise, probabilities
+from lakh.server.sampling import NoiseKeys, SamplingParams, gumbel_noise, probabilities, sample, token_logprobs
 
 REFUSED = [
     ({"max_tokens": 0}, "max_tokens"),
@@ -34,27 +34,27 @@ REFUSED = [
 @pytest.mark.parametrize(("settings", "field"), REFUSED)
 def test_a_sampling_that_cannot_be_is_refused_by_name(settings: dict[str, object], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Sampling(**settings)  # type: ignore[arg-type]
+        SamplingParams(**settings)  # type: ignore[arg-type]
     assert caught.value.where == field
 
 
 def test_a_sampling_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Sampling().max_tokens = 3  # type: ignore[misc]
+        SamplingParams().max_tokens = 3  # type: ignore[misc]
 
 
-def draw(logits: torch.Tensor, sampling: Sampling, times: int = 2000) -> torch.Tensor:
+def draw(logits: torch.Tensor, sampling: SamplingParams, times: int = 2000) -> torch.Tensor:
     """How often each token came, as fractions."""
-    keys = Draws(sampling)
+    keys = NoiseKeys(sampling)
     rows = logits[None].expand(times, -1)
-    picks = choose(rows, [sampling] * times, [keys[i] for i in range(times)])
+    picks = sample(rows, [sampling] * times, [keys[i] for i in range(times)])
     return torch.bincount(torch.tensor(picks), minlength=len(logits)) / times
 
 
 def test_frequencies_follow_the_softmax_at_the_temperature() -> None:
     logits = torch.tensor([0.5, 2.0, -1.0, 1.0])
     for temperature in (0.5, 1.0, 2.0):
-        found = draw(logits, Sampling(temperature=temperature, seed=11))
+        found = draw(logits, SamplingParams(temperature=temperature, seed=11))
         expected = (logits / temperature).softmax(dim=-1)
         # Standard deviation of a fraction of 2000 draws is at most 0.0112; 4.5 of them.
         assert (found - expected).abs().max() < 0.05
@@ -62,46 +62,50 @@ def test_frequencies_follow_the_softmax_at_the_temperature() -> None:
 
 def test_top_k_and_top_p_keep_the_likeliest() -> None:
     logits = torch.tensor([0.2, 0.4, 0.1, 0.3]).log()
-    kept = draw(logits, Sampling(temperature=1.0, top_k=2, seed=1)) > 0
+    kept = draw(logits, SamplingParams(temperature=1.0, top_k=2, seed=1)) > 0
     assert kept.tolist() == [False, True, False, True]
-    kept = draw(logits, Sampling(temperature=1.0, top_p=0.75, seed=1)) > 0  # 0.4 + 0.3 is not yet 0.75
+    kept = draw(logits, SamplingParams(temperature=1.0, top_p=0.75, seed=1)) > 0  # 0.4 + 0.3 is not yet 0.75
     assert kept.tolist() == [True, True, False, True]
-    kept = draw(logits, Sampling(temperature=1.0, top_p=0.01, seed=1)) > 0  # one always stays
+    kept = draw(logits, SamplingParams(temperature=1.0, top_p=0.01, seed=1)) > 0  # one always stays
     assert kept.tolist() == [False, True, False, False]
 
 
 def test_rows_with_different_settings_share_a_batch() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0]] * 3)
-    samplings = [Sampling(), Sampling(temperature=1.0, top_k=1, seed=1), Sampling(temperature=5.0, seed=3)]
+    samplings = [
+        SamplingParams(),
+        SamplingParams(temperature=1.0, top_k=1, seed=1),
+        SamplingParams(temperature=5.0, seed=3),
+    ]
     keys = [0, 3, 9]
-    alone = choose(logits[2:], samplings[2:], keys[2:])
-    assert choose(logits, samplings, keys) == [1, 1, alone[0]]
+    alone = sample(logits[2:], samplings[2:], keys[2:])
+    assert sample(logits, samplings, keys) == [1, 1, alone[0]]
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3])
 def test_a_tiny_temperature_is_greedy_and_finite(temperature: float) -> None:
     logits = torch.tensor([[1.0, 2.0, -math.inf, 1.9]])
-    assert choose(logits.expand(50, -1), [Sampling(temperature=temperature, seed=1)] * 50, range(50)) == [1] * 50
+    assert sample(logits.expand(50, -1), [SamplingParams(temperature=temperature, seed=1)] * 50, range(50)) == [1] * 50
 
 
 def test_random_numbers_are_a_function_of_seed_copy_and_place() -> None:
-    sampling = Sampling(temperature=1.0, seed=3)
-    late, early = Draws(sampling), Draws(sampling)
+    sampling = SamplingParams(temperature=1.0, seed=3)
+    late, early = NoiseKeys(sampling), NoiseKeys(sampling)
     assert [late[i] for i in (5, 0, 3)] == [[early[i] for i in range(6)][i] for i in (5, 0, 3)]
-    assert Draws(sampling, copy=1)[0] != early[0] != Draws(Sampling(temperature=1.0, seed=4))[0]
+    assert NoiseKeys(sampling, copy=1)[0] != early[0] != NoiseKeys(SamplingParams(temperature=1.0, seed=4))[0]
     assert len({early[i] for i in range(100)}) == 100
 
 
 def test_noise_is_gumbels_and_no_two_keys_or_ids_share_it() -> None:
-    made = noise(torch.arange(400), 500).double()  # keys that follow each other are the hardest to tell apart
+    made = gumbel_noise(torch.arange(400), 500).double()  # keys that follow each other are the hardest to tell apart
     uniform = (-(-made).exp()).exp()
     # 200,000 numbers: a mean has a standard deviation of 0.00065, a correlation of 0.0022, a tenth of them of 134.
     assert abs(float(uniform.mean()) - 0.5) < 0.004
     assert (torch.histc(uniform, 10, 0, 1) - 20_000).abs().max() < 800
     for left, right in ((uniform[1:], uniform[:-1]), (uniform[:, 1:], uniform[:, :-1])):
         assert abs(float(torch.corrcoef(torch.stack([left.flatten(), right.flatten()]))[0, 1])) < 0.012
-    other_half = noise(torch.tensor([1 << 32]), 500)
-    assert float((other_half - noise(torch.tensor([0]), 500)).abs().min()) > 0
+    other_half = gumbel_noise(torch.tensor([1 << 32]), 500)
+    assert float((other_half - gumbel_noise(torch.tensor([0]), 500)).abs().min()) > 0
 
 
 @pytest.mark.parametrize("limits", [{}, {"top_k": 500}, {"top_p": 0.9}])
@@ -109,9 +113,9 @@ def test_rounding_changes_a_token_as_seldom_as_the_distance_of_probabilities_all
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(2000, generator=generator)
     moved = logits + 1e-3 * torch.randn(2000, generator=generator)
-    sampling, times = Sampling(temperature=1.0, seed=5, **limits), 2000  # type: ignore[arg-type]
-    keys = [Draws(sampling)[i] for i in range(times)]
-    left, right = (choose(scores.expand(times, -1), [sampling] * times, keys) for scores in (logits, moved))
+    sampling, times = SamplingParams(temperature=1.0, seed=5, **limits), 2000  # type: ignore[arg-type]
+    keys = [NoiseKeys(sampling)[i] for i in range(times)]
+    left, right = (sample(scores.expand(times, -1), [sampling] * times, keys) for scores in (logits, moved))
     p, q = (probabilities(scores[None], [sampling])[0] for scores in (logits, moved))
     # At most twice the distance of the two distributions, and five standard deviations of a count. A number looked up
     # in cumulated probabilities would change 31, 350 and 11 tokens here.
@@ -121,7 +125,7 @@ def test_rounding_changes_a_token_as_seldom_as_the_distance_of_probabilities_all
 
 def test_log_probabilities_are_those_of_the_scores_before_temperature() -> None:
     logits = torch.tensor([0.5, 2.0, -1.0, 1.0])
-    found = log_probabilities(logits, 2, 2)
+    found = token_logprobs(logits, 2, 2)
     expected = logits.log_softmax(dim=-1)
     assert found.logprob == pytest.approx(expected[2].item())
     assert [token for token, _ in found.top] == [1, 3]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lakh.server.engine import Engine, Sampling
+from lakh.server.engine import Engine, SamplingParams
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.formats import gguf, hf
 
@@ -54,7 +54,7 @@ def test_greedy_text_of_twenty_prompts_is_that_of_transformers(smollm2: Path) ->
     theirs = transformers.LlamaForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     for speculation in ("off", "lookup"):
         engine = Engine("m", spec, weights, tokenizer, device="cpu", precision="f32", speculation=speculation)
-        done = engine.generate(prompts, Sampling(max_tokens=NEW_TOKENS))
+        done = engine.generate(prompts, SamplingParams(max_tokens=NEW_TOKENS))
         if speculation == "off":
             ours = done
         assert [item.text for item in done] == [item.text for item in ours]
@@ -75,7 +75,7 @@ def test_greedy_text_of_twenty_prompts_is_that_of_transformers(smollm2: Path) ->
 
 
 def test_its_gguf_file_is_served_as_it_is(smollm2: Path, smollm2_gguf: Path) -> None:
-    prompts, sampling = [PROSE[4]], Sampling(max_tokens=8)
+    prompts, sampling = [PROSE[4]], SamplingParams(max_tokens=8)
     ours, theirs = (
         Engine.load(str(path), precision="f32").generate(prompts, sampling) for path in (smollm2_gguf, smollm2)
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.server import store as stores
-from lakh.server.store import MemoryStore, RedisStore, open_store
+from lakh.server.store import MemoryCacheStore, RedisCacheStore, open_store
 
 
 class Clock:
@@ -24,12 +24,12 @@ class Clock:
         return self.now_s
 
 
-def patient(url: str, **options: Any) -> RedisStore:
+def patient(url: str, **options: Any) -> RedisCacheStore:
     """On a machine with other things to do, 20 ms may pass without Redis being at fault."""
-    return RedisStore(url, limit_s=10.0, **options)
+    return RedisCacheStore(url, limit_s=10.0, **options)
 
 
-async def written(store: RedisStore) -> None:
+async def written(store: RedisCacheStore) -> None:
     """Until nothing is on its way to Redis."""
     await asyncio.gather(*store._writes)
 
@@ -37,13 +37,13 @@ async def written(store: RedisStore) -> None:
 def test_memory_forgets_after_a_time_and_counts() -> None:
     async def main() -> None:
         clock = Clock()
-        store = MemoryStore(clock=clock)
+        store = MemoryCacheStore(clock=clock)
         store.put("a", b"1", ttl_s=10)
         assert await store.get("a") == b"1"
-        assert [await store.add("n", amount, ttl_s=10) for amount in (1, 5, 0)] == [1, 6, 6]
+        assert [await store.increment("n", amount, ttl_s=10) for amount in (1, 5, 0)] == [1, 6, 6]
         clock.now_s += 10
         assert await store.get("a") is None
-        assert await store.add("n", 2, ttl_s=10) == 2
+        assert await store.increment("n", 2, ttl_s=10) == 2
 
     asyncio.run(main())
 
@@ -51,7 +51,7 @@ def test_memory_forgets_after_a_time_and_counts() -> None:
 @given(sizes=st.lists(st.integers(0, 4000), max_size=40))
 def test_memory_keeps_the_newest_within_its_bytes(sizes: list[int]) -> None:
     async def main() -> None:
-        store = MemoryStore(max_bytes=10_000)
+        store = MemoryCacheStore(max_bytes=10_000)
         for number, size in enumerate(sizes):
             store.put(str(number), b"x" * size, ttl_s=60)
             assert store._bytes <= 10_000
@@ -87,7 +87,7 @@ def test_a_killed_redis_is_a_miss_left_alone_and_found_again(redis_server: Any) 
         await written(store)
         redis_server.kill()
         assert await store.get("a") is None
-        assert await store.add("n", 1, ttl_s=60) is None
+        assert await store.increment("n", 1, ttl_s=60) is None
         assert not store.is_up
         failures = store.num_failures
         for _ in range(50):  # it rests: nobody asks, nobody waits
@@ -95,7 +95,7 @@ def test_a_killed_redis_is_a_miss_left_alone_and_found_again(redis_server: Any) 
         assert store.num_failures == failures
         redis_server.start()
         clock.now_s += stores.RETRY_S
-        assert await store.add("n", 7, ttl_s=60) == 7
+        assert await store.increment("n", 7, ttl_s=60) == 7
         assert store.is_up
         await store.close()
 
@@ -105,17 +105,17 @@ def test_a_killed_redis_is_a_miss_left_alone_and_found_again(redis_server: Any) 
 def test_a_redis_that_hangs_costs_a_request_its_limit_once(redis_server: Any) -> None:
     async def main() -> None:
         clock = Clock()
-        store = RedisStore(redis_server.url, clock=clock)
+        store = RedisCacheStore(redis_server.url, clock=clock)
         os.kill(redis_server.process.pid, signal.SIGSTOP)
         try:
-            for late in range(1, stores.SLOW_TIMES + 1):
+            for late in range(1, stores.MAX_LATE + 1):
                 for _ in range(4):  # one waits for its answer; what is asked right after it does not
                     assert await store.get("a") is None
                 assert store.num_failures == late
-                assert store.is_up == (late < stores.SLOW_TIMES)
-                clock.now_s += stores.LATE_REST_S
+                assert store.is_up == (late < stores.MAX_LATE)
+                clock.now_s += stores.LATE_PAUSE_S
             assert await store.get("a") is None  # down: it is left alone for longer
-            assert store.num_failures == stores.SLOW_TIMES
+            assert store.num_failures == stores.MAX_LATE
         finally:
             os.kill(redis_server.process.pid, signal.SIGCONT)
         await store.close()
@@ -125,7 +125,7 @@ def test_a_redis_that_hangs_costs_a_request_its_limit_once(redis_server: Any) ->
 
 def test_a_redis_that_was_never_there_is_no_error(tmp_path: Any) -> None:
     async def main() -> None:
-        store = RedisStore(f"unix://{tmp_path}/none.sock")
+        store = RedisCacheStore(f"unix://{tmp_path}/none.sock")
         assert await store.get("a") is None
         store.put("a", b"1", ttl_s=1)
         await store.close()
@@ -142,4 +142,4 @@ def test_an_address_that_means_nothing_is_the_users_and_tells_no_password(addres
 
 def test_off_keeps_nothing() -> None:
     assert open_store("off") is None
-    assert isinstance(open_store("memory"), MemoryStore)
+    assert isinstance(open_store("memory"), MemoryCacheStore)

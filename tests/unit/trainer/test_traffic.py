@@ -9,8 +9,9 @@ from lakh.spec import Model
 from lakh.spec.cluster import load_cluster
 from lakh.trainer.observability.traffic import TrafficCounter
 from lakh.workloads.code.model import CodeModel, init_weights
-from lakh.workloads.code.parallelism.context import cut_sequences
-from lakh.workloads.code.parallelism.tensor import cut_matrices
+from lakh.workloads.code.ops import ModelOps
+from lakh.workloads.code.parallelism.context import context_parallel_ops
+from lakh.workloads.code.parallelism.tensor import shard_weights, tensor_parallel_ops
 
 SPEC = Model(layers=1, width=32, heads=4, kv_heads=2, ffn=64, vocab=64, context=32, tied=False)
 
@@ -28,7 +29,11 @@ def two_ranks():
 def sent_bytes(mesh, cut: str, *, compiled: bool) -> dict[tuple[str, str], int]:
     model = CodeModel(SPEC)
     init_weights(model, 1)
-    cut_matrices(model, mesh) if cut == "tp" else cut_sequences(model, mesh.get_group())
+    if cut == "tp":
+        shard_weights(model, mesh)
+        model.set_ops(tensor_parallel_ops(ModelOps(), mesh))
+    else:
+        model.set_ops(context_parallel_ops(ModelOps(), mesh.get_group()))
     if compiled:
         torch.compiler.reset()
         for block in model.each_block():

@@ -1,4 +1,4 @@
-"""The forms for a CPU compute what the plain ones do, with their gradients, and step back where they do not pay."""
+"""The CPU kernels compute what the plain operations do, with their gradients, and are chosen only where they pay."""
 
 import os
 import platform
@@ -12,21 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakh.spec import Model
-from lakh.workloads.code import model
-from lakh.workloads.code.acceleration import speed_up
-from lakh.workloads.code.attention import Documents, torch_choice
+from lakh.workloads.code import ops
+from lakh.workloads.code.acceleration import accelerate
+from lakh.workloads.code.attention import Documents, sdpa_attention
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.kernels import cpu
+from lakh.workloads.code.model import CodeModel
 
 SPEC = Model(layers=1, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
 
 
 def heads(rows: int, tokens: int, kv_heads: int, group: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Queries, keys and values as the model hands them over: seen as B H T D, lying as B T H D."""
+    """Queries, keys and values, B T H D."""
     generator = torch.Generator().manual_seed(tokens)
     numbers = (kv_heads * group, kv_heads, kv_heads)
     drawn = [torch.randn(rows, tokens, number, 8, generator=generator, dtype=dtype) for number in numbers]
-    return [x.transpose(1, 2).requires_grad_() for x in drawn]
+    return [x.requires_grad_() for x in drawn]
 
 
 def documents_of(rows: int, tokens: int, length: int) -> Documents:
@@ -50,7 +51,7 @@ def test_attention_by_blocks_is_attention(
 ) -> None:
     documents = None if length is None else documents_of(rows, tokens, length)
     parts = heads(rows, tokens, kv_heads, group, torch.float32)
-    want, got = (kernel(*parts, documents) for kernel in (torch_choice, cpu.attend))
+    want, got = (kernel(*parts, documents) for kernel in (sdpa_attention, cpu.blocked_attention))
     torch.testing.assert_close(got, want, atol=2e-6, rtol=1e-5)
     toward = torch.randn(want.shape, generator=torch.Generator().manual_seed(0))
     for a, b in zip(*(torch.autograd.grad(y, parts, toward) for y in (got, want)), strict=True):
@@ -62,23 +63,23 @@ def test_gradients_are_those_of_small_changes(monkeypatch: pytest.MonkeyPatch) -
     packed = documents_of(2, 7, 4)
     for documents in (None, packed):
         parts = heads(2, 7, 2, 2, torch.float64)
-        assert torch.autograd.gradcheck(lambda *x, d=documents: cpu.attend(*x, d), parts)
+        assert torch.autograd.gradcheck(lambda *x, d=documents: cpu.blocked_attention(*x, d), parts)
     assert torch.autograd.gradcheck(cpu.swiglu, torch.randn(3, 10, dtype=torch.float64, requires_grad=True))
 
 
 def test_swiglu_is_the_plain_one() -> None:
     x = 4 * torch.randn(5, 7, 64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(cpu.swiglu(x), model.swiglu(x), atol=2e-6, rtol=1e-6)
+    torch.testing.assert_close(cpu.swiglu(x), ops.swiglu(x), atol=2e-6, rtol=1e-6)
 
 
 def test_what_would_keep_much_and_half_precision_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    monkeypatch.setattr(cpu, "torch_choice", lambda *parts: called.append(parts[0].dtype) or torch_choice(*parts))
-    monkeypatch.setattr(cpu, "KEPT_BYTES", 16 * 16 // 2 * 4)
-    cpu.attend(*heads(1, 16, 1, 1, torch.float32), None)
+    monkeypatch.setattr(cpu, "sdpa_attention", lambda *parts: called.append(parts[0].dtype) or sdpa_attention(*parts))
+    monkeypatch.setattr(cpu, "SAVED_BYTES", 16 * 16 // 2 * 4)
+    cpu.blocked_attention(*heads(1, 16, 1, 1, torch.float32), None)
     assert called == []
-    cpu.attend(*heads(1, 17, 1, 1, torch.float32), None)
-    cpu.attend(*heads(1, 4, 1, 1, torch.bfloat16), None)
+    cpu.blocked_attention(*heads(1, 17, 1, 1, torch.float32), None)
+    cpu.blocked_attention(*heads(1, 4, 1, 1, torch.bfloat16), None)
     assert called == [torch.float32, torch.bfloat16]
 
 
@@ -96,11 +97,10 @@ def test_blocks_are_chosen_where_they_are_faster(
     machine: str, options: dict[str, object], by_blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
-    trained = model.CodeModel(SPEC)
-    choices = {choice.what: choice for choice in speed_up(trained, device="cpu", **options)}  # type: ignore[arg-type]
-    (block,) = trained.each_block()
-    assert (block.attention.attend is cpu.attend) == by_blocks
-    assert (choices["attention"].choice == "blocks") == by_blocks
+    trained = CodeModel(SPEC)
+    choices = {choice.what: choice for choice in accelerate(trained, device="cpu", **options)}  # type: ignore[arg-type]
+    assert (trained.ops.attention is cpu.blocked_attention) == by_blocks
+    assert (choices["attention"].choice == "blocked") == by_blocks
 
 
 FAULTS = """

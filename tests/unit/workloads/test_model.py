@@ -1,4 +1,4 @@
-"""The decoder is causal, counts as its spec does, and starts the same however it is built."""
+"""The decoder is causal, has the parameters its spec counts, and starts with the same weights however it is built."""
 
 import math
 
@@ -7,7 +7,8 @@ import torch
 
 from lakh.spec import Model
 from lakh.workloads.code.loss import next_token_loss
-from lakh.workloads.code.model import CodeModel, init_weights, rotary, rotate
+from lakh.workloads.code.model import CodeModel, init_weights
+from lakh.workloads.code.ops import apply_rotary, rotary_tables
 
 TIED = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
 UNTIED = Model(layers=2, width=32, heads=4, kv_heads=4, ffn=48, vocab=64, context=32, tied=False)
@@ -24,7 +25,7 @@ def test_the_network_has_the_parameters_its_spec_counts(spec: Model) -> None:
     assert sum(p.numel() for p in build(spec).parameters()) == spec.parameters
 
 
-def test_a_fresh_model_knows_nothing() -> None:
+def test_a_fresh_model_predicts_uniformly() -> None:
     tokens = torch.randint(0, 64, (4, 32), generator=torch.Generator().manual_seed(0))
     loss = next_token_loss(build(TIED)(tokens[:, :-1]), tokens[:, 1:])
     assert loss.item() == pytest.approx(math.log(64), abs=0.1)
@@ -54,8 +55,8 @@ def test_rotation_depends_on_distance_alone() -> None:
     q, k = torch.randn(1, 1, 1, 8, generator=generator), torch.randn(1, 1, 1, 8, generator=generator)
 
     def score(at_q: int, at_k: int) -> float:
-        rope_q, rope_k = (rotary(TIED, torch.tensor([[at]])) for at in (at_q, at_k))
-        return float((rotate(q, rope_q) * rotate(k, rope_k)).sum())
+        rope_q, rope_k = (rotary_tables(TIED, torch.tensor([[at]])) for at in (at_q, at_k))
+        return float((apply_rotary(q, rope_q) * apply_rotary(k, rope_k)).sum())
 
     assert score(5, 2) == pytest.approx(score(25, 22), abs=1e-5)
     assert score(5, 2) != pytest.approx(score(5, 3), abs=1e-3)

@@ -1,4 +1,4 @@
-"""What makes the model fast or small does not change what it computes, and says why it was chosen."""
+"""Faster kernels and activation checkpointing do not change what the model computes, and choices carry a reason."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.spec import Model
-from lakh.workloads.code.acceleration import choose_compile, speed_up
-from lakh.workloads.code.attention import Documents, choose_kernel, document_ids, torch_choice
+from lakh.workloads.code.acceleration import accelerate, choose_compile
+from lakh.workloads.code.attention import Documents, choose_kernel, document_ids, sdpa_attention
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel, init_weights
-from lakh.workloads.code.parallelism.context import piece_of
+from lakh.workloads.code.parallelism.context import zigzag_chunks
 
 SPEC = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
 
@@ -22,7 +22,7 @@ def loss_and_gradient(**options: Any) -> tuple[float, torch.Tensor]:
     model = CodeModel(SPEC)
     init_weights(model, 1)
     names = [name for name, _ in model.named_parameters()]
-    speed_up(model, device="cpu", **options)
+    accelerate(model, device="cpu", **options)
     assert [name for name, _ in model.named_parameters()] == names  # checkpoints keep fitting
     tokens = torch.randint(0, 64, (2, 33), generator=torch.Generator().manual_seed(0))
     loss = model(tokens[:, :-1], targets_BT=tokens[:, 1:])
@@ -32,7 +32,7 @@ def loss_and_gradient(**options: Any) -> tuple[float, torch.Tensor]:
 
 @pytest.mark.parametrize("recomputation", ["selective", "full"])
 def test_recomputation_changes_nothing_but_memory(recomputation: str) -> None:
-    loss, grad = loss_and_gradient(kernels=False)  # those of a CPU keep more, and step back here
+    loss, grad = loss_and_gradient(kernels=False)  # recomputation turns the CPU kernels off
     again, grad_again = loss_and_gradient(recomputation=recomputation)
     assert again == loss
     assert torch.equal(grad_again, grad)
@@ -53,19 +53,20 @@ def test_compiled_blocks_are_equal_to_plain_ones(recomputation: str) -> None:
 
 def test_a_budget_needs_a_compiler() -> None:
     with pytest.raises(UserError, match=r"set train\.compile=block"):
-        speed_up(CodeModel(SPEC), device="cpu", recomputation="budget")
+        accelerate(CodeModel(SPEC), device="cpu", recomputation="budget")
 
 
 def test_choices_come_with_reasons_and_impossible_ones_are_refused() -> None:
-    assert "cudnn" in choose_kernel("auto", device="cuda", bf16=True, head_dim=128)[1]
+    assert choose_kernel("auto", device="cuda", bf16=True, head_dim=128)[1] == "cudnn"
     assert choose_kernel("auto", device="cpu", bf16=False, head_dim=64) == (
-        torch_choice,
-        "torch's own: the fused kernels are for a GPU",
+        sdpa_attention,
+        "torch",
+        "the fused kernels need a GPU",
     )
     with pytest.raises(UserError, match="cudnn does not run on cpu; choose auto or torch"):
         choose_kernel("cudnn", device="cpu", bf16=True, head_dim=64)
     with pytest.raises(UserError, match="8-bit floats"):
-        speed_up(CodeModel(SPEC), device="cpu", fp8=True)
+        accelerate(CodeModel(SPEC), device="cpu", fp8=True)
     assert choose_compile("auto", device="cuda")[0] == "block"
     assert choose_compile("auto", device="cpu")[0] == "none"
 
@@ -89,8 +90,8 @@ def test_packed_documents_are_as_if_alone(lengths: list[int]) -> None:
 
 
 @given(ranks=st.integers(1, 6), size=st.integers(1, 5))
-def test_zigzag_pieces_are_a_whole_and_equally_dear(ranks: int, size: int) -> None:
-    row = torch.arange(2 * ranks * size)[None]
-    pieces = [piece_of(row, rank, ranks) for rank in range(ranks)]
-    assert sorted(torch.cat(pieces, dim=1).flatten().tolist()) == row.flatten().tolist()
-    assert len({int((piece + 1).sum()) for piece in pieces}) == 1  # keys that each rank looks at
+def test_zigzag_chunks_cover_the_sequence_at_equal_cost(ranks: int, size: int) -> None:
+    sequence = torch.arange(2 * ranks * size)[None]
+    chunks = [zigzag_chunks(sequence, rank, ranks) for rank in range(ranks)]
+    assert sorted(torch.cat(chunks, dim=1).flatten().tolist()) == sequence.flatten().tolist()
+    assert len({int((chunk + 1).sum()) for chunk in chunks}) == 1  # keys that each rank attends to

@@ -9,7 +9,7 @@ no later step reads the text again for them. The text itself stays as it was wri
     comment_share, string_share, number_share
                    bytes of comments over bytes of comments and tokens; of strings and numbers over tokens
 
-Cost: about 0.02 s per MB (bench/corpus_accuracy.py prints it). Accepts any text.
+Cost: about 0.02 s per MB (bench/corpus/accuracy.py prints it). Accepts any text.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from lakh.errors import PeerLost, UserError
 if TYPE_CHECKING:
     import aiohttp
 
-    from lakh.server.engine import Completion, Sampling
-    from lakh.server.fim import Order
+    from lakh.server.engine import Completion, SamplingParams
+    from lakh.server.prompts.fim import Order
 
 __all__ = ["EndpointClient", "InfillPrompt"]
 
@@ -42,7 +42,7 @@ class InfillPrompt:
 
 
 class EndpointClient:
-    max_rows = CONCURRENCY
+    max_seqs = CONCURRENCY
 
     def __init__(self, url: str, *, chat: bool = False, served_name: str | None = None) -> None:
         self._base = url.rstrip("/")
@@ -57,18 +57,18 @@ class EndpointClient:
     def generate(
         self,
         prompts: Sequence[str | InfillPrompt],
-        samplings: Sequence[Sampling],
+        samplings: Sequence[SamplingParams],
         *,
-        ended: Callable[[str], bool] | None = None,
+        stop_when: Callable[[str], bool] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        """`ended` is not used: a server cannot be stopped by it."""
+        """`stop_when` is not used: a server cannot be stopped by it."""
         return asyncio.run(self._generate(prompts, samplings, progress))
 
     async def _generate(
         self,
         prompts: Sequence[str | InfillPrompt],
-        samplings: Sequence[Sampling],
+        samplings: Sequence[SamplingParams],
         progress: Callable[[int], None] | None,
     ) -> list[Completion]:
         import aiohttp
@@ -81,7 +81,7 @@ class EndpointClient:
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             name = self._name or await self._first_model(session)
 
-            async def one(prompt: str | InfillPrompt, sampling: Sampling) -> Completion:
+            async def one(prompt: str | InfillPrompt, sampling: SamplingParams) -> Completion:
                 nonlocal done
                 async with slots:
                     completion = await self._complete(session, name, prompt, sampling)
@@ -107,7 +107,7 @@ class EndpointClient:
             raise UserError(self._base, "lists no model", "name one with --served-name") from None
 
     async def _complete(
-        self, session: aiohttp.ClientSession, name: str, prompt: str | InfillPrompt, sampling: Sampling
+        self, session: aiohttp.ClientSession, name: str, prompt: str | InfillPrompt, sampling: SamplingParams
     ) -> Completion:
         from lakh.server.engine import Completion
 

@@ -31,8 +31,8 @@ from lakh.evals.scoring.protocol import Origin
 from lakh.evals.task import Problem, Task
 
 if TYPE_CHECKING:
-    from lakh.server.engine import Completion, Sampling
-    from lakh.server.fim import Order
+    from lakh.server.engine import Completion, SamplingParams
+    from lakh.server.prompts.fim import Order
 
 __all__ = [
     "GENERATED",
@@ -55,18 +55,18 @@ BATCHES_PER_CALL = 4  # so that the last, partly filled batch of a call matters 
 class CompletionGenerator(Protocol):
     """A source of completions: lakh's engine or an endpoint."""
 
-    max_rows: int
+    max_seqs: int
     """How many completions it generates at one time."""
 
     def generate(
         self,
         prompts: Sequence[Any],
-        samplings: Sequence[Sampling],
+        samplings: Sequence[SamplingParams],
         *,
-        ended: Callable[[str], bool] | None = None,
+        stop_when: Callable[[str], bool] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        """One sampling for each prompt. Generation may stop as soon as `ended(text)` is true."""
+        """One sampling for each prompt. Generation may stop as soon as `stop_when(text)` is true."""
         ...
 
     def infill(self, prefix: str, suffix: str, max_tokens: int, order: Order = "psm") -> Any: ...
@@ -79,9 +79,9 @@ def load_engine(model: str, *, chat: bool = False, served_name: str | None = Non
         return EndpointClient(model, chat=chat, served_name=served_name)
     if chat:
         raise UserError("--chat", "is for endpoints", "give a URL as MODEL, or remove --chat")
-    from lakh.evals.bulk import Bulk
+    from lakh.server.offline import OfflineEngine
 
-    return Bulk.load(model)
+    return OfflineEngine.load(model)
 
 
 def origin_from(model: str, *, chat: bool = False, strip_prompts: bool = False, **settings: Any) -> Origin:
@@ -106,7 +106,7 @@ def generate(
     progress: Callable[[int], None] | None = None, journal: Journal | None = None,
 ) -> list[Sample]:  # fmt: skip
     """n samples of every problem, those of one problem together. `progress` gets the number finished so far."""
-    from lakh.server.engine import Sampling
+    from lakh.server.engine import SamplingParams
 
     check_request(task, origin, n)
     max_tokens = origin.max_tokens or 256
@@ -117,13 +117,13 @@ def generate(
         if progress:
             progress(len(passes) * len(task.problems) + done)
 
-    at_once = max(1, BATCHES_PER_CALL * engine.max_rows // len(task.problems))
+    at_once = max(1, BATCHES_PER_CALL * engine.max_seqs // len(task.problems))
     while len(passes) < n:
         if prompts is None:
             prompts = [_prompt(engine, task, problem, origin, max_tokens) for problem in task.problems]
         first, num = len(passes), min(at_once, n - len(passes))
         samplings = [
-            Sampling(
+            SamplingParams(
                 max_tokens=max_tokens,
                 temperature=origin.temperature or 0.0,
                 top_p=1.0 if origin.top_p is None else origin.top_p,
@@ -135,7 +135,7 @@ def generate(
         completions = engine.generate(
             prompts * num,
             [sampling for sampling in samplings for _ in prompts],
-            ended=task.ended,
+            stop_when=task.ended,
             progress=report,
         )
         texts = [completion.text for completion in completions]

@@ -1,3 +1,4 @@
-"""Engines elsewhere as one backend: gateway.py chooses among replicas (affinity.py), asks them (replica.py), and writes
-the hole of a fill-in-the-middle prompt as text where a replica does not know it (fim_text.py). Lives without torch.
+"""The gateway: several engines as one backend (gateway.py). replica_set.py resolves, checks and chooses replicas
+(routing.py), replica.py streams from one, fim_template.py writes fill-in-the-middle prompts as text for engines that
+take no suffix. Independent of torch.
 """

@@ -1,163 +1,137 @@
-"""Several engines as one backend: routing, failover, superseding and drain, behind the same faces.
+"""The gateway: several engines as one backend, with routing, failover, superseding and draining.
 
-A request goes to the replica that had its file before (affinity.py), as long as that is not too busy. Replicas are
-asked how they are every CHECK_S; one that refuses, breaks off or falls silent gets no more, and what it was doing is
-asked of another: greedy and seeded answers come out alike, so the text that was sent already is skipped and the client
-sees one stream. For that, a request without a seed gets one here. Where another replica's answer begins differently,
-the stream ends with an error rather than with mixed text.
+A request goes to the replica that served its file before, unless it is overloaded. If a replica refuses, breaks off or
+goes silent, the request is retried on another: greedy and seeded completions are the same everywhere, so the text that
+was already sent is skipped and the client sees one stream. To make that work, a request without a seed gets one here.
+If the other replica's completion starts differently, the stream ends with an error instead of mixed text.
 
-A newer request with the same `supersede` key ends the older one here, whatever engines know of it. A deadline ends a
-request here too, with what there is. Knows replicas and a store; knows nothing of models or of HTTP's server side.
-Every wait has a limit: connecting, silence, checks, draining.
+A newer request with the same `supersede` key, or the deadline, ends a request here, whatever the engines support.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import logging
 import random
-import socket
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Hashable, Iterable
 from dataclasses import replace
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
-
-from lakh.errors import UserError
-from lakh.server.backend import Family, ModelCard, Piece, Usage
-from lakh.server.gateway.affinity import Ring, choose
-from lakh.server.gateway.fim_text import Template
+from lakh.metrics import MetricsRegistry
+from lakh.server.backend import CompletionDelta, ModelCard, Usage
 from lakh.server.gateway.replica import Replica, ReplicaBusy, ReplicaFailed
-from lakh.server.metrics import labelled
-from lakh.server.phases import Phases
-from lakh.server.requests import BadRequest, CompletionRequest
-from lakh.server.store import Store
+from lakh.server.gateway.replica_set import ReplicaSet
+from lakh.server.metrics import PREFIX, PhaseLatencies, counter, gauge
+from lakh.server.request import CompletionRequest, RequestError
 
-__all__ = ["Gateway", "route_key"]
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["Gateway"]
 
 log = logging.getLogger(__name__)
 
-CHECK_S = 1.0
-FIRST_CHECK_S = 5.0  # for all replicas, before the gateway says that it is there
-RESOLVE_S = 5.0
-ROUTE_TTL_S = 600.0
-HEAD_CHARS = 256  # of a prompt that names no file: what tells two files apart
-MAX_AT_WORK = 2048
+MAX_RUNNING = 2048
 POLL_S = 0.05
-MAX_ENGINES = 4  # asked for one request: what breaks an engine must not break them all
-LINE_BYTES = 1 << 20  # of one event
-DNS = "dns:"
+MAX_ENGINES = 4  # tried per request: a request that breaks an engine must not break them all
 
 
-class _Job:
-    """One request on its way: what came for it, and the task that asks replicas."""
+class _RoutedRequest:
+    """One request: its items so far, and the task that tries replicas."""
 
     def __init__(self) -> None:
-        self.items: asyncio.Queue[Piece | Usage | Exception] = asyncio.Queue()
+        self.items: asyncio.Queue[CompletionDelta | Usage | Exception] = asyncio.Queue()
         self.task: asyncio.Task[None] | None = None
         self.replica: Replica | None = None
         self.arrived_s = time.monotonic()
-        self.began_s: float | None = None
+        self.started_s: float | None = None
         """When the first replica was asked."""
-        self.first_s: float | None = None
+        self.first_token_s: float | None = None
         self.is_lost = False
-        """Its replica went down while it was read from."""
+        """Its replica went down while it was streaming."""
 
 
 class Gateway:
-    def __init__(
-        self,
-        engines: Sequence[str],
-        *,
-        store: Store | None = None,
-        template: Template | None = None,
-        key: str = "",
-        stall_s: float = 30.0,
-        seed: int | None = None,
-    ) -> None:
-        """`engines`: URLs, or dns:HOST:PORT for every address behind a name."""
-        for engine in engines:
-            _check_address(engine)
-        self._engines, self._store = list(engines), store
-        self._options: dict[str, Any] = {"template": template, "key": key, "stall_s": stall_s}
-        self._session: aiohttp.ClientSession | None = None
-        self.replicas: dict[str, Replica] = {}
-        self._ring = Ring(())
-        self._jobs: set[_Job] = set()
-        self._by_key: dict[Hashable, _Job] = {}
-        self._watching: asyncio.Task[None] | None = None
+    def __init__(self, engines: Iterable[str], *, seed: int | None = None, **options: Any) -> None:
+        """`engines` and `options` are those of ReplicaSet."""
+        self._set = ReplicaSet(engines, on_down=self._fail_over, **options)
+        self._requests: set[_RoutedRequest] = set()
+        self._by_key: dict[Hashable, _RoutedRequest] = {}
         self._random = random.Random(seed)
         self.num_failovers = self.num_superseded = 0
         self.routed: Counter[str] = Counter()
-        self.phases = Phases()
+        self._registry = MetricsRegistry(PREFIX)
+        self._latencies = PhaseLatencies(self._registry)
+        self._registry.collect_from(self._gateway_families)
 
-    # --- what it is ---
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return self._set.by_url
 
     @property
     def num_running(self) -> int:
-        return len(self._jobs)
+        return len(self._requests)
 
     @property
     def num_waiting(self) -> int:
-        return sum(job.replica is None for job in self._jobs)
+        return sum(routed.replica is None for routed in self._requests)
 
     def models(self) -> list[ModelCard]:
-        """Of the replicas that can be used; weights that differ between them are named together."""
+        """Models of the usable replicas; different weights of one model are listed together."""
         cards: dict[str, ModelCard] = {}
-        for replica in self._usable():
+        for replica in self._set.usable():
             for card in replica.cards:
                 known = cards.get(card.id)
                 weights = card.weights if known is None else "+".join(sorted({*known.weights.split("+"), card.weights}))
                 cards[card.id] = replace(card, weights=weights)
         return list(cards.values())
 
-    def families(self) -> list[Family]:
+    def metric_families(self) -> list[Metric]:
+        return self._registry.families()
+
+    def _gateway_families(self) -> list[Metric]:
         by_state = Counter(replica.state for replica in self.replicas.values())
-        at_work = Counter({name: replica.num_at_work for name, replica in self.replicas.items()})
+        running = {url: replica.num_running for url, replica in self.replicas.items()}
         return [
-            Family("gateway_replicas", "gauge", "Engines by state.", labelled("state", by_state)),
-            Family("gateway_replica_requests", "gauge", "Requests at work by engine.", labelled("engine", at_work)),
-            Family("gateway_routed_total", "counter", "Requests sent, by engine.", labelled("engine", self.routed)),
-            Family("gateway_failovers_total", "counter", "Requests asked of another.", [("", self.num_failovers)]),
-            Family("requests_superseded_total", "counter", "Overtaken.", [("", self.num_superseded)]),
-            *self.phases.families(),
+            gauge("gateway_replicas", "Engines by state.", by_state, "state"),
+            gauge("gateway_replica_requests", "Running requests by engine.", running, "engine"),
+            counter("gateway_routed_total", "Requests sent, by engine.", self.routed, "engine"),
+            counter("gateway_failovers_total", "Requests retried on another engine.", self.num_failovers),
+            counter("requests_superseded_total", "Superseded requests.", self.num_superseded),
         ]
 
     # --- a request ---
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Piece | Usage, None]:
-        if len(self._jobs) >= MAX_AT_WORK:
-            raise BadRequest(None, "too many requests are at work; try again later", status=429, code="queue_full")
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
+        if len(self._requests) >= MAX_RUNNING:
+            raise RequestError(None, "too many requests are running; try again later", status=429, code="queue_full")
         if request.sampling.temperature > 0 and request.sampling.seed is None:
             request = replace(request, sampling=replace(request.sampling, seed=self._random.getrandbits(62)))
-        until_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
-        job = _Job()
-        self._supersede(request.supersede, job)
-        self._jobs.add(job)
-        job.task = asyncio.create_task(self._ask(job, request, until_s))
+        deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
+        routed = _RoutedRequest()
+        self._supersede(request.supersede, routed)
+        self._requests.add(routed)
+        routed.task = asyncio.create_task(self._run(routed, request, deadline_s))
         open_choices = set(range(request.num_choices))
         has_text = False
         try:
             while True:
                 try:
-                    async with asyncio.timeout(None if until_s is None else max(until_s - time.monotonic(), 0)):
-                        item = await job.items.get()
+                    async with asyncio.timeout(None if deadline_s is None else max(deadline_s - time.monotonic(), 0)):
+                        item = await routed.items.get()
                 except TimeoutError:
-                    item = _Late()
-                if isinstance(item, _Stop | _Late) and (has_text or isinstance(item, _Late)):
-                    for index in sorted(open_choices):  # with what there is
-                        yield Piece(index, "", "abort")
+                    item = _DeadlineExceeded()
+                if isinstance(item, _DeadlineExceeded) or (isinstance(item, _GatewayStopped) and has_text):
+                    for index in sorted(open_choices):  # end with the text that was sent
+                        yield CompletionDelta(index, "", "abort")
                     yield Usage(0, 0)
                     return
                 if isinstance(item, Exception):
                     raise item
-                self._count_phases(job, item)
+                self._observe(routed, item)
                 yield item
                 if isinstance(item, Usage):
                     return
@@ -165,231 +139,136 @@ class Gateway:
                 if item.finish_reason is not None:
                     open_choices.discard(item.index)
         finally:
-            self._jobs.discard(job)
-            if request.supersede is not None and self._by_key.get(request.supersede) is job:
+            self._requests.discard(routed)
+            if request.supersede is not None and self._by_key.get(request.supersede) is routed:
                 del self._by_key[request.supersede]
-            job.task.cancel()
+            routed.task.cancel()
 
-    def _count_phases(self, job: _Job, item: Piece | Usage) -> None:
+    def _observe(self, routed: _RoutedRequest, item: CompletionDelta | Usage) -> None:
         now_s = time.monotonic()
-        if job.first_s is None:
-            job.first_s = now_s
-        if isinstance(item, Usage) and job.began_s is not None:
-            self.phases.add(
-                arrived_s=job.arrived_s,
-                began_s=job.began_s,
-                first_s=job.first_s,
-                last_s=now_s,
+        routed.first_token_s = routed.first_token_s or now_s
+        if isinstance(item, Usage) and routed.started_s is not None:
+            self._latencies.observe_completion(
+                arrived_s=routed.arrived_s,
+                started_s=routed.started_s,
+                first_token_s=routed.first_token_s,
+                finished_s=now_s,
                 num_tokens=item.completion_tokens,
             )
 
-    def _supersede(self, key: Hashable, job: _Job) -> None:
+    def _supersede(self, key: Hashable, routed: _RoutedRequest) -> None:
         if key is None:
             return
         older = self._by_key.get(key)
         if older is not None:
-            message = "a newer request took this one's place"
-            older.items.put_nowait(BadRequest(None, message, status=409, code="superseded"))
+            message = "superseded by a newer request"
+            older.items.put_nowait(RequestError(None, message, status=409, code="superseded"))
             self.num_superseded += 1
-        self._by_key[key] = job
+        self._by_key[key] = routed
 
-    async def _ask(self, job: _Job, request: CompletionRequest, until_s: float | None) -> None:
-        """Ask one replica after another until one has answered to the end; everything goes into the job's queue."""
+    async def _run(self, routed: _RoutedRequest, request: CompletionRequest, deadline_s: float | None) -> None:
         try:
-            await self._ask_each(job, request, until_s)
-        except Exception as error:  # noqa: BLE001 - it is the reader's to handle
-            job.items.put_nowait(error)
+            await self._try_replicas(routed, request, deadline_s)
+        except Exception as error:  # noqa: BLE001 - the reader raises it
+            routed.items.put_nowait(error)
 
-    async def _ask_each(self, job: _Job, request: CompletionRequest, until_s: float | None) -> None:
+    async def _try_replicas(self, routed: _RoutedRequest, request: CompletionRequest, deadline_s: float | None) -> None:
+        """Try one replica after another until one completes the request; all items go to the request's queue."""
         sent = [""] * request.num_choices
         ended: set[int] = set()
         failed: set[str] = set()
         num_busy = 0
         while True:
-            replica = await self._choose(request, failed) if len(failed) < MAX_ENGINES else None
+            replica = await self._set.choose(request, failed) if len(failed) < MAX_ENGINES else None
             if replica is None:
                 if num_busy:
-                    raise BadRequest(None, "all engines are full; try again later", status=429, code="queue_full")
-                raise BadRequest(None, "no engine can be reached; try again later", status=503, code="no_engine")
-            job.replica = replica
-            job.began_s = job.began_s or time.monotonic()
+                    raise RequestError(None, "all engines are full; try again later", status=429, code="queue_full")
+                raise RequestError(None, "no engine can be reached; try again later", status=503, code="no_engine")
+            routed.replica = replica
+            routed.started_s = routed.started_s or time.monotonic()
             self.routed[replica.url] += 1
             try:
-                left_s = None if until_s is None else until_s - time.monotonic()
+                left_s = None if deadline_s is None else deadline_s - time.monotonic()
                 async with contextlib.aclosing(replica.stream(request, left_s)) as items:
-                    await self._pass_on(job, request, items, sent, ended)
+                    await self._forward(routed, request, items, sent, ended)
                 return
             except ReplicaBusy:
                 num_busy += 1
             except ReplicaFailed as error:
-                self._failed(replica, error)
+                self.num_failovers += 1
+                log.warning("%s %s: trying others", replica.url, error)
+                if replica.state == "up" and error.is_gone:
+                    replica.state, replica.found = "down", str(error)
             except asyncio.CancelledError:
-                if not job.is_lost:
+                if not routed.is_lost:
                     raise
-                job.is_lost = False  # its replica went down: the cancellation was ours, and this task goes on
+                routed.is_lost = False  # cancelled by `_fail_over`: this task continues with another replica
                 task = asyncio.current_task()
                 assert task is not None
                 task.uncancel()
                 self.num_failovers += 1
             failed.add(replica.url)
 
-    async def _pass_on(
+    async def _forward(
         self,
-        job: _Job,
+        routed: _RoutedRequest,
         request: CompletionRequest,
-        items: AsyncGenerator[Piece | Usage, None],
+        items: AsyncGenerator[CompletionDelta | Usage, None],
         sent: list[str],
         ended: set[int],
     ) -> None:
-        """Pieces into the job's queue, without what an earlier replica had sent."""
+        """Move deltas to the request's queue, without the text that an earlier replica has sent."""
         skip = list(sent)
         has_ids = request.sampling.logprobs is not None or request.return_token_ids
         if has_ids and any(sent):
-            raise BadRequest(None, "the engine went away in mid-answer", status=503, code="engine_lost")
+            raise RequestError(None, "the engine failed during the completion", status=503, code="engine_lost")
         async for item in items:
             if isinstance(item, Usage):
-                job.items.put_nowait(item)
+                routed.items.put_nowait(item)
                 continue
             at = item.index
             size = min(len(skip[at]), len(item.text))
             if item.text[:size] != skip[at][:size] or (item.finish_reason is not None and len(skip[at]) > size):
-                message = "the engine went away, and another one answers differently"
-                raise BadRequest(None, message, status=503, code="engine_lost")
+                message = "the engine failed, and another engine's completion differs"
+                raise RequestError(None, message, status=503, code="engine_lost")
             skip[at] = skip[at][size:]
             sent[at] += item.text[size:]
             if at not in ended and (item.text[size:] or item.finish_reason is not None):
-                job.items.put_nowait(replace(item, text=item.text[size:]))
+                routed.items.put_nowait(replace(item, text=item.text[size:]))
             if item.finish_reason is not None:
                 ended.add(at)
 
-    async def _choose(self, request: CompletionRequest, failed: set[str]) -> Replica | None:
-        usable = [
-            replica
-            for replica in self._usable()
-            if replica.url not in failed and any(request.model in (None, card.id) for card in replica.cards)
-        ]
-        loads = {replica.url: replica.num_at_work for replica in usable}
-        key = route_key(request)
-        kept = None if self._store is None or len(usable) < 2 else await self._store.get(f"route:{key}")
-        known = None if kept is None else kept.decode("utf-8", "replace")
-        choice = choose(self._ring, key, loads, known)
-        if choice is None:
-            return None
-        if self._store is not None and len(usable) > 1 and choice.name != known:
-            self._store.put(f"route:{key}", choice.name.encode(), ROUTE_TTL_S)
-        return self.replicas.get(choice.name)
+    def _fail_over(self, replica: Replica) -> None:
+        """Retry the requests of a replica that is down on others."""
+        for routed in self._requests:
+            task = routed.task
+            if routed.replica is replica and task is not None and not routed.is_lost and not task.done():
+                routed.is_lost = True
+                task.cancel()
 
-    # --- replicas ---
-
-    def _usable(self) -> list[Replica]:
-        return [replica for replica in self.replicas.values() if replica.state == "up" and replica.cards]
-
-    def _failed(self, replica: Replica, error: ReplicaFailed) -> None:
-        self.num_failovers += 1
-        log.warning("%s %s: asking others", replica.url, error)
-        if replica.state == "up" and error.is_gone:
-            replica.state, replica.found = "down", str(error)
+    # --- lifecycle ---
 
     async def start(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=60.0)
-        connector = aiohttp.TCPConnector(limit=0)
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=LINE_BYTES)
+        await self._set.start()
+
+    async def drain(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_CHECK_S):
-                await self._resolve()
-                await asyncio.gather(*[replica.check() for replica in self.replicas.values()])
-        self._watching = asyncio.create_task(self._watch())
-
-    async def _watch(self) -> None:
-        resolved_s = time.monotonic()
-        while True:
-            await asyncio.sleep(CHECK_S)
-            if time.monotonic() - resolved_s >= RESOLVE_S:
-                await self._resolve()
-                resolved_s = time.monotonic()
-            await asyncio.gather(*[self._check(replica) for replica in list(self.replicas.values())])
-
-    async def _check(self, replica: Replica) -> None:
-        before = replica.state
-        await replica.check()
-        if replica.state != before:
-            log.warning("%s is %s: %s", replica.url, replica.state, replica.found)
-        if replica.state == "down":
-            for job in self._jobs:
-                if job.replica is replica and job.task is not None and not job.is_lost and not job.task.done():
-                    job.is_lost = True
-                    job.task.cancel()
-
-    async def _resolve(self) -> None:
-        """The replicas of now: those given, and those that names stand for."""
-        assert self._session is not None
-        urls: list[str] = []
-        for engine in self._engines:
-            if not engine.startswith(DNS):
-                urls.append(engine.rstrip("/"))
-                continue
-            host, _, port = engine.removeprefix(DNS).rpartition(":")
-            loop = asyncio.get_running_loop()
-            try:
-                found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError):  # the name has no address now (or can have none): keep what we know
-                urls += [url for url, replica in self.replicas.items() if replica.state != "down"]
-                continue
-            addresses = sorted({str(address[4][0]) for address in found})
-            urls += [f"http://[{one}]:{port}" if ":" in one else f"http://{one}:{port}" for one in addresses]
-        for url in dict.fromkeys(urls):
-            if url not in self.replicas:
-                self.replicas[url] = Replica(url, self._session, **self._options)
-        for url in [url for url, one in self.replicas.items() if url not in urls and not one.num_at_work]:
-            del self.replicas[url]
-        self._ring = Ring(self.replicas)
-
-    # --- end ---
-
-    async def drain(self, deadline_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(deadline_s):
-                while self._jobs:
+            async with asyncio.timeout(timeout_s):
+                while self._requests:
                     await asyncio.sleep(POLL_S)
                 return
-        for job in list(self._jobs):
-            job.items.put_nowait(_Stop(None, "the server is shutting down", status=503))
+        for routed in list(self._requests):
+            routed.items.put_nowait(_GatewayStopped(None, "the server is shutting down", status=503))
         await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        await self._set.close()
 
 
-class _Stop(BadRequest):
-    """The gateway ends."""
+class _GatewayStopped(RequestError):
+    """The gateway is draining."""
 
 
-class _Late(BadRequest):
+class _DeadlineExceeded(RequestError):
     def __init__(self) -> None:
         super().__init__(None, "no answer in time", status=408, code="timeout")
-
-
-def route_key(request: CompletionRequest) -> str:
-    """What goes to the same replica: one file of one user, or else prompts that begin alike."""
-    if request.supersede is not None:
-        words: list[Any] = [request.tenant, request.cache_salt, repr(request.supersede)]
-    else:
-        prompt = request.prompts[0]
-        head = prompt[:HEAD_CHARS]
-        words = [request.tenant, request.cache_salt, request.user, head]
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
-
-
-def _check_address(engine: str) -> None:
-    todo = "write e.g. http://10.0.0.1:8000, or dns:NAME:PORT for every address behind a name"
-    try:
-        parts = urlsplit(engine.replace(DNS, "http://", 1) if engine.startswith(DNS) else engine)
-        is_good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or not engine.startswith(DNS))
-    except ValueError:
-        is_good = False
-    if not is_good:
-        raise UserError(f"engine {engine}", "is no address", todo)

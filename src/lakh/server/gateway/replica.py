@@ -1,12 +1,11 @@
-"""One engine behind a gateway: whether it can be used, and a stream of pieces from it.
+"""One engine behind a gateway: its health, and a stream of deltas from it.
 
-Speaks OpenAI's /v1/completions with server-sent events, which lakh, vLLM and SGLang serve. What only lakh knows
-(stop_rule, order, timeout_ms) is sent to lakh alone; for others the gateway does it here: the hole as text
-(fim_text.py), the stop rule on what comes back. Closing the stream closes the connection, by which an engine knows that
-nobody waits any more.
+Uses OpenAI's /v1/completions with server-sent events, which lakh, vLLM and SGLang serve. lakh's own fields (stop_rule,
+order, timeout_ms) are sent to lakh only; for other engines the gateway writes the fill-in-the-middle prompt as text and
+applies the stop rule to the response. Closing the stream closes the connection, which cancels the request.
 
-An engine that cannot be reached, breaks off or goes silent is a `ReplicaFailed`, one that has no room a `ReplicaBusy`:
-another may answer. What an engine says about the request itself is a BadRequest and goes to the client.
+An engine that cannot be reached, breaks off or goes silent raises `ReplicaFailed`, one without room `ReplicaBusy`:
+another replica may answer. An engine's error about the request itself is a RequestError for the client.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ from typing import Any
 
 import aiohttp
 
-from lakh.server.backend import ModelCard, Piece, Usage
-from lakh.server.gateway.fim_text import Template, fim_prompt
-from lakh.server.requests import BadRequest, CompletionRequest
-from lakh.server.text import StopRule, columns
+from lakh.server.backend import CompletionDelta, ModelCard, Usage
+from lakh.server.gateway.fim_template import FimTemplate, fim_prompt
+from lakh.server.request import CompletionRequest, RequestError
+from lakh.server.stopping import StopRule, stop_rule_for
 
 __all__ = ["Replica", "ReplicaBusy", "ReplicaFailed"]
 
 CHECK_TIMEOUT_S = 3.0
 CONNECT_S = 2.0
-SILENT_CHECKS = 2  # checks without an answer after which a replica is down; a refused connection is enough at once
-DEFAULT_CONTEXT = 4096  # tokens, of an engine that does not say
+SILENT_CHECKS = 2  # unanswered checks after which a replica is down; a refused connection counts at once
+DEFAULT_CONTEXT = 4096  # tokens, if the engine does not report it
 MAX_LINE_BYTES = 1 << 22
 
 
 class ReplicaFailed(Exception):
-    """It cannot be reached, broke off, is silent, or says that it failed."""
+    """It cannot be reached, broke off, is silent, or reports a failure."""
 
     def __init__(self, found: str, *, is_gone: bool = True) -> None:
         super().__init__(found)
         self.is_gone = is_gone
-        """Surely: others should not be sent there before the next check."""
+        """Certainly down: send nothing there before the next check."""
 
 
 class ReplicaBusy(Exception):
-    """It has no room, or takes no more requests."""
+    """Its queue is full, or it is draining."""
 
 
 class Replica:
@@ -54,7 +53,7 @@ class Replica:
         url: str,
         session: aiohttp.ClientSession,
         *,
-        template: Template | None = None,
+        template: FimTemplate | None = None,
         key: str = "",
         stall_s: float = 30.0,
     ) -> None:
@@ -62,21 +61,21 @@ class Replica:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=stall_s)
         self.state = "unknown"
-        """unknown, up, draining (finishes what it has) or down"""
-        self.found = "not asked yet"
+        """unknown, up, draining (finishes its requests) or down"""
+        self.found = "not checked yet"
         self.cards: list[ModelCard] = []
         self.is_lakh = True
-        self.num_at_work = 0
+        self.num_running = 0
         self._silent = 0
 
     # --- health ---
 
     async def check(self) -> None:
-        """Ask how it is; sets `state`, `found` and `cards`. Never raises."""
+        """Check its health; sets `state`, `found` and `cards`. Never raises."""
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 status = await self._status("/ready")
-                if status in (404, 405):  # no lakh: vLLM and SGLang have /health
+                if status in (404, 405):  # not lakh: vLLM and SGLang have /health
                     status = await self._status("/health")
                 if status == 200:
                     self.cards = await self._models()
@@ -92,7 +91,7 @@ class Replica:
         if status == 200:
             self.state, self.found = "up", "ready"
         else:
-            self.state, self.found = "draining" if status == 503 else "down", f"says {status}"
+            self.state, self.found = "draining" if status == 503 else "down", f"returns {status}"
 
     async def _status(self, path: str) -> int:
         async with self._session.get(self.url + path, headers=self._headers) as response:
@@ -109,46 +108,52 @@ class Replica:
 
     # --- completions ---
 
-    async def stream(self, request: CompletionRequest, timeout_s: float | None) -> AsyncGenerator[Piece | Usage, None]:
-        self.num_at_work += 1
+    async def stream(
+        self, request: CompletionRequest, timeout_s: float | None
+    ) -> AsyncGenerator[CompletionDelta | Usage, None]:
+        self.num_running += 1
         try:
             async with aclosing(self._stream(request, timeout_s)) as items:
                 async for item in items:
                     yield item
         except TimeoutError:
-            raise ReplicaFailed("is silent", is_gone=False) from None  # it may be a long queue
+            raise ReplicaFailed("is silent", is_gone=False) from None  # it may have a long queue
         except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
             raise ReplicaFailed(f"{type(error).__name__}: {error}"[:200]) from None
         finally:
-            self.num_at_work -= 1
+            self.num_running -= 1
 
-    async def _stream(self, request: CompletionRequest, timeout_s: float | None) -> AsyncGenerator[Piece | Usage, None]:
-        rules = [] if self.is_lakh or request.stop_rule is None else _rules(request)
+    async def _stream(
+        self, request: CompletionRequest, timeout_s: float | None
+    ) -> AsyncGenerator[CompletionDelta | Usage, None]:
+        rules = [] if self.is_lakh else _stop_rules(request)
         ended: set[int] = set()
         usage: Usage | None = None
         url, body = f"{self.url}/v1/completions", self._body(request, timeout_s)
         async with self._session.post(url, json=body, headers=self._headers, timeout=self._timeout) as response:
             if response.status != 200:
-                await _refused(response)
+                await _raise_error(response)
             async for data in _events(response):
                 if "error" in data:
-                    raise ReplicaFailed(f"says {_told(500, data).message!r}", is_gone=False)
+                    raise ReplicaFailed(f"reports {_client_error(500, data).message!r}", is_gone=False)
                 if data.get("usage"):
                     details = data["usage"].get("prompt_tokens_details") or {}
                     counts = (data["usage"]["prompt_tokens"], data["usage"]["completion_tokens"])
                     usage = Usage(*counts, details.get("cached_tokens") or 0)
                 for choice in data.get("choices", ()):
-                    piece = _piece(choice)
-                    if piece.index in ended:
+                    delta = _delta(choice)
+                    if delta.index in ended:
                         continue
                     if rules:
-                        text, found = rules[piece.index].push(piece.text), rules[piece.index].found
-                        piece = Piece(piece.index, text, "stop" if found else piece.finish_reason, piece.tokens)
-                    if piece.finish_reason is not None:
-                        ended.add(piece.index)
-                    yield piece
+                        text, found = rules[delta.index].push(delta.text), rules[delta.index].found
+                        delta = CompletionDelta(
+                            delta.index, text, "stop" if found else delta.finish_reason, delta.tokens
+                        )
+                    if delta.finish_reason is not None:
+                        ended.add(delta.index)
+                    yield delta
                 if rules and len(ended) == request.num_choices:
-                    break  # closes the connection: the engine stops too
+                    break  # closes the connection, which stops the engine too
         if len(ended) < request.num_choices:
             raise ReplicaFailed("broke off")
         yield usage or Usage(0, 0)
@@ -187,34 +192,34 @@ class Replica:
         return {name: value for name, value in body.items() if value is not None}
 
     def _salt(self, request: CompletionRequest) -> str | None:
-        """Tenants stay apart inside the engine too, by a salt that none of them can name for another."""
+        """Separates tenants inside the engine too, by a salt that no other tenant can compute."""
         if not request.tenant and not request.cache_salt:
             return None
-        words = json.dumps([request.tenant, request.cache_salt]).encode()
-        return hmac.new(self._key.encode(), words, hashlib.sha256).hexdigest()
+        identity = json.dumps([request.tenant, request.cache_salt]).encode()
+        return hmac.new(self._key.encode(), identity, hashlib.sha256).hexdigest()
 
 
-async def _refused(response: aiohttp.ClientResponse) -> None:
-    """An answer that is no stream. Always raises."""
+async def _raise_error(response: aiohttp.ClientResponse) -> None:
+    """Raise the error of a response that is not a stream."""
     try:
         data = json.loads(await response.content.read(MAX_LINE_BYTES))
     except ValueError:
         data = {}
     if response.status == 429 or response.status == 503:
-        raise ReplicaBusy(f"says {response.status}")
+        raise ReplicaBusy(f"returns {response.status}")
     if response.status >= 500 or response.status in (401, 403, 408):
-        raise ReplicaFailed(f"says {response.status}", is_gone=False)
-    raise _told(response.status, data)
+        raise ReplicaFailed(f"returns {response.status}", is_gone=False)
+    raise _client_error(response.status, data)
 
 
-def _told(status: int, data: object) -> BadRequest:
-    """The engine's own words, for the client."""
+def _client_error(status: int, data: object) -> RequestError:
+    """The engine's own error message, for the client."""
     error = data.get("error", data) if isinstance(data, Mapping) else {}
     error = error if isinstance(error, Mapping) else {"message": str(error)}
     message, param, code = (error.get(name) for name in ("message", "param", "code"))
-    return BadRequest(
+    return RequestError(
         param if isinstance(param, str) else None,
-        str(message or "the engine refused it")[:500],
+        str(message or "the engine rejected the request")[:500],
         status=status if 400 <= status < 500 else 503,
         code=code if isinstance(code, str) else None,
     )
@@ -229,14 +234,14 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, 
             return
         decoded = json.loads(data)
         if not isinstance(decoded, dict):
-            raise ValueError("an event is no object")
+            raise ValueError("an event is not an object")
         yield decoded
 
 
-def _piece(choice: dict[str, Any]) -> Piece:
+def _delta(choice: dict[str, Any]) -> CompletionDelta:
     reason = choice.get("finish_reason")
     known = reason if reason in (None, "stop", "length", "abort") else "stop"
-    return Piece(
+    return CompletionDelta(
         int(choice.get("index", 0)),
         str(choice.get("text") or ""),
         known,
@@ -245,10 +250,6 @@ def _piece(choice: dict[str, Any]) -> Piece:
     )
 
 
-def _rules(request: CompletionRequest) -> list[StopRule]:
-    rules = []
-    for prompt in request.prompts:
-        line = prompt.rpartition("\n")[2] if isinstance(prompt, str) else ""
-        indent = columns(line[: len(line) - len(line.lstrip(" \t"))])
-        rules += [StopRule(request.stop_rule or "line", indent) for _ in range(request.n)]
-    return rules
+def _stop_rules(request: CompletionRequest) -> list[StopRule]:
+    rules = [stop_rule_for(request.stop_rule, prompt) for prompt in request.prompts for _ in range(request.n)]
+    return [rule for rule in rules if rule is not None]

@@ -1,6 +1,6 @@
-"""A model at work: what MODEL is (weights.py), the network over a ragged batch (network.py, attention.py), the blocks
-that remember keys and values (blocks.py, kv.py), and the fastest way to run a step (runner.py): compiled kernels on the
-CPU (kernels_cpu.py), captured graphs on a GPU (gpu/), several processes that share the layers (tensor_parallel.py).
+"""Running a model: weights.py (loading), inference.py (the network over a ragged batch), paged_attention.py,
+kv_cache.py and block_pool.py (the paged KV cache with prefix sharing), runner.py (the fastest way to run a step):
+compiled kernels on the CPU (cpu/), CUDA graphs on a GPU (gpu/), several processes (tensor_parallel.py).
 
-Knows tokens and places; knows nothing of requests, text or sampling.
+Works on token ids and cache blocks; independent of requests, text and sampling.
 """

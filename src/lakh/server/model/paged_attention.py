@@ -1,8 +1,6 @@
-"""Attention of a ragged batch over keys and values in blocks, by torch and, for short rows on the CPU, by a kernel.
+"""Attention of a ragged batch over the paged KV cache, in torch; short chunks on the CPU use a compiled kernel.
 
-Shapes: N new tokens of all rows, H query heads, K key/value heads, C slots, D head size.
-
-`PagedAttention` is made once for a step and called for every layer.
+Shapes: N new tokens of all sequences, H query heads, K key/value heads, C slots, D head size.
 """
 
 from __future__ import annotations
@@ -22,43 +20,46 @@ from torch.nn.attention.bias import causal_lower_right
 from lakh.server.model.cpu import kernels
 from lakh.server.model.kv_cache import slot_mapping
 
-__all__ = ["PagedAttention", "SequenceChunk", "place_of", "scored_of", "slots_of"]
+__all__ = ["PagedAttention", "SequenceChunk", "flat_slots", "scored_positions", "slots_of"]
 
-# Not cuDNN: it plans anew for every length, which costs 58 ms a prompt on an H200 (torch 2.11).
+# Not cuDNN: it compiles a plan for every length, 58 ms a prompt on an H200 (torch 2.11).
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-SHORT = 4  # new tokens of a row up to which its attention goes through the kernel that gathers nothing
+SHORT = 4  # up to this number of new tokens, a chunk uses the CPU kernel, which does not gather keys and values
 
 
 @dataclass(frozen=True)
 class SequenceChunk:
+    """The new tokens of one sequence in a step: a prompt, a part of it, or one token of a decode step."""
+
     tokens: Sequence[int]
     start: int
-    """Tokens of this row that are in the cache already."""
+    """Tokens of the sequence that are already in the cache."""
     blocks: Sequence[int]
+    """The cache blocks of the sequence, with room for the new tokens."""
     scored: int = 1
-    """The last so many of `tokens` are scored; 0 in the middle of a prompt."""
+    """How many of the last `tokens` get logits; 0 in the middle of a prompt."""
 
 
 class PagedAttention:
-    """PagedAttention of all segments over their own keys, for every layer of one step."""
+    """Attention of all chunks over their own keys. Made once for a step and called for every layer."""
 
-    def __init__(self, segments: Sequence[SequenceChunk], rows: Sequence[Any], device: torch.device) -> None:
-        """`rows`: the slots of each (slots_of)."""
-        counts = [len(segment.tokens) for segment in segments]
+    def __init__(self, chunks: Sequence[SequenceChunk], slots: Sequence[Any], device: torch.device) -> None:
+        """`slots`: those of each sequence (slots_of)."""
+        counts = [len(chunk.tokens) for chunk in chunks]
         ends = np.cumsum(counts)
-        self._short: list[int] = []  # flat places of tokens in short segments
+        self._short: list[int] = []  # flat positions of tokens in short chunks
         self._long: list[tuple[slice, Tensor, Any]] = []
-        short_segments, short_rows = [], []
-        for segment, row, count, end in zip(segments, rows, counts, ends, strict=True):
+        short_chunks, short_slots = [], []
+        for chunk, own, count, end in zip(chunks, slots, counts, ends, strict=True):
             here = slice(int(end) - count, int(end))
             if device.type == "cpu" and count <= SHORT:
                 self._short += range(here.start, here.stop)
-                short_segments.append(segment)
-                short_rows.append(row)
+                short_chunks.append(chunk)
+                short_slots.append(own)
                 continue
-            seen = _seen(segment.start, count, device) if segment.start and count > 1 else None
-            self._long.append((here, torch.from_numpy(row).to(device), seen))
-        self._place = place_of(short_segments, short_rows) if short_segments else None
+            mask = _causal_mask(chunk.start, count, device) if chunk.start and count > 1 else None
+            self._long.append((here, torch.from_numpy(own).to(device), mask))
+        self._place = flat_slots(short_chunks, short_slots) if short_chunks else None
 
     def __call__(self, q_NHD: Tensor, keys_KCD: Tensor, values_KCD: Tensor) -> Tensor:
         out_NHD = torch.empty_like(q_NHD)
@@ -77,7 +78,7 @@ class PagedAttention:
             out_NHD[here] = y[0].transpose(0, 1)
         if self._place is not None:
             if q_NHD.dtype != torch.float32:
-                return self._short_in_float32(q_NHD, keys_KCD, values_KCD, out_NHD)
+                return self._short_in_torch(q_NHD, keys_KCD, values_KCD, out_NHD)
             q = q_NHD[self._short].contiguous()
             result = np.empty(q.shape, np.float32)
             scores = np.empty(int(self._place[2].max()), np.float32)
@@ -85,49 +86,49 @@ class PagedAttention:
             out_NHD[self._short] = torch.from_numpy(result)
         return out_NHD
 
-    def _short_in_float32(self, q_NHD: Tensor, keys_KCD: Tensor, values_KCD: Tensor, out_NHD: Tensor) -> Tensor:
-        """The same for bfloat16 on the CPU, token by token."""
+    def _short_in_torch(self, q_NHD: Tensor, keys_KCD: Tensor, values_KCD: Tensor, out_NHD: Tensor) -> Tensor:
+        """Short chunks in bfloat16 on the CPU, token by token."""
         assert self._place is not None
         slots, starts, lengths = (torch.from_numpy(part) for part in self._place)
         for n, place in enumerate(self._short):
-            row = slots[starts[n] : starts[n] + lengths[n]]
-            k, v, q = keys_KCD[:, row][None], values_KCD[:, row][None], q_NHD[place][None, :, None]
+            own = slots[starts[n] : starts[n] + lengths[n]]
+            k, v, q = keys_KCD[:, own][None], values_KCD[:, own][None], q_NHD[place][None, :, None]
             y = F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
             out_NHD[place] = y[0, :, 0]
         return out_NHD
 
 
-def _seen(start: int, count: int, device: torch.device) -> Any:
-    """Which keys the queries at start .. start + count - 1 see: on a GPU in the form that flash attention knows."""
+def _causal_mask(start: int, count: int, device: torch.device) -> Any:
+    """The keys that queries start .. start + count - 1 attend to; on a GPU in a form that flash attention takes."""
     if device.type == "cuda":
         return causal_lower_right(count, start + count)
     queries = torch.arange(start, start + count, device=device)
     return torch.arange(start + count, device=device) <= queries[:, None]
 
 
-def slots_of(segments: Sequence[SequenceChunk]) -> list[Any]:
-    """Where the tokens of each row lie, the new ones included."""
-    return [slot_mapping(segment.blocks, segment.start + len(segment.tokens)) for segment in segments]
+def slots_of(chunks: Sequence[SequenceChunk]) -> list[Any]:
+    """The cache slots of each sequence's tokens, including the new ones."""
+    return [slot_mapping(chunk.blocks, chunk.start + len(chunk.tokens)) for chunk in chunks]
 
 
-def place_of(segments: Sequence[SequenceChunk], rows: Sequence[Any]) -> tuple[Any, Any, Any]:
-    """For every new token: where its row's slots begin in one long list, and how many of them it sees."""
+def flat_slots(chunks: Sequence[SequenceChunk], slots: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """All slots in one array; for every new token, where its sequence starts there and how many it attends to."""
     starts: list[int] = []
     lengths: list[int] = []
     first = 0
-    for segment in segments:
-        end = segment.start + len(segment.tokens)
-        starts += [first] * len(segment.tokens)
-        lengths += range(segment.start + 1, end + 1)
+    for chunk in chunks:
+        end = chunk.start + len(chunk.tokens)
+        starts += [first] * len(chunk.tokens)
+        lengths += range(chunk.start + 1, end + 1)
         first += end
-    return np.concatenate(rows), np.array(starts, np.int64), np.array(lengths, np.int64)
+    return np.concatenate(slots), np.array(starts, np.int64), np.array(lengths, np.int64)
 
 
-def scored_of(segments: Sequence[SequenceChunk]) -> list[int]:
-    """Flat places of the tokens that are scored."""
-    places: list[int] = []
+def scored_positions(chunks: Sequence[SequenceChunk]) -> list[int]:
+    """Flat positions of the scored tokens."""
+    positions: list[int] = []
     end = 0
-    for segment in segments:
-        end += len(segment.tokens)
-        places += range(end - segment.scored, end)
-    return places
+    for chunk in chunks:
+        end += len(chunk.tokens)
+        positions += range(end - chunk.scored, end)
+    return positions

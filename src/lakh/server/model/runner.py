@@ -1,12 +1,14 @@
-"""One model at work: its network, the blocks that remember its keys and values, and the fastest way to run a step.
+"""One model with its KV cache, and the fastest way to run a step.
 
-On the CPU every step goes through the network. On a GPU one token for each row goes through gpu/decode.py (several
-greedy steps at once where that is asked for), any other step that fits through gpu/chunks.py, and the rest through
-plain torch. The engine has one runner for its model and one for a draft (draft.py). Knows nothing of rows and requests.
+On the CPU every step goes through InferenceModel. On a GPU one token per sequence goes through gpu/decode.py (several
+greedy steps at once on request), any other step that fits through gpu/prefill.py, and the rest, as well as models that
+the kernels do not support, through InferenceModel's generic path. The engine has one runner for its model and one for a
+draft model.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Runner"]
 
-CACHE_TOKENS = 256 * 1024  # fifty people with prompts of 1,700 tokens need 85,000; with less most hits are lost
+_log = logging.getLogger(__name__)
+
+CACHE_TOKENS = 256 * 1024  # fifty users with prompts of 1,700 tokens need 85,000; with less most prefix hits are lost
 CACHE_BYTES = {"cpu": 2 << 30, "cuda": 24 << 30}
-FREE_PERCENT = 80  # of a GPU's free memory at most: graphs and prompts need some too
-KERNEL_COUNTS = 1 << 31  # numbers of one head's keys: the kernels of gpu/ count them in 32 bits
+FREE_PERCENT = 80  # of a GPU's free memory at most: graphs and prompts need the rest
+MAX_KERNEL_INDEX = 1 << 31  # numbers of one head's keys: the kernels of gpu/ index them with 32 bits
 
 
 class Runner:
@@ -45,8 +49,8 @@ class Runner:
         most_tokens: int | None = None,
         team: TensorParallelGroup | None = None,
     ) -> None:
-        """The cache holds as many tokens as asked, else what there is room for, up to `most_tokens`. With a `team` this
-        process holds a share of the model (tensor_parallel.py).
+        """The cache holds `cache_tokens`, by default as many as fit, up to `most_tokens`. With a `team` this process
+        holds a share of the model (tensor_parallel.py).
         """
         self._team = team
         self.network = InferenceModel(
@@ -55,14 +59,14 @@ class Runner:
         token_bytes = spec.kv_bytes_per_token(self.network.dtype.itemsize) * self.network.kv_heads // spec.kv_heads
         num_blocks = _num_blocks(spec, device.type, token_bytes, cache_tokens, most_tokens, _free_bytes(device))
         self.pool = BlockPool(num_blocks)
-        # One block more than the pool has: empty places of a GPU batch write there.
+        # One block more than the pool: padding of a GPU batch writes there.
         kv_heads = self.network.kv_heads
         self.cache = PagedCache(spec, num_blocks + 1, device=device, dtype=self.network.dtype, kv_heads=kv_heads)
         self.decoder: Decoder | None = None
         self.prefill: PrefillGraphs | None = None
         if team is not None:
             with team.command("begin", num_ids, num_blocks + 1):
-                return  # steps are plain torch, with sums between the layers
+                return  # steps are plain torch, with all-reduces between the layers
         if device.type == "cuda":
             from lakh.server.model.gpu import decode as decode_gpu
             from lakh.server.model.gpu import prefill as prefill_gpu
@@ -70,35 +74,38 @@ class Runner:
             if decode_gpu.can_decode(self.network):
                 self.decoder = decode_gpu.Decoder(self.network, self.cache)
                 self.prefill = prefill_gpu.PrefillGraphs(self.network, self.cache)
+            else:
+                spec_text = f"{self.network.architecture.name} with heads of {spec.head_dim}"
+                _log.info("steps use the generic torch path: the GPU kernels do not implement %s", spec_text)
 
-    def forward(self, segments: Sequence[SequenceChunk]) -> Tensor:
-        """Scores of the scored tokens, segment after segment: valid until the next call."""
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
+        """Logits of the scored tokens, chunk after chunk: valid until the next call."""
         if self._team is not None:
-            with self._team.command("forward", segments):
-                return self.network.forward(segments, self.cache)
+            with self._team.command("forward", chunks):
+                return self.network.forward(chunks, self.cache)
         if self.decoder is None or self.prefill is None:
-            return self.network.forward(segments, self.cache)
-        if len(segments) <= self.decoder.max_sequences and all(len(s.tokens) == s.scored == 1 for s in segments):
-            tokens, positions = [segment.tokens[0] for segment in segments], [segment.start for segment in segments]
-            return self.decoder.run(tokens, positions, [segment.blocks for segment in segments], 1)[1]
-        if self.prefill.fits(segments):
-            return self.prefill.forward(segments)
-        return self.network.forward(segments, self.cache)
+            return self.network.forward(chunks, self.cache)
+        if len(chunks) <= self.decoder.max_sequences and all(len(s.tokens) == s.scored == 1 for s in chunks):
+            tokens, positions = [chunk.tokens[0] for chunk in chunks], [chunk.start for chunk in chunks]
+            return self.decoder.run(tokens, positions, [chunk.blocks for chunk in chunks], 1)[1]
+        if self.prefill.fits(chunks):
+            return self.prefill.forward(chunks)
+        return self.network.forward(chunks, self.cache)
 
     def greedy(
         self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]], steps: int
     ) -> list[list[int]]:
-        """The likeliest tokens of so many steps, step by step; the blocks have room for them."""
+        """The most likely tokens of `steps` steps, step by step; the blocks have room for them."""
         if self.decoder is not None and len(tokens) <= self.decoder.max_sequences:
             return self.decoder.run(tokens, positions, blocks, steps)[0]
-        drawn = [list(tokens)]
+        sampled = [list(tokens)]
         for step in range(steps):
-            segments = [
+            chunks = [
                 SequenceChunk([token], start + step, table)
-                for token, start, table in zip(drawn[-1], positions, blocks, strict=True)
+                for token, start, table in zip(sampled[-1], positions, blocks, strict=True)
             ]
-            drawn.append(self.forward(segments).argmax(dim=-1).tolist())
-        return drawn[1:]
+            sampled.append(self.forward(chunks).argmax(dim=-1).tolist())
+        return sampled[1:]
 
     def copy_block(self, source: int, target: int) -> None:
         if self._team is None:
@@ -127,28 +134,28 @@ def _num_blocks(
     most_tokens: int | None,
     free_bytes: int | None,
 ) -> int:
-    """Blocks of the cache: as asked, else what a fixed number of bytes holds, or most of what a GPU has free; always
+    """Blocks of the cache: as requested, else as many as fit into CACHE_BYTES and most of a GPU's free memory; always
     enough for one full context.
     """
-    most = KERNEL_COUNTS // spec.head_dim - 3 * BLOCK_TOKENS if device_type == "cuda" else CACHE_TOKENS
+    most = MAX_KERNEL_INDEX // spec.head_dim - 3 * BLOCK_TOKENS if device_type == "cuda" else CACHE_TOKENS
     if cache_tokens is None:
         room_bytes = CACHE_BYTES[device_type]
         if free_bytes is not None:
             room_bytes = min(room_bytes, free_bytes * FREE_PERCENT // 100)
         cache_tokens = min(most, room_bytes // token_bytes, most if most_tokens is None else most_tokens)
     elif device_type == "cuda" and cache_tokens > most:
-        raise UserError(f"cache of {cache_tokens} tokens", f"a GPU's kernels count to {most}", "ask for fewer")
+        raise UserError(f"cache of {cache_tokens} tokens", f"the GPU kernels support {most}", "choose fewer")
     num_tokens = max(cache_tokens, spec.context + BLOCK_TOKENS)
     needed_bytes = num_tokens * token_bytes
     if free_bytes is not None and needed_bytes > free_bytes:
         found = f"needs {needed_bytes / 2**30:.1f} GiB, and the GPU has {free_bytes / 2**30:.1f} GiB free"
-        todo = "give --cache-tokens fewer" if num_tokens == cache_tokens else "free some, or take a smaller model"
+        todo = "lower --cache-tokens" if num_tokens == cache_tokens else "free some, or use a smaller model"
         raise UserError(f"cache of {num_tokens} tokens", found, todo)
     return num_tokens // BLOCK_TOKENS + 1
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """Of a GPU, what torch keeps for later included."""
+    """Free memory of a GPU, including what torch has reserved and not allocated."""
     if device.type != "cuda":
         return None
     free_bytes, _ = torch.cuda.mem_get_info(device)

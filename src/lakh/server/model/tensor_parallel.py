@@ -1,27 +1,22 @@
 """One model over several processes of a machine: each holds a share of every layer's heads and feed-forward.
 
-Rank 0 is the engine: it alone has rows, blocks and the sampler. Before a step it tells the others what the step is
-(which tokens, which blocks); then all compute their share and add up twice a layer, so the scores are the same
-everywhere and rank 0 uses its own. The others do what they are told (`obey`) until rank 0 says so or is gone.
+Rank 0 is the engine: it alone has sequences, the block pool and the sampler. Before a step it sends the others the
+chunks of the step; then all compute their share and all-reduce twice a layer, so the logits are the same everywhere,
+and rank 0 uses its own. Embedding and head are whole in every process. Weights cannot be swapped.
 
-    team = start(path, size=2, precision="f32")     starts size - 1 processes that load their share
-    Runner(..., team=team)
+    group = start(path, size=2, precision="f32")     starts size - 1 processes that load their share
+    Runner(..., team=group)
 
-Collectives are torch.distributed's: gloo or c3 on CPUs, nccl on GPUs (by construction, not tried). While nothing is to
-do, rank 0 says so every HEARTBEAT_S, so that silence always means a lost peer: after PEER_TIMEOUT_S everybody gives up.
-Embedding and head are whole in every process. Weights are not swapped in a team.
+Commands go over the channels of the child processes (lakh.child_process), which end with rank 0; collectives are
+torch.distributed's: gloo or c3 on CPUs, nccl on GPUs (not tested). A peer that is silent in a collective for
+PEER_TIMEOUT_S is lost.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import pickle
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lakh.child_process import Channel, ChannelClosed, ChildProcess
 from lakh.errors import PeerLost, UserError
 from lakh.server.model import weights as model_weights
 from lakh.server.model.inference import InferenceModel, ModelShard, Precision
@@ -37,82 +33,77 @@ from lakh.server.model.kv_cache import PagedCache
 __all__ = ["TensorParallelGroup", "start"]
 
 PEER_TIMEOUT_S = 60.0
-HEARTBEAT_S = 15.0
 START_TIMEOUT_S = 300.0  # the others read their weights too
-CLOSE_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 HOST = "127.0.0.1"
 
 
 class TensorParallelGroup:
     """Rank 0's view of the others."""
 
-    def __init__(self, size: int, device: torch.device, processes: list[subprocess.Popen[bytes]]) -> None:
+    def __init__(self, size: int, children: list[ChildProcess]) -> None:
         self.shard = ModelShard(0, size, _all_reduce)
-        self.device, self._processes = device, processes
-        self._lock = threading.RLock()  # one message and its collectives at a time
-        self._closed = threading.Event()
-        threading.Thread(target=self._beat, name="lakh-heartbeat", daemon=True).start()
+        self._children, self._closed = children, False
+        self._lock = threading.RLock()  # one command and its collectives at a time
 
     @contextlib.contextmanager
     def command(self, *message: Any) -> Iterator[None]:
-        """Tell the others, then do your part inside the block."""
+        """Send the command to the others; run rank 0's part inside the block."""
         with self._lock:
             try:
-                _broadcast_object(message)
+                for child in self._children:
+                    child.channel.send(message)
                 yield
-            except RuntimeError as error:  # what torch raises for a closed or silent connection
-                codes = [process.poll() for process in self._processes]
-                found = f"a process went away or was silent (exit codes {codes}: {str(error)[:80]})"
-                raise PeerLost("tensor parallel", found, "start the server again") from None
+            except (
+                ChannelClosed,
+                RuntimeError,
+            ) as error:  # torch raises RuntimeError for a closed or silent connection
+                raise _lost(self._children, error) from None
 
     def close(self) -> None:
-        if self._closed.is_set():
+        if self._closed:
             return
-        self._closed.set()
-        with contextlib.suppress(PeerLost), self.command("end"):
-            pass
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(CLOSE_S)
-                continue
-            process.kill()
-            process.wait(CLOSE_S)
+        self._closed = True
+        for child in self._children:
+            child.stop(CLOSE_TIMEOUT_S)
         dist.destroy_process_group()
 
-    def _beat(self) -> None:
-        while not self._closed.wait(HEARTBEAT_S):
-            with contextlib.suppress(PeerLost), self.command("nothing"):
-                pass
+
+def _lost(children: list[ChildProcess], error: Exception) -> PeerLost:
+    reasons = ", ".join(child.exit_reason(timeout_s=0.5) for child in children)
+    return PeerLost("tensor parallel", f"a process is lost ({reasons}: {str(error)[:120]})", "start the server again")
 
 
 def start(
     path: str, *, size: int, precision: Precision | None = None, backend: str | None = None
 ) -> TensorParallelGroup:
-    """Processes for ranks 1 .. size - 1, on this machine, that load their share of the model behind `path`."""
+    """Start processes for ranks 1 .. size - 1 on this machine; they load their share of the model at `path`."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda" and torch.cuda.device_count() < size:
         found = f"needs {size} GPUs, and there are {torch.cuda.device_count()}"
         raise UserError(f"--tensor {size}", found, "choose at most one process per GPU")
-    loaded = model_weights.read(path)  # what cannot be loaded or shared is said here, once
+    spec = model_weights.read(path).spec  # errors of the model are raised here, once
     for name in ("heads", "kv_heads", "ffn"):
-        count = getattr(loaded.spec, name)
+        count = getattr(spec, name)
         if count % size:
             todo = f"choose a number that divides {count}"
             raise UserError(f"--tensor {size}", f"does not divide the model's {name} ({count})", todo)
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=START_TIMEOUT_S))
-    code = "import sys; from lakh.server.model.tensor_parallel import main; main(sys.argv[1])"
-    processes = []
-    for rank in range(1, size):
-        options = {"path": path, "rank": rank, "size": size, "port": store.port}
-        options |= {"precision": precision, "backend": backend, "threads": torch.get_num_threads()}
-        processes.append(subprocess.Popen([sys.executable, "-c", code, json.dumps(options)]))
+    shared = {"path": path, "size": size, "port": store.port, "precision": precision, "backend": backend}
+    shared["threads"] = torch.get_num_threads()
+    target = "lakh.server.model.tensor_parallel:main"
+    children = [ChildProcess.start(target, {**shared, "rank": rank}) for rank in range(1, size)]
     try:
+        for child in children:
+            child.channel.receive(START_TIMEOUT_S)  # it has loaded its weights, or raises its error
         _join(store, 0, size, device, backend)
-    except RuntimeError as error:
-        for process in processes:
-            process.kill()
-        raise PeerLost("tensor parallel", f"not all processes came up ({str(error)[:120]})", "try again") from None
-    return TensorParallelGroup(size, device, processes)
+    except BaseException as error:
+        for child in children:
+            child.kill()
+        if isinstance(error, ChannelClosed | RuntimeError | TimeoutError):
+            raise _lost(children, error) from None
+        raise
+    return TensorParallelGroup(size, children)
 
 
 def _join(store: dist.TCPStore, rank: int, size: int, device: torch.device, backend: str | None) -> None:
@@ -132,25 +123,11 @@ def _all_reduce(part: Tensor) -> Tensor:
     return part
 
 
-def _broadcast_object(message: Any = None) -> Any:
-    """Rank 0's message, everywhere."""
-    is_first = dist.get_rank() == 0
-    body = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8) if is_first else torch.empty(0)
-    size = torch.tensor([len(body)])
-    dist.broadcast(size, src=0)
-    if not is_first:
-        body = torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(body, src=0)
-    return message if is_first else pickle.loads(body.numpy().tobytes())
-
-
 # --- in the other processes ---------------------------------------------------------------------------------
 
 
-def main(text: str) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides when work ends
-        signal.signal(number, signal.SIG_IGN)
-    options = json.loads(text)
+def main(channel: Channel, options: dict[str, Any]) -> None:
+    """Run rank 0's commands until it closes the channel."""
     rank, size = options["rank"], options["size"]
     torch.set_num_threads(options["threads"])
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
@@ -158,36 +135,17 @@ def main(text: str) -> None:
         torch.cuda.set_device(device)
     store = dist.TCPStore(HOST, options["port"], timeout=timedelta(seconds=START_TIMEOUT_S))
     loaded = model_weights.read(options["path"])
+    channel.send("loaded")
     _join(store, rank, size, device, options["backend"])
     precision: Precision = options["precision"] or ("bf16" if device.type == "cuda" else "f32")
-
-    def network(num_ids: int) -> InferenceModel:
-        return InferenceModel(
-            loaded.spec, loaded.weights, num_ids, device, precision, ModelShard(rank, size, _all_reduce)
-        )
-
-    with contextlib.suppress(RuntimeError):  # rank 0 has gone: nothing is left to do
-        obey(network)
-
-
-def obey(make: Callable[[int], InferenceModel]) -> None:
-    """Do what rank 0 does."""
-    network: InferenceModel | None = None
-    cache: PagedCache | None = None
+    _, num_ids, num_blocks = channel.receive()  # "begin", always the first
+    shard = ModelShard(rank, size, _all_reduce)
+    network = InferenceModel(loaded.spec, loaded.weights, num_ids, device, precision, shard)
+    cache = PagedCache(loaded.spec, num_blocks, device=device, dtype=network.dtype, kv_heads=network.kv_heads)
+    del loaded
     while True:
-        kind, *rest = _broadcast_object()
-        if kind == "end":
-            return
-        if kind == "begin":
-            num_ids, num_blocks = rest
-            network = make(num_ids)
-            cache = PagedCache(
-                network.spec, num_blocks, device=network.device, dtype=network.dtype, kv_heads=network.kv_heads
-            )
-        elif kind == "forward":
-            assert network is not None
-            assert cache is not None
+        kind, *rest = channel.receive()
+        if kind == "forward":
             network.forward(rest[0], cache)
         elif kind == "copy":
-            assert cache is not None
             cache.copy_block(*rest)

@@ -1,4 +1,9 @@
-"""The code language model: model.py (the network), data.py (batches), loss.py, parallel.py (sharding), hf.py (formats).
+"""The code language model.
 
-A Llama-architecture decoder, so that transformers, vLLM, SGLang and llama.cpp load what lakh exports.
+architectures/  what a model is: parameters and the computation of a block, one file per family
+ops.py          the operations that a block is made of; acceleration.py chooses fast ones
+model.py        the trained network; data.py, batch.py, loss.py; attention.py
+parallel.py     how it is distributed over ranks (parallelism/)
+kernels/        fused kernels
+formats/        Hugging Face and GGUF files
 """

@@ -1,26 +1,29 @@
-"""Making one rank's model fast on its device: attention kernel, products, recomputation and compilation, in this order.
+"""Make the model fast on one device: attention kernel, fused kernels, fp8, activation checkpointing, compilation.
 
-    block   each block compiled by itself: seconds, works with every cut over ranks; the default on a GPU
+    block   each block compiled by itself: takes seconds, works with every kind of parallelism; default on a GPU
     model   all blocks as one graph: fuses across blocks, takes about a minute, one rank only
 
-Names of parameters do not change. Choices come back with their reasons, for the log.
+Names of parameters do not change. Each choice comes with its reason, for the log.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.workloads.code.activation_checkpointing import recompute
+from lakh.spec.model import Model
+from lakh.workloads.code import ops as plain
+from lakh.workloads.code.activation_checkpointing import checkpoint_for
 from lakh.workloads.code.attention import choose_kernel
 from lakh.workloads.code.kernels.fp8 import fp8_linear
-from lakh.workloads.code.model import CodeModel, RMSNorm
-from lakh.workloads.code.products import choose_products, linear
+from lakh.workloads.code.model import CodeModel
+from lakh.workloads.code.ops import ModelOps
 
-__all__ = ["BackendChoice", "choose_compile", "speed_up"]
+__all__ = ["BackendChoice", "accelerate", "choose_compile", "choose_ops"]
 
 
 class BackendChoice(NamedTuple):
@@ -30,115 +33,103 @@ class BackendChoice(NamedTuple):
 
 
 def choose_compile(wanted: str, *, device: str) -> tuple[str, str]:
-    """("none", "block" or "model", why)."""
+    """("none", "block" or "model", the reason)."""
+    if wanted not in ("auto", "none", "block", "model"):
+        raise UserError("train.compile", f"unknown mode {wanted!r}", "choose auto, none, block or model")
     if wanted != "auto":
-        return wanted, "asked for"
+        return wanted, "requested"
     if device == "cuda":
-        return "block", "compiles in seconds and is within measurement of the whole model's speed"
+        return "block", "compiles in seconds and is as fast as the whole model within measurement error"
     return "none", "on a CPU compiling takes longer than a short run"
 
 
-def speed_up(
+def choose_ops(
+    spec: Model,
+    *,
+    attention: str = "auto",
+    recomputation: str = "none",
+    compilation: str = "none",
+    kernels: bool = True,
+    fp8: bool = False,
+    bf16: bool,
+    tensor_parallel: int = 1,
+    device: str,
+) -> tuple[ModelOps, BackendChoice]:
+    """The operations for one device, and the choice of the attention kernel."""
+    kernel, name, reason = choose_kernel(attention, device=device, bf16=bf16, head_dim=spec.head_dim)
+    ops = ModelOps(attention=kernel, checkpoint=checkpoint_for(recomputation, compiled=compilation != "none"))
+    if device == "cuda" and kernels:
+        ops = _with_triton(ops, spec)
+    # The compiler fuses these itself; activation checkpointing saves memory, and these take more.
+    if device == "cpu" and kernels and (compilation, recomputation) == ("none", "none"):
+        from lakh.workloads.code.kernels import cpu
+
+        ops = replace(ops, activation=cpu.swiglu)
+        if attention == "auto" and cpu.prefers_blocked_attention():
+            ops = replace(ops, attention=cpu.blocked_attention)
+            name, reason = "blocked", "faster than torch's kernel on this CPU while the saved probabilities are few"
+    if fp8:
+        _require_fp8(spec, tensor_parallel, device)
+        ops = replace(ops, linear=fp8_linear)
+    return ops, BackendChoice("attention", name, reason)
+
+
+def accelerate(
     model: CodeModel,
     *,
     attention: str = "auto",
     recomputation: str = "none",
     compilation: str = "auto",
     kernels: bool = True,
-    products: str = "auto",
-    tokens: int = 0,
-    run_flops: float = 0.0,
     fp8: bool = False,
     device: str,
 ) -> list[BackendChoice]:
-    """Change the model in place; returns what was chosen and why.
-
-    What is chosen by measurement depends on the work of this rank: `tokens` of a micro-batch, `run_flops` in all.
-    """
-    weight_dtype = next(model.parameters()).dtype
-    bf16 = (model.dtype or weight_dtype) == torch.bfloat16
-    kernel, kernel_reason = choose_kernel(attention, device=device, bf16=bf16, head_dim=model.spec.head_dim)
-    for block in model.each_block():
-        block.attention.attend = kernel
-    mode, mode_reason = choose_compile(compilation, device=device)
-    if device == "cuda" and kernels:
-        _use_kernels(model)
-    # A compiler makes its own; recomputation is asked for to save memory, of which these take more.
-    if device == "cpu" and kernels and (mode, recomputation) == ("none", "none"):
-        kernel_reason = _use_cpu_forms(model, attention) or kernel_reason
-    shortest_flops = 2.0 * tokens * model.spec.width * model.spec.heads * model.spec.head_dim / model.parts
-    measured, measured_reason = choose_products(
-        products,
-        device=device,
-        bf16=bf16,
+    """Choose and set the operations of a model on one device, and compile it; returns the choices."""
+    mode, reason = choose_compile(compilation, device=device)
+    bf16 = (model.dtype or next(model.parameters()).dtype) == torch.bfloat16
+    ops, choice = choose_ops(
+        model.spec,
+        attention=attention,
         recomputation=recomputation,
-        shortest_flops=shortest_flops,
-        run_flops=run_flops,
+        compilation=mode,
+        kernels=kernels,
+        fp8=fp8,
+        bf16=bf16,
+        device=device,
     )
-    if fp8:
-        _use_fp8(model, device)
-        measured, measured_reason = False, "products are made in fp8"
-    elif measured:
-        for block in model.each_block():
-            block.attention.product = block.ffn.product = linear
-    recompute(model.each_block(), recomputation, compiled=mode != "none")
+    model.set_ops(ops)
+    compile_model(model, mode)
+    return [choice, BackendChoice("compile", mode, reason)]
+
+
+def compile_model(model: CodeModel, mode: str) -> None:
     if mode != "none":
-        _allow_many_shapes()
-    if mode == "block":
-        for block in model.each_block():
-            block.compile(dynamic=False)
-    elif mode == "model":
-        model.stack = torch.compile(model.stack, dynamic=False)  # type: ignore[method-assign]
-    elif mode != "none":
-        raise UserError("train.compile", f"{mode!r} is no way to compile", "choose auto, none, block or model")
-    name, _, why = kernel_reason.partition(": ")
-    return [
-        BackendChoice("attention", name, why),
-        BackendChoice("products", "by measurement" if measured else "the library's own", measured_reason),
-        BackendChoice("compile", mode, mode_reason),
-    ]
+        # A block is traced for training and evaluation, with and without a delta, and for each of a few paddings of
+        # packed documents: more than torch's default of 8 traces before it gives up and runs eagerly.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    model.compile_model(mode)
 
 
-def _allow_many_shapes() -> None:
-    """A block is traced once for training and once for evaluation, with and without something to add, and for each of a
-    few paddings of packed documents: more than torch's default of 8 before it gives up and runs eagerly."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+def _with_triton(ops: ModelOps, spec: Model) -> ModelOps:
+    from lakh.workloads.code.kernels import triton
+
+    def norm_add(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return plain.norm_add(x, None, weight, eps) if delta is None else triton.add_norm(x, delta, weight, eps)
+
+    def split_rotary(
+        qkv: Tensor, rope: plain.Rope, heads: int, kv_heads: int, norms: object, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return triton.split_rotary(qkv, *rope, heads, kv_heads)
+
+    ops = replace(ops, activation=triton.swiglu, norm_add=norm_add)
+    is_power_of_two = spec.head_dim & (spec.head_dim - 1) == 0  # a head is a power of two of lanes
+    return ops if spec.qk_norm or not is_power_of_two else replace(ops, split_rotary=split_rotary)
 
 
-def _use_kernels(model: CodeModel) -> None:
-    from lakh.workloads.code.kernels import triton as kernels
-
-    def add_norm(x: Tensor, delta: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
-        return kernels.add_norm(x, delta, norm.read(norm.weight), norm.eps)
-
-    head_dim = model.spec.head_dim
-    can_turn = not model.spec.qk_norm and head_dim & (head_dim - 1) == 0  # a head is a power of two of lanes
-    for block in model.each_block():
-        block.ffn.activate = kernels.swiglu
-        block.add_norm = add_norm
-        if can_turn:
-            block.attention.turn = kernels.turn
-
-
-def _use_cpu_forms(model: CodeModel, attention: str) -> str:
-    """Why attention goes by blocks; nothing where it does not."""
-    from lakh.workloads.code.kernels import cpu
-
-    by_blocks = attention == "auto" and cpu.prefers_blocks()
-    for block in model.each_block():
-        block.ffn.activate = cpu.swiglu
-        if by_blocks:
-            block.attention.attend = cpu.attend
-    return "blocks: faster than torch's own on this CPU, while what they keep is small" if by_blocks else ""
-
-
-def _use_fp8(model: CodeModel, device: str) -> None:
-    spec = model.spec
-    sizes = (spec.width, spec.ffn // model.parts, spec.kv_heads * spec.head_dim // model.parts)
+def _require_fp8(spec: Model, tensor_parallel: int, device: str) -> None:
+    sizes = (spec.width, spec.ffn // tensor_parallel, spec.kv_heads * spec.head_dim // tensor_parallel)
     if device != "cuda" or torch.cuda.get_device_capability() < (8, 9):
-        raise UserError("train.fp8", "this device has no products of 8-bit floats", "set train.fp8 = false")
+        raise UserError("train.fp8", "this device has no matrix products of 8-bit floats", "set train.fp8 = false")
     if any(size % 16 for size in sizes):
-        found = f"needs width, ffn and key heads of a rank in multiples of 16, and they are {sizes}"
+        found = f"width, ffn and key heads of a rank must be multiples of 16; they are {sizes}"
         raise UserError("train.fp8", found, "set train.fp8 = false")
-    for block in model.each_block():
-        block.attention.product = block.ffn.product = fp8_linear

@@ -1,13 +1,12 @@
-"""Causal attention for training: which kernel computes it, and how packed documents are kept apart.
+"""Causal attention for training: the available kernels, and how packed documents are kept apart.
 
 Shapes: B batch, T tokens, H query heads, K key/value heads, D head size.
 
-A kernel is a function (q_BHTD, k_BKTD, v_BKTD, documents) -> y_BHTD. `Kernel` names them; `choose_kernel` says which
-one a device gets and why. Packed documents are described once per batch by `Documents`; a kernel that cannot mask
-hands over to one that can.
+A kernel is a function (q_BTHD, k_BTKD, v_BTKD, documents) -> y_BTHD. `choose_kernel` returns the kernel for a device
+and the reason. Packed documents are described once per batch by `Documents`; a kernel that cannot mask falls back to
+one that can.
 
-Cost: causal attention does half of the score matrix; with documents, the sum over documents of half their squares.
-Knows tensors; knows nothing of ranks (context.py cuts a sequence up) or of caches (the server brings its own masks).
+Cost: causal attention computes half of the score matrix; with documents, the sum over documents of half their squares.
 """
 
 from __future__ import annotations
@@ -22,15 +21,16 @@ from torch import Tensor
 from lakh.errors import UserError
 from lakh.workloads.code.batch import Batch
 
-__all__ = ["KERNELS", "Attend", "Documents", "choose_kernel", "document_ids"]
+__all__ = ["KERNELS", "AttentionKernel", "Documents", "choose_kernel", "document_ids", "sdpa_attention"]
 
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of a packed batch, its rows laid end to end: document i is tokens starts[i] to starts[i + 1].
+    """The documents of a packed batch whose sequences are laid end to end: document i is tokens starts[i] to
+    starts[i + 1].
 
-    `starts` is padded to a length from a short list by repeating the end, and `longest` rounded up likewise: both
-    decide shapes, and a compiled kernel is made for each shape.
+    `starts` is padded to a length from a short list by repeating the end, and `longest` is rounded up likewise: both
+    decide shapes, and compilation is per shape.
     """
 
     starts: Tensor
@@ -38,7 +38,7 @@ class Documents:
 
     @staticmethod
     def of(batch: Batch) -> Documents | None:
-        """Those of a batch; None where whole rows are one context."""
+        """None where each sequence is one document."""
         if batch.cu_seqlens is None:
             return None
         starts = batch.cu_seqlens
@@ -47,65 +47,67 @@ class Documents:
         return Documents(padded, min(_round_up(batch.longest, floor=128), batch.inputs.shape[1]))
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, Documents | None], Tensor]
+AttentionKernel = Callable[[Tensor, Tensor, Tensor, Documents | None], Tensor]
 
 
-def document_ids(documents: Documents, rows: int, tokens: int) -> Tensor:
-    """The number of the document that each token belongs to, B T; rows never share a document."""
-    place = torch.arange(rows * tokens, device=documents.starts.device, dtype=torch.int32)
-    return torch.searchsorted(documents.starts, place, right=True).view(rows, tokens)
+def document_ids(documents: Documents, num_sequences: int, tokens: int) -> Tensor:
+    """The number of the document that each token belongs to, B T; sequences never share a document."""
+    place = torch.arange(num_sequences * tokens, device=documents.starts.device, dtype=torch.int32)
+    return torch.searchsorted(documents.starts, place, right=True).view(num_sequences, tokens)
 
 
-def torch_choice(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None) -> Tensor:
-    """torch's own choice of kernel; documents by a mask of T x T per row, which is exact and not fast."""
-    gqa = q_BHTD.shape[1] != k_BKTD.shape[1]
+def sdpa_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, documents: Documents | None) -> Tensor:
+    """torch's scaled_dot_product_attention; documents by a T x T mask per sequence, which is exact but slow."""
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
+    gqa = q.shape[1] != k.shape[1]
     if documents is None:
-        return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=gqa)
-    B, _, T, _ = q_BHTD.shape
-    ids = document_ids(documents, B, T)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa).transpose(1, 2)
+    ids = document_ids(documents, *q_BTHD.shape[:2])
     mask = (ids[:, :, None] == ids[:, None, :]).tril()[:, None]
-    return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, attn_mask=mask, enable_gqa=gqa)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa).transpose(1, 2)
 
 
-def flash(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None) -> Tensor:
+def flash_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, documents: Documents | None) -> Tensor:
     """FlashAttention 2 as built into torch; documents as sequences of variable length."""
     if documents is None:
-        return torch.ops.aten._scaled_dot_product_flash_attention(q_BHTD, k_BKTD, v_BKTD, 0.0, True, False)[0]
-    B, _, T, _ = q_BHTD.shape
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTD, k_BKTD, v_BKTD))
+        q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)[0].transpose(1, 2)
+    q, k, v = (x.flatten(0, 1) for x in (q_BTHD, k_BTKD, v_BTKD))
     starts, longest = documents.starts, documents.longest
     y = torch.ops.aten._flash_attention_forward(q, k, v, starts, starts, longest, longest, 0.0, True, False)[0]
-    return y.view(B, T, y.shape[1], y.shape[2]).transpose(1, 2)
+    return y.view(*q_BTHD.shape[:2], *y.shape[1:])
 
 
-def cudnn(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None) -> Tensor:
-    """cuDNN's fused attention; documents go to flash.
+def cudnn_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, documents: Documents | None) -> Tensor:
+    """cuDNN's fused attention; packed documents go to flash attention.
 
-    cuDNN's own variable-length form was tried on an H200 (torch 2.11, 2026-11-15): 13 times slower, with wrong
-    gradients for grouped heads.
+    cuDNN's variable-length form on an H200 (torch 2.11, 2026-11-15) was 13 times slower, with wrong gradients for
+    grouped heads.
     """
     if documents is not None:
-        return flash(q_BHTD, k_BKTD, v_BKTD, documents)
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(q_BHTD, k_BKTD, v_BKTD, None, True, 0.0, True, False)[0]
+        return flash_attention(q_BTHD, k_BTKD, v_BTKD, documents)
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
+    y = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, False)[0]
+    return y.transpose(1, 2)
 
 
-KERNELS: dict[str, Attend] = {"torch": torch_choice, "flash": flash, "cudnn": cudnn}
+KERNELS: dict[str, AttentionKernel] = {"torch": sdpa_attention, "flash": flash_attention, "cudnn": cudnn_attention}
 
 
-def choose_kernel(wanted: str, *, device: str, bf16: bool, head_dim: int) -> tuple[Attend, str]:
-    """The kernel for `wanted` ("auto" or a name of KERNELS) and the reason."""
+def choose_kernel(wanted: str, *, device: str, bf16: bool, head_dim: int) -> tuple[AttentionKernel, str, str]:
+    """The kernel for `wanted` ("auto" or a key of KERNELS), its name and the reason."""
     if wanted == "auto":
         if device != "cuda":
-            return torch_choice, "torch's own: the fused kernels are for a GPU"
+            return sdpa_attention, "torch", "the fused kernels need a GPU"
         if not bf16:
-            return torch_choice, "torch's own: the fused kernels compute in bf16"
-        return cudnn, f"cudnn: the fastest of those measured on an H200 with heads of {head_dim}"
+            return sdpa_attention, "torch", "the fused kernels compute in bf16"
+        return cudnn_attention, "cudnn", f"the fastest kernel measured on an H200 with heads of {head_dim}"
     if wanted not in KERNELS:
-        raise UserError("train.attention", f"{wanted!r} is no kernel", f"choose auto, {', '.join(KERNELS)}")
+        raise UserError("train.attention", f"unknown kernel {wanted!r}", f"choose auto, {', '.join(KERNELS)}")
     if wanted != "torch" and (device != "cuda" or not bf16):
         where = device if device != "cuda" else "f32"
         raise UserError("train.attention", f"{wanted} does not run on {where}", "choose auto or torch")
-    return KERNELS[wanted], f"{wanted}: asked for"
+    return KERNELS[wanted], wanted, "requested"
 
 
 def _round_up(count: int, *, floor: int) -> int:

@@ -1,9 +1,8 @@
-"""Batches for the code model: rows of the training stream, as tensors.
+"""Batches for the code model: sequences of the training stream, as tensors.
 
-The batch of a step is `data.batch` consecutive positions of the stream, cut into equal parts by data-parallel rank and
-then into micro-batches. Which rank reads a sequence changes with the number of ranks; which sequences a step holds
-does not. Sequences come from a child process
-(tokens/loading/prefetch.py) and go to a GPU through pinned memory.
+The batch of a step is `data.batch` consecutive positions of the stream, split evenly by data-parallel rank and then
+into micro-batches. The number of ranks decides which rank reads a sequence, not which sequences a step holds. A
+process of its own reads ahead (tokens/loading/prefetch.py); batches reach a GPU through pinned memory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from lakh.spec import Run
 from lakh.tokens.loading.digest import StreamDigest
 from lakh.tokens.loading.prefetch import BatchRequest, Prefetcher
 from lakh.tokens.loading.skips import SkipRanges
-from lakh.tokens.loading.stream import SequenceBatch, TokenSet, TokenSetLoader, document_numbers
+from lakh.tokens.loading.stream import TokenSet, TokenSetLoader, document_numbers
 from lakh.workloads.code.batch import IGNORED, Batch
 
 __all__ = ["Batches", "heldout_batches", "to_batch"]
@@ -32,9 +31,9 @@ class Batches:
         rows = run.data.batch // data_ranks
         self.skips = SkipRanges(run.data.skip)
         self.digest = StreamDigest()
-        """Of all rows that were taken so far."""
+        """Of all sequences read so far."""
         self.fill = 1.0
-        """Share of the last step's places on this rank that hold a target."""
+        """Share of the last step's positions on this rank that have a target."""
         self._prefetcher = Prefetcher(
             BatchRequest(
                 data=run.data,
@@ -69,17 +68,17 @@ class Batches:
 
     @property
     def wait_s(self) -> float:
-        """Seconds that the trainer has waited for data so far."""
+        """Seconds that the trainer has waited for data."""
         return self._prefetcher.wait_s
 
     @property
     def starved(self) -> int:
-        """Steps whose data was not there when it was asked for."""
+        """Steps whose data was not ready when the trainer needed it."""
         return self._prefetcher.starved
 
     @property
     def ready(self) -> int:
-        """Batches that wait to be taken."""
+        """Batches that are ready."""
         return self._prefetcher.ready
 
     def close(self) -> None:
@@ -89,7 +88,7 @@ class Batches:
 def to_batch(
     tokens: np.ndarray, lengths: np.ndarray, documents: np.ndarray | None, device: torch.device, *, share: float = 1.0
 ) -> Batch:
-    """Sequences of T + 1 tokens as a micro-batch that counts for `share` of a rank's step."""
+    """Sequences of T + 1 tokens as a micro-batch that is `share` of a rank's step."""
     rows, width = tokens.shape
     whole = _send(tokens, device).long()
     targets = whole[:, 1:]
@@ -115,11 +114,11 @@ def to_batch(
 def heldout_batches(
     run: Run, tokens: TokenSet, *, data_rank: int, data_ranks: int, device: torch.device
 ) -> Iterator[tuple[Batch, int]]:
-    """(micro-batch, how many of its rows count) for this rank: the same held-out rows at every evaluation.
+    """(micro-batch, how many of its sequences count) for this rank: the same held-out sequences at every evaluation.
 
-    Sequences are cut end to end whatever the packing of training, so that losses compare. Every rank gets equally many
-    micro-batches, because with FSDP all ranks must call the model equally often, and each is whole, because a compiled
-    model is made for one shape; where the rows do not divide evenly, the last ones are repeats that do not count.
+    Sequences are consecutive windows, whatever the packing of training, so that losses compare. Every rank gets equally
+    many micro-batches, because with FSDP all ranks must call the model equally often, and each is full, because a
+    compiled model is for one shape; where they do not divide evenly, the last sequences are repeats that do not count.
     """
     loader = TokenSetLoader(tokens, sequence=run.data.sequence, seed=0)
     count = min(run.train.eval_sequences, loader.num_sequences)
@@ -128,16 +127,12 @@ def heldout_batches(
     for start in range(first, first + per_rank, run.data.micro_batch):
         rows = loader.read([min(index, count - 1) for index in range(start, start + run.data.micro_batch)])
         end = min(start + run.data.micro_batch, first + per_rank, count)
-        yield _whole(run, rows, device), max(0, end - start)
-
-
-def _whole(run: Run, rows: SequenceBatch, device: torch.device) -> Batch:
-    documents = document_numbers(rows) if run.data.document_mask else None
-    return to_batch(rows.tokens, rows.lengths, documents, device)
+        documents = document_numbers(rows) if run.data.document_mask else None
+        yield to_batch(rows.tokens, rows.lengths, documents, device), max(0, end - start)
 
 
 def _edges_and_positions(documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where documents begin in the rows laid end to end (and their end), and each token's place in its document."""
+    """Where documents begin in the sequences laid end to end, and each token's position in its document."""
     begins = np.ones(documents.shape, bool)
     begins[:, 1:] = np.diff(documents, axis=1) != 0
     edges = np.append(np.flatnonzero(begins), documents.size)
@@ -146,8 +141,8 @@ def _edges_and_positions(documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _send(array: np.ndarray, device: torch.device) -> Tensor:
-    """A copy of the array on the device; does not wait for the copy to arrive on a GPU."""
+    """A copy of the array on the device; asynchronous on a GPU."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
-        return tensor.clone()  # the ring's slot is filled anew
+        return tensor.clone()  # the reader reuses the buffer
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,18 +1,19 @@
-"""The loss of the code model: next-token cross-entropy in nats, with and without the logits in memory at once.
+"""The loss of the code model: next-token cross-entropy in nats, from whole logits or in chunks.
 
-Shapes: N tokens, W width, V vocabulary (of this rank, where the head is cut up over ranks).
+Shapes: N tokens, W width, V vocabulary (this rank's part, where the head is sharded).
 
-`linear_cross_entropy` takes the hidden states and the head's weight, and goes through the tokens in pieces: a piece's
-logits become its loss and, at once, its gradient, and are gone. No logits are kept or computed twice; the backward
-pass only scales what is there. Cost: three matrix products per piece, as plain autograd; memory: one piece of logits
-(LOGIT_BYTES), the gradient of the hidden states, and that of the head in float32.
+`linear_cross_entropy` takes the hidden states and the weight of the head and goes through the tokens in chunks: the
+forward pass turns a chunk of logits into its loss and its gradient at once, and the backward pass only scales the
+gradient. Cost: three matrix products per chunk, as plain autograd; memory: one chunk of logits (LOGIT_BYTES), the
+gradient of the hidden states, and that of the head in float32.
 
-What is asked of the logits besides the next token is an `Objective` (objective.py). Targets of IGNORED do not count.
-With `group`, each rank holds a part of the vocabulary, and the sums over it are made over the group.
+Targets of IGNORED do not count. With `group`, each rank holds a part of the vocabulary, and sums over it run over the
+group.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,15 +22,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.workloads.code.batch import IGNORED
-from lakh.workloads.code.objective import PLAIN, Objective
 
-__all__ = ["linear_cross_entropy", "next_token_loss"]
+__all__ = ["PLAIN", "Objective", "linear_cross_entropy", "next_token_loss"]
 
 LOGIT_BYTES = 1 << 30
 
 
+@dataclass(frozen=True)
+class Objective:
+    """Terms that training adds to the next-token loss; evaluation uses PLAIN."""
+
+    z_loss: float = 0.0
+    """Factor of the squared log of the softmax's sum, per token."""
+    label_smoothing: float = 0.0
+    """Share of a target's weight that goes to all tokens of the vocabulary alike, as in torch's cross_entropy."""
+
+
+PLAIN = Objective()
+
+
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Computed in float32 whatever the logits are: the sum over a vocabulary needs it."""
+    """Computed in float32 for logits of any type: the sum over a vocabulary needs it."""
     return F.cross_entropy(
         logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction=reduction, ignore_index=IGNORED
     )
@@ -45,18 +58,15 @@ def linear_cross_entropy(
     group: dist.ProcessGroup | None = None,
     logit_bytes: int = LOGIT_BYTES,
 ) -> Tensor:
-    """`scale` times the sum of the losses.
-
-    Products are made in the type of x_NW, whatever the type the weight is kept in.
-    """
+    """`scale` times the sum of the losses. Matrix products are in the type of x_NW, whatever the weight's type."""
     return _LinearCrossEntropy.apply(x_NW, weight_VW, targets_N, scale, objective, group, logit_bytes)
 
 
-def _rows_of_a_piece(x_NW: Tensor, weight_VW: Tensor, logit_bytes: int) -> int:
-    """Tokens whose logits fit into `logit_bytes`, evened out over the pieces."""
+def _chunk_tokens(x_NW: Tensor, weight_VW: Tensor, logit_bytes: int) -> int:
+    """Tokens whose logits fit into `logit_bytes`, evened out over the chunks."""
     most = max(1, logit_bytes // (weight_VW.shape[0] * x_NW.element_size()))
-    pieces = -(-x_NW.shape[0] // most)
-    return -(-x_NW.shape[0] // pieces)
+    chunks = -(-x_NW.shape[0] // most)
+    return -(-x_NW.shape[0] // chunks)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -77,14 +87,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=x_NW.device)
         grad_x = torch.empty_like(x_NW) if needs_x else None
         grad_weight: Tensor | None = None
-        rows = _rows_of_a_piece(x_NW, weight, logit_bytes)
-        score = _scorer(x_NW.device) if group is None else _score_over(group, weight_VW.shape[0])
-        for at in range(0, x_NW.shape[0], rows):
-            x = x_NW[at : at + rows]
-            loss, grad = score(x @ weight.T, targets_N[at : at + rows], scale_, objective)
+        size = _chunk_tokens(x_NW, weight, logit_bytes)
+        cross_entropy = (
+            _cross_entropy_for(x_NW.device) if group is None else _sharded_cross_entropy(group, weight_VW.shape[0])
+        )
+        for at in range(0, x_NW.shape[0], size):
+            x = x_NW[at : at + size]
+            loss, grad = cross_entropy(x @ weight.T, targets_N[at : at + size], scale_, objective)
             total += loss
             if grad_x is not None:
-                torch.mm(grad, weight, out=grad_x[at : at + rows])
+                torch.mm(grad, weight, out=grad_x[at : at + size])
             if needs_weight:
                 grad_weight = _add_product(grad_weight, grad.T, x)
         ctx.save_for_backward(grad_x, grad_weight)
@@ -102,10 +114,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_x, grad_weight, None, None, None, None, None
 
 
-def _score(logits: Tensor, targets: Tensor, scale: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-    """Scaled sum of the losses of some tokens, and its gradient with respect to their logits, in their place.
+def _cross_entropy(logits: Tensor, targets: Tensor, scale: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Scaled sum of the losses, and its gradient with respect to the logits, which it overwrites.
 
-    Each logit is raised to the power of e once, which is most of what this costs a CPU.
+    Each exponential is computed once: it is most of the cost on a CPU.
     """
     z_loss, smoothing = objective.z_loss, objective.label_smoothing
     scores = logits.float()
@@ -129,20 +141,19 @@ def _score(logits: Tensor, targets: Tensor, scale: Tensor, objective: Objective)
     return loss, grad.to(logits.dtype)
 
 
-def _scorer(device: torch.device) -> Any:
-    """`_score`, on a GPU as a kernel."""
+def _cross_entropy_for(device: torch.device) -> Any:
     if device.type != "cuda":
-        return _score
-    from lakh.workloads.code.kernels import triton as kernels
+        return _cross_entropy
+    from lakh.workloads.code.kernels import triton
 
-    return kernels.score_rows_
+    return triton.cross_entropy_
 
 
-def _score_over(group: dist.ProcessGroup, width: int) -> Any:
-    """`_score` where this rank holds the columns [rank * width, (rank + 1) * width) of the logits."""
+def _sharded_cross_entropy(group: dist.ProcessGroup, width: int) -> Any:
+    """`_cross_entropy` where this rank holds the columns [rank * width, (rank + 1) * width) of the logits."""
     first, vocabulary = dist.get_rank(group) * width, dist.get_world_size(group) * width
 
-    def score(logits: Tensor, targets: Tensor, scale: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    def cross_entropy(logits: Tensor, targets: Tensor, scale: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
         z_loss, smoothing = objective.z_loss, objective.label_smoothing
         logits_f32 = logits.float()
         top = logits_f32.amax(-1)
@@ -153,7 +164,7 @@ def _score_over(group: dist.ProcessGroup, width: int) -> Any:
         is_here = (target >= 0) & (target < width)
         target = target.clamp(0, width - 1)
         right = torch.where(is_here, logits_f32.gather(-1, target[:, None]).squeeze(-1), 0.0)
-        aims = (1.0 - smoothing) * right  # the logits, weighted as the targets are
+        aims = (1.0 - smoothing) * right  # the logits, weighted by the smoothed targets
         if smoothing:
             aims += smoothing / vocabulary * logits_f32.sum(-1)
         sums = torch.stack((exponents.sum(-1), aims))
@@ -169,11 +180,11 @@ def _score_over(group: dist.ProcessGroup, width: int) -> Any:
         aimed = torch.where(hit, 1.0 - smoothing + even, even)
         return loss, ((probability - aimed) * weight).to(logits.dtype)
 
-    return score
+    return cross_entropy
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b, summed in float32, in the place of total."""
+    """total + a @ b, in place, summed in float32."""
     if a.dtype == torch.float32:
         return a @ b if total is None else total.addmm_(a, b)
     product = torch.mm(a, b, out_dtype=torch.float32) if a.device.type == "cuda" else (a @ b).float()

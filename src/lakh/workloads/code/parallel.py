@@ -1,10 +1,10 @@
-"""Cutting the code model up over ranks along every axis of the mesh.
+"""Parallelize the code model over every axis of the mesh.
 
-In this order: pipeline stages (pipeline.py), matrices (tensor.py), sequences (context.py), then what makes each rank
-fast (compiling.py), then FSDP2 over dp_shard x cp, one unit per block; with dp_replicate copies of that (HSDP). Ranks
-along dp_shard and cp share one cut of the weights, so context parallelism costs no memory for copies.
+Order: pipeline stages, tensor parallelism, the operations of a rank (its kernels, then tensor and context parallelism),
+compilation, and FSDP2 over dp_shard x cp, one unit per block, with dp_replicate copies (HSDP). Ranks along dp_shard and
+cp share one sharding of the weights, so context parallelism needs no extra copies.
 
-What would go wrong is refused before (`check`, spec/cuts.py). Works over any backend of torch.distributed.
+spec/parallel_check.py rejects layouts that cannot work. Runs over any backend of torch.distributed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from lakh.spec import Mesh, Run
-from lakh.spec.cuts import check
-from lakh.workloads.code.acceleration import BackendChoice, speed_up
+from lakh.workloads.code.acceleration import BackendChoice, choose_compile, choose_ops, compile_model
 from lakh.workloads.code.model import CodeModel
-from lakh.workloads.code.parallelism.context import cut_sequences
+from lakh.workloads.code.parallelism.context import context_parallel_ops
 from lakh.workloads.code.parallelism.pipeline import Pipeline, split
-from lakh.workloads.code.parallelism.tensor import cut_matrices
+from lakh.workloads.code.parallelism.tensor import shard_weights, tensor_parallel_ops
 
-__all__ = ["ParallelGroups", "check", "parallelise"]
+__all__ = ["ParallelGroups", "parallelise"]
 
 
 @dataclass(frozen=True)
 class ParallelGroups:
-    """The ranks that this one works with, axis by axis; None where an axis has one rank."""
+    """The process groups of this rank, by axis; None where an axis has one rank."""
 
     fsdp: DeviceMesh | None = None
     """dp_shard x cp, under dp_replicate where there are copies."""
@@ -48,9 +47,9 @@ def parallelise(
     *,
     bf16: bool,
     device: torch.device,
-    say: Callable[[BackendChoice], None] = lambda choice: None,
+    on_choice: Callable[[BackendChoice], None] = lambda choice: None,
 ) -> nn.Module:
-    """The part of the model that this rank trains; what was chosen for it goes to `say`.
+    """This rank's part of the model; `on_choice` receives each choice of a backend.
 
     `build` makes the whole model, with equal weights on every rank.
     """
@@ -60,28 +59,33 @@ def parallelise(
         rank = dist.get_rank(groups.pp)
         layers = run.model.layers
         chunks = split(build, layers=layers, schedule=mesh.pp_schedule, rank=rank, ranks=mesh.pp)
+    compilation, reason = choose_compile(run.train.compile, device=device.type)
+    is_bf16 = bf16 or next(chunks[0].parameters()).dtype == torch.bfloat16
+    ops, choice = choose_ops(
+        run.model,
+        attention=run.train.attention,
+        recomputation=run.train.recompute,
+        compilation=compilation,
+        fp8=run.train.fp8,
+        bf16=is_bf16,
+        tensor_parallel=mesh.tp if groups.tp is not None else 1,
+        device=device.type,
+    )
+    if groups.tp is not None:
+        ops = tensor_parallel_ops(ops, groups.tp)
+    if groups.cp is not None:
+        ops = context_parallel_ops(ops, groups.cp)
     for model in chunks:
         model.dtype = torch.bfloat16 if bf16 else None
         if groups.tp is not None:
-            cut_matrices(model, groups.tp)
+            shard_weights(model, groups.tp)
         model.to(device)
-        chosen = speed_up(
-            model,
-            attention=run.train.attention,
-            recomputation=run.train.recompute,
-            compilation=run.train.compile,
-            products=run.train.products,
-            tokens=run.data.micro_batch * run.data.sequence // mesh.cp,
-            run_flops=run.flops / mesh.ranks,
-            fp8=run.train.fp8,
-            device=device.type,
-        )
-        if groups.cp is not None:
-            cut_sequences(model, groups.cp)  # after the choice of a kernel, which it replaces
+        model.set_ops(ops)
+        compile_model(model, compilation)
         if groups.fsdp is not None:
             _shard(model, groups.fsdp, bf16=bf16)
-    for choice in chosen:
-        say(choice)
+    on_choice(choice)
+    on_choice(BackendChoice("compile", compilation, reason))
     if groups.pp is None:
         return chunks[0]
     tokens = run.data.sequence

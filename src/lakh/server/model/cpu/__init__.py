@@ -1,1 +1,1 @@
-"""Compiled CPU kernels for decode steps: kernels.py (a whole step), matmul.py (matrix products)."""
+"""Compiled CPU kernels for decode steps: kernels.py (all layers), matmul.py (matrix products)."""

@@ -1,14 +1,14 @@
-"""A few tokens through the network on one CPU core: every weight is read from memory once for all of them.
+"""A decode step of a few tokens on one CPU core: every weight is read from memory once for all tokens.
 
-Shapes: N tokens (1 to MAX_TOKENS, of one row or of several), L layers, W width, F ffn, H query heads, K key/value
+Shapes: N tokens (1 to MAX_TOKENS, of one sequence or several), L layers, W width, F ffn, H query heads, K key/value
 heads, D head size, C slots, V vocabulary.
 
 Reading the weights is the cost of a step: 4 bytes per weight in float32, 1.06 in int8 (64 weights share one scale,
-and the activations are rounded to 8 bits too, so that the CPU's dot-product instructions do the work). Beyond
-MAX_TOKENS the arithmetic is the cost and a matrix library is better at it (network.py).
+and activations are rounded to 8 bits, so that the CPU's dot-product instructions apply). Beyond MAX_TOKENS the
+arithmetic dominates, and a matrix library is faster (inference.py).
 
-Compiled by numba on first use and kept on disk. `fastmath` lets sums be reordered, so they differ from torch's in the
-last bits. Knows arrays; knows nothing of torch, rows or requests.
+Compiled by numba on first use and cached on disk. `fastmath` reorders sums, so they differ from torch's in the last
+bits. Independent of torch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,23 @@ import numpy as np
 
 from lakh.server.model.cpu.matmul import compiled, matmul_f32
 
-__all__ = ["GROUP", "LIGHT_BYTES", "MAX_TOKENS", "MAX_TOKENS_LIGHT", "attend", "run_f32", "run_int8"]
+__all__ = [
+    "ARCHITECTURES",
+    "GROUP",
+    "MAX_TOKENS",
+    "MAX_TOKENS_SMALL_MODEL",
+    "SMALL_MODEL_BYTES",
+    "attend",
+    "run_f32",
+    "run_int8",
+]
+
+ARCHITECTURES = ("llama", "qwen3")  # whose block these kernels compute
 
 MAX_TOKENS = 8
-# Of models whose weights are few, the library's calls cost more than its products save: at 16 tokens these kernels take
-# 0.37x of torch's time at 0.1M parameters, 0.59x at 2.4M, 0.79x at 12.7M (Neoverse-N1, one core).
-LIGHT_BYTES, MAX_TOKENS_LIGHT = 64 << 20, 32
+# In a small model torch's calls cost more than its products save: at 16 tokens these kernels take 0.37x of torch's time
+# at 0.1M parameters, 0.59x at 2.4M, 0.79x at 12.7M (Neoverse-N1, one core).
+SMALL_MODEL_BYTES, MAX_TOKENS_SMALL_MODEL = 64 << 20, 32
 GROUP = 64  # weights that share a scale in int8
 
 f32 = np.float32
@@ -78,7 +89,7 @@ def _norm(x: Any, weight: Any, eps: float, out: Any, num: int) -> None:
 def attend(q: Any, keys: Any, values: Any, slots: Any, starts: Any, lengths: Any, out: Any, scores: Any) -> None:
     """out[n] = softmax(q[n] . keys) values over the first lengths[n] slots from slots[starts[n]] on.
 
-    q and out: N H D; keys and values: K C D of one layer; scores: room for the longest length.
+    q and out: N H D; keys and values: K C D of one layer; scores: scratch for the longest length.
     """
     num, heads, size = q.shape
     share = heads // keys.shape[0]
@@ -87,7 +98,7 @@ def attend(q: Any, keys: Any, values: Any, slots: Any, starts: Any, lengths: Any
         first, length = starts[n], lengths[n]
         for h in range(heads):
             k, v, query = keys[h // share], values[h // share], q[n, h]
-            largest = f32(-3e38)  # fastmath knows no infinity
+            largest = f32(-3e38)  # fastmath has no infinity
             for s in range(length):
                 key = k[slots[first + s]]
                 total = f32(0)
@@ -121,7 +132,7 @@ def _rotate(x: Any, cos: Any, sin: Any) -> None:
 
 @compiled
 def _norm_heads(qkv: Any, weights: Any, eps: float, heads: int, kv_heads: int) -> None:
-    """In place: the norm of every query's head, then of every key's. weights: 2 D."""
+    """Normalize each query head, then each key head, in place. weights: 2 D."""
     size = weights.shape[1]
     for n in range(qkv.shape[0]):
         for h in range(heads + kv_heads):
@@ -171,9 +182,9 @@ def _gate(both: Any, out: Any, num: int) -> None:
 def run_f32(
     x: Any, w: Any, all_norms: Any, eps: float, positions: Any, rope: Any, kv: Any, heads: int, place: Any
 ) -> Any:
-    """The normed residual stream N W after all layers; x is used up. w: qkv, o, gate_up, down, each L first.
+    """The hidden states N W after all layers and the final norm; overwrites x. w: qkv, o, gate_up, down, each L first.
 
-    all_norms: of the residual stream (2 L + 1), and of queries and keys (L 2 D; no layers where there are none).
+    all_norms: of the residual stream (2 L + 1), and of queries and keys (L 2 D; no layers in a model without them).
     """
     qkv, o, gate_up, down = w
     norms, head_norms = all_norms
@@ -206,7 +217,7 @@ def run_f32(
 def run_int8(
     x: Any, w: Any, s: Any, all_norms: Any, eps: float, positions: Any, rope: Any, kv: Any, heads: int, place: Any
 ) -> Any:
-    """The same with int8 weights w and their scales s."""
+    """`run_f32` with int8 weights w and their scales s."""
     qkv, o, gate_up, down = w
     s_qkv, s_o, s_gate_up, s_down = s
     norms, head_norms = all_norms
@@ -244,7 +255,7 @@ def run_int8(
 
 @compiled
 def head_f32(w: Any, x: Any) -> Any:
-    """Scores N V of normed rows."""
+    """Logits N V of normalized hidden states."""
     out = np.empty((x.shape[0], w.shape[0]), np.float32)
     matmul_f32(w, x, out, x.shape[0])
     return out

@@ -1,10 +1,8 @@
-"""Products of a matrix with a few rows on one CPU core, each in one pass over the matrix.
+"""Matrix products with a few tokens on one CPU core, each in one pass over the matrix; compiled by numba.
 
-A matrix that does not fit the cache costs the reading of it; a second pass over a row of it, though cached by then, is
-work that no reading hides behind. So every number of tokens up to eight (seven excepted) has its own loop: 3 tokens
-take 1.4 times as long as one, 5 take 2.3 times (Neoverse-N1, 350 MB of weights; four and then one took 3.2 times).
-
-Compiled by numba. Knows arrays; knows nothing of layers.
+Memory bandwidth limits a matrix that does not fit the cache; a second pass over one of its rows, though cached, is work
+that no load hides. So every number of tokens up to eight (except seven) has its own loop: 3 tokens take 1.4 times as
+long as one, 5 take 2.3 times (Neoverse-N1, 350 MB of weights; four and then one took 3.2 times).
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ def matmul_f32(w: Any, x: Any, y: Any, num: int) -> None:
             y[n + 4, i], y[n + 5, i], y[n + 6, i] = _dot_3(row, x, n + 4)
 
 
-# The loops differ in their number of sums alone: a compiler keeps named sums in registers, and an array of them not.
+# The loops differ only in their number of sums: the compiler keeps named sums in registers, but not an array of sums.
 
 
 @compiled

@@ -1,7 +1,4 @@
-"""Where a number of rows has its place on the GPU: what a step reads and writes, and bursts of greedy steps there.
-
-Knows nothing of how a step is computed (decode.py).
-"""
+"""A decode batch of fixed size on the GPU: the inputs and outputs of a step, and several greedy steps in a row."""
 
 from __future__ import annotations
 
@@ -10,55 +7,55 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from lakh.server.model.gpu.graphs import Step
+from lakh.server.model.gpu.graphs import StepFunction
 
 __all__ = ["HISTORY", "DecodeBatch", "MultiStepDecode"]
 
-HISTORY = 64  # steps that a batch remembers
+HISTORY = 64  # steps whose tokens a batch keeps
 
 
 class DecodeBatch:
-    """Static inputs, outputs and the graph of one number of rows.
+    """Static inputs, outputs and the graph of one batch size.
 
-    `replay` scores the tokens, draws greedily, and moves every row one place on.
+    `replay` computes the logits, samples greedily, and advances every sequence by one position.
     """
 
-    def __init__(self, rows: int, table_width: int, device: torch.device) -> None:
-        # One transfer in: of all rows the positions, the tokens, the steps so far, the tables of blocks.
-        self.control = torch.zeros(rows * (3 + table_width), dtype=torch.int32, device=device)
-        self.positions, self.tokens, self.steps, tables = self.control.split([rows, rows, rows, rows * table_width])
-        self.tables = tables.view(rows, table_width)
-        self.history = torch.zeros(HISTORY, rows, dtype=torch.int32, device=device)
-        self.seen = torch.zeros(HISTORY, rows, dtype=torch.int32, pin_memory=device.type == "cuda")
+    def __init__(self, size: int, table_width: int, device: torch.device) -> None:
+        # One transfer for all inputs: positions, tokens, steps so far and block tables of all sequences.
+        self.control = torch.zeros(size * (3 + table_width), dtype=torch.int32, device=device)
+        self.positions, self.tokens, self.steps, tables = self.control.split([size, size, size, size * table_width])
+        self.tables = tables.view(size, table_width)
+        self.history = torch.zeros(HISTORY, size, dtype=torch.int32, device=device)
+        self.seen = torch.zeros(HISTORY, size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self.logits = torch.empty(0)
-        self.replay: Step = lambda: None
+        self.replay: StepFunction = lambda: None
 
     def __len__(self) -> int:
-        """Rows, the empty ones included."""
+        """Sequences, including padding."""
         return len(self.tokens)
 
     def set_tokens(self, tokens: Tensor) -> None:
-        """These tokens instead of those that the last step drew. What it drew is then not to be read."""
+        """Replace the tokens that the last step sampled; its history is then invalid."""
         self.tokens.copy_(tokens)
-        self.steps.zero_()  # its own history would run past its end
+        self.steps.zero_()  # otherwise the history would overflow
 
 
 class MultiStepDecode:
-    """Greedy steps of the rows that were put into a batch, at most HISTORY of them, read while they go on.
+    """Up to HISTORY greedy steps of the sequences in a batch; their tokens are read while later steps run.
 
-    Whoever puts other rows there ends it: their steps come after those that were launched, read or not.
+    Loading other sequences into the batch ends it: their steps run after the launched ones, read or not.
     """
 
-    def __init__(self, batch: DecodeBatch, num_rows: int) -> None:
-        self._batch, self._num_rows, self._launched = batch, num_rows, 0
+    def __init__(self, batch: DecodeBatch, num_sequences: int) -> None:
+        self._batch, self._num_sequences, self._launched = batch, num_sequences, 0
         self._unread: deque[tuple[slice, torch.cuda.Event | None]] = deque()
 
     @torch.inference_mode()
     def launch(self, steps: int) -> None:
-        """So many steps more, without waiting for them."""
+        """Start that many more steps without waiting for them."""
         batch, part = self._batch, slice(self._launched, self._launched + steps)
         self._launched += steps
-        assert self._launched <= HISTORY  # the kernel would write on
+        assert self._launched <= HISTORY  # the kernel writes without a bounds check
         for _ in range(steps):
             batch.replay()
         batch.seen[part].copy_(batch.history[part], non_blocking=True)
@@ -69,10 +66,10 @@ class MultiStepDecode:
         self._unread.append((part, done))
 
     def read(self) -> list[list[int]]:
-        """Wait for the oldest launch that was not read: the tokens of each of its steps."""
+        """Wait for the oldest unread launch; returns the tokens of each of its steps."""
         part, done = self._unread[0]
         if done is not None:
             done.synchronize()
-        tokens: list[list[int]] = self._batch.seen[part, : self._num_rows].tolist()
+        tokens: list[list[int]] = self._batch.seen[part, : self._num_sequences].tolist()
         self._unread.popleft()
         return tokens

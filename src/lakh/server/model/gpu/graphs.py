@@ -1,9 +1,8 @@
-"""Capturing a step as a graph. All graphs of one `GraphCapture` share a pool of memory and a stream.
+"""Capture a step as a CUDA graph. All graphs of one `GraphCapture` share a memory pool and a stream.
 
-A step is a function that always touches the same tensors: the graph knows their addresses. So it has to own all of
-them, the scratch memory of the vendor's products included: torch keeps one for each stream, which others may give back
-(`torch.compile` with graphs of its own does). Without graphs (Triton's interpreter, tests) the function itself is what
-is called. Knows nothing of what a step does.
+A step is a function that always uses the same tensors, because the graph holds their addresses. The graph must own all
+of them, including cuBLAS's workspace: torch keeps one per stream, which other code can free (`torch.compile` with CUDA
+graphs does). Without graphs (Triton's interpreter, tests) the function itself is called.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["GraphCapture", "Step"]
+__all__ = ["GraphCapture", "StepFunction"]
 
-Step = Callable[[], None]
+StepFunction = Callable[[], None]
 
 
 class GraphCapture:
@@ -24,8 +23,8 @@ class GraphCapture:
         self._pool: Any = None
         self._stream = torch.cuda.Stream(device) if use_graphs else None
 
-    def __call__(self, step: Step, prepare: Callable[[], object] = lambda: None) -> Step:
-        """What does the step from now on; `prepare` comes before each of the runs that warm it up."""
+    def __call__(self, step: StepFunction, prepare: Callable[[], object] = lambda: None) -> StepFunction:
+        """A function that replays the step; `prepare` runs before each warm-up run."""
         if not self.use_graphs:
             return step
         torch.cuda.synchronize()
@@ -35,15 +34,15 @@ class GraphCapture:
                 step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        _forget_scratch()  # so that the graph's own is made while it is captured
+        _drop_workspaces()  # the graph allocates its own while it is captured
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             step()
-        _forget_scratch()  # and nobody else writes there
+        _drop_workspaces()  # so that nothing else writes to the graph's
         self._pool = self._pool or graph.pool()
-        replay: Step = graph.replay
+        replay: StepFunction = graph.replay
         return replay
 
 
-def _forget_scratch() -> None:
-    """Torch's scratch memory for products, of all streams; whoever needs some next gets another."""
+def _drop_workspaces() -> None:
+    """Make torch allocate new cuBLAS workspaces for all streams on next use."""
     torch._C._cuda_clearCublasWorkspaces()

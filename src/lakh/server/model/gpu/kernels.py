@@ -1,17 +1,16 @@
-"""Triton kernels of a step on the GPU: one new token for each of B rows, or N tokens of any rows in tiles.
+"""Triton kernels for steps on the GPU: one new token for each of B sequences, or N tokens of any sequences in tiles.
 
-Shapes: B rows, W width, F ffn, H query heads, K key/value heads, D head size, C slots of the cache, S splits of a
-row's tokens.
+Shapes: B sequences, W width, F ffn, H query heads, K key/value heads, D head size, C slots of the cache, S splits of a
+sequence.
 
-Attention reads keys and values in place through the table of blocks, in S parts at once, and stores the new token's own
-key and value on the way. For N tokens (a prompt's, or guesses) keys and values are stored by one kernel and read by the
-next; a tile is a few consecutive tokens of one row, which share what is read.
+Attention reads keys and values in place through the block table, in S splits at once, and stores the key and value of
+the new token. For N tokens (of a prompt, or draft tokens) one kernel stores keys and values and the next reads them; a
+tile is a few consecutive tokens of one sequence, which share what is read.
 
-With PDL (programmatic dependent launch) a kernel is launched while the one before it still runs, asks for what no
-kernel of the step writes, and waits for the other's results only then.
+With PDL (programmatic dependent launch) a kernel starts while its predecessor still runs, loads data that no kernel of
+the step writes, and only then waits for the predecessor's results.
 
-Compiled on first use for each shape. Knows pointers and sizes; decode.py and chunks.py know the order. A row alone has
-kernels of its own: kernels_one.py.
+Compiled on first use for each shape. A single sequence has kernels of its own: matvec_kernels.py.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ __all__ = [
     "attend",
     "attend_tiles",
     "combine",
-    "draw",
-    "gate",
-    "let_next_begin",
+    "launch_dependents",
     "rotate_store",
-    "wait",
+    "sample_greedy",
+    "swiglu",
+    "wait_for_previous",
 ]
 
 
 @triton.jit
-def let_next_begin(PDL: tl.constexpr):
+def launch_dependents(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
-def wait(PDL: tl.constexpr):
-    """Until the kernels before this one are done and their results can be read."""
+def wait_for_previous(PDL: tl.constexpr):
+    """Wait until the previous kernels are done and their results are visible."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
@@ -51,9 +50,9 @@ def attend(
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     PAGE: tl.constexpr,
 ):  # fmt: skip
-    """One row, one key/value head, one part of the row's tokens; part 0 also brings the new token.
+    """One sequence, one key/value head, one split of the tokens; split 0 also handles the new token.
 
-    Writes out (B, H*D) where there is one part; else the parts' sums, largest scores and weights for `combine`.
+    Writes out (B, H*D) if there is one split, else the sums, largest scores and weights of the splits for `combine`.
     """
     GROUP: tl.constexpr = H // K
     M: tl.constexpr = 16  # the smallest side of a tensor-core product; rows beyond GROUP are padding
@@ -119,9 +118,9 @@ def attend(
 
 @triton.jit
 def combine(part_o, part_ml, out, D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr):
-    """The parts of one row and one query head, weighed by their largest scores."""
-    let_next_begin(PDL)
-    wait(PDL)
+    """Combine the splits of one sequence and one query head, weighted by their largest scores."""
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     here = tl.program_id(0)
     d, s = tl.arange(0, D), tl.arange(0, SPLITS)
     largest = tl.load(part_ml + (here * SPLITS + s) * 2)
@@ -136,7 +135,7 @@ def rotate_store(
     qkv, cos, sin, positions, slots, q, keys, values, C,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """One token: its queries, turned to its position, to q; its keys (turned) and values to their slot.
+    """One token: rotated queries to q; rotated keys and values to their slot.
 
     HEADS is the power of two that holds H + 2 K.
     """
@@ -164,11 +163,12 @@ def rotate_store(
 
 @triton.jit
 def attend_tiles(
-    q, keys, values, tables, positions, tile_row, tile_first, tile_count, out, part_o, part_ml, C, table_width, scale,
+    q, keys, values, tables, positions, tile_sequence, tile_first, tile_count, out, part_o, part_ml, C, table_width,
+    scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """One tile of consecutive tokens of one row, one key/value head, one part of the keys; causal.
+    """One tile of consecutive tokens of one sequence, one key/value head, one split of the keys; causal.
 
     ROWS = tokens of a tile x GROUP_ROWS; GROUP_ROWS is the power of two that holds the query heads of one key head.
     A tile of no tokens does nothing.
@@ -177,7 +177,7 @@ def attend_tiles(
     t, kh, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count = tl.load(tile_count + t)
     first = tl.load(tile_first + t)
-    table = tables + tl.load(tile_row + t) * table_width
+    table = tables + tl.load(tile_sequence + t) * table_width
     start_at = tl.load(positions + first)
     d = tl.arange(0, D)
     m = tl.arange(0, ROWS)
@@ -236,8 +236,8 @@ def add_norm(x, delta, norm, y, W, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gate(both, y, F, BLOCK: tl.constexpr):
-    """y = silu(left half) * right half of a row, a piece at a time."""
+def swiglu(both, y, F, BLOCK: tl.constexpr):
+    """y = silu(left half) * right half of one token, BLOCK columns at a time."""
     row = tl.program_id(0)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < F
@@ -247,11 +247,11 @@ def gate(both, y, F, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def draw(scores, tokens, positions, steps, history, V, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """One row, greedily: its best-scored token, of equals the first, is noted and is the next step's; the row moves
-    one place on.
+def sample_greedy(scores, tokens, positions, steps, history, V, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """One sequence: its most likely token (of equals the first) goes to the history and to the next step; the position
+    advances.
     """
-    wait(PDL)
+    wait_for_previous(PDL)
     b = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)

@@ -1,7 +1,7 @@
-"""The layers of a network on the GPU for many tokens at once: the vendor's matrix products, small kernels between them.
+"""The layers of a model on the GPU for many tokens: cuBLAS products with small Triton kernels between them.
 
-Shapes: N tokens, W width, F ffn. Who attends to what is the caller's: a function from the fused queries, keys and
-values of one layer to the attention's output. Everything here can be captured in a graph: no size depends on data.
+Shapes: N tokens, W width. Attention is the caller's: a function from the fused queries, keys and values of one layer to
+the attention output. All shapes are static, so a CUDA graph can capture it.
 """
 
 from __future__ import annotations
@@ -13,39 +13,40 @@ from torch import Tensor
 
 from lakh.server.model.gpu import kernels
 from lakh.server.model.inference import InferenceModel
+from lakh.workloads.code.ops import ModelOps
 
-__all__ = ["Attend", "run_layers"]
+__all__ = ["QkvAttention", "run_layers"]
 
-Attend = Callable[[Tensor, int], Tensor]
+QkvAttention = Callable[[Tensor, int], Tensor]
 """(fused queries, keys and values of N tokens, layer) -> N x heads*head size."""
 
 
-def run_layers(network: InferenceModel, x_NW: Tensor, attend: Attend, places: Tensor | None = None) -> Tensor:
-    """Scores of all tokens, or of those at `places`; x_NW is used up."""
-    spec = network.spec
-    delta: Tensor | None = None
-    for layer in range(spec.layers):
-        h = _add_norm(network, x_NW, delta, network.norms[2 * layer])
-        qkv = network.norm_queries_and_keys(h @ network.matrix("qkv", layer).T, layer)
-        delta = attend(qkv, layer) @ network.matrix("o", layer).T
-        h = _add_norm(network, x_NW, delta, network.norms[2 * layer + 1])
-        both = h @ network.matrix("gate_up", layer).T
-        inner = torch.empty(len(x_NW), spec.ffn, dtype=x_NW.dtype, device=x_NW.device)
-        kernels.gate[(len(x_NW), -(-spec.ffn // 1024))](both, inner, spec.ffn, BLOCK=1024)
-        delta = inner @ network.matrix("down", layer).T
-    if places is not None:
-        assert delta is not None
-        x_NW, delta = x_NW[places], delta[places]
-    return _add_norm(network, x_NW, delta, network.norms[-1]) @ network.head.T
+def run_layers(network: InferenceModel, x_NW: Tensor, attend: QkvAttention, positions: Tensor | None = None) -> Tensor:
+    """Logits of all tokens, or of those at `positions`; overwrites x_NW."""
+
+    def fused_attention(qkv_NX: Tensor, layer: int) -> Tensor:
+        return attend(network.norm_queries_and_keys(qkv_NX, layer), layer)
+
+    ops = ModelOps(norm_add=_norm_add, fused_attention=fused_attention, activation=_swiglu)
+    x_NW, delta_NW = network.run_blocks(x_NW, ops, (network.cos, network.sin))
+    if positions is not None:
+        x_NW, delta_NW = x_NW[positions], delta_NW[positions]
+    return _norm_add(x_NW, delta_NW, network.norms[-1], network.spec.norm_eps)[1] @ network.head.T
 
 
-def _add_norm(network: InferenceModel, x: Tensor, delta: Tensor | None, norm: Tensor) -> Tensor:
-    """x += delta, in place; returns its norm."""
-    rows, width = x.shape
+def _norm_add(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x += delta, in place; returns it and its norm."""
+    tokens, width = x.shape
     y = torch.empty_like(x)
-    add = delta is not None
-    kernels.add_norm[(rows,)](
-        x, delta if add else x, norm, y, width, network.spec.norm_eps,
-        ADD=add, BLOCK=1 << (width - 1).bit_length(), num_warps=8,
+    kernels.add_norm[(tokens,)](
+        x, x if delta is None else delta, weight, y, width, eps,
+        ADD=delta is not None, BLOCK=1 << (width - 1).bit_length(), num_warps=8,
     )  # fmt: skip
-    return y
+    return x, y
+
+
+def _swiglu(gate_up: Tensor) -> Tensor:
+    tokens, ffn = gate_up.shape[0], gate_up.shape[1] // 2
+    inner = torch.empty(tokens, ffn, dtype=gate_up.dtype, device=gate_up.device)
+    kernels.swiglu[(tokens, -(-ffn // 1024))](gate_up, inner, ffn, BLOCK=1024)
+    return inner

@@ -1,11 +1,10 @@
-"""Triton kernels of a step of one row: matrix-vector products with their neighbours folded in, and its attention.
+"""Triton kernels for a decode step of a single sequence: fused matrix-vector products, and attention.
 
-Shapes: W width, F ffn, H query heads, K key/value heads, D head size, C slots of the cache, S splits of the row's
-tokens.
+Shapes: W width, F ffn, H query heads, K key/value heads, D head size, C slots of the cache, S splits of the sequence.
 
-A step is as fast as its weights can be read, so a product takes in the norm before it and the gate or the residual
-after it, and what no kernel of the step writes (weights, earlier tokens' keys and values) is asked for before the wait
-for the kernel in front. Knows pointers and sizes; one.py knows the order.
+The speed of reading the weights limits a step, so a product includes the norm before it and the gate or the residual
+after it, and loads data that no kernel of the step writes (weights, keys and values of earlier tokens) before it waits
+for the previous kernel.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lakh.server.model.gpu.kernels import let_next_begin, wait
+from lakh.server.model.gpu.kernels import launch_dependents, wait_for_previous
 
 __all__ = ["TILES", "attend_one", "gate_up", "matvec"]
 
-# Rows of a program, columns of a tile, warps. The first is the default. On an H200 with 1.2B parameters the others were
-# the best of one product each, or within half a percent of it, by the time of whole steps.
+# Rows of a program, columns of a tile, warps. The first is the default. On an H200 with 1.2B parameters each of the
+# others was the best for one product, or within half a percent of it, by the time of whole steps.
 TILES = [(2, 1024, 4), (2, 512, 2), (8, 512, 4), (2, 2048, 4), (4, 2048, 8), (4, 1024, 4)]
 
 
@@ -29,9 +28,9 @@ def matvec(
 ):  # fmt: skip
     """y = w @ (rms_norm(x) if NORM else x) (+ residual); w is N K.
 
-    Weights and the norm's are asked for a tile ahead, the first before the wait.
+    Weights of the matrix and the norm are loaded one tile ahead, the first before the wait.
     """
-    let_next_begin(PDL)
+    launch_dependents(PDL)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     cols = tl.arange(0, BLOCK_K)
     inside = rows[:, None] < N
@@ -39,7 +38,7 @@ def matvec(
     weights = tl.load(tile, mask=inside & (cols[None, :] < K), other=0.0)
     if NORM:
         gains = tl.load(norm + cols, mask=cols < K, other=0.0)
-    wait(PDL)
+    wait_for_previous(PDL)
     total = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
     for k in range(0, K, BLOCK_K):
@@ -65,7 +64,7 @@ def gate_up(
     x, norm, w, y, N, K, eps, PDL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
     """y = silu(gate) * up, where gate and up are the first and the last N rows of w @ rms_norm(x)."""
-    let_next_begin(PDL)
+    launch_dependents(PDL)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     cols = tl.arange(0, BLOCK_K)
     inside = rows[:, None] < N
@@ -74,7 +73,7 @@ def gate_up(
     left = tl.load(tile, mask=mask, other=0.0)
     right = tl.load(tile + N * K, mask=mask, other=0.0)
     gains = tl.load(norm + cols, mask=cols < K, other=0.0)
-    wait(PDL)
+    wait_for_previous(PDL)
     gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
@@ -98,7 +97,7 @@ def gate_up(
 
 @triton.jit
 def _tile(keys, values, table, head, first, end, D: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr):
-    """Keys and values of the places first .. first + BLOCK that are before the end."""
+    """Keys and values of positions first .. first + BLOCK before the end."""
     place = first + tl.arange(0, BLOCK)
     seen = place < end
     slots = tl.load(table + place // PAGE, mask=seen, other=0) * PAGE + place % PAGE
@@ -113,16 +112,16 @@ def attend_one(
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The only row, one query head, one part of the row's tokens, for `combine`; part 0 also brings the new token.
+    """One query head and one split of the sequence, for `combine`; split 0 also handles the new token.
 
-    What counts here is the time from the queries to the sums. So no tensor cores, whose operands would go through
-    shared memory; one warp, which waits for no other; and the first keys and values are asked for before the wait:
-    they are of earlier steps, and a step begins only when the one before it has ended.
+    Latency from the queries to the sums decides. So no tensor cores, whose operands would go through shared memory; one
+    warp, which waits for no other; and the first keys and values are loaded before the wait: they are of earlier steps,
+    and a step starts only after the previous one has ended.
     """
-    let_next_begin(PDL)
+    launch_dependents(PDL)
     h, part = tl.program_id(0), tl.program_id(1)
     kh = h // (H // K)
-    at = tl.load(position)  # nothing in this step writes it before its end
+    at = tl.load(position)  # nothing in this step writes it before the end
     head = kh.to(tl.int64) * C * D
     size = tl.cdiv(tl.cdiv(at, SPLITS), BLOCK) * BLOCK
     start = part * size
@@ -134,7 +133,7 @@ def attend_one(
     turn_sin = tl.load(sin + at * half + d % half) * tl.where(d < half, -1.0, 1.0)
     partner = (d + half) % D
     slot = tl.load(table + at // PAGE) * PAGE + at % PAGE
-    wait(PDL)
+    wait_for_previous(PDL)
     q = tl.load(qkv + h * D + d).to(tl.float32) * turn_cos
     q = (q + tl.load(qkv + h * D + partner).to(tl.float32) * turn_sin) * scale
     k_at = qkv + (H + kh) * D

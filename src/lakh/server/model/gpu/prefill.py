@@ -1,14 +1,14 @@
-"""A step of any few tokens of any rows on the GPU, as one captured graph: short prompts, guesses and rows that draw.
+"""A step of any few tokens of any sequences on the GPU as one CUDA graph: prompts, draft tokens, sampled decode steps.
 
-Started one by one, the kernels of such a step cost more than their work, and every start asks for Python's lock again.
-Here a step is one transfer in, one launch, and scores that stay on the device.
+Launched one by one, the kernels of such a step cost more than their work, and each launch takes Python's lock. Here a
+step is one transfer in, one launch, and logits that stay on the device.
 
-A graph exists for each bucket of tokens (16 .. 2,048); a step runs in the smallest that holds it, and empty places
-write to a scratch block. New keys and values are stored first; then tiles of consecutive tokens of one row attend to
-that row's blocks, so that a tile reads them once. Which tile belongs to which row is data, not shape: the same graph
-serves a prompt of 15 tokens, and three rows that draw beside a prompt of 9.
+There is a graph for each bucket of tokens (16 .. 2,048); a step runs in the smallest that holds it, and padding writes
+to a scratch block. New keys and values are stored first; then tiles of consecutive tokens of one sequence attend to its
+blocks, so that a tile reads them once. The assignment of tiles to sequences is data, not shape: one graph serves a
+prompt of 15 tokens, and three decoding sequences beside a prompt of 9.
 
-Knows a InferenceModel and its cache; knows nothing of rows' requests. Memory: all graphs share one pool.
+All graphs share one memory pool.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.gpu import kernels
-from lakh.server.model.gpu.graphs import GraphCapture, Step
+from lakh.server.model.gpu.graphs import GraphCapture, StepFunction
 from lakh.server.model.gpu.layers import run_layers
 from lakh.server.model.inference import InferenceModel, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
@@ -31,34 +31,34 @@ from lakh.server.model.kv_cache import PagedCache
 __all__ = ["BUCKETS", "PrefillGraphs"]
 
 BUCKETS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
-MAX_ROWS = 128
+MAX_SEQUENCES = 128
 MAX_SCORED = 256
-SPLIT_PROGRAMS = 264  # attention is cut into parts until about so many programs run: twice the SMs of an H200
+SPLIT_PROGRAMS = 264  # attention is split until about this many programs run: twice the SMs of an H200
 MAX_SPLITS = 8
 
 
 class _Bucket:
-    """Static inputs of one number of tokens, in one tensor so that they come in one transfer; and its graph."""
+    """Static inputs of one number of tokens, in one tensor for a single transfer; and its graph."""
 
     def __init__(self, tokens: int, tile: int, table_width: int, device: torch.device) -> None:
         self.tokens, self.tile = tokens, tile
-        self.rows, self.scored = min(tokens, MAX_ROWS), min(tokens, MAX_SCORED)
-        self.tiles = tokens // tile + self.rows  # each row wastes less than one tile
+        self.sequences, self.scored = min(tokens, MAX_SEQUENCES), min(tokens, MAX_SCORED)
+        self.tiles = tokens // tile + self.sequences  # each sequence wastes less than one tile
         sizes = {
             "ids": tokens,
             "positions": tokens,
             "slots": tokens,
-            "places": self.scored,
-            "tile_row": self.tiles,
+            "scored": self.scored,
+            "tile_sequence": self.tiles,
             "tile_first": self.tiles,
             "tile_count": self.tiles,
-            "tables": self.rows * table_width,
+            "tables": self.sequences * table_width,
         }
         ends = np.cumsum(list(sizes.values())).tolist()
         self.at = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
         self.control = torch.zeros(ends[-1], dtype=torch.int32, device=device)
         self.logits = torch.empty(0)
-        self.replay: Step = lambda: None
+        self.replay: StepFunction = lambda: None
 
     def __getitem__(self, name: str) -> Tensor:
         return self.control[self.at[name]]
@@ -66,7 +66,7 @@ class _Bucket:
 
 class PrefillGraphs:
     def __init__(self, network: InferenceModel, cache: PagedCache, *, use_graphs: bool = True) -> None:
-        """`cache` has a last block that no row owns: empty places of a bucket write there."""
+        """The last block of `cache` belongs to no sequence: padding writes there."""
         self.network, self.cache = network, cache
         self._capture = GraphCapture(network.device, use_graphs=use_graphs)
         self._scratch_slot = (cache.num_blocks - 1) * BLOCK_TOKENS
@@ -74,18 +74,18 @@ class PrefillGraphs:
         self._group = 1 << (network.spec.heads // network.spec.kv_heads - 1).bit_length()
         self._buckets: dict[int, _Bucket] = {}
 
-    def fits(self, segments: Sequence[SequenceChunk]) -> bool:
-        num_tokens = sum(len(segment.tokens) for segment in segments)
-        if num_tokens > BUCKETS[-1] or len(segments) > MAX_ROWS:
+    def fits(self, chunks: Sequence[SequenceChunk]) -> bool:
+        num_tokens = sum(len(chunk.tokens) for chunk in chunks)
+        if num_tokens > BUCKETS[-1] or len(chunks) > MAX_SEQUENCES:
             return False
         size = _bucket_of(num_tokens)
-        return sum(segment.scored for segment in segments) <= min(size, MAX_SCORED)
+        return sum(chunk.scored for chunk in chunks) <= min(size, MAX_SCORED)
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[SequenceChunk]) -> Tensor:
-        """Scores of the tokens that are to be scored, segment after segment: valid until the next call."""
-        bucket = self._bucket(_bucket_of(sum(len(segment.tokens) for segment in segments)))
-        control, num_scored = self._control(bucket, segments)
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
+        """Logits of the scored tokens, chunk after chunk: valid until the next call."""
+        bucket = self._bucket(_bucket_of(sum(len(chunk.tokens) for chunk in chunks)))
+        control, num_scored = self._control(bucket, chunks)
         bucket.control.copy_(torch.from_numpy(control))
         bucket.replay()
         return bucket.logits[:num_scored]
@@ -96,35 +96,35 @@ class PrefillGraphs:
         for size in BUCKETS:
             self._bucket(size)
 
-    def _control(self, bucket: _Bucket, segments: Sequence[SequenceChunk]) -> tuple[Any, int]:
+    def _control(self, bucket: _Bucket, chunks: Sequence[SequenceChunk]) -> tuple[Any, int]:
         control = np.zeros(len(bucket.control), np.int32)
         part = {name: control[where] for name, where in bucket.at.items()}
         part["slots"][:] = self._scratch_slot
-        tables = part["tables"].reshape(bucket.rows, -1)
+        tables = part["tables"].reshape(bucket.sequences, -1)
         at = num_tiles = num_scored = 0
-        for row, segment in enumerate(segments):
-            count = len(segment.tokens)
+        for number, chunk in enumerate(chunks):
+            count = len(chunk.tokens)
             here = slice(at, at + count)
-            positions = np.arange(segment.start, segment.start + count)
-            table = np.asarray(segment.blocks, np.int32)
-            tables[row, : len(table)] = table
-            part["ids"][here] = segment.tokens
+            positions = np.arange(chunk.start, chunk.start + count)
+            table = np.asarray(chunk.blocks, np.int32)
+            tables[number, : len(table)] = table
+            part["ids"][here] = chunk.tokens
             part["positions"][here] = positions
             part["slots"][here] = table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
             for first in range(0, count, bucket.tile):
-                part["tile_row"][num_tiles] = row
+                part["tile_sequence"][num_tiles] = number
                 part["tile_first"][num_tiles] = at + first
                 part["tile_count"][num_tiles] = min(bucket.tile, count - first)
                 num_tiles += 1
-            part["places"][num_scored : num_scored + segment.scored] = range(at + count - segment.scored, at + count)
-            num_scored += segment.scored
+            part["scored"][num_scored : num_scored + chunk.scored] = range(at + count - chunk.scored, at + count)
+            num_scored += chunk.scored
             at += count
         return control, num_scored
 
     def _bucket(self, size: int) -> _Bucket:
         if size not in self._buckets:
-            rows_of_tile = 16 if size <= 128 else 64  # of the tensor-core product: queries x heads that share keys
-            tile = max(rows_of_tile // self._group, 1)
+            tile_rows = 16 if size <= 128 else 64  # of the tensor-core product: queries x heads that share keys
+            tile = max(tile_rows // self._group, 1)
             bucket = _Bucket(size, tile, self._table_width, self.network.device)
             bucket["slots"].fill_(self._scratch_slot)
             bucket.replay = self._capture(lambda: self._step(bucket))
@@ -134,7 +134,7 @@ class PrefillGraphs:
     def _step(self, bucket: _Bucket) -> None:
         x = F.embedding(bucket["ids"], self.network.embed)
         attend = lambda qkv, layer: self._attend(qkv, layer, bucket)  # noqa: E731
-        bucket.logits = run_layers(self.network, x, attend, bucket["places"])
+        bucket.logits = run_layers(self.network, x, attend, bucket["scored"])
 
     def _attend(self, qkv: Tensor, layer: int, bucket: _Bucket) -> Tensor:
         spec, num = self.network.spec, len(qkv)
@@ -152,7 +152,7 @@ class PrefillGraphs:
         part_o = torch.empty(num, heads, splits, size, device=qkv.device) if splits > 1 else out
         part_ml = torch.empty(num, heads, splits, 2, device=qkv.device) if splits > 1 else out
         kernels.attend_tiles[(bucket.tiles, kv_heads, splits)](
-            q, keys, values, bucket["tables"], bucket["positions"], bucket["tile_row"], bucket["tile_first"],
+            q, keys, values, bucket["tables"], bucket["positions"], bucket["tile_sequence"], bucket["tile_first"],
             bucket["tile_count"], out, part_o, part_ml, keys.shape[1], self._table_width, size**-0.5,
             H=heads, K=kv_heads, D=size, GROUP_ROWS=self._group, ROWS=max(bucket.tile * self._group, 16), BLOCK=64,
             SPLITS=splits, PAGE=BLOCK_TOKENS, num_warps=4,

@@ -1,7 +1,8 @@
-"""The layers of a network on the GPU for one token of one row, where a step is as fast as its weights are read.
+"""A decode step of a single sequence on the GPU, limited by the speed at which the weights are read.
 
-Every product is a matrix-vector kernel with its neighbours folded in (kernels_one.py). How many rows and columns of a
-matrix a program takes, its tile, is chosen by measuring: `choose_tiles`."""
+Every product is a matrix-vector kernel fused with its neighbours (matvec_kernels.py). `choose_tiles` measures which
+tile (rows and columns of a matrix per program) is the fastest for each product.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from lakh.server.model.kv_cache import PagedCache
 __all__ = ["SingleSequenceDecoder"]
 
 MAX_SPLITS = 64
-SPLIT_PROGRAMS = 1024  # attention is cut into parts until about so many single warps run: 8 for each SM of an H200
-CLEARLY = 0.995  # of the time of a step with the tiles so far: another tile has to be that fast
+SPLIT_PROGRAMS = 1024  # attention is split until about this many single warps run: 8 for each SM of an H200
+CLEARLY_FASTER = 0.995  # of the step time so far: a new tile must be that fast
 
 Tile = tuple[int, int, int]
 
@@ -29,10 +30,10 @@ class SingleSequenceDecoder:
         self.network, self.cache, self.pdl = network, cache, pdl
         self.launch_options = {"launch_pdl": True} if pdl else {}
         self.tiles: dict[tuple[str, int, int], Tile] = {}
-        """Of every product: its kind, rows and columns. Filled as they are first met."""
+        """By kind, rows and columns of a product; filled on first use."""
 
     def __call__(self, x_W: Tensor, position: Tensor, table: Tensor) -> Tensor:
-        """Scores of the next token, after the token that x_W stands for."""
+        """Logits of the token after the embedded one, x_W."""
         network, x = self.network, x_W
         for layer in range(network.spec.layers):
             qkv = self._matvec(x, network.matrix("qkv", layer), norm=network.norms[2 * layer])
@@ -43,15 +44,15 @@ class SingleSequenceDecoder:
         return self._matvec(x, network.head, norm=network.norms[-1], dtype=torch.float32)
 
     def choose_tiles(self, step_s: Callable[[], float]) -> float:
-        """Product by product, the largest first, by the seconds of a whole step: kernels overlap, and the one that is
-        fast alone may hold up the next. Returns the seconds with those chosen.
+        """Choose the tile of each product, the largest first, by the time of an entire step: kernels overlap, and a
+        kernel that is fast alone may delay the next. Returns the seconds of a step with the chosen tiles.
         """
         best_s = step_s()
         for product in sorted(self.tiles, key=lambda product: -product[1] * product[2]):
             for tile in matvec_kernels.TILES[1:]:
                 before, self.tiles[product] = self.tiles[product], tile
                 took_s = step_s()
-                if took_s < CLEARLY * best_s:
+                if took_s < CLEARLY_FASTER * best_s:
                     best_s = took_s
                 else:
                     self.tiles[product] = before

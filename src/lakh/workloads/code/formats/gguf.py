@@ -1,67 +1,46 @@
-"""Reading GGUF, the one-file format of llama.cpp: model, weights and tokenizer, with numpy alone.
+"""Read and write GGUF, llama.cpp's one-file format: model, weights and tokenizer.
 
-    "GGUF", version, number of tensors, number of settings; settings; name, shape, type and offset of every tensor;
-    then the tensors, each beginning at a multiple of general.alignment
+The `gguf` package parses and writes the container and (de)quantizes tensors. This module maps
+settings to spec.Model, tensor names (architectures/), the order of query and key rows (llama.cpp rotates neighbouring
+elements of a head, lakh element i with i + D/2), and the byte-level BPE tokenizer.
 
-Little-endian throughout. Tensor shapes stand innermost first. Quantized tensors are blocks of 32 or 256 values with
-scales of their own and become float32. llama.cpp rotates neighbouring elements of a head where lakh rotates element i
-with i + D/2, so the rows of query and key are put back in that order.
-
-Knows bytes; runs no code from the file. A file that is cut off, lies about its sizes or holds types this does not know
-is a DataError or UserError that says which. Format: the specification in docs/gguf.md of the ggml repository.
+Files are written as Q8_0 (8.5 bits a weight), norms as float32. Reading runs no code from the file: a damaged file is a
+CorruptCheckpoint, a model or tokenizer that lakh cannot represent is a UserError.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import re
-import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lakh import storage
-from lakh.errors import ConfigError, CorruptCheckpoint, UserError
+from lakh.errors import ConfigError, CorruptCheckpoint, MissingExtra, UserError
 from lakh.spec.model import Model
-from lakh.workloads.code.tensors import check_weights
+from lakh.workloads.code.architectures import architecture_of, check_weights, parameters
 
-__all__ = ["GgufModel", "is_gguf", "load"]
+if TYPE_CHECKING:
+    import gguf
+
+__all__ = ["GgufModel", "is_gguf", "load", "save"]
 
 MAGIC = b"GGUF"
-MOST_ITEMS = 1 << 24  # of one array, or tensors, or settings: a hostile file must not cost memory before it fails
-
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-
-# type -> (name, values in a block, bytes of a block)
-_TYPES = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    14: ("Q6_K", 256, 210),
-    30: ("BF16", 1, 2),
-}
-
-_OUTER = {"token_embd": "embed", "output_norm": "norm", "output": "head"}
-_BLOCK = {
-    "attn_norm": "attention_norm",
-    "attn_q": "attention.q",
-    "attn_k": "attention.k",
-    "attn_v": "attention.v",
-    "attn_output": "attention.o",
-    "ffn_norm": "ffn_norm",
-    "ffn_gate": "ffn.gate",
-    "ffn_up": "ffn.up",
-    "ffn_down": "ffn.down",
+CONTROL_TOKEN = 3
+PRE_TOKENIZERS = ("gpt-2", "smollm", "default")
+_ROLES = {
+    "<|endoftext|>": "eos",
+    "<|fim_prefix|>": "fim_pre",
+    "<|fim_suffix|>": "fim_suf",
+    "<|fim_middle|>": "fim_mid",
+    "<|fim_pad|>": "fim_pad",
+    "<|repo_name|>": "fim_rep",
+    "<|file_sep|>": "fim_sep",
 }
 
 
@@ -82,44 +61,64 @@ def is_gguf(path: str | Path) -> bool:
         return file.read(4) == MAGIC
 
 
+# --- reading ------------------------------------------------------------------------------------------------
+
+
 def load(path: str | Path) -> GgufModel:
     """A Llama model, its weights and its tokenizer."""
     path = Path(path)
-    if not path.is_file():
-        raise UserError(str(path), "no such file", "give a .gguf file")
-    data = np.memmap(path, dtype=np.uint8, mode="r")
-    reader = _Reader(path, data)
-    settings, tensors = reader.header()
-    spec = _spec(path, settings, has_head="output.weight" in tensors)
+    if not is_gguf(path):
+        raise UserError(str(path), "is no GGUF file" if path.is_file() else "no such file", "give a .gguf file")
+    package, reader = _package(path), _open(path)
+    settings = {key: field.contents() for key, field in reader.fields.items()}
+    spec = _spec(path, settings, has_head=any(tensor.name == "output.weight" for tensor in reader.tensors))
+    names = {info.gguf: name for name, info in parameters(spec).items()}
     weights: dict[str, Tensor] = {}
-    for theirs, (shape, kind, start) in tensors.items():
-        ours = _our_name(theirs)
-        if ours is None:
-            if theirs == "rope_freqs.weight":
-                raise UserError(str(path), "scales its rotary positions", "lakh loads plain Llama models only")
-            raise UserError(str(path), f"has a tensor {theirs}", "lakh loads plain Llama models only")
-        values = reader.tensor(theirs, shape, kind, start)
-        if ours.endswith(("attention.q.weight", "attention.k.weight")):
-            heads = spec.heads if ours.endswith("q.weight") else spec.kv_heads
-            values = _halves_first(values, heads)
-        weights[ours] = torch.from_numpy(values)
+    for tensor in reader.tensors:
+        name = names.get(tensor.name)
+        if name is None:
+            raise UserError(str(path), f"has an unknown tensor {tensor.name}", "lakh loads plain Llama models only")
+        try:
+            values = np.array(package.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
+        except NotImplementedError:
+            found = f"has the unsupported type {tensor.tensor_type.name}"
+            raise UserError(f"{tensor.name} ({path})", found, "convert it to Q8_0") from None
+        if heads := _rotated_heads(name, spec):
+            pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, values.shape[1])
+            values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
+        weights[name] = torch.from_numpy(values)
     check_weights(str(path), spec, weights, todo="download the file again")
-    name = str(settings.get("general.name") or path.stem)
-    return GgufModel(name, spec, weights, _tokenizer_json(path, settings))
+    return GgufModel(str(settings.get("general.name") or path.stem), spec, weights, _tokenizer_json(path, settings))
 
 
-def _our_name(theirs: str) -> str | None:
-    stem = theirs.removesuffix(".weight")
-    found = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if found:
-        return f"blocks.{found[1]}.{_BLOCK[found[2]]}.weight" if found[2] in _BLOCK else None
-    return f"{_OUTER[stem]}.weight" if stem in _OUTER else None
+def _package(where: str | Path) -> Any:
+    try:
+        import gguf
+    except ModuleNotFoundError:
+        raise MissingExtra(str(where), "gguf", "gguf") from None
+    return gguf
 
 
-def _halves_first(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of each head from neighbouring pairs (0, 1), (2, 3), ... to first elements, then second elements."""
-    pairs = weight.reshape(heads, weight.shape[0] // heads // 2, 2, weight.shape[1])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(weight.shape))
+def _open(path: Path) -> gguf.GGUFReader:
+    package = _package(path)
+
+    class CheckedReader(package.GGUFReader):  # type: ignore[name-defined]
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            """Without this check a truncated or hostile file claims more items than it holds, and is read forever."""
+            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError(f"ends before byte {offset + int(count)}")
+            return super()._get(offset, dtype, count, override_order)
+
+    try:
+        reader: gguf.GGUFReader = CheckedReader(path)
+    except (ValueError, KeyError, IndexError, OverflowError, TypeError) as error:
+        raise CorruptCheckpoint(str(path), f"cannot be read ({error})", "download the file again") from None
+    return reader
+
+
+def _rotated_heads(name: str, spec: Model) -> int:
+    """Heads of a query or key matrix; 0 for other tensors."""
+    return {"q.weight": spec.heads, "k.weight": spec.kv_heads}.get(name.partition(".attention.")[2], 0)
 
 
 def _spec(path: Path, settings: dict[str, Any], *, has_head: bool) -> Model:
@@ -133,7 +132,7 @@ def _spec(path: Path, settings: dict[str, Any], *, has_head: bool) -> Model:
     def number(field: str, default: float | None = None) -> Any:
         value = settings.get(f"llama.{field}", default)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise _corrupt(path, f"has no number llama.{field}")
+            raise CorruptCheckpoint(str(path), f"has no number llama.{field}", "download the file again")
         return value
 
     heads = int(number("attention.head_count"))
@@ -157,165 +156,102 @@ def _spec(path: Path, settings: dict[str, Any], *, has_head: bool) -> Model:
 def _tokenizer_json(path: Path, settings: dict[str, Any]) -> bytes:
     """The byte-level BPE of the file as a tokenizer.json."""
     kind, pre = settings.get("tokenizer.ggml.model"), settings.get("tokenizer.ggml.pre", "gpt-2")
-    if kind != "gpt2" or pre not in ("gpt-2", "smollm", "default"):
+    if kind != "gpt2" or pre not in PRE_TOKENIZERS:
         raise UserError(f"tokenizer ({path})", f"is {kind} with {pre} splitting", "lakh reads byte-level BPE only")
     tokens: list[str] = settings["tokenizer.ggml.tokens"]
     kinds = settings.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    flags = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
     special = [
-        {"id": i, "content": token, "special": True, "normalized": False, "single_word": False, "lstrip": False,
-         "rstrip": False}
-        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if kind == 3  # a control token
-    ]  # fmt: skip
+        {"id": number, "content": token, **flags}
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind == CONTROL_TOKEN
+    ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     split: dict[str, Any] = byte_level
     if pre == "smollm":
         digits = {"type": "Digits", "individual_digits": True}
         split = {"type": "Sequence", "pretokenizers": [digits, byte_level]}
-    document = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": special,
-        "normalizer": None,
-        "pre_tokenizer": split,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [merge.split(" ", 1) for merge in settings.get("tokenizer.ggml.merges", ())],
-        },
-    }
+    merges = [merge.split(" ", 1) for merge in settings.get("tokenizer.ggml.merges", ())]
+    bpe: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None}
+    bpe |= {"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
+    bpe |= {"vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges}
+    document: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None}
+    document |= {"added_tokens": special, "pre_tokenizer": split, "post_processor": None}
+    document |= {"decoder": byte_level, "model": bpe}
     return json.dumps(document, ensure_ascii=False).encode()
 
 
-class _Reader:
-    """A place in the bytes of the file, which only moves forward while the header is read."""
-
-    def __init__(self, path: Path, data: np.ndarray) -> None:
-        self.path, self.data, self.at = path, data, 0
-
-    def header(self) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], int, int]]]:
-        """The settings, and (shape, type, first byte) of every tensor by its name."""
-        if self._take(4) != MAGIC:
-            raise UserError(str(self.path), "is no GGUF file", "give a .gguf file")
-        version = self._number("I")
-        if version not in (2, 3):
-            raise UserError(str(self.path), f"has version {version} of the format", "convert it with a newer llama.cpp")
-        num_tensors, num_settings = self._count(), self._count()
-        settings = {self._string(): self._value(self._number("I")) for _ in range(num_settings)}
-        found = []
-        for _ in range(num_tensors):
-            name = self._string()
-            num_dims = self._number("I")
-            if num_dims > 4:
-                raise _corrupt(self.path, f"{name} has {num_dims} dims")
-            dims = tuple(self._number("Q") for _ in range(num_dims))
-            found.append((name, dims[::-1], self._number("I"), self._number("Q")))
-        alignment = settings.get("general.alignment", 32)
-        if not isinstance(alignment, int) or not 1 <= alignment <= 4096:
-            raise _corrupt(self.path, f"has the alignment {alignment!r}")
-        base = -(-self.at // alignment) * alignment
-        return settings, {name: (shape, kind, base + offset) for name, shape, kind, offset in found}
-
-    def tensor(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> np.ndarray:
-        """Its values as float32."""
-        if kind not in _TYPES:
-            raise UserError(f"{name} ({self.path})", f"has the type {kind}", f"lakh reads {_known_types()}")
-        type_name, block, block_bytes = _TYPES[kind]
-        values = math.prod(shape)
-        size_bytes = values // block * block_bytes
-        if values % block or start + size_bytes > len(self.data):
-            raise _corrupt(self.path, f"{name} reaches beyond the end of the file, or is no whole number of blocks")
-        raw = np.asarray(self.data[start : start + size_bytes])
-        return _dequantize(type_name, raw.reshape(-1, block_bytes) if block > 1 else raw).reshape(shape)
-
-    def _value(self, kind: int) -> Any:
-        if kind == _STRING:
-            return self._string()
-        if kind == _ARRAY:
-            inner, count = self._number("I"), self._count()
-            if inner in _SCALARS:
-                form = np.dtype(f"<{_SCALARS[inner]}")
-                return np.frombuffer(self._take(count * form.itemsize), form).tolist()
-            return [self._value(inner) for _ in range(count)]
-        if kind not in _SCALARS:
-            raise _corrupt(self.path, f"has a setting of type {kind}")
-        return self._number(_SCALARS[kind])
-
-    def _string(self) -> str:
-        try:
-            return self._take(self._count()).decode()
-        except UnicodeDecodeError:
-            raise _corrupt(self.path, "has a string that is not UTF-8") from None
-
-    def _count(self) -> int:
-        count = self._number("Q")
-        if count > MOST_ITEMS:
-            raise _corrupt(self.path, f"claims {count:,} items")
-        return count
-
-    def _number(self, form: str) -> Any:
-        return struct.unpack(f"<{form}", self._take(struct.calcsize(form)))[0]
-
-    def _take(self, count: int) -> bytes:
-        if self.at + count > len(self.data):
-            raise _corrupt(self.path, "ends in the middle of its header")
-        self.at += count
-        return self.data[self.at - count : self.at].tobytes()
+# --- writing ------------------------------------------------------------------------------------------------
 
 
-# --- numbers -------------------------------------------------------------------------------------------------
+def save(
+    out: str | Path,
+    name: str,
+    spec: Model,
+    weights: Mapping[str, Tensor],
+    tokenizer_json: Path,
+    *,
+    quantize: bool = True,
+) -> int:
+    """Write one .gguf file atomically, as Q8_0 or as float32; returns its bytes."""
+    architecture = architecture_of(spec)
+    if architecture.gguf is None:
+        raise UserError("model.qk_norm", "GGUF's llama has no norm on queries and keys", "export it with --format hf")
+    package = _package(out)
+    writer = package.GGUFWriter(None, architecture.gguf)
+    writer.add_file_type(package.LlamaFileType.MOSTLY_Q8_0 if quantize else package.LlamaFileType.ALL_F32)
+    _add_settings(writer, package, name, spec)
+    _add_tokenizer(writer, spec, json.loads(tokenizer_json.read_bytes()))
+    table, q8_0 = parameters(spec), package.GGMLQuantizationType.Q8_0
+    for ours, tensor in weights.items():
+        values = tensor.detach().float().cpu().numpy()
+        if heads := _rotated_heads(ours, spec):
+            halves = values.reshape(heads, 2, values.shape[0] // heads // 2, values.shape[1])
+            values = halves.swapaxes(1, 2).reshape(values.shape)
+        values = np.ascontiguousarray(values)
+        if quantize and values.ndim > 1 and values.shape[-1] % package.GGML_QUANT_SIZES[q8_0][0] == 0:
+            writer.add_tensor(table[ours].gguf, package.quants.quantize(values, q8_0), raw_dtype=q8_0)
+        else:
+            writer.add_tensor(table[ours].gguf, values)
+    with storage.create(out) as file:
+        writer.write_header_to_file(Path(file.name))
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return Path(file.name).stat().st_size
 
 
-def _dequantize(kind: str, raw: np.ndarray) -> np.ndarray:
-    """float32 values of some blocks: raw is bytes, one row per block where a block has more than one value."""
-    if kind == "F32":
-        return raw.view("<f4").copy()
-    if kind == "F16":
-        return raw.view("<f2").astype(np.float32)
-    if kind == "BF16":
-        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-    if kind == "Q6_K":
-        return _q6_k(raw)
-    scale = raw[:, :2].copy().view("<f2").astype(np.float32)
-    if kind == "Q8_0":
-        return scale * raw[:, 2:].view(np.int8).astype(np.float32)
-    has_minimum = kind.endswith("_1")
-    body = 4 if has_minimum else 2
-    low = raw[:, -16:]
-    quants = np.concatenate((low & 15, low >> 4), axis=1).astype(np.int16)  # value i and i + 16 share a byte
-    if kind.startswith("Q5"):
-        bits = np.unpackbits(raw[:, body : body + 4], axis=1, bitorder="little")
-        quants |= bits.astype(np.int16) << 4
-    if has_minimum:
-        return scale * quants + raw[:, 2:4].copy().view("<f2").astype(np.float32)
-    return scale * (quants - (16 if kind.startswith("Q5") else 8))
+def _add_settings(writer: gguf.GGUFWriter, package: Any, name: str, spec: Model) -> None:
+    writer.add_name(name)
+    writer.add_quantization_version(package.GGML_QUANT_VERSION)
+    writer.add_block_count(spec.layers)
+    writer.add_context_length(spec.context)
+    writer.add_embedding_length(spec.width)
+    writer.add_feed_forward_length(spec.ffn)
+    writer.add_head_count(spec.heads)
+    writer.add_head_count_kv(spec.kv_heads)
+    writer.add_layer_norm_rms_eps(spec.norm_eps)
+    writer.add_rope_freq_base(spec.rope_base)
+    writer.add_rope_dimension_count(spec.head_dim)
+    writer.add_vocab_size(spec.vocab)
 
 
-def _q6_k(raw: np.ndarray) -> np.ndarray:
-    """256 values: 128 bytes of low 4 bits, 64 bytes of high 2 bits, 16 scales of 8 bits, one scale for all."""
-    low, high = raw[:, :128].reshape(-1, 2, 2, 32), raw[:, 128:192].reshape(-1, 2, 1, 32)
-    scales = raw[:, 192:208].view(np.int8).astype(np.float32)
-    scale = raw[:, 208:210].copy().view("<f2").astype(np.float32)
-    low4 = np.concatenate((low & 15, low >> 4), axis=2)  # four rows of 32 in each half
-    shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
-    quants = (low4 | (((high >> shifts) & 3) << 4)).astype(np.int8) - 32
-    values = quants.reshape(-1, 16, 16).astype(np.float32) * scales[:, :, None]
-    return (values.reshape(-1, 256) * scale).astype(np.float32)
-
-
-def _known_types() -> str:
-    return ", ".join(name for name, _, _ in _TYPES.values())
-
-
-def _corrupt(path: Path, found: str) -> CorruptCheckpoint:
-    return CorruptCheckpoint(str(path), found, "download the file again")
+def _add_tokenizer(writer: gguf.GGUFWriter, spec: Model, tokenizer: Mapping[str, Any]) -> None:
+    """The tokenizer that lakh trains: byte-level BPE with single digits, which GGUF calls "smollm". Its
+    fill-in-the-middle tokens get their roles, so that llama.cpp's /infill finds them."""
+    vocab: dict[str, int] = dict(tokenizer["model"]["vocab"])
+    if tokenizer["model"].get("type") != "BPE" or '"Digits"' not in json.dumps(tokenizer.get("pre_tokenizer")):
+        raise UserError("tokenizer.json", "is not of the kind that lakh trains", "export it with --format hf")
+    special = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
+    by_id = {number: token for token, number in (vocab | special).items()}
+    tokens = [by_id.get(number, f"<|unused_{number}|>") for number in range(spec.vocab)]
+    kinds = [CONTROL_TOKEN if token in special or n not in by_id else 1 for n, token in enumerate(tokens)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]])
+    for token, role in _ROLES.items():
+        if token in special:
+            writer.add_uint32(f"tokenizer.ggml.{role}_token_id", special[token])
+    writer.add_add_bos_token(False)

@@ -1,9 +1,8 @@
-"""config.json of a Hugging Face directory, in both directions.
+"""Convert between spec.Model and the config.json of a Hugging Face directory.
 
-A model is a Llama; with a norm on queries and keys (spec.Model.qk_norm) it is what transformers calls Qwen3. Written
-for transformers 4.45 and up: what version 5 moved (rope_theta into rope_parameters, torch_dtype to dtype) stands in
-both places. What lakh's model cannot represent (biases, scaled positions, other architectures) is a UserError that
-names the field.
+Written for transformers 4.45 and newer: fields that version 5 moved (rope_theta into rope_parameters, torch_dtype to
+dtype) appear in both places. A model that lakh cannot represent (biases, scaled positions, other architectures) is a
+UserError that names the field.
 """
 
 from __future__ import annotations
@@ -15,24 +14,20 @@ import torch
 
 from lakh.errors import ConfigError, UserError
 from lakh.spec.model import Model
+from lakh.workloads.code.architectures import architecture_of, architectures
 
-__all__ = ["PLAIN", "config_of", "spec_of"]
+__all__ = ["SUPPORTED", "config_of", "spec_of"]
 
-# qk_norm -> model_type, architecture, and fields that only this kind has.
-_KINDS: dict[bool, tuple[str, str, dict[str, Any]]] = {
-    False: ("llama", "LlamaForCausalLM", {"mlp_bias": False, "pretraining_tp": 1}),
-    True: ("qwen3", "Qwen3ForCausalLM", {"use_sliding_window": False, "sliding_window": None}),
-}
-PLAIN = "lakh loads plain Llama models, and Qwen3 models for their norm on queries and keys"
+SUPPORTED = f"lakh loads {' and '.join(architecture.hf_class for architecture in architectures())} models"
 
 
 def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, int]) -> dict[str, Any]:
-    """The content of config.json; `ids` are those of special tokens."""
+    """The content of config.json; `ids` are the special tokens'."""
     dtype_name = str(dtype).removeprefix("torch.")
-    kind, architecture, own = _KINDS[spec.qk_norm]
+    architecture = architecture_of(spec)
     return {
-        "architectures": [architecture],
-        "model_type": kind,
+        "architectures": [architecture.hf_class],
+        "model_type": architecture.hf_model_type,
         "hidden_size": spec.width,
         "intermediate_size": spec.ffn,
         "num_hidden_layers": spec.layers,
@@ -49,7 +44,7 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, int]) -> dict[s
         "hidden_act": "silu",
         "attention_bias": False,
         "attention_dropout": 0.0,
-        **own,
+        **architecture.hf_config,
         "initializer_range": 0.02,
         "use_cache": True,
         **ids,
@@ -61,18 +56,15 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, int]) -> dict[s
 def spec_of(where: str, config: dict[str, Any]) -> Model:
     """The model that a config.json describes; `where` is its path, for errors."""
 
-    def refuse(field: str, found: str, todo: str = PLAIN) -> UserError:
+    def refuse(field: str, found: str, todo: str = SUPPORTED) -> UserError:
         return UserError(f"{field} ({where})", found, todo)
 
     kind = config.get("model_type") or "missing"
-    qk_norm = kind == _KINDS[True][0]
-    expected_kind, architecture, _ = _KINDS[qk_norm]
-    architectures = config.get("architectures") or [architecture]
-    if kind != expected_kind or architectures != [architecture]:
-        found = f"is {kind} with architectures {architectures}"
-        raise refuse("model_type", found, "give a LlamaForCausalLM or Qwen3ForCausalLM")
-    plain = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "hidden_act": "silu"}
-    for field, only in plain.items():
+    architecture = next((known for known in architectures() if known.hf_model_type == kind), None)
+    if architecture is None or config.get("architectures") not in (None, [], [architecture.hf_class]):
+        raise refuse("model_type", f"is {kind} with architectures {config.get('architectures')}")
+    only_values = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "hidden_act": "silu"}
+    for field, only in only_values.items():
         if config.get(field, only) != only:
             raise refuse(field, f"{config[field]!r} is not {only!r}")
     if config.get("quantization_config"):
@@ -107,7 +99,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             rope_base=theta,
             context=number("max_position_embeddings", int, 2048),
             norm_eps=number("rms_norm_eps", float, 1e-6),
-            qk_norm=qk_norm,
+            **architecture.features,
         )
     except ConfigError as error:
         raise refuse(error.where, error.found, error.todo) from None

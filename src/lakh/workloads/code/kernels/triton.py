@@ -1,15 +1,14 @@
-"""Four Triton kernels for NVIDIA GPUs, each one pass over its data where the compiler makes more, or slower ones.
+"""Four Triton kernels for NVIDIA GPUs, each one pass over its data where the compiler needs more or slower passes.
 
-    add_norm      residual stream and what is added -> their sum and its norm; and back, with the gradient of the weight
-    swiglu        gate-up product -> silu(gate) * up, and back into one gradient for the fused product
-    turn          query-key-value product -> rotated queries and keys, and values; and back into one gradient
-    score_rows_   logits -> losses, and their gradient in the place of the logits: memory is read once and written once
+    add_norm        residual stream and delta -> their sum and its norm; backward with the gradient of the weight
+    swiglu          gate-up product -> silu(gate) * up; backward into one gradient for the fused product
+    split_rotary    query-key-value product -> rotated queries and keys, and values; backward into one gradient
+    cross_entropy_  logits -> losses, and their gradient in place of the logits: memory is read once and written once
 
-Measured on an H200 for 131,072 tokens of a 162M model (2026-11-15): the compiler's backward of `turn` moved 1.2 GB in
-2.5 ms, a quarter of the memory's speed, because it writes three interleaved parts by one kernel with masks.
+Measured on an H200 for 131,072 tokens of a 162M model (2026-11-15): the compiler's backward of `split_rotary` moved
+1.2 GB in 2.5 ms, a quarter of the memory's speed, because it writes three interleaved parts by one kernel with masks.
 
-Imports triton, so only what runs on a GPU imports this. The plain forms that these replace are in model.py and loss.py
-and a test on a GPU holds them together.
+Import only where a GPU is used. The plain forms are in ops.py and loss.py; tests/gpu compares them.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ import triton.language as tl
 from torch import Tensor
 
 from lakh.workloads.code.batch import IGNORED
-from lakh.workloads.code.objective import Objective
+from lakh.workloads.code.loss import Objective
 
-__all__ = ["add_norm", "score_rows_", "swiglu", "turn"]
+__all__ = ["add_norm", "cross_entropy_", "split_rotary", "swiglu"]
 
 _COLUMNS = 1024
 _PROGRAMS = 1056  # eight for each multiprocessor of an H100 or H200
-_STAGES = 3  # rows that add_norm_backward has on their way: 146 us where one took 164 (H200, 32,768 x 2,048)
-_SHARED_BYTES = 160 << 10  # of a multiprocessor's memory that these may take
+_STAGES = 3  # pipelined loads of add_norm_backward: 146 us, with one 164 (H200, 32,768 x 2,048)
+_SHARED_BYTES = 160 << 10  # of a multiprocessor's memory that these loads may take
 
 
 # --- add_norm -------------------------------------------------------------------------------------------------
@@ -44,7 +43,7 @@ def _add_norm(x, delta, weight, total, y, W, EPS, COLUMNS: tl.constexpr):
     both += tl.load(delta + row + at, mask=inside, other=0.0).to(tl.float32)
     rounded = both.to(total.dtype.element_ty)
     tl.store(total + row + at, rounded, mask=inside)
-    both = rounded.to(tl.float32)  # what is normed is what the next block sees
+    both = rounded.to(tl.float32)  # the norm is of the rounded sum, which the next block reads
     scale = tl.rsqrt(tl.sum(both * both, 0) / W + EPS)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + row + at, both * scale * w, mask=inside)
@@ -55,13 +54,13 @@ def _add_norm_backward(
     grad_total, grad_y, total, weight, grad_x, grad_weight, ROWS, W, EPS,
     COLUMNS: tl.constexpr, TURNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Each program goes through many rows and keeps its sum of the weight's gradient."""
+    """Each program handles many rows and sums its part of the weight's gradient."""
     at = tl.arange(0, COLUMNS)
     inside = at < W
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     weight_sum = tl.zeros((COLUMNS,), tl.float32)
-    for turn_ in tl.range(TURNS, num_stages=STAGES):
-        number = turn_ * tl.num_programs(0) + tl.program_id(0)
+    for turn in tl.range(TURNS, num_stages=STAGES):
+        number = turn * tl.num_programs(0) + tl.program_id(0)
         row = number.to(tl.int64) * W
         there = inside & (number < ROWS)
         x = tl.load(total + row + at, mask=there, other=0.0).to(tl.float32)
@@ -194,11 +193,11 @@ swiglu.register_autograd(
 )
 
 
-# --- turn: x_BTX holds H query heads, K key heads and K value heads of size D side by side ---------------------
+# --- split_rotary: x_BTX holds H query heads, K key heads and K value heads of size D side by side ----------
 
 
 @triton.jit
-def _turn_heads(source, target, cos, sin, HEADS: tl.constexpr, LANES: tl.constexpr, D: tl.constexpr):
+def _rotate_heads(source, target, cos, sin, HEADS: tl.constexpr, LANES: tl.constexpr, D: tl.constexpr):
     half: tl.constexpr = D // 2
     head, i = tl.arange(0, LANES)[:, None], tl.arange(0, half)[None, :]
     at, inside = head * D + i, (head < HEADS) & (i < half)
@@ -216,7 +215,7 @@ def _copy_heads(source, target, HEADS: tl.constexpr, LANES: tl.constexpr, D: tl.
 
 
 @triton.jit
-def _turn(
+def _split_rotary(
     x, q, k, v, cos, sin, PLACES,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, H_LANES: tl.constexpr, K_LANES: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
@@ -230,35 +229,35 @@ def _turn(
     k += token * K * D
     v += token * K * D
     if BACK:
-        _turn_heads(q, x, c, -s, H, H_LANES, D)
-        _turn_heads(k, x + H * D, c, -s, K, K_LANES, D)
+        _rotate_heads(q, x, c, -s, H, H_LANES, D)
+        _rotate_heads(k, x + H * D, c, -s, K, K_LANES, D)
         _copy_heads(v, x + (H + K) * D, K, K_LANES, D)
     else:
-        _turn_heads(x, q, c, s, H, H_LANES, D)
-        _turn_heads(x + H * D, k, c, s, K, K_LANES, D)
+        _rotate_heads(x, q, c, s, H, H_LANES, D)
+        _rotate_heads(x + H * D, k, c, s, K, K_LANES, D)
         _copy_heads(x + (H + K) * D, v, K, K_LANES, D)
 
 
-def _launch_turn(x: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, back: bool) -> None:
+def _launch_split_rotary(x: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, back: bool) -> None:
     B, T, H, D = q.shape
     K = k.shape[2]
     lanes = [triton.next_power_of_2(heads) for heads in (H, K)]
-    _turn[(B * T,)](
+    _split_rotary[(B * T,)](
         x, q, k, v, cos, sin, cos.numel() // D, H=H, K=K, D=D, H_LANES=lanes[0], K_LANES=lanes[1], BACK=back
     )  # fmt: skip
 
 
-@torch.library.custom_op("lakh::turn", mutates_args=())
-def turn(x_BTX: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q_BTHD and k_BTKD rotated, and v_BTKD. cos and sin: 1 or B, 1, T, D in float32."""
+@torch.library.custom_op("lakh::split_rotary", mutates_args=())
+def split_rotary(x_BTX: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q_BTHD and k_BTKD rotated, and v_BTKD. cos and sin: 1 or B, T, 1, D in float32."""
     B, T, X = x_BTX.shape
     D = X // (heads + 2 * kv_heads)
     q, k, v = (x_BTX.new_empty(B, T, count, D) for count in (heads, kv_heads, kv_heads))
-    _launch_turn(x_BTX.contiguous(), q, k, v, cos.contiguous(), sin.contiguous(), back=False)
+    _launch_split_rotary(x_BTX.contiguous(), q, k, v, cos.contiguous(), sin.contiguous(), back=False)
     return q, k, v
 
 
-@turn.register_fake
+@split_rotary.register_fake
 def _(x_BTX: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     B, T, X = x_BTX.shape
     D = X // (heads + 2 * kv_heads)
@@ -266,36 +265,36 @@ def _(x_BTX: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tup
     return q, k, v
 
 
-@torch.library.custom_op("lakh::turn_backward", mutates_args=())
-def turn_backward(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+@torch.library.custom_op("lakh::split_rotary_backward", mutates_args=())
+def split_rotary_backward(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     B, T, H, D = q.shape
     grad_x = q.new_empty(B, T, (H + 2 * k.shape[2]) * D)
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    _launch_turn(grad_x, q, k, v, cos.contiguous(), sin.contiguous(), back=True)
+    _launch_split_rotary(grad_x, q, k, v, cos.contiguous(), sin.contiguous(), back=True)
     return grad_x
 
 
-@turn_backward.register_fake
+@split_rotary_backward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return q.new_empty(*q.shape[:2], (q.shape[2] + 2 * k.shape[2]) * q.shape[3])
 
 
-def _turn_setup(ctx: Any, inputs: Any, output: Any) -> None:
+def _split_rotary_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(inputs[1], inputs[2])
 
 
-def _turn_gradient(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> Any:
-    return turn_backward(grad_q, grad_k, grad_v, *ctx.saved_tensors), None, None, None, None
+def _split_rotary_gradient(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> Any:
+    return split_rotary_backward(grad_q, grad_k, grad_v, *ctx.saved_tensors), None, None, None, None
 
 
-turn.register_autograd(_turn_gradient, setup_context=_turn_setup)
+split_rotary.register_autograd(_split_rotary_gradient, setup_context=_split_rotary_setup)
 
 
-# --- score_rows_ -------------------------------------------------------------------------------------------
+# --- cross_entropy_ -------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _score_rows(
+def _cross_entropy(
     logits, targets, scale, losses, Z_LOSS, SMOOTHING, IGNORE,
     V: tl.constexpr, COLUMNS: tl.constexpr, SMOOTHS: tl.constexpr,
 ):  # fmt: skip
@@ -319,7 +318,7 @@ def _score_rows(
     peak = tl.max(top, 0)
     log_sum = tl.log(tl.sum(total * tl.exp(top - peak), 0)) + peak
     even = SMOOTHING / V
-    aim = (1.0 - SMOOTHING) * right  # the logits, weighted as the targets are
+    aim = (1.0 - SMOOTHING) * right  # the logits, weighted by the smoothed targets
     if SMOOTHS:
         aim += even * tl.sum(plain, 0)
     tl.store(losses + row, (log_sum - aim + Z_LOSS * log_sum * log_sum) * weight)
@@ -331,13 +330,13 @@ def _score_rows(
         tl.store(logits + first + at, grad, mask=first + at < V)
 
 
-def score_rows_(logits: Tensor, targets: Tensor, scale: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-    """Scaled sum of the losses, and the gradient, which takes the place of the logits."""
+def cross_entropy_(logits: Tensor, targets: Tensor, scale: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Scaled sum of the losses, and the gradient, which overwrites the logits."""
     rows, columns = logits.shape
     assert logits.is_contiguous()
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     size = min(4096, triton.next_power_of_2(columns))
-    _score_rows[(rows,)](
+    _cross_entropy[(rows,)](
         logits, targets.contiguous(), scale, losses, objective.z_loss, objective.label_smoothing, IGNORED,
         V=columns, COLUMNS=size, SMOOTHS=objective.label_smoothing > 0, num_warps=8,
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Gather, and sum and scatter, along any dim of a tensor, over any backend; torch renamed the calls in 2.13.
+"""All-gather, reduce-scatter and all-reduce for compiled code, over any backend; torch renamed the calls in 2.13.
 
-Operators of their own: compiled code calls them as they are, so that every collective of a step is started in one
-place, over any backend, and can be counted there (trainer/observability/traffic.py). Groups go by their name and size,
-which compiled code can hold; `Peers.of` gives both.
+They are custom operators: compiled code calls them unchanged, so every collective of a step starts here and can be
+counted (trainer/observability/traffic.py). Compiled code cannot hold a process group, so groups are passed by name
+and size (`Peers.of`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-__all__ = ["Peers", "gather", "sum_and_scatter", "sum_over"]
+__all__ = ["Peers", "all_gather", "all_reduce", "reduce_scatter"]
 
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Peers(NamedTuple):
@@ -31,52 +31,52 @@ class Peers(NamedTuple):
         return Peers(group.group_name, dist.get_world_size(group))
 
 
-def gather(x: Tensor, peers: Peers) -> tuple[Tensor, ...]:
-    """What each rank of the group has, in their order."""
-    return _gather(x, peers.size, peers.name).view(-1, *x.shape).unbind()
+def all_gather(x: Tensor, peers: Peers) -> tuple[Tensor, ...]:
+    """The tensors of all ranks, in rank order."""
+    return _all_gather(x, peers.size, peers.name).view(-1, *x.shape).unbind()
 
 
-def sum_and_scatter(parts: list[Tensor] | tuple[Tensor, ...], peers: Peers) -> Tensor:
-    """Part number r, summed over the group, on rank r."""
-    return _sum_and_scatter(torch.stack([part.contiguous() for part in parts]), peers.name)
+def reduce_scatter(parts: list[Tensor] | tuple[Tensor, ...], peers: Peers) -> Tensor:
+    """Rank r gets part r, summed over the group."""
+    return _reduce_scatter(torch.stack([part.contiguous() for part in parts]), peers.name)
 
 
 def _group(name: str) -> dist.ProcessGroup:
-    return _resolve_process_group(name)  # type: ignore[arg-type]  # which some versions call by a type of its own
+    return _resolve_process_group(name)  # type: ignore[arg-type]  # a type of its own in some versions of torch
 
 
-@torch.library.custom_op("lakh::gather", mutates_args=())
-def _gather(x: Tensor, size: int, name: str) -> Tensor:
+@torch.library.custom_op("lakh::all_gather", mutates_args=())
+def _all_gather(x: Tensor, size: int, name: str) -> Tensor:
     result = x.new_empty(size * x.numel())
-    _all_gather(result, x.contiguous().view(-1), group=_group(name))
+    _gather_into(result, x.contiguous().view(-1), group=_group(name))
     return result
 
 
-@_gather.register_fake
+@_all_gather.register_fake
 def _(x: Tensor, size: int, name: str) -> Tensor:
     return x.new_empty(size * x.numel())
 
 
-@torch.library.custom_op("lakh::sum_and_scatter", mutates_args=())
-def _sum_and_scatter(parts: Tensor, name: str) -> Tensor:
-    result = parts.new_empty(parts.shape[1:])  # returned itself: FSDP watches outputs, and views escape it
-    _reduce_scatter(result.view(-1), parts.view(-1), group=_group(name))
+@torch.library.custom_op("lakh::reduce_scatter", mutates_args=())
+def _reduce_scatter(parts: Tensor, name: str) -> Tensor:
+    result = parts.new_empty(parts.shape[1:])  # not a view: FSDP watches outputs, and views escape it
+    _scatter_into(result.view(-1), parts.view(-1), group=_group(name))
     return result
 
 
-@_sum_and_scatter.register_fake
+@_reduce_scatter.register_fake
 def _(parts: Tensor, name: str) -> Tensor:
     return parts.new_empty(parts.shape[1:])
 
 
-@torch.library.custom_op("lakh::sum_over", mutates_args=())
-def sum_over(x: Tensor, name: str) -> Tensor:
-    """x, summed over the group."""
+@torch.library.custom_op("lakh::all_reduce", mutates_args=())
+def all_reduce(x: Tensor, name: str) -> Tensor:
+    """x summed over the group."""
     total = x.contiguous().clone()
     dist.all_reduce(total, group=_group(name))
     return total
 
 
-@sum_over.register_fake
+@all_reduce.register_fake
 def _(x: Tensor, name: str) -> Tensor:
     return x.new_empty(x.shape)

@@ -1,12 +1,12 @@
-"""Pipeline parallelism: consecutive blocks on consecutive ranks, micro-batches flowing through, by torch's schedules.
+"""Pipeline parallelism: consecutive blocks on consecutive ranks, with torch's schedules of micro-batches.
 
     gpipe        all forward, then all backward
     1f1b         one forward, one backward: the same bubble, memory for only pp micro-batches
-    interleaved  each rank holds two runs of blocks: half the bubble, twice the messages
-    zero_bubble  interleaved, and weight gradients fill the bubble; not with data parallelism, see spec/cuts.py
+    interleaved  each rank holds two stages: half the bubble, twice the messages
+    zero_bubble  interleaved, and weight gradients fill the bubble; not with data parallelism (spec/parallel_check.py)
 
-With pp ranks and m micro-batches, the share of time lost to the bubble is (pp - 1) / (m + pp - 1), over two where
-interleaved. A rank's parameters keep the names they have in the whole model.
+With pp ranks and m micro-batches the bubble takes (pp - 1) / (m + pp - 1) of the time, half of that if interleaved.
+Parameters keep the names they have in the whole model.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleavedZeroBubble,
 )
 
-from lakh.spec.cuts import CHUNKS
+from lakh.spec.parallel_check import STAGES_PER_RANK
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
+from lakh.workloads.code.loss import PLAIN, Objective
 from lakh.workloads.code.model import CodeModel
-from lakh.workloads.code.objective import PLAIN, Objective
 
 __all__ = ["Pipeline", "layers_of_stage", "split"]
 
@@ -42,8 +42,8 @@ def layers_of_stage(layers: int, stages: int, stage: int) -> range:
 
 
 def split(build: Any, *, layers: int, schedule: str, rank: int, ranks: int) -> list[CodeModel]:
-    """The stages of one rank, each a model of which only its own blocks are left; `build()` makes the whole."""
-    stages = ranks * CHUNKS[schedule]
+    """The stages of one rank, each a model with only its own blocks; `build()` makes the whole model."""
+    stages = ranks * STAGES_PER_RANK[schedule]
     chunks = []
     for stage in range(rank, stages, ranks):
         model: CodeModel = build()
@@ -60,7 +60,7 @@ def split(build: Any, *, layers: int, schedule: str, rank: int, ranks: int) -> l
 
 
 class Pipeline(nn.Module):
-    """The stages that this rank holds, and the schedule that runs them together with the other ranks."""
+    """The stages of this rank, and the schedule that runs them together with the other ranks."""
 
     def __init__(
         self,
@@ -109,14 +109,14 @@ class Pipeline(nn.Module):
         return kind(parts, **options)  # type: ignore[arg-type]
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """By the names of the whole model."""
+        """With the names of the whole model."""
         for chunk in self.chunks:
             yield from chunk.named_parameters(*args, **kwargs)
 
     def run(
         self, batches: Sequence[Batch], scales: Sequence[float], *, objective: Objective = PLAIN, train: bool = True
     ) -> Tensor:
-        """Forward, and backward for `train`; the summed loss on the rank of the last stage, 0 elsewhere."""
+        """Forward, and backward with `train`; the summed loss on the rank of the last stage, 0 elsewhere."""
         kwargs = [
             {
                 "positions_BT": batch.positions,
@@ -145,7 +145,7 @@ class Pipeline(nn.Module):
         return torch.stack(known).sum() if known else torch.zeros((), device=self.device)
 
     def _forward(self, batch: Batch, options: dict[str, Any]) -> Tensor | None:
-        """One micro-batch through all stages, without gradients; the loss where the last stage is."""
+        """One micro-batch through all stages, without gradients; the loss on the rank of the last stage."""
         for stage in range(self.rank, self.stages, self.ranks):
             chunk = self.chunks[stage // self.ranks]
             x = batch.inputs

@@ -1,19 +1,20 @@
-"""Tensor parallelism with sequence parallelism: each matrix, and between matrices each sequence, cut up over ranks.
+"""Tensor parallelism with sequence parallelism: matrices are sharded over ranks, and so are sequences between them.
 
-Query, key, value, gate, up, embedding and head are cut by rows (of their output), output and down by columns. Between
-the matrices a rank holds T / tp tokens of every sequence: norms and residuals are neither repeated nor kept whole. The
-sequence is gathered before a pair of matrices and summed and scattered after it:
+Query, key, value, gate, up, embedding and head are column-parallel (sharded by output rows), output and down are
+row-parallel (`ParameterInfo.shard_dim`). Between matrices a rank holds T / tp tokens of every sequence, so norms and
+residuals are neither repeated nor stored whole:
 
-    x_BtW -> gather -> x_BTW -> qkv, attention, o (partial sums) -> sum and scatter -> y_BtW
+    x_BtW -> all-gather -> x_BTW -> qkv, attention, o (partial sums) -> reduce-scatter -> y_BtW
 
-Cost per block and micro-batch: two gathers and two scatters forward and as many backward, each of B T W (tp - 1) / tp
-values. Weights are DTensors for their owners (FSDP, checkpoints, gradient norms); the arithmetic sees local tensors and
-the collectives stand here, so it runs over any backend.
+Cost per block and micro-batch: two all-gathers and two reduce-scatters forward and as many backward, each of
+B T W (tp - 1) / tp values. Parameters are DTensors (for FSDP, checkpoints, gradient norms); the computation uses local
+tensors and the collectives below, so it runs over any backend.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,53 +24,47 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from lakh.workloads.code.model import CodeModel, RMSNorm, local
-from lakh.workloads.code.parallelism.collectives import Peers, gather, sum_and_scatter, sum_over
+from lakh.workloads.code.architectures import parameters
+from lakh.workloads.code.model import CodeModel
+from lakh.workloads.code.ops import ModelOps, local
+from lakh.workloads.code.parallelism.collectives import Peers, all_gather, all_reduce, reduce_scatter
 
-__all__ = ["cut_matrices"]
+__all__ = ["shard_weights", "tensor_parallel_ops"]
 
 
-def cut_matrices(model: CodeModel, mesh: DeviceMesh) -> None:
-    """Cut the model up in place over the ranks of a mesh of one axis. All of them hold equal weights before."""
+def shard_weights(model: CodeModel, mesh: DeviceMesh) -> None:
+    """Shard the parameters in place over a mesh of one axis. All ranks hold equal weights before."""
+    table = parameters(model.spec)
+    for name, parameter in list(model.named_parameters()):
+        dim = table[name].shard_dim
+        placement: Placement = Replicate() if dim is None else Shard(dim)
+        weight = parameter.detach()
+        if dim is not None:
+            weight = weight.chunk(mesh.size(), dim)[mesh.get_local_rank()].contiguous()
+        module = model.get_submodule(name.removesuffix(".weight"))
+        module.weight = nn.Parameter(DTensor.from_local(weight, mesh, [placement], run_check=False))
+
+
+def tensor_parallel_ops(ops: ModelOps, mesh: DeviceMesh) -> ModelOps:
+    """These operations on sharded weights and sequences."""
     group = mesh.get_group()
     peers = Peers.of(group)
-    rows: list[nn.Module] = []
-    columns: list[nn.Module] = []
-    if model.embed is not None:
-        rows.append(model.embed)
-        model.look_up = lambda tokens, weight: _look_up(tokens, weight, group)
-    if model.head is not None:
-        rows.append(model.head)
-    model.head_group, model.parts = group, mesh.size()
-    model.enter = lambda x: whole_sequence(x, peers)
-    for block in model.each_block():
-        attention, ffn = block.attention, block.ffn
-        rows += [attention.q, attention.k, attention.v, ffn.gate, ffn.up]
-        columns += [attention.o, ffn.down]
-        block.enter = lambda x: whole_sequence(x, peers)
-        block.leave = lambda x: summed_part(x, peers)
-    for matrix in rows:
-        _cut(matrix, mesh, Shard(0))
-    for matrix in columns:
-        _cut(matrix, mesh, Shard(1))
-    for module in model.modules():
-        if isinstance(module, RMSNorm):
-            _cut(module, mesh, Replicate())
-            module.read = lambda weight: shared_weight(local(weight), peers)
+    return replace(
+        ops,
+        embedding=lambda tokens, weight: _embedding(tokens, weight, group),
+        enter=lambda x: whole_sequence(x, peers),
+        leave=lambda x: summed_part(x, peers),
+        norm_weight=lambda weight: shared_weight(local(weight), peers),
+        vocab_group=group,
+        tensor_parallel=mesh.size(),
+    )
 
 
-def _cut(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
-    weight = module.get_parameter("weight").detach()
-    if isinstance(placement, Shard):
-        weight = weight.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()].contiguous()
-    module.weight = nn.Parameter(DTensor.from_local(weight, mesh, [placement], run_check=False))
-
-
-def _look_up(tokens_BT: Tensor, weight_vW: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Each rank looks up the tokens that it has rows for; the sum over ranks is the embedding."""
-    place = tokens_BT - dist.get_rank(group) * weight_vW.shape[0]
-    is_here = (place >= 0) & (place < weight_vW.shape[0])
-    x_BTW = F.embedding(place.where(is_here, 0), weight_vW) * is_here[..., None]
+def _embedding(tokens_BT: Tensor, weight_vW: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Each rank looks up the tokens of its part of the vocabulary; the sum over ranks is the embedding."""
+    index = tokens_BT - dist.get_rank(group) * weight_vW.shape[0]
+    is_here = (index >= 0) & (index < weight_vW.shape[0])
+    x_BTW = F.embedding(index.where(is_here, 0), weight_vW) * is_here[..., None]
     return summed_part(x_BTW, Peers.of(group))
 
 
@@ -79,11 +74,11 @@ Collective = Callable[[Tensor, Peers], Tensor]
 
 
 def _gather(x_BtW: Tensor, peers: Peers) -> Tensor:
-    return torch.cat(gather(x_BtW, peers), dim=1)
+    return torch.cat(all_gather(x_BtW, peers), dim=1)
 
 
-def _sum_and_scatter(x_BTW: Tensor, peers: Peers) -> Tensor:
-    return sum_and_scatter(x_BTW.chunk(peers.size, dim=1), peers)
+def _reduce_scatter(x_BTW: Tensor, peers: Peers) -> Tensor:
+    return reduce_scatter(x_BTW.chunk(peers.size, dim=1), peers)
 
 
 def _keep(weight: Tensor, peers: Peers) -> Tensor:
@@ -91,29 +86,29 @@ def _keep(weight: Tensor, peers: Peers) -> Tensor:
 
 
 def _sum(grad: Tensor, peers: Peers) -> Tensor:
-    return sum_over(grad, peers.name)
+    return all_reduce(grad, peers.name)
 
 
-def _with_gradient(there: Collective, back: Collective) -> Collective:
-    """`there`, whose gradient is made by `back`."""
+def _with_gradient(forward_op: Collective, backward_op: Collective) -> Collective:
+    """`forward_op`, whose gradient is `backward_op`."""
 
-    class Pair(torch.autograd.Function):
+    class CollectiveWithGradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor, name: str, size: int) -> Tensor:
             ctx.name, ctx.size = name, size
-            return there(x, Peers(name, size))
+            return forward_op(x, Peers(name, size))
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            return back(grads[0], Peers(ctx.name, ctx.size)), None, None
+            return backward_op(grads[0], Peers(ctx.name, ctx.size)), None, None
 
     def call(x: Tensor, peers: Peers) -> Tensor:
-        return Pair.apply(x, peers.name, peers.size)
+        return CollectiveWithGradient.apply(x, peers.name, peers.size)
 
     return call
 
 
-whole_sequence = _with_gradient(_gather, _sum_and_scatter)
-summed_part = _with_gradient(_sum_and_scatter, _gather)
+whole_sequence = _with_gradient(_gather, _reduce_scatter)
+summed_part = _with_gradient(_reduce_scatter, _gather)
 shared_weight = _with_gradient(_keep, _sum)
-"""A weight that every rank uses on other tokens: the same forward, summed backward."""
+"""A weight that every rank applies to its own tokens: identity forward, all-reduce backward."""

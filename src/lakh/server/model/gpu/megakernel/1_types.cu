@@ -1,30 +1,30 @@
-// What a whole step is made of (whole_step.py puts these files together, in the order of their names).
+// The megakernel: the source is the concatenation of these files, in the order of their names.
 //
-// Defined by whoever compiles them:
+// Macros that must be defined:
 //   LAYERS WIDTH HEADS KV_HEADS HEAD_DIM FFN NUM_IDS NORM_EPS   the model
 //   PAGE                                                        tokens of a block of the cache
-//   BLOCKS WARPS                                                blocks of threads, one for each SM; warps that multiply
-//   CHUNK_BYTES SLOTS                                           weights come in chunks; so many fit into shared memory
-//   BUSY_BYTES IDLE_BYTES                                       weights under way while the warps multiply, and while they wait
-//   SPLITS                                                      parts of a row's tokens
-//   SHARED_BYTES                                                shared memory of a block
+//   BLOCKS WARPS                                                thread blocks, one for each SM; warps that multiply
+//   CHUNK_BYTES SLOTS                                           bytes of a chunk of weights; chunks that fit into shared memory
+//   BUSY_BYTES IDLE_BYTES                                       weights in flight while the warps multiply, and while they wait
+//   SPLITS                                                      splits of the sequence in attention
+//   SHARED_BYTES                                                shared memory of a thread block
 
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr int THREADS = WARPS * 32;  // without the warp that asks for weights
+constexpr int THREADS = WARPS * 32;  // without the warp that loads weights
 constexpr int QUERIES = HEADS * HEAD_DIM, KEYS = KV_HEADS * HEAD_DIM, GROUP = HEADS / KV_HEADS, HALF = HEAD_DIM / 2;
 constexpr int ITEMS = HEADS * SPLITS;  // of attention
 constexpr u32 ALL = 0xffffffffu;       // lanes of a warp
 
-__device__ constexpr int most(int a, int b) { return a > b ? a : b; }
+__device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
-// The two bf16 numbers of a word.
+// The two bf16 numbers of 32 bits.
 __device__ __forceinline__ float low(u32 two) { return __uint_as_float(two << 16); }
 __device__ __forceinline__ float high(u32 two) { return __uint_as_float(two & 0xffff0000u); }
 
-__device__ __forceinline__ u32 to_bf16(float value) {  // to the nearest, of two the even one
+__device__ __forceinline__ u32 to_bf16(float value) {  // round to nearest even
   const u32 bits = __float_as_uint(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
   return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
@@ -36,5 +36,5 @@ __device__ __forceinline__ float warp_sum(float v) {
   return v;
 }
 
-// The threads of a block that multiply, at the same place.
-__device__ __forceinline__ void together() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+// A barrier of the warps that multiply.
+__device__ __forceinline__ void sync_warps() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }

@@ -1,22 +1,22 @@
-// Products of a matrix and what a step has in hand, x. Each block has a share of the rows. One more warp than WARPS asks for the
-// weights of the whole step, in the order of their use and without regard to what the others wait for: they come through a ring in
-// shared memory, so memory is not idle while blocks wait for each other's words. It asks for few at a time: with more under way
-// the words, which take the same path, come late.
+// Products of a matrix with the activations x. Each block has a share of the rows. One warp besides the WARPS loads the weights of
+// all layers of a step, in the order of their use and independent of what the others wait for: they pass through a ring buffer in shared
+// memory, so memory is not idle while blocks wait for each other's flags. It keeps few loads in flight: with more, the flags,
+// which take the same path, arrive late.
 
-// LINES: how many rows are shared out, in multiples of ALIGN. A line is one row, or with TWO also the row LINES further on.
+// LINES: the rows that are divided over blocks, in multiples of ALIGN. A line is one row, or with TWO also the row LINES below it.
 template <int LINES, int K_, int ALIGN = 1, bool TWO = false>
-struct Product {
+struct Matmul {
   static constexpr int K = K_, ROW_BYTES = K * 2;
   static constexpr int CHUNK_ROWS = 4 * ROW_BYTES <= CHUNK_BYTES ? 4 : 2 * ROW_BYTES <= CHUNK_BYTES ? 2 : 1;
-  static constexpr int MOST_LINES = (LINES / ALIGN + BLOCKS - 1) / BLOCKS * ALIGN;
-  static constexpr int MOST_ROWS = (MOST_LINES * (TWO ? 2 : 1) + 3) / 4 * 4;
-  static_assert(ROW_BYTES <= CHUNK_BYTES && K % (8 * WARPS) == 0 && LINES % ALIGN == 0, "this shape cannot be shared out");
+  static constexpr int MAX_LINES = (LINES / ALIGN + BLOCKS - 1) / BLOCKS * ALIGN;
+  static constexpr int MAX_ROWS = (MAX_LINES * (TWO ? 2 : 1) + 3) / 4 * 4;
+  static_assert(ROW_BYTES <= CHUNK_BYTES && K % (8 * WARPS) == 0 && LINES % ALIGN == 0, "this shape cannot be divided over blocks");
 
-  static __device__ constexpr u32 chunks_of(int bytes) {
+  static __device__ constexpr u32 chunks_in(int bytes) {
     const int chunks = (bytes + CHUNK_ROWS * ROW_BYTES / 2) / (CHUNK_ROWS * ROW_BYTES);
     return chunks < 1 ? 1 : chunks > SLOTS ? SLOTS : chunks;
   }
-  // This block's share; its rows are counted from 0, with TWO the second ones of all lines after the first ones.
+  // This block's share; its rows are numbered from 0, with TWO the second rows of all lines after the first ones.
   static __device__ int first() { return (u32)(LINES / ALIGN) * blockIdx.x / BLOCKS * ALIGN; }
   static __device__ int lines() { return (u32)(LINES / ALIGN) * (blockIdx.x + 1) / BLOCKS * ALIGN - first(); }
   static __device__ int rows() { return lines() * (TWO ? 2 : 1); }
@@ -26,21 +26,21 @@ struct Product {
   }
 };
 
-typedef Product<QUERIES + 2 * KEYS, WIDTH> Qkv;
-typedef Product<WIDTH, QUERIES, 2> Out;
-typedef Product<FFN, WIDTH, 2, true> GateUp;
-typedef Product<WIDTH, FFN, 2> Down;
-typedef Product<NUM_IDS, WIDTH> Head;
+typedef Matmul<QUERIES + 2 * KEYS, WIDTH> Qkv;
+typedef Matmul<WIDTH, QUERIES, 2> Out;
+typedef Matmul<FFN, WIDTH, 2, true> GateUp;
+typedef Matmul<WIDTH, FFN, 2> Down;
+typedef Matmul<NUM_IDS, WIDTH> Head;
 
-constexpr int MOST_ROWS =
-    most(most(Qkv::MOST_ROWS, Out::MOST_ROWS), most(most(GateUp::MOST_ROWS, Down::MOST_ROWS), Head::MOST_ROWS));
+constexpr int MAX_ROWS =
+    max_of(max_of(Qkv::MAX_ROWS, Out::MAX_ROWS), max_of(max_of(GateUp::MAX_ROWS, Down::MAX_ROWS), Head::MAX_ROWS));
 
 // --- the ring ---
 
 struct Ring {
-  u32 slots, full, empty;  // in shared memory: SLOTS chunks; of each whether it has come, and whether all warps are done with it
-  u32 busy;                // there too: whether the warps multiply
-  u32 chunk;               // the next one, counted over the whole step
+  u32 slots, full, empty;  // in shared memory: SLOTS chunks, and for each a barrier for "loaded" and one for "all warps are done"
+  u32 busy;                // in shared memory: whether the warps are multiplying
+  u32 chunk;               // the next chunk, counted over all layers of a step
 
   __device__ u32 slot(u32 n) const { return n % SLOTS; }
   __device__ static void wait(u32 barrier, u32 turn) {
@@ -53,7 +53,7 @@ struct Ring {
   __device__ void wait_empty(u32 n) const {
     if (n >= SLOTS) wait(empty + slot(n) * 8, n / SLOTS - 1);
   }
-  __device__ void is_used(u32 n) const {
+  __device__ void release_slot(u32 n) const {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty + slot(n) * 8) : "memory");
   }
   __device__ void set_busy(u32 value) const {
@@ -76,18 +76,18 @@ struct Ring {
 };
 
 template <class P>
-__device__ void ask(Ring& ring, u64 policy, const char* w, int layer) {
+__device__ void load_weights(Ring& ring, u64 policy, const char* w, int layer) {
   const int rows = P::rows(), lines = P::lines();
   for (int begin = 0; begin < rows; begin += P::CHUNK_ROWS) {
     const int end = min(begin + P::CHUNK_ROWS, rows);
     const u32 n = ring.chunk++, full = ring.full + ring.slot(n) * 8;
     ring.wait_empty(n);
-    const u32 ahead = ring.is_busy() ? P::chunks_of(BUSY_BYTES) : P::chunks_of(IDLE_BYTES);
+    const u32 ahead = ring.is_busy() ? P::chunks_in(BUSY_BYTES) : P::chunks_in(IDLE_BYTES);
     if (n >= ahead) ring.wait_full(n - ahead);
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"((end - begin) * P::ROW_BYTES)
                  : "memory");
     for (int from = begin; from < end;) {
-      const int to = from < lines ? min(lines, end) : end;  // where rows do not follow each other any more
+      const int to = from < lines ? min(lines, end) : end;  // where rows stop being contiguous
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
               ring.slots + ring.slot(n) * CHUNK_BYTES + (from - begin) * P::ROW_BYTES),
@@ -100,18 +100,17 @@ __device__ void ask(Ring& ring, u64 policy, const char* w, int layer) {
 
 // --- multiplying ---
 
-// Tensor cores multiply 16 rows of 16 numbers with 8 columns. The 16 here are four rows of the matrix in four groups of 32
-// columns each; the 8 are x in the same four groups, its high parts and its low parts. Of the 16 x 8 sums those count where the
-// groups are the same. The order of the columns does not matter as long as x has the same, so a lane reads eight numbers that
-// lie together.
+// Tensor cores multiply 16 rows of 16 numbers with 8 columns. The 16 rows here are four rows of the matrix in four groups of 32
+// columns each; the 8 columns are x in the same four groups, its high and its low parts. Of the 16 x 8 sums those of equal groups
+// count. The order of columns does not matter as long as x has the same order, so a lane reads eight contiguous numbers.
 __device__ __forceinline__ void multiply_tile(float* c, const u32* above, const u32* below, const u32* x) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(above[0]), "r"(below[0]), "r"(above[1]), "r"(below[1]), "r"(x[0]), "r"(x[1]));
 }
 
-// The groups' sums are a diagonal: of lanes 0, 5, 10 and 15 (rows 0 and 2), and 16, 21, 26 and 31 (rows 1 and 3).
-__device__ __forceinline__ void put_sums(const float* c, float* sums) {
+// The sums of the groups are on a diagonal: lanes 0, 5, 10 and 15 (rows 0 and 2), and 16, 21, 26 and 31 (rows 1 and 3).
+__device__ __forceinline__ void store_sums(const float* c, float* sums) {
   float upper = c[0] + c[1], lower = c[2] + c[3];
 #pragma unroll
   for (int off = 5; off <= 10; off += 5)
@@ -126,7 +125,7 @@ __device__ __forceinline__ void read_shared(u32* to, u32 at) {
                : "memory");
 }
 
-// sums[warp][row]: of this block's rows and the warp's columns. x: high parts, two in a word, then the low parts.
+// sums[warp][row]: this block's rows, this warp's columns. x: high parts, two in 32 bits, then the low parts.
 template <class P>
 __device__ void multiply(Ring& ring, const u32* x, float* sums) {
   constexpr int COLS = P::K / WARPS, TIMES = (COLS + 127) / 128;
@@ -139,7 +138,7 @@ __device__ void multiply(Ring& ring, const u32* x, float* sums) {
     mine[i][0] = mine[i][1] = mine[i][2] = mine[i][3] = 0;
     if (here < COLS) read_shared(mine[i], (u32)__cvta_generic_to_shared(x + (lane / 4 % 2 * P::K + warp * COLS + here) / 2));
   }
-  sums += warp * MOST_ROWS + upper;
+  sums += warp * MAX_ROWS + upper;
   ring.set_busy(1);
   float c[4];
   for (int row = 0; row < rows; row += 4) {
@@ -150,7 +149,7 @@ __device__ void multiply(Ring& ring, const u32* x, float* sums) {
     u32 w[2][TIMES][4];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int r = 2 * half + upper;  // past the last row there is something, which nobody looks at
+      const int r = 2 * half + upper;  // data past the last row is read and ignored
       const u32 at = ring.slots + ring.slot(chunk + r / P::CHUNK_ROWS) * CHUNK_BYTES + r % P::CHUNK_ROWS * P::ROW_BYTES;
 #pragma unroll
       for (int i = 0; i < TIMES; i++) {
@@ -158,7 +157,7 @@ __device__ void multiply(Ring& ring, const u32* x, float* sums) {
         if (COLS % 128 == 0 || i * 128 + col < COLS) read_shared(w[half][i], at + (warp * COLS + i * 128 + col) * 2);
       }
     }
-    if (row) put_sums(c, sums + row - 4);  // of the rows before, while these are on their way
+    if (row) store_sums(c, sums + row - 4);  // of the previous rows, while these are loading
     float other[4] = {};
     c[0] = c[1] = c[2] = c[3] = 0;
 #pragma unroll
@@ -172,47 +171,47 @@ __device__ void multiply(Ring& ring, const u32* x, float* sums) {
     if (lane == 0)
 #pragma unroll
       for (int r = 0; r < 4; r += P::CHUNK_ROWS)
-        if (row + r < rows) ring.is_used(chunk + r / P::CHUNK_ROWS);
+        if (row + r < rows) ring.release_slot(chunk + r / P::CHUNK_ROWS);
   }
-  if (rows) put_sums(c, sums + (rows - 1) / 4 * 4);
+  if (rows) store_sums(c, sums + (rows - 1) / 4 * 4);
   ring.chunk += P::chunks();
-  together();
+  sync_warps();
   ring.set_busy(0);
 }
 
 __device__ __forceinline__ float sum_of(const float* sums, int row) {
   float sum = 0;
 #pragma unroll
-  for (int w = 0; w < WARPS; w++) sum += sums[w * MOST_ROWS + row];
+  for (int w = 0; w < WARPS; w++) sum += sums[w * MAX_ROWS + row];
   return sum;
 }
 
 // --- x ---
 
-// Two of its numbers: as near as 16 bits of each come, and what is missing.
-__device__ __forceinline__ void put(u32* x, int k, int pair, float a, float b) {
+// Two numbers: each rounded to bf16, and the remainder.
+__device__ __forceinline__ void store_pair(u32* x, int k, int pair, float a, float b) {
   const u32 a_high = to_bf16(a), b_high = to_bf16(b);
   x[pair] = a_high | b_high << 16;
   x[k / 2 + pair] = to_bf16(a - low(a_high)) | to_bf16(b - low(b_high)) << 16;
 }
 
-// The words of all blocks, which have no low parts.
+// The activations that all blocks published, which have no low parts.
 template <int K>
-__device__ void put_words(const u64* from, u32 round, u32* x) {
+__device__ void load_activations(const u64* from, u32 round, u32* x) {
   constexpr int N = (K / 4 + THREADS - 1) / THREADS;
-  u32 words[N][2];
-  hear(from, K / 2, round, words);
+  u32 bits[N][2];
+  acquire(from, K / 2, round, bits);
 #pragma unroll
   for (int i = 0; i < N; i++) {
     const int pair = 2 * (threadIdx.x + i * THREADS);
-    if (pair < K / 2) x[pair] = words[i][0], x[pair + 1] = words[i][1], x[K / 2 + pair] = x[K / 2 + pair + 1] = 0;
+    if (pair < K / 2) x[pair] = bits[i][0], x[pair + 1] = bits[i][1], x[K / 2 + pair] = x[K / 2 + pair + 1] = 0;
   }
-  together();
+  sync_warps();
 }
 
-// A thread's words of a row of WIDTH numbers.
+// A thread's part of WIDTH numbers.
 struct Row {
-  u32 words[(WIDTH / 4 + THREADS - 1) / THREADS][2];
+  u32 bits[(WIDTH / 4 + THREADS - 1) / THREADS][2];
 };
 constexpr int ROW_PAIRS = sizeof(Row) / 8;
 
@@ -222,27 +221,27 @@ __device__ __forceinline__ Row read_row(const u16* from) {
   for (int i = 0; i < ROW_PAIRS; i++) {
     const int at = 2 * (threadIdx.x + i * THREADS);
     const uint2 two = at < WIDTH / 2 ? *(const uint2*)((const u32*)from + at) : make_uint2(0, 0);
-    row.words[i][0] = two.x, row.words[i][1] = two.y;
+    row.bits[i][0] = two.x, row.bits[i][1] = two.y;
   }
   return row;
 }
 
-// A row times the norm's gains; returns what its products are still to be multiplied with.
-__device__ float put_normed(const Row& row, const Row& gains, u32* x, float* squares) {
+// A row times the gains of the norm; returns the scale that its products must still be multiplied with.
+__device__ float load_normed(const Row& row, const Row& gains, u32* x, float* squares) {
   float mine = 0;
 #pragma unroll
   for (int i = 0; i < ROW_PAIRS; i++) {
     const int pair = 2 * (threadIdx.x + i * THREADS);
 #pragma unroll
     for (int w = 0; w < 2; w++) {
-      const float a = low(row.words[i][w]), b = high(row.words[i][w]);
+      const float a = low(row.bits[i][w]), b = high(row.bits[i][w]);
       mine += a * a + b * b;
-      if (pair < WIDTH / 2) put(x, WIDTH, pair + w, a * low(gains.words[i][w]), b * high(gains.words[i][w]));
+      if (pair < WIDTH / 2) store_pair(x, WIDTH, pair + w, a * low(gains.bits[i][w]), b * high(gains.bits[i][w]));
     }
   }
   mine = warp_sum(mine);
   if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;
-  together();
+  sync_warps();
   float all = 0;
 #pragma unroll
   for (int w = 0; w < WARPS; w++) all += squares[w];

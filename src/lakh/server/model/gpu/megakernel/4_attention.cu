@@ -1,8 +1,8 @@
-// Attention: a block sees one part of the earlier tokens with one query head; then all parts of a head become its numbers.
+// Attention: a block handles one split of the earlier tokens for one query head; then the splits of a head are combined.
 
-constexpr int LANES = HEAD_DIM / 16;           // of a token; each has 8 numbers of both halves of its key and of its value
-constexpr int AT_ONCE = WARPS * (32 / LANES);  // tokens
-constexpr int SHARE = HEAD_DIM / SPLITS;       // numbers of a head that one block puts together
+constexpr int LANES = HEAD_DIM / 16;           // of a token; each has 8 numbers of both halves of its key and value
+constexpr int TOKENS_AT_ONCE = WARPS * (32 / LANES);  // tokens
+constexpr int SHARE = HEAD_DIM / SPLITS;       // numbers of a head that one block combines
 constexpr int ATTENTION_FLOATS = WARPS * (HEAD_DIM + 2) + 3 * HEAD_DIM;  // scratch
 
 struct Token {
@@ -12,9 +12,9 @@ struct Token {
 __device__ __forceinline__ void unpack(const uint4* from, float* to) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const u32 words[4] = {from[i].x, from[i].y, from[i].z, from[i].w};
+    const u32 bits[4] = {from[i].x, from[i].y, from[i].z, from[i].w};
 #pragma unroll
-    for (int w = 0; w < 4; w++) to[8 * i + 2 * w] = low(words[w]), to[8 * i + 2 * w + 1] = high(words[w]);
+    for (int w = 0; w < 4; w++) to[8 * i + 2 * w] = low(bits[w]), to[8 * i + 2 * w + 1] = high(bits[w]);
   }
 }
 
@@ -23,8 +23,8 @@ __device__ __forceinline__ void read8(const float* from, float* to) {
   to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
 }
 
-// A lane's numbers of a head, turned to the row's place.
-__device__ __forceinline__ void turned(const float* head, int sub, const float* cosine, const float* sine, float* to) {
+// A lane's numbers of a head, rotated to the position of the new token.
+__device__ __forceinline__ void rotated(const float* head, int sub, const float* cosine, const float* sine, float* to) {
   float a[8], b[8], c[8], s[8];
   read8(head + sub * 8, a), read8(head + HALF + sub * 8, b), read8(cosine + sub * 8, c), read8(sine + sub * 8, s);
 #pragma unroll
@@ -34,7 +34,7 @@ __device__ __forceinline__ void turned(const float* head, int sub, const float* 
 struct Cache {
   u16 *keys, *values;
   int slots;         // of a head
-  const int* table;  // of this row
+  const int* table;  // of this sequence
   int at;            // tokens so far
 };
 
@@ -42,7 +42,7 @@ struct Part {
   u16 *keys, *values;  // of its layer and head
   const int* table;
   int start, count;  // tokens
-  int mine, sub;     // which of the tokens that are seen at once is this lane's, and which of its LANES it is
+  int mine, sub;     // this lane's token among those processed at once, and its lane within that token
   float q[16], sum[16], largest, weight;
 
   __device__ Part(const Cache& cache, int layer, int item) {
@@ -55,11 +55,11 @@ struct Part {
 #pragma unroll
     for (int d = 0; d < 16; d++) sum[d] = 0;
   }
-  __device__ bool has(int i) const { return i * AT_ONCE + mine < count; }
-  __device__ Token read(int i) const {  // of earlier steps: nobody writes there
+  __device__ bool has(int i) const { return i * TOKENS_AT_ONCE + mine < count; }
+  __device__ Token read(int i) const {  // of earlier steps: no block writes there
     Token token = {};
     if (has(i)) {
-      const int at = start + i * AT_ONCE + mine;
+      const int at = start + i * TOKENS_AT_ONCE + mine;
       const u64 slot = (u64)table[at / PAGE] * PAGE + at % PAGE;
       const u16 *k = keys + slot * HEAD_DIM + sub * 8, *v = values + slot * HEAD_DIM + sub * 8;
       token.k[0] = *(const uint4*)k, token.k[1] = *(const uint4*)(k + HALF);
@@ -75,7 +75,7 @@ struct Part {
     for (int off = 1; off < LANES; off <<= 1) s += __shfl_xor_sync(ALL, s, off);
     return s;
   }
-  __device__ void see(const Token& one, const Token& two, int i) {
+  __device__ void attend_pair(const Token& one, const Token& two, int i) {
     float k[16], v[16];
     unpack(one.k, k);
     float s1 = score(k);
@@ -93,10 +93,10 @@ struct Part {
     for (int d = 0; d < 16; d++) sum[d] += p2 * v[d];
     largest = now;
   }
-  // The token of this step, by the first warp of a head's first part; it goes to the cache.
-  __device__ void see_new(const float* k, const float* v, const float* cosine, const float* sine, u64 slot, bool keep) {
+  // The token of this step, by the first warp of a head's first split; stores it in the cache.
+  __device__ void attend_new(const float* k, const float* v, const float* cosine, const float* sine, u64 slot, bool keep) {
     float new_k[16], new_v[16];
-    turned(k, sub, cosine, sine, new_k);
+    rotated(k, sub, cosine, sine, new_k);
     read8(v + sub * 8, new_v), read8(v + HALF + sub * 8, new_v + 8);
 #pragma unroll
     for (int d = 0; d < 16; d++) {
@@ -112,7 +112,7 @@ struct Part {
       for (int d = 0; d < 16; d++) sum[d] = new_v[d];
     }
   }
-  __device__ void put_together() {  // the tokens of all lanes of a warp
+  __device__ void reduce_warp() {  // over the tokens of all lanes of a warp
     float now = largest;
 #pragma unroll
     for (int off = LANES; off < 32; off <<= 1) now = fmaxf(now, __shfl_xor_sync(ALL, now, off));
@@ -129,33 +129,33 @@ struct Part {
   }
 };
 
-// One part: from the words of qkv to those of parts, of each the sums, the largest score and the weight.
+// One split: from the flags of qkv to those of parts: the sums, the largest score and the weight.
 __device__ void attend(Part& part, Token first, Token second, int item, const u64* qkv, const float* cosine, const float* sine,
                        u64 new_slot, u64* parts, u32 round, float* scratch) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = item / SPLITS, kh = h / GROUP;
   const bool is_first = item % SPLITS == 0;
   float *warp_sums = scratch, *warp_ml = warp_sums + WARPS * HEAD_DIM, *q = warp_ml + 2 * WARPS, *k = q + HEAD_DIM;
-  for (int d = threadIdx.x; d < (is_first ? 3 : 1) * HEAD_DIM; d += THREADS) {  // the query, and of the first part key and value
+  for (int d = threadIdx.x; d < (is_first ? 3 : 1) * HEAD_DIM; d += THREADS) {  // the query, and in the first split key and value
     const int from = d < HEAD_DIM ? h * HEAD_DIM : QUERIES + (d < 2 * HEAD_DIM ? 0 : KEYS) + kh * HEAD_DIM;
-    q[d] = __uint_as_float(hear(qkv + from + d % HEAD_DIM, round));
+    q[d] = __uint_as_float(acquire(qkv + from + d % HEAD_DIM, round));
   }
-  together();
-  turned(q, part.sub, cosine, sine, part.q);
+  sync_warps();
+  rotated(q, part.sub, cosine, sine, part.q);
   const float by = rsqrtf((float)HEAD_DIM);
 #pragma unroll
   for (int d = 0; d < 16; d++) part.q[d] *= by;
-  if (is_first && warp == 0) part.see_new(k, k + HEAD_DIM, cosine, sine, new_slot, h % GROUP == 0);
-  for (int i = 0; i * AT_ONCE < part.count; i += 2) {
-    part.see(first, second, i);
+  if (is_first && warp == 0) part.attend_new(k, k + HEAD_DIM, cosine, sine, new_slot, h % GROUP == 0);
+  for (int i = 0; i * TOKENS_AT_ONCE < part.count; i += 2) {
+    part.attend_pair(first, second, i);
     first = part.read(i + 2), second = part.read(i + 3);
   }
-  part.put_together();
+  part.reduce_warp();
   if (lane < LANES) {
 #pragma unroll
     for (int d = 0; d < 16; d++) warp_sums[warp * HEAD_DIM + d / 8 * HALF + part.sub * 8 + d % 8] = part.sum[d];
     if (lane == 0) warp_ml[2 * warp] = part.largest, warp_ml[2 * warp + 1] = part.weight;
   }
-  together();
+  sync_warps();
   for (int d = threadIdx.x; d < HEAD_DIM + 2; d += THREADS) {
     float largest = -1e30f, sum = 0;
 #pragma unroll
@@ -163,19 +163,19 @@ __device__ void attend(Part& part, Token first, Token second, int item, const u6
 #pragma unroll
     for (int w = 0; w < WARPS; w++)
       sum += (d < HEAD_DIM ? warp_sums[w * HEAD_DIM + d] : warp_ml[2 * w + 1]) * __expf(warp_ml[2 * w] - largest);
-    tell(parts + item * (HEAD_DIM + 2) + d, d == HEAD_DIM ? largest : sum, round);
+    release(parts + item * (HEAD_DIM + 2) + d, d == HEAD_DIM ? largest : sum, round);
   }
-  together();
+  sync_warps();
 }
 
-// SHARE numbers of a head: from the words of its parts to those of attended.
+// SHARE numbers of a head: from the flags of its parts to those of attended.
 __device__ void combine(int item, const u64* parts, u64* attended, u32 round, float* scratch) {
   const int h = item / SPLITS, slice = item % SPLITS * SHARE;
   for (int i = threadIdx.x; i < SPLITS * (SHARE + 2); i += THREADS) {
     const int d = i % (SHARE + 2), from = d < SHARE ? slice + d : HEAD_DIM + d - SHARE;
-    scratch[i] = __uint_as_float(hear(parts + (h * SPLITS + i / (SHARE + 2)) * (HEAD_DIM + 2) + from, round));
+    scratch[i] = __uint_as_float(acquire(parts + (h * SPLITS + i / (SHARE + 2)) * (HEAD_DIM + 2) + from, round));
   }
-  together();
+  sync_warps();
   for (int d = 2 * threadIdx.x; d < SHARE; d += 2 * THREADS) {
     float largest = -1e30f, weight = 0, sum[2] = {};
 #pragma unroll
@@ -186,7 +186,7 @@ __device__ void combine(int item, const u64* parts, u64* attended, u32 round, fl
       const float share = __expf(one[SHARE] - largest);
       sum[0] += one[d] * share, sum[1] += one[d + 1] * share, weight += one[SHARE + 1] * share;
     }
-    tell(attended + (h * HEAD_DIM + slice + d) / 2, sum[0] / weight, sum[1] / weight, round);
+    release(attended + (h * HEAD_DIM + slice + d) / 2, sum[0] / weight, sum[1] / weight, round);
   }
-  together();
+  sync_warps();
 }

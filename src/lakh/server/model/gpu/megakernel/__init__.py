@@ -1,14 +1,13 @@
-"""A step of one row as a single kernel, which reads weights while its blocks wait for each other (cuda/*.cu).
+"""Megakernel: a decode step of a single sequence as one persistent CUDA kernel (*.cu), with one block per SM.
 
-Kernel after kernel (one.py) memory is idle from the end of one to the first weights of the next: 144 times a step with
-24 layers. Here one warp of each block asks for the weights of the whole step, in order, whatever the others wait for,
-and blocks tell each other their results by words that carry the number of the round. What is multiplied is bf16, in
-tensor cores; sums, scores and the residual are float32.
+With separate kernels (single_sequence.py) memory is idle from the end of one kernel to the first weights of the next,
+144 times a step with 24 layers. Here one warp of each block loads the weights of all layers in order, without
+waiting for the other warps, and blocks publish their results with ready flags that carry the number of the round.
+Products are bf16 on tensor cores; sums, logits and the residual stream are float32.
 
-All blocks have to be on the chip at once, one on each SM: what else runs there has to end by itself, so it is not for
-processes that share the SMs among them (MPS) or have kernels that wait for other processes (NCCL). A block that waits
-half a minute for a word ends the process's use of the GPU, with an error. Whether it is faster than one.py is for
-decode.py to measure.
+All blocks must be resident at once, so other kernels on the GPU must end by themselves: not for processes that share
+SMs (MPS) or run kernels that wait for other processes (NCCL). A block that waits half a minute for a ready flag traps,
+which ends this process's use of the GPU with an error. decode.py measures whether it is faster than separate kernels.
 """
 
 from __future__ import annotations
@@ -26,21 +25,24 @@ from lakh.server.model.gpu.megakernel.nvrtc import CudaKernel
 from lakh.server.model.inference import InferenceModel
 from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
+from lakh.workloads.code.architectures import architecture_of
 
 __all__ = ["Megakernel", "MegakernelPlan", "plan"]
 
+ARCHITECTURES = ("llama",)
+KERNEL_NAME = "decode_step"
 WARPS = 8
-CHUNK_BYTES = 16384  # at least; a chunk holds a row
-LEAST_SLOTS = 5  # four rows are used at once, and each may have a chunk of its own
-MOST_SPLITS = 16
-# Weights under way. A step of 1.2B on an H200: 0.702 ms with these, 0.713 with 32 KiB of both, 0.744 with 48 of both
-# (words come late), 0.716 with 64 and 16.
+CHUNK_BYTES = 16384  # minimum; a chunk holds at least one row
+MIN_SLOTS = 5  # four rows are used at once, and each may have a chunk of its own
+MAX_SPLITS = 16
+# Bytes of weights in flight. A step of 1.2B on an H200: 0.702 ms with these, 0.713 with 32 KiB for both, 0.744 with 48
+# for both (ready flags arrive late), 0.716 with 64 and 16.
 BUSY_BYTES, IDLE_BYTES = 32768, 24576
 
 
 @dataclass(frozen=True)
 class MegakernelPlan:
-    """How a model is shared out."""
+    """How the work is divided over blocks and shared memory."""
 
     blocks: int
     splits: int
@@ -49,54 +51,58 @@ class MegakernelPlan:
     shared_bytes: int
 
 
-def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int) -> MegakernelPlan | None:
-    """For a chip with so many SMs and so much shared memory; None where the shape cannot be shared out."""
+def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int) -> MegakernelPlan | str:
+    """The plan for a GPU with `blocks` SMs of `shared_bytes` shared memory, or the reason why there is none."""
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    if spec.qk_norm or spec.head_dim not in (32, 64, 128, 256):
-        return None
+    if architecture_of(spec).name not in ARCHITECTURES:
+        return f"the megakernel implements {', '.join(ARCHITECTURES)}, and the model is {architecture_of(spec).name}"
+    if spec.head_dim not in (32, 64, 128, 256):
+        return f"the megakernel has no heads of {spec.head_dim}"
     if any(width % (8 * WARPS) for width in (spec.width, queries, spec.ffn)):
-        return None
-    # Each block tells something that all others wait for: so none is left behind while the words are written anew.
+        return f"width, heads and ffn of the megakernel are multiples of {8 * WARPS}"
+    # Each block publishes something that all others wait for, so none falls behind while flags are rewritten.
     blocks = min(blocks, max(spec.width, spec.ffn) // 2, queries + 2 * keys)
     splits = 1
-    while splits < MOST_SPLITS and 2 * splits * spec.heads <= blocks:
+    while splits < MAX_SPLITS and 2 * splits * spec.heads <= blocks:
         splits *= 2
-    most_rows = max(
-        _up(_share(queries + 2 * keys, blocks), 4),
-        _up(2 * _share(spec.width // 2, blocks), 4),
-        _up(4 * _share(spec.ffn // 2, blocks), 4),
-        _up(_share(num_ids, blocks), 4),
+    max_rows = max(
+        _round_up(_share(queries + 2 * keys, blocks), 4),
+        _round_up(2 * _share(spec.width // 2, blocks), 4),
+        _round_up(4 * _share(spec.ffn // 2, blocks), 4),
+        _round_up(_share(num_ids, blocks), 4),
     )
-    most_x = max(spec.width, queries, spec.ffn, WARPS * (spec.head_dim + 2) + 3 * spec.head_dim)
-    residual = _up(2 * _share(spec.width // 2, blocks), 4)
-    fixed_bytes = 4 * (most_x + WARPS * most_rows + residual + spec.head_dim + WARPS + 2)
+    max_x = max(spec.width, queries, spec.ffn, WARPS * (spec.head_dim + 2) + 3 * spec.head_dim)
+    residual = _round_up(2 * _share(spec.width // 2, blocks), 4)
+    fixed_bytes = 4 * (max_x + WARPS * max_rows + residual + spec.head_dim + WARPS + 2)
     chunk_bytes = max(CHUNK_BYTES, 2 * max(spec.width, queries, spec.ffn))
     slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
-    if slots < LEAST_SLOTS:
-        return None
+    if slots < MIN_SLOTS:
+        return f"{slots} chunks of {chunk_bytes} bytes fit into shared memory, and {MIN_SLOTS} are needed"
     return MegakernelPlan(blocks, splits, chunk_bytes, slots, fixed_bytes + slots * (chunk_bytes + 16))
 
 
 class Megakernel:
     @staticmethod
-    def plan(network: InferenceModel) -> MegakernelPlan | None:
-        """None where the network or the chip is not of the kind."""
+    def plan(network: InferenceModel) -> MegakernelPlan | str:
+        """The plan for this model and GPU, or the reason why there is none."""
         device = network.device
-        if network.dtype != torch.bfloat16 or network.shard.size > 1 or _shares_its_chip():
-            return None
+        if network.dtype != torch.bfloat16 or network.shard.size > 1:
+            return "the megakernel computes a whole model in bf16"
+        if _shares_gpu():
+            return "the megakernel needs all SMs, and MPS or NCCL is in use"
         if torch.cuda.get_device_capability(device) < (9, 0):
-            return None
-        chip = torch.cuda.get_device_properties(device)
-        shared_bytes: int = chip.shared_memory_per_block_optin  # type: ignore[attr-defined]
-        return plan(network.spec, network.num_ids, chip.multi_processor_count, shared_bytes)
+            return "the megakernel needs compute capability 9.0"
+        gpu = torch.cuda.get_device_properties(device)
+        shared_bytes: int = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]
+        return plan(network.spec, network.num_ids, gpu.multi_processor_count, shared_bytes)
 
     def __init__(self, network: InferenceModel, cache: PagedCache, plan: MegakernelPlan) -> None:
-        """Compiles, some seconds; CudaCompileError where that cannot be."""
+        """Compiles for some seconds; raises CudaCompileError if that fails."""
         spec, device = network.spec, network.device
         self._network, self._cache, self._blocks = network, cache, plan.blocks
         self._kernel = CudaKernel(
             source(),
-            "whole_step",
+            KERNEL_NAME,
             defines(spec, network.num_ids, plan),
             threads=32 * (WARPS + 1),
             shared_bytes=plan.shared_bytes,
@@ -104,9 +110,9 @@ class Megakernel:
         )
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         parts = spec.heads * plan.splits * (spec.head_dim + 2)
-        # After attention, after the feed-forward, qkv, parts of attention, attended, inner, the best of each block.
+        # After attention, after the feed-forward, qkv, splits of attention, attended, inner, the best of each block.
         sizes = [spec.width // 2, spec.width // 2, queries + 2 * keys, parts, queries // 2, spec.ffn // 2, plan.blocks]
-        self._words = [torch.zeros(size, dtype=torch.int64, device=device) for size in sizes]
+        self._flags = [torch.zeros(size, dtype=torch.int64, device=device) for size in sizes]
         self._counters = torch.zeros(2, dtype=torch.int32, device=device)
         self._logits = torch.zeros(1, network.num_ids, device=device)
 
@@ -114,19 +120,17 @@ class Megakernel:
         network, cache = self._network, self._cache
         self._kernel(
             self._blocks, network.embed,
-            *[network.matrix(name, 0) for name in ("qkv", "o", "gate_up", "down")],  # the other layers' lie behind it
+            *[network.matrix(name, 0) for name in ("qkv", "o", "gate_up", "down")],  # the other layers follow in memory
             network.head, network.norms, network.cos, network.sin,
             cache.keys_LKCD, cache.values_LKCD, cache.keys_LKCD.shape[2],
             batch.tables, batch.positions, batch.tokens, batch.steps, batch.history, self._logits,
-            *self._words, self._counters,
+            *self._flags, self._counters,
         )  # fmt: skip
         batch.logits = self._logits
 
 
-def _shares_its_chip() -> bool:
-    """Whether others may hold SMs until somebody else comes: another such step with NVIDIA's multi-process service, or
-    the kernels of a group over NCCL.
-    """
+def _shares_gpu() -> bool:
+    """Whether other kernels may hold SMs while they wait: another megakernel under MPS, or NCCL."""
     if dist.is_available() and dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
         return True
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists()
@@ -137,7 +141,7 @@ def source() -> str:
 
 
 def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object]:
-    """The words that the source leaves open."""
+    """The macros that the source needs."""
     return {
         "LAYERS": spec.layers,
         "WIDTH": spec.width,
@@ -160,9 +164,9 @@ def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object
 
 
 def _share(lines: int, blocks: int) -> int:
-    """The most that one block has of them."""
+    """The largest number of lines of one block."""
     return -(-lines // blocks)
 
 
-def _up(count: int, to: int) -> int:
+def _round_up(count: int, to: int) -> int:
     return -(-count // to) * to

@@ -1,7 +1,4 @@
-"""CUDA source to a kernel that can be launched, by the compiler that comes with torch (NVRTC) and the driver.
-
-For what Triton has no words for. Knows nothing of what a kernel does.
-"""
+"""Compile CUDA source with NVRTC, which comes with torch, and launch it through the driver API."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ from torch import Tensor
 
 __all__ = ["CudaCompileError", "CudaKernel"]
 
-MAX_SHARED_BYTES = 8  # the driver's number of that attribute of a function
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 
 
 class CudaCompileError(Exception):
-    """There is no compiler, or it refuses the source, or the driver the result."""
+    """There is no compiler, or compiling or loading failed."""
 
 
 class CudaKernel:
-    """The function `name` of a source, with these words defined."""
+    """The kernel `name` of a source, compiled with these macros."""
 
     def __init__(
         self,
@@ -37,17 +34,17 @@ class CudaKernel:
         device: torch.device,
     ) -> None:
         text = "".join(f"#define {key} {value}\n" for key, value in defines.items()) + source
-        binary = _compiled(text, name, torch.cuda.get_device_capability(device))
+        binary = compile_cubin(text, name, torch.cuda.get_device_capability(device))
         self._threads, self._shared_bytes, self._device = threads, shared_bytes, device
         self._function, module = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
-            torch.cuda.synchronize()  # from here on the driver knows the device's context
+            torch.cuda.synchronize()  # makes the device's context current in the driver
             _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
             _check(_driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()))
-            _check(_driver().cuFuncSetAttribute(self._function, MAX_SHARED_BYTES, shared_bytes))
+            _check(_driver().cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes))
 
     def __call__(self, blocks: int, *arguments: Tensor | int) -> None:
-        """Launch so many blocks on torch's stream; of a tensor the kernel gets the address."""
+        """Launch on torch's current stream; a tensor is passed as its address."""
         values = [
             ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else ctypes.c_int(value)
             for value in arguments
@@ -60,17 +57,17 @@ class CudaKernel:
 
 def _check(code: int) -> None:
     if code:
-        words = ctypes.c_char_p()
-        _driver().cuGetErrorString(code, ctypes.byref(words))
-        raise CudaCompileError(f"the CUDA driver says: {(words.value or b'?').decode()} ({code})")
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise CudaCompileError(f"CUDA driver error {code}: {(text.value or b'?').decode()}")
 
 
-def _compiled(text: str, name: str, capability: tuple[int, int]) -> bytes:
-    """For this generation of chips."""
+def compile_cubin(text: str, name: str, capability: tuple[int, int]) -> bytes:
+    """The binary for this compute capability."""
     nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
     options = (ctypes.c_char_p * 1)(f"--gpu-architecture=sm_{capability[0]}{capability[1]}".encode())
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{name}.cu".encode(), 0, None, None):
-        raise CudaCompileError("NVRTC makes no program")
+        raise CudaCompileError("NVRTC cannot create a program")
     try:
         if nvrtc.nvrtcCompileProgram(program, len(options), options):
             nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -96,11 +93,11 @@ def _nvrtc() -> ctypes.CDLL:
 
 
 def _library(name: str) -> ctypes.CDLL:
-    """Where the loader finds it, else in the wheels beside torch."""
+    """From the loader's path, else from the wheels beside torch."""
     beside = [found for folder in sys.path for found in Path(folder or ".").glob(f"nvidia/*/lib/{name}")]
     for place in [name, *map(str, beside)]:
         try:
             return ctypes.CDLL(place)
         except OSError:
             continue
-    raise CudaCompileError(f"{name} is not to be found")
+    raise CudaCompileError(f"{name} was not found")

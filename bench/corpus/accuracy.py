@@ -1,0 +1,318 @@
+"""Accuracy and speed of the corpus stages, from known changes planted in real files.
+
+    python -m bench.corpus.accuracy --files DIR... --labels DIR --benchmarks DIR [--megabytes 2] [--only near,secrets]
+
+--files are folders of real source in any languages, --labels holds gitleaks/gitleaks.toml and
+licensee/fixtures(.yml), --benchmarks HumanEval.jsonl.gz and mbpp.jsonl. Prints a table; intervals are Wilson's, 95 %.
+Runs on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import random
+import re
+import time
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from bench.corpus.planted import SourceFile, mutate, plant_line, plant_rule, real_files, reindented, renamed
+from bench.corpus.relayout import relayout
+from lakh.corpus.dedup.near import NearDedupSettings, band_rows, candidate_pairs, verify_pairs
+from lakh.corpus.filters.decontaminate import DecontaminationSettings, read_benchmarks, read_records
+from lakh.corpus.filters.quality import LIMITS
+from lakh.corpus.filters.syntax import error_share, has_grammar
+from lakh.corpus.licences.detect import header_licence, repository_licence
+from lakh.corpus.licences.spdx_texts import identify_text
+from lakh.corpus.parsing.import_order import SourceFile as CorpusSource
+from lakh.corpus.parsing.import_order import order_files
+from lakh.corpus.parsing.text_features import digest_of, text_features, tokens_of
+from lakh.corpus.secrets import SecretSettings, scanner_of
+
+SYNTAX = ("python", "javascript", "typescript", "java", "go", "rust", "c", "cpp")
+Row = tuple[str, str, str]
+
+
+def interval(hits: int, total: int) -> str:
+    """hits/total with its 95 % Wilson interval."""
+    if not total:
+        return "0 of 0"
+    z, p = 1.96, hits / total
+    middle = (p + z * z / (2 * total)) / (1 + z * z / total)
+    half = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total)) / (1 + z * z / total)
+    return f"{p:.4f} ({hits} of {total}; {max(0, middle - half):.3f}-{min(1, middle + half):.3f})"
+
+
+def exact(files: list[SourceFile], rng: random.Random, _: argparse.Namespace) -> Iterator[Row]:
+    for language in SYNTAX:
+        found = total = 0
+        for file in (item for item in files if item.language == language):
+            other = relayout(file.text, language, rng)
+            if other is not None:
+                total += 1
+                found += digest_of(other, language) == digest_of(file.text, language)
+        yield f"exact dedup, {language}: layout and comments changed", interval(found, total), "1.0"
+    distinct: dict[bytes, set[bytes]] = defaultdict(set)
+    for file in files:
+        # compared with: all characters but blanks, comments included
+        distinct[digest_of(file.text, file.language)].add(re.sub(rb"\s+", b"", file.text.encode()))
+    merged = sum(len(texts) - 1 for texts in distinct.values())
+    yield (
+        "files merged although their non-blank characters differ",
+        f"{merged} of {len(files)}",
+        "comments or commas alone",
+    )
+
+
+def near(files: list[SourceFile], rng: random.Random, _: argparse.Namespace) -> Iterator[Row]:
+    texts: dict[str, SourceFile] = {}
+    for number, file in enumerate(files):
+        texts[f"{number:06}a"] = file
+        texts[f"{number:06}b"] = SourceFile(file.path, file.language, mutate(file.text, rng))
+    known = {node: text_features(file.text, file.language) for node, file in texts.items()}
+    sets = {node: _shingles(file) for node, file in texts.items()}
+    bands = pa.array([fact.bands for fact in known.values()], pa.binary())
+    made = candidate_pairs(band_rows(pa.table({"node": list(known), "bands": bands})))
+    a, b = made["a"].to_pylist(), made["b"].to_pylist()
+    sketches = {"sketch_a": [known[x].sketch for x in a], "sketch_b": [known[x].sketch for x in b]}
+    kept = verify_pairs(pa.table({"a": a, "b": b, **sketches}), NearDedupSettings())
+    found = set(zip(kept["a"].to_pylist(), kept["b"].to_pylist(), strict=True))
+
+    def true(x: str, y: str) -> float:
+        return len(sets[x] & sets[y]) / max(1, len(sets[x] | sets[y]))
+
+    planted = [(f"{n:06}a", f"{n:06}b") for n in range(len(files))]
+    # exact deduplication has these already: only comments and layout changed
+    planted = [pair for pair in planted if known[pair[0]].digest != known[pair[1]].digest]
+    for low, high, bar in ((0.8, 0.85, "-"), (0.85, 1.01, "0.95"), (0.9, 1.01, "0.99")):
+        band = [pair for pair in planted if low <= true(*pair) < high]
+        yield (
+            f"near dedup, recall at true Jaccard {low} and above" + (" (to 0.85)" if high < 1 else ""),
+            interval(sum(pair in found for pair in band), len(band)),
+            bar,
+        )
+    right = sum(true(*pair) >= NearDedupSettings().threshold for pair in found)
+    yield "near dedup, precision (true Jaccard >= 0.8), all verified pairs", interval(right, len(found)), "0.99"
+    yield "near dedup, candidates for each verified pair", f"{len(a) / max(1, len(found)):.2f}", "-"
+
+
+def _shingles(file: SourceFile) -> set[tuple[int, ...]]:
+    tokens = tokens_of(file.text, file.language)
+    words = tokens.hashes[tokens.kinds <= 2].tolist()
+    return {tuple(words[i : i + 5]) for i in range(max(1, len(words) - 4))}
+
+
+def secrets(files: list[SourceFile], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
+    rules = tomllib.loads((options.labels / "gitleaks" / "gitleaks.toml").read_text())["rules"]
+    scanner = scanner_of(SecretSettings(pii=()))
+    hits, wrong, size, missed, kinds = 0, 0, 0, Counter[str](), 0
+    total = 0
+    for rule in (rule for rule in rules if "regex" in rule):
+        kinds += 1
+        for _ in range(options.per_rule):
+            planted = plant_rule(rule, rng)
+            if planted is None:
+                continue
+            file = files[total % len(files)]
+            total += 1
+            text, at = plant_line(file.text, planted.line, rng)
+            data = text.encode()
+            size += len(data)
+            begin, end = (at + len(planted.line[:x].encode()) for x in (planted.begin, planted.end))
+            line_end = at + len(planted.line.encode())
+            covered = 0
+            for finding in scanner.find(data):
+                if finding.end <= at or finding.begin >= line_end:
+                    wrong += 1
+                else:
+                    covered = max(covered, min(finding.end, end) - max(finding.begin, begin))
+            # two rules count a name or a key as part of the secret
+            share = 0.4 if planted.rule in ("kubernetes-secret-yaml", "curl-auth-user") else 0.8
+            if covered >= share * (end - begin):
+                hits += 1
+            else:
+                missed[planted.rule] += 1
+    yield f"secrets, recall over {kinds} rules, {options.per_rule} each", interval(hits, total), "0.98"
+    yield "secrets, precision in the same files", interval(hits, hits + wrong), "0.95"
+    yield "secrets, rules with a miss", ", ".join(f"{k} {n}" for k, n in missed.most_common(8)) or "none", "-"
+    clean, flags, personal = 0, Counter[str](), Counter[str]()
+    with_pii = scanner_of(SecretSettings())
+    for file in files:
+        data = file.text.encode()
+        clean += len(data)
+        for finding in with_pii.find(data):
+            (personal if finding.kind in ("email", "ipv4", "phone") else flags)[finding.kind] += 1
+    summary = ", ".join(f"{k} {n}" for k, n in flags.most_common(6))
+    yield "secrets, flags per MB of clean code", f"{sum(flags.values()) / clean * 1e6:.2f} ({summary})", "reported"
+    summary = ", ".join(f"{k} {n}" for k, n in personal.most_common())
+    yield "personal data, findings per MB", f"{sum(personal.values()) / clean * 1e6:.2f} ({summary})", "reported"
+
+
+def licences(_: list[SourceFile], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
+    folder = options.labels / "licensee"
+    labels, name = {}, ""
+    for line in (folder / "fixtures.yml").read_text().splitlines():
+        if found := re.match(r"^([\w.-]+):", line):
+            name = found[1]
+        if found := re.match(r"^\s+key: ?(.*)", line):
+            labels[name] = found[1].strip()
+    right = better = 0
+    contents: list[bytes] = []
+    for name, label in labels.items():
+        base = folder / "fixtures" / name
+        files = {str(p.relative_to(base)): p.read_bytes() for p in base.rglob("*") if p.is_file()}
+        contents += files.values()
+        expression = repository_licence(files).expression
+        family = re.sub(r"-(only|or-later)$", "", expression.lower())
+        summary = "other" if "unknown" in family or " and " in family else family or "null"
+        right += summary == label
+        better += label == "other" and summary.startswith("cc-by-n")
+    yield "licences, equal to the label", interval(right, len(labels)), "0.95"
+    yield "licences, equal or more exact (CC-BY-ND, CC-BY-NC-SA named)", interval(right + better, len(labels)), "0.95"
+    bulk = contents * 20
+    stamped = [content + b"\ncopyright (c) %d\n" % number for number, content in enumerate(bulk)]  # past the cache
+    begin = time.process_time()
+    for content in stamped:
+        identify_text(content)
+    speed = sum(map(len, stamped)) / 1e6 / (time.process_time() - begin)
+    yield "licences, MB/s of licence texts, nothing cached", f"{speed:.0f}", "50"
+
+
+def benchmarks(files: list[SourceFile], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
+    paths = [str(options.benchmarks / name) for name in ("HumanEval.jsonl.gz", "mbpp.jsonl")]
+    programs = [
+        (row["prompt"] + row["canonical_solution"])
+        if "canonical_solution" in row
+        else row["code"].replace("\r\n", "\n")
+        for path in paths
+        for row in read_records(path)
+    ]
+    hosts = [file.text for file in files if file.language == "python"]
+    targets = read_benchmarks(DecontaminationSettings(benchmarks=tuple(paths)))
+    alone = read_benchmarks(DecontaminationSettings(benchmarks=tuple(paths), ngram_words=100_000))
+    forms: list[tuple[str, Callable[[str], str]]] = [
+        ("verbatim", str),
+        ("re-indented", reindented),
+        ("renamed", lambda code: renamed(code, rng)),
+    ]
+    for form, change in forms:
+        for how, wanted in (("", targets), (", by program alone", alone)):
+            found = 0
+            for program in programs:
+                host = rng.choice(hosts)
+                cut = host.find("\n\n\n") + 3 if "\n\n\n" in host and host.count('"""') == 0 else 0
+                text = f"{host[:cut]}{change(program)}\n\n\n{host[cut:]}"
+                found += wanted.find(text.encode(), "python") is not None
+            yield f"decontamination, {form}{how}", interval(found, len(programs)), "1.0"
+    hits: Counter[str] = Counter()
+    for file in files:
+        hit = targets.find(file.text.encode(), file.language)
+        if hit:
+            hits[f"{hit.how} {hit.task}"] += 1
+    size = sum(len(file.text.encode()) for file in files)
+    summary = ", ".join(f"{k} {n}" for k, n in hits.most_common(5))
+    yield (
+        f"decontamination, hits in {size / 1e6:.0f} MB of clean code",
+        f"{sum(hits.values())} of {len(files)} ({summary})",
+        "reported",
+    )
+
+
+def speed(files: list[SourceFile], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
+    data = [(file.text.encode(), file) for file in files]
+    size = sum(len(raw) for raw, _ in data) / 1e6
+    scanner = scanner_of(SecretSettings())
+    hints = scanner_of(SecretSettings(engine="hints"))
+    targets = read_benchmarks(DecontaminationSettings(benchmarks=(str(options.benchmarks / "mbpp.jsonl"),)))
+    parsed = [(raw, file) for raw, file in data if has_grammar(file.language)]
+    jobs: list[tuple[str, list[Any], Callable[[bytes, SourceFile], object]]] = [
+        ("analyse (lex, digest, MinHash, sketch)", data, lambda raw, file: text_features(raw, file.language)),
+        (
+            "quality (tree-sitter)",
+            parsed,
+            lambda raw, file: error_share(
+                raw, file.language, file.path, limit=LIMITS[file.language].error if file.language in LIMITS else 0.1
+            ),
+        ),
+        ("secrets and personal data, hyperscan", data, lambda raw, _: scanner.find(raw)),
+        ("secrets and personal data, hints (no hyperscan)", data[: len(data) // 8], lambda raw, _: hints.find(raw)),
+        ("licence headers", data, lambda raw, _: header_licence(raw)),
+        ("decontaminate", data, lambda raw, file: targets.find(raw, file.language)),
+    ]
+    total = 0.0
+    for name, rows, job in jobs:
+        for raw, file in rows[:40]:
+            job(raw, file)  # compiles and fills caches
+        begin = time.process_time()
+        for raw, file in rows:
+            job(raw, file)
+        spent = time.process_time() - begin
+        mb = sum(len(raw) for raw, _ in rows) / 1e6
+        if "hints" not in name:
+            total += spent / mb
+        yield f"speed, {name}", f"{mb / spent:.1f} MB per CPU-second", "-"
+    begin = time.process_time()
+    order_files([CorpusSource(file.path, file.language, file.text) for file in files])
+    spent = time.process_time() - begin
+    yield "speed, order by imports", f"{size / spent:.1f} MB per CPU-second", "-"
+    total += spent / size
+    yield "speed, all of these for one document (sum)", f"{1 / total:.2f} MB per CPU-second", "2.8 end to end"
+    by_language = defaultdict(list)
+    for raw, file in parsed:
+        by_language[file.language].append(
+            error_share(
+                raw, file.language, file.path, limit=LIMITS[file.language].error if file.language in LIMITS else 0.1
+            )
+        )
+    dropped = {k: sum(x > LIMITS[k].error for x in v) for k, v in sorted(by_language.items())}
+    summary = ", ".join(f"{k} {n} of {len(by_language[k])}" for k, n in dropped.items())
+    yield "quality, files over their language's error limit", summary, "reported"
+
+
+PARTS = {
+    "exact": exact,
+    "near": near,
+    "secrets": secrets,
+    "licences": licences,
+    "benchmarks": benchmarks,
+    "speed": speed,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", nargs="+", required=True)
+    parser.add_argument("--labels", type=Path, required=True)
+    parser.add_argument("--benchmarks", type=Path, required=True)
+    parser.add_argument("--megabytes", type=float, default=2.0, help="per language")
+    parser.add_argument("--per-rule", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    files = real_files(options.files, per_language_bytes=int(options.megabytes * 1e6), seed=options.seed)
+    languages = Counter(file.language for file in files)
+    size = sum(len(file.text.encode()) for file in files)
+    summary = ", ".join(f"{k} {n}" for k, n in languages.most_common())
+    print(f"files   {len(files)} of {size / 1e6:.1f} MB: {summary}")
+    print(f"machine {platform.machine()}, Python {platform.python_version()}, seed {options.seed}\n")
+    print("| what | measured | at least |\n|---|---|---|")
+    rows = []
+    for name in options.only.split(","):
+        for row in PARTS[name](files, random.Random(options.seed), options):
+            rows.append(row)
+            print(f"| {row[0]} | {row[1]} | {row[2]} |", flush=True)
+    if options.json:
+        print(json.dumps({"rows": [dict(zip(("what", "measured", "bar"), row, strict=True)) for row in rows]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Ground truth for the accuracy of the corpus stages: real files with known changes. Used by accuracy.py.
+
+Everything here is made at run time from a seed; nothing secret-like is stored in any file.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import io
+import random
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from re import _constants as op  # type: ignore[attr-defined]
+from re import _parser  # type: ignore[attr-defined]
+
+import re2
+
+from lakh.corpus.parsing.languages import identify, language_of
+from lakh.corpus.secrets.false_positives import entropy_bits
+
+MAX_EXTRA = 6
+TRIES = 400
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    path: str
+    language: str
+    text: str
+
+
+def real_files(roots: list[str], *, per_language_bytes: int, seed: int = 7) -> list[SourceFile]:
+    """UTF-8 files of 500 to 60,000 bytes under the folders, shuffled, up to a size per language."""
+    found: list[Path] = []
+    for root in roots:
+        found += [p for p in sorted(Path(root).rglob("*")) if p.is_file() and language_of(p.name)]
+    random.Random(seed).shuffle(found)
+    room: dict[str, int] = {}
+    files = []
+    for path in found:
+        language = language_of(path.name)
+        left = room.get(language, per_language_bytes)
+        size = path.stat().st_size
+        if not 500 <= size <= 60_000 or left < size:
+            continue
+        try:
+            text = path.read_bytes().decode()
+        except UnicodeDecodeError:
+            continue
+        if "\0" in text or max(map(len, text.splitlines())) > 1000:
+            continue
+        language = identify(path.name, text.encode()).language or language
+        room[language] = left - size
+        files.append(SourceFile(str(path), language, text))
+    return files
+
+
+# --- secrets -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Planted:
+    rule: str
+    line: str
+    begin: int
+    """Offset of the secret in the line."""
+    end: int
+
+
+def plant_rule(rule: dict, rng: random.Random) -> Planted | None:
+    """A line that a rule of the gitleaks format accepts, generated at random; None if none was found."""
+    written = rule["regex"]
+    pattern = re2.compile(written)
+    parsed = _parser.parse(_python_form(written))
+    for _ in range(TRIES):
+        line = "".join(_generate(parsed, rng))
+        if "\x00" in line:
+            continue
+        found = pattern.search(line)
+        if not found:
+            continue
+        groups = [g for g in range(1, pattern.groups + 1) if found.group(g)]
+        group = rule.get("secretGroup") or (groups[0] if groups else 0)
+        secret = found.group(group)
+        if entropy_bits(secret) < rule.get("entropy", 0) or _allowed(rule, found.group(0), secret):
+            continue
+        begin, end = found.span(group)
+        return Planted(rule["id"], line, begin, end)
+    return None
+
+
+def _allowed(rule: dict, match: str, secret: str) -> bool:
+    """Whether the rule's own allowlist accepts the finding."""
+    for entry in rule.get("allowlists", []):
+        target = match if entry.get("regexTarget") in ("match", "line") else secret
+        if any(re2.search(regex, target) for regex in entry.get("regexes", [])):
+            return True
+        if any(word.lower() in secret.lower() for word in entry.get("stopwords", [])):
+            return True
+    return False
+
+
+def _python_form(written: str) -> str:
+    form = re.sub(r"\(\?-?[is]+:", "(?:", re.sub(r"\(\?-?[is]+\)", "", written))
+    return form.replace(r"\z", r"\Z").replace("[[:alnum:]]", "[A-Za-z0-9]")
+
+
+def _generate(parsed, rng: random.Random) -> Iterator[str]:
+    for code, value in parsed:
+        if code is op.LITERAL:
+            yield chr(value)
+        elif code is op.NOT_LITERAL:
+            yield rng.choice([c for c in "abcdefgh0123" if ord(c) != value])
+        elif code is op.ANY:
+            yield rng.choice("abcdefghij ")
+        elif code is op.IN:
+            yield rng.choice(_members(value))
+        elif code in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
+            low, high, inner = value
+            for _ in range(rng.randint(low, min(int(high), low + MAX_EXTRA))):
+                yield from _generate(inner, rng)
+        elif code is op.SUBPATTERN:
+            yield from _generate(value[3], rng)
+        elif code is op.BRANCH:
+            yield from _generate(rng.choice(value[1]), rng)
+        elif code is op.AT:
+            continue
+        else:
+            raise NotImplementedError(str(code))
+
+
+def _members(items) -> list[str]:
+    made: list[str] = []
+    negate = False
+    for code, value in items:
+        if code is op.NEGATE:
+            negate = True
+        elif code is op.LITERAL:
+            made.append(chr(value))
+        elif code is op.RANGE:
+            made += [chr(c) for c in range(value[0], value[1] + 1)]
+        elif code is op.CATEGORY:
+            made += {
+                op.CATEGORY_WORD: [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"],
+                op.CATEGORY_DIGIT: [*"0123456789"],
+                op.CATEGORY_SPACE: [" "],
+                op.CATEGORY_NOT_SPACE: [*"abcdefghijklmnopqrstuvwxyzABCDEFGH0123456789"],
+            }[value]
+    if negate:
+        return [c for c in "abcdefghijklmnopqrstuvwxyz0123456789 ,;" if c not in made] or ["/"]
+    return made or ["x"]
+
+
+def plant_line(text: str, line: str, rng: random.Random) -> tuple[str, int]:
+    """The text with one line inserted at a random place, and the byte offset of that line."""
+    lines = text.split("\n")
+    at = rng.randrange(len(lines))
+    head = "\n".join(lines[:at]) + ("\n" if at else "")
+    return head + line + "\n" + "\n".join(lines[at:]), len(head.encode())
+
+
+# --- copies ------------------------------------------------------------------------------------------------------
+
+WORD = re.compile(r"\b[A-Za-z_]{4,}\b")
+
+
+def mutate(text: str, rng: random.Random) -> str:
+    """A near copy: a few renames, dropped and moved lines, changed layout."""
+    lines = text.split("\n")
+    for _ in range(rng.choice([1, 1, 2, 3, 5, 8])):
+        kind = rng.random()
+        at = rng.randrange(len(lines))
+        if kind < 0.35 and len(lines) > 5:
+            del lines[at]
+        elif kind < 0.6 and len(lines) > 5:
+            lines.insert(rng.randrange(len(lines)), lines.pop(at))
+        elif kind < 0.9:
+            words = WORD.findall("\n".join(lines))
+            if words:
+                word = rng.choice(words)
+                lines = [re.sub(rf"\b{word}\b", f"{word}_{rng.randrange(10)}", line) for line in lines]
+        else:
+            lines = [line + " " * rng.randrange(3) for line in lines]
+    return "\n".join(lines)
+
+
+def renamed(program: str, rng: random.Random) -> str:
+    """A Python program with every bound name renamed; built-ins, attributes and imports are kept."""
+    tree = ast.parse(program)
+    bound = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    bound |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    bound |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names = {
+        name: f"v{rng.randrange(10**6)}_{number}" for number, name in enumerate(sorted(bound - set(dir(builtins))))
+    }
+    tokens, last = [], ""
+    for token in tokenize.generate_tokens(io.StringIO(program).readline):
+        known = token.type == tokenize.NAME and last != "."
+        tokens.append((token.type, names.get(token.string, token.string) if known else token.string))
+        last = token.string
+    return tokenize.untokenize(tokens)
+
+
+def reindented(program: str) -> str:
+    """Tabs for spaces, and empty lines in between."""
+    lines = []
+    for number, line in enumerate(program.split("\n")):
+        size = len(line) - len(line.lstrip(" "))
+        lines.append("\t" * (size // 4) + line.lstrip(" ") if size % 4 == 0 else line)
+        if number % 3 == 0 and line.endswith(":"):
+            lines.append("")
+    return "\n".join(lines)

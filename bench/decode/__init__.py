@@ -1,0 +1,1 @@
+"""Decoding beside transformers and llama.cpp, and the value of speculation."""

@@ -1,0 +1,83 @@
+"""lakh bench decode: decoding speed beside transformers and llama.cpp on the same weights."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from bench.harness import Peer, detect_peers, log, out_option, result
+from lakh.cli.output import CommandResult, console, print_result
+from lakh.errors import UserError
+
+__all__ = ["decode"]
+
+PEERS = (
+    Peer("transformers", ("transformers",)),
+    Peer("transformers-static", ("transformers",)),
+    Peer("llama.cpp", ("xllamacpp",)),
+)
+
+
+@click.command("decode")
+@click.argument("model", required=False)
+@click.option("--shape", default="135m", show_default=True, help="Shape of the random weights if no MODEL is given.")
+@click.option("--systems", default="", help="Comma-separated systems; default: all that run here.")
+@click.option("--batch", default="1", show_default=True, help="Comma-separated batch sizes.")
+@click.option("--prompt", type=click.IntRange(1), default=64, show_default=True, help="Tokens in each prompt.")
+@click.option("--new", type=click.IntRange(2), default=48, show_default=True, help="New tokens for each prompt.")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Rounds; the best one counts.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads of every system.")
+@click.option("--speculation", is_flag=True, help="Instead: measure speculative decoding on edits of real code.")
+@click.option("--draft", metavar="MODEL", help="With --speculation: also measure this draft model.")
+@out_option
+@print_result
+def decode(
+    model: str | None,
+    shape: str,
+    systems: str,
+    batch: str,
+    prompt: int,
+    new: int,
+    repeats: int,
+    threads: int,
+    speculation: bool,
+    draft: str | None,
+    out: str | None,
+) -> CommandResult:
+    """Compare decoding with transformers and llama.cpp on the same weights."""
+    import torch
+
+    from bench.decode.speculation import bench_speculation
+    from bench.decode.speed import SHAPES, SYSTEMS, bench_decode, random_model
+
+    names = [name.strip() for name in systems.split(",") if name.strip()] or list(SYSTEMS)
+    for name in names:
+        if name not in SYSTEMS:
+            raise UserError(f"--systems {name}", "no such system", f"choose from: {', '.join(SYSTEMS)}")
+    if shape not in SHAPES:
+        raise UserError(f"--shape {shape}", "no such shape", f"choose from: {', '.join(SHAPES)}")
+    try:
+        batches = [int(item) for item in batch.split(",")]
+    except ValueError:
+        raise UserError(f"--batch {batch}", "is not a list of numbers", "write e.g. --batch 1,8,64") from None
+    if min(batches) < 1:
+        raise UserError(f"--batch {batch}", "has a number below 1", "write e.g. --batch 1,8,64")
+    if draft and not speculation:
+        raise UserError("--draft", "needs --speculation", "add it")
+    if not speculation:
+        names = detect_peers(names, PEERS, log)
+        if not names:
+            raise UserError(f"--systems {systems}", "none of them is installed", "choose others")
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory(prefix="lakh-bench-") as scratch, console().status("making weights") as status:
+        folder = Path(model) if model else random_model(shape, Path(scratch))
+        if speculation:
+            draft_folder = Path(draft) if draft else None
+            rows = bench_speculation(folder, draft=draft_folder, new=new, repeats=repeats, progress=status.update)
+        else:
+            rows = bench_decode(
+                folder, systems=names, batches=batches, prompt=prompt, new=new, repeats=repeats, progress=status.update
+            )
+    return result("speculation" if speculation else "decode", rows, out)

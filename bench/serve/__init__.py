@@ -1,0 +1,1 @@
+"""The server: overhead, time to first token, weight sync."""

@@ -1,0 +1,1 @@
+"""Training steps beside transformers, and where a step's time goes."""

@@ -1,0 +1,16 @@
+"""API dialects: the forms in which different clients request a completion.
+
+A dialect translates a request body into OpenAI's fields and a completion, or a delta of one, into its own form. Each is
+one short file of pure functions; docs/guides/add-an-api-dialect.md shows how to add one.
+"""
+
+from __future__ import annotations
+
+from lakh.server.api.dialects.dialect import Dialect, DialectResponse
+from lakh.server.api.dialects.llama_cpp import LLAMA_CPP
+from lakh.server.api.dialects.mistral import MISTRAL
+from lakh.server.api.dialects.openai import OPENAI
+
+__all__ = ["DIALECTS", "Dialect", "DialectResponse"]
+
+DIALECTS = (OPENAI, MISTRAL, LLAMA_CPP)

@@ -1,0 +1,36 @@
+"""What a dialect is: a path, two translations and the JSON schemas of its bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lakh.server.api.schema import Schema
+
+__all__ = ["Dialect", "DialectResponse"]
+
+
+@dataclass(frozen=True)
+class DialectResponse:
+    """A completion, or a delta of one, before it takes a dialect's form."""
+
+    envelope: dict[str, Any]
+    """id, object, created, model"""
+    choices: list[dict[str, Any]]
+    """index, text, logprobs, finish_reason; empty in the usage event of a stream"""
+    usage: dict[str, Any] | None
+    is_delta: bool
+
+
+@dataclass(frozen=True)
+class Dialect:
+    path: str
+    summary: str
+    to_openai: Callable[[Mapping[str, Any]], dict[str, Any]]
+    """From a request body to OpenAI's fields (server/request.py). Unknown fields are ignored."""
+    render: Callable[[DialectResponse], dict[str, Any]]
+    request_schema: Schema
+    response_schema: Schema
+    last_line: str | None = "[DONE]"
+    """The last event of a stream."""

@@ -1,0 +1,81 @@
+"""llama.cpp's POST /infill: input_prefix and input_suffix, for llama.vim and llama.vscode.
+
+Defaults are llama.cpp's: temperature 0.8, no limit but the context (64 tokens here), seed -1 for a random one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lakh.server.api.dialects.dialect import Dialect, DialectResponse
+from lakh.server.api.schema import CODE_FIELDS, SAMPLING_FIELDS, integer, nullable, object_of, string
+from lakh.server.request import MAX_TIMEOUT_MS, RequestError
+from lakh.server.sampling_params import MAX_SEED
+
+__all__ = ["LLAMA_CPP"]
+
+_SAME_NAME = ("top_p", "top_k", "stop", "stream", "order", "stop_rule", "supersede", "user", "heal")
+
+
+def _to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
+    prefix = body.get("input_prefix", "")
+    line = body.get("prompt") or ""  # follows the prefix: the line up to the cursor
+    for name, value in (("input_prefix", prefix), ("prompt", line)):
+        if not isinstance(value, str):
+            raise RequestError(name, f"{name}: is not a string")
+    renamed = {
+        "prompt": prefix + line,
+        "suffix": body.get("input_suffix"),
+        "max_tokens": body.get("n_predict"),
+        "temperature": body.get("temperature", 0.8),
+        "seed": body.get("seed"),
+        "timeout_ms": body.get("t_max_predict_ms") or None,
+        **{name: body[name] for name in _SAME_NAME if name in body},
+    }
+    if renamed["max_tokens"] in (None, -1):
+        renamed["max_tokens"] = 64
+    if type(renamed["max_tokens"]) is int and renamed["max_tokens"] == 0:  # only fills the prefix cache
+        renamed["max_tokens"] = 1
+    if renamed["seed"] == -1:
+        renamed["seed"] = None
+    return renamed
+
+
+def _render(response: DialectResponse) -> dict[str, Any]:
+    if not response.choices:
+        return {"content": "", "stop": True}
+    choice = response.choices[0]
+    reason = choice["finish_reason"]
+    result: dict[str, Any] = {"index": 0, "content": choice["text"], "stop": reason is not None}
+    if reason is not None:
+        stop_type = {"stop": "eos", "length": "limit"}.get(reason, "none")
+        result |= {"model": response.envelope["model"], "stop_type": stop_type}
+        result["truncated"] = False  # prompts are cut to leave room in the context
+    if response.usage is not None:
+        result["tokens_predicted"] = response.usage["completion_tokens"]
+        result["tokens_evaluated"] = response.usage["prompt_tokens"]
+        result["tokens_cached"] = response.usage["prompt_tokens_details"]["cached_tokens"]
+    return result
+
+
+LLAMA_CPP = Dialect(
+    path="/infill",
+    summary="llama.cpp's form",
+    to_openai=_to_openai,
+    render=_render,
+    request_schema=object_of(
+        {
+            "input_prefix": string(),
+            "input_suffix": nullable(string()),
+            "prompt": nullable(string()),
+            "n_predict": integer(-1),
+            "seed": integer(-1, MAX_SEED),
+            "t_max_predict_ms": nullable({"type": "number", "minimum": 0, "maximum": MAX_TIMEOUT_MS}),
+            **{name: schema for name, schema in SAMPLING_FIELDS.items() if name != "max_tokens"},
+            **CODE_FIELDS,
+        }
+    ),
+    response_schema=object_of({"content": string(), "stop": {"type": "boolean"}}, required=["content", "stop"]),
+    last_line=None,
+)

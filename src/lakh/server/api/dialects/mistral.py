@@ -1,0 +1,67 @@
+"""Mistral's POST /v1/fim/completions: prompt and suffix; responds in the form of a chat message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lakh.server.api.dialects.dialect import Dialect, DialectResponse
+from lakh.server.api.schema import (
+    ENVELOPE,
+    FINISH_REASON,
+    LAKH_FIELDS,
+    PROMPT_FIELDS,
+    SAMPLING_FIELDS,
+    USAGE,
+    integer,
+    object_of,
+    string,
+)
+from lakh.server.sampling_params import MAX_SEED
+
+__all__ = ["MISTRAL"]
+
+_MESSAGE = object_of(
+    {
+        "index": {"type": "integer"},
+        "message": object_of({"role": string(), "content": string()}),
+        "finish_reason": FINISH_REASON,
+    },
+    required=["index", "message", "finish_reason"],
+)
+
+
+def _to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
+    renamed = dict(body)
+    if "random_seed" in renamed:
+        renamed["seed"] = renamed.pop("random_seed")
+    renamed.setdefault("max_tokens", 64)
+    return renamed
+
+
+def _render(response: DialectResponse) -> dict[str, Any]:
+    field, kind = ("delta", "chat.completion.chunk") if response.is_delta else ("message", "chat.completion")
+    choices = [
+        {
+            "index": choice["index"],
+            field: {"role": "assistant", "content": choice["text"]},
+            "finish_reason": choice["finish_reason"],
+        }
+        for choice in response.choices
+    ]
+    usage = {} if response.usage is None else {"usage": response.usage}
+    return {**response.envelope, "object": kind, "choices": choices, **usage}
+
+
+MISTRAL = Dialect(
+    path="/v1/fim/completions",
+    summary="Mistral's form",
+    to_openai=_to_openai,
+    render=_render,
+    request_schema=object_of(
+        {**PROMPT_FIELDS, "random_seed": integer(0, MAX_SEED), **SAMPLING_FIELDS, **LAKH_FIELDS}, required=["prompt"]
+    ),
+    response_schema=object_of(
+        {"choices": {"type": "array", "items": _MESSAGE}, "usage": USAGE}, required=[*ENVELOPE, "choices", "usage"]
+    ),
+)

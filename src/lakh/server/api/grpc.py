@@ -1,0 +1,186 @@
+"""The gRPC API: lakh.v1.Completion over the same request handler as HTTP.
+
+    lakh.v1.Completion/Complete    server streaming; the client's deadline and cancellation reach the engine
+    lakh.v1.Completion/Feedback    what the user did with a suggestion
+    grpc.health.v1.Health          "" is liveness, "ready" is readiness; not serving while draining
+    reflection                     for grpcurl and similar tools, if grpcio-reflection is installed
+
+Requests are validated by request.py in OpenAI's field names, so both APIs reject the same requests; an error becomes
+the corresponding gRPC status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from lakh.errors import UserError
+from lakh.server import proto
+from lakh.server.api.listen import check_free
+from lakh.server.api.request_handler import RequestHandler, to_request_error
+from lakh.server.api.tls import Tls
+from lakh.server.backend import CompletionDelta, Usage
+from lakh.server.request import RequestError, parse
+
+__all__ = ["running"]
+
+MAX_MESSAGE_BYTES = 4 << 20
+STOP_GRACE_S = 5.0
+WATCH_S = 0.2
+MIN_TIMEOUT_S = 0.001
+STATUS = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    409: grpc.StatusCode.ABORTED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+_OPTIONAL_FIELDS = ("suffix", "max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs", "n", "reuse", "heal")
+_STRING_FIELDS = ("stop_rule", "order", "supersede", "user", "model", "cache_salt")
+
+
+@contextlib.asynccontextmanager
+async def running(
+    handler: RequestHandler, host: str, port: int, *, tls: Tls | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
+) -> AsyncIterator[str]:
+    """Serve gRPC inside the block; yields the address, with the real port if `port` is 0."""
+    options = [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.so_reuseport", 0),  # else a second server silently takes half of the first one's connections
+    ]
+    grpc_server = grpc.aio.server(options=options)
+    service = _CompletionService(handler)
+    handlers = {
+        "Complete": grpc.unary_stream_rpc_method_handler(
+            service.complete,
+            request_deserializer=proto.CompleteRequest.FromString,
+            response_serializer=proto.CompleteChunk.SerializeToString,
+        ),
+        "Models": grpc.unary_unary_rpc_method_handler(
+            service.models,
+            request_deserializer=proto.ModelsRequest.FromString,
+            response_serializer=proto.ModelsReply.SerializeToString,
+        ),
+        "Feedback": grpc.unary_unary_rpc_method_handler(
+            service.feedback,
+            request_deserializer=proto.FeedbackRequest.FromString,
+            response_serializer=proto.FeedbackReply.SerializeToString,
+        ),
+    }
+    grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(proto.SERVICE, handlers),))
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, grpc_server)
+    services = [proto.SERVICE, health.SERVICE_NAME]
+    with contextlib.suppress(ModuleNotFoundError):
+        from grpc_reflection.v1alpha import reflection
+
+        reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], grpc_server)
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if tls is None:
+            real_port = grpc_server.add_insecure_port(where)
+        else:
+            real_port = grpc_server.add_secure_port(where, tls.grpc_credentials())
+    except RuntimeError:
+        check_free("--grpc", host, port)  # explains why, if it can; gRPC does not
+        raise UserError(where, "cannot be listened on", "choose another, or port 0: --grpc HOST:PORT") from None
+    await grpc_server.start()
+    await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    watching = asyncio.create_task(_watch_readiness(handler, checks))
+    try:
+        yield f"{host}:{real_port}"
+    finally:
+        watching.cancel()
+        await checks.enter_graceful_shutdown()
+        await grpc_server.stop(STOP_GRACE_S)
+
+
+async def _watch_readiness(handler: RequestHandler, checks: Any) -> None:
+    """Not ready: a gateway without engines, or a server that drains."""
+    known = None
+    while True:
+        is_ready = not handler.is_draining and bool(handler.backend.models())
+        if is_ready != known:
+            status = health_pb2.HealthCheckResponse
+            for name in ("ready", proto.SERVICE):
+                await checks.set(name, status.SERVING if is_ready else status.NOT_SERVING)
+            known = is_ready
+        await asyncio.sleep(WATCH_S)
+
+
+class _CompletionService:
+    def __init__(self, handler: RequestHandler) -> None:
+        self.handler = handler
+
+    async def models(self, _: Any, context: grpc.aio.ServicerContext) -> Any:
+        return proto.ModelsReply(
+            models=[{"id": card.id, "context": card.context} for card in self.handler.backend.models()]
+        )
+
+    async def feedback(self, message: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            tenant = self.handler.tenant(_authorization(context))
+            return proto.FeedbackReply(**await self.handler.record_feedback(tenant, {"event": message.event}))
+        except RequestError as error:
+            await context.abort(STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.message)
+
+    async def complete(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            with self.handler.count_status():
+                request = parse(_as_openai(message), self.handler.tenant(_authorization(context)))
+                left_s = context.time_remaining()
+                if left_s is not None:
+                    request = replace(request, timeout_s=max(left_s, MIN_TIMEOUT_S))
+                async with contextlib.aclosing(self.handler.complete(request)) as items:
+                    async for item in items:
+                        yield _chunk(item)
+        except (asyncio.CancelledError, grpc.aio.AbortError, grpc.aio.UsageError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the one place where errors become statuses
+            refusal = to_request_error(error)
+            await context.abort(STATUS.get(refusal.status, grpc.StatusCode.INTERNAL), refusal.message)
+
+
+def _chunk(item: CompletionDelta | Usage) -> Any:
+    if isinstance(item, Usage):
+        return proto.CompleteChunk(
+            usage={
+                "prompt_tokens": item.prompt_tokens,
+                "completion_tokens": item.completion_tokens,
+                "cached_tokens": item.cached_tokens,
+            }
+        )
+    scores = [] if item.logprobs is None else item.logprobs["token_logprobs"]
+    return proto.CompleteChunk(
+        index=item.index,
+        text=item.text,
+        tokens=item.tokens,
+        finish_reason=item.finish_reason or "",
+        logprobs=[
+            {"token": token, "logprob": score} for token, score in zip(item.tokens, scores, strict=False) if scores
+        ],
+    )
+
+
+def _authorization(context: grpc.aio.ServicerContext) -> str:
+    return str(dict(context.invocation_metadata() or ()).get("authorization", ""))
+
+
+def _as_openai(message: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {"prompt": list(message.prompt_ids) or message.prompt}
+    if message.prompt and message.prompt_ids:
+        raise RequestError("prompt", "prompt and prompt_ids: give only one of them")
+    body |= {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
+    body |= {name: getattr(message, name) for name in _STRING_FIELDS if getattr(message, name)}
+    # Log-probabilities are sent beside token ids, which a gateway has to request from its engines.
+    return body | {"stop": list(message.stop), "stream": True, "return_token_ids": "logprobs" in body}

@@ -1,0 +1,83 @@
+"""The HTTP API as an OpenAPI 3.1 document, served at /openapi.json. A test fuzzes the server by it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from lakh import __version__
+from lakh.server.api.dialects import DIALECTS
+from lakh.server.api.request_handler import FEEDBACK
+from lakh.server.api.schema import Schema, integer, nullable, object_of, string
+
+__all__ = ["document"]
+
+_MODEL = object_of({"id": string()}, required=["id", "object"])
+_STATUS = object_of({"status": string()}, required=["status"])
+_ERROR_FIELDS = {"message": string(), "type": string(), "param": nullable(string()), "code": nullable(string())}
+_ERROR = object_of({"error": object_of(_ERROR_FIELDS, required=list(_ERROR_FIELDS))}, required=["error"])
+_ERRORS = {
+    "400": "invalid request",
+    "401": "no valid key",
+    "404": "no such model",
+    "408": "the body did not arrive in time",
+    "409": "superseded by a newer request",
+    "413": "the body is too large",
+    "429": "the queue is full or a quota is exceeded",
+    "503": "not available now",
+}
+
+
+@cache
+def document() -> Schema:
+    feedback = object_of({"event": {"enum": list(FEEDBACK)}}, required=["event"])
+    totals = object_of({kind: integer(0) for kind in FEEDBACK}, required=FEEDBACK)
+    models = object_of({"data": {"type": "array", "items": _MODEL}}, required=["object", "data"])
+    model = _get("One model", _MODEL)
+    model["get"]["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": string(minLength=1)}]
+    model["get"]["responses"]["404"] = _error("no such model")
+    page = {"200": {"description": "metrics", "content": {"text/plain": {"schema": string()}}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "lakh",
+            "version": __version__,
+            "description": "Code completions from a lakh engine or gateway. Unknown fields are ignored.",
+        },
+        "paths": {
+            **{one.path: _post(one.summary, one.request_schema, one.response_schema) for one in DIALECTS},
+            "/v1/feedback": _post("What the user did with a suggestion", feedback, totals, streams=False),
+            "/v1/models": _get("Served models", models),
+            "/v1/models/{model}": model,
+            "/health": _get("Liveness", _STATUS),
+            "/ready": _get("Readiness", _STATUS, also=("503",)),
+            "/metrics": {"get": {"summary": "Prometheus text format", "responses": page}},
+            "/openapi.json": _get("This document", {"type": "object"}),
+        },
+        "components": {"schemas": {"Error": _ERROR}, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}, {}],
+    }
+
+
+def _post(summary: str, request: Schema, response: Schema, *, streams: bool = True) -> Schema:
+    content: Schema = {"application/json": {"schema": response}}
+    if streams:
+        content["text/event-stream"] = {"schema": object_of({"data": string()})}  # one event
+    retry = {"headers": {"Retry-After": {"schema": string()}}}
+    errors = {status: _error(text) | (retry if status in ("429", "503") else {}) for status, text in _ERRORS.items()}
+    return {
+        "post": {
+            "summary": summary,
+            "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
+            "responses": {"200": {"description": "completed", "content": content}, **errors},
+        }
+    }
+
+
+def _get(summary: str, response: Schema, also: tuple[str, ...] = ()) -> Schema:
+    described = {"description": summary, "content": {"application/json": {"schema": response}}}
+    return {"get": {"summary": summary, "responses": dict.fromkeys(("200", *also), described)}}
+
+
+def _error(text: str) -> Schema:
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {"description": text, "content": {"application/json": {"schema": schema}}}

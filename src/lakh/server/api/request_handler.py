@@ -1,0 +1,135 @@
+"""Handles requests between the API and the backend: authentication, quotas, metrics and error mapping.
+
+HTTP and gRPC share it, so both have the same keys, quotas, errors and metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
+
+from lakh.errors import UserError
+from lakh.server.api.api_keys import ApiKeys
+from lakh.server.api.quota import QuotaTracker
+from lakh.server.backend import Backend, CompletionDelta, Usage
+from lakh.server.metrics import ServerMetrics
+from lakh.server.request import CompletionRequest, RequestError
+from lakh.server.store import CacheStore
+
+__all__ = ["FEEDBACK", "RequestHandler", "to_request_error"]
+
+log = logging.getLogger(__name__)
+
+FEEDBACK = ("shown", "accepted")
+FEEDBACK_TTL_S = 400 * 86_400.0
+CHARS_PER_TOKEN = 4  # of code, roughly: the charge where a gateway's engine does not report tokens
+
+
+class RequestHandler:
+    def __init__(self, backend: Backend, *, keys: ApiKeys | None = None, store: CacheStore | None = None) -> None:
+        self.backend, self.keys, self.store = backend, keys, store
+        self.quotas = QuotaTracker({} if keys is None else keys.quotas, store)
+        self.metrics = ServerMetrics(backend, store)
+        self.is_draining = False
+
+    def tenant(self, authorization: str) -> str:
+        """The tenant of a request. Raises a 401 if keys are configured and the request has none of them."""
+        if self.keys is None:
+            return ""
+        kind, _, key = authorization.partition(" ")
+        tenant = self.keys.tenant(key.strip()) if kind.lower() == "bearer" else None
+        if tenant is None:
+            raise RequestError(None, "no valid key: send Authorization: Bearer KEY", status=401, code="invalid_api_key")
+        return tenant
+
+    def model(self, request: CompletionRequest) -> str:
+        """The model for a request. Raises a RequestError if it is not served, or not now."""
+        if self.is_draining:
+            raise RequestError(None, "the server is shutting down", status=503)
+        served = [card.id for card in self.backend.models()]
+        if not served:
+            raise RequestError(None, "no engine can be reached; try again later", status=503, code="no_engine")
+        if request.model is None:
+            return served[0]
+        if request.model not in served:
+            message = f"model {request.model[:80]!r} is not served here; this is {', '.join(map(repr, served))}"
+            raise RequestError("model", message, status=404, code="model_not_found")
+        return request.model
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
+        """The backend's deltas, with quotas and metrics. Closing the generator stops the work."""
+        metrics = self.metrics
+        began_s = last_s = time.monotonic()
+        is_first = True
+        num_tokens = 0  # charged even if the client disconnects before the end
+        self.model(request)
+        metrics.max_tokens.observe(request.sampling.max_tokens)
+        metrics.num_choices.observe(request.n)
+        async with (
+            self.quotas.admit(request.tenant) as charge,
+            contextlib.aclosing(self.backend.complete(request)) as items,
+        ):
+            async for item in items:
+                now_s = time.monotonic()
+                if isinstance(item, Usage):
+                    metrics.prompt_tokens.inc(item.prompt_tokens)
+                    metrics.generation_tokens.inc(item.completion_tokens)
+                    metrics.prompt_sizes.observe(item.prompt_tokens)
+                    metrics.generation_sizes.observe(item.completion_tokens)
+                    metrics.e2e_latency.observe(now_s - began_s)
+                    charge(max(item.prompt_tokens + item.completion_tokens, num_tokens))
+                else:
+                    (metrics.first_token if is_first else metrics.inter_token).observe(now_s - last_s)
+                    is_first = False
+                    num_tokens += len(item.tokens) or -(-len(item.text) // CHARS_PER_TOKEN)
+                    charge(num_tokens)
+                    if item.finish_reason is not None:
+                        metrics.finished.labels(item.finish_reason).inc()
+                last_s = now_s
+                yield item
+
+    async def record_feedback(self, tenant: str, body: object) -> dict[str, int | None]:
+        """Count a suggestion as shown or accepted. Returns the totals of all servers on the same store."""
+        kind = body.get("event") if isinstance(body, Mapping) else None
+        if kind not in FEEDBACK:
+            raise RequestError("event", f"event: is none of {', '.join(FEEDBACK)}")
+        self.metrics.feedback[kind].inc()
+        if self.store is None:
+            return dict.fromkeys(FEEDBACK)
+        return {
+            each: await self.store.increment(f"suggestions:{each}:{tenant}", int(each == kind), FEEDBACK_TTL_S)
+            for each in FEEDBACK
+        }
+
+    @contextlib.contextmanager
+    def count_status(self) -> Iterator[None]:
+        """Around the handling of a completion request: counts its HTTP status."""
+        try:
+            yield
+        except (asyncio.CancelledError, ConnectionError):
+            self.metrics.cancelled.inc()
+            raise
+        except Exception as error:
+            self.metrics.requests.labels(to_request_error(error).status).inc()
+            raise
+        self.metrics.requests.labels(200).inc()
+
+
+def to_request_error(error: Exception) -> RequestError:
+    """What the client sees. A bug becomes a short 500 and is logged."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, UserError):
+        return RequestError(error.where, str(error))
+    status: Any = getattr(error, "status", None)  # aiohttp's own errors
+    if isinstance(status, int) and 400 <= status < 500:
+        message = "the body is too large" if status == 413 else str(getattr(error, "reason", "refused"))
+        return RequestError(None, message, status=status)
+    if not getattr(error, "_is_logged", False):
+        log.error("a request failed", exc_info=error)
+        error._is_logged = True  # type: ignore[attr-defined]  # converted once to count it and once to answer
+    return RequestError(None, "internal error", status=500)

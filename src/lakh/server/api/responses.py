@@ -1,0 +1,116 @@
+"""Writes completions as HTTP responses: one JSON body, or a stream of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiohttp import web
+
+from lakh.server.api.dialects import Dialect, DialectResponse
+from lakh.server.api.request_handler import to_request_error
+from lakh.server.backend import CompletionDelta, Usage
+from lakh.server.request import CompletionRequest
+
+__all__ = ["respond", "stream"]
+
+READER_TIMEOUT_S = 60.0  # for a client to read what was sent
+BUFFERED_BYTES = 1 << 14  # writes below this never wait for the client
+to_json = json.JSONEncoder(separators=(",", ":")).encode  # llama.vim searches for "content":" without a space
+
+Items = AsyncIterator[CompletionDelta | Usage]
+
+
+async def respond(
+    dialect: Dialect, request: CompletionRequest, envelope: dict[str, Any], items: Items
+) -> web.StreamResponse:
+    """The whole completion as one JSON body."""
+    deltas: list[list[CompletionDelta]] = [[] for _ in range(request.num_choices)]
+    usage = None
+    async for item in items:
+        if isinstance(item, Usage):
+            usage = item
+        else:
+            deltas[item.index].append(item)
+    choices = [_choice(_concatenate(of_choice), request) for of_choice in deltas]
+    body = dialect.render(DialectResponse(envelope, choices, _usage(usage), is_delta=False))
+    return web.json_response(body, dumps=to_json)
+
+
+async def stream(
+    http: web.Request, dialect: Dialect, request: CompletionRequest, envelope: dict[str, Any], items: Items
+) -> web.StreamResponse:
+    """Server-sent events: `data: {...}` and an empty line for each delta, `data: [DONE]` at the end."""
+    first = await anext(items)  # an error before the first delta is still a plain JSON response
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(http)
+
+    async def send(item: CompletionDelta | Usage) -> None:
+        if isinstance(item, CompletionDelta):
+            event = DialectResponse(envelope, [_choice(item, request)], None, is_delta=True)
+        elif request.include_usage:
+            event = DialectResponse(envelope, [], _usage(item), is_delta=True)
+        else:
+            return
+        await _write(http, response, f"data: {to_json(dialect.render(event))}\n\n".encode())
+
+    try:
+        await send(first)
+        async for item in items:
+            await send(item)
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception as error:  # noqa: BLE001 - the status line is sent already: report it in the stream
+        await _write(http, response, f"data: {to_json(to_request_error(error).as_dict())}\n\n".encode())
+        await response.write_eof()
+        return response
+    if dialect.last_line is not None:
+        await _write(http, response, f"data: {dialect.last_line}\n\n".encode())
+    await response.write_eof()
+    return response
+
+
+async def _write(http: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """A client that reads nothing for READER_TIMEOUT_S counts as disconnected."""
+    transport = http.transport
+    if transport is None or transport.get_write_buffer_size() + len(data) < BUFFERED_BYTES:
+        await response.write(data)  # does not wait
+        return
+    try:
+        async with asyncio.timeout(READER_TIMEOUT_S):
+            await response.write(data)
+    except TimeoutError:
+        transport.abort()
+        raise ConnectionResetError("the client does not read") from None
+
+
+def _concatenate(deltas: list[CompletionDelta]) -> CompletionDelta:
+    """All deltas of one choice as one."""
+    logprobs: dict[str, Any] | None = None
+    for part in (delta.logprobs for delta in deltas if delta.logprobs is not None):
+        logprobs = {name: [*(logprobs or {}).get(name, ()), *values] for name, values in part.items()}
+    last = deltas[-1]
+    tokens = tuple(token for delta in deltas for token in delta.tokens)
+    return CompletionDelta(last.index, "".join(delta.text for delta in deltas), last.finish_reason, tokens, logprobs)
+
+
+def _choice(delta: CompletionDelta, request: CompletionRequest) -> dict[str, Any]:
+    choice = {
+        "index": delta.index,
+        "text": delta.text,
+        "logprobs": delta.logprobs,
+        "finish_reason": delta.finish_reason,
+    }
+    return choice | ({"token_ids": list(delta.tokens)} if request.return_token_ids else {})
+
+
+def _usage(usage: Usage | None) -> dict[str, Any]:
+    usage = usage or Usage(0, 0)
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

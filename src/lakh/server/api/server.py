@@ -1,0 +1,157 @@
+"""Starts and stops the server: HTTP and gRPC over one backend, draining on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from lakh.server.api.api_keys import ApiKeys
+from lakh.server.api.http import HttpApi
+from lakh.server.api.listen import cannot_listen
+from lakh.server.api.request_handler import RequestHandler
+from lakh.server.api.tls import Tls
+from lakh.server.backend import Backend
+from lakh.server.store import CacheStore
+
+__all__ = ["MAX_BODY_BYTES", "HttpServer", "running", "serve", "serve_until_signal"]
+
+log = logging.getLogger(__name__)
+aiohttp_log = logging.getLogger(f"{__name__}.aiohttp")
+
+MAX_BODY_BYTES = 4 << 20
+DRAIN_S = 10.0  # for running requests, after a signal to stop
+CLOSE_S = 5.0  # for connections, after that
+MAX_FILES = 1 << 16
+
+
+class HttpServer:
+    """A running server."""
+
+    def __init__(self, handler: RequestHandler, url: str, drain_s: float) -> None:
+        self.handler, self.url, self._drain_s = handler, url, drain_s
+
+    async def drain(self, hurry: asyncio.Event | None = None) -> None:
+        """Reject new requests on HTTP and gRPC, and give running ones `drain_s` to finish, or until `hurry` is set."""
+        if self.handler.is_draining:
+            return
+        self.handler.is_draining = True
+        backend = self.handler.backend
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(backend.drain(self._drain_s))]
+        if hurry is not None:
+            waits.append(asyncio.create_task(hurry.wait()))
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        await (waits[0] if waits[0] in done else backend.drain(0.0))
+
+
+@contextlib.asynccontextmanager
+async def running(
+    backend: Backend,
+    host: str,
+    port: int,
+    *,
+    drain_s: float = DRAIN_S,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    keys: ApiKeys | None = None,
+    store: CacheStore | None = None,
+    tls: Tls | None = None,
+) -> AsyncIterator[HttpServer]:
+    """Serve HTTP inside the block; `url` has the real port if `port` is 0.
+
+    At the end it drains before it stops listening, and closes the backend and the store. Requests that exceed `drain_s`
+    end with "abort".
+    """
+    handler = RequestHandler(backend, keys=keys, store=store)
+    app = HttpApi(handler, max_body_bytes=max_body_bytes).app
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_S, logger=aiohttp_log
+    )
+    await runner.setup()
+    try:
+        await backend.start()
+        site = web.TCPSite(runner, host, port, ssl_context=None if tls is None else tls.context())
+        try:
+            await site.start()
+        except OSError as error:
+            raise cannot_listen("--http", host, port, error) from None
+        scheme = "http" if tls is None else "https"
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}"
+        server = HttpServer(handler, url, drain_s)
+        try:
+            yield server
+        finally:
+            await server.drain()
+    finally:
+        await runner.cleanup()
+        await backend.close()
+        if store is not None:
+            await store.close()
+
+
+def serve(backend: Backend, host: str, port: int, **options: Any) -> None:
+    """`serve_until_signal` in an event loop of its own."""
+    _raise_file_limit()
+    asyncio.run(serve_until_signal(backend, host, port, **options))
+
+
+async def serve_until_signal(
+    backend: Backend,
+    host: str,
+    port: int,
+    *,
+    on_ready: Callable[[str, str | None], None] = lambda url, grpc_address: None,
+    grpc_address: tuple[str, int] | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    tls: Tls | None = None,
+    **options: Any,
+) -> None:
+    """Serve until SIGTERM or SIGINT; a second signal also ends the running requests.
+
+    Calls `on_ready` with the HTTP and gRPC addresses. `options` are those of `running`.
+    """
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            running(backend, host, port, tls=tls, max_body_bytes=max_body_bytes, **options)
+        )
+        grpc_at = None
+        if grpc_address is not None:
+            from lakh.server.api import grpc
+
+            grpc_at = await stack.enter_async_context(
+                grpc.running(server.handler, *grpc_address, tls=tls, max_message_bytes=max_body_bytes)
+            )
+        on_ready(server.url, grpc_at)
+        await stop.wait()
+        log.info("stopping: running requests may finish")
+        await server.drain(hurry)  # before either API closes
+
+
+def _raise_file_limit() -> None:
+    """As many open files as the system allows: shells start with 1,024, and every client is one (two in a gateway)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _is_our_error(record: logging.LogRecord) -> bool:
+    """aiohttp logs a traceback for malformed HTTP, which was answered with a 400."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError))
+
+
+aiohttp_log.addFilter(_is_our_error)

@@ -1,0 +1,198 @@
+"""A cache of completions in front of a backend: the same request again, or the rest of a suggestion being typed.
+
+A completion is cached only if the request determines it: greedy or seeded, one choice, no log-probabilities, finished
+by itself. The key is a hash of tenant, salt, model, weights and everything in the request that can change the
+completion, up to the last line break before the cursor; the current line and the text are in the value:
+
+    requested at        "    return le"     suggested "ft + right"
+    requested again at  "    return le"     "ft + right", the same completion
+    typed on to         "    return left +" " right", if the request sets `reuse` (`supersede` implies it)
+
+What follows a line break of a suggestion is also cached under the place after it, for users who type past it. `reuse`
+shortens a completion by what was typed, so it is only used on request. Another tenant's request has another hash and
+cannot detect these entries by timing. Costs one `get` of the store per request, and one `put` per line of a completion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from lakh.server.backend import Backend, CompletionDelta, ModelCard, Usage
+from lakh.server.metrics import counter
+from lakh.server.request import CompletionRequest
+from lakh.server.store import CacheStore
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["CacheQuery", "CachedCompletion", "CompletionCache", "cache_query_of", "find_continuation", "remainders_of"]
+
+TTL_S = 300.0
+MAX_PER_KEY = 8  # completions under one key: cursor positions in one line
+MAX_BREAKS = 8  # line breaks of a completion after which its rest is cached too
+FORMAT = 3
+
+
+@dataclass(frozen=True)
+class CachedCompletion:
+    line: str
+    """The current line up to the cursor of the request."""
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    is_remainder: bool = False
+    """The rest of a completion that was requested on an earlier line."""
+
+
+_FIELD_TYPES = get_type_hints(CachedCompletion)
+
+
+@dataclass(frozen=True)
+class CacheQuery:
+    key: str
+    line: str
+
+
+class CompletionCache:
+    def __init__(self, backend: Backend, store: CacheStore, ttl_s: float = TTL_S) -> None:
+        self.backend, self.store = backend, store
+        self._ttl_s = ttl_s
+        self.num_queries = self.num_repeated = self.num_typed = 0
+
+    @property
+    def num_running(self) -> int:
+        return self.backend.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self.backend.num_waiting
+
+    def models(self) -> list[ModelCard]:
+        return self.backend.models()
+
+    async def start(self) -> None:
+        await self.backend.start()
+
+    async def drain(self, timeout_s: float) -> None:
+        await self.backend.drain(timeout_s)
+
+    async def close(self) -> None:
+        await self.backend.close()
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
+        query = cache_query_of(request, self.backend.models())
+        cached: list[CachedCompletion] = []
+        if query is not None:
+            self.num_queries += 1
+            cached = _decode(await self.store.get(query.key))
+            found = find_continuation(cached, query.line, allow_typed=request.reuse)
+            if found is not None:
+                text, hit = found
+                is_typed = hit.is_remainder or text != hit.text
+                self.num_repeated += not is_typed
+                self.num_typed += is_typed
+                yield CompletionDelta(0, text, hit.finish_reason)
+                yield Usage(hit.prompt_tokens, 0, hit.prompt_tokens)
+                return
+        texts: list[str] = []
+        reason = None
+        async with contextlib.aclosing(self.backend.complete(request)) as items:
+            async for item in items:
+                if isinstance(item, CompletionDelta):
+                    texts.append(item.text)
+                    reason = item.finish_reason or reason
+                elif query is not None and reason in ("stop", "length"):
+                    new = CachedCompletion(
+                        query.line, "".join(texts), reason, item.prompt_tokens, item.completion_tokens
+                    )
+                    self._put(query, [new, *[one for one in cached if one.line != query.line]])
+                    if request.reuse:
+                        for typed, remainder in remainders_of(new):
+                            self._put(cache_query_of(_typed_on(request, typed), self.backend.models()), [remainder])
+                yield item
+
+    def _put(self, query: CacheQuery | None, completions: Sequence[CachedCompletion]) -> None:
+        if query is not None:
+            value = json.dumps([asdict(one) for one in completions[:MAX_PER_KEY]]).encode()
+            self.store.put(query.key, value, self._ttl_s)
+
+    def metric_families(self) -> list[Metric]:
+        return [
+            *self.backend.metric_families(),
+            counter("text_cache_queries_total", "Requests that can be cached.", self.num_queries),
+            counter("text_cache_hits_total", "Repeated requests.", self.num_repeated),
+            counter("text_reuse_hits_total", "Suggestions that were typed into.", self.num_typed),
+        ]
+
+
+def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> CacheQuery | None:
+    """The cache key and the current line of a request; None if its completion must not be cached."""
+    sampling = request.sampling
+    if request.num_choices != 1 or sampling.logprobs is not None or request.return_token_ids:
+        return None
+    if sampling.temperature > 0 and sampling.seed is None:
+        return None
+    weights = [card.weights for card in models if request.model in (None, card.id)]
+    prompt = request.prompts[0]
+    head, line = "", ""
+    if isinstance(prompt, str):
+        before, newline, line = prompt.rpartition("\n")
+        head = before + newline
+    identity: list[Any] = [
+        FORMAT,
+        [request.tenant, request.cache_salt, request.model, weights],
+        [head, None if isinstance(prompt, str) else prompt, request.suffix, request.order if request.suffix else ""],
+        [sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed, sampling.stop],
+        [request.stop_rule, request.heal],
+    ]
+    # JSON encodes each list in one way only, so equal encodings mean equal requests.
+    return CacheQuery(f"text:{hashlib.sha256(json.dumps(identity).encode()).hexdigest()}", line)
+
+
+def remainders_of(completion: CachedCompletion) -> list[tuple[str, CachedCompletion]]:
+    """For each line break of a completion: the text up to it, and the rest after it."""
+    text = completion.text
+    lines = text.splitlines(keepends=True)[:MAX_BREAKS]
+    ends = [end for end in itertools.accumulate(map(len, lines)) if text[end - 1] == "\n"]
+    return [
+        (text[:end], replace(completion, line="", text=text[end:], is_remainder=True))
+        for end in ends
+        if end < len(text)
+    ]
+
+
+def _typed_on(request: CompletionRequest, typed: str) -> CompletionRequest:
+    prompt = request.prompts[0]
+    return replace(request, prompts=(prompt + typed,)) if isinstance(prompt, str) else request
+
+
+def find_continuation(
+    cached: Sequence[CachedCompletion], line: str, *, allow_typed: bool
+) -> tuple[str, CachedCompletion] | None:
+    """What remains of a cached completion at this point of the line, and the completion."""
+    for one in cached:
+        if one.line == line and (allow_typed or not one.is_remainder):
+            return one.text, one
+    for one in cached if allow_typed else ():
+        typed = line[len(one.line) :]
+        if line.startswith(one.line) and one.text.startswith(typed) and len(typed) < len(one.text):
+            return one.text[len(typed) :], one
+    return None
+
+
+def _decode(value: bytes | None) -> list[CachedCompletion]:
+    """A value of the store; foreign data decodes to nothing."""
+    if value is None:
+        return []
+    try:
+        cached = [CachedCompletion(**one) for one in json.loads(value)]
+    except (ValueError, TypeError, RecursionError):
+        return []
+    return [one for one in cached if all(isinstance(getattr(one, name), kind) for name, kind in _FIELD_TYPES.items())]

@@ -1,0 +1,159 @@
+"""The engine's process: loads the model, then serves its parent's requests (engine_process.py) until the channel
+closes.
+
+Items that are ready at the same moment leave in one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lakh.child_process import AsyncChannel, Channel, ChannelClosed
+from lakh.errors import LakhError
+from lakh.server.backend import ModelCard
+from lakh.server.gc_control import disable_full_collections
+from lakh.server.request import CompletionRequest, RequestError
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from lakh.server.backends.in_process import InProcessBackend
+    from lakh.server.engine import Engine
+
+__all__ = ["EngineStatus", "describe", "load_engine", "main"]
+
+STATUS_EVERY_S = 0.1
+SWITCH_S = 0.0005  # thread switch interval: the engine waits no longer than this for the thread that handles messages
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    num_running: int = 0
+    num_waiting: int = 0
+    models: list[ModelCard] = field(default_factory=list)
+    metric_families: list[Metric] = field(default_factory=list)
+
+
+def load_engine(load: dict[str, Any]) -> Engine:
+    """Arguments of Engine.load, `threads` (of the CPU) and `follow_s` (poll for newer checkpoints this often)."""
+    import torch
+
+    from lakh.server.engine import Engine
+    from lakh.server.weights.follow import CheckpointFollower
+
+    load = dict(load)
+    threads, follow_s = load.pop("threads", None), load.pop("follow_s", None)
+    if threads:
+        torch.set_num_threads(threads)
+    engine = Engine.load(**load)
+    if follow_s is not None:
+        CheckpointFollower(engine, load["path"], every_s=follow_s, on_swap=_print_swap).start()
+    engine.warm_up()
+    disable_full_collections()  # one took a fifth of a second under load
+    return engine
+
+
+def describe(engine: Engine) -> str:
+    return f"{engine.name} ({engine.spec.parameters:,} parameters, {engine.device})"
+
+
+def _print_swap(folder: str, seconds: float) -> None:
+    sys.stderr.write(f"now serving the weights of {folder}; no step for {seconds * 1e3:.1f} ms\n")
+
+
+def main(channel: Channel, load: dict[str, Any], max_waiting: int) -> None:
+    from lakh.server.backends.in_process import InProcessBackend
+
+    engine = load_engine(load)
+    sys.setswitchinterval(SWITCH_S)
+    backend = InProcessBackend(engine, max_waiting=max_waiting)
+    channel.send((_status(backend), describe(engine)))
+    try:
+        asyncio.run(_serve(backend, channel))
+    finally:
+        engine.close()
+
+
+async def _serve(backend: InProcessBackend, channel: Channel) -> None:
+    server = _EngineServer(backend, await AsyncChannel.open(channel))
+    reporting = asyncio.create_task(server.report_status())
+    try:
+        await server.serve()
+    finally:
+        reporting.cancel()
+        server.cancel_all()
+        await backend.close()
+
+
+class _EngineServer:
+    def __init__(self, backend: InProcessBackend, channel: AsyncChannel) -> None:
+        self._backend, self._channel = backend, channel
+        self._outbox: list[tuple[int, Any]] = []
+        self._starting: dict[int, asyncio.Task[None]] = {}
+        self._cancels: dict[int, Callable[[], None]] = {}
+        self._loop = asyncio.get_running_loop()
+
+    async def serve(self) -> None:
+        """Until the parent closes the channel."""
+        try:
+            while True:
+                kind, *rest = await self._channel.receive()
+                if kind == "submit":
+                    self._starting[rest[0]] = asyncio.create_task(self._submit(*rest))
+                elif kind == "cancel" and rest[0] in self._starting:
+                    self._starting[rest[0]].cancel()
+                elif kind == "cancel" and rest[0] in self._cancels:
+                    self._cancels.pop(rest[0])()
+                elif kind == "drain":
+                    await self._backend.drain(0.0)
+        except ChannelClosed:
+            pass
+
+    async def report_status(self) -> None:
+        last = None
+        while True:
+            await asyncio.sleep(STATUS_EVERY_S)
+            status = _status(self._backend)
+            if status != last:
+                self._channel.send(status)
+                last = status
+
+    def cancel_all(self) -> None:
+        for task in self._starting.values():
+            task.cancel()
+        for cancel in self._cancels.values():
+            cancel()
+
+    async def _submit(self, number: int, request: CompletionRequest) -> None:
+        """No task waits for a running request: its items go from the engine's updates straight to the outbox."""
+
+        def on_item(item: Any) -> None:
+            if item is None or isinstance(item, Exception):
+                self._cancels.pop(number, None)
+            self._put(number, item)
+
+        try:
+            self._cancels[number] = await self._backend.submit(request, on_item)
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            self._put(number, error)
+        finally:
+            self._starting.pop(number, None)
+
+    def _put(self, number: int, item: Any) -> None:
+        if isinstance(item, Exception) and not isinstance(item, LakhError | RequestError):
+            item = RuntimeError(f"{type(item).__name__}: {item}")  # a bug: the parent logs it; may not be picklable
+        if not self._outbox:
+            self._loop.call_soon(self._flush)  # once, after everything that is ready now
+        self._outbox.append((number, item))
+
+    def _flush(self) -> None:
+        self._channel.send(self._outbox)
+        self._outbox.clear()
+
+
+def _status(backend: InProcessBackend) -> EngineStatus:
+    return EngineStatus(backend.num_running, backend.num_waiting, backend.models(), backend.metric_families())

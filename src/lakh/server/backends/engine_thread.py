@@ -1,0 +1,211 @@
+"""One thread that steps the engine, with a bounded queue for the event loop.
+
+The event loop submits an `EngineJob` of one or more sequences; the thread adds them to the engine between two steps and
+reports new chunks after every step. A cancelled job leaves at the next step and frees its blocks, waiting or running. A
+job with a `key` supersedes the older job with that key: a user who keeps typing no longer waits for the previous
+completion. An error in a step fails the jobs that were running; the thread continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable
+
+from lakh.server.engine import Engine
+from lakh.server.gc_control import collect_now
+from lakh.server.sequence import Chunk, Sequence
+
+__all__ = ["EngineJob", "EngineStopped", "EngineThread", "JobUpdate", "QueueFull", "Superseded"]
+
+POLL_S = 0.05
+IDLE_S = 60.0  # the thread wakes up this often without work
+COLLECT_IDLE_S = 1.0  # idle time after which garbage is collected
+COLLECT_LATEST_S = 600.0  # collect garbage after this time even under load
+
+
+class QueueFull(Exception):
+    """The waiting queue is full; try again later."""
+
+
+class EngineStopped(Exception):
+    """The thread stopped before the job finished."""
+
+
+class Superseded(Exception):
+    """A newer job with the same key replaced this one."""
+
+
+JobUpdate = tuple[int, Chunk] | Exception | None
+"""A sequence's index and its chunk; the error that ended the job; or None at its end."""
+
+
+class EngineJob:
+    """The sequences of one request. `on_update` runs in the event loop that created the job."""
+
+    def __init__(self, seqs: Iterable[Sequence], on_update: Callable[[JobUpdate], None], key: Hashable = None) -> None:
+        self.seqs, self.key, self.on_update = list(seqs), key, on_update
+        self.loop = asyncio.get_running_loop()
+        self._finished: set[int] = set()
+
+    def take_chunks(self) -> list[tuple[int, Chunk]]:
+        """What is new since the last call. For the engine's thread."""
+        new = []
+        for index, seq in enumerate(self.seqs):
+            chunk = None if index in self._finished else seq.take_chunk()
+            if chunk is not None:
+                if chunk.finish_reason is not None:
+                    self._finished.add(index)
+                new.append((index, chunk))
+        return new
+
+    @property
+    def is_finished(self) -> bool:
+        """The last chunk of every sequence was taken."""
+        return len(self._finished) == len(self.seqs)
+
+
+class EngineThread:
+    def __init__(self, engine: Engine, max_waiting: int) -> None:
+        self.engine, self.max_waiting = engine, max_waiting
+        self.num_superseded = 0
+        self._submitted: deque[EngineJob] = deque()
+        self._cancelled: deque[tuple[EngineJob, Exception | None]] = deque()
+        self._jobs: dict[EngineJob, None] = {}  # submitted to the engine, in order of arrival
+        self._by_key: dict[Hashable, EngineJob] = {}
+        self._updates: list[tuple[EngineJob, JobUpdate]] = []
+        self._closed = False
+        self._garbage_since_s: float | None = None
+        self._changed = threading.Condition()
+        # A daemon: a step that hangs must not keep the process alive.
+        self._thread = threading.Thread(target=self._loop, name="lakh-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        return self.engine.num_waiting + sum(len(job.seqs) for job in list(self._submitted))
+
+    @property
+    def num_running(self) -> int:
+        return self.engine.num_running
+
+    def would_supersede(self, key: Hashable) -> bool:
+        return key is not None and key in self._by_key
+
+    def submit(self, job: EngineJob) -> None:
+        """Raises QueueFull or EngineStopped."""
+        with self._changed:
+            if self._closed:
+                raise EngineStopped
+            older = self._by_key.get(job.key) if job.key is not None else None
+            if older is not None:
+                self._cancelled.append((older, Superseded()))
+                self.num_superseded += 1
+            elif self.num_waiting >= self.max_waiting:
+                raise QueueFull
+            if job.key is not None:
+                self._by_key[job.key] = job
+            self._submitted.append(job)
+            self._changed.notify()
+
+    def cancel(self, job: EngineJob) -> None:
+        """No-op for a finished job."""
+        with self._changed:
+            if job in self._submitted:  # the thread has not taken it yet
+                self._submitted.remove(job)
+                self._forget_key(job)
+                return
+            self._cancelled.append((job, None))
+            self._changed.notify()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait for all jobs, then stop the rest; returns whether all finished. Stopped jobs keep the text they have."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._submitted or self._jobs:
+                    await asyncio.sleep(POLL_S)
+                return True
+        with self._changed:
+            self._cancelled.extend((job, EngineStopped()) for job in [*self._jobs, *self._submitted])
+            self._changed.notify()
+        return False
+
+    def close(self, timeout_s: float) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+
+    # --- in the thread ---
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._submitted or self._cancelled or self._jobs or self._closed):
+                    if not self._changed.wait(timeout=IDLE_S if self._garbage_since_s is None else COLLECT_IDLE_S):
+                        self._collect_garbage()
+                if self._closed:
+                    break
+                submitted, self._submitted = self._submitted, deque()
+                cancelled, self._cancelled = self._cancelled, deque()
+                for job in submitted:
+                    self._jobs[job] = None
+            for job, error in cancelled:
+                self._remove(job, error)
+            try:
+                for job in submitted:
+                    if job in self._jobs:
+                        self.engine.submit(*job.seqs)
+                if self._jobs:
+                    self._garbage_since_s = self._garbage_since_s or time.monotonic()
+                    self.engine.step()
+            except Exception as error:  # noqa: BLE001 - the jobs' readers handle it
+                for job in list(self._jobs):
+                    self._remove(job, error)
+            for job in list(self._jobs):
+                self._updates += [(job, chunk) for chunk in job.take_chunks()]
+                if job.is_finished:
+                    self._remove(job, None)
+            self._send_updates()
+            if self._garbage_since_s is not None and time.monotonic() > self._garbage_since_s + COLLECT_LATEST_S:
+                self._collect_garbage()
+        self._send_updates()
+
+    def _collect_garbage(self) -> None:
+        if self._garbage_since_s is not None:
+            collect_now()
+            self._garbage_since_s = None
+
+    def _send_updates(self) -> None:
+        """All updates of a step in one call per event loop: waking the loop costs more than the updates."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[EngineJob, JobUpdate]]] = defaultdict(list)
+        for job, update in self._updates:
+            by_loop[job.loop].append((job, update))
+        self._updates = []
+        for loop, updates in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the loop has closed: no reader is left
+                loop.call_soon_threadsafe(_deliver, updates)
+
+    def _remove(self, job: EngineJob, error: Exception | None) -> None:
+        self.engine.abort(*job.seqs)
+        if isinstance(error, EngineStopped) and any(seq.tokens for seq in job.seqs):
+            error = None
+        with self._changed:
+            self._forget_key(job)
+            was_running = self._jobs.pop(job, job) is None  # before the last update: its reader finds a free slot
+        if was_running:
+            if error is None:
+                self._updates += [(job, chunk) for chunk in job.take_chunks()]
+            self._updates.append((job, error))
+
+    def _forget_key(self, job: EngineJob) -> None:
+        if job.key is not None and self._by_key.get(job.key) is job:
+            del self._by_key[job.key]
+
+
+def _deliver(updates: Iterable[tuple[EngineJob, JobUpdate]]) -> None:
+    for job, update in updates:
+        job.on_update(update)

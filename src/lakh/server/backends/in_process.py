@@ -1,0 +1,257 @@
+"""A backend with an engine in this process: requests become sequences, one thread steps them (engine_thread.py).
+
+New text is tokenized in worker threads, so neither other requests nor the engine wait for it; text whose lines are
+cached (prompts/incremental_tokenizer.py) is encoded in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from lakh.metrics import MetricsRegistry
+from lakh.server.backend import CompletionDelta, ModelCard, Usage
+from lakh.server.backends.engine_thread import (
+    EngineJob,
+    EngineStopped,
+    EngineThread,
+    JobUpdate,
+    QueueFull,
+    Superseded,
+)
+from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
+from lakh.server.engine import Engine
+from lakh.server.metrics import PREFIX, EngineMetrics, counter, gauge, resident_bytes
+from lakh.server.prompts.incremental_tokenizer import EncodeOptions, TooMuchNewText
+from lakh.server.prompts.token_healing import HealedPrompt
+from lakh.server.request import CompletionRequest, RequestError
+from lakh.server.sampling import Logprobs
+from lakh.server.sequence import Sequence
+from lakh.server.stopping import stop_rule_for
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["MAX_WAITING", "InProcessBackend", "make_sequences"]
+
+MAX_WAITING = 64
+CLOSE_S = 5.0  # for the engine's thread
+MAX_NEW_CHARS = 512  # tokenized faster (0.2 ms) than handed to a thread and back
+MAX_LOOKUP_CHARS = 1 << 16  # longer requests are always tokenized in a thread
+FINGERPRINT_ROWS = 256  # rows of the embedding that identify the weights
+
+OnItem = Callable[[CompletionDelta | Usage | Exception | None], None]
+"""Receives deltas as they become final, then a Usage and None; or an error."""
+
+
+class InProcessBackend:
+    def __init__(self, engine: Engine, *, max_waiting: int = MAX_WAITING) -> None:
+        self.engine = engine
+        self._registry = MetricsRegistry(PREFIX)
+        engine.observe(EngineMetrics(self._registry))
+        self._registry.collect_from(self._engine_families)
+        self.thread = EngineThread(engine, max_waiting)
+        self.encoders = ThreadPoolExecutor(2, "lakh-encode")
+        self._num_encoding = 0  # completions whose text waits for an encoder thread; they count as waiting
+        self._fingerprint = lru_cache(1)(lambda version: f"{_fingerprint(engine)}-{version}")
+
+    @property
+    def num_running(self) -> int:
+        return self.thread.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self.thread.num_waiting + self._num_encoding
+
+    def models(self) -> list[ModelCard]:
+        engine = self.engine
+        return [ModelCard(engine.name, engine.spec.context, self._fingerprint(engine.weights_version))]
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
+        responses = ResponseQueue(response_timeout_s(request))
+        cancel = await self.submit(request, responses.put)
+        try:
+            async for item in responses.read():
+                yield item
+        finally:
+            cancel()
+
+    async def submit(self, request: CompletionRequest, on_item: OnItem) -> Callable[[], None]:
+        """Start a request. Returns a function that cancels it (no-op once it has finished)."""
+        now_s = self.engine.clock()
+        try:
+            # While a user types, most lines of a request are cached.
+            seqs = make_sequences(self.engine, request, now_s, MAX_NEW_CHARS)
+        except TooMuchNewText:
+            seqs = await self._encode_in_thread(request, now_s)
+        job = EngineJob(seqs, _JobListener(self.engine, request, seqs, on_item), request.supersede)
+        try:
+            self.thread.submit(job)
+        except (QueueFull, EngineStopped) as error:
+            raise self._request_error(error) from None
+        return lambda: self.thread.cancel(job)
+
+    async def _encode_in_thread(self, request: CompletionRequest, now_s: float) -> list[Sequence]:
+        if self.num_waiting >= self.thread.max_waiting and not self.thread.would_supersede(request.supersede):
+            raise self._request_error(QueueFull())
+        self._num_encoding += request.num_choices
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self.encoders, make_sequences, self.engine, request, now_s)
+        finally:
+            self._num_encoding -= request.num_choices
+
+    def _request_error(self, error: Exception) -> Exception:
+        if isinstance(error, QueueFull):
+            message = f"{self.thread.max_waiting} requests are waiting already; try again later"
+            return RequestError(None, message, status=429, code="queue_full")
+        return _to_request_error(error)
+
+    def metric_families(self) -> list[Metric]:
+        return self._registry.families()
+
+    def _engine_families(self) -> list[Metric]:
+        counters, pool = self.engine.counters, self.engine.pool
+        return [
+            gauge("kv_cache_usage_perc", "Share of KV-cache blocks in use.", pool.num_used / pool.num_blocks),
+            gauge("kv_cache_blocks_held", "KV-cache blocks held by running sequences.", pool.num_used),
+            counter("prefix_cache_queries_total", "Prompt tokens looked up.", counters.prompt_tokens),
+            counter("prefix_cache_hits_total", "Prompt tokens found.", counters.cached_tokens),
+            counter("num_preemptions_total", "Preempted sequences.", counters.preempted_seqs),
+            counter("requests_superseded_total", "Superseded requests.", self.thread.num_superseded),
+            counter("spec_decode_num_drafts_total", "Sequence steps with draft tokens.", counters.drafts),
+            counter("spec_decode_num_draft_tokens_total", "Draft tokens.", counters.draft_tokens),
+            counter("spec_decode_num_accepted_tokens_total", "Accepted draft tokens.", counters.accepted_tokens),
+            gauge("engine_process_id", "Id of the engine's process.", os.getpid()),
+            gauge("engine_resident_memory_bytes", "Memory of the engine's process.", resident_bytes()),
+            counter("engine_cpu_seconds_total", "CPU time of the engine's process.", time.process_time()),
+            gauge("weights_version", "Number of weight swaps.", self.engine.weights_version),
+        ]
+
+    async def start(self) -> None:
+        """The thread runs from the beginning."""
+
+    async def drain(self, timeout_s: float) -> None:
+        await self.thread.drain(timeout_s)
+
+    async def close(self) -> None:
+        self.encoders.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.thread.close, CLOSE_S)
+
+
+class _JobListener:
+    """Translates a job's updates into a backend's items."""
+
+    def __init__(self, engine: Engine, request: CompletionRequest, seqs: list[Sequence], on_item: OnItem) -> None:
+        self._engine, self._seqs, self._on_item = engine, seqs[:: request.n], on_item
+        self._text_offsets: Counter[int] = Counter()
+        self._num_tokens = 0
+
+    def __call__(self, update: JobUpdate) -> None:
+        if update is None:
+            prompt_tokens = sum(len(seq.prompt) for seq in self._seqs)
+            self._on_item(Usage(prompt_tokens, self._num_tokens, sum(seq.num_cached for seq in self._seqs)))
+            self._on_item(None)
+        elif isinstance(update, Exception):
+            self._on_item(_to_request_error(update))
+        else:
+            index, chunk = update
+            self._num_tokens += len(chunk.tokens)
+            logprobs = None
+            if chunk.logprobs is not None:
+                logprobs = _openai_logprobs(self._engine, chunk.logprobs, self._text_offsets[index])
+                self._text_offsets[index] += len(chunk.text)
+            self._on_item(CompletionDelta(index, chunk.text, chunk.finish_reason, chunk.tokens, logprobs))
+
+
+def _to_request_error(error: Exception) -> Exception:
+    """What the client sees; a bug stays as it is."""
+    if isinstance(error, Superseded):
+        return RequestError(None, "superseded by a newer request", status=409, code="superseded")
+    if isinstance(error, EngineStopped):
+        return RequestError(None, "the server is shutting down", status=503)
+    return error
+
+
+def make_sequences(
+    engine: Engine, request: CompletionRequest, now_s: float, max_new_chars: int | None = None
+) -> list[Sequence]:
+    """Tokenize a request, check its length and make one sequence per choice.
+
+    Raises TooMuchNewText for more than `max_new_chars` uncached characters. `now_s`: when the request arrived, on the
+    engine's clock; its timeout starts then.
+    """
+    if max_new_chars is not None and request.num_chars > MAX_LOOKUP_CHARS:
+        raise TooMuchNewText
+    sampling, prompts = request.sampling, engine.prompts
+    options = EncodeOptions(request.cache_space, max_new_chars)
+    if sampling.max_tokens >= engine.spec.context:
+        found = f"max_tokens: {sampling.max_tokens} leaves no room in a context of {engine.spec.context} tokens"
+        raise RequestError("max_tokens", found)
+    deadline_s = None if request.timeout_s is None else now_s + request.timeout_s
+    seqs = []
+    copies: Counter[tuple[int, ...]] = Counter()
+    for prompt in request.prompts:
+        if request.suffix is not None and isinstance(prompt, str):
+            ids = prompts.infill(prompt, request.suffix, sampling.max_tokens, request.order, options=options)
+        else:
+            _check_length(engine, prompts.min_tokens(prompt), sampling.max_tokens, "at least ")
+            ids = prompts.encode(prompt, options=options)
+            _check_length(engine, len(ids), sampling.max_tokens)
+            ids = prompts.truncate(ids, sampling.max_tokens)
+        # The cursor is at the end of the prompt only if nothing follows it.
+        ends_at_cursor = isinstance(prompt, str) and (request.suffix is None or request.order == "spm")
+        healed = prompts.heal(ids) if request.heal and ends_at_cursor else HealedPrompt(ids, None, "")
+        for _ in range(request.n):
+            seq = engine.make_sequence(
+                healed.ids,
+                sampling,
+                copy=copies[ids],
+                cache_space=request.cache_space,
+                deadline_s=deadline_s,
+                stop_rule=stop_rule_for(request.stop_rule, prompt),
+                first_token_ids=healed.first_token_ids,
+                skip=healed.skip,
+            )
+            seqs.append(seq)
+            copies[ids] += 1
+    return seqs
+
+
+def _check_length(engine: Engine, num_ids: int, max_tokens: int, qualifier: str = "") -> None:
+    if num_ids + max_tokens > engine.spec.context:
+        found = f"prompt: {qualifier}{num_ids} tokens and max_tokens {max_tokens} are more than the context"
+        raise RequestError("prompt", f"{found} of {engine.spec.context}", code="context_length_exceeded")
+
+
+def _openai_logprobs(engine: Engine, items: Iterable[Logprobs], offset: int) -> dict[str, Any]:
+    """OpenAI's form: parallel lists. A partial character is U+FFFD."""
+
+    def text(token: int) -> str:
+        return engine.tokenizer.decode([token], show_special=True)
+
+    items = list(items)
+    tokens = [text(item.token) for item in items]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [item.logprob for item in items],
+        "top_logprobs": [{text(token): logprob for token, logprob in item.top} for item in items],
+        "text_offset": [offset + sum(len(token) for token in tokens[:index]) for index in range(len(tokens))],
+    }
+
+
+def _fingerprint(engine: Engine) -> str:
+    """Identifies the weights by their norms and a sample of the embedding: training changes both."""
+    network = engine.network
+    step = max(network.embed.shape[0] // FINGERPRINT_ROWS, 1)
+    digest = hashlib.sha256(repr(engine.spec).encode())
+    for tensor in (network.norms, network.head_norms, network.embed[::step]):
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,229 @@
+"""A completion request in OpenAI's form, validated.
+
+Defaults are OpenAI's (max_tokens 16, temperature 1), because clients rely on them. A field of the wrong type or range
+is an error that names the field; so is an unsupported field that would change the completion (echo, penalties). All
+other unknown fields are ignored, since clients send many.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lakh.errors import ConfigError
+from lakh.server.prompts.fim import Order
+from lakh.server.sampling_params import SamplingParams
+from lakh.server.stopping import STOP_RULES
+
+__all__ = ["CompletionRequest", "RequestError", "parse"]
+
+MAX_CHOICES = 64
+MAX_TIMEOUT_MS = 3_600_000
+MAX_SALT_CHARS = 256
+# Field -> the values that mean "not used".
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "echo": (False,),
+    "best_of": (1,),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "logit_bias": ({},),
+}
+
+
+class RequestError(Exception):
+    """An error for the client, in OpenAI's form. Picklable: it crosses from the engine process."""
+
+    def __init__(
+        self,
+        param: str | None,
+        message: str,
+        *,
+        status: int = 400,
+        code: str | None = None,
+        retry_after_s: float = 1.0,
+    ) -> None:
+        super().__init__(message)
+        self.param, self.message, self.status, self.code = param, message, status, code
+        self.retry_after_s = retry_after_s
+        """Sent with 429 and 503."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _request_error, (self.param, self.message, self.status, self.code, self.retry_after_s)
+
+    def as_dict(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def _request_error(
+    param: str | None, message: str, status: int, code: str | None, retry_after_s: float
+) -> RequestError:
+    return RequestError(param, message, status=status, code=code, retry_after_s=retry_after_s)
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    prompts: tuple[str | tuple[int, ...], ...]
+    suffix: str | None
+    n: int
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+    model: str | None
+    stop_rule: str | None = None
+    """One of STOP_RULES: end by the structure of the code."""
+    order: Order = "psm"
+    """Order of prefix and suffix in the prompt."""
+    timeout_s: float | None = None
+    """The completion ends with what it has after this time."""
+    supersede: Hashable = None
+    """A newer request with the same key cancels this one."""
+    tenant: str = ""
+    user: str = ""
+    """The user that the request names, within the tenant."""
+    cache_salt: str = ""
+    """Only requests with the same salt share cached data."""
+    reuse: bool = False
+    """Accept the rest of an earlier suggestion whose beginning the user has typed."""
+    return_token_ids: bool = False
+    heal: bool = False
+    """Token healing: the prompt may end inside a word."""
+
+    @property
+    def cache_space(self) -> str:
+        """The cache that this request reads and writes. Tenant names have no NUL, so no salt names another tenant."""
+        return f"{self.tenant}\0{self.cache_salt}" if self.cache_salt else self.tenant
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of all prompts (an id counts as one) and the suffix."""
+        return sum(len(prompt) for prompt in self.prompts) + len(self.suffix or "")
+
+    @property
+    def num_choices(self) -> int:
+        return self.n * len(self.prompts)
+
+
+def parse(data: object, tenant: str = "") -> CompletionRequest:
+    if not isinstance(data, Mapping):
+        raise RequestError(None, "the body is not a JSON object")
+    for field, unused in UNSUPPORTED.items():
+        value = data.get(field)
+        if value is not None and (isinstance(value, bool) != (field == "echo") or value not in unused):
+            raise RequestError(field, f"{field} is not supported; remove it")
+    prompts = _prompts(data.get("prompt"))
+    n = _take(data, "n", int, 1)
+    if not 1 <= n <= MAX_CHOICES or n * len(prompts) > MAX_CHOICES:
+        raise RequestError("n", f"{len(prompts)} prompts x n = {_show(n)} is not from 1 to {MAX_CHOICES} completions")
+    suffix = _take(data, "suffix", str, None)
+    if suffix is not None and not all(isinstance(prompt, str) for prompt in prompts):
+        raise RequestError("suffix", "suffix needs prompts of text, not of token ids")
+    stream = _take(data, "stream", bool, False)
+    options = data.get("stream_options") or {}
+    if not isinstance(options, Mapping):
+        raise RequestError("stream_options", f"stream_options: {_show(options)} is not an object")
+    try:
+        sampling = SamplingParams(
+            max_tokens=_take(data, "max_tokens", int, 16),
+            temperature=_take(data, "temperature", float, 1.0),
+            top_p=_take(data, "top_p", float, 1.0),
+            top_k=_take(data, "top_k", int, 0),
+            seed=_take(data, "seed", int, None),
+            stop=_stops(data.get("stop")),
+            logprobs=_take(data, "logprobs", int, None),
+        )
+    except ConfigError as error:
+        raise RequestError(error.where, str(error)) from None
+    return CompletionRequest(
+        prompts=prompts,
+        suffix=suffix or None,
+        n=n,
+        sampling=sampling,
+        stream=stream,
+        include_usage=_take(options, "include_usage", bool, False),
+        model=_take(data, "model", str, None),
+        stop_rule=_one_of(data, "stop_rule", STOP_RULES, None),
+        order=_one_of(data, "order", ("psm", "spm"), "psm"),
+        timeout_s=_timeout_s(data),
+        supersede=_supersede(data, tenant),
+        tenant=tenant,
+        user=_take(data, "user", str, ""),
+        cache_salt=_salt(data),
+        reuse=_take(data, "reuse", bool, data.get("supersede") is not None),
+        return_token_ids=_take(data, "return_token_ids", bool, False),
+        heal=_take(data, "heal", bool, False),
+    )
+
+
+def _one_of(data: Mapping[str, Any], field: str, known: Sequence[str], default: Any) -> Any:
+    value = _take(data, field, str, None)
+    if value is not None and value not in known:
+        raise RequestError(field, f"{field}: {_show(value)} is none of {', '.join(known)}")
+    return default if value is None else value
+
+
+def _timeout_s(data: Mapping[str, Any]) -> float | None:
+    value = _take(data, "timeout_ms", float, None)
+    if value is not None and not 0 < value <= MAX_TIMEOUT_MS:  # NaN compares false and is refused too
+        raise RequestError("timeout_ms", f"timeout_ms: {_show(value)} is not from 0 to {MAX_TIMEOUT_MS}")
+    return None if value is None else value / 1000
+
+
+def _salt(data: Mapping[str, Any]) -> str:
+    salt: str = _take(data, "cache_salt", str, "")
+    if len(salt) > MAX_SALT_CHARS:
+        raise RequestError("cache_salt", f"cache_salt: has {len(salt)} characters; at most {MAX_SALT_CHARS}")
+    return salt
+
+
+def _supersede(data: Mapping[str, Any], tenant: str) -> Hashable:
+    """Scoped to the tenant and the named user; the key itself is for example an open file."""
+    key = _take(data, "supersede", str, None)
+    return None if key is None else (tenant, _take(data, "user", str, ""), key)
+
+
+def _take(data: Mapping[str, Any], field: str, kind: type, default: Any) -> Any:
+    """The field's value; `default` if it is absent or null."""
+    value = data.get(field)
+    if value is None:
+        return default
+    if kind is float and type(value) is int and abs(value) < 2**53:
+        return float(value)
+    if type(value) is not kind:
+        names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+        raise RequestError(field, f"{field}: {_show(value)} is not {names[kind]}")
+    return value
+
+
+def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
+    """A string, a list of strings, a list of token ids, or a list of such lists."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value):
+            return tuple(value)
+        if _are_ids(value):
+            return (tuple(value),)
+        if all(isinstance(item, list) and _are_ids(item) for item in value):
+            return tuple(tuple(item) for item in value)
+    found = "is missing" if value is None else f"{_show(value)} is not a string or a list of strings"
+    raise RequestError("prompt", f"prompt: {found}")
+
+
+def _are_ids(value: list[Any]) -> bool:
+    return bool(value) and all(type(item) is int for item in value)
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise RequestError("stop", f"stop: {_show(value)} is not a string or a list of strings")
+    return tuple(items)
+
+
+def _show(value: object) -> str:
+    return reprlib.repr(value)

@@ -1,0 +1,73 @@
+"""The sampler: samples the scheduled sequences of a step and verifies their draft tokens.
+
+A sequence with draft tokens has several scored positions. A draft token is accepted while it equals the sampled token;
+the first mismatch ends the step for that sequence. Drafts with probabilities (of a draft model, for a sequence without
+a seed) are verified by rejection sampling instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListOf
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lakh.server.sampling import probabilities, sample, token_logprobs
+from lakh.server.scheduler import ScheduledSequence
+from lakh.server.sequence import Sequence
+from lakh.server.speculation.rejection import rejection_sample
+
+__all__ = ["SampledSequence", "sample_batch"]
+
+
+class SampledSequence(NamedTuple):
+    num_new_tokens: int
+    num_accepted: int
+    """Draft tokens that the model confirmed."""
+
+
+def sample_batch(batch: ListOf[ScheduledSequence], logits: Tensor) -> list[SampledSequence]:
+    """Append the new tokens to the sequences and advance their `num_computed`."""
+    positions = [(work.seq, i) for work in batch for i in range(work.segment.scored)]
+    samplings = [seq.sampling for seq, _ in positions]
+    keys = [0 if seq.sampling.temperature == 0 else seq.noise_keys[len(seq.tokens) + i] for seq, i in positions]
+    for at, (seq, i) in enumerate(positions):
+        if seq.first_token_ids is not None and not seq.tokens and i == 0:
+            logits[at] = _restrict(logits[at], seq.first_token_ids)
+    sampled = sample(logits, samplings, keys) if positions else []
+    results = []
+    end = 0
+    for seq, segment, draft in batch:
+        start, end = end, end + segment.scored
+        tokens = sampled[start:end]
+        if draft.probabilities:
+            target = probabilities(logits[start:end], samplings[start:end])
+            tokens = rejection_sample(draft, list(target), _uniform)
+        seq.num_computed = segment.start + len(segment.tokens) - len(draft.tokens)
+        result = _append(seq, tokens, draft.tokens, logits, start)
+        seq.num_computed += result.num_accepted
+        results.append(result)
+    return results
+
+
+def _append(seq: Sequence, tokens: ListOf[int], draft: ListOf[int], logits: Tensor, start: int) -> SampledSequence:
+    """Append the sampled tokens up to the first that differs from the draft. Their logits begin at `start`."""
+    for index, token in enumerate(tokens):
+        if seq.sampling.logprobs is not None:
+            seq.logprobs.append(token_logprobs(logits[start + index], token, seq.sampling.logprobs))
+        seq.append(token)
+        if index >= len(draft) or draft[index] != token:
+            return SampledSequence(index + 1, index)
+        if seq.finish_reason is not None:
+            return SampledSequence(index + 1, index + 1)
+    return SampledSequence(0, 0)
+
+
+def _restrict(logits_V: Tensor, ids: ListOf[int]) -> Tensor:
+    allowed = torch.tensor(ids, device=logits_V.device)
+    return torch.full_like(logits_V, -torch.inf).index_copy(0, allowed, logits_V[allowed])
+
+
+def _uniform() -> float:
+    return float(torch.rand(()))

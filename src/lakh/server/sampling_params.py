@@ -1,0 +1,66 @@
+"""Sampling parameters of a request and their valid ranges. Independent of torch: the gateway uses them too."""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
+
+from lakh.errors import ConfigError
+
+__all__ = ["MAX_LOGPROBS", "MAX_SEED", "MAX_STOPS", "MAX_TEMPERATURE", "SamplingParams"]
+
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_SEED = 2**63 - 1
+MAX_TEMPERATURE = 100.0
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample a completion. An invalid value raises a ConfigError that names the field."""
+
+    max_tokens: int = 64
+    """Maximum number of new tokens."""
+    temperature: float = 0.0
+    """Divides the logits; 0 is greedy."""
+    top_p: float = 1.0
+    """Sample from the most likely tokens whose probabilities sum to this."""
+    top_k: int = 0
+    """Sample from this many of the most likely tokens; 0 means all."""
+    seed: int | None = None
+    """The same seed, prompt and weights give the same completion; None picks a random seed."""
+    stop: tuple[str, ...] = ()
+    """The completion ends before the first occurrence of any of these strings."""
+    logprobs: int | None = None
+    """Report the log-probability of each sampled token and of this many top alternatives."""
+
+    def __post_init__(self) -> None:
+        _whole("max_tokens", self.max_tokens, 1, 2**31)
+        _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise ConfigError("top_p", "0 excludes every token", "choose a value above 0, up to 1")
+        _whole("top_k", self.top_k, 0, 2**31)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, MAX_SEED)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
+            raise ConfigError(
+                "stop",
+                f"{reprlib.repr(self.stop)} is not a list of non-empty strings",
+                "give strings such as '\\n\\n'",
+            )
+        if len(self.stop) > MAX_STOPS:
+            raise ConfigError("stop", f"{len(self.stop)} strings are too many", f"give at most {MAX_STOPS}")
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(name, f"{reprlib.repr(value)} is not a whole number from {low} to {high}", "choose one")
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    # NaN compares false and is refused too.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ConfigError(name, f"{reprlib.repr(value)} is not a number from {low:g} to {high:g}", "choose one")

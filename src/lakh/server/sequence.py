@@ -1,0 +1,147 @@
+"""A sequence: one completion in progress, with its tokens, its text so far and its finish reason.
+
+Independent of the model: the scheduler owns a sequence's place in the queues and its KV-cache blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lakh.server.detokenizer import DetokenizerStream
+from lakh.server.model.block_pool import Lease
+from lakh.server.sampling import Logprobs, NoiseKeys, SamplingParams
+from lakh.server.stopping import StopRule, StopStrings
+
+__all__ = ["Chunk", "Completion", "FinishReason", "Sequence"]
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class Completion:
+    text: str
+    """Ends before the stop string or special token that finished it."""
+    tokens: tuple[int, ...]
+    """All sampled tokens, including a final end-of-text token."""
+    finish_reason: FinishReason
+    prompt_tokens: int
+    """Prompt tokens after truncation to the context."""
+    logprobs: tuple[Logprobs, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Part of a completion: the chunks' texts and tokens concatenate to the completion's."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+    """Set on the last chunk only."""
+    logprobs: tuple[Logprobs, ...] | None = None
+
+
+@dataclass(eq=False)
+class Sequence:
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_new_tokens: int
+    noise_keys: NoiseKeys
+    eot: int
+    detokenizer: DetokenizerStream
+    cache_space: Hashable = ""
+    """Sequences share cached prefixes only within one space (a tenant)."""
+    deadline_s: float | None = None
+    """On the engine's clock; the scheduler aborts the sequence after it."""
+    stop_rule: StopRule | None = None
+    first_token_ids: tuple[int, ...] | None = None
+    """Restricts the first sampled token to these ids (token healing)."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    lease: Lease | None = None
+    num_computed: int = 0
+    """Tokens (prompt, then sampled ones) whose keys and values are in the lease's blocks."""
+    num_cached: int = 0
+    """Prompt tokens found in the prefix cache."""
+    arrived_s: float = 0.0
+    """Submitted, first scheduled and first token sampled, on the engine's clock."""
+    started_s: float | None = None
+    first_token_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self._stop_strings = StopStrings(self.sampling.stop)
+        self._text: list[str] = []
+        self._num_sent = 0
+        self.ids = list(self.prompt)
+        """Prompt and sampled tokens."""
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return len(self.ids) - self.num_computed
+
+    @property
+    def is_unseeded(self) -> bool:
+        """Samples without a seed: any sample from the right distribution is a valid answer."""
+        return self.sampling.temperature > 0 and self.sampling.seed is None
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """The next token is the argmax, and nothing else is needed from the logits."""
+        is_restricted = self.first_token_ids is not None and not self.tokens
+        return self.sampling.temperature == 0 and self.sampling.logprobs is None and not is_restricted
+
+    def append(self, token: int) -> None:
+        """Add a sampled token. No-op after the sequence has finished."""
+        if self.finish_reason is not None:
+            return
+        self.tokens.append(token)
+        self.ids.append(token)
+        if token == self.eot:
+            self.finish("stop")
+            return
+        self._emit(self.detokenizer.append(token))
+        if self._stop_strings.found or (self.stop_rule is not None and self.stop_rule.found):
+            self.finish("stop")
+        elif len(self.tokens) >= self.max_new_tokens:
+            self.finish("length")
+
+    def finish(self, reason: FinishReason) -> None:
+        """No-op after the sequence has finished."""
+        if self.finish_reason is None:
+            self._emit(self.detokenizer.finish())
+            if not self._stop_strings.found:
+                self._text.append(self._apply_stop_rule(self._stop_strings.finish()))
+            stopped = self._stop_strings.found or (self.stop_rule is not None and self.stop_rule.found)
+            self.finish_reason = "stop" if stopped else reason
+
+    def take_text(self) -> str:
+        """The text since the last call."""
+        text = "".join(self._text)
+        self._text.clear()
+        return text
+
+    def take_chunk(self) -> Chunk | None:
+        """What is new since the last call; None if no text is final yet."""
+        text = self.take_text()
+        if not text and self.finish_reason is None:
+            return None
+        logprobs = None if self.sampling.logprobs is None else tuple(self.logprobs[self._num_sent :])
+        chunk = Chunk(text, tuple(self.tokens[self._num_sent :]), self.finish_reason, logprobs)
+        self._num_sent = len(self.tokens)
+        return chunk
+
+    def completion(self) -> Completion:
+        """The whole completion; call it once, after the sequence has finished."""
+        assert self.finish_reason is not None
+        logprobs = None if self.sampling.logprobs is None else tuple(self.logprobs)
+        return Completion(self.take_text(), tuple(self.tokens), self.finish_reason, len(self.prompt), logprobs)
+
+    def _emit(self, text: str) -> None:
+        self._text.append(self._apply_stop_rule(self._stop_strings.push(text)))
+
+    def _apply_stop_rule(self, text: str) -> str:
+        return text if self.stop_rule is None else self.stop_rule.push(text)

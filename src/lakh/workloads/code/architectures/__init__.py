@@ -1,0 +1,129 @@
+"""Model architectures: one short file per family, used by training, serving, parallelism and the file formats alike.
+
+A `ModelArchitecture` declares the parameters of a block (shape, tensor-parallel dim, names in other formats) and its
+computation, a function over `ModelOps`. Everything else is derived: CodeModel and its state_dict, the sharding of
+tensor parallelism, the server's fused weights and its generic forward pass, checks of loaded weights, and names in
+Hugging Face and GGUF files. docs/how-to/add-a-model-architecture.md adds one step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lakh.errors import CorruptCheckpoint
+from lakh.spec.model import Model
+from lakh.workloads.code.ops import ModelOps, Rope
+
+__all__ = [
+    "LayerWeights",
+    "ModelArchitecture",
+    "ParameterInfo",
+    "architecture_of",
+    "architectures",
+    "check_weights",
+    "parameters",
+    "shapes",
+]
+
+
+@dataclass(frozen=True)
+class ParameterInfo:
+    shape: tuple[int, ...]
+    hf: str
+    """Name in a Hugging Face file, without "model.layers.N." for a block's parameter."""
+    gguf: str
+    """Name in a GGUF file, without "blk.N."; empty where GGUF's architecture has no such tensor."""
+    shard_dim: int | None = None
+    """The dim that tensor parallelism shards: 0 column-parallel, 1 row-parallel, None replicated."""
+    fused: str = ""
+    """The tensor that the block computes with; parameters of one name are concatenated in order."""
+    writes_residual: bool = False
+    """Initialized with a smaller deviation, because its output is added to the residual stream."""
+    initial: float = 1.0
+    """Of a vector: its value before training."""
+
+
+class LayerWeights(Protocol):
+    """The weights of one block, as this rank computes with them."""
+
+    def matrix(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A fused tensor (`ParameterInfo.fused`)."""
+        ...
+
+    def vector(self, name: str) -> Tensor:
+        """A replicated vector, such as the weight of a norm."""
+        ...
+
+
+BlockFunction = Callable[[Model, LayerWeights, ModelOps, Tensor, Tensor | None, Rope, Any], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class ModelArchitecture:
+    name: str
+    features: Mapping[str, Any]
+    """Fields of spec.Model that tell it apart."""
+    hf_model_type: str
+    hf_class: str
+    hf_config: Mapping[str, Any]
+    """Fields of config.json that only this architecture has, with the values that lakh's block implements."""
+    gguf: str | None
+    """`general.architecture` of a GGUF file; None where lakh writes none."""
+    block_parameters: Callable[[Model], dict[str, ParameterInfo]]
+    """By name inside a block; the order decides that of the state_dict and of the optimizer."""
+    block: BlockFunction
+    """(spec, weights, ops, x, delta, rope, context) to the residual stream x and the delta still to be added to it."""
+
+
+def architectures() -> tuple[ModelArchitecture, ...]:
+    """All of them. The first whose features match a model is its architecture."""
+    from lakh.workloads.code.architectures import llama
+
+    return (llama.LLAMA, llama.QWEN3)
+
+
+def architecture_of(spec: Model) -> ModelArchitecture:
+    return next(
+        architecture
+        for architecture in architectures()
+        if all(getattr(spec, field) == value for field, value in architecture.features.items())
+    )
+
+
+def parameters(spec: Model) -> dict[str, ParameterInfo]:
+    """Every parameter of the model by its state_dict name, with whole names in other formats."""
+    block = architecture_of(spec).block_parameters(spec)
+    table = (spec.vocab, spec.width)
+    result = {"embed.weight": ParameterInfo(table, "model.embed_tokens.weight", "token_embd.weight", shard_dim=0)}
+    for layer in range(spec.layers):
+        for name, info in block.items():
+            gguf = info.gguf and f"blk.{layer}.{info.gguf}"
+            result[f"blocks.{layer}.{name}.weight"] = replace(info, hf=f"model.layers.{layer}.{info.hf}", gguf=gguf)
+    result["norm.weight"] = ParameterInfo((spec.width,), "model.norm.weight", "output_norm.weight")
+    if not spec.tied:
+        result["head.weight"] = ParameterInfo(table, "lm_head.weight", "output.weight", shard_dim=0)
+    return result
+
+
+def shapes(spec: Model) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of this model."""
+    return {name: info.shape for name, info in parameters(spec).items()}
+
+
+def check_weights(where: str, spec: Model, weights: Mapping[str, Tensor], todo: str) -> None:
+    """Raise CorruptCheckpoint unless these are exactly the tensors of this model."""
+    expected = shapes(spec)
+    for name, shape in expected.items():
+        if name not in weights:
+            raise CorruptCheckpoint(where, f"has no tensor {name}", todo)
+        found = tuple(weights[name].shape)
+        if found != shape:
+            raise CorruptCheckpoint(where, f"{name} has shape {list(found)}; its settings require {list(shape)}", todo)
+    for name in weights:
+        if name not in expected:
+            raise CorruptCheckpoint(where, f"has an unexpected tensor {name}", todo)

@@ -1,0 +1,125 @@
+"""`ModelOps`: the operations of a decoder, each of which a faster or a parallel form can replace.
+
+A model takes one frozen `ModelOps`. The defaults here are plain torch and define what every other form must compute:
+acceleration.py replaces them by fused kernels, parallelism/ by operations over several ranks, the server by operations
+on its paged KV cache.
+
+Shapes: `...` any leading dims (B batch and T tokens in training, N tokens in serving), W width, F ffn, H query heads, K
+key/value heads, D head size, X = (H + 2 K) D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from lakh.spec.model import Model
+from lakh.workloads.code.attention import sdpa_attention
+
+__all__ = [
+    "ModelOps",
+    "Rope",
+    "apply_rotary",
+    "local",
+    "norm_add",
+    "rms_norm",
+    "rotary_tables",
+    "split_rotary",
+    "swiglu",
+]
+
+Rope = tuple[Tensor, Tensor]
+"""Cosines and sines, `... 1 D` in float32; the second half of D repeats the first."""
+
+
+def local(weight: Tensor) -> Tensor:
+    """This rank's part of a weight: all of it, unless tensor parallelism sharded it."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
+
+
+def norm_add(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + delta, and its norm."""
+    x = x if delta is None else x + delta
+    return x, rms_norm(x, weight, eps)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rotary_tables(spec: Model, positions_BT: Tensor) -> Rope:
+    """Cosines and sines B T 1 D of these positions."""
+    exponents = torch.arange(0, spec.head_dim, 2, device=positions_BT.device, dtype=torch.float32) / spec.head_dim
+    frequencies = 1.0 / spec.rope_base**exponents  # rounded as transformers rounds: late positions multiply the error
+    angles = positions_BT[:, :, None, None].float() * frequencies
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def apply_rotary(x: Tensor, rope: Rope) -> Tensor:
+    """Rotate heads `... H D`: element i pairs with i + D/2 (the order of Hugging Face; llama.cpp interleaves)."""
+    cos, sin = rope
+    left, right = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-right, left), dim=-1) * sin).type_as(x)
+
+
+def split_rotary(
+    qkv: Tensor, rope: Rope, heads: int, kv_heads: int, norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys (`... H D` and `... K D`, normalized per head with `norms`, then rotated) and values `... K D`."""
+    q, k, v = qkv.unflatten(-1, (heads + 2 * kv_heads, -1)).split([heads, kv_heads, kv_heads], dim=-2)
+    if norms is not None:
+        q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
+    return apply_rotary(q, rope), apply_rotary(k, rope), v
+
+
+@dataclass(frozen=True)
+class ModelOps:
+    embedding: Callable[[Tensor, Tensor], Tensor] = F.embedding
+    """(tokens, table) to hidden states."""
+    norm_add: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]] = norm_add
+    """(x, delta, weight, eps) to x + delta and its RMS norm. The residual add is left to the next norm, so that one
+    kernel can do both."""
+    linear: Callable[[Tensor, Tensor], Tensor] = F.linear
+    """(x, weight) to x @ weight.T."""
+    split_rotary: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_rotary
+    attention: Callable[[Tensor, Tensor, Tensor, Any], Tensor] = sdpa_attention
+    """(q, k, v, context) to `... H D`. `context` is what the caller of the block passes: packed documents in training,
+    the layer number in serving."""
+    fused_attention: Callable[[Tensor, Any], Tensor] | None = None
+    """(qkv `... X`, context) to `... H*D`, in place of `split_rotary` and `attention`, where one kernel does both."""
+    activation: Callable[[Tensor], Tensor] = swiglu
+    """Gate and up side by side, `... 2F`, to `... F`."""
+
+    # Parallel regions.
+    enter: Callable[[Tensor], Tensor] = identity
+    """Before a column-parallel matrix: gathers the sequence."""
+    leave: Callable[[Tensor], Tensor] = identity
+    """After a row-parallel matrix: sums the partial results and scatters the sequence."""
+    norm_weight: Callable[[Tensor], Tensor] = local
+    """The replicated weight of a norm; tensor parallelism sums its gradient over ranks."""
+    shard_sequence: Callable[[Tensor], Tensor] = identity
+    """Tokens B T of whole sequences to this rank's part."""
+    vocab_group: dist.ProcessGroup | None = None
+    """The ranks that share the vocabulary of the output head."""
+    tensor_parallel: int = 1
+    context_parallel: int = 1
+
+    checkpoint: Callable[..., Any] | None = None
+    """Runs a block with activation checkpointing: (block function, x, *arguments)."""

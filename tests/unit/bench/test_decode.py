@@ -1,0 +1,73 @@
+"""lakh bench decode: the same weights by every system, in rows of promised names."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from bench.decode import speed as decode
+from bench.harness import SystemFailed
+
+from lakh.errors import UserError
+from lakh.spec.model import Model
+
+KEYS = {"system", "device", "params", "dtype", "batch", "prompt", "new", "tok_per_s", "cpu_ms_per_token", "ttft_ms"}
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="int8 is a CPU's")
+
+
+def model(folder: Path, monkeypatch: pytest.MonkeyPatch, ffn: int) -> Path:
+    spec = Model(layers=1, width=64, heads=2, kv_heads=1, ffn=ffn, vocab=512, context=128)
+    monkeypatch.setitem(decode.SHAPES, "small", spec)
+    return decode.random_model("small", folder)
+
+
+def test_every_system_has_a_row_for_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model(tmp_path, monkeypatch, ffn=128)
+    systems = ["lakh", "lakh-int8", "transformers", "transformers-static"]
+    rows = decode.bench_decode(folder, systems=systems, batches=[1, 2], prompt=16, new=5, repeats=1)
+    assert [(row["system"], row["batch"]) for row in rows] == [
+        (name, batch) for batch in (1, 2) for name in ("lakh", "lakh-int8", "transformers")
+    ]  # transformers' static cache is a GPU's
+    assert all(set(row) == KEYS | {"bandwidth_fraction"} for row in rows)
+    assert {row["params"] for row in rows} == {decode.SHAPES["small"].parameters}
+    assert [row["dtype"] for row in rows[:3]] == ["f32", "int8", "f32"]
+
+
+def test_a_system_that_cannot_run_the_model_is_left_out_and_refused_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model(tmp_path, monkeypatch, ffn=72)
+    rows = decode.bench_decode(folder, systems=["lakh", "lakh-int8"], prompt=8, new=3, repeats=1)
+    assert [row["system"] for row in rows] == ["lakh"]
+    with pytest.raises(UserError, match="none of them runs this model on a cpu"):
+        decode.bench_decode(folder, systems=["lakh-int8"], prompt=8, new=3, repeats=1)
+
+
+def test_the_best_of_each_time_counts_and_not_the_best_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first token that was disturbed makes the others look cheap."""
+    folder = model(tmp_path, monkeypatch, ffn=128)
+    rounds = iter([decode.Times(5.0, 1.0, 6.0, 3.0), decode.Times(2.0, 1.5, 6.5, 2.5)])
+    monkeypatch.setattr(decode, "_measure", lambda ask, new: next(rounds))
+    (row,) = decode.bench_decode(folder, systems=["lakh"], prompt=8, new=5, repeats=2)
+    assert (row["tok_per_s"], row["cpu_ms_per_token"], row["ttft_ms"]) == (4 / (6.0 - 2.0), 375.0, 2000.0)
+
+
+def test_a_busy_machine_gives_no_figure_instead_of_a_wrong_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model(tmp_path, monkeypatch, ffn=128)
+    monkeypatch.setattr(decode, "_measure", lambda ask, new: decode.Times(5.0, 1.0, 4.0, 0.5))
+    (row,) = decode.bench_decode(folder, systems=["lakh"], prompt=8, new=5, repeats=1)
+    assert (row["tok_per_s"], row["cpu_ms_per_token"], row["bandwidth_fraction"]) == (None, None, None)
+
+
+def test_a_peer_that_fails_keeps_its_row_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise SystemFailed("no memory")
+
+    folder = model(tmp_path, monkeypatch, ffn=128)
+    monkeypatch.setitem(decode._START, "llama.cpp", fail)
+    ours, theirs = decode.bench_decode(folder, systems=["lakh", "llama.cpp"], prompt=8, new=3, repeats=1)
+    assert ours["tok_per_s"] is None or ours["tok_per_s"] > 0
+    assert (theirs["system"], theirs["tok_per_s"], theirs["failed"]) == ("llama.cpp", None, "no memory")

@@ -1,0 +1,189 @@
+"""CachedCompletion answers: the same question again, typed-into suggestions, and walls between tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.server.backend import CompletionDelta, Usage
+from lakh.server.backends.completion_cache import CachedCompletion, CompletionCache, cache_query_of, find_continuation
+from lakh.server.backends.in_process import InProcessBackend
+from lakh.server.engine import Engine
+from lakh.server.request import CompletionRequest, parse
+from lakh.server.store import MemoryCacheStore, RedisCacheStore
+
+ASK = {"prompt": "def add(left, right):\n    ret", "max_tokens": 12, "temperature": 0}
+
+
+async def ask(cache: CompletionCache, tenant: str = "", **fields: Any) -> tuple[str, Usage]:
+    items = [item async for item in cache.complete(parse({**ASK, **fields}, tenant))]
+    usage = items.pop()
+    assert isinstance(usage, Usage)
+    return "".join(item.text for item in items if isinstance(item, CompletionDelta)), usage
+
+
+@pytest.fixture
+def cache_of(make_engine: Callable[..., Engine]) -> Callable[..., CompletionCache]:
+    def make(store: Any = None) -> CompletionCache:
+        return CompletionCache(InProcessBackend(make_engine()), MemoryCacheStore() if store is None else store)
+
+    return make
+
+
+def drawn(cache: CompletionCache) -> int:
+    assert isinstance(cache.backend, InProcessBackend)
+    return cache.backend.engine.counters.generated_tokens
+
+
+def test_the_same_question_again_draws_nothing(cache_of: Callable[..., CompletionCache]) -> None:
+    async def main() -> None:
+        cache = cache_of()
+        first, usage = await ask(cache)
+        assert usage.completion_tokens > 0
+        before = drawn(cache)
+        assert (await ask(cache))[0] == first
+        assert drawn(cache) == before
+        assert (cache.num_queries, cache.num_repeated) == (2, 1)
+        await cache.close()
+
+    asyncio.run(main())
+
+
+def test_typed_into_suggestions_go_on_only_where_that_is_asked_for(cache_of: Callable[..., CompletionCache]) -> None:
+    async def main() -> None:
+        cache = cache_of()
+        text, _ = await ask(cache)
+        assert "\n" not in text[:3]
+        assert len(text) > 3
+        before = drawn(cache)
+        typed = ASK["prompt"] + text[:3]
+        again, _ = await ask(cache, prompt=typed, supersede="file.py")
+        assert again == text[3:]
+        assert drawn(cache) == before
+        _, usage = await ask(cache, prompt=typed)  # a program that asks gets the model's own answer
+        assert usage.completion_tokens > 0
+        assert drawn(cache) > before
+        _, usage = await ask(cache, prompt=ASK["prompt"] + "~", supersede="file.py")
+        assert usage.completion_tokens > 0
+        await cache.close()
+
+    asyncio.run(main())
+
+
+def test_a_suggestion_goes_on_past_its_line_breaks(cache_of: Callable[..., CompletionCache]) -> None:
+    text = "urn left + right\n\n\ndef sub(left"
+
+    async def complete(request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
+        yield CompletionDelta(0, text, "length")
+        yield Usage(9, 12)
+
+    async def main() -> None:
+        cache = cache_of()
+        backend = cache.backend
+        cache.backend = SimpleNamespace(models=backend.models, complete=complete)  # type: ignore[assignment]
+        assert (await ask(cache, supersede="f"))[0] == text
+        for typed in range(1, len(text)):
+            prompt = ASK["prompt"] + text[:typed]
+            assert (await ask(cache, prompt=prompt, supersede="f"))[0] == text[typed:]
+        assert cache.num_typed == len(text) - 1
+        for prompt in (ASK["prompt"] + "urn left + right\n", ASK["prompt"] + "urn left - right\n"):
+            _, usage = await ask(cache, prompt=prompt)  # asked for itself, or typed otherwise
+            assert usage.completion_tokens > 0
+        await backend.close()
+
+    asyncio.run(main())
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"max_tokens": 11},
+    {"stop": ["x"]},
+    {"suffix": "\n"},
+    {"stop_rule": "line"},
+    {"prompt": "def add(left, right) :\n    ret"},
+    {"cache_salt": "s"},
+    {"heal": True},
+    {"temperature": 0.5, "seed": 1},
+    {"top_k": 3, "temperature": 0.5, "seed": 1},
+]
+
+
+def test_whatever_may_change_an_answer_is_part_of_the_question(cache_of: Callable[..., CompletionCache]) -> None:
+    models = cache_of().models()
+    keys = [cache_query_of(parse({**ASK, **change}), models) for change in ({}, *CHANGES)]
+    assert len({question.key for question in keys if question}) == len(keys)
+    other = [type(models[0])(models[0].id, models[0].context, "other weights")]
+    assert cache_query_of(parse(ASK), other) != cache_query_of(parse(ASK), models)
+
+
+@pytest.mark.parametrize("change", [{"temperature": 1}, {"n": 2}, {"logprobs": 1}, {"prompt": ["a", "b"]}])
+def test_answers_that_the_question_does_not_decide_are_not_kept(change: dict[str, Any]) -> None:
+    assert cache_query_of(parse({**ASK, **change}), []) is None
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+def test_a_tenant_neither_reads_nor_notices_anothers_answers(
+    cache_of: Callable[..., CompletionCache], kind: str, request: pytest.FixtureRequest
+) -> None:
+    async def main() -> None:
+        store = (
+            RedisCacheStore(request.getfixturevalue("redis_server").url, limit_s=10.0)
+            if kind == "redis"
+            else MemoryCacheStore()
+        )
+        cache = cache_of(store)
+        assert isinstance(cache.backend, InProcessBackend)
+        counts = cache.backend.engine.counters
+        fields = {"prompt": "the secret of tenant a is 42\n" * 2, "supersede": "f"}
+        _, first = await ask(cache, "a", **fields)
+        for tenant, salt in (("b", ""), ("", ""), ("b", "a"), ("", "a"), ("a", "b")):
+            steps, cached = counts.steps, counts.cached_tokens
+            _, usage = await ask(cache, tenant, **fields, cache_salt=salt)
+            # The work is all of it: nothing that takes time is left out, so time tells nothing.
+            assert (usage.completion_tokens, usage.cached_tokens) == (first.completion_tokens, 0)
+            assert counts.cached_tokens == cached
+            assert counts.steps > steps
+        while getattr(store, "_writes", ()):
+            await asyncio.sleep(0.001)
+        _, own = await ask(cache, "a", **fields)
+        assert own.completion_tokens == 0  # its own is there
+        await cache.close()
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_no_answer_of_ours_in_the_store_is_a_miss(cache_of: Callable[..., CompletionCache]) -> None:
+    async def main() -> None:
+        cache = cache_of()
+        question = cache_query_of(parse(ASK), cache.models())
+        assert question is not None
+        other = CachedCompletion(question.line, 5, None, "1", 1)  # type: ignore[arg-type]
+        for junk in (b"", b"\xff", b"5", b"[5]", b'[{"line": "x"}]', b"{}", json.dumps([asdict(other)]).encode()):
+            cache.store.put(question.key, junk, 60)
+            text, usage = await ask(cache)
+            assert text
+            assert usage.completion_tokens > 0
+        await cache.close()
+
+    asyncio.run(main())
+
+
+@given(line=st.text("ab", max_size=4), text=st.text("ab", max_size=6), typed=st.text("ab", max_size=6))
+def test_what_is_left_together_with_what_was_typed_is_the_answer(line: str, text: str, typed: str) -> None:
+    known = [CachedCompletion(line, text, "stop", 1, 1)]
+    found = find_continuation(known, line + typed, allow_typed=True)
+    if found is not None:
+        assert typed + found[0] == text
+        assert found[0] or not typed
+    else:
+        assert not text.startswith(typed) or typed == text
+    strict = find_continuation(known, line + typed, allow_typed=False)
+    assert (strict is not None) == (typed == "")

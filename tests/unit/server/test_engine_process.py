@@ -1,0 +1,130 @@
+"""The engine in a process of its own answers as one in this process, and its death is told, never waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakh.errors import UserError
+from lakh.server.backend import CompletionDelta, Usage
+from lakh.server.backends import engine_process, response_queue
+from lakh.server.backends.engine_process import EngineProcessBackend
+from lakh.server.backends.in_process import InProcessBackend
+from lakh.server.engine import Engine
+from lakh.server.request import RequestError, parse
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def request(**fields: Any) -> Any:
+    return parse({"prompt": "def add(", "max_tokens": 12, "temperature": 0, **fields}, "")
+
+
+async def ask(backend: Any, **fields: Any) -> tuple[str, Usage]:
+    items = [item async for item in backend.complete(request(**fields))]
+    assert isinstance(items[-1], Usage)
+    return "".join(item.text for item in items if isinstance(item, CompletionDelta)), items[-1]
+
+
+async def until(true: Any, limit_s: float = 90.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not true():
+            await asyncio.sleep(0.02)
+
+
+def figure(backend: Any, name: str) -> float:
+    return next(
+        sample.value
+        for family in backend.metric_families()
+        for sample in family.samples
+        if sample.name == f"lakh:{name}"
+    )
+
+
+def test_it_answers_refuses_frees_and_dies_as_told(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_queue, "LATE_S", 0.2)
+    deaths: list[str] = []
+    load = {"path": str(model_dir), "threads": 1}
+    backend = EngineProcessBackend(load, max_waiting=4, on_death=lambda: deaths.append("died"))
+    local = InProcessBackend(Engine.load(str(model_dir)), max_waiting=4)
+
+    async def story() -> None:
+        await backend.start()
+        assert backend.models() == local.models()
+        both = [await ask(one) for one in (backend, local)]
+        assert both[0] == both[1]
+        together = await asyncio.gather(*[ask(backend, prompt=f"def x{i % 3}(") for i in range(4)])
+        assert together[0][0] == together[3][0]
+        with pytest.raises(RequestError) as refused:
+            await ask(backend, max_tokens=5000)
+        assert (refused.value.status, refused.value.param) == (400, "max_tokens")
+        pieces = backend.complete(request(max_tokens=80))
+        await anext(pieces)
+        await pieces.aclose()  # the reader has gone
+        await until(lambda: figure(backend, "kv_cache_blocks_held") == 0 and backend.num_running == 0)
+        assert figure(backend, "prefix_cache_queries_total") > 0
+        os.kill(backend.pid, signal.SIGSTOP)  # it answers nothing more before it dies
+        with pytest.raises(RequestError) as late:
+            await ask(backend, timeout_ms=1)
+        assert (late.value.status, late.value.code) == (503, "timeout")
+        waiting = asyncio.create_task(ask(backend, max_tokens=80, n=16))
+        await until(lambda: backend._responses)
+        os.kill(backend.pid, signal.SIGKILL)
+        with pytest.raises(RequestError) as gone:
+            await waiting
+        assert gone.value.status == 503
+        await until(lambda: deaths == ["died"])
+        assert backend.models() == []
+        assert "SIGKILL" in str(backend.died)
+        with pytest.raises(RequestError):
+            await ask(backend)
+        await backend.close()
+        await local.close()
+
+    asyncio.run(story())
+
+
+def test_drain_ends_what_takes_too_long_with_what_it_has(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "CLOSE_S", 60.0)  # a busy machine takes its time to end a process
+    backend = EngineProcessBackend({"path": str(model_dir), "threads": 1}, max_waiting=4)
+
+    async def story() -> None:
+        await backend.start()
+        waiting = asyncio.create_task(ask(backend, max_tokens=80, n=8))
+        await until(lambda: backend._responses)
+        await backend.drain(0.0)
+        with contextlib.suppress(RequestError):  # 503 where it had nothing yet
+            assert (await waiting)[1].completion_tokens <= 640
+        await backend.close()
+        assert backend.died is None
+        assert backend._child.exit_code == 0
+
+    asyncio.run(story())
+
+
+def test_what_cannot_be_loaded_is_said_by_its_own_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file or folder"):
+        EngineProcessBackend({"path": str(tmp_path / "nothing")}, max_waiting=4)
+
+
+def test_the_engine_process_ends_with_a_parent_that_dies_while_the_model_loads(model_dir: Path) -> None:
+    code = (
+        "import os, sys; from lakh.child_process import ChildProcess; from lakh.server.backends import engine_process;"
+        "child = ChildProcess.start(engine_process.MAIN, {'path': sys.argv[1]}, 1);"
+        "print(child.pid, flush=True); os._exit(0)"
+    )
+    parent = subprocess.run([sys.executable, "-c", code, str(model_dir)], stdout=subprocess.PIPE, text=True, check=True)
+    pid = int(parent.stdout)
+    deadline_s = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
