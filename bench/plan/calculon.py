@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from lakh.errors import UserError
-from lakh.planner.calibration import EMPHASIS, SOURCE_WEIGHT, is_held_out
-from lakh.planner.layout import FULL, NONE, RECOMPUTE, SELECTIVE
-from lakh.planner.points import Point
-from lakh.planner.validate import predictions, table
+from lakh.planner.calibration.fit import EMPHASIS, SOURCE_WEIGHT, is_held_out
+from lakh.planner.calibration.measured_points import MeasuredPoint
+from lakh.planner.execution_plan import FULL, NONE, RECOMPUTE, SELECTIVE, ExecutionPlan
+from lakh.planner.validation.accuracy import predictions, score_by
 
 __all__ = ["CalculonComparison", "cannot_describe", "compare", "one_step"]
 
@@ -43,23 +43,23 @@ class CalculonComparison:
     """GPU type -> tuned factors of its matrix rate, memory rate, node network and outer network."""
 
 
-def cannot_describe(point: Point) -> str | None:
+def cannot_describe(point: MeasuredPoint) -> str | None:
     """The reason why Calculon cannot describe this row, or None."""
-    shape, layout = point.shape, point.layout
+    model, plan = point.model, point.plan
     if point.kind not in SYSTEMS:
         return f"no system file for {point.kind}"
-    if shape["experts"] or shape.get("kv_rank"):
+    if model.experts or model.latent:
         return "experts or latent attention"
-    if shape["gated"] or shape["kv_heads"] != shape["heads"]:
+    if model.gated or model.kv_heads != model.heads:
         return "gated feed-forward or grouped queries"
-    if layout["shard"] > 1 or layout["cp"] > 1:
+    if plan.shard > 1 or plan.cp > 1:
         return "sharded weights or context parallelism"
-    if layout["low_precision"] or layout["recompute"] not in RECOMPUTE_NAMES:
-        return f"precision, or recompute {RECOMPUTE[int(layout['recompute'])]}"
+    if plan.low_precision or plan.recompute not in RECOMPUTE_NAMES:
+        return f"precision, or recompute {RECOMPUTE[int(plan.recompute)]}"
     return None
 
 
-def compare(points: Sequence[Point], checkout: str, *, tune: bool = True) -> CalculonComparison:
+def compare(points: Sequence[MeasuredPoint], checkout: str, *, tune: bool = True) -> CalculonComparison:
     """lakh and Calculon on the rows that Calculon can describe and that are outside of the fits."""
     left_out = Counter(reason for point in points if (reason := cannot_describe(point)))
     shown: list[dict[str, Any]] = []
@@ -81,10 +81,12 @@ def compare(points: Sequence[Point], checkout: str, *, tune: bool = True) -> Cal
     return CalculonComparison(shown, left_out, scales)
 
 
-def _scores(unseen: Sequence[Point], theirs: dict[str, list[float]], rows: Sequence[Point]) -> Iterator[dict[str, Any]]:
+def _scores(
+    unseen: Sequence[MeasuredPoint], theirs: dict[str, list[float]], rows: Sequence[MeasuredPoint]
+) -> Iterator[dict[str, Any]]:
     """One line per source and system; a source that Calculon was not tuned on has no tuned line."""
     times = {"lakh": predictions(unseen)} | theirs
-    by_system = {name: table(unseen, found, lambda p: p.source) for name, found in times.items()}
+    by_system = {name: score_by(unseen, found, lambda p: p.source) for name, found in times.items()}
     tuned_on = {point.source for point in rows if _is_tuned_on(point)}
     for point in sorted({p.source: p for p in unseen}.values(), key=lambda p: p.source):
         for name, scores in by_system.items():
@@ -103,17 +105,17 @@ def one_step(checkout: str, repeats: int) -> dict[str, Any]:
     return {"seconds": output["shipped_s"], "each_s": output["shipped_s"] / repeats, "step_s": output["shipped"][0]}
 
 
-def _requests(points: Sequence[Point], system: dict[str, Any]) -> list[dict[str, Any]]:
+def _requests(points: Sequence[MeasuredPoint], system: dict[str, Any]) -> list[dict[str, Any]]:
     count = Counter(point.source for point in points)
     rows = []
     for point in points:
         place = json.loads(json.dumps(system))
-        place["networks"][0]["size"] = int(point.hardware["node_size"])
-        place["networks"][1]["bandwidth"] = point.hardware["nic_Bps"] / 1e9
+        place["networks"][0]["size"] = point.cluster.node_size
+        place["networks"][1]["bandwidth"] = point.cluster.tiers[1].bandwidth_GBps
         rows.append(
             {
                 "application": _application(point),
-                "executions": [_execution(point, layout) for layout in point.candidates],
+                "executions": [_execution(point, plan) for plan in point.candidates],
                 "system": place,
                 "measured_s": point.step_s,
                 "weight": EMPHASIS.get(point.source, 1.0) * count[point.source] ** SOURCE_WEIGHT,
@@ -123,30 +125,30 @@ def _requests(points: Sequence[Point], system: dict[str, Any]) -> list[dict[str,
     return rows
 
 
-def _is_tuned_on(point: Point) -> bool:
+def _is_tuned_on(point: MeasuredPoint) -> bool:
     """Rows of several nodes that lakh was fitted on; single-node rows take an hour and do not depend on networks."""
-    return not is_held_out(point.config) and point.layout["gpus"] > point.hardware["node_size"]
+    return not is_held_out(point.config) and bool(point.plan.gpus > point.cluster.node_size)
 
 
-def _application(point: Point) -> dict[str, int]:
-    shape = {name: int(value) for name, value in point.shape.items()}
+def _application(point: MeasuredPoint) -> dict[str, int]:
+    model = point.model
     return {
-        "hidden": shape["width"],
-        "feedforward": shape["ffn"],
-        "seq_size": int(point.layout["sequence"]),
-        "attn_heads": shape["heads"],
-        "attn_size": shape["head_dim"],
-        "num_blocks": shape["layers"],
+        "hidden": model.width,
+        "feedforward": model.ffn,
+        "seq_size": int(point.plan.sequence),
+        "attn_heads": model.heads,
+        "attn_size": model.head_dim,
+        "num_blocks": model.layers,
     }
 
 
-def _execution(point: Point, layout: dict[str, float]) -> dict[str, Any]:
-    degree = {name: int(layout[name]) for name in ("gpus", "tp", "pp", "batch", "micro_batch", "chunks")}
+def _execution(point: MeasuredPoint, plan: ExecutionPlan) -> dict[str, Any]:
+    degree = {name: int(getattr(plan, name)) for name in ("gpus", "tp", "pp", "batch", "micro_batch", "chunks")}
     data = degree["gpus"] // (degree["tp"] * degree["pp"])
-    node = int(point.hardware["node_size"])
+    node = point.cluster.node_size
     outside = int(degree["gpus"] > node)
-    sequence_parallel = bool(layout["sequence_parallel"]) and degree["tp"] > 1
-    recompute = RECOMPUTE_NAMES[int(layout["recompute"])]
+    sequence_parallel = bool(plan.sequence_parallel) and degree["tp"] > 1
+    recompute = RECOMPUTE_NAMES[int(plan.recompute)]
     return {
         "num_procs": degree["gpus"],
         "tensor_par": degree["tp"],
@@ -162,11 +164,11 @@ def _execution(point: Point, layout: dict[str, float]) -> dict[str, Any]:
         "attention_type": "multihead",
         "activation_recompute": recompute,
         "pipeline_interleaving": degree["chunks"] if degree["pp"] > 1 else 1,
-        "optimizer_sharding": bool(layout["zero1"]) and data > 1,
+        "optimizer_sharding": int(plan.zero) >= 1 and data > 1,
         "tensor_par_comm_type": "rs_ag" if sequence_parallel else "ar",
-        "tensor_par_overlap": "ring" if sequence_parallel and layout["tensor_overlap"] else "none",
+        "tensor_par_overlap": "ring" if sequence_parallel and plan.tensor_overlap else "none",
         "seq_par_ag_redo": sequence_parallel and recompute != "full",
-        "data_par_overlap": bool(layout["overlap"]) and data > 1,
+        "data_par_overlap": bool(plan.overlap) and data > 1,
         "weight_offload": False,
         "activations_offload": False,
         "optimizer_offload": False,

@@ -27,7 +27,7 @@ def plan(calculon: str | None, points: str | None, repeats: int, out: str | None
 
     from bench.plan.calculon import compare
     from bench.plan.speed import bench_plan
-    from lakh.planner.points import read_points
+    from lakh.planner.calibration.measured_points import read_points
 
     if points and not calculon:
         raise UserError("--points", "compares with Calculon", "add --calculon CHECKOUT, or use lakh plan validate")

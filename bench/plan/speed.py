@@ -12,13 +12,13 @@ from typing import Any
 
 from bench.harness import BenchRow
 from bench.plan.calculon import one_step
-from lakh.planner.candidates import Limits
-from lakh.planner.catalogue import architecture
-from lakh.planner.estimate import estimate_layout
-from lakh.planner.failures import load_failures
-from lakh.planner.goodput import Policy, Scene, simulate
-from lakh.planner.layout import FULL, Layout
-from lakh.planner.search import search
+from lakh.planner.catalogue import load_model
+from lakh.planner.estimate import estimate_plan
+from lakh.planner.execution_plan import FULL, ExecutionPlan
+from lakh.planner.reliability.failures import load_failures
+from lakh.planner.reliability.goodput import FailureScenario, RecoveryPolicy, simulate
+from lakh.planner.search.candidates import SearchConstraints
+from lakh.planner.search.layout_search import search
 from lakh.spec.cluster import load_cluster
 
 __all__ = ["bench_plan"]
@@ -27,30 +27,32 @@ __all__ = ["bench_plan"]
 def bench_plan(calculon: str | None = None, repeats: int = 20) -> list[BenchRow]:
     theirs = one_step(calculon, repeats) if calculon else None  # first: a wrong folder fails at once
     place = load_cluster("llama3-24k-roce")
-    big = architecture("llama3-405b").shape
-    limits = Limits(batch=2048, sequence=8192, gpus=(4096, 8192, 16384), tokens=15.6e12)
-    search(big, place, Limits(batch=2048, sequence=8192, gpus=(256,)))  # warm-up: the calibration is read once
+    big = load_model("llama3-405b")
+    limits = SearchConstraints(batch=2048, sequence=8192, gpus=(4096, 8192, 16384), tokens=15.6e12)
+    search(
+        big, place, SearchConstraints(batch=2048, sequence=8192, gpus=(256,))
+    )  # warm-up: the calibration is read once
     began = time.perf_counter()
     found = search(big, place, limits, 2.0)
     rows = [_row("search: 405B on 4,096 to 16,384 GPUs", "lakh", found.searched, time.perf_counter() - began)]
 
-    one, pod = architecture("gpt-1t").shape, load_cluster("a100-pod")
-    layout = Layout(
-        gpus=3072.0, sequence=2048.0, batch=3072.0, micro_batch=4.0, tp=4.0, pp=64.0, recompute=float(FULL), zero1=1.0,
+    one, pod = load_model("gpt-1t"), load_cluster("a100-pod")
+    layout = ExecutionPlan(
+        gpus=3072.0, sequence=2048.0, batch=3072.0, micro_batch=4.0, tp=4.0, pp=64.0, recompute=float(FULL), zero=1.0,
         sequence_parallel=1.0, flash=0.0, overlap=0.0,
     )  # fmt: skip
-    estimate_layout(one, layout, pod)
-    best, spread = _timed(lambda: estimate_layout(one, layout, pod), repeats)
-    step_s = estimate_layout(one, layout, pod).step_s
+    estimate_plan(one, layout, pod)
+    best, spread = _timed(lambda: estimate_plan(one, layout, pod), repeats)
+    step_s = estimate_plan(one, layout, pod).step_s
     rows.append(_row("one estimate: 1T on 3,072 A100", "lakh", repeats, spread, best, step_s))
     if theirs:
         what = rows[-1]["what"]
         rows.append(_row(what, "calculon", repeats, theirs["seconds"], theirs["each_s"], theirs["step_s"]))
 
     known = load_failures("llama3")
-    scene = Scene(gpus=16384, days=54.0, mtbf_s=known.mtbf_s(16384), replacing_share=known.replacing_share)
+    scene = FailureScenario(gpus=16384, days=54.0, mtbf_s=known.mtbf_s(16384), replacing_share=known.replacing_share)
     began = time.perf_counter()
-    result = simulate(scene, Policy(), runs=10_000)
+    result = simulate(scene, RecoveryPolicy(), runs=10_000)
     spent = time.perf_counter() - began
     rows.append(_row(f"54-day runs at 16,384 GPUs (goodput {result.goodput:.1%})", "lakh", 10_000, spent))
     return rows

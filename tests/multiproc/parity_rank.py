@@ -18,8 +18,8 @@ import torch._dynamo  # the optimizers and pipelines want it: before the ranks a
 from lakh.errors import LakhError
 from lakh.spec import Data, Mesh, Model, Optimizer, Run, Training
 from lakh.spec.cluster import Tier, load_cluster
-from lakh.spec.cuts import check
 from lakh.spec.mesh import AXES
+from lakh.spec.parallel_check import check_parallelism
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.traffic import TrafficCounter
 from lakh.trainer.optim.optimizer import build_optimizer
@@ -70,7 +70,7 @@ def play(world: World, case: dict) -> dict:
         optim=Optimizer(lr=1e-3, warmup_steps=0, kind=case["optim"]),
         train=Training(steps=10, precision="f32", device="cpu", **case["train"]),
     )
-    mesh = check(run, world.size)
+    mesh = check_parallelism(run, world.size)
 
     def build() -> CodeModel:
         model = CodeModel(run.model)

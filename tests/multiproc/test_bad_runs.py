@@ -22,7 +22,7 @@ CASES = [
     (["--nproc", "3"], 2, "cannot be split"),
     (["--set", "model.width=32768"], 2, "memory of one GPU"),
     (["--set", "model.width=32768", "--dry-run"], 2, "GiB are usable"),
-    (["--set", "data.skip=[[5, 2]]"], 2, "is no range"),
+    (["--set", "data.skip=[[5, 2]]"], 2, "is not a range"),
     (["--set", 'train.hooks=["nowhere:f"]'], 2, "cannot be loaded"),
     (["--set", "train.replica_codec=int8"], 2, "needs train.backend = c3"),
 ]

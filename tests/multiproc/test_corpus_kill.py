@@ -162,4 +162,4 @@ def test_a_second_build_in_the_same_folder_is_refused(code: Path, tmp_path: Path
     process.kill()
     process.communicate(timeout=TIMEOUT_S)
     assert second.returncode == 75
-    assert "another build is at work here" in err
+    assert "another build is running here" in err

@@ -102,7 +102,7 @@ def test_killing_a_rank_costs_only_time(ranks: int, calm, tiny_recipe: Path, tmp
     assert_equal_bits(hurt, calm(ranks, tiny_recipe))
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+def test_a_run_resumes_on_another_number_of_ranks(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
     changed = tmp_path / "run"
     died = run_lakh(
         *("train", str(tiny_recipe), "--out", str(changed), "--nproc", "2", "--max-restarts", "0"),
@@ -142,7 +142,7 @@ def test_a_signal_means_checkpoint_then_exit_75(
         assert changed == [("train.steps", 100000, step + 3)]
 
 
-def test_damaged_checkpoints_are_passed_over_and_then_refused(
+def test_damaged_checkpoints_are_skipped_and_without_another_an_error(
     calm, tiny_recipe: Path, tmp_path: Path, run_lakh
 ) -> None:
     run_dir = tmp_path / "run"

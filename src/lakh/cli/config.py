@@ -22,7 +22,7 @@ def config() -> None:
 @config.command()
 @click.argument("run")
 @set_option
-@click.option("--plain", is_flag=True, help="Leave the comments out.")
+@click.option("--plain", is_flag=True, help="Omit the comments.")
 @print_result
 def show(run: str, sets: tuple[str, ...], plain: bool) -> CommandResult:
     """Print a recipe or run as complete TOML."""
@@ -48,17 +48,17 @@ def diff(left: str, right: str) -> CommandResult:
 @click.option("--ranks", type=click.IntRange(min=1), help="Check for this many ranks.")
 @print_result
 def check(run: str, sets: tuple[str, ...], ranks: int | None) -> CommandResult:
-    """Check a run and print what it amounts to: parameters, tokens, FLOPs, memory."""
-    from lakh.spec.cuts import check as check_cuts
+    """Check a run and print its parameters, tokens, FLOPs and memory."""
+    from lakh.spec.parallel_check import check_parallelism
 
     loaded = load_run(run, sets)
-    check_cuts(loaded, ranks or loaded.mesh.ranks)
+    check_parallelism(loaded, ranks or loaded.mesh.ranks)
     data = {"ok": True, **amounts(loaded, ranks or loaded.mesh.ranks)}
     return CommandResult(data, table(["what", "value"], list(data.items())))
 
 
 def amounts(run: Run, ranks: int) -> dict[str, Any]:
-    """What a run on so many ranks amounts to, counted before anything starts."""
+    """Parameters, tokens, FLOPs and memory of a run on `ranks` ranks."""
     memory = run.memory_bytes(ranks)
     return {
         "run": run.name,

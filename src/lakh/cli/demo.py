@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -229,10 +228,9 @@ def _lakh(command: tuple[str, ...]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _served(command: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Run a server during the block; yields the JSON document that it prints when it is ready."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lakh", *command], stdout=subprocess.PIPE, text=True, env=os.environ.copy()
-    )
-    watchdog = _after(READY_TIMEOUT_S, process.kill)
+    process = subprocess.Popen([sys.executable, "-m", "lakh", *command], stdout=subprocess.PIPE, text=True)
+    watchdog = threading.Timer(READY_TIMEOUT_S, process.kill)
+    watchdog.start()
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -250,13 +248,6 @@ def _served(command: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             process.wait()
 
 
-def _after(seconds: float, call: Callable[[], None]) -> threading.Timer:
-    timer = threading.Timer(seconds, call)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
 def _complete(url: str, prompt: str) -> str:
     # Not greedy: so small a model soon repeats itself.
     body = json.dumps({"prompt": prompt, "max_tokens": 48, "temperature": 0.5, "seed": 1}).encode()
@@ -272,26 +263,26 @@ def _trained(run_dir: str, result: dict[str, Any]) -> str:
 
     found = events.read(run_dir)
     heldout = [event.loss for event in found if isinstance(event, events.Evaluated)]
-    struck = [event for event in found if isinstance(event, events.FaultInjected)]
+    faults = [event for event in found if isinstance(event, events.FaultInjected)]
     restarts = [event for event in found if isinstance(event, events.Restarted)]
     losses = [event for event in found if isinstance(event, events.RanksLost)]
     parameters = next(event.parameters for event in found if isinstance(event, events.RunStarted))
     text = (
         f"{parameters:,} parameters, {result['tokens']:,} tokens: held-out loss {heldout[0]:.2f} -> {heldout[-1]:.2f}"
     )
-    if struck and losses:
+    if faults and losses:
         left, lost = losses[0].left, len(losses[0].lost)
-        text += f"; {struck[0].fault} survived without a restart: {left} of {left + lost} ranks continued at step "
+        text += f"; {faults[0].fault} survived without a restart: {left} of {left + lost} ranks continued at step "
         text += f"{losses[0].step} after {losses[0].seconds:.1f} s"
-    elif struck and restarts:
+    elif faults and restarts:
         resumed = [event for event in found if isinstance(event, events.RunStarted) and event.attempt > 0]
         at = f", resumed from step {resumed[-1].step}" if resumed else ""
-        text += f"; {struck[0].fault} survived ({restarts[0].reason}{at})"
+        text += f"; {faults[0].fault} survived ({restarts[0].reason}{at})"
     return text
 
 
-def _largest(counts: dict[str, int], most: int = 3) -> list[tuple[str, int]]:
-    return sorted(counts.items(), key=lambda item: -item[1])[:most]
+def _largest(counts: dict[str, int], count: int = 3) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: -item[1])[:count]
 
 
 def _report(entries: list[dict[str, Any]], folder: str, seconds: float) -> Any:

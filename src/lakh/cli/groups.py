@@ -1,4 +1,4 @@
-"""click groups: full-length help lines, spelling hints, lazily imported commands, and a default command."""
+"""click groups: uncut help lines, suggestions for unknown names, lazily imported commands, and a default command."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _line(row: dict[str, Any]) -> list[Any]:
 
 def _price(gpu: str | None, per_hour: float | None) -> tuple[float, str]:
     """US dollars per hour of the machine, and the source of that price."""
-    from lakh.planner.prices import gpu_hour, load_prices
+    from lakh.planner.cost.prices import gpu_hour, load_prices
 
     if per_hour is not None:
         return per_hour, f"{per_hour:g} USD/h, as given"

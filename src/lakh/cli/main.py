@@ -56,6 +56,7 @@ EXTRAS = {
     "re2": "corpus",
     "s3fs": "s3",
     "aiohttp": "serve",
+    "prometheus_client": "gateway",
     "grpc": "serve",
     "grpc_health": "serve",
     "redis": "serve",

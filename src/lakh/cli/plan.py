@@ -1,4 +1,4 @@
-"""lakh plan: the table of plans. Each is a file of its own and says how it knows what it prints."""
+"""lakh plan: the table of plan commands; each has its own file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["PLANS", "plan"]
 PLANS = {
     "estimate": ("lakh.cli.plan_estimate:estimate", "Memory, step time and cost of one layout, with an error bar."),
     "search": ("lakh.cli.plan_search:search", "The best of all layouts of a model on a cluster."),
-    "cost": ("lakh.cli.plan_cost:cost", "GPUs for a deadline or days for a budget of GPUs, reserves and money."),
-    "goodput": ("lakh.cli.plan_goodput:goodput", "What failures leave of the time, and the best checkpoint interval."),
+    "cost": ("lakh.cli.plan_cost:cost", "GPUs for a deadline or days on a number of GPUs, with reserves and cost."),
+    "goodput": ("lakh.cli.plan_goodput:goodput", "Goodput under failures, and the best checkpoint interval."),
     "hall": ("lakh.cli.plan_hall:hall", "How many GPUs a data hall holds, and what limits it."),
     "audit": ("lakh.cli.plan_audit:audit", "Recompute the claims of an article and mark each one."),
     "validate": ("lakh.cli.plan_validate:validate", "The planner's error on published measurements."),

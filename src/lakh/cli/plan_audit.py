@@ -11,19 +11,18 @@ __all__ = ["audit"]
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
-@click.option("--seed", is_flag=True, help="The claims of the article that lakh began with, and a Llama 3 erratum.")
+@click.option("--seed", is_flag=True, help="The claims of the article that lakh started from, and a Llama 3 erratum.")
 @print_result
 def audit(file: str | None, seed: bool) -> CommandResult:
     """Recompute the claims of an article and mark each one."""
     from lakh.errors import UserError
-    from lakh.planner.audit import audit as judge
-    from lakh.planner.audit import load_claims
+    from lakh.planner.validation import claims_audit
 
     if (file is None) == (not seed):
         raise UserError("lakh plan audit", "needs one of FILE and --seed", "give a claims file (TOML), or --seed")
-    claims = load_claims(file)
-    found = judge(claims)
-    data = {"title": claims.title, "claims": [verdict.as_dict() for verdict in found]}
+    claims = claims_audit.load_claims(file)
+    found = claims_audit.audit(claims)
+    data = {"title": claims.title, "claims": [check.as_dict() for check in found]}
     rows = [
         [
             v.verdict,

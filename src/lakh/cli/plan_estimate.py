@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from lakh.cli.output import CommandResult, print_result, table
-from lakh.cli.plan_question import ask, layout_options, question_options, with_options
+from lakh.cli.plan_options import plan_options, request_options
+from lakh.planner.request import plan_request
 
 __all__ = ["estimate"]
 
@@ -24,11 +25,11 @@ COSTS = {
 
 
 @click.command()
-@question_options
-@layout_options
-@click.option("--owned", is_flag=True, help="Price GPUs that are owned instead of rented.")
-@click.option("--prices", type=click.Path(dir_okay=False), help="A price book of your own (TOML).")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw the roofline into this .png or .svg.")
+@request_options
+@plan_options
+@click.option("--owned", is_flag=True, help="Price owned GPUs instead of rented ones.")
+@click.option("--prices", type=click.Path(dir_okay=False), help="Your own price book (TOML).")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Plot the roofline to this .png or .svg.")
 @print_result
 def estimate(
     run: str | None,
@@ -41,25 +42,19 @@ def estimate(
     owned: bool,
     prices: str | None,
     plot: str | None,
-    **changes: Any,
+    **options: Any,
 ) -> CommandResult:
     """Memory, step time and cost of one layout, with an error bar."""
-    from lakh.planner.estimate import estimate_layout
-    from lakh.planner.hardware import kind_of
-    from lakh.planner.prices import gpu_hour, load_prices
+    from lakh.planner.estimate import estimate_plan
 
-    question = ask(run, model, cluster, gpus, batch, sequence, tokens)
-    layout = with_options(question, changes)
-    price = None
-    if owned or prices:
-        book = load_prices(prices)
-        kind = kind_of(question.cluster.gpu.kind)
-        price = gpu_hour(book, kind, owned=owned, power_W=question.cluster.gpu.power_W)
-    found = estimate_layout(question.shape, layout, question.cluster, tokens=question.tokens, price=price)
+    request = plan_request(run, model, cluster, gpus, batch, sequence, tokens)
+    plan = request.execution_plan(**options)
+    price = request.price(prices, owned=owned) if owned or prices else None
+    found = estimate_plan(request.model, plan, request.cluster, tokens=request.tokens, price=price)
     if plot:
         from lakh.planner.plots import roofline
 
-        roofline(question.shape, layout, question.cluster, Path(plot))
+        roofline(request.model, plan, request.cluster, Path(plot))
     data = asdict(found) | ({"plot": plot} if plot else {})
     return CommandResult(data, _page(data), exit_code=0 if found.fits else 2)
 
@@ -75,7 +70,7 @@ def _page(data: dict[str, Any]) -> Any:
         ("layout", _layout(layout)),
         (
             "step",
-            f"{data['step_s']:.4g} s  (8 of 10 held-out rows lay within {bar['low_s']:.4g} to {bar['high_s']:.4g})",
+            f"{data['step_s']:.4g} s  (80 % of held-out rows were within {bar['low_s']:.4g} to {bar['high_s']:.4g})",
         ),
         ("model FLOP/s per GPU", f"{data['tflops_per_gpu']:.0f} TFLOP/s"),
         ("MFU, causal (PaLM-style)", f"{data['mfu']:.1%}  ({data['mfu_palm']:.1%})"),
@@ -87,7 +82,7 @@ def _page(data: dict[str, Any]) -> Any:
         change = ", ".join(f"{name} {value}" for name, value in data["nearest"]["change"].items())
         rows.append(("nearest that fits", f"{change} ({data['nearest']['memory_bytes'] / 2**30:.1f} GiB)"))
     elif not data["fits"]:
-        rows.append(("nearest that fits", "none with this number of GPUs: use more"))
+        rows.append(("nearest that fits", "nothing with this number of GPUs: use more"))
     memory = [(name, f"{size / 2**30:.2f}") for name, size in data["memory_bytes"].items()]
     total = sum(data["step_parts_s"].values())
     parts = [
@@ -102,12 +97,8 @@ def _page(data: dict[str, Any]) -> Any:
 
 
 def _layout(layout: dict[str, Any]) -> str:
-    """What is cut up, repeated or switched on; the rest is as it always is."""
-    degrees = [
-        f"{name} {layout[name]}" for name in ("tp", "pp", "cp", "ep", "dp", "shard", "chunks") if layout[name] > 1
-    ]
-    others = {name: layout[name] for name in layout if name not in ("tp", "pp", "cp", "ep", "dp", "shard", "chunks")}
-    words = [
-        name if value is True else f"{name} {value}" for name, value in others.items() if value not in (False, "none")
-    ]
-    return ", ".join(degrees + words)
+    """Degrees above 1 and settings that are not off."""
+    axes = ("tp", "pp", "cp", "ep", "dp", "shard", "chunks")
+    degrees = [f"{name} {layout[name]}" for name in axes if layout[name] > 1]
+    others = {name: value for name, value in layout.items() if name not in axes and value not in (False, "none")}
+    return ", ".join(degrees + [name if value is True else f"{name} {value}" for name, value in others.items()])

@@ -14,21 +14,19 @@ __all__ = ["hall"]
 @click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
 @click.option("--cooling", type=click.Choice(["air", "liquid"]), default="air", show_default=True)
-@click.option(
-    "--move", "moved", multiple=True, help="A service that moves to another hall; may be given several times."
-)
-@click.option("--map", "with_map", is_flag=True, help="Draw the floor: zones as digits, N network, S services.")
+@click.option("--move", "moved", multiple=True, help="Support service to move to another hall. Repeatable.")
+@click.option("--map", "with_map", is_flag=True, help="Print the floor plan: zones as digits, N network, S services.")
 @print_result
 def hall(file: str | None, cooling: str, moved: tuple[str, ...], with_map: bool) -> CommandResult:
     """How many GPUs a data hall holds, and what limits it."""
     from rich.console import Group
 
-    from lakh.planner.hall import fill, load_hall, scenarios
+    from lakh.planner.facility.hall import fill_hall, load_hall, scenarios
 
     described = load_hall(file)
     if moved or cooling != "air":
         name = f"{cooling}, without {', '.join(moved)}" if moved else cooling
-        found = [fill(described, cooling="liquid" if cooling == "liquid" else "air", moved=moved, scenario=name)]
+        found = [fill_hall(described, cooling="liquid" if cooling == "liquid" else "air", moved=moved, scenario=name)]
     else:
         found = scenarios(described)
     data = {"hall": described.name, "source": described.source, "simulated": True, "fills": [asdict(f) for f in found]}
@@ -42,8 +40,8 @@ def hall(file: str | None, cooling: str, moved: tuple[str, ...], with_map: bool)
         "power, kW": [f"{f.power_kW:,.0f}" for f in found],
         "longest cable, m": [f"{f.longest_cable_m:.0f}" for f in found],
     }
-    numbers = [str(number) for number in range(1, len(found) + 1)]  # a scenario's words are too wide for a column
+    numbers = [str(number) for number in range(1, len(found) + 1)]  # a scenario's name is too wide for a column
     rows = [[name, *values] for name, values in facts.items()]
-    words = [f"{number}  {f.scenario}: {f.binds} binds" for number, f in zip(numbers, found, strict=True)]
-    pages = [table(["", *numbers], rows, f"{described.name}: simulated, {described.source}"), "\n".join(words)]
+    legend = [f"{number}  {f.scenario}: {f.binds} binds" for number, f in zip(numbers, found, strict=True)]
+    pages = [table(["", *numbers], rows, f"{described.name}: simulated, {described.source}"), "\n".join(legend)]
     return CommandResult(data, Group(*pages, *(["\n".join(found[-1].placement)] if with_map else [])))

@@ -19,15 +19,17 @@ COLUMNS = ["n", "mape", "median_ape", "p95_ape", "bias", "kendall_tau"]
 
 @click.command()
 @points_option
-@click.option("--calibration", type=click.Path(dir_okay=False), help="Another calibration than the one that ships.")
-@click.option("--unseen", "only_unseen", is_flag=True, help="Only configurations that no fit has seen.")
-@click.option("--leave-one-out", is_flag=True, help="Also predict every family by a fit without it (some minutes).")
-@click.option("--transfer", help="Also fit on the sources whose name begins so, and test on all others.")
 @click.option(
-    "--cross-validate", "crossed", metavar="SOURCE", help="Also predict each row of a source by fits without it."
+    "--calibration", type=click.Path(dir_okay=False), help="Calibration file  [default: the one that ships with lakh]"
+)
+@click.option("--unseen", "only_unseen", is_flag=True, help="Only configurations that no fit has seen.")
+@click.option("--leave-one-out", is_flag=True, help="Also predict every model family by a fit without it (minutes).")
+@click.option("--transfer", help="Also fit on the sources whose name begins with this, and test on all others.")
+@click.option(
+    "--cross-validate", "crossed", metavar="SOURCE", help="Also predict each row of a source by fits without that row."
 )
 @click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True, help="Of --cross-validate.")
-@click.option("--worst", type=click.IntRange(min=0), default=0, help="List so many of the worst rows.")
+@click.option("--worst", type=click.IntRange(min=0), default=0, help="Number of worst rows to list.")
 @print_result
 def validate(
     points: str,
@@ -40,53 +42,33 @@ def validate(
     worst: int,
 ) -> CommandResult:
     """The planner's error on published measurements."""
-    from lakh.errors import UserError
-    from lakh.planner import validate as judge
-    from lakh.planner.calibration import KINDS, load
-    from lakh.planner.points import read_points
+    from lakh.planner.calibration.fit import FIT_SETTINGS, load_calibrations
+    from lakh.planner.calibration.measured_points import read_points
+    from lakh.planner.validation import accuracy
 
     read = read_points(points)
-    found = load(calibration)
-    everything = list(read.kept)
-    new = set(judge.unseen(everything, found))
-    rows = [p for i, p in enumerate(everything) if not only_unseen or i in new]
-    if not rows:
-        raise UserError(points, "holds no configuration that is new", "leave --unseen away")
-    predicted = judge.predictions(rows, found)
-    total = asdict(judge.score(rows, predicted))
-    fresh = [p for i, p in enumerate(everything) if i in new]
-    data: dict[str, Any] = total | {
-        "by_source": _plain(judge.table(rows, predicted, lambda p: f"{p.source} ({p.kind})")),
-        "by_family": _plain(judge.table(rows, predicted, lambda p: p.family)),
-        "unseen": _unseen(judge, fresh, found) if fresh else None,
-        "memory": judge.peaks(everything),
-        "left_out": dict(read.left_out),
-        "factors": {kind: dict(one.codes) for kind, one in found.items()},
-    }
+    everything = read.kept
+    data = accuracy.accuracy_report(read, load_calibrations(calibration), only_unseen=only_unseen, worst=worst)
     if leave_one_out:
         data["leave_one_family_out"] = {}
         with console().status("fitting") as status:
-            for kind in [k for k in KINDS if sum(p.kind == k for p in everything) >= 10]:
-                scores = judge.leave_one_family_out(everything, kind, lambda name: status.update(f"without {name}"))
+            for kind in [k for k in FIT_SETTINGS if sum(p.kind == k for p in everything) >= 10]:
+                scores = accuracy.leave_one_family_out(everything, kind, lambda name: status.update(f"without {name}"))
                 data["leave_one_family_out"] |= {f"{n} ({kind})": s for n, s in _plain(scores).items()}
     if transfer is not None:
-        data["transfer"] = _plain_nested(judge.transfer(everything, transfer))
+        data["transfer"] = _plain_nested(accuracy.transfer(everything, transfer))
     if crossed is not None:
-        from lakh.planner.crossvalidate import FOLDS, cross_validate
+        from lakh.planner.validation.cross_validation import FOLDS, cross_validate
 
         with console().status("fitting") as status:
-            found_again = cross_validate(everything, crossed, repeats=repeats, progress=status.update)
-        data["cross_validation"] = {"source": crossed, "folds": FOLDS, "repeats": repeats, **asdict(found_again)}
-    if worst:
-        ratio = [(float(a) / p.step_s - 1, p) for a, p in zip(predicted, rows, strict=True)]
-        ratio.sort(key=lambda pair: -abs(pair[0]))
-        data["worst"] = [{"id": p.id, "source": p.source, "error": e, "step_s": p.step_s} for e, p in ratio[:worst]]
+            crossed_result = cross_validate(everything, crossed, repeats=repeats, progress=status.update)
+        data["cross_validation"] = {"source": crossed, "folds": FOLDS, "repeats": repeats, **asdict(crossed_result)}
     return CommandResult(data, _page(data))
 
 
 @click.command()
 @points_option
-@click.option("--out", required=True, type=click.Path(dir_okay=False), help="Where the calibration is written (TOML).")
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="Calibration file to write (TOML).")
 @print_result
 def calibrate(points: str, out: str) -> CommandResult:
     """Fit the planner to published measurements."""
@@ -94,13 +76,13 @@ def calibrate(points: str, out: str) -> CommandResult:
 
     from lakh import storage
     from lakh.errors import UserError
-    from lakh.planner.calibration import HOLD_OUT_TENTHS, SALT, to_toml
-    from lakh.planner.points import read_points
-    from lakh.planner.validate import calibrate as fit_all
+    from lakh.planner.calibration.fit import HOLD_OUT_TENTHS, SALT, to_toml
+    from lakh.planner.calibration.measured_points import read_points
+    from lakh.planner.validation import accuracy
 
     read = read_points(points)
     with console().status("fitting") as status:
-        found = fit_all(read.kept, status.update)
+        found = accuracy.calibrate(read.kept, status.update)
     if not found:
         raise UserError(points, "has fewer than 3 rows of every GPU type", "give more measurements")
     note = (
@@ -111,19 +93,24 @@ def calibrate(points: str, out: str) -> CommandResult:
         "file": out,
         "kinds": {
             kind: {
-                "knobs": one.knobs,
-                "fractions": asdict(one.fractions),
-                "codes": dict(one.codes),
+                "knobs": one.num_parameters,
+                "fractions": asdict(one.efficiency),
+                "codes": dict(one.program_factors),
                 "heldout": dict(one.error),
             }
             for kind, one in found.items()
         },
     }
     rows = [
-        [kind, one.knobs, len(one.fitted), *(f"{one.error[n]:.1%}" if n in one.error else "" for n in COLUMNS[1:5])]
+        [
+            kind,
+            one.num_parameters,
+            len(one.fitted),
+            *(f"{one.error[n]:.1%}" if n in one.error else "" for n in COLUMNS[1:5]),
+        ]
         for kind, one in found.items()
     ]
-    head = ["GPU type", "knobs", "configurations", "held-out MAPE", "median", "p95", "bias"]
+    head = ["GPU type", "parameters", "configurations", "held-out MAPE", "median", "p95", "bias"]
     return CommandResult(data, table(head, rows, f"wrote {out}"))
 
 
@@ -135,12 +122,6 @@ def _plain_nested(scores: dict[str, Any]) -> dict[str, Any]:
     return {name: _plain(value) if isinstance(value, dict) else asdict(value) for name, value in scores.items()}
 
 
-def _unseen(judge: Any, rows: list[Any], found: Any) -> dict[str, Any]:
-    predicted = judge.predictions(rows, found)
-    by = _plain(judge.table(rows, predicted, lambda p: f"{p.source} ({p.kind})"))
-    return asdict(judge.score(rows, predicted)) | {"by_source": by}
-
-
 def _line(name: str, score: dict[str, Any]) -> list[Any]:
     tau = score["kendall_tau"]
     shares = [f"{score[n]:+.1%}" if n == "bias" else f"{score[n]:.1%}" for n in COLUMNS[1:5]]
@@ -148,12 +129,12 @@ def _line(name: str, score: dict[str, Any]) -> list[Any]:
 
 
 def _crossed(data: dict[str, Any]) -> list[Any]:
-    title = f"Each row by fits without it or its near twins: {data['folds']} folds, {data['repeats']} times"
+    title = f"Each row by fits without it and its near duplicates: {data['folds']} folds, {data['repeats']} times"
     head = ["source", "rows", "MAPE", "median", "p95", "bias", "tau in clusters"]
     pages = [table(head, [_line(data["source"], data["score"])], title)]
     if data["pairs"]:
         pages.append(
-            f"{data['groups']} groups of near twins, {data['pairs']} pairs of layouts, {len(data['wrong'])} in the"
+            f"{data['groups']} groups of near duplicates, {data['pairs']} pairs of layouts, {len(data['wrong'])} in the"
             f" wrong order; tau {data['score']['kendall_tau']:.2f}, 95 % of resamples between {data['tau_low']:.2f}"
             f" and {data['tau_high']:.2f}"
         )
@@ -192,7 +173,7 @@ def _page(data: dict[str, Any]) -> Any:
             for n, m in data["memory"].items()
         ]
         pages.append(
-            table(["source", "rows", "MAPE", "median", "bias"], rows, "Measured peaks of memory; nothing is fitted")
+            table(["source", "rows", "MAPE", "median", "bias"], rows, "Measured peak memory; nothing is fitted")
         )
-    words = [f"left out, {why}: {n}" for why, n in data["left_out"].items()]
-    return Group(*pages, "\n".join(words))
+    lines = [f"excluded, {why}: {n}" for why, n in data["left_out"].items()]
+    return Group(*pages, "\n".join(lines))

@@ -1,4 +1,4 @@
-"""Bars for people, drawn on stderr from what the library reports."""
+"""Progress bars on stderr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["progress_bar", "show_training"]
 
 
 def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[], bool]) -> None:
-    """A bar with loss, tokens/s and time left, fed by the run's events; returns when `ended` and all is shown."""
+    """A bar with loss, tokens/s and time left, from the run's events; returns when `ended` and all events are shown."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -45,23 +45,23 @@ def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[]
                     heldout = f"  held-out {event.loss:.3f}"
                     console.print(f"step {event.step}: held-out loss {event.loss:.4f} on {event.sequences} sequences")
                 case events.CheckpointSkipped():
-                    console.print(f"warning: passed over {event.path}: {event.reason}")
+                    console.print(f"warning: skipped the damaged checkpoint {event.path}: {event.reason}")
                 case events.Restarted():
                     console.print(f"restarted (attempt {event.attempt}) because {event.reason}")
                 case events.RanksLost():
-                    left = f"{event.left} rank(s) go on without a restart after {event.seconds:.1f} s"
+                    left = f"{event.left} rank(s) continue without a restart after {event.seconds:.1f} s"
                     console.print(f"step {event.step}: {left}: {event.reason}")
                 case events.StepSkipped():
                     console.print(f"step {event.step} skipped: {event.reason}")
                 case events.Rewound():
                     console.print(f"step {event.step}: back to step {event.to_step}: {event.reason}")
                 case events.RunStarted() if event.step:
-                    console.print(f"going on at step {event.step}, sequence {event.sequence_index:,}")
+                    console.print(f"continuing at step {event.step}, sequence {event.sequence_index:,}")
 
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr, fed by a library's progress callback; silent where stderr is no terminal."""
+    """A bar on stderr, fed by a progress callback; silent if stderr is not a terminal."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,

@@ -1,14 +1,14 @@
-"""The planner: what a run costs, how fast it goes and whether it fits, before money is spent.
+"""The planner: memory, step time and cost of a run before it starts, on hardware described as data.
 
-    shape, layout, hardware     three descriptions of arrays: one model, layout and cluster, or a million of them
-    memory, steptime            bytes of the fullest GPU; seconds of a step, term by term (collectives prices traffic)
-    calibration, points,        at most twelve fitted numbers per GPU type, the published measurements they rest on, and
-      validate                  the error on those that no fit has seen
-    estimate, search, torun     one answer with an error bar; the best of all layouts; the winner as a `spec.Run`
-    economics, prices, rates    GPUs for a deadline and the reverse, reserves, money
-    goodput, failures           what failures leave of the time
-    hall                        how many GPUs a data hall holds
-    audit                       an article's claims, recomputed
+    execution_plan, stacked     one plan or arrays of candidates; many models or clusters seen as one
+    memory, timing/             bytes on the fullest GPU; seconds of a step, term by term
+    estimate, search/           one plan with its error bar; the best of all plans
+    catalogue, request          published models; what a command asks for
+    calibration/                published measurements and the efficiencies fitted to them
+    validation/                 prediction error, cross-validation, audit of an article's claims
+    cost/, reliability/         GPUs, days and dollars; failures and goodput
+    facility/                   how many GPUs a data hall holds
 
-Every answer is simulated and says so. Lives without torch; numpy does the work, scipy only fits, matplotlib only draws.
+It works on the same `spec.Model`, `spec.Mesh` and `spec.Cluster` that training uses. Every answer is simulated and says
+so. Independent of torch; numpy does the work, scipy only fits, matplotlib only draws.
 """

@@ -1,7 +1,6 @@
-"""Pictures of plans as PNG or SVG: roofline, Pareto front, goodput against the interval, sensitivity.
+"""Plots as PNG or SVG: roofline, Pareto front, goodput over the checkpoint interval, sensitivity.
 
-matplotlib is imported when a picture is asked for (the [plan] extra) and draws without a screen. A picture says that
-its figures are simulated.
+matplotlib (the [plan] extra) is imported on use and needs no display. Every plot says that its figures are simulated.
 """
 
 from __future__ import annotations
@@ -16,36 +15,34 @@ import numpy as np
 
 from lakh import storage
 from lakh.errors import MissingExtra, UserError
-from lakh.planner.calibration import calibrated
-from lakh.planner.goodput import Policy, Scene, daly_efficiency, simulate
-from lakh.planner.hardware import hardware_of
-from lakh.planner.layout import Layout
-from lakh.planner.shape import Shape
-from lakh.planner.steptime import gemm_s
+from lakh.planner.calibration.fit import calibration_for
+from lakh.planner.execution_plan import ExecutionPlan
+from lakh.planner.reliability.goodput import FailureScenario, RecoveryPolicy, daly_efficiency, simulate
+from lakh.planner.timing.gemm import gemm_s
 from lakh.spec.cluster import Cluster
+from lakh.spec.model import Model
 
 __all__ = ["goodput_curve", "pareto", "roofline", "tornado"]
 
 
-def roofline(shape: Shape, layout: Layout, cluster: Cluster, path: Path) -> None:
+def roofline(model: Model, plan: ExecutionPlan, cluster: Cluster, path: Path) -> None:
     """The matrix products of a block on the GPU's roofline."""
-    hw, fr = hardware_of(cluster), calibrated(hardware_of(cluster).kind)[0].fractions
-    tokens = float(layout.micro_batch * layout.sequence / layout.cp)
-    tp, h = float(layout.tp), float(shape.width)
+    gpu, efficiency = cluster.gpu, calibration_for(cluster.gpu.family)[0].efficiency
+    tokens = float(plan.micro_batch * plan.sequence / plan.cp)
+    tp, h = float(plan.tp), float(model.width)
     products = {
-        "query, key, value": (tokens, h, float(shape.heads + 2 * shape.kv_heads) * float(shape.head_dim) / tp),
-        "attention output": (tokens, float(shape.heads * shape.head_dim) / tp, h),
-        "up": (tokens, h, (1 + float(shape.gated)) * float(shape.ffn) / tp),
-        "down": (tokens, float(shape.ffn) / tp, h),
-        "logits": (tokens, h, float(shape.vocab) / tp),
+        "query, key, value": (tokens, h, (model.heads + 2 * model.kv_heads) * model.head_dim / tp),
+        "attention output": (tokens, model.heads * model.head_dim / tp, h),
+        "up": (tokens, h, (model.ffn_matrices - 1) * model.ffn / tp),
+        "down": (tokens, model.ffn / tp, h),
+        "logits": (tokens, h, model.vocab / tp),
     }
-    figure, axes = _figure("FLOP per byte", "TFLOP/s", f"{cluster.gpu.kind}: simulated")
-    peak, memory_Bps = float(hw.peak_FLOPs), float(hw.memory_Bps)
+    figure, axes = _figure("FLOP per byte", "TFLOP/s", f"{gpu.kind}: simulated")
     x = np.logspace(0, 4.5, 200)
-    axes.loglog(x, np.minimum(peak, x * memory_Bps) / 1e12, color="black", label="roofline (data sheet)")
+    axes.loglog(x, np.minimum(gpu.peak_FLOPs, x * gpu.memory_Bps) / 1e12, color="black", label="roofline (data sheet)")
     for name, (m, k, n) in products.items():
         flops, traffic = 2 * m * k * n, 2 * (m * k + k * n + m * n)
-        axes.plot(flops / traffic, flops / float(gemm_s(m, k, n, hw, fr, 1.0)) / 1e12, "o", label=name)
+        axes.plot(flops / traffic, flops / float(gemm_s(m, k, n, gpu, efficiency)) / 1e12, "o", label=name)
     axes.legend()
     _save(figure, path)
 
@@ -60,13 +57,14 @@ def pareto(rows: Sequence[dict[str, Any]], path: Path) -> None:
     _save(figure, path)
 
 
-def goodput_curve(scene: Scene, policy: Policy, path: Path) -> None:
-    figure, axes = _figure("seconds between checkpoints", "goodput", f"{scene.gpus:,} GPUs: simulated")
+def goodput_curve(scenario: FailureScenario, policy: RecoveryPolicy, path: Path) -> None:
+    figure, axes = _figure("seconds between checkpoints", "goodput", f"{scenario.gpus:,} GPUs: simulated")
     grid = np.geomspace(20, 7200, 120)
-    down = policy.detect_s + policy.restart_s
-    axes.semilogx(grid, daly_efficiency(scene.mtbf_s, grid, policy.stall_s, down), label="exponential form (Daly)")
+    axes.semilogx(
+        grid, daly_efficiency(scenario.mtbf_s, grid, policy.stall_s, policy.down_s), label="exponential form (Daly)"
+    )
     points = np.geomspace(30, 7200, 9)
-    shares = [simulate(scene, replace(policy, interval_s=float(s)), runs=300).goodput for s in points]
+    shares = [simulate(scenario, replace(policy, interval_s=float(s)), runs=300).goodput for s in points]
     axes.plot(points, shares, "o", label="Monte Carlo, this policy")
     axes.legend()
     _save(figure, path)

@@ -3,8 +3,8 @@
     [gpu]      what one accelerator can do
     [[tiers]]  from the innermost (a node) outwards; `size` counts the GPUs of one group of that tier
 
-Bandwidth is per GPU and direction; oversubscription k means that only 1/k of it is left when all GPUs of a tier
-talk across it at once. Files lie in clusters/; a bare name such as "laptop" finds the one of that name.
+Bandwidth is per GPU and direction; with oversubscription k only 1/k of it remains when all GPUs of a tier communicate
+across it at once. Files are in clusters/; a bare name such as "laptop" selects the file of that name.
 """
 
 from __future__ import annotations
@@ -15,56 +15,9 @@ from pathlib import Path
 
 from lakh import config
 from lakh.errors import ConfigError, UserError
+from lakh.spec.gpu import Gpu
 
-__all__ = ["Cluster", "Gpu", "Tier", "load_cluster", "shared_file"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gpu:
-    kind: str
-    """Name of the part, e.g. "H100-SXM"; "cpu" for a machine without a GPU."""
-    memory_GiB: float
-    """Memory of one accelerator."""
-    dense_bf16_TFLOPs: float
-    """Peak of dense bf16 matrix products: what MFU is measured against, never the sparse figure."""
-    memory_bandwidth_GBps: float
-    """Peak bandwidth of its memory."""
-    source: str
-    """Where these numbers come from."""
-    power_W: float | None = None
-    """Board power of one accelerator, for plans of power and cost."""
-
-    def __post_init__(self) -> None:
-        for name in ("memory_GiB", "dense_bf16_TFLOPs", "memory_bandwidth_GBps"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(name, f"{getattr(self, name)} is not positive", "give the data-sheet value")
-        if not self.source.strip():
-            raise ConfigError("source", "is empty", "say where the numbers come from")
-        if self.power_W is not None and self.power_W <= 0:
-            raise ConfigError(
-                "power_W", f"{self.power_W} is not positive", "give the data-sheet value, or leave it out"
-            )
-        dense = next((peak for kind, peak in DENSE_PEAKS if self.kind.upper().startswith(kind)), None)
-        if dense is not None and self.dense_bf16_TFLOPs > 1.1 * dense:
-            raise ConfigError(
-                "dense_bf16_TFLOPs",
-                f"{self.dense_bf16_TFLOPs:g} is more than a {self.kind} can do in dense bf16 ({dense:g}): "
-                "data sheets print the figure with sparsity, or that of fp8",
-                f"give the dense figure, {dense:g}",
-            )
-
-
-# Dense bf16 TFLOP/s by NVIDIA's data sheets, which print twice as much ("with sparsity") from the A100 on.
-DENSE_PEAKS = (
-    ("A100", 312.0),
-    ("H100", 989.4),
-    ("H200", 989.4),
-    ("H800", 989.4),
-    ("GB200", 2500.0),
-    ("GB300", 2500.0),
-    ("B200", 2250.0),
-    ("B300", 2250.0),
-)
+__all__ = ["Cluster", "Tier", "load_cluster", "shared_file"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +31,7 @@ class Tier:
     latency_us: float
     """One way, for an empty message."""
     oversubscription: float = 1.0
-    """1 is full bisection; 7 leaves a seventh when everybody talks across this tier."""
+    """1 is full bisection; 7 leaves a seventh when all GPUs communicate across this tier."""
     source: str = ""
     """Where these numbers come from."""
 
@@ -86,9 +39,18 @@ class Tier:
         if self.size < 1:
             raise ConfigError("size", f"{self.size} GPUs", "choose 1 or more")
         if self.bandwidth_GBps <= 0 or self.latency_us < 0:
-            raise ConfigError("bandwidth_GBps", "bandwidth must be above 0 and latency_us 0 or more", "mend them")
+            raise ConfigError("bandwidth_GBps", "bandwidth must be above 0 and latency_us 0 or more", "correct them")
         if self.oversubscription < 1:
             raise ConfigError("oversubscription", f"{self.oversubscription} is below 1", "1 means full bisection")
+
+    @property
+    def bandwidth_Bps(self) -> float:
+        """Per GPU and direction when all GPUs of the tier communicate across it."""
+        return self.bandwidth_GBps * 1e9 / self.oversubscription
+
+    @property
+    def latency_s(self) -> float:
+        return self.latency_us * 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,21 +61,21 @@ class Cluster:
     tiers: tuple[Tier, ...]
     """Network tiers from the innermost outwards."""
     storage_read_GBps: float | None = None
-    """What storage delivers to all GPUs together, for plans of data and checkpoints."""
+    """Read rate of storage, for all GPUs together: used to plan data loading."""
     storage_write_GBps: float | None = None
-    """What storage takes from all GPUs together."""
+    """Write rate of storage, for all GPUs together: used to plan checkpoints."""
 
     def __post_init__(self) -> None:
         if not self.tiers:
-            raise ConfigError("tiers", "there is none", "describe at least the node as [[tiers]]")
+            raise ConfigError("tiers", "is empty", "describe at least the node as [[tiers]]")
         for name in ("storage_read_GBps", "storage_write_GBps"):
             if (rate := getattr(self, name)) is not None and rate <= 0:
-                raise ConfigError(name, f"{rate} is not positive", "give a rate, or leave it out")
+                raise ConfigError(name, f"{rate} is not positive", "give a rate, or omit it")
         for inner, outer in zip(self.tiers, self.tiers[1:], strict=False):
             if outer.size % inner.size or outer.size <= inner.size:
                 raise ConfigError(
                     "tiers",
-                    f"{outer.name} of {outer.size} GPUs is not made of whole groups of {inner.name} ({inner.size})",
+                    f"{outer.name} of {outer.size} GPUs is not a whole number of {inner.name} groups ({inner.size})",
                     "list tiers from the smallest to the largest, each a multiple of the one before",
                 )
 
@@ -130,16 +92,16 @@ class Cluster:
         for tier in self.tiers:
             if ranks <= tier.size:
                 return tier
-        raise UserError(f"cluster {self.name}", f"has {self.gpus} GPUs and {ranks} are asked for", "ask for fewer")
+        raise UserError(f"cluster {self.name}", f"has {self.gpus} GPUs, {ranks} were requested", "request fewer")
 
 
 def load_cluster(name: str | Path) -> Cluster:
-    """Read clusters/NAME.toml, or the file of that path."""
+    """Read clusters/NAME.toml, or the file at that path."""
     return config.load(Cluster, shared_file("clusters", str(name), ".toml"))
 
 
 def shared_file(folder: str, name: str, suffix: str) -> Path:
-    """A file that the user names by its path, or by its bare name when it ships with lakh (clusters, recipes)."""
+    """Find a file by its path, or by its bare name when it ships with lakh (clusters, recipes)."""
     if Path(name).exists():
         return Path(name)
     if Path(name).name == name:
@@ -156,6 +118,6 @@ def shared_file(folder: str, name: str, suffix: str) -> Path:
 
 
 def _shared_folders() -> list[Path]:
-    """Where clusters/ and recipes/ lie: the checkout that we run from, or beside the installed package."""
+    """Folders that contain clusters/ and recipes/: the source checkout, or the installed package's share folder."""
     package = Path(__file__).resolve().parents[1]
     return [package.parents[1], package / "share"]

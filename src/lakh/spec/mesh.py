@@ -1,14 +1,14 @@
 """A mesh: how many ranks lie along each axis of parallelism.
 
-    dp_replicate  whole copies that average their gradients      (between zones or buildings: rare, large messages)
-    pp            consecutive blocks of the model, one after another
-    dp_shard      one copy cut up over its ranks (FSDP2); -1 takes all ranks that are left
-    cp            one sequence cut up over its ranks
-    tp            single matrices cut up over ranks              (inside a node: constant, small messages)
-    ep            experts; laid over dp_shard x cp, so it does not multiply the rank count
+    dp_replicate  full replicas that average their gradients     (between zones or buildings: rare, large messages)
+    pp            pipeline stages: consecutive blocks of the model
+    dp_shard      ranks that shard one replica (FSDP2); -1 takes all remaining ranks
+    cp            context parallelism: ranks that split each sequence
+    tp            tensor parallelism: ranks that split each matrix  (inside a node: frequent, small messages)
+    ep            expert parallelism, over dp_shard x cp: does not multiply the rank count
 
-Axes are listed from the outermost (slowest network tier) to the innermost: so are ranks numbered, unless `order` says
-otherwise. placement.py says what an order means for the network.
+Axes are listed from the outermost (slowest network tier) to the innermost. Ranks are numbered in this order unless
+`order` says otherwise; placement.py shows what an order means for the network.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ AXES: tuple[Axis, ...] = ("dp_replicate", "pp", "dp_shard", "cp", "tp")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
     dp_replicate: int = 1
-    """Whole copies of the model."""
+    """Full replicas of the model."""
     dp_shard: int = -1
-    """Ranks that share one copy; -1 takes all ranks that are left."""
+    """Ranks that shard one replica (FSDP2); -1 takes all remaining ranks."""
     tp: int = 1
-    """Ranks that share each matrix."""
+    """Tensor parallelism: ranks that split each matrix."""
     pp: int = 1
     """Pipeline stages."""
     cp: int = 1
-    """Ranks that share each sequence."""
+    """Context parallelism: ranks that split each sequence."""
     ep: int = 1
-    """Ranks that share the experts of a layer."""
+    """Expert parallelism: ranks that split the experts of a layer."""
     pp_schedule: Literal["1f1b", "gpipe", "interleaved", "zero_bubble"] = "1f1b"
-    """The order in which pipeline stages take micro-batches."""
+    """Pipeline schedule."""
     order: tuple[Axis, ...] = AXES
-    """How ranks are numbered, from the axis whose ranks are farthest apart to the one whose ranks are neighbours."""
+    """Rank numbering, from the axis whose ranks are farthest apart to the axis whose ranks are neighbours."""
 
     def __post_init__(self) -> None:
         for name in (*AXES, "ep"):
@@ -51,7 +51,9 @@ class Mesh:
             if size < 1 and not (name == "dp_shard" and size == -1):
                 raise ConfigError(name, f"{size} is not a number of ranks", "choose 1 or more")
         if sorted(self.order) != sorted(AXES):
-            raise ConfigError("order", f"{list(self.order)} is no order of the axes", f"name each once: {list(AXES)}")
+            raise ConfigError(
+                "order", f"{list(self.order)} is not an order of the axes", f"name each once: {list(AXES)}"
+            )
 
     @property
     def is_resolved(self) -> bool:
@@ -59,7 +61,7 @@ class Mesh:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks; for a mesh with dp_shard = -1, of the smallest world it fits."""
+        """Number of ranks; with dp_shard = -1 the smallest number that fits."""
         return math.prod(abs(getattr(self, axis)) for axis in AXES)
 
     @property
@@ -68,29 +70,29 @@ class Mesh:
         return self.dp_replicate * self.dp_shard
 
     def data_rank(self, rank: int) -> int:
-        """Which of the data_ranks different parts of a batch rank `rank` of a resolved mesh reads."""
+        """Index of the part of a batch (0 to data_ranks - 1) that a rank of a resolved mesh reads."""
         at = self.coordinates(rank)
         return at["dp_replicate"] * self.dp_shard + at["dp_shard"]
 
     def leads_stage(self, rank: int) -> bool:
-        """Whether this is the first rank of its pipeline stage, the one that speaks for what all of them hold."""
-        return not any(place for axis, place in self.coordinates(rank).items() if axis != "pp")
+        """Whether this is the first rank of its pipeline stage."""
+        return not any(position for axis, position in self.coordinates(rank).items() if axis != "pp")
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
-        """Where rank `rank` of a resolved mesh lies along each axis."""
-        places: dict[Axis, int] = {}
+        """Position of a rank of a resolved mesh along each axis."""
+        positions: dict[Axis, int] = {}
         for axis in reversed(self.order):
-            rank, places[axis] = divmod(rank, getattr(self, axis))
-        return places
+            rank, positions[axis] = divmod(rank, getattr(self, axis))
+        return positions
 
     def resolve(self, world: int) -> Mesh:
-        """The mesh for exactly `world` ranks, with dp_shard = -1 filled in."""
+        """The mesh for exactly `world` ranks, with dp_shard = -1 replaced by a number."""
         if self.is_resolved:
             if self.ranks != world:
                 raise InfeasiblePlan(
                     "mesh",
                     f"{self} needs {self.ranks} ranks and there are {world}",
-                    f"start {self.ranks} ranks, or set mesh.dp_shard = -1 to use what is there",
+                    f"start {self.ranks} ranks, or set mesh.dp_shard = -1 to use all ranks",
                 )
             return self
         if world % self.ranks:
@@ -102,7 +104,7 @@ class Mesh:
         return replace(self, dp_shard=world // self.ranks)
 
     def check(self, model: Model) -> None:
-        """Refuse a mesh that cannot carry this model, naming the setting and what would work."""
+        """Refuse a mesh that does not divide this model, naming the setting and the values that would work."""
         self._divides("tp", model.heads, "model.heads")
         self._divides("tp", model.kv_heads, "model.kv_heads")
         self._divides("tp", model.ffn, "model.ffn")
@@ -111,13 +113,13 @@ class Mesh:
         if self.cp > 1 and model.context % (2 * self.cp):
             raise InfeasiblePlan(
                 "mesh.cp",
-                f"{self.cp} ranks take two pieces each of a sequence and 2 x {self.cp} does not divide "
+                f"each of {self.cp} ranks takes two pieces of a sequence, and 2 x {self.cp} does not divide "
                 f"model.context {model.context}",
-                "choose a context that it divides",
+                "choose a multiple of it",
             )
         if self.ep > 1:
             if model.experts is None:
-                raise InfeasiblePlan("mesh.ep", f"is {self.ep} and the model has no experts", "set it to 1")
+                raise InfeasiblePlan("mesh.ep", f"is {self.ep}, and the model has no experts", "set it to 1")
             self._divides("ep", model.experts.count, "model.experts.count")
 
     def _divides(self, axis: str, size: int, what: str) -> None:

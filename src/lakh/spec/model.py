@@ -1,41 +1,44 @@
-"""A Llama-style decoder as numbers: what it is, how many parameters, FLOPs and bytes.
+"""A decoder-only transformer as numbers: its settings, and how many parameters, FLOPs and bytes it has.
 
-Conventions, after published tables: FLOPs count a multiply-add as two; training is three times the forward pass;
-the embedding look-up is free; *causal-exact* attention counts the half of the score matrix that is computed,
-*PaLM-style* counts all of it (arXiv 2204.02311, appendix B), which is what most public MFU figures use.
+Conventions of published tables: a multiply-add is two FLOPs; training is three times the forward pass; the embedding
+lookup is free; *causal-exact* attention counts the half of the score matrix that is computed, *PaLM-style* counts all
+of it (arXiv 2204.02311, appendix B), which most public MFU figures use.
 
-A model may have experts (`Experts`), latent attention (`Latent`) or heads of a size of their own: such a model is
-counted and planned, and refused by `require_plain` where it would be trained.
+lakh trains dense Llama-style models. A model with experts (`Experts`), latent attention (`Latent`), a sliding window,
+a plain feed-forward or its own head size is counted and planned; `require_plain` refuses to train it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from lakh.config import require_positive
 from lakh.errors import ConfigError, InfeasiblePlan
 
-__all__ = ["DTYPE_BYTES", "Experts", "Latent", "Model"]
+__all__ = ["DTYPE_BYTES", "Experts", "Latent", "Model", "SlidingWindow"]
 
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experts:
-    """The mixture layers of a model: a router sends each token to a few of many small feed-forwards."""
+    """Mixture-of-experts layers: a router sends each token to a few of many small feed-forwards."""
 
     count: int
-    """Routed experts of a layer."""
+    """Routed experts per layer."""
     top_k: int
-    """Experts that one token goes to."""
+    """Routed experts per token."""
     ffn: int
     """Inner size of one expert."""
     shared: int = 0
-    """Experts that every token goes to besides."""
+    """Experts that process every token."""
     dense_layers: int = 0
     """Leading blocks that keep the dense feed-forward of `model.ffn`."""
     most_nodes: int = 0
     """Most nodes that the router sends a token to; 0 is no limit."""
+    bias: bool = False
+    """Experts have biases and clamped gates, as in GPT-OSS."""
 
     def __post_init__(self) -> None:
         require_positive(self, "count", "top_k", "ffn")
@@ -48,19 +51,34 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latent:
-    """Multi-head latent attention: queries, keys and values pass through narrow products (arXiv 2405.04434)."""
+    """Multi-head latent attention (MLA): low-rank queries, keys and values (arXiv 2405.04434)."""
 
     kv_rank: int
-    """Width of the compressed keys and values."""
+    """Rank of the compressed keys and values."""
     rope_dim: int
-    """Extra size of each query and key head that carries the position."""
+    """Extra size of each query and key head, which carries the rotary position."""
     q_rank: int = 0
-    """Width of the compressed queries; 0 compresses none."""
+    """Rank of the compressed queries; 0 does not compress them."""
 
     def __post_init__(self) -> None:
         require_positive(self, "kv_rank", "rope_dim")
         if self.q_rank < 0:
             raise ConfigError("q_rank", f"{self.q_rank} is negative", "use 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlidingWindow:
+    """Sliding-window attention in some of the layers."""
+
+    tokens: int
+    """Tokens that these layers attend back to."""
+    share: float = 1.0
+    """Share of the layers with a window."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "tokens")
+        if not 0 < self.share <= 1:
+            raise ConfigError("share", f"{self.share} is not a share of the layers", "choose a value above 0, up to 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,21 +96,25 @@ class Model:
     vocab: int = 4096
     """Size of the embedding table: at least the tokenizer's vocabulary."""
     tied: bool = True
-    """Use the embedding table as output head too."""
+    """Use the embedding table as the output head too."""
     rope_base: float = 10_000.0
     """Base of the rotary position frequencies."""
     context: int = 512
-    """Longest sequence that the model is made for."""
+    """Longest sequence that the model supports."""
     norm_eps: float = 1e-5
     """Added inside RMSNorm's square root."""
     qk_norm: bool = False
-    """Norm each query and key head before the rotary positions: steadier at high learning rates."""
+    """Normalise each query and key head before the rotary positions: more stable at high learning rates."""
     head_size: int | None = None
-    """Size of one head, where it is not width / heads."""
+    """Size of one head, when it is not width / heads."""
+    gated: bool = True
+    """Gated feed-forward (SwiGLU, three matrices); false is a plain one (two matrices): planned, not trained."""
     experts: Experts | None = None
-    """A mixture of experts instead of the dense feed-forward: planned, not trained."""
+    """Mixture of experts instead of the dense feed-forward: planned, not trained."""
     latent: Latent | None = None
     """Latent attention instead of plain heads: planned, not trained."""
+    sliding_window: SlidingWindow | None = None
+    """Sliding-window attention in some layers: planned, not trained."""
 
     def __post_init__(self) -> None:
         require_positive(self, "layers", "width", "heads", "kv_heads", "ffn", "vocab", "context")
@@ -125,82 +147,169 @@ class Model:
 
     @property
     def is_plain(self) -> bool:
-        """Whether lakh trains it."""
-        return self.experts is None and self.latent is None and self.head_dim * self.heads == self.width
+        """Whether lakh can train it."""
+        special = self.experts or self.latent or self.sliding_window
+        return special is None and self.gated and self.head_dim * self.heads == self.width
 
     def require_plain(self) -> None:
-        """Refuse what lakh plans and does not train."""
-        for name, what in (("experts", "a mixture of experts"), ("latent", "latent attention")):
+        """Refuse a model that lakh plans but does not train."""
+        optional = {"experts": "a mixture of experts", "latent": "latent attention", "sliding_window": "a window"}
+        for name, what in optional.items():
             if getattr(self, name) is not None:
                 found = f"is set: {what} is planned (lakh plan estimate) and not trained"
-                raise InfeasiblePlan(f"model.{name}", found, f"leave [model.{name}] away")
+                raise InfeasiblePlan(f"model.{name}", found, f"remove [model.{name}]")
+        if not self.gated:
+            raise InfeasiblePlan(
+                "model.gated", "is false: a plain feed-forward is planned and not trained", "remove it"
+            )
         if not self.is_plain:
             found = f"{self.head_dim} x {self.heads} heads is not width {self.width}: planned and not trained"
-            raise InfeasiblePlan("model.head_size", found, "leave it away")
+            raise InfeasiblePlan("model.head_size", found, "remove it")
+
+    # --- optional parts as plain numbers: 0 where the model does not have the part ---
+
+    @property
+    def num_experts(self) -> int:
+        return self.experts.count if self.experts else 0
+
+    @property
+    def top_k(self) -> int:
+        return self.experts.top_k if self.experts else 0
+
+    @property
+    def expert_ffn(self) -> int:
+        return self.experts.ffn if self.experts else 0
+
+    @property
+    def shared_experts(self) -> int:
+        return self.experts.shared if self.experts else 0
+
+    @property
+    def expert_bias(self) -> bool:
+        return self.experts is not None and self.experts.bias
+
+    @property
+    def most_nodes(self) -> int:
+        return self.experts.most_nodes if self.experts else 0
+
+    @property
+    def mixture_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.experts.dense_layers if self.experts else 0
+
+    @property
+    def is_latent(self) -> bool:
+        return self.latent is not None
+
+    @property
+    def q_rank(self) -> int:
+        return self.latent.q_rank if self.latent else 0
+
+    @property
+    def kv_rank(self) -> int:
+        return self.latent.kv_rank if self.latent else 0
+
+    @property
+    def rope_dim(self) -> int:
+        return self.latent.rope_dim if self.latent else 0
+
+    @property
+    def window_tokens(self) -> int:
+        return self.sliding_window.tokens if self.sliding_window else 0
+
+    @property
+    def window_share(self) -> float:
+        return self.sliding_window.share if self.sliding_window else 0.0
 
     # --- parameters ---
 
     @property
     def attention_weights(self) -> int:
         """Matrix weights of one block's attention: query, key, value, output."""
-        if self.latent:
-            size, rope, q_rank, kv_rank = self.head_dim, self.latent.rope_dim, self.latent.q_rank, self.latent.kv_rank
-            into = self.width * q_rank + q_rank * self.heads * (size + rope) if q_rank else 0
-            query = into or self.width * self.heads * (size + rope)
-            key_value = self.width * (kv_rank + rope) + kv_rank * self.heads * 2 * size
-            return query + key_value + self.heads * size * self.width
-        return 2 * self.width * self.heads * self.head_dim + 2 * self.width * self.kv_heads * self.head_dim
+        heads = self.heads * self.head_dim
+        if not self.latent:
+            return 2 * self.width * heads + 2 * self.width * self.kv_heads * self.head_dim
+        query_heads = self.heads * (self.head_dim + self.rope_dim)
+        query = (self.width + query_heads) * self.q_rank if self.q_rank else self.width * query_heads
+        key_value = self.width * (self.kv_rank + self.rope_dim) + self.kv_rank * 2 * heads
+        return query + key_value + heads * self.width
+
+    @property
+    def ffn_matrices(self) -> int:
+        return 3 if self.gated else 2
 
     @property
     def ffn_weights(self) -> int:
-        """Matrix weights of one block's dense feed-forward: gate, up, down."""
-        return 3 * self.width * self.ffn
+        """Matrix weights of one block's dense feed-forward."""
+        return self.ffn_matrices * self.width * self.ffn
 
     @property
-    def mixture_layers(self) -> int:
-        return self.layers - self.experts.dense_layers if self.experts else 0
+    def expert_weights(self) -> int:
+        """Matrix weights of one expert."""
+        return self.ffn_matrices * self.width * self.expert_ffn
 
-    def mixture_weights(self, routed: int) -> int:
-        """Matrix weights of one block's mixture with so many of its routed experts, and of its router."""
-        assert self.experts is not None
-        one = 3 * self.width * self.experts.ffn
-        return (routed + self.experts.shared) * one + self.experts.count * self.width
+    @property
+    def routed_expert_weights(self) -> int:
+        """Matrix weights of all routed experts of all layers."""
+        return self.mixture_layers * self.num_experts * self.expert_weights
 
     @property
     def body_weights(self) -> int:
         """Matrix weights of all blocks, without norms, embedding and head."""
-        return self._weights(self.experts.count if self.experts else 0)
+        return self._weights(self.num_experts)
 
     @property
     def active_weights(self) -> int:
-        """Of these, the ones that a token passes through."""
-        return self._weights(self.experts.top_k if self.experts else 0)
+        """Matrix weights of all blocks that one token uses."""
+        return self._weights(self.top_k)
 
     def _weights(self, routed: int) -> int:
         dense = (self.layers - self.mixture_layers) * self.ffn_weights
-        mixed = self.mixture_layers * self.mixture_weights(routed) if self.experts else 0
-        return self.layers * self.attention_weights + dense + mixed
+        router = self.num_experts * self.width
+        mixture = self.mixture_layers * ((routed + self.shared_experts) * self.expert_weights + router)
+        return self.layers * self.attention_weights + dense + mixture
+
+    @property
+    def table_weights(self) -> int:
+        """Embedding and output head."""
+        return (1 if self.tied else 2) * self.vocab * self.width
 
     @property
     def parameters(self) -> int:
-        norms = (2 * self.layers + 1) * self.width + (2 * self.layers * self.head_dim if self.qk_norm else 0)
-        if self.latent:
-            norms += self.layers * (self.latent.q_rank + self.latent.kv_rank)
-        tables = (1 if self.tied else 2) * self.vocab * self.width
-        return self.body_weights + norms + tables
+        norms = self.layers * (2 * self.width + self.q_rank + self.kv_rank) + self.width
+        if self.qk_norm:
+            norms += 2 * self.layers * self.head_dim
+        return self.body_weights + norms + self.table_weights
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses."""
+        return self.parameters - self.body_weights + self.active_weights
 
     # --- FLOPs ---
 
-    def flops_per_token(self, sequence: int, *, causal: bool = True) -> float:
-        """Training FLOPs (forward and backward) of one token in a sequence of this length.
+    @property
+    def score_dim(self) -> float:
+        """Mean width of the query-key and the score-value product over all heads. The rotary part of a latent head is
+        in the scores and not in the values: it counts half."""
+        return self.heads * (self.head_dim + self.rope_dim / 2)
 
-        6 FLOPs per matrix weight, plus 12 L H d T for attention over T keys, half of that when causal. The position's
-        part of a latent head is in the scores and not in the values: it counts half.
+    def attended_tokens(self, sequence: Any) -> Any:
+        """Width of the score matrix, averaged over full and sliding-window layers. The causal mask halves the triangle
+        of a full layer but not the band of a window, which therefore counts twice."""
+        window = 2 * self.window_tokens
+        narrow = (window + sequence - abs(window - sequence)) / 2  # the smaller one, also of numpy arrays
+        return (1 - self.window_share) * sequence + self.window_share * narrow
+
+    def flops_per_token(self, sequence: float, *, causal: bool = True, frozen: bool = False) -> float:
+        """Training FLOPs (forward and backward, no recomputation) of one token in a sequence of this length.
+
+        6 FLOPs per matrix weight, logits included (4 when weights are frozen and need no gradient), plus
+        12 L H d T for attention over T keys, half of that when causal.
         """
-        size = self.head_dim + (self.latent.rope_dim / 2 if self.latent else 0)
-        attention = 12 * self.layers * self.heads * size * sequence
-        head = self.vocab * self.width
-        return 6.0 * (self.active_weights + head) + (attention / 2 if causal else attention)
+        attention = 12 * self.layers * self.score_dim * self.attended_tokens(sequence)
+        weights = self.active_weights + self.vocab * self.width
+        return float((6.0 - 2.0 * frozen) * weights + (attention / 2 if causal else attention))
 
     # --- bytes ---
 
@@ -217,25 +326,23 @@ class Model:
 
         Per block and token: four tensors of `width` (two norm inputs, two matmul inputs), query and attention
         output, key and value, gate, up and their product, and one float32 log-sum per head. With full
-        recomputation only a block's input is kept, plus one block at work. Logits are counted twice in float32.
+        recomputation only a block's input is kept, plus one block in progress. Logits count twice in float32.
         """
         block = 4 * self.width + 2 * self.heads * self.head_dim + 2 * self.kv_heads * self.head_dim
-        if self.experts:  # a mixture keeps a copy of its input for each expert that the token goes to
-            inner = (
-                self.experts.top_k * (self.width + 3 * self.experts.ffn) + self.experts.shared * 3 * self.experts.ffn
-            )
-            block += max(3 * self.ffn if self.experts.dense_layers else 0, inner)
+        dense, expert = self.ffn_matrices * self.ffn, self.ffn_matrices * self.expert_ffn
+        if self.experts:  # a mixture keeps a copy of its input for each expert that receives the token
+            routed = self.top_k * (self.width + expert) + self.shared_experts * expert
+            block += max(dense if self.experts.dense_layers else 0, routed)
         else:
-            block += 3 * self.ffn
-        if self.latent:
-            block += self.latent.q_rank + self.latent.kv_rank + 2 * self.heads * self.latent.rope_dim
+            block += dense
+        block += self.q_rank + self.kv_rank + 2 * self.heads * self.rope_dim
         block_bytes = block * dtype_bytes + 4 * self.heads
         kept = self.layers * self.width * dtype_bytes + block_bytes if recompute else self.layers * block_bytes
         return tokens * (kept + 2 * 4 * self.vocab)
 
     def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
         if self.latent:
-            return self.layers * (self.latent.kv_rank + self.latent.rope_dim) * dtype_bytes
+            return self.layers * (self.kv_rank + self.rope_dim) * dtype_bytes
         return 2 * self.layers * self.kv_heads * self.head_dim * dtype_bytes
 
 

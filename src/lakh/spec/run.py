@@ -1,8 +1,8 @@
-"""A Run: everything that decides what a training run does, as one frozen value.
+"""A Run: all settings of a training run, as one frozen value.
 
 recipe (Python, may compute) -> Run -> run.toml (complete, hashed, stored with the run and each checkpoint) -> `--set`.
-`load_run` reads any of the three forms. What depends on the number of ranks is computed by functions that take it, so
-the same Run is valid on a laptop and on a cluster.
+`load_run` reads a recipe, a run.toml or a run folder. Values that depend on the number of ranks are methods that take
+it, so the same Run is valid on a laptop and on a cluster.
 """
 
 from __future__ import annotations
@@ -34,61 +34,63 @@ class Source:
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):
-            raise ConfigError("weight", f"{self.weight} is no share", "choose a number above 0")
+            raise ConfigError("weight", f"{self.weight} is not a share", "choose a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
     tokens: str = "tokens"
-    """Folder or URL of token shards, made by `lakh tokens pack`; its held-out documents are the ones evaluated on."""
+    """Folder or URL of token shards from `lakh tokens pack`; evaluation uses its held-out documents."""
     mixture: tuple[Source, ...] = ()
-    """Sources to train on instead of `tokens` alone, each with its weight; all with the same tokenizer."""
+    """Weighted sources to train on instead of `tokens` alone; all with the same tokenizer."""
     sequence: int = 256
     """Tokens in one training sequence."""
     batch: int = 32
     """Sequences in one optimizer step, over all ranks."""
     micro_batch: int = 8
-    """Sequences that one rank pushes through the model at a time."""
+    """Sequences in one forward and backward pass of a rank."""
     prefetch: int = 100
-    """Batches that a process of its own reads ahead."""
+    """Batches that a separate process reads ahead."""
     packing: Literal["concat", "best-fit"] = "concat"
-    """How documents become rows: laid end to end and cut, or whole documents fitted into rows that are padded."""
+    """How documents become sequences: concatenated and cut, or whole documents packed into padded sequences."""
     document_mask: bool = False
-    """A token sees only its own document, and positions begin anew with each."""
+    """Mask attention between documents and restart positions at each one."""
     fim_rate: float = 0.0
-    """Share of documents that are turned into fill-in-the-middle form as they are read."""
+    """Share of documents transformed to fill-in-the-middle form on read."""
     fim_spm: float = 0.5
-    """Of these, the share with the suffix first (SPM); the others have the prefix first (PSM)."""
+    """Share of these with the suffix first (SPM); the others have the prefix first (PSM)."""
     skip: tuple[tuple[int, int], ...] = ()
-    """Sequences that training passes over, as [first, end) ranges of the global sequence index."""
+    """Sequences that training skips, as [first, end) ranges of the global sequence index."""
     cache: str = "~/.cache/lakh"
-    """Where pieces of token shards that lie on another machine are kept; empty keeps none."""
+    """Cache folder for parts of remote token shards; empty disables the cache."""
 
     def __post_init__(self) -> None:
         config.require_positive(self, "sequence", "batch", "micro_batch", "prefetch")
         _require_at_most(self, prefetch=10_000)
         for name in ("fim_rate", "fim_spm"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(name, f"{getattr(self, name)} is no share", "choose 0 to 1")
+                raise ConfigError(name, f"{getattr(self, name)} is not a share", "choose 0 to 1")
         for first, end in self.skip:
             if not 0 <= first < end < 2**62:
-                raise ConfigError("skip", f"[{first}, {end}] is no range", "give the first sequence and the one after")
+                raise ConfigError(
+                    "skip", f"[{first}, {end}] is not a range", "give the first sequence and the end (exclusive)"
+                )
         if len(self.mixture) != len({source.tokens for source in self.mixture}):
-            raise ConfigError("mixture", "names a source twice", "give each source once, with the sum of its weights")
+            raise ConfigError("mixture", "names a source twice", "list each source once, with its total weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
     kind: Literal["adamw", "muon"] = "adamw"
-    """The update rule; "muon" orthogonalises the updates of the blocks' matrices and leaves the rest to AdamW."""
+    """Update rule; "muon" orthogonalises the updates of the blocks' matrices and uses AdamW for the rest."""
     lr: float = 1e-3
     """Peak learning rate, reached at the end of warm-up."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """After warm-up: down along a cosine or a line, level, or level and then down (warm-up, stable, decay)."""
+    """Learning rate after warm-up: cosine or linear decay, constant, or constant then decay (wsd)."""
     decay_share: float = 0.2
-    """Share of the steps that "wsd" spends on its way down."""
+    """Share of the steps in the decay phase of "wsd"."""
     min_lr_ratio: float = 0.1
-    """The way down ends at this fraction of lr."""
+    """The decay ends at this fraction of lr."""
     warmup_steps: int = 20
     """Steps of linear warm-up from 0."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -98,9 +100,9 @@ class Optimizer:
     eps: float = 1e-8
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
-    """Decoupled decay of matrices; norms and biases are left alone."""
+    """Decoupled decay of matrices; norms and biases do not decay."""
     clip_norm: float = 1.0
-    """Gradients are scaled down to this global norm; 0 switches clipping off."""
+    """Gradients are scaled down to this global norm; 0 disables clipping."""
 
     def __post_init__(self) -> None:
         _require_finite(self)
@@ -113,7 +115,7 @@ class Optimizer:
         if not 0 <= self.momentum < 1:
             raise ConfigError("momentum", f"{self.momentum} is out of range", "choose a value from 0 up to 1")
         if not 0 < self.decay_share <= 1:
-            raise ConfigError("decay_share", f"{self.decay_share} is no share", "choose a value above 0, up to 1")
+            raise ConfigError("decay_share", f"{self.decay_share} is not a share", "choose a value above 0, up to 1")
         if self.warmup_steps < 0 or self.weight_decay < 0 or self.clip_norm < 0 or self.eps <= 0:
             raise ConfigError(
                 "warmup_steps", "warmup_steps, weight_decay, clip_norm or eps is negative", "use 0 or more"
@@ -125,52 +127,51 @@ class Training:
     steps: int = 200
     """Optimizer updates in the whole run."""
     precision: Literal["auto", "f32", "bf16"] = "auto"
-    """Of matrix products; weights and optimizer stay f32. "auto" is bf16 on a GPU and f32 on a CPU."""
+    """Precision of matrix products; weights and optimizer stay f32. "auto" is bf16 on a GPU and f32 on a CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model is trained; "auto" is a GPU where there is one, one for each rank of a machine."""
+    """Training device; "auto" uses one GPU per rank if the machine has GPUs."""
     backend: Literal["auto", "gloo", "nccl", "c3"] = "auto"
     """torch.distributed backend; "auto" is nccl on GPUs and gloo on CPUs, "c3" is lakh's own, for CPUs."""
     replica_codec: Literal["none", "bf16", "int8", "int4"] = "none"
-    """How gradients travel between copies of the model (mesh.dp_replicate) over c3: as they are, or in fewer bits, with
-    what is lost added at the next step (at zero again after a resume)."""
+    """Compression of gradients between replicas (mesh.dp_replicate) over c3, with error feedback: the rounding error is
+    added at the next step (and reset by a resume)."""
     compile: Literal["auto", "none", "block", "model"] = "auto"
-    """What torch.compile gets: nothing, each block, or all of them as one; "auto" is blocks on a GPU, none on a CPU."""
+    """What torch.compile compiles: nothing, each block, or all blocks as one graph; "auto" is each block on a GPU."""
     attention: Literal["auto", "torch", "flash", "cudnn"] = "auto"
-    """The attention kernel; "auto" is the fastest one measured for the device."""
+    """Attention kernel; "auto" is the fastest one measured for the device."""
     products: Literal["auto", "library"] = "auto"
     """Has no effect; kept so that older run files load."""
     recompute: Literal["none", "selective", "full", "budget"] = "none"
-    """What the backward pass computes again instead of keeping it: nothing, what is cheap, whole blocks, or what the
-    compiler chooses."""
+    """Activation recomputation in the backward pass: none, cheap operations, whole blocks, or what the compiler
+    chooses."""
     graphs: Literal["auto", "on", "off"] = "auto"
-    """CUDA graphs: passes of small models are recorded and replayed; "auto" where a micro-batch is short work."""
+    """CUDA graphs: record and replay the passes of small models; "auto" uses them where a micro-batch is short."""
     fp8: bool = False
-    """Matrix products of the blocks in 8-bit floats: faster from a billion parameters on, at some cost in loss."""
+    """Compute the blocks' matrix products in fp8: faster from a billion parameters on, with slightly higher loss."""
     threads: int = 0
-    """CPU threads of each rank; 0 shares the cores among the ranks of a machine."""
+    """CPU threads per rank; 0 divides the cores among the ranks of a machine."""
     eval_every: int = 50
     """Steps between evaluations on held-out documents; 0 evaluates only at the end."""
     eval_sequences: int = 32
     """Held-out sequences in one evaluation."""
     hooks: tuple[str, ...] = ()
-    """Functions ("package.module:name") called after each evaluation with (run, step, model); what they return is
-    written as events."""
+    """Functions ("package.module:name") called after each evaluation with (run, step, model); their results are written
+    as events."""
     z_loss: float = 0.0
-    """Weight of the squared log of the softmax's denominator in the loss: keeps logits small. 1e-4 is usual."""
+    """Weight of the z-loss (squared log of the softmax denominator), which keeps logits small; usually 1e-4."""
     label_smoothing: float = 0.0
-    """Share of a target's weight that is spread over the whole vocabulary; held-out losses are without it."""
+    """Label smoothing: share of a target's weight spread over the vocabulary; held-out losses do not use it."""
     on_spike: Literal["apply", "skip", "rewind"] = "apply"
-    """When a step stands out from those before it: apply it all the same; leave out an update whose gradient is too
-    large; or go back to the last checkpoint when the loss jumps, and pass the step's sequences over. An update that is
-    not finite is always left out."""
+    """Reaction to a spike: apply the update; skip an update whose gradient norm is too large; or rewind to the last
+    checkpoint when the loss jumps and skip the step's sequences. Updates that are not finite are always skipped."""
     spike_factor: float = 4.0
-    """What stands out: a gradient norm, or a rise of the loss, of this many times the usual."""
+    """A gradient norm, or a rise of the loss, of this many times the usual is a spike."""
     sinks: tuple[Literal["tensorboard", "prometheus"], ...] = ()
-    """Where the events of the run are shown besides: RUN/tensorboard, and a page for Prometheus."""
+    """Additional outputs of the run's events: RUN/tensorboard, and a Prometheus endpoint."""
     prometheus_port: int = 9108
-    """Port of that page; 0 takes a free one, which RUN/prometheus.json names."""
+    """Port of the Prometheus endpoint; 0 takes a free port, written to RUN/prometheus.json."""
     peer_timeout_s: float = 120.0
-    """How long a rank waits for another one inside a collective before it gives up (exit 75)."""
+    """Timeout of a collective: after it a rank gives up on its peers (exit 75)."""
 
     def __post_init__(self) -> None:
         config.require_positive(self, "steps", "eval_sequences")
@@ -181,14 +182,14 @@ class Training:
         if self.z_loss < 0:
             raise ConfigError("z_loss", f"{self.z_loss} is negative", "use 0 or more, e.g. 1e-4")
         if not 0 <= self.label_smoothing < 1:
-            raise ConfigError("label_smoothing", f"{self.label_smoothing} is no share", "choose 0 up to 1, e.g. 0.1")
+            raise ConfigError("label_smoothing", f"{self.label_smoothing} is not a share", "choose 0 up to 1, e.g. 0.1")
         if self.spike_factor <= 1:
             raise ConfigError("spike_factor", f"{self.spike_factor} is not above 1", "choose e.g. 4")
         if not 0 <= self.prometheus_port < 65536:
-            raise ConfigError("prometheus_port", f"{self.prometheus_port} is no port", "choose 0 to 65535")
+            raise ConfigError("prometheus_port", f"{self.prometheus_port} is not a port", "choose 0 to 65535")
         for hook in self.hooks:
             if hook.count(":") != 1 or not all(hook.split(":")):
-                raise ConfigError("hooks", f"{hook!r} names no function", 'write "package.module:function"')
+                raise ConfigError("hooks", f"{hook!r} is not a function", 'write "package.module:function"')
         if self.peer_timeout_s <= 0:
             raise ConfigError("peer_timeout_s", f"{self.peer_timeout_s} is not positive", "choose e.g. 120")
 
@@ -198,10 +199,9 @@ class Checkpoints:
     every: int = 50
     """Steps between checkpoints; 0 saves only at the end and when stopped."""
     keep: int = 3
-    """Newest checkpoints that stay; older ones are removed after a new one is complete."""
+    """Number of checkpoints to keep; older ones are removed after a new one is complete."""
     background: Literal["auto", "on", "off"] = "auto"
-    """Whether checkpoints are written behind the steps, from a copy of the state in host memory, or waited for; "auto"
-    is behind where the copy finds room."""
+    """Write checkpoints in the background, from a copy of the state in host memory; "auto" does so if the copy fits."""
 
     def __post_init__(self) -> None:
         if self.every < 0:
@@ -212,13 +212,13 @@ class Checkpoints:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     name: str
-    """What people call this run."""
+    """Name of this run."""
     seed: int = 1
-    """Decides the initial weights and the order of the data."""
+    """Seed of the initial weights and of the data order."""
     workload: Literal["code"] = "code"
-    """What is trained."""
+    """Kind of workload; code language models are the only one."""
     init_from: str = ""
-    """Weights to begin with: a Hugging Face directory, a GGUF file or a run; empty draws them by the seed."""
+    """Initial weights: a Hugging Face directory, a GGUF file or a run; empty initialises randomly from the seed."""
     model: Model = field(default_factory=Model)
     mesh: Mesh = field(default_factory=Mesh)
     cluster: Cluster = field(default_factory=lambda: load_cluster("laptop"))
@@ -229,14 +229,14 @@ class Run:
 
     def __post_init__(self) -> None:
         if not self.name.strip() or "/" in self.name:
-            raise ConfigError("name", f"{self.name!r} is no name", "choose a word without slashes")
+            raise ConfigError("name", f"{self.name!r} is not a name", "choose a name without slashes")
         if not 0 <= self.seed < 2**63:
             raise ConfigError("seed", f"{self.seed} is out of range", "choose 0 up to 2**63 - 1")
         if self.data.sequence > self.model.context:
             raise ConfigError(
                 "data.sequence",
                 f"{self.data.sequence} is longer than model.context {self.model.context}",
-                "shorten the one or enlarge the other",
+                "shorten the sequence or increase the context",
             )
         if self.data.batch % self.data.micro_batch:
             raise ConfigError(
@@ -270,7 +270,7 @@ class Run:
         return self.tokens * self.model.flops_per_token(self.data.sequence)
 
     def accumulation(self, world: int) -> int:
-        """Micro-batches that each rank adds up in one step, on `world` ranks."""
+        """Gradient accumulation: micro-batches of each rank in one step, on `world` ranks."""
         ranks = self.mesh.resolve(world).data_ranks
         per_pass = ranks * self.data.micro_batch
         if self.data.batch % per_pass:
@@ -283,7 +283,7 @@ class Run:
         return self.data.batch // per_pass
 
     def memory_bytes(self, world: int) -> dict[str, int]:
-        """Bytes on one rank: states cut up over all ranks of a copy, activations of one micro-batch. A first count."""
+        """First estimate of the bytes on one rank: sharded states and the activations of one micro-batch."""
         mesh = self.mesh.resolve(world)
         shards = mesh.dp_shard * mesh.cp * mesh.tp * mesh.pp
         bf16 = self.train.precision == "bf16"
@@ -293,11 +293,11 @@ class Run:
 
 
 def _require_finite(settings: Any) -> None:
-    """No comparison refuses what is no number."""
-    for it in fields(settings):
-        value = getattr(settings, it.name)
+    """Refuse NaN and infinity, which pass comparisons."""
+    for setting in fields(settings):
+        value = getattr(settings, setting.name)
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(it.name, f"{value} cannot be computed with", "choose a finite number")
+            raise ConfigError(setting.name, f"{value} is not a finite number", "choose a finite number")
 
 
 def _require_at_most(settings: Any, **limits: float) -> None:
@@ -338,7 +338,7 @@ def _call_recipe(path: Path, typed: str, function: str) -> Run:
     except Exception as error:  # a recipe is the user's code
         lines = [entry.lineno for entry in inspect.trace() if entry.filename == str(path)]
         where = f"{path}, line {lines[-1]}" if lines else str(path)
-        raise UserError(where, f"{type(error).__name__}: {error}", "mend the recipe") from error
+        raise UserError(where, f"{type(error).__name__}: {error}", "fix the recipe") from error
     if not isinstance(result, Run):
         raise UserError(str(path), f"returned {type(result).__name__}", "a recipe returns a lakh.spec.Run")
     return result
@@ -358,5 +358,5 @@ def _recipe_function(typed: str, module: Any, name: str) -> Callable[[], Any]:
         return own[name]
     if len(own) != 1:
         choices = ", ".join(f"{typed}:{key}" for key in own)
-        raise UserError(typed, f"holds {len(own)} recipes", f"name one: {choices or 'write a function'}")
+        raise UserError(typed, f"holds {len(own)} recipes", f"name one: {choices or 'none found'}")
     return next(iter(own.values()))

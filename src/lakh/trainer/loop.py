@@ -26,7 +26,7 @@ from lakh.errors import InfeasiblePlan, Interrupted, PeerLost, PeerTimeout
 from lakh.events import EventLog, NetworkTraffic, Restarted, RewindRefused, Rewound, RunEnded
 from lakh.goodput import goodput
 from lakh.spec import Fault, Mesh, Run
-from lakh.spec.cuts import check
+from lakh.spec.parallel_check import check_parallelism
 from lakh.trainer.checkpointer import Checkpointer
 from lakh.trainer.data import DataFeed
 from lakh.trainer.evaluation import Evaluator
@@ -118,7 +118,7 @@ class TrainingLoop:
     def __init__(self, run: Run, run_dir: str, world: World, log: EventLog, carried: LoopState | None = None) -> None:
         """`carried`: the state to continue with after other ranks were lost; else the newest checkpoint is restored."""
         self.run, self._run_dir, self._world = run, run_dir, world
-        self._mesh = check(run, world.size)
+        self._mesh = check_parallelism(run, world.size)
         self._events = EventWriter(run, world, log)
         self._data = DataFeed(run, self._mesh, world)
         self._evaluator = Evaluator(run, self._mesh, world, self._data.heldout, self._events)

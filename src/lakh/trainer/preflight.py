@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakh.errors import InfeasiblePlan, LakhError
 from lakh.spec import Fault, Run
-from lakh.spec.cuts import check
+from lakh.spec.parallel_check import check_parallelism
 from lakh.spec.placement import place_axes
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def check_run(run: Run, ranks: int, faults: Sequence[str] = ()) -> None:
 
     for fault in faults:
         Fault.parse(fault)
-    check(run, ranks)
+    check_parallelism(run, ranks)
     _check_memory(run, ranks)
     open_data(run)
 
@@ -31,7 +31,7 @@ def estimate_run(run: Run, ranks: int) -> dict[str, Any]:
     """Placement, memory and step time of a run, by the planner. Raises InfeasiblePlan if the run does not fit."""
     from lakh.planner.estimate import estimate
 
-    check(run, ranks)
+    check_parallelism(run, ranks)
     found = estimate(run, ranks)
     if not found.fits:
         raise _does_not_fit(run, ranks, found)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lakh.planner.points import Points, read_points
+from lakh.planner.calibration.measured_points import MeasuredPoints, read_points
 
 Files = dict[str, str | bytes]
 
@@ -28,5 +28,5 @@ def tree(tmp_path: Path) -> Callable[[str, Files], Path]:
 
 
 @pytest.fixture(scope="session")
-def points(shared_data: Callable[[str, str], Path]) -> Points:
+def points(shared_data: Callable[[str, str], Path]) -> MeasuredPoints:
     return read_points(shared_data("planner/points.csv", "published measurements of training speed"))

@@ -10,8 +10,8 @@ from bench.plan import calculon
 from bench.plan.calculon import cannot_describe, compare, one_step
 
 from lakh.errors import UserError
-from lakh.planner.calibration import is_held_out
-from lakh.planner.points import Points
+from lakh.planner.calibration.fit import is_held_out
+from lakh.planner.calibration.measured_points import MeasuredPoints
 
 SYSTEM = {
     "matrix": {"float16": {"tflops": 312}},
@@ -62,7 +62,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_only_rows_that_calculon_can_describe_are_compared(points: Points) -> None:
+def test_only_rows_that_calculon_can_describe_are_compared(points: MeasuredPoints) -> None:
     by_source = {p.source: cannot_describe(p) for p in points.kept}
     assert by_source["vTrain multi-node"] is None
     assert by_source["Korthikanti 2022"] is None
@@ -72,7 +72,7 @@ def test_only_rows_that_calculon_can_describe_are_compared(points: Points) -> No
     }
 
 
-def test_both_are_compared_on_the_same_unseen_rows(points: Points, checkout: Path) -> None:
+def test_both_are_compared_on_the_same_unseen_rows(points: MeasuredPoints, checkout: Path) -> None:
     pytest.importorskip("scipy", reason="install the planner's extra: pip install 'lakh[plan]'")
     rows = [p for p in points.kept if p.source == "vTrain multi-node"]
     found = compare(rows, str(checkout))
@@ -85,9 +85,9 @@ def test_both_are_compared_on_the_same_unseen_rows(points: Points, checkout: Pat
     assert found.scales["A100"][0] < 0.7
 
 
-def test_a_row_that_it_refuses_is_counted_and_left_out_for_both(points: Points, checkout: Path) -> None:
+def test_a_row_that_it_refuses_is_counted_and_left_out_for_both(points: MeasuredPoints, checkout: Path) -> None:
     rows = [p for p in points.kept if p.source == "vTrain multi-node" and is_held_out(p.config)]
-    wider = replace(rows[0], candidates=({**rows[0].layout, "tp": 16.0},))
+    wider = replace(rows[0], candidates=(replace(rows[0].plan, tp=16.0),))
     found = compare([wider, *rows[1:]], str(checkout), tune=False)
     assert found.left_out["refused by Calculon"] == 1
     assert {row["n"] for row in found.rows} == {len(rows) - 1}

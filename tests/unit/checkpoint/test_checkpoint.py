@@ -75,7 +75,7 @@ def damage_flip(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_truncate, damage_flip, Path.unlink])
-def test_damage_is_found_named_and_passed_over(tmp_path: Path, damage) -> None:
+def test_damaged_checkpoints_are_detected_named_and_skipped(tmp_path: Path, damage) -> None:
     old, new = save(tmp_path, 5), save(tmp_path, 10)
     damage(Path(new) / "rank-00000.safetensors")
     with pytest.raises(CorruptCheckpoint, match=r"rank-00000.safetensors"):
@@ -232,9 +232,7 @@ def test_the_memory_of_copies_is_used_again(tmp_path: Path) -> None:
     assert torch.equal(second["b"], torch.zeros(3))
 
 
-def test_a_disk_that_is_full_behind_the_steps_is_told_at_the_end_of_the_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_in_the_background_is_raised_by_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -62,7 +62,7 @@ def test_a_file_name_that_is_not_text_is_escaped(tree: Callable[..., Path]) -> N
         ("empty", "no files"),
     ],
 )
-def test_a_source_that_cannot_be_is_the_users_to_mend(
+def test_a_source_that_cannot_be_read_is_a_user_error(
     tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, message: str
 ) -> None:
     tree("proj", {"a.py": "x"})

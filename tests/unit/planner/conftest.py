@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lakh.planner.points import Points, read_points
+from lakh.planner.calibration.measured_points import MeasuredPoints, read_points
 
 
 @pytest.fixture(scope="session")
@@ -13,5 +13,5 @@ def points_file(shared_data) -> Path:
 
 
 @pytest.fixture(scope="session")
-def points(points_file: Path) -> Points:
+def points(points_file: Path) -> MeasuredPoints:
     return read_points(points_file)

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakh.errors import ConfigError, UserError
-from lakh.planner.hall import Fill, Hall, fill, load_hall, scenarios
+from lakh.planner.facility.hall import DataHall, HallLayout, fill_hall, load_hall, scenarios
 
 HALL = load_hall()
 
 
-def check(hall: Hall, found: Fill) -> None:
+def check(hall: DataHall, found: HallLayout) -> None:
     floor = "".join(found.placement)
     racks = sum(character.isdigit() for character in floor)
     assert racks == found.gpu_racks
@@ -32,7 +32,7 @@ def test_every_limit_is_kept(power_kW: float, cable_m: float, rows: int, servers
     gpu = replace(HALL.gpu, servers_per_rack=servers, air_limit_kW_per_rack=60.0)
     support = (replace(HALL.support[0], racks=10),)
     hall = replace(HALL, power_kW=power_kW, cable_limit_m=cable_m, rows=rows, gpu=gpu, support=support)
-    check(hall, fill(hall))
+    check(hall, fill_hall(hall))
 
 
 def test_h100_at_700_w_in_an_air_cooled_hall_gain_from_moving_readers_out() -> None:
@@ -46,24 +46,24 @@ def test_h100_at_700_w_in_an_air_cooled_hall_gain_from_moving_readers_out() -> N
 
 
 def test_a_short_cable_makes_a_small_zone() -> None:
-    far, near = fill(HALL), fill(replace(HALL, cable_limit_m=10.0))
+    far, near = fill_hall(HALL), fill_hall(replace(HALL, cable_limit_m=10.0))
     assert near.zones[0] < far.zones[0]
     assert near.longest_cable_m <= 10.0
 
 
 def test_more_power_or_floor_never_holds_fewer() -> None:
-    assert fill(replace(HALL, power_kW=16000.0, air_cooling_kW=16000.0)).gpus >= fill(HALL).gpus
-    assert fill(replace(HALL, rows=20)).gpus >= fill(HALL).gpus
+    assert fill_hall(replace(HALL, power_kW=16000.0, air_cooling_kW=16000.0)).gpus >= fill_hall(HALL).gpus
+    assert fill_hall(replace(HALL, rows=20)).gpus >= fill_hall(HALL).gpus
 
 
 def test_a_server_too_hot_for_its_rack_is_an_answer() -> None:
-    found = fill(replace(HALL, gpu=replace(HALL.gpu, air_limit_kW_per_rack=9.0)))
+    found = fill_hall(replace(HALL, gpu=replace(HALL.gpu, air_limit_kW_per_rack=9.0)))
     assert found.gpus == 0
-    assert "10.2 kW is more than a rack may give off by air" in found.binds
+    assert "10.2 kW exceeds the air cooling of a rack" in found.binds
 
 
 def test_what_cannot_move_stays() -> None:
     with pytest.raises(UserError, match="choose from: readers, storage"):
-        fill(HALL, moved=("management",))
-    with pytest.raises(ConfigError, match="used up by the slack"):
+        fill_hall(HALL, moved=("management",))
+    with pytest.raises(ConfigError, match="not longer than the slack"):
         replace(HALL, cable_limit_m=1.0)

@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.planner.catalogue import architecture
-from lakh.planner.layout import FULL, NONE, SELECTIVE, Layout
-from lakh.planner.memory import in_flight, memory
+from lakh.planner.catalogue import load_model
+from lakh.planner.execution_plan import FULL, NONE, SELECTIVE, ExecutionPlan
+from lakh.planner.memory import in_flight, memory_use
 
-MODEL = architecture("llama3-70b").shape
-BASE = Layout(gpus=1024.0, sequence=8192.0, batch=1024.0, zero1=1.0, gradient_bytes=4.0)
+MODEL = load_model("llama3-70b")
+BASE = ExecutionPlan(gpus=1024.0, sequence=8192.0, batch=1024.0, zero=1.0, gradient_bytes=4.0)
 powers = st.sampled_from([1.0, 2.0, 4.0, 8.0])
 
 
-def total(layout: Layout) -> float:
-    return float(memory(MODEL, layout).total_bytes)
+def total(layout: ExecutionPlan) -> float:
+    return float(memory_use(MODEL, layout).total_bytes)
 
 
 def test_adamw_in_mixed_precision_needs_sixteen_bytes_per_parameter() -> None:
-    used = memory(MODEL, replace(BASE, gpus=1.0, batch=1.0, zero1=0.0, gradient_bytes=2.0))
+    used = memory_use(MODEL, replace(BASE, gpus=1.0, batch=1.0, zero=0.0, gradient_bytes=2.0))
     states = used.weights_bytes + used.gradients_bytes + used.optimizer_bytes
     assert float(states) == pytest.approx(16 * float(MODEL.parameters), rel=0.001)
 
@@ -29,13 +29,13 @@ def test_adamw_in_mixed_precision_needs_sixteen_bytes_per_parameter() -> None:
 def test_activations_of_a_plain_block_are_those_of_the_paper() -> None:
     """Korthikanti et al. (arXiv 2205.05198): s b h (10 + 24/t + 5 a s / (h t)) bytes per layer without sequence
     parallelism, s b h (34/t + 5 a s / (h t)) with it."""
-    shape = architecture("gpt3-175b").shape
+    shape = load_model("gpt3-175b")
     s, h, a, t, layers = 2048.0, 12288.0, 96.0, 8.0, 96.0
-    plain = Layout(gpus=8.0, sequence=s, batch=1.0, tp=t, flash=0.0)
+    plain = ExecutionPlan(gpus=8.0, sequence=s, batch=1.0, tp=t, flash=0.0)
     expected = layers * s * h * (10 + 24 / t + 5 * a * s / (h * t))
-    assert float(memory(shape, plain).activations_bytes) == pytest.approx(expected)
+    assert float(memory_use(shape, plain).activations_bytes) == pytest.approx(expected)
     parallel = replace(plain, sequence_parallel=1.0)
-    assert float(memory(shape, parallel).activations_bytes) == pytest.approx(
+    assert float(memory_use(shape, parallel).activations_bytes) == pytest.approx(
         layers * s * h * (34 / t + 5 * a * s / (h * t))
     )
 
@@ -57,16 +57,16 @@ def test_no_parallel_degree_makes_a_gpu_fuller(tp: float, pp: float, cp: float, 
 
 @given(shard=st.sampled_from([1.0, 8.0, 64.0, 512.0]), tp=powers)
 def test_sharding_over_more_ranks_never_makes_a_gpu_fuller(shard: float, tp: float) -> None:
-    here = replace(BASE, tp=tp, shard=shard, zero1=0.0)
-    gathered = memory(MODEL, here).gathered_bytes
+    here = replace(BASE, tp=tp, shard=shard, zero=0.0)
+    gathered = memory_use(MODEL, here).gathered_bytes
     assert total(replace(here, shard=2 * shard)) <= total(here) + (0 if gathered else 3e9 / tp)  # two gathered layers
 
 
-@given(ep=st.sampled_from([1.0, 4.0, 32.0]), tp=powers, pp=powers, zero2=st.sampled_from([0.0, 1.0]))
-def test_spreading_experts_never_makes_a_gpu_fuller(ep: float, tp: float, pp: float, zero2: float) -> None:
-    mixture = architecture("deepseek-v3").shape
-    here = replace(BASE, tp=tp, pp=pp, ep=ep, zero2=zero2)
-    more, less = (float(memory(mixture, replace(here, ep=n)).total_bytes) for n in (2 * ep, ep))
+@given(ep=st.sampled_from([1.0, 4.0, 32.0]), tp=powers, pp=powers, zero=st.sampled_from([1.0, 2.0]))
+def test_spreading_experts_never_makes_a_gpu_fuller(ep: float, tp: float, pp: float, zero: float) -> None:
+    mixture = load_model("deepseek-v3")
+    here = replace(BASE, tp=tp, pp=pp, ep=ep, zero=zero)
+    more, less = (float(memory_use(mixture, replace(here, ep=n)).total_bytes) for n in (2 * ep, ep))
     assert more <= less * (1 + 1e-9)
 
 
@@ -77,27 +77,29 @@ def test_recomputation_and_smaller_micro_batches_keep_less() -> None:
 
 
 def test_offload_takes_the_optimizer_out_of_the_gpu() -> None:
-    assert float(memory(MODEL, replace(BASE, offload=1.0)).optimizer_bytes) == 0.0
+    assert float(memory_use(MODEL, replace(BASE, offload=1.0)).optimizer_bytes) == 0.0
 
 
 def test_whole_experts_over_more_ranks_weigh_what_cut_ones_do() -> None:
-    mixture = architecture("deepseek-v3").shape
-    cut = replace(BASE, tp=4.0, ep=8.0, experts_whole=0.0)
-    whole = replace(cut, experts_whole=1.0, ep=32.0)
-    assert float(memory(mixture, whole).weights_bytes) == pytest.approx(float(memory(mixture, cut).weights_bytes))
+    mixture = load_model("deepseek-v3")
+    cut = replace(BASE, tp=4.0, ep=8.0, whole_experts=0.0)
+    whole = replace(cut, whole_experts=1.0, ep=32.0)
+    assert float(memory_use(mixture, whole).weights_bytes) == pytest.approx(
+        float(memory_use(mixture, cut).weights_bytes)
+    )
     fewer = replace(whole, ep=8.0)
-    assert float(memory(mixture, fewer).weights_bytes) > float(memory(mixture, cut).weights_bytes)
+    assert float(memory_use(mixture, fewer).weights_bytes) > float(memory_use(mixture, cut).weights_bytes)
 
 
 def test_experts_that_exist_once_are_shared_by_nobody() -> None:
     """DeepSeek-V3 over 64 of 64 ranks: ZeRO-1 has no second copy of an expert to cut its optimizer states up over."""
-    mixture = architecture("deepseek-v3").shape
+    mixture = load_model("deepseek-v3")
     layout = replace(BASE, gpus=64.0, ep=64.0)
-    once = float(memory(mixture, layout).optimizer_bytes)
+    once = float(memory_use(mixture, layout).optimizer_bytes)
     assert once == pytest.approx(float(mixture.parameters) / 64 * 12)
-    half = float(memory(mixture, replace(layout, ep=32.0)).optimizer_bytes)
+    half = float(memory_use(mixture, replace(layout, ep=32.0)).optimizer_bytes)
     assert half == pytest.approx(once)  # twice the experts, each shared by two
-    assert float(memory(mixture, replace(layout, gpus=512.0)).optimizer_bytes) == pytest.approx(once / 8)
+    assert float(memory_use(mixture, replace(layout, gpus=512.0)).optimizer_bytes) == pytest.approx(once / 8)
 
 
 # --- pipelines: what a schedule holds, played ---
@@ -153,8 +155,8 @@ def test_micro_batches_in_flight_are_those_of_the_played_schedule(
     pp: int, chunks: int, rounds: int, ahead: int
 ) -> None:
     count = pp * rounds
-    layout = Layout(
-        gpus=float(pp), sequence=64.0, batch=float(count), pp=float(pp), chunks=float(chunks), run_ahead=float(ahead)
+    layout = ExecutionPlan(
+        gpus=float(pp), sequence=64.0, batch=float(count), pp=float(pp), chunks=float(chunks), chunks_ahead=float(ahead)
     )
     length, most = played(pp, chunks, count, ahead)
     assert [float(in_flight(layout, float(stage))) * chunks for stage in range(pp)] == pytest.approx(most)
@@ -172,27 +174,27 @@ def test_a_stage_that_runs_ahead_less_waits_for_every_transfer() -> None:
 def test_llama_3_405b_fits_where_it_was_trained() -> None:
     """TP8, PP16, 8K tokens without recomputation on GPUs of 80 GB, gradients and optimizer states cut up, one layer
     less on the first and the last stage (arXiv 2407.21783, section 3.3.2): 16,384 GPUs with 16 micro-batches each."""
-    shape = architecture("llama3-405b").shape
-    meta = Layout(gpus=16384.0, sequence=8192.0, batch=2048.0, tp=8.0, pp=16.0, chunks=8.0, zero1=1.0, zero2=1.0,
+    shape = load_model("llama3-405b")
+    meta = ExecutionPlan(gpus=16384.0, sequence=8192.0, batch=2048.0, tp=8.0, pp=16.0, chunks=8.0, zero=2.0,
                   sequence_parallel=1.0, gradient_bytes=4.0)  # fmt: skip
     limit = 79.6 * 2**30 * 0.97
-    assert float(memory(shape, meta).total_bytes) <= limit
+    assert float(memory_use(shape, meta).total_bytes) <= limit
     # On 8,192 GPUs there are 32 micro-batches, and the usual schedule would hold more than 16 of them.
     fewer = replace(meta, gpus=8192.0)
-    assert float(memory(shape, fewer).total_bytes) > limit
-    assert float(memory(shape, replace(fewer, run_ahead=1.0)).total_bytes) <= limit
+    assert float(memory_use(shape, fewer).total_bytes) > limit
+    assert float(memory_use(shape, replace(fewer, chunks_ahead=1.0)).total_bytes) <= limit
     # Without ZeRO-2 float32 gradients of a whole stage, 12 GiB, would not fit beside the activations.
-    assert float(memory(shape, replace(meta, zero2=0.0)).total_bytes) > limit
+    assert float(memory_use(shape, replace(meta, zero=1.0)).total_bytes) > limit
 
 
 def test_cutting_gradients_up_leaves_two_chunks_of_them_whole() -> None:
     base = replace(BASE, pp=8.0, chunks=5.0)
-    whole, cut = (float(memory(MODEL, replace(base, zero2=z)).gradients_bytes) for z in (0.0, 1.0))
+    whole, cut = (float(memory_use(MODEL, replace(base, zero=z)).gradients_bytes) for z in (1.0, 2.0))
     assert cut == pytest.approx(whole * (2 / 5 + 1 / 128))
 
 
 @given(chunks=st.sampled_from([1.0, 2.0, 5.0]), pp=powers, recompute=st.sampled_from([NONE, SELECTIVE, FULL]))
 def test_leaner_choices_never_make_a_gpu_fuller(chunks: float, pp: float, recompute: int) -> None:
     here = replace(BASE, pp=pp, chunks=chunks, recompute=float(recompute))
-    assert total(replace(here, zero2=1.0)) <= total(here)
-    assert total(replace(here, run_ahead=1.0)) <= total(here)
+    assert total(replace(here, zero=2.0)) <= total(here)
+    assert total(replace(here, chunks_ahead=1.0)) <= total(here)

@@ -9,79 +9,80 @@ import pytest
 
 from lakh import config
 from lakh.errors import InfeasiblePlan, UserError
-from lakh.planner.candidates import Limits, candidates, single
-from lakh.planner.catalogue import architecture
-from lakh.planner.estimate import check_layout, estimate, estimate_layout, layout_of
-from lakh.planner.layout import Layout
-from lakh.planner.search import search
-from lakh.planner.torun import run_of, with_layout
+from lakh.planner.catalogue import load_model
+from lakh.planner.estimate import check_plan, estimate, estimate_plan
+from lakh.planner.execution_plan import ExecutionPlan, plan_of_run, run_of_model, run_with_plan
+from lakh.planner.search.candidates import SearchConstraints, candidate_plans, single_plan
+from lakh.planner.search.layout_search import search
 from lakh.spec import load_run
 from lakh.spec.cluster import load_cluster
 
 POD = load_cluster("h100-pod")
-MODEL = architecture("llama3-8b")
-LIMITS = Limits(batch=256, sequence=8192, gpus=(64,), tokens=1e11)
+MODEL = load_model("llama3-8b")
+LIMITS = SearchConstraints(batch=256, sequence=8192, gpus=(64,), tokens=1e11)
 
 
 def test_the_winner_is_the_best_of_all_that_were_counted() -> None:
-    found = search(MODEL.shape, POD, LIMITS, 2.0)
-    layouts, _ = candidates(MODEL.shape, LIMITS)
-    assert found.best_layout is not None
+    found = search(MODEL, POD, LIMITS, 2.0)
+    layouts, _ = candidate_plans(MODEL, LIMITS)
+    assert found.best_plan is not None
     assert found.searched >= np.size(layouts.tp)
-    answer = estimate_layout(MODEL.shape, found.best_layout, POD)
+    answer = estimate_plan(MODEL, found.best_plan, POD)
     assert answer.fits
     assert answer.step_s == pytest.approx(found.best["step_s"])
     assert answer.error_bar == found.best["error_bar"]
     rng = np.random.default_rng(1)
     for i in rng.choice(np.size(layouts.tp), 40, replace=False):  # no layout that fits beats it
         one = layouts.take(int(i))
-        other = estimate_layout(MODEL.shape, one, POD)
+        other = estimate_plan(MODEL, one, POD)
         assert not other.fits or other.step_s >= found.best["step_s"] * (1 - 1e-9)
 
 
 def test_every_candidate_can_be_laid_out() -> None:
-    layouts, _ = candidates(MODEL.shape, LIMITS)
+    layouts, _ = candidate_plans(MODEL, LIMITS)
     for i in range(0, np.size(layouts.tp), 997):
-        check_layout(MODEL.shape, layouts.take(i), POD)
+        check_plan(MODEL, layouts.take(i), POD)
 
 
 def test_nothing_on_the_pareto_front_is_beaten_in_everything() -> None:
-    front = search(MODEL.shape, POD, LIMITS, 2.0).pareto
+    front = search(MODEL, POD, LIMITS, 2.0).pareto
     keys = [(row["step_s"], row["usd_per_step"], row["memory_bytes"]) for row in front]
     for a in keys:
         assert not any(b != a and all(x <= y for x, y in zip(b, a, strict=True)) for b in keys)
 
 
 def test_the_reason_names_the_runner_up_and_what_it_lost_by() -> None:
-    why = search(MODEL.shape, POD, LIMITS).why
+    why = search(MODEL, POD, LIMITS).why
     assert "runner-up" in why
     assert re.search(r"takes [\d.]+% more: \+[\d.e-]+ s in \w+", why)
 
 
 def test_what_fits_nowhere_is_an_answer_with_its_reason() -> None:
-    big = architecture("llama3-405b").shape
-    found = search(big, load_cluster("8xh100"), Limits(batch=8, sequence=8192, gpus=(8,)))
+    big = load_model("llama3-405b")
+    found = search(big, load_cluster("8xh100"), SearchConstraints(batch=8, sequence=8192, gpus=(8,)))
     assert found.best is None
-    assert "nothing fits: the leanest" in found.why
-    late = search(MODEL.shape, POD, Limits(batch=256, sequence=8192, gpus=(64,), tokens=1e14, days=1.0))
+    assert "nothing fits: the smallest" in found.why
+    late = search(MODEL, POD, SearchConstraints(batch=256, sequence=8192, gpus=(64,), tokens=1e14, days=1.0))
     assert late.best is None
     assert "days of 1" in late.why
     assert late.refused["misses the deadline"] > 0
-    odd = search(MODEL.shape, POD, Limits(batch=7, sequence=8192, gpus=(64,), max_tp=1, max_pp=1, max_cp=1))
+    odd = search(MODEL, POD, SearchConstraints(batch=7, sequence=8192, gpus=(64,), max_tp=1, max_pp=1, max_cp=1))
     assert odd.best is None
     assert "the batch does not divide" in odd.why
 
 
 def test_more_gpus_never_take_longer_and_fewer_never_more_than_all() -> None:
-    times = [search(MODEL.shape, POD, Limits(batch=256, sequence=8192, gpus=(n,))).best["step_s"] for n in (16, 32, 64)]
+    times = [
+        search(MODEL, POD, SearchConstraints(batch=256, sequence=8192, gpus=(n,))).best["step_s"] for n in (16, 32, 64)
+    ]
     assert times == sorted(times, reverse=True)
 
 
 def test_the_winner_becomes_a_run_that_loads_and_is_estimated_the_same(tmp_path: Path) -> None:
-    limits = Limits(batch=256, sequence=8192, gpus=(64,), tokens=1e11, trainable=True)
-    found = search(MODEL.shape, POD, limits)
-    assert found.best_layout is not None
-    run = run_of("mine", MODEL, found.best_layout, POD, tokens=1e11)
+    limits = SearchConstraints(batch=256, sequence=8192, gpus=(64,), tokens=1e11, trainable=True)
+    found = search(MODEL, POD, limits)
+    assert found.best_plan is not None
+    run = run_of_model("mine", MODEL, found.best_plan, POD, tokens=1e11)
     file = tmp_path / "run.toml"
     file.write_text(config.to_toml(run))
     again = load_run(file)
@@ -91,17 +92,16 @@ def test_the_winner_becomes_a_run_that_loads_and_is_estimated_the_same(tmp_path:
 
 
 def test_whatever_is_called_trainable_is_taken_by_the_trainer() -> None:
-    pytest.importorskip("torch", reason="install the trainer's extra: pip install 'lakh[train]'")
-    from lakh.workloads.code.parallel import check
+    from lakh.spec.parallel_check import check_parallelism
 
-    limits = Limits(batch=64, sequence=8192, gpus=(32,), trainable=True)
-    layouts, refused = candidates(MODEL.shape, limits)
+    limits = SearchConstraints(batch=64, sequence=8192, gpus=(32,), trainable=True)
+    layouts, refused = candidate_plans(MODEL, limits)
     schedules = set()
     for i in np.linspace(0, np.size(layouts.tp) - 1, 40).astype(int):
-        one = single(layouts, i)
-        run = run_of("mine", MODEL, one, POD, tokens=1e9)
-        assert check(run, 32).ranks == 32
-        assert float(layout_of(run, 32).chunks) == one.chunks
+        one = single_plan(layouts, i)
+        run = run_of_model("mine", MODEL, one, POD, tokens=1e9)
+        assert check_parallelism(run, 32).ranks == 32
+        assert float(plan_of_run(run, 32).chunks) == one.chunks
         schedules.add(run.mesh.pp_schedule)
     assert schedules == {"1f1b", "interleaved"}
     assert any("micro-batch per stage" in why for why in refused)
@@ -109,22 +109,24 @@ def test_whatever_is_called_trainable_is_taken_by_the_trainer() -> None:
 
 def test_a_run_keeps_its_model_and_gets_the_mesh() -> None:
     run = load_run("node")
-    found = search(architecture("llama3-8b").shape, POD, Limits(batch=128, sequence=4096, gpus=(8,), trainable=True))
-    assert found.best_layout is not None
-    planned = with_layout(run, found.best_layout, POD)
+    found = search(load_model("llama3-8b"), POD, SearchConstraints(batch=128, sequence=4096, gpus=(8,), trainable=True))
+    assert found.best_plan is not None
+    planned = run_with_plan(run, found.best_plan, POD)
     assert planned.model == run.model
     assert planned.cluster == POD
     assert planned.mesh.ranks == 8
 
 
 def test_a_model_that_lakh_cannot_train_is_planned_and_not_written() -> None:
-    with pytest.raises(InfeasiblePlan, match="plans it and does not train it"):
-        run_of("m", architecture("mixtral-8x7b"), Layout(gpus=8.0, sequence=64.0, batch=8.0), POD, tokens=1e9)
+    with pytest.raises(InfeasiblePlan, match=r"planned .* and not trained"):
+        run_of_model(
+            "m", load_model("mixtral-8x7b"), ExecutionPlan(gpus=8.0, sequence=64.0, batch=8.0), POD, tokens=1e9
+        )
 
 
 def test_a_plan_that_does_not_fit_says_what_binds_and_what_would() -> None:
-    layout = Layout(gpus=8.0, sequence=8192.0, batch=64.0, zero1=1.0)
-    answer = estimate_layout(architecture("code-70b").shape, layout, load_cluster("8xh100"))
+    layout = ExecutionPlan(gpus=8.0, sequence=8192.0, batch=64.0, zero=1.0)
+    answer = estimate_plan(load_model("code-70b"), layout, load_cluster("8xh100"))
     assert not answer.fits
     assert answer.binds.startswith("memory:")
     assert answer.nearest is not None
@@ -135,28 +137,27 @@ def test_a_plan_that_does_not_fit_says_what_binds_and_what_would() -> None:
 def test_llama_3_405b_is_estimated_within_three_points_of_its_published_mfu() -> None:
     """430 TFLOP/s, 43 %, on 8,192 GPUs with TP8 PP16 (arXiv 2407.21783, table 4); how it counts is not stated. It was
     trained before attention kernels for this GPU were published."""
-    layout = Layout(gpus=8192.0, sequence=8192.0, batch=2048.0, tp=8.0, pp=16.0, chunks=8.0, zero1=1.0,
+    layout = ExecutionPlan(gpus=8192.0, sequence=8192.0, batch=2048.0, tp=8.0, pp=16.0, chunks=8.0, zero=1.0,
                     sequence_parallel=1.0, tensor_overlap=1.0, gradient_bytes=4.0, native_attention=0.0)  # fmt: skip
-    answer = estimate_layout(architecture("llama3-405b").shape, layout, load_cluster("llama3-24k-roce"))
+    answer = estimate_plan(load_model("llama3-405b"), layout, load_cluster("llama3-24k-roce"))
     assert answer.mfu == pytest.approx(0.43, abs=0.03)
 
 
-def test_questions_without_sense_are_refused() -> None:
-    shape = MODEL.shape
-    with pytest.raises(UserError, match="has 8 GPUs and 16 are asked for"):
-        check_layout(shape, Layout(gpus=16.0, sequence=64.0, batch=16.0), load_cluster("8xh100"))
-    with pytest.raises(InfeasiblePlan, match="no multiple of tp x pp x cp = 3"):
-        check_layout(shape, Layout(gpus=8.0, sequence=64.0, batch=16.0, tp=3.0), POD)
+def test_plans_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(UserError, match="has 8 GPUs, 16 were requested"):
+        check_plan(MODEL, ExecutionPlan(gpus=16.0, sequence=64.0, batch=16.0), load_cluster("8xh100"))
+    with pytest.raises(InfeasiblePlan, match="not a multiple of tp x pp x cp = 3"):
+        check_plan(MODEL, ExecutionPlan(gpus=8.0, sequence=64.0, batch=16.0, tp=3.0), POD)
     with pytest.raises(InfeasiblePlan, match="cannot be split"):
-        check_layout(shape, Layout(gpus=8.0, sequence=64.0, batch=9.0), POD)
+        check_plan(MODEL, ExecutionPlan(gpus=8.0, sequence=64.0, batch=9.0), POD)
     with pytest.raises(InfeasiblePlan, match="stages for 32 layers"):
-        check_layout(shape, Layout(gpus=64.0, sequence=64.0, batch=16.0, pp=64.0), POD)
+        check_plan(MODEL, ExecutionPlan(gpus=64.0, sequence=64.0, batch=16.0, pp=64.0), POD)
     with pytest.raises(InfeasiblePlan, match="256 does not divide the 64 ranks of a stage"):
-        check_layout(architecture("deepseek-v3").shape, Layout(gpus=64.0, sequence=64.0, batch=64.0, ep=256.0), POD)
+        check_plan(load_model("deepseek-v3"), ExecutionPlan(gpus=64.0, sequence=64.0, batch=64.0, ep=256.0), POD)
 
 
 def test_a_run_of_the_trainer_is_laid_out_as_it_trains() -> None:
     run = load_run("node")
-    layout = layout_of(run, 8)
+    layout = plan_of_run(run, 8)
     assert (layout.shard, layout.data_ranks, layout.micro_batches) == (8.0, 8.0, 4.0)
     assert layout.weight_bytes + layout.gradient_bytes + layout.optimizer_bytes == 16.0

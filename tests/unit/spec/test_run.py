@@ -35,7 +35,7 @@ def test_every_cluster_file_loads_and_every_number_has_a_source(file: Path) -> N
     assert cluster.gpu.source
     assert all(tier.source for tier in cluster.tiers)
     assert cluster.tier_of(1) == cluster.tiers[0]
-    with pytest.raises(UserError, match="ask for fewer"):
+    with pytest.raises(UserError, match="request fewer"):
         cluster.tier_of(cluster.gpus + 1)
 
 

@@ -80,7 +80,7 @@ def test_a_missing_or_short_object_is_damage(s3, local: Path, tmp_path: Path) ->
             stream.sources[0].tokens[shard][0:5]
 
 
-def test_a_store_that_fails_is_asked_again_and_then_given_up(
+def test_a_failing_store_is_retried_and_then_an_error(
     local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fsspec

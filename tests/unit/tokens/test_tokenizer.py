@@ -31,7 +31,7 @@ def test_special_tokens_have_the_first_ids_in_order(tokenizer: Tokenizer) -> Non
     assert (tokenizer.eot, tokenizer.fim_prefix, tokenizer.fim_middle, tokenizer.fim_suffix) == (0, 1, 2, 3)
 
 
-def test_special_ids_are_left_out_of_text_or_spelt_on_request(tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_omitted_or_shown_on_request(tokenizer: Tokenizer) -> None:
     ids = [*tokenizer.encode("a"), tokenizer.eot, *tokenizer.encode("b")]
     assert tokenizer.decode(ids) == "ab"
     assert tokenizer.decode(ids, show_special=True) == "a<|endoftext|>b"
@@ -64,7 +64,7 @@ def test_a_sample_is_a_part_of_the_documents(corpus: Path, tmp_path: Path) -> No
     assert 0 < part.sampled_bytes < whole
 
 
-def test_a_small_corpus_gives_fewer_tokens_than_asked_for(corpus: Path, tmp_path: Path) -> None:
+def test_a_small_corpus_gives_fewer_tokens_than_requested(corpus: Path, tmp_path: Path) -> None:
     made = train(corpus, tmp_path, vocab=50_000)
     assert made.vocab < made.vocab_asked == 50_000
     assert Tokenizer.load(tmp_path).vocab_size == made.vocab

@@ -36,6 +36,6 @@ def test_short_work_on_one_gpu_is_recorded(run: Run, device: str, world: int, re
     assert words in reason
 
 
-def test_graphs_that_were_asked_for_and_cannot_be_are_refused() -> None:
+def test_requested_graphs_that_are_impossible_are_an_error() -> None:
     with pytest.raises(UserError, match=r'train\.graphs = on: not available on cpu; set train\.graphs = "auto"'):
         decide_cuda_graphs(Training(graphs="on"), SMALL.data, SMALL.model, device="cpu", world=1)

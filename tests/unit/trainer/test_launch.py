@@ -32,7 +32,7 @@ def test_without_restarts_left_a_death_is_the_end() -> None:
     assert "SIGKILL and no restarts are left" in decision.reason
 
 
-def test_a_run_that_was_asked_to_stop_is_waited_for() -> None:
+def test_the_launcher_waits_for_a_run_that_stops() -> None:
     assert decide((75, None), stopping=True, restarts_left=3).action == "wait"
     assert decide((75, 75), stopping=True, restarts_left=3).action == "stopped"
     assert decide((0, 0), stopping=True, restarts_left=3).action == "done"

@@ -39,7 +39,7 @@ def changed(run: Run, **settings: object) -> Run:
     return dataclasses.replace(run, train=dataclasses.replace(run.train, **settings))  # type: ignore[arg-type]
 
 
-class Spoilt(Batches):
+class CorruptBatches(Batches):
     """Data whose sequence number BAD has a broken form: what a bad shard, or a bit flipped on the way, can do."""
 
     BAD = 88  # in step 22, counted from 0
@@ -55,11 +55,9 @@ class Spoilt(Batches):
         return batches
 
 
-def test_a_batch_that_gives_nan_is_left_out_with_an_event(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lakh.trainer.data.Batches", Spoilt)
-    monkeypatch.setattr(Spoilt, "weight", float("nan"))
+def test_a_batch_with_nan_is_skipped_with_an_event(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
+    monkeypatch.setattr(CorruptBatches, "weight", float("nan"))
     outcome = train(run, tmp_path / "run")
     told = events.read(tmp_path / "run")
     skipped = [(e.step, e.reason) for e in told if isinstance(e, events.StepSkipped)]
@@ -68,11 +66,9 @@ def test_a_batch_that_gives_nan_is_left_out_with_an_event(
     assert outcome.step == 30
 
 
-def test_a_gradient_that_is_too_large_is_left_out_when_asked(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lakh.trainer.data.Batches", Spoilt)
-    monkeypatch.setattr(Spoilt, "weight", 1.0)  # a sum instead of a mean: 32 times as large
+def test_on_spike_skip_skips_large_gradients(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
+    monkeypatch.setattr(CorruptBatches, "weight", 1.0)  # a sum instead of a mean: 32 times as large
     train(changed(run, on_spike="skip"), tmp_path / "run")
     skipped = [e for e in events.read(tmp_path / "run") if isinstance(e, events.StepSkipped)]
     assert [e.step for e in skipped] == [23]
@@ -84,7 +80,7 @@ def test_a_gradient_that_is_too_large_is_left_out_when_asked(
 def test_a_spike_rewinds_to_the_checkpoint_and_never_reads_that_batch_again(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakh.trainer.data.Batches", Spoilt)
+    monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
     run_dir = tmp_path / "run"
     outcome = train(changed(run, on_spike="rewind"), run_dir)
     told = events.read(run_dir)
@@ -109,7 +105,7 @@ def test_a_spike_rewinds_to_the_checkpoint_and_never_reads_that_batch_again(
 def test_without_a_checkpoint_there_is_nothing_to_go_back_to(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakh.trainer.data.Batches", Spoilt)
+    monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
     run = dataclasses.replace(changed(run, on_spike="rewind"), checkpoint=Checkpoints(every=0))
     assert train(run, tmp_path / "run").step == 30
     (event,) = [e for e in events.read(tmp_path / "run") if isinstance(e, events.RewindRefused)]
@@ -221,7 +217,7 @@ def test_a_restart_that_does_not_know_of_a_rewind_reads_on_where_it_was(run: Run
         train(dataclasses.replace(changed(run, steps=6), data=late), tmp_path / "run")
 
 
-def test_a_run_goes_on_when_the_model_that_it_began_with_is_gone(run: Run, tmp_path: Path) -> None:
+def test_a_run_resumes_after_its_initial_model_was_removed(run: Run, tmp_path: Path) -> None:
     train(changed(run, steps=2), tmp_path / "first")
     second = dataclasses.replace(run, init_from=str(tmp_path / "first"))
     train(changed(second, steps=2), tmp_path / "run")
@@ -237,7 +233,7 @@ def test_a_full_disk_says_how_to_go_on(run: Run, tmp_path: Path, fill_disk_after
         train(changed(run, steps=2), tmp_path / "run")
 
 
-def test_a_larger_batch_goes_on_where_the_smaller_one_stopped(run: Run, tmp_path: Path) -> None:
+def test_a_larger_batch_continues_at_the_position_of_the_smaller_one(run: Run, tmp_path: Path) -> None:
     train(changed(run, steps=3), tmp_path / "run")
     larger = dataclasses.replace(changed(run, steps=5), data=dataclasses.replace(run.data, batch=8))
     outcome = train(larger, tmp_path / "run")

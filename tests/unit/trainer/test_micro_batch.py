@@ -51,7 +51,7 @@ def test_memory_that_grows_slower_than_it_seemed_is_followed_to_the_largest() ->
     assert [tried.micro_batch for tried in chosen.tried] == [1, 2, 8, 16, 32, 64]
 
 
-def test_a_try_that_ran_out_of_memory_is_an_answer_and_other_errors_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_out_of_memory_does_not_fit_and_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(words: str) -> Callable[..., float]:
         def measure(*_: object) -> float:
             raise RuntimeError(words)

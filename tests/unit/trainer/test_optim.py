@@ -91,7 +91,7 @@ def test_muon_turns_the_matrices_of_blocks_and_learns() -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_an_update_that_is_left_out_changes_nothing(kind: str) -> None:
+def test_a_skipped_update_changes_nothing(kind: str) -> None:
     model = small_model()
     optimizer = build_optimizer(model, Optimizer(kind=kind))  # type: ignore[arg-type]
     before = {name: tensor.clone() for name, tensor in named_state(model, optimizer).items()}

@@ -15,7 +15,7 @@ from lakh.spec import Data, Run, Source, load_run
 from lakh.trainer.run_folder import lock_run_folder, require_run, with_absolute_paths, write_settings
 
 
-def test_a_second_run_in_a_folder_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
+def test_a_second_run_in_a_folder_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
     with (
         lock_run_folder(tmp_path / "run"),
         pytest.raises(PeerTimeout, match=f"process {os.getpid()} on .* is using it"),

@@ -14,7 +14,7 @@ RANGES = st.lists(
 
 
 @given(before=RANGES, asked=RANGES, position=st.integers(0, 50))
-def test_what_was_read_stays_what_was_read_and_what_is_asked_for_ahead_is_passed_over(before, asked, position) -> None:
+def test_the_past_is_unchanged_and_requested_ranges_ahead_are_skipped(before, asked, position) -> None:
     here = SkipRanges(before).index_of(position)
     ahead = tuple((max(first, here), end) for first, end in asked if end > here)
     after = SkipRanges(merge_skips(before, ahead, position))
@@ -25,7 +25,7 @@ def test_what_was_read_stays_what_was_read_and_what_is_asked_for_ahead_is_passed
     assert merge_skips(after.ranges, ahead, position) == after.ranges  # a restart with the same settings
 
 
-def test_what_has_been_read_cannot_be_passed_over_any_more() -> None:
+def test_sequences_that_were_read_cannot_be_skipped() -> None:
     with pytest.raises(UserError, match=r"data.skip = \[\[2, 5\]\]: sequences before 12 have been read already"):
         merge_skips(((4, 6),), ((2, 5),), 10)
     assert merge_skips(((4, 6),), (), 10) == ((4, 6),)  # a recipe that does not know of a rewind

@@ -1,7 +1,7 @@
 """What the Beam and Spark engines share: payloads, the call of a step on one bucket, and errors of the runner.
 
-Both group payloads (port, bucket, Arrow bytes) by bucket and know nothing of our schemas; a payload is a batch of rows
-of one port.
+Both group payloads (port, bucket, Arrow bytes) by bucket; a payload is a batch of rows of one port, and its schema does
+not matter to them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class ContainerFile:
     def open(url: str, repo: str, *, synthetic: bool = False) -> ContainerFile:
         kind = kind_of(url)
         if not kind or (synthetic and kind not in ("jsonl", "parquet")):
-            raise UserError(url, "is not a known kind of file", f"give {KNOWN}")
+            raise UserError(url, "is a file of an unknown kind", f"give {KNOWN}")
         return ContainerFile(url, repo, f"synthetic-{kind}" if synthetic else kind, f"{kind}:{repo}")
 
     def files(self) -> Iterator[ListedFile]:

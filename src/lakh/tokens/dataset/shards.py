@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -175,12 +175,5 @@ class _SplitWriter:
         )
 
     def entry(self) -> dict[str, Any]:
-        return {
-            "tokens": _total(self.shards, "tokens"),
-            "documents": _total(self.shards, "documents"),
-            "shards": self.shards,
-        }
-
-
-def _total(shards: Sequence[Mapping[str, Any]], what: str) -> int:
-    return sum(int(shard[what]) for shard in shards)
+        totals = {what: sum(shard[what] for shard in self.shards) for what in ("tokens", "documents")}
+        return {**totals, "shards": self.shards}

@@ -14,7 +14,6 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
@@ -140,9 +139,7 @@ class Prefetcher:
     def __enter__(self) -> Prefetcher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _update_ready(self, timeout_s: float) -> None:

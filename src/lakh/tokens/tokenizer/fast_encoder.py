@@ -42,6 +42,7 @@ MAX_WORD = 512
 SLOTS = 1 << 19  # of the word table, which is cleared when half full
 WORD_POOL_BYTES = 8 << 20
 ID_POOL = 4 << 20
+UNSUPPORTED = ("dropout", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
 
 PRE_TOKENIZER = {
     "type": "Sequence",
@@ -56,14 +57,14 @@ class FastEncoder:
     """Encodes texts of one tokenizer. Not thread-safe: use one per thread."""
 
     def __init__(self, bytes_to_ids: np.ndarray, pairs: np.ndarray, merged: np.ndarray) -> None:
-        self._classes, self._bytes_to_ids, self._pairs, self._merged = _classes(), bytes_to_ids, pairs, merged
-        self._hashes = np.zeros(SLOTS, np.uint64)
-        self._places = np.zeros(
-            (SLOTS, 4), np.int32
-        )  # of a word: its bytes' start and length, its ids' start and count
-        self._words = np.zeros(WORD_POOL_BYTES, np.uint8)
-        self._ids = np.zeros(ID_POOL, np.int32)
-        self._used = np.zeros(3, np.int64)  # words, bytes, ids
+        self._vocabulary = (bytes_to_ids, pairs, merged)
+        self._word_table = (
+            np.zeros(SLOTS, np.uint64),  # hashes
+            np.zeros((SLOTS, 4), np.int32),  # of a word: start and length of its bytes, start and count of its ids
+            np.zeros(WORD_POOL_BYTES, np.uint8),
+            np.zeros(ID_POOL, np.int32),
+            np.zeros(3, np.int64),  # used words, bytes, ids
+        )
 
     @staticmethod
     def of(raw: bytes) -> FastEncoder | None:
@@ -73,16 +74,7 @@ class FastEncoder:
         try:
             document = json.loads(raw)
             model = document["model"]
-            plain = model["type"] == "BPE" and not any(
-                model.get(key)
-                for key in (
-                    "dropout",
-                    "byte_fallback",
-                    "ignore_merges",
-                    "continuing_subword_prefix",
-                    "end_of_word_suffix",
-                )
-            )
+            plain = model["type"] == "BPE" and not any(model.get(key) for key in UNSUPPORTED)
             if not plain or document["normalizer"] or document["post_processor"]:
                 return None
             if document["pre_tokenizer"] != PRE_TOKENIZER or any(not t["special"] for t in document["added_tokens"]):
@@ -99,7 +91,7 @@ class FastEncoder:
 
     def sibling(self) -> FastEncoder:
         """Another encoder of the same tokenizer, for another thread."""
-        return FastEncoder(self._bytes_to_ids, self._pairs, self._merged)
+        return FastEncoder(*self._vocabulary)
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray | None]:
         """The ids (int32) of each text, which must be valid UTF-8; None for texts that the package must encode."""
@@ -109,22 +101,7 @@ class FastEncoder:
         out = np.empty(len(data), np.int32)
         id_ends = np.empty(len(raw), np.int64)
         known = np.empty(len(raw), np.bool_)
-        _encode(
-            data,
-            ends,
-            self._classes,
-            self._bytes_to_ids,
-            self._pairs,
-            self._merged,
-            self._hashes,
-            self._places,
-            self._words,
-            self._ids,
-            self._used,
-            out,
-            id_ends,
-            known,
-        )
+        _encode(data, ends, _classes(), *self._vocabulary, *self._word_table, out, id_ends, known)
         out = out[: id_ends[-1]].copy() if raw else out  # about a third of the buffer
         starts = np.concatenate([np.zeros(1, np.int64), id_ends[:-1]]) if raw else id_ends
         return [

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from lakh.errors import PeerLost, PeerTimeout, UserError
+from lakh.errors import PeerError, PeerLost, PeerTimeout, UserError
 from lakh.spec import Mesh, Training
 from lakh.spec.mesh import AXES
 from lakh.workloads.code.parallel import ParallelGroups
@@ -88,7 +88,8 @@ class World:
         try:
             yield
         except RuntimeError as error:
-            kind = _peer_error_kind(error)
+            kind = _c3_error_kind() if self.backend == "c3" else None
+            kind = kind or _peer_error_kind(error)
             if kind is None:
                 raise
             first_line = str(error).partition("\n")[0][:200]
@@ -183,16 +184,22 @@ def _choose_device(wanted: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def _peer_error_kind(error: RuntimeError) -> type[PeerLost] | type[PeerTimeout] | None:
-    """PeerLost or PeerTimeout for an error about a peer, None for any other error.
+def _c3_error_kind() -> type[PeerError] | None:
+    """The class of the failure of c3's groups, which torch's futures and autograd turn into a plain RuntimeError."""
+    from lakh.c3.torch.backend import find_failure
 
-    torch has classes for errors of its stores and of NCCL (torch.distributed.DistError), and none for timeouts inside a
-    collective or for gloo, whose errors are RuntimeErrors that begin with gloo's source file (pytorch/pytorch#75512).
-    An error that passes through a torch Future or the autograd engine also loses its class. The text is all that is
-    left.
+    failure = find_failure()
+    return type(failure) if isinstance(failure, PeerError) else None
+
+
+def _peer_error_kind(error: RuntimeError) -> type[PeerError] | None:
+    """PeerLost or PeerTimeout for an error of torch.distributed about a peer, None for any other error.
+
+    torch raises DistError for its stores and for NCCL, and has no class for timeouts inside a collective or for gloo,
+    whose errors are RuntimeErrors that begin with gloo's source file (pytorch/pytorch#75512). Only this function reads
+    torch's texts.
     """
-    text = str(error)
-    if not isinstance(error, dist.DistError) and not any(name in text for name in ("gloo", "Gloo", "NCCL", "c3 ")):
+    first_line = str(error).partition("\n")[0]
+    if not isinstance(error, dist.DistError) and not any(name in str(error) for name in ("gloo", "Gloo", "NCCL")):
         return None
-    first_line = text.partition("\n")[0]
     return PeerTimeout if "imed out" in first_line or "imeout" in first_line else PeerLost

@@ -79,6 +79,24 @@ def _export(sinks: list[Sink], run_dir: str | Path, ended: threading.Event) -> N
             sink.close()
 
 
+# TensorBoard tag -> the event and field that it shows.
+TAGS: dict[str, tuple[type[Event], str]] = {
+    "train/loss": (StepDone, "loss"),
+    "train/lr": (StepDone, "lr"),
+    "train/grad_norm": (StepDone, "grad_norm"),
+    "speed/tokens_per_s": (StepDone, "tokens_per_s"),
+    "speed/step_s": (StepDone, "step_s"),
+    "speed/mfu": (StepDone, "mfu"),
+    "data/wait_s": (StepDone, "data_wait_s"),
+    "heldout/loss": (Evaluated, "loss"),
+    "checkpoint/seconds": (CheckpointSaved, "seconds"),
+    "checkpoint/bytes": (CheckpointSaved, "bytes"),
+    "memory/bytes": (Resources, "memory_bytes"),
+    "data/ready": (Resources, "data_ready"),
+    "data/starved": (Resources, "data_starved"),
+}
+
+
 class TensorBoardSink:
     """RUN/tensorboard: one event file per attempt, written by tensorboardX."""
 
@@ -100,32 +118,33 @@ class TensorBoardSink:
 
 def scalars(event: Event) -> dict[str, float]:
     """The numbers of an event by their TensorBoard tag."""
-    match event:
-        case StepDone():
-            named = {
-                "train/loss": event.loss,
-                "train/lr": event.lr,
-                "train/grad_norm": event.grad_norm,
-                "speed/tokens_per_s": event.tokens_per_s,
-                "speed/step_s": event.step_s,
-                "data/wait_s": event.data_wait_s,
-            }
-            return named | ({"speed/mfu": event.mfu} if event.mfu is not None else {})
-        case Evaluated():
-            return {"heldout/loss": event.loss}
-        case CheckpointSaved():
-            return {"checkpoint/seconds": event.seconds, "checkpoint/bytes": float(event.bytes)}
-        case Resources():
-            return {
-                "memory/bytes": float(event.memory_bytes),
-                "data/ready": float(event.data_ready),
-                "data/starved": float(event.data_starved),
-            }
-        case NetworkTraffic():
-            return {f"traffic/{tier}_bytes": float(count) for tier, count in event.sent_bytes.items()}
-        case HookMetrics():
-            return {f"hooks/{key}": float(value) for key, value in event.values.items()}
-    return {}
+    if isinstance(event, NetworkTraffic):
+        return {f"traffic/{tier}_bytes": float(count) for tier, count in event.sent_bytes.items()}
+    if isinstance(event, HookMetrics):
+        return {f"hooks/{key}": float(value) for key, value in event.values.items()}
+    found = {tag: getattr(event, field) for tag, (kind, field) in TAGS.items() if isinstance(event, kind)}
+    return {tag: float(value) for tag, value in found.items() if value is not None}
+
+
+# Prometheus name -> the event and field that it shows, and its help text. Counters add the field, or 1 without one.
+GAUGES: dict[str, tuple[type[Event], str, str]] = {
+    "step": (StepDone, "step", "optimizer updates so far"),
+    "loss": (StepDone, "loss", "training loss in nats per token"),
+    "grad_norm": (StepDone, "grad_norm", "gradient norm before clipping"),
+    "learning_rate": (StepDone, "lr", "learning rate"),
+    "mfu_ratio": (StepDone, "mfu", "causal-exact model FLOPs over the dense peak"),
+    "tokens_per_second": (StepDone, "tokens_per_s", "tokens per second over all ranks"),
+    "heldout_loss": (Evaluated, "loss", "held-out loss in nats per token"),
+    "memory_bytes": (Resources, "memory_bytes", "peak memory of rank 0"),
+    "data_ready_batches": (Resources, "data_ready", "prefetched batches"),
+    "data_starved_steps": (Resources, "data_starved", "steps whose batch was not ready in time"),
+}
+COUNTERS: dict[str, tuple[type[Event], str, str]] = {
+    "data_wait_seconds": (StepDone, "data_wait_s", "time spent waiting for data"),
+    "steps_skipped": (StepSkipped, "", "skipped updates"),
+    "restarts": (Restarted, "", "restarts of all ranks by the launcher"),
+    "checkpoint_seconds": (CheckpointSaved, "seconds", "time that training paused for checkpoints"),
+}
 
 
 class PrometheusSink:
@@ -134,67 +153,29 @@ class PrometheusSink:
     def __init__(self, port: int, run_dir: str | Path) -> None:
         metrics = MetricsRegistry("lakh_")
         self._step_seconds = metrics.histogram("step_seconds", "time of one step", STEP_SECONDS_BUCKETS)
-        self._gauges = {
-            name: metrics.gauge(name, text)
-            for name, text in (
-                ("step", "optimizer updates so far"),
-                ("loss", "training loss in nats per token"),
-                ("heldout_loss", "held-out loss in nats per token"),
-                ("grad_norm", "gradient norm before clipping"),
-                ("learning_rate", "learning rate"),
-                ("mfu_ratio", "causal-exact model FLOPs over the dense peak"),
-                ("tokens_per_second", "tokens per second over all ranks"),
-                ("memory_bytes", "peak memory of rank 0"),
-                ("data_ready_batches", "prefetched batches"),
-                ("data_starved_steps", "steps whose batch was not ready in time"),
-            )
-        }
-        self._counters = {
-            name: metrics.counter(f"{name}_total", text)
-            for name, text in (
-                ("tokens", "tokens trained on"),
-                ("data_wait_seconds", "time spent waiting for data"),
-                ("steps_skipped", "skipped updates"),
-                ("restarts", "restarts of all ranks by the launcher"),
-                ("checkpoint_seconds", "time that training paused for checkpoints"),
-            )
-        }
+        self._gauges = {name: metrics.gauge(name, text) for name, (_, _, text) in GAUGES.items()}
+        self._counters = {name: metrics.counter(f"{name}_total", text) for name, (_, _, text) in COUNTERS.items()}
+        self._tokens = metrics.counter("tokens_total", "tokens trained on")
         self._sent = metrics.gauge("step_sent_bytes", "bytes that rank 0 sends in one step", ["tier"])
         self._server = metrics.serve(port, "0.0.0.0", setting="train.prometheus_port")
         document = json.dumps({"port": self._server.port}).encode()
         storage.write_bytes(storage.join(run_dir, "prometheus.json"), document)
-        self._tokens = 0
+        self._last_tokens = 0
 
     def export(self, event: Event) -> None:
-        gauges, counters = self._gauges, self._counters
-        match event:
-            case StepDone():
-                self._step_seconds.observe(event.step_s)
-                gauges["step"].set(event.step)
-                gauges["loss"].set(event.loss)
-                gauges["grad_norm"].set(event.grad_norm)
-                gauges["learning_rate"].set(event.lr)
-                gauges["tokens_per_second"].set(event.tokens_per_s)
-                counters["data_wait_seconds"].inc(event.data_wait_s)
-                counters["tokens"].inc(max(0, event.tokens - self._tokens) if self._tokens else 0)
-                self._tokens = event.tokens
-                if event.mfu is not None:
-                    gauges["mfu_ratio"].set(event.mfu)
-            case Evaluated():
-                gauges["heldout_loss"].set(event.loss)
-            case StepSkipped():
-                counters["steps_skipped"].inc()
-            case Restarted():
-                counters["restarts"].inc()
-            case CheckpointSaved():
-                counters["checkpoint_seconds"].inc(event.seconds)
-            case Resources():
-                gauges["memory_bytes"].set(event.memory_bytes)
-                gauges["data_ready_batches"].set(event.data_ready)
-                gauges["data_starved_steps"].set(event.data_starved)
-            case NetworkTraffic():
-                for tier, count in event.sent_bytes.items():
-                    self._sent.labels(tier).set(count)
+        for name, (kind, field, _) in GAUGES.items():
+            if isinstance(event, kind) and (value := getattr(event, field)) is not None:
+                self._gauges[name].set(value)
+        for name, (kind, field, _) in COUNTERS.items():
+            if isinstance(event, kind):
+                self._counters[name].inc(getattr(event, field) if field else 1)
+        if isinstance(event, StepDone):
+            self._step_seconds.observe(event.step_s)
+            self._tokens.inc(max(0, event.tokens - self._last_tokens) if self._last_tokens else 0)
+            self._last_tokens = event.tokens
+        elif isinstance(event, NetworkTraffic):
+            for tier, count in event.sent_bytes.items():
+                self._sent.labels(tier).set(count)
 
     def close(self) -> None:
         self._server.close()

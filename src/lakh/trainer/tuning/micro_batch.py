@@ -2,8 +2,9 @@
 
 Memory grows almost linearly with the micro-batch, so two small trials predict where it reaches the limit. The predicted
 size is tried, then smaller or larger ones as needed. It is timed against the next smaller size and against the one that
-leaves the fewest multiprocessors idle (waves.py). `choose` is a pure decision; `try_one` takes a few steps of the
-compiled model on random tokens. The result is for one rank; ranks that share the optimizer state have room for more.
+leaves the fewest multiprocessors idle (spec/gemm_waves.py). `choose` is a pure decision; `try_one` takes a few steps of
+the compiled model on random tokens. The result is for one rank; ranks that share the optimizer state have room for
+more.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import torch
 
 from lakh.errors import InfeasiblePlan, UserError
 from lakh.spec import Mesh, Run
+from lakh.spec.gemm_waves import block_efficiency
 from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.step import objective_of, update, uses_bf16
 from lakh.trainer.tuning.memory import is_out_of_memory
-from lakh.trainer.waves import fullness
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel
 from lakh.workloads.code.parallel import ParallelGroups, parallelise
@@ -125,7 +126,7 @@ def find_micro_batch(run: Run, *, progress: Callable[[str], None] = lambda text:
     processors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def full(size: int) -> float:
-        return fullness(run.model, size * run.data.sequence, processors)
+        return block_efficiency(run.model, size * run.data.sequence, processors)
 
     return choose(sizes, attempt, int(LIMIT_SHARE * free_bytes), full)
 

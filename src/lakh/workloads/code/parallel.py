@@ -4,7 +4,7 @@ Order: pipeline stages, tensor parallelism, the operations of a rank (its kernel
 compilation, and FSDP2 over dp_shard x cp, one unit per block, with dp_replicate copies (HSDP). Ranks along dp_shard and
 cp share one sharding of the weights, so context parallelism needs no extra copies.
 
-`check` (spec/cuts.py) rejects layouts that cannot work. Runs over any backend of torch.distributed.
+spec/parallel_check.py rejects layouts that cannot work. Runs over any backend of torch.distributed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from lakh.spec import Mesh, Run
-from lakh.spec.cuts import check
 from lakh.workloads.code.acceleration import BackendChoice, choose_compile, choose_ops, compile_model
 from lakh.workloads.code.model import CodeModel
 from lakh.workloads.code.parallelism.context import context_parallel_ops
 from lakh.workloads.code.parallelism.pipeline import Pipeline, split
 from lakh.workloads.code.parallelism.tensor import shard_weights, tensor_parallel_ops
 
-__all__ = ["ParallelGroups", "check", "parallelise"]
+__all__ = ["ParallelGroups", "parallelise"]
 
 
 @dataclass(frozen=True)

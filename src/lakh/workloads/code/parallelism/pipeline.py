@@ -3,7 +3,7 @@
     gpipe        all forward, then all backward
     1f1b         one forward, one backward: the same bubble, memory for only pp micro-batches
     interleaved  each rank holds two stages: half the bubble, twice the messages
-    zero_bubble  interleaved, and weight gradients fill the bubble; not with data parallelism (spec/cuts.py)
+    zero_bubble  interleaved, and weight gradients fill the bubble; not with data parallelism (spec/parallel_check.py)
 
 With pp ranks and m micro-batches the bubble takes (pp - 1) / (m + pp - 1) of the time, half of that if interleaved.
 Parameters keep the names they have in the whole model.
@@ -27,7 +27,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleavedZeroBubble,
 )
 
-from lakh.spec.cuts import CHUNKS
+from lakh.spec.parallel_check import STAGES_PER_RANK
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.loss import PLAIN, Objective
@@ -43,7 +43,7 @@ def layers_of_stage(layers: int, stages: int, stage: int) -> range:
 
 def split(build: Any, *, layers: int, schedule: str, rank: int, ranks: int) -> list[CodeModel]:
     """The stages of one rank, each a model with only its own blocks; `build()` makes the whole model."""
-    stages = ranks * CHUNKS[schedule]
+    stages = ranks * STAGES_PER_RANK[schedule]
     chunks = []
     for stage in range(rank, stages, ranks):
         model: CodeModel = build()

@@ -1,0 +1,1 @@
+"""Cost of a training run: prices of a GPU-hour, achieved rate, GPUs and days, reserves."""

@@ -1,0 +1,1 @@
+"""Data halls: power, cooling, floor space and cables."""

@@ -1,0 +1,172 @@
+"""What a plan command asks for: a run file, or a model, a cluster and a number of GPUs, and options of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lakh.errors import UserError
+from lakh.planner.catalogue import load_model
+from lakh.planner.cost.prices import GpuHour, gpu_hour, load_prices
+from lakh.planner.execution_plan import (
+    CUDA_GRAPHS,
+    RECOMPUTE,
+    ExecutionPlan,
+    plan_of_run,
+    run_of_model,
+    run_with_plan,
+)
+from lakh.planner.memory import OPTIMIZER_BYTES
+from lakh.planner.search.candidates import SearchConstraints
+from lakh.planner.search.layout_search import LayoutSearchResult, search
+from lakh.spec.cluster import Cluster, load_cluster
+from lakh.spec.model import Model
+from lakh.spec.run import Run, load_run
+
+__all__ = ["PRECISIONS", "PlanRequest", "plan_request"]
+
+PRECISIONS = {"bf16": 0.0, "fp8": 1.0, "nvfp4": 2.0}
+STEP_TOKENS = 2**22
+"""Tokens per step where no batch is given."""
+_MESH_OPTIONS = {"tp", "pp", "cp", "ep", "shard"}  # giving any of them replaces the whole mesh of a run
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    name: str
+    model: Model
+    cluster: Cluster
+    gpus: int
+    batch: int
+    sequence: int
+    tokens: float | None
+    """Of the whole run, for its days and cost."""
+    run: Run | None
+    """The run file, if the request names one."""
+
+    def execution_plan(self, **options: Any) -> ExecutionPlan:
+        """The plan of the run, or of a modern fused program, changed by the options that are not None."""
+        given = {name: value for name, value in options.items() if value is not None}
+        if self.run is None:
+            plan = ExecutionPlan(
+                gpus=float(self.gpus), sequence=float(self.sequence), batch=float(self.batch), zero=1.0,
+                gradient_bytes=4.0, tensor_overlap=1.0,
+            )  # fmt: skip
+        elif _MESH_OPTIONS & given.keys():
+            plan = self._plan_without_mesh(self.run)
+        else:
+            plan = plan_of_run(self.run, self.gpus)
+        plan = replace(plan, **{name: float(value) for name, value in _as_fields(given).items()})
+        if int(plan.shard) > 1:
+            plan = replace(plan, zero=0.0)
+        return replace(plan, sequence_parallel=float(int(plan.tp) > 1))
+
+    def _plan_without_mesh(self, run: Run) -> ExecutionPlan:
+        """The run's plan without parallelism: the options replace its mesh."""
+        mesh = replace(run.mesh, dp_replicate=1, dp_shard=1, tp=1, pp=1, cp=1, ep=1)
+        alone = plan_of_run(replace(run, mesh=mesh, data=replace(run.data, micro_batch=1)), 1)
+        return replace(alone, gpus=float(self.gpus), micro_batch=float(run.data.micro_batch))
+
+    def price(self, prices: str | None = None, *, owned: bool = False) -> GpuHour:
+        return gpu_hour(load_prices(prices), self.cluster.gpu.family, owned=owned, power_W=self.cluster.gpu.power_W)
+
+    def search(
+        self,
+        *,
+        also_gpus: str | None = None,
+        days: float | None = None,
+        precision: str = "bf16",
+        graphs: str = "none",
+        trainable: bool = False,
+        offload: bool = True,
+        prices: str | None = None,
+    ) -> LayoutSearchResult:
+        """Search all plans; `also_gpus` lists more numbers of GPUs. A run that lakh can train implies `trainable`."""
+        if days and not self.tokens:
+            raise UserError("--days", "needs the length of the run", "give --tokens too")
+        counts = tuple(sorted({self.gpus, *(_gpu_counts(also_gpus) if also_gpus else ())}))
+        if counts[-1] > self.cluster.gpus:
+            raise UserError(f"cluster {self.cluster.name}", f"has {self.cluster.gpus:,} GPUs", "request fewer")
+        limits = SearchConstraints(
+            batch=self.batch, sequence=self.sequence, gpus=counts, tokens=self.tokens, days=days,
+            low_precision=PRECISIONS[precision], cuda_graphs=float(CUDA_GRAPHS.index(graphs)), offload=offload,
+            trainable=trainable or (self.run is not None and self.model.is_plain),
+        )  # fmt: skip
+        rented = load_prices(prices).rented.get(self.cluster.gpu.family)
+        return search(self.model, self.cluster, limits, rented.usd_per_gpu_hour if rented else 0.0)
+
+    def run_of(self, plan: ExecutionPlan) -> Run:
+        """The run that executes this plan; a catalogue model trains on 20 tokens per parameter unless stated."""
+        if self.run is not None:
+            return run_with_plan(self.run, plan, self.cluster)
+        tokens = self.tokens or 20 * float(self.model.parameters)
+        return run_of_model(self.name, self.model, plan, self.cluster, tokens=tokens)
+
+
+def plan_request(
+    run: str | None,
+    model: str | None,
+    cluster: str | None,
+    gpus: int | None,
+    batch: int | None,
+    sequence: int | None,
+    tokens: float | None,
+) -> PlanRequest:
+    if tokens is not None and tokens <= 0:
+        raise UserError("--tokens", f"{tokens:g} is not positive", "give e.g. 1.4e12")
+    if run and model:
+        raise UserError("lakh plan", "got a run and --model", "give one of them")
+    if run:
+        loaded = load_run(run)
+        if cluster:
+            loaded = replace(loaded, cluster=load_cluster(cluster))
+        if batch or sequence:
+            data = replace(loaded.data, batch=batch or loaded.data.batch, sequence=sequence or loaded.data.sequence)
+            loaded = replace(loaded, data=data)
+        return PlanRequest(
+            "plan", loaded.model, loaded.cluster, gpus or loaded.mesh.ranks, loaded.data.batch, loaded.data.sequence,
+            tokens or float(loaded.tokens), loaded,
+        )  # fmt: skip
+    if not (model and cluster and gpus):
+        raise UserError("lakh plan", "got neither a run nor a model", "give a run, or --model, --cluster and --gpus")
+    length = sequence or 8192
+    size = batch or max(STEP_TOKENS // length, 1)
+    return PlanRequest(model, load_model(model), load_cluster(cluster), gpus, size, length, tokens, None)
+
+
+def _as_fields(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of the command line as fields of an ExecutionPlan."""
+    fields = dict(options)
+    if "recompute" in fields:
+        fields["recompute"] = RECOMPUTE.index(fields["recompute"])
+    if "graphs" in fields:
+        fields["cuda_graphs"] = CUDA_GRAPHS.index(fields.pop("graphs"))
+    if "precision" in fields:
+        fields["low_precision"] = PRECISIONS[fields.pop("precision")]
+    if "attention" in fields:
+        fields["native_attention"] = fields.pop("attention") == "native"
+    if "optimizer" in fields:
+        fields["optimizer_bytes"] = OPTIMIZER_BYTES[fields.pop("optimizer")]
+    if "schedule" in fields:
+        schedule, chunks = fields.pop("schedule"), fields.get("chunks", 1)
+        if (chunks > 1) != (schedule in ("interleaved", "lean")):
+            todo = "give --chunks 2 or more" if chunks == 1 else "omit --chunks, or choose interleaved or lean"
+            raise UserError(f"--schedule {schedule}", f"has {chunks} chunks per stage", todo)
+        fields |= {"zero_bubble": schedule == "zb-h1", "gpipe": schedule == "gpipe"}
+        fields["chunks_ahead"] = 1 if schedule == "lean" else 2
+    if "zero" in fields:
+        if fields.get("shard", 1) > 1:
+            raise UserError(f"--zero {fields['zero']}", "needs unsharded weights", "omit --shard, which is ZeRO-3")
+        fields["shard"] = 1
+    return fields
+
+
+def _gpu_counts(text: str) -> tuple[int, ...]:
+    """ "1024" or "512,1024" as whole numbers."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError("--also-gpus", f"{text!r} is not a list of whole numbers", "write e.g. 512,1024") from None
+    if min(found) < 1:
+        raise UserError("--also-gpus", f"{text!r} has a number below 1", "give numbers of GPUs")
+    return found

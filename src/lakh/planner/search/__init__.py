@@ -1,0 +1,1 @@
+"""Search over all execution plans of a model on a cluster."""

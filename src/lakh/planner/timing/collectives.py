@@ -1,0 +1,131 @@
+"""Seconds of a collective when every group of the job runs it at the same time.
+
+Bytes come from `spec.collective_cost`, the closed form of c3's schedules. A group of n ranks, `stride` apart,
+has m members in each node and spans N = n/m nodes. The m members open m rings (as NCCL's channels do): each rank passes
+a ring's (n-1)/n of the buffer on inside the node, and its NIC carries the hierarchical share, (N-1)/N of 1/m of the
+buffer. Rings are pipelined, so the slower of the two parts sets the pace.
+
+Latency is one launch, plus one more for each doubling of the members in a node unless its switch reduces, plus a tree
+of hops between nodes. Bandwidth efficiency of a ring is calibrated. A plain send reaches nearly all of a NIC; an
+all-to-all keeps each pair of NICs busy only for a moment, and reaches less than a ring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lakh.planner.stacked import Array
+from lakh.planner.timing.efficiency import Efficiency
+from lakh.spec.cluster import Cluster
+from lakh.spec.collective_cost import collective_cost
+
+__all__ = ["Fabric", "RankGroup", "all_gather_s", "all_reduce_s", "all_to_all_s", "dispatch_s", "send_s"]
+
+SEND_SHARE = 0.95  # of the NIC's rate: one large message from one GPU to another has little but headers beside it
+ALL_TO_ALL_SHARE = 0.65  # of a ring's NIC rate: many short flows that collide at receivers
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    size: Array
+    in_node: Array
+    """Members that share a node, m."""
+    nodes: Array
+    node_Bps: Array
+    nic_Bps: Array
+    """Per member."""
+    hop_s: Array
+    launch_s: Array
+    start_s: Array
+    """Of a ring: launch, and synchronisation of the members in a node."""
+    gather_latency_s: Array
+    gather_s_per_byte: Array
+
+
+class Fabric:
+    """The network of a cluster, at calibrated efficiency."""
+
+    def __init__(self, cluster: Cluster, efficiency: Efficiency) -> None:
+        self.cluster = cluster
+        self.node, *self.tiers = cluster.tiers
+        self.node_Bps = self.node.bandwidth_Bps * efficiency.node
+        self.nic_efficiency = efficiency.nic
+        self.launch_s = efficiency.collective_us * 1e-6
+
+    def outside(self, span: Array) -> tuple[Array, Array]:
+        """Bandwidth per GPU and latency of a group that spans `span` neighbouring GPUs: of the slowest tier crossed."""
+        rate, latency = np.asarray(self.node.bandwidth_Bps, dtype=float), np.asarray(self.node.latency_s, dtype=float)
+        reached: Array = np.asarray(span) <= self.node.size
+        for tier in self.tiers:
+            rate = np.where(reached, rate, np.minimum(rate, tier.bandwidth_Bps))
+            latency = np.where(reached, latency, tier.latency_s)
+            reached = reached | (np.asarray(span) <= tier.size)
+        return rate, latency
+
+    def group(self, size: Array, stride: Array) -> RankGroup:
+        size = np.asarray(size, dtype=float)
+        in_node = np.clip(np.floor(self.node.size / np.asarray(stride, dtype=float)), 1.0, size)
+        nodes = np.maximum(size / in_node, 1.0)
+        rate, hop_s = self.outside(size * stride)
+        nic_Bps = rate * self.nic_efficiency
+        ring = collective_cost("all_gather", "flat", 1.0, (size,)).bytes_sent  # any algorithm moves as much in all
+        nic = collective_cost("all_gather", "hierarchical", 1.0 / in_node, (nodes,)).bytes_sent  # of each member's part
+        inside = np.where(in_node > 1, ring / self.node_Bps, 0.0)
+        sync = 1 + np.log2(in_node) * (1 - np.asarray(self.cluster.gpu.traits.switch_reduces))
+        start_s = self.launch_s * sync
+        return RankGroup(
+            size=size,
+            in_node=in_node,
+            nodes=nodes,
+            node_Bps=self.node_Bps,
+            nic_Bps=nic_Bps,
+            hop_s=hop_s,
+            launch_s=self.launch_s,
+            start_s=start_s,
+            gather_latency_s=start_s + hop_s * np.log2(nodes),
+            gather_s_per_byte=np.maximum(inside, nic / nic_Bps),
+        )
+
+
+def all_gather_s(group: RankGroup, size_bytes: Array) -> Array:
+    """All-gather or reduce-scatter of a whole buffer of `size_bytes`."""
+    return np.where(group.size > 1, size_bytes * group.gather_s_per_byte + group.gather_latency_s, 0.0)
+
+
+def all_reduce_s(group: RankGroup, size_bytes: Array) -> Array:
+    """Reduce-scatter and all-gather in one call: twice the bytes, one launch."""
+    return np.where(group.size > 1, 2 * all_gather_s(group, size_bytes) - group.start_s, 0.0)
+
+
+def all_to_all_s(group: RankGroup, size_bytes: Array) -> Array:
+    """Every member sends `size_bytes`, spread evenly over the group."""
+    node, outer = collective_cost("all_to_all", "flat", size_bytes, (group.in_node, group.nodes)).tiers
+    return _exchange_s(group, node.bytes_sent, outer.bytes_sent)
+
+
+def dispatch_s(group: RankGroup, token_bytes: Array, copies: Array, most_nodes: Array = 0.0) -> Array:
+    """Every member sends each of its tokens to `copies` random members: once to a node, and from there to its members.
+
+    `most_nodes` limits the nodes of one token, as some routers do; 0 is no limit.
+    """
+    nodes_reached = group.nodes * (1 - (1 - 1 / group.nodes) ** copies)
+    nodes_reached = np.where(np.asarray(most_nodes) > 0, np.minimum(nodes_reached, most_nodes), nodes_reached)
+    members_reached = group.size * (1 - (1 - 1 / group.size) ** copies)
+    outside = token_bytes * nodes_reached * (group.nodes - 1) / group.nodes
+    inside = token_bytes * members_reached * (group.in_node - 1) / group.in_node
+    return _exchange_s(group, inside, outside)
+
+
+def _exchange_s(group: RankGroup, node_bytes: Array, nic_bytes: Array) -> Array:
+    slower = np.maximum(node_bytes / group.node_Bps, nic_bytes / (group.nic_Bps * ALL_TO_ALL_SHARE))
+    return np.where(group.size > 1, slower + group.launch_s + group.hop_s, 0.0)
+
+
+def send_s(fabric: Fabric, size_bytes: Array, stride: Array) -> Array:
+    """Every GPU sends `size_bytes` to the rank `stride` away, all at once."""
+    rate, latency = fabric.outside(np.asarray(stride) * 2)
+    outside = size_bytes / (rate * SEND_SHARE) + latency
+    inside = size_bytes / fabric.node_Bps + fabric.node.latency_s
+    return np.where(np.asarray(stride) >= fabric.node.size, outside, inside) + fabric.launch_s

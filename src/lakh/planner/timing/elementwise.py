@@ -1,0 +1,66 @@
+"""Bytes that a layer's element-wise kernels read and write, counted from the operations of a block.
+
+Norms, residuals, dropout, rotary positions, the activation of the feed-forward, routing, casts to narrow types; bf16
+activations. The scores of unfused attention are counted in attention.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lakh.planner.execution_plan import ExecutionPlan
+from lakh.planner.stacked import Array
+from lakh.spec.model import Model
+
+__all__ = ["ElementwiseTraffic", "elementwise_traffic"]
+
+# Per token: two norms (read 2, write 2), two residual additions with dropout (read 4, write 2, mask 1).
+WIDTH_BYTES = 22.0
+# Rotary positions read and write queries and keys; heads of latent attention are also joined there from a part with a
+# position and one without. Norms of queries and keys read and write them once more.
+ROTARY_BYTES = 4.0
+PERMUTE_BYTES = 8.0  # gather tokens for the experts and scatter them back, per routed copy
+# Experts with biases and clamped gates (GPT-OSS), per routed copy; Megatron-Core 0.15 does both outside its fused
+# kernels (moe/experts.py, fused_bias_geglu.py). Its probabilities are float32, and so is a bias times one of them.
+CLAMP_BYTES = 16.0  # clamp both halves of the gate (read 4, write 4), join them (read 4, write 4)
+# Bias x probability (write 4), sum (read 6, write 4), joined (read 4, write 4), cast (read 4, write 2).
+_BIAS_BYTES = 28.0
+# Backward: cast (6), gradients of output (6, joined 4), bias (12) and probability (12); clamps (12), joined (8).
+_BIAS_BACKWARD_BYTES = 60.0
+EXPERT_BIAS_BYTES = (CLAMP_BYTES + _BIAS_BYTES + _BIAS_BACKWARD_BYTES) / 3  # as one of three equal passes
+EAGER_FACTOR = 3.0  # when each operation is its own kernel: float32 norms, rotary positions, gates
+
+
+@dataclass(frozen=True)
+class ElementwiseTraffic:
+    forward_bytes: Array
+    """Of one layer's forward pass on one rank; the backward pass moves twice as many."""
+    recomputed_bytes: Array
+    """Recomputed by the backward pass, where the plan recomputes parts of a layer."""
+
+
+def elementwise_traffic(model: Model, plan: ExecutionPlan, tokens: Array) -> ElementwiseTraffic:
+    """For `tokens` tokens of a micro-batch on one rank, averaged over dense and mixture layers."""
+    split = np.where(plan.sequence_parallel, plan.tp, 1.0)  # norms and residuals
+    width, mixture = model.width, model.mixture_layers / model.layers
+    routed_ffn = (model.top_k + model.shared_experts) * model.expert_ffn
+    active_ffn = np.where(mixture > 0, (1 - mixture) * model.ffn + mixture * routed_ffn, model.ffn)
+    gate_bytes = 2.0 * np.asarray(model.ffn_matrices)
+    moved = tokens * (width * WIDTH_BYTES / split + active_ffn * gate_bytes / plan.tp)
+    # A plain all-to-all sorts again on arrival.
+    copy_bytes = np.where(plan.node_dispatch, PERMUTE_BYTES, 2 * PERMUTE_BYTES) + model.expert_bias * EXPERT_BIAS_BYTES
+    copies = tokens * mixture * model.top_k
+    moved = moved + copies * width * copy_bytes
+    casts = tokens * (width * 6 + active_ffn * 3 / plan.tp)
+    moved = moved + np.where(np.asarray(plan.low_precision) > 0, casts, 0.0)
+    moved = moved * np.where(plan.eager, EAGER_FACTOR, 1.0)
+    # Programs without fused attention have learned positions; the eager factor already includes rotary ones.
+    rotates = np.asarray(plan.flash, dtype=bool) & ~np.asarray(plan.eager, dtype=bool)
+    heads = (model.heads + model.kv_heads) * (model.head_dim + model.rope_dim) / plan.tp
+    rotary = np.where(rotates, tokens * heads * ROTARY_BYTES * (1 + np.asarray(model.qk_norm)), 0.0)
+    activation = copies * (model.expert_ffn * gate_bytes + model.expert_bias * width * CLAMP_BYTES)
+    latent = np.where(model.is_latent, plan.recompute_latent, 0.0)
+    again = latent * rotary + np.asarray(plan.recompute_expert_activation) * activation
+    return ElementwiseTraffic(moved + rotary, again)

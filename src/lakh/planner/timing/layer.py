@@ -1,0 +1,241 @@
+"""Seconds of one layer of one micro-batch on one rank: forward, backward and recomputation.
+
+    layer = matrix products + attention + element-wise work + exposed TP, CP and EP communication + host wait
+
+Passes over a layer: forward 1, backward 2 (fused attention 2.5), recomputation 0 to 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lakh.planner.execution_plan import ExecutionPlan
+from lakh.planner.stacked import Array
+from lakh.planner.timing.attention import attention_s
+from lakh.planner.timing.collectives import Fabric, all_gather_s, all_reduce_s, all_to_all_s, dispatch_s
+from lakh.planner.timing.efficiency import Efficiency, exposed_s
+from lakh.planner.timing.elementwise import elementwise_traffic
+from lakh.planner.timing.gemm import gemm_s
+from lakh.spec.cluster import Cluster
+from lakh.spec.gpu import Gpu
+from lakh.spec.model import Model
+
+__all__ = ["LayerTime", "MicroBatch", "layer_time"]
+
+REPEATED = (0.0, 0.0, 1.0, 0.5)  # share of the forward pass that is run again: none, selective, full, half
+ROUTING_KERNELS = 2.0  # host work of routing, permuting and exchanging, in units of a dense layer
+# Programs before fused attention launch two dozen kernels per layer instead of one dozen, and save and restore random
+# generator states around each dropout. With this value A100's host time is that of newer programs on newer machines.
+UNFUSED_LAUNCHES = 3.0
+GRAPH_LAUNCH = 0.2  # host work of a layer whose kernels are replayed from a CUDA graph
+EXPERT_KERNELS = 0.5  # host work of each local expert's matrix products
+EXPERT_BIAS_KERNELS = 0.25  # and of its bias: nine kernels in three passes, a dense layer has 36
+HOST_SHARPNESS = 6.0  # 1 would add host and GPU time, infinity would take the larger: kernels of a layer differ
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What all terms share: the inputs, and sizes of one micro-batch on one rank."""
+
+    model: Model
+    plan: ExecutionPlan
+    cluster: Cluster
+    efficiency: Efficiency
+    fabric: Fabric
+    tokens: Array
+    tp: Array
+    cp: Array
+    stream_bytes: Array
+    """Of the residual stream."""
+    mixture_share: Array
+    """Share of the layers with experts."""
+    repeated: Array
+    """Share of the forward pass that the backward pass runs again."""
+    trained: Array
+    """0 where weights are frozen and need no gradient product."""
+    speed: Array
+    """Peak of the linear layers relative to bf16."""
+    count: Array
+    """Micro-batches of each pipeline in one step."""
+    stage_layers: Array
+    """Layers of the fullest pipeline stage."""
+    data_ranks: Array
+    """Including context ranks, which hold shards and gradients too."""
+    data_stride: Array
+    """Distance in ranks between neighbours of these."""
+
+    @classmethod
+    def of(cls, model: Model, plan: ExecutionPlan, cluster: Cluster, efficiency: Efficiency) -> MicroBatch:
+        tp, cp = np.asarray(plan.tp, dtype=float), np.asarray(plan.cp, dtype=float)
+        tokens = plan.micro_batch * plan.sequence / cp
+        data_ranks = plan.data_ranks
+        return cls(
+            model=model,
+            plan=plan,
+            cluster=cluster,
+            efficiency=efficiency,
+            fabric=Fabric(cluster, efficiency),
+            tokens=tokens,
+            tp=tp,
+            cp=cp,
+            stream_bytes=tokens * model.width * 2.0,
+            mixture_share=model.mixture_layers / model.layers,
+            repeated=np.asarray(REPEATED, dtype=float)[np.asarray(plan.recompute, dtype=int)],
+            trained=np.where(plan.adapters, 0.0, 1.0),
+            speed=1 + plan.low_precision * efficiency.low_precision,
+            count=plan.batch / (data_ranks * plan.micro_batch),
+            stage_layers=np.ceil(model.layers / plan.pp),
+            data_ranks=data_ranks * cp,
+            data_stride=plan.data_stride / cp,
+        )
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.cluster.gpu
+
+    @property
+    def memory_Bps(self) -> Array:
+        return self.gpu.memory_Bps * self.efficiency.memory
+
+    @property
+    def has_experts(self) -> bool:
+        return bool(np.any(self.mixture_share))
+
+    def gemm_s(self, m: Array, k: Array, n: Array) -> Array:
+        return gemm_s(m, k, n, self.gpu, self.efficiency, self.speed)
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    compute_s: Array
+    """Matrix products and attention."""
+    elementwise_s: Array
+    host_s: Array
+    """GPU waiting for kernel launches."""
+    tensor_s: Array
+    context_s: Array
+    expert_s: Array
+
+    @property
+    def total_s(self) -> Array:
+        return self.compute_s + self.elementwise_s + self.tensor_s + self.context_s + self.expert_s + self.host_s
+
+
+def layer_time(mb: MicroBatch) -> LayerTime:
+    plan = mb.plan
+    selective = (np.asarray(plan.recompute) == 1).astype(float)
+    products = (_attention_products_s(mb) + _feed_forward_products_s(mb)) * (2 + mb.trained + mb.repeated)
+    scores = attention_s(mb.model, plan, mb.gpu, mb.efficiency, mb.tokens)
+    scores = scores * (np.where(plan.flash, 3.5, 3.0) + mb.repeated + selective)
+    passes = 3 + mb.repeated  # of element-wise work and of the host
+    traffic = elementwise_traffic(mb.model, plan, mb.tokens)
+    compute = products + scores + _latent_recompute_s(mb)
+    elementwise = (traffic.forward_bytes * passes + traffic.recomputed_bytes * (1 - mb.repeated)) / mb.memory_Bps
+    tensor = tensor_parallel_s(mb, products)
+    context = context_parallel_s(mb, scores)
+    expert = expert_parallel_s(mb, products + scores)
+    busy = compute + elementwise + tensor + context + expert
+    return LayerTime(compute, elementwise, _host_wait_s(mb, passes, busy), tensor, context, expert)
+
+
+# --- matrix products, forward ---
+
+
+def _attention_products_s(mb: MicroBatch) -> Array:
+    """Query, key and value projections in one product, and the output projection."""
+    model = mb.model
+    heads = model.heads * model.head_dim
+    latent_columns = model.attention_weights / model.width - heads
+    columns = np.where(model.is_latent, latent_columns, heads + 2 * model.kv_heads * model.head_dim)
+    return mb.gemm_s(mb.tokens, model.width, columns / mb.tp) + mb.gemm_s(mb.tokens, heads / mb.tp, model.width)
+
+
+def _feed_forward_products_s(mb: MicroBatch) -> Array:
+    """Dense feed-forward, averaged with the experts' over the layers of a mixture model."""
+    model, tp = mb.model, mb.tp
+    up = np.asarray(model.ffn_matrices) - 1
+    dense = mb.gemm_s(mb.tokens, model.width, up * model.ffn / tp) + mb.gemm_s(mb.tokens, model.ffn / tp, model.width)
+    if not mb.has_experts:
+        return dense
+    split = np.where(mb.plan.whole_experts, 1.0, tp)  # ranks that share one expert
+    local = _local_experts(mb)
+    rows = mb.tokens * model.top_k * split / tp / local  # per expert, after an even exchange
+    ffn = np.maximum(model.expert_ffn, 1.0)
+    expert = mb.gemm_s(rows, model.width, up * ffn / split) + mb.gemm_s(rows, ffn / split, model.width)
+    shared = mb.gemm_s(mb.tokens, model.width, up * ffn * np.maximum(model.shared_experts, 1) / tp) * 1.5
+    shared = np.where(np.asarray(model.shared_experts) > 0, shared, 0.0)
+    return (1 - mb.mixture_share) * dense + mb.mixture_share * (local * expert + shared)
+
+
+def _local_experts(mb: MicroBatch) -> Array:
+    return np.maximum(mb.model.num_experts / mb.plan.ep, 1.0)
+
+
+def _latent_recompute_s(mb: MicroBatch) -> Array:
+    """Up-projections of latent attention that the backward pass repeats."""
+    model, plan = mb.model, mb.plan
+    if not np.any(plan.recompute_latent):
+        return 0.0
+    queries = model.heads * (model.head_dim + model.rope_dim)
+    again = mb.gemm_s(mb.tokens, np.maximum(model.q_rank, 1.0), queries / mb.tp)
+    again = again + mb.gemm_s(mb.tokens, np.maximum(model.kv_rank, 1.0), 2 * model.heads * model.head_dim / mb.tp)
+    return np.where(model.is_latent, plan.recompute_latent, 0.0) * (1 - mb.repeated) * again
+
+
+# --- communication inside the layer ---
+
+
+def tensor_parallel_s(mb: MicroBatch, products_s: Array) -> Array:
+    """Two collectives of the residual stream per pass: all-reduce, or reduce-scatter and all-gather with sequence
+    parallelism, which also gathers an input again in the backward pass. May overlap with the matrix products."""
+    plan = mb.plan
+    group = mb.fabric.group(mb.tp, 1.0)
+    gather = all_gather_s(group, mb.stream_bytes)
+    one_pass = np.where(plan.sequence_parallel, 4 * gather, 2 * all_reduce_s(group, mb.stream_bytes))
+    total = one_pass * (2 + mb.repeated) + np.where(plan.sequence_parallel, gather, 0.0)
+    return np.where(plan.tensor_overlap, exposed_s(total, products_s, mb.efficiency), total)
+
+
+def context_parallel_s(mb: MicroBatch, scores_s: Array) -> Array:
+    """Keys and values travel round a ring of cp - 1 steps, overlapped with attention."""
+    model, cp = mb.model, mb.cp
+    width = np.where(model.is_latent, model.kv_rank + model.rope_dim, 2 * model.kv_heads * model.head_dim / mb.tp)
+    ring = all_gather_s(mb.fabric.group(cp, mb.tp), mb.tokens * cp * width * 2.0)
+    ring = ring + np.maximum(cp - 2, 0) * mb.fabric.launch_s
+    overlapped = exposed_s(ring * (3 + mb.repeated), scores_s * (cp - 1) / cp, mb.efficiency)
+    return np.where(cp > 1, overlapped, 0.0)
+
+
+def expert_parallel_s(mb: MicroBatch, compute_s: Array) -> Array:
+    """Two exchanges (dispatch and combine) per pass of a mixture layer. May overlap with another micro-batch."""
+    if not mb.has_experts:
+        return 0.0 * mb.tokens
+    model, plan = mb.model, mb.plan
+    group = mb.fabric.group(plan.ep, plan.expert_stride)
+    token_bytes = mb.stream_bytes / np.where(plan.sequence_parallel, mb.tp, 1.0)
+    by_expert = all_to_all_s(group, token_bytes * model.top_k)
+    by_node = dispatch_s(group, token_bytes, model.top_k, model.most_nodes)
+    total = mb.mixture_share * np.where(plan.node_dispatch, by_node, by_expert) * 2 * (2 + mb.repeated)
+    can_overlap = np.asarray(plan.expert_overlap, dtype=bool) & (mb.count >= 2)
+    return np.where(can_overlap, exposed_s(total, compute_s, mb.efficiency), total)
+
+
+# --- host ---
+
+
+def _host_wait_s(mb: MicroBatch, passes: Array, busy_s: Array) -> Array:
+    """Time that the GPU waits for kernel launches: none while it is busy, all of it when kernels are tiny.
+
+    A graph of the attention and router kernels is one launch; the experts' sizes are known only to the host, unless the
+    whole step is one graph. Narrow types double an expert's kernels.
+    """
+    plan, share = mb.plan, mb.mixture_share
+    graphs = np.asarray(plan.cuda_graphs)
+    casts = np.where(np.asarray(plan.low_precision) > 0, 2.0, 1.0)
+    per_expert = EXPERT_KERNELS * casts + EXPERT_BIAS_KERNELS * np.asarray(mb.model.expert_bias)
+    kernels = np.where(graphs > 0, GRAPH_LAUNCH, 1 + share * ROUTING_KERNELS)
+    kernels = kernels + np.where(graphs > 1, 0.0, share * per_expert * _local_experts(mb))
+    host_s = mb.efficiency.host_us * 1e-6 * passes * np.where(plan.flash, 1.0, UNFUSED_LAUNCHES) * kernels
+    return (host_s**HOST_SHARPNESS + busy_s**HOST_SHARPNESS) ** (1 / HOST_SHARPNESS) - busy_s

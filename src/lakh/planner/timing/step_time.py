@@ -1,0 +1,81 @@
+"""Seconds of one optimizer step, for one execution plan or a million.
+
+    step = micro-batches x (layers of the slowest stage + logits) + pipeline transfers and bubble
+           + exposed data-parallel traffic + optimizer + fixed
+
+Not modelled: stragglers, congestion of unlucky routes, uneven stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from lakh.planner.execution_plan import ExecutionPlan
+from lakh.planner.stacked import Array
+from lakh.planner.timing.data_parallel import StageWeights, gradient_sync_s, optimizer_s
+from lakh.planner.timing.efficiency import Efficiency
+from lakh.planner.timing.gemm import gemm_s
+from lakh.planner.timing.layer import MicroBatch, layer_time
+from lakh.planner.timing.pipeline import bubble_s, pipeline_s
+from lakh.spec.cluster import Cluster
+from lakh.spec.model import Model
+
+__all__ = ["StepTime", "step_time"]
+
+HEAD_BYTES = 20.0  # per logit: bf16 logits, their float32 copy, softmax, its gradient
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Parts of a step, which add up to `total_s`."""
+
+    compute_s: Array
+    """Matrix products and attention of all micro-batches on the slowest stage."""
+    elementwise_s: Array
+    host_s: Array
+    tensor_s: Array
+    context_s: Array
+    expert_s: Array
+    pipeline_s: Array
+    """Transfers between stages."""
+    bubble_s: Array
+    data_s: Array
+    """Exposed gradient and parameter traffic."""
+    optimizer_s: Array
+    fixed_s: Array
+
+    @property
+    def total_s(self) -> Array:
+        return sum(getattr(self, f.name) for f in fields(self))
+
+
+def step_time(model: Model, plan: ExecutionPlan, cluster: Cluster, efficiency: Efficiency) -> StepTime:
+    mb = MicroBatch.of(model, plan, cluster, efficiency)
+    layer = layer_time(mb)
+    layer_s = layer.total_s
+    head_s, head_memory_s = _logits_s(mb)
+    transfers, pipeline = pipeline_s(mb, head_s + head_memory_s)
+    weights = StageWeights.of(mb)
+    count, repeat = mb.count, mb.count * mb.stage_layers
+    return StepTime(
+        compute_s=repeat * layer.compute_s + count * head_s,
+        elementwise_s=repeat * layer.elementwise_s + count * head_memory_s,
+        host_s=repeat * layer.host_s,
+        tensor_s=repeat * layer.tensor_s,
+        context_s=repeat * layer.context_s,
+        expert_s=repeat * layer.expert_s,
+        pipeline_s=pipeline,
+        bubble_s=bubble_s(mb, mb.stage_layers * layer_s + transfers),
+        data_s=gradient_sync_s(mb, weights, layer_s),
+        optimizer_s=optimizer_s(mb, weights),
+        fixed_s=efficiency.fixed_ms * 1e-3 + np.zeros(np.shape(count)),
+    )
+
+
+def _logits_s(mb: MicroBatch) -> tuple[Array, Array]:
+    """Matrix product and memory traffic of the output head, always in bf16."""
+    columns = mb.model.vocab / mb.tp
+    product = (2 + mb.trained) * gemm_s(mb.tokens, mb.model.width, columns, mb.gpu, mb.efficiency)
+    return product, mb.tokens * columns * HEAD_BYTES / mb.memory_Bps

@@ -1,0 +1,250 @@
+"""Prediction error on published measurements, by source and model family, on rows that no fit has seen.
+
+APE is |predicted/measured - 1|; bias its signed mean. Kendall's tau measures whether competing plans are ranked in the
+right order, which is what a planner is for: pairs are compared only within one model, GPU type, GPU count and batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from lakh.errors import UserError
+from lakh.planner.calibration.fit import FIT_SETTINGS, Calibration, calibration_for, fit, is_held_out, predict
+from lakh.planner.calibration.measured_points import Index, MeasuredPoint, MeasuredPoints
+from lakh.planner.memory import memory_use
+from lakh.planner.stacked import Array
+from lakh.planner.timing.efficiency import Efficiency
+
+__all__ = [
+    "AccuracyScore",
+    "PlanPairs",
+    "accuracy_report",
+    "accuracy_score",
+    "calibrate",
+    "leave_one_family_out",
+    "memory_errors",
+    "plan_pairs",
+    "predictions",
+    "score_by",
+    "starting_point",
+    "transfer",
+    "unseen",
+]
+
+Points = Sequence[MeasuredPoint]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AccuracyScore:
+    n: int
+    mape: float
+    median_ape: float
+    p95_ape: float
+    bias: float
+    kendall_tau: float | None
+    """None where no two rows compete."""
+
+
+def accuracy_score(points: Points, predicted: Array) -> AccuracyScore:
+    ratio = np.asarray(predicted) / np.array([point.step_s for point in points])
+    ape = np.abs(ratio - 1)
+    agreement = plan_pairs(points, predicted).agreement
+    return AccuracyScore(
+        n=len(points),
+        mape=float(ape.mean()),
+        median_ape=float(np.median(ape)),
+        p95_ape=float(np.quantile(ape, 0.95)),
+        bias=float((ratio - 1).mean()),
+        kendall_tau=float(agreement.mean()) if len(agreement) else None,
+    )
+
+
+def score_by(points: Points, predicted: Array, key: Callable[[MeasuredPoint], str]) -> dict[str, AccuracyScore]:
+    """One score per group of points."""
+    return {
+        name: accuracy_score([points[i] for i in rows], np.asarray(predicted)[rows])
+        for name, rows in sorted(_grouped(points, key).items())
+    }
+
+
+def _grouped(points: Points, key: Callable[[MeasuredPoint], str]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = defaultdict(list)
+    for i, point in enumerate(points):
+        groups[key(point)].append(i)
+    return groups
+
+
+# --- ranking ---
+
+TIE = 0.005  # differences below run-to-run noise have no right order
+
+
+@dataclass(frozen=True)
+class PlanPairs:
+    """Pairs of competing rows with a measured order. Gaps are logarithms, left over right."""
+
+    left: Index
+    right: Index
+    measured_gap: Array
+    predicted_gap: Array
+
+    @property
+    def agreement(self) -> Array:
+        """1 where the predicted order is right, -1 where it is wrong."""
+        return np.sign(self.measured_gap) * np.sign(self.predicted_gap)
+
+
+def plan_pairs(points: Points, predicted: Array) -> PlanPairs:
+    """All pairs of competing rows, without measured ties and without one plan in two releases of a program."""
+    groups = _grouped(points, lambda point: point.cluster_key).values()
+    pairs = [(i, j) for rows in groups for i, j in combinations(rows, 2) if points[i].plan != points[j].plan]
+    left, right = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
+    measured, guess = np.log([point.step_s for point in points]), np.log(predicted)
+    gap = measured[left] - measured[right]
+    is_real = np.abs(gap) > TIE
+    left, right = left[is_real], right[is_real]
+    return PlanPairs(left, right, gap[is_real], guess[left] - guess[right])
+
+
+# --- predictions with a calibration ---
+
+
+def predictions(points: Points, calibrations: Mapping[str, Calibration] | None = None) -> Array:
+    """Seconds per step of each point, with the calibration of its GPU type."""
+    result = np.zeros(len(points))
+    for kind, rows in _grouped(points, lambda point: point.kind).items():
+        result[rows] = predict([points[i] for i in rows], calibration_for(kind, calibrations)[0])
+    return result
+
+
+def unseen(points: Points, calibrations: Mapping[str, Calibration] | None = None) -> list[int]:
+    """Indices of rows whose configuration no fit has seen."""
+    fitted = {kind: calibration_for(kind, calibrations)[0].fitted for kind in {point.kind for point in points}}
+    return [i for i, point in enumerate(points) if point.config not in fitted[point.kind]]
+
+
+def memory_errors(points: Points) -> dict[str, dict[str, float]]:
+    """Error of the memory count per source, where a peak was measured and the micro-batch is stated.
+
+    Programs report what their allocator used: the CUDA context and communicators are not included.
+    """
+    errors: dict[str, list[float]] = defaultdict(list)
+    for point in points:
+        if point.peak_bytes and len(point.candidates) == 1:
+            used = memory_use(point.model, point.plan)
+            errors[point.source].append(float((used.total_bytes - used.context_bytes) / point.peak_bytes) - 1)
+    return {
+        source: {"n": len(e), "mape": float(np.mean(np.abs(e))), "bias": float(np.mean(e)),
+                 "median_ape": float(np.median(np.abs(e)))}
+        for source, e in sorted(errors.items())
+    }  # fmt: skip
+
+
+def accuracy_report(
+    points: MeasuredPoints, calibrations: Mapping[str, Calibration], *, only_unseen: bool = False, worst: int = 0
+) -> dict[str, Any]:
+    """Scores of all rows and of the unseen ones, by source and family, and the `worst` rows."""
+    new = set(unseen(points.kept, calibrations))
+    fresh = [point for i, point in enumerate(points.kept) if i in new]
+    rows = fresh if only_unseen else list(points.kept)
+    if not rows:
+        raise UserError("--unseen", "all configurations of this file were fitted", "omit --unseen")
+
+    def scores(rows: Points) -> dict[str, Any]:
+        predicted = predictions(rows, calibrations)
+        by_source = score_by(rows, predicted, lambda p: f"{p.source} ({p.kind})")
+        by_family = score_by(rows, predicted, lambda p: p.family)
+        return asdict(accuracy_score(rows, predicted)) | {
+            "by_source": {name: asdict(score) for name, score in by_source.items()},
+            "by_family": {name: asdict(score) for name, score in by_family.items()},
+        }
+
+    of_unseen = scores(fresh) if fresh else None
+    report = scores(rows)
+    if of_unseen:
+        of_unseen.pop("by_family")
+    report |= {
+        "unseen": of_unseen,
+        "memory": memory_errors(points.kept),
+        "left_out": dict(points.left_out),
+        "factors": {kind: dict(one.program_factors) for kind, one in calibrations.items()},
+    }
+    if worst:
+        errors = [float(a) / p.step_s - 1 for a, p in zip(predictions(rows, calibrations), rows, strict=True)]
+        ordered = sorted(zip(errors, rows, strict=True), key=lambda pair: -abs(pair[0]))[:worst]
+        report["worst"] = [{"id": p.id, "source": p.source, "error": e, "step_s": p.step_s} for e, p in ordered]
+    return report
+
+
+# --- fits ---
+
+
+def calibrate(points: Points, progress: Progress = lambda _: None) -> dict[str, Calibration]:
+    """Fit every GPU type to its rows that are not held out, and measure the error on the held-out ones."""
+    calibrations: dict[str, Calibration] = {}
+    for kind, settings in FIT_SETTINGS.items():
+        rows = [point for point in points if point.kind == kind]
+        fitted = [point for point in rows if not is_held_out(point.config)]
+        if len(fitted) < 3:
+            continue
+        progress(kind)
+        start = calibrations.get(settings.start_from or "")
+        one = fit(fitted, kind, start.efficiency if start else None)
+        held_out = [point for point in rows if is_held_out(point.config)]
+        calibrations[kind] = replace(one, error=_held_out_error(held_out, one)) if held_out else one
+    return calibrations
+
+
+def _held_out_error(points: Points, calibration: Calibration) -> dict[str, float]:
+    """The held-out error, and the band that contains 80 % of the ratios with every source counting the same."""
+    predicted = predict(points, calibration)
+    ratio = np.array([point.step_s for point in points]) / predicted
+    grid = np.linspace(0, 1, 41)  # every source as a quantile curve: large tables do not drown small ones
+    by_source = _grouped(points, lambda point: point.source).values()
+    pooled = np.concatenate([np.quantile(ratio[rows], grid) for rows in by_source])
+    score = {k: v for k, v in asdict(accuracy_score(points, predicted)).items() if v is not None and k != "kendall_tau"}
+    return {**score, "low": float(np.quantile(pooled, 0.1)), "high": float(np.quantile(pooled, 0.9))}
+
+
+def starting_point(points: Points, kind: str) -> Efficiency | None:
+    """The efficiencies from which the fit of a GPU type starts, if it starts from another type's."""
+    other = FIT_SETTINGS[kind].start_from
+    return fit(points, other).efficiency if other else None
+
+
+def leave_one_family_out(points: Points, kind: str, progress: Progress = lambda _: None) -> dict[str, AccuracyScore]:
+    """Each family predicted by a fit that has seen none of its rows."""
+    rows = [point for point in points if point.kind == kind]
+    start = starting_point(points, kind)
+    result = {}
+    for family in sorted({point.family for point in rows}):
+        out = [point for point in rows if point.family == family]
+        configs = {point.config for point in out}
+        progress(family)
+        one = fit([p for p in rows if p.family != family and p.config not in configs], kind, start)
+        result[family] = accuracy_score(out, predict(out, one))
+    return result
+
+
+def transfer(points: Points, source: str) -> dict[str, Any]:
+    """Fit on one source alone, test on all other sources of the same GPU type. Programs that the source does not show
+    have no factor."""
+    own = [point for point in points if point.source.startswith(source)]
+    if not own:
+        raise UserError(f"transfer from {source!r}", "names no source of these points", "give the beginning of a name")
+    result: dict[str, Any] = {}
+    for kind in sorted({point.kind for point in own}):
+        one = fit([point for point in own if not is_held_out(point.config)], kind)
+        others = [point for point in points if point.kind == kind and not point.source.startswith(source)]
+        if others:
+            predicted = predict(others, one)
+            result[kind] = score_by(others, predicted, lambda point: point.source)
+            result[f"{kind}, all"] = accuracy_score(others, predicted)
+    return result

@@ -1,0 +1,335 @@
+"""Laws of the step-time model: they hold for every layout, whatever the calibration."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakh.planner.calibration.fit import calibration_for
+from lakh.planner.catalogue import load_model
+from lakh.planner.execution_plan import FULL, NONE, ExecutionPlan
+from lakh.planner.memory import memory_use
+from lakh.planner.timing.collectives import Fabric, all_gather_s, all_reduce_s, all_to_all_s, dispatch_s
+from lakh.planner.timing.elementwise import elementwise_traffic
+from lakh.planner.timing.gemm import gemm_s
+from lakh.planner.timing.step_time import StepTime, step_time
+from lakh.spec.cluster import Cluster, load_cluster
+from lakh.spec.collective_cost import collective_cost
+from lakh.spec.model import Model, SlidingWindow
+
+MODELS = [load_model(name) for name in ("llama3-70b", "deepseek-v3", "gpt3-175b")]
+CLUSTER = load_cluster("llama3-24k-roce")
+EFFICIENCY = calibration_for("H100")[0].efficiency
+powers = st.sampled_from([1.0, 2.0, 4.0, 8.0])
+layouts = st.builds(
+    ExecutionPlan,
+    gpus=st.just(4096.0),
+    sequence=st.just(4096.0),
+    batch=st.just(8192.0),
+    micro_batch=st.sampled_from([1.0, 2.0]),
+    tp=powers,
+    pp=powers,
+    cp=powers,
+    ep=powers,
+    shard=st.sampled_from([1.0, 8.0, 64.0]),
+    recompute=st.sampled_from([0.0, 1.0, 2.0, 3.0]),
+    chunks=st.sampled_from([1.0, 2.0]),
+    overlap=st.sampled_from([0.0, 1.0]),
+    tensor_overlap=st.sampled_from([0.0, 1.0]),
+    eager=st.sampled_from([0.0, 1.0]),
+    native_attention=st.sampled_from([0.0, 1.0]),
+    flash=st.sampled_from([0.0, 1.0]),
+    zero=st.sampled_from([0.0, 1.0, 2.0]),
+    chunks_ahead=st.sampled_from([1.0, 2.0]),
+    sequence_parallel=st.sampled_from([0.0, 1.0]),
+    whole_experts=st.sampled_from([0.0, 1.0]),
+    node_dispatch=st.sampled_from([0.0, 1.0]),
+    expert_overlap=st.sampled_from([0.0, 1.0]),
+    cuda_graphs=st.sampled_from([0.0, 1.0, 2.0]),
+    adapters=st.sampled_from([0.0, 1.0]),
+    recompute_latent=st.sampled_from([0.0, 1.0]),
+    recompute_expert_activation=st.sampled_from([0.0, 1.0]),
+)
+
+
+def parts(layout: ExecutionPlan, cluster: Cluster = CLUSTER, model: int = 0) -> StepTime:
+    return step_time(MODELS[model], layout, cluster, EFFICIENCY)
+
+
+def seconds(layout: ExecutionPlan, cluster: Cluster = CLUSTER, model: int = 0) -> float:
+    return float(parts(layout, cluster, model).total_s)
+
+
+def at_half_speed(cluster: Cluster, part: str) -> Cluster:
+    node, *outside = cluster.tiers
+    if part == "node":
+        node = replace(node, bandwidth_GBps=node.bandwidth_GBps / 2)
+    elif part == "network":
+        outside = [replace(tier, bandwidth_GBps=tier.bandwidth_GBps / 2) for tier in outside]
+    else:
+        return replace(cluster, gpu=replace(cluster.gpu, **{part: getattr(cluster.gpu, part) / 2}))
+    return replace(cluster, tiers=(node, *outside))
+
+
+@given(
+    layout=layouts,
+    model=st.integers(0, 2),
+    part=st.sampled_from(["dense_bf16_TFLOPs", "memory_bandwidth_GBps", "node", "network"]),
+)
+def test_a_slower_part_never_speeds_a_step_up(layout: ExecutionPlan, model: int, part: str) -> None:
+    slower = at_half_speed(CLUSTER, part)
+    assert seconds(layout, model=model) <= seconds(layout, slower, model=model) * (1 + 1e-9)
+
+
+@given(layout=layouts, model=st.integers(0, 2))
+def test_every_part_of_a_step_is_there_and_none_is_negative(layout: ExecutionPlan, model: int) -> None:
+    step = step_time(MODELS[model], layout, CLUSTER, EFFICIENCY)
+    parts = [float(getattr(step, f.name)) for f in fields(step)]
+    assert min(parts) >= -1e-12
+    assert sum(parts) == pytest.approx(float(step.total_s))
+    assert np.isfinite(step.total_s)
+
+
+@given(layout=layouts)
+def test_an_array_of_layouts_is_many_single_ones(layout: ExecutionPlan) -> None:
+    other = replace(layout, tp=2.0, micro_batch=1.0)
+    both = replace(
+        layout, **{f.name: np.array([getattr(layout, f.name), getattr(other, f.name)]) for f in fields(layout)}
+    )
+    together = step_time(MODELS[0], both, CLUSTER, EFFICIENCY).total_s
+    assert together.tolist() == pytest.approx([seconds(layout), seconds(other)])
+
+
+def test_the_answer_changes_with_the_topology() -> None:
+    layout = ExecutionPlan(gpus=8192.0, sequence=8192.0, batch=8192.0, shard=8192.0)
+    roce, infiniband = (load_cluster(f"llama3-24k-{kind}") for kind in ("roce", "ib"))
+    assert seconds(layout, roce) > 1.02 * seconds(layout, infiniband)  # 1:7 between zones against full bisection
+    inside = replace(layout, gpus=2048.0, shard=2048.0, batch=2048.0)
+    assert seconds(inside, roce) == pytest.approx(seconds(inside, infiniband), rel=0.01)  # one zone: no difference
+
+
+def test_recomputation_costs_a_third_and_a_bubble_shrinks_with_chunks() -> None:
+    layout = ExecutionPlan(gpus=1024.0, sequence=4096.0, batch=2048.0, tp=8.0, pp=8.0)
+    assert (
+        1.15 < seconds(replace(layout, recompute=float(FULL))) / seconds(replace(layout, recompute=float(NONE))) < 1.45
+    )
+    plain, interleaved = (
+        float(step_time(MODELS[0], replace(layout, chunks=c), CLUSTER, EFFICIENCY).bubble_s) for c in (1.0, 5.0)
+    )
+    assert interleaved == pytest.approx(plain / 5, rel=0.1)  # a little more traffic between stages
+
+
+@pytest.mark.parametrize("part", ["recompute_latent", "recompute_expert_activation"])
+def test_repeating_a_part_of_a_layer_costs_less_than_repeating_all_of_it(part: str) -> None:
+    layout = ExecutionPlan(gpus=1024.0, sequence=4096.0, batch=2048.0, pp=8.0, ep=64.0)
+    plain, some, all_ = (seconds(replace(layout, **what), model=1) for what in ({}, {part: 1.0}, {"recompute": 2.0}))
+    assert plain < some < all_
+    assert seconds(replace(layout, **{part: 1.0}), model=0) == seconds(layout, model=0)  # a dense model has neither
+    assert seconds(replace(layout, recompute=2.0, **{part: 1.0}), model=1) == all_  # nothing is repeated twice
+
+
+def test_work_beside_the_products_is_counted() -> None:
+    layout = ExecutionPlan(gpus=64.0, sequence=4096.0, batch=512.0, ep=8.0)
+    plain = replace(MODELS[1], latent=None)
+    assert plain.experts is not None
+    for extra in ({"qk_norm": True}, {"experts": replace(plain.experts, bias=True)}):
+        more = step_time(replace(plain, **extra), layout, CLUSTER, EFFICIENCY)
+        assert more.elementwise_s > step_time(plain, layout, CLUSTER, EFFICIENCY).elementwise_s
+    fused, eager = (
+        float(elementwise_traffic(MODELS[0], replace(layout, eager=e), 1.0).forward_bytes) for e in (0.0, 1.0)
+    )
+    rotary = 4 * (64 + 8) * 128  # queries and keys of Llama 3 70B, read and written
+    assert eager == pytest.approx(3 * (fused - rotary))
+
+
+def test_products_that_do_not_fill_their_last_tile_pay_for_it() -> None:
+    def per_column(columns: float) -> float:
+        return float(gemm_s(65536.0, 8192.0, columns, CLUSTER.gpu, EFFICIENCY)) / columns
+
+    assert per_column(2880.0) == pytest.approx(per_column(3072.0) * 3072 / 2880, rel=0.01)
+    assert per_column(640.0) < per_column(1152.0)  # narrow products have narrower tiles to choose from
+
+
+def test_attention_kernels_of_the_gpu_count_where_sequences_are_long() -> None:
+    def gain(sequence: float) -> float:
+        layout = ExecutionPlan(gpus=64.0, sequence=sequence, batch=64.0, tp=8.0)
+        return seconds(replace(layout, native_attention=0.0)) / seconds(layout)
+
+    assert 1.0 < gain(2048.0) < gain(8192.0) < gain(65536.0) < 1.66
+    layout = ExecutionPlan(gpus=64.0, sequence=65536.0, batch=64.0, tp=8.0)
+    old_part = load_cluster("a100-pod")
+    assert seconds(replace(layout, native_attention=0.0), old_part) == seconds(layout, old_part)
+
+
+def test_small_heads_spend_more_of_attention_on_exponentials() -> None:
+    def score_s(head_dim: int) -> float:
+        model = replace(MODELS[0], heads=8192 // head_dim, kv_heads=1024 // head_dim)
+        far, near = (
+            float(step_time(model, ExecutionPlan(gpus=8.0, sequence=s, batch=8.0), CLUSTER, EFFICIENCY).compute_s / s)
+            for s in (65536.0, 32768.0)
+        )
+        return far - near  # what a longer sequence adds to each token: attention alone
+
+    assert score_s(64) / score_s(128) == pytest.approx(2 / (1 + 0.5), rel=0.02)  # (1 + 64/64) / (1 + 64/128)
+    assert score_s(256) < score_s(128)
+
+
+def test_less_memory_is_paid_for_in_traffic() -> None:
+    layout = ExecutionPlan(
+        gpus=1024.0, sequence=4096.0, batch=2048.0, tp=8.0, pp=8.0, chunks=5.0, zero=1.0, gradient_bytes=4.0
+    )
+    usual, lean, cut = (
+        step_time(MODELS[0], replace(layout, **change), CLUSTER, EFFICIENCY)
+        for change in ({}, {"chunks_ahead": 1.0}, {"zero": 2.0})
+    )
+    assert float(lean.pipeline_s) > float(usual.pipeline_s)
+    assert float(lean.bubble_s) == pytest.approx(float(usual.bubble_s))
+    assert float(cut.data_s) > float(usual.data_s)  # scattered once per round of micro-batches
+
+
+def fabric(cluster: Cluster = CLUSTER, **efficiency: float) -> Fabric:
+    return Fabric(cluster, replace(EFFICIENCY, **{"node": 1.0, "nic": 1.0, "collective_us": 0.0, **efficiency}))
+
+
+def fast_inside() -> Fabric:
+    """Only the NICs limit it."""
+    node, *outside = CLUSTER.tiers
+    return fabric(replace(CLUSTER, tiers=(replace(node, bandwidth_GBps=1e6), *outside)))
+
+
+def test_groups_that_share_a_node_share_its_nics() -> None:
+    net = fabric()
+    whole, alone = net.group(16.0, 1.0), net.group(2.0, 8.0)
+    assert (float(whole.in_node), float(alone.in_node)) == (8, 1)
+    size = 1e9
+    assert float(all_reduce_s(alone, size)) == pytest.approx(2 * float(all_gather_s(alone, size)))
+    assert float(all_gather_s(alone, size)) == pytest.approx(0.5 * size / 50e9, rel=0.01)
+    # Eight members in a node have eight NICs for the same buffer.
+    assert float(fast_inside().group(16.0, 1.0).gather_s_per_byte) * 8 == pytest.approx(float(alone.gather_s_per_byte))
+
+
+@pytest.mark.parametrize("size_bytes", [1e3, 1e6, 1e9])
+@pytest.mark.parametrize(("in_node", "nodes"), [(8, 1), (8, 4), (8, 128), (1, 16), (4, 2)])
+def test_collectives_are_priced_by_the_schedules_of_spec(in_node: int, nodes: int, size_bytes: float) -> None:
+    """Bytes are those of spec.collective_cost, which tests hold to c3's schedules: a ring inside the node, the outer
+    tier of a hierarchical schedule on the NICs, whichever is slower; a flat all-to-all; latency comes on top."""
+    net = fabric()
+    group = net.group(float(in_node * nodes), CLUSTER.node_size / in_node)
+    node_Bps, nic_Bps = (float(np.max(rate)) for rate in (group.node_Bps, group.nic_Bps))
+    tiers = (in_node, nodes)
+
+    def slower(operation: str) -> float:
+        ring = collective_cost(operation, "ring", size_bytes, tiers).bytes_sent
+        nic = collective_cost(operation, "hierarchical", size_bytes, tiers).tiers[1].bytes_sent
+        return max(ring / node_Bps if in_node > 1 else 0.0, nic / nic_Bps)
+
+    one_phase = float(all_gather_s(group, size_bytes)) - float(group.gather_latency_s)
+    assert one_phase == pytest.approx(slower("all_gather")) == pytest.approx(slower("reduce_scatter"))
+    assert float(all_reduce_s(group, size_bytes) - 2 * group.gather_latency_s) == pytest.approx(slower("all_reduce"))
+    inner, outer = (tier.bytes_sent for tier in collective_cost("all_to_all", "flat", size_bytes, tiers).tiers)
+    exchange = float(all_to_all_s(group, size_bytes)) - float(group.hop_s)
+    assert exchange == pytest.approx(max(inner / node_Bps, outer / (nic_Bps * 0.65)))
+
+
+def test_a_tree_between_nodes_has_the_hops_of_halving_and_doubling() -> None:
+    group = fabric().group(64.0, 1.0)
+    stages = collective_cost("all_gather", "halving_doubling", 1.0, (8, 8)).tiers[1].stages
+    assert float(all_gather_s(group, 0.0)) == pytest.approx(stages * float(group.hop_s))
+
+
+def test_a_token_that_goes_once_to_a_node_spares_the_nics() -> None:
+    two_nodes = fast_inside().group(16.0, 1.0)
+    token = 1e9
+    latency = float(two_nodes.hop_s)
+    plain = float(all_to_all_s(two_nodes, 8 * token)) - latency
+    once = float(dispatch_s(two_nodes, token, 8.0)) - latency
+    # Of eight copies four leave the node; one is enough unless all eight experts are in it (1 in 256).
+    assert plain / once == pytest.approx(4 / (1 - 1 / 256), rel=1e-3)
+
+
+def test_a_router_with_a_limit_of_nodes_sends_less() -> None:
+    eight_nodes = fast_inside().group(64.0, 1.0)
+    free, limited = (float(dispatch_s(eight_nodes, 1e9, 8.0, most)) for most in (0.0, 4.0))
+    assert limited < free
+    assert float(dispatch_s(eight_nodes, 1e9, 8.0, 8.0)) == pytest.approx(free)
+
+
+def test_whole_experts_keep_to_a_node_where_cut_ones_leave_it() -> None:
+    layout = ExecutionPlan(gpus=64.0, sequence=4096.0, batch=64.0, tp=2.0, ep=8.0, sequence_parallel=1.0)
+    cut, whole = (
+        float(step_time(MODELS[1], replace(layout, whole_experts=w), CLUSTER, EFFICIENCY).expert_s) for w in (0.0, 1.0)
+    )
+    assert whole < cut  # eight ranks in a row against eight that lie two apart, in two nodes
+
+
+def test_exchanges_behind_computation_cost_less() -> None:
+    layout = ExecutionPlan(gpus=64.0, sequence=4096.0, batch=128.0, ep=64.0)
+    open_, hidden = (
+        float(step_time(MODELS[1], replace(layout, expert_overlap=o), CLUSTER, EFFICIENCY).expert_s) for o in (0.0, 1.0)
+    )
+    assert 0 < hidden < open_
+    alone = replace(layout, batch=64.0, expert_overlap=1.0)  # one micro-batch has nothing to hide behind
+    assert float(step_time(MODELS[1], alone, CLUSTER, EFFICIENCY).expert_s) == pytest.approx(open_ / 2)
+    held = [float(memory_use(MODELS[1], replace(layout, expert_overlap=o)).activations_bytes) for o in (0.0, 1.0)]
+    assert held[1] == pytest.approx(2 * held[0])
+
+
+def test_a_group_of_one_costs_nothing() -> None:
+    alone = fabric(collective_us=10.0).group(1.0, 1.0)
+    assert float(all_reduce_s(alone, 1e9)) == float(dispatch_s(alone, 1e9, 8.0)) == 0.0
+
+
+@given(layout=layouts, model=st.integers(0, 2))
+def test_frozen_weights_and_recorded_graphs_never_cost_time_or_memory(layout: ExecutionPlan, model: int) -> None:
+    plain = replace(layout, adapters=0.0, cuda_graphs=0.0)
+    frozen, one, two = (
+        replace(plain, **change) for change in ({"adapters": 1.0}, {"cuda_graphs": 1.0}, {"cuda_graphs": 2.0})
+    )
+    assert seconds(frozen, model=model) < seconds(plain, model=model)
+    assert seconds(two, model=model) <= seconds(one, model=model) <= seconds(plain, model=model)
+    assert memory_use(MODELS[model], frozen).total_bytes < memory_use(MODELS[model], plain).total_bytes
+
+
+def test_gradients_of_experts_go_to_the_ranks_that_hold_the_same_ones() -> None:
+    """Eight experts' ranks fill a node: their copies lie in other nodes, one NIC each, and nobody else shares them."""
+    mixture = load_model("deepseek-v3")
+    base = ExecutionPlan(gpus=256.0, sequence=4096.0, batch=256.0, zero=1.0, pp=4.0, overlap=0.0)
+    few, many = (float(step_time(mixture, replace(base, ep=ep), CLUSTER, EFFICIENCY).data_s) for ep in (64.0, 8.0))
+    assert many > 4 * few  # eight times the experts per rank, and copies to agree with
+
+
+def test_a_window_leaves_out_scores_and_their_flops() -> None:
+    full = load_model("llama3-70b")
+    half = replace(full, sliding_window=SlidingWindow(tokens=128, share=0.5))
+    assert half.attended_tokens(8192) == 0.5 * 8192 + 0.5 * 256
+    assert half.attended_tokens(np.array([100.0, 8192.0])).tolist() == [100, 4224]
+    assert half.attended_tokens(100) == 100  # a sequence within the window is seen whole
+    assert seconds_of(half) < seconds_of(full)
+    assert float(half.flops_per_token(8192.0)) < float(full.flops_per_token(8192.0))
+
+
+def seconds_of(model: Model) -> float:
+    layout = ExecutionPlan(gpus=64.0, sequence=8192.0, batch=64.0, tp=8.0, zero=1.0)
+    return float(step_time(model, layout, CLUSTER, EFFICIENCY).total_s)
+
+
+def test_members_of_a_node_meet_one_after_another_unless_the_switch_reduces() -> None:
+    def launches(members: float, cluster: str) -> float:
+        group = fabric(load_cluster(cluster), collective_us=100.0).group(members, 1.0)
+        return float(all_gather_s(group, 0.0)) / 1e-4
+
+    assert [launches(n, "a100-pod") for n in (2.0, 4.0, 8.0)] == pytest.approx([2, 3, 4])
+    assert [launches(n, "h100-pod") for n in (2.0, 4.0, 8.0)] == pytest.approx([1, 1, 1])
+
+
+def test_the_last_stage_has_the_logits_and_one_neighbour_the_others_two() -> None:
+    """Whichever is slower sets the pace: logits as quick as a transfer are free."""
+    layout = ExecutionPlan(gpus=512.0, sequence=4096.0, batch=1024.0, tp=8.0, pp=8.0, overlap=0.0)
+    none, small = (step_time(replace(MODELS[0], vocab=v), layout, CLUSTER, EFFICIENCY) for v in (1, 64))
+    grown = float(small.compute_s + small.elementwise_s - none.compute_s - none.elementwise_s)
+    assert grown > 0
+    assert float(none.pipeline_s - small.pipeline_s) == pytest.approx(grown)
+    alone = replace(layout, pp=1.0)
+    assert float(step_time(MODELS[0], alone, CLUSTER, EFFICIENCY).pipeline_s) == 0

@@ -1,0 +1,44 @@
+"""What the trainer could not cut up, or would cut up wrong, is refused before anything is built, with the reason."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from lakh.errors import InfeasiblePlan
+from lakh.spec import Data, Mesh, Model, Run, Training
+from lakh.spec.parallel_check import check_parallelism
+
+MODEL = Model(layers=4, width=64, heads=8, kv_heads=4, ffn=96, vocab=128, context=64, tied=False)
+
+
+def run(*, tied: bool = False, sequence: int = 32, train: dict[str, Any] | None = None, **mesh: Any) -> Run:
+    return Run(
+        name="cut",
+        model=dataclasses.replace(MODEL, tied=tied),
+        mesh=Mesh(**mesh),
+        data=Data(sequence=sequence, batch=8, micro_batch=1),
+        train=Training(**(train or {})),
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "world", "words"),
+    [
+        (run(pp=2, pp_schedule="zero_bubble"), 4, "wrong gradients without an error"),
+        (run(pp=2, tied=True), 2, "model.tied makes them one matrix"),
+        (run(pp=4, pp_schedule="interleaved"), 4, "8 stages .* do not divide model.layers 4"),
+        (run(tp=4, cp=2, sequence=36), 8, "do not divide sequences of 18 tokens"),
+        (run(train={"compile": "model"}), 2, 'train.compile: 2 ranks .* set train.compile = "block"'),
+        (run(dp_replicate=2, train={"replica_codec": "int8"}), 2, "needs train.backend = c3"),
+        (run(pp=4, dp_replicate=4), 16, "needs at least 4"),
+    ],
+)
+def test_what_would_go_wrong_is_refused(refused: Run, world: int, words: str) -> None:
+    with pytest.raises(InfeasiblePlan, match=words):
+        check_parallelism(refused, world)
+
+
+def test_what_works_comes_back_with_all_its_axes() -> None:
+    assert check_parallelism(run(pp=2, tp=2), 8) == Mesh(dp_shard=2, pp=2, tp=2)
+    assert check_parallelism(run(train={"compile": "model"}), 1).ranks == 1
