@@ -82,7 +82,7 @@ def test_two_processes_answer_as_one_and_a_lost_one_is_an_error(model_dir: Path,
         assert engine.cache.keys_LKCD.shape[1] == 1  # one of two key heads
         for _ in range(2):  # the second time from cached prefixes: a copied block is copied in both processes
             assert engine.generate(PROMPTS, SAMPLINGS) == expected
-        with pytest.raises(UserError, match="several processes"):
+        with pytest.raises(UserError, match="tensor-parallel"):
             engine.stage()
         os.kill(team._children[0].pid, signal.SIGKILL)
         team._children[0].exit_reason(10)

@@ -158,23 +158,23 @@ def test_a_followed_run_is_served_from_its_newest_whole_checkpoint(tmp_path: Pat
     run_dir, heard = tmp_path / "run", []
     save(run_dir, 1, 1, tokenizer_json)
     engine = Engine.load(str(run_dir), precision="f32")
-    follower = CheckpointFollower(engine, str(run_dir), swapped=lambda folder, seconds: heard.append(folder))
+    follower = CheckpointFollower(engine, str(run_dir), on_swap=lambda folder, seconds: heard.append(folder))
     sampling, prompt = SamplingParams(max_tokens=10), [30 + i % 40 for i in range(50)]
     before = engine.generate([prompt], sampling)
-    assert not follower.look()
+    assert not follower.poll()
     half = run_dir / "checkpoints" / checkpoint.folder_name(2)
     half.mkdir()
     (half / "part").write_text("not yet")  # its manifest is missing
-    assert not follower.look()
+    assert not follower.poll()
     save(run_dir, 3, 2, tokenizer_json)
-    assert follower.look()
+    assert follower.poll()
     after = engine.generate([prompt], sampling)
     assert after == Engine.load(str(run_dir), precision="f32").generate([prompt], sampling) != before
     assert (engine.weights_version, len(heard)) == (1, 1)
     assert torch.equal(engine.network.embed, Engine.load(str(run_dir), precision="f32").network.embed)
     save(run_dir, 4, 2, tokenizer_json, Model(layers=1, width=64, heads=4, kv_heads=2, ffn=96, vocab=280, context=128))
     with pytest.raises(UserError, match="another shape"):
-        follower.look()
+        follower.poll()
     assert engine.generate([prompt], sampling) == after
 
 

@@ -233,6 +233,6 @@ def test_looked_up_and_drafted_guesses_are_weighed_against_each_other(
     )
     assert both.generate([prompt], sampling)[0] == plain
     assert both._proposer is not None
-    looked_up, drafted = both._proposer._all.looked_up, both._proposer._all.drafted
-    assert 0 < drafted.drafted <= 4, "the draft was tried, and left alone once it was known to be wrong"
-    assert looked_up.kept == looked_up.drafted > 20
+    looked_up, drafted = both._proposer._global.lookup, both._proposer._global.model
+    assert 0 < drafted.num_drafted <= 4, "the draft was tried, and left alone once it was known to be wrong"
+    assert looked_up.num_accepted == looked_up.num_drafted > 20

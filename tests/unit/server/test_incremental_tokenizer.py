@@ -69,7 +69,7 @@ def test_ids_are_those_of_the_whole_text(
     assert "".join(split_lines(text)) == text
     for typed in (text, text + more, more + text, text):
         assert lines.encode(typed) == tokenizer.encode(typed)
-    assert max(len(lines._young), len(lines._old)) <= 30 + 120
+    assert max(len(lines._new), len(lines._old)) <= 30 + 120
 
 
 def test_a_keystroke_reads_its_own_line(tokenizer: Tokenizer) -> None:
@@ -106,7 +106,7 @@ def test_what_is_kept_is_bounded_by_its_characters(tokenizer: Tokenizer) -> None
     lines = IncrementalTokenizer(tokenizer, max_cached_chars=10_000)
     for number in range(60):
         lines.encode("x" * 900 + f"{number}")
-    kept = sum(len(line) + LINE_COST_CHARS for part in (lines._young, lines._old) for _, line in part)
+    kept = sum(len(line) + LINE_COST_CHARS for part in (lines._new, lines._old) for _, line in part)
     assert 10_000 <= kept <= 2 * 11_000
 
 
@@ -114,7 +114,7 @@ def test_a_very_long_line_is_not_kept(tokenizer: Tokenizer) -> None:
     lines = IncrementalTokenizer(tokenizer)
     text = "x" * (MAX_LINE_CHARS + 1)
     assert lines.encode(text) == tokenizer.encode(text)
-    assert not lines._young
+    assert not lines._new
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}

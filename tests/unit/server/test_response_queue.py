@@ -62,7 +62,7 @@ def test_a_slow_reader_gets_fewer_larger_pieces_and_the_end() -> None:
         ):
             mailbox.put(item)
         found = [item async for item in mailbox.read()]
-        assert mailbox.is_done
+        assert mailbox.is_finished
         return found
 
     assert asyncio.run(story()) == [CompletionDelta(0, "abc", "stop"), Usage(3, 3)]
@@ -81,6 +81,6 @@ def test_silence_is_a_503_and_an_error_is_raised_as_it_is() -> None:
         mailbox.put(RuntimeError("broken"))
         with pytest.raises(RuntimeError, match="broken"):
             await read(mailbox)
-        assert mailbox.is_done
+        assert mailbox.is_finished
 
     asyncio.run(story())

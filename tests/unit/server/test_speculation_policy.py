@@ -54,18 +54,18 @@ def test_the_cost_of_a_step_is_that_of_an_undisturbed_one() -> None:
 def test_acceptance_counts_only_guesses_that_had_a_chance() -> None:
     record = AcceptanceRate()
     for _ in range(200):
-        record.add(drafted=4, kept=1)  # one right, one wrong, two never looked at
+        record.add(num_drafted=4, num_accepted=1)  # one right, one wrong, two never looked at
     assert record.acceptance == pytest.approx(0.5, abs=0.1)
-    assert (record.drafted, record.kept) == (800, 200)
+    assert (record.num_drafted, record.num_accepted) == (800, 200)
     assert expected_tokens(0.5, 2) == pytest.approx(1.75)
 
 
 def test_rows_that_draw_go_first_and_prompts_share_the_rest() -> None:
-    assert split_token_budget([1, 1, 50], 10).counters == [1, 1, 8]
-    assert split_token_budget([50, 50], 10).counters == [10, 0]
-    assert split_token_budget([1] * 20, 10).counters == [1] * 20  # a row that draws never waits
-    assert split_token_budget([5], 0).counters == [1]  # and something always moves
-    assert "1 rows draw" in split_token_budget([1, 50], 10).reason
+    assert split_token_budget([1, 1, 50], 10).counts == [1, 1, 8]
+    assert split_token_budget([50, 50], 10).counts == [10, 0]
+    assert split_token_budget([1] * 20, 10).counts == [1] * 20  # a row that draws never waits
+    assert split_token_budget([5], 0).counts == [1]  # and something always moves
+    assert "1 decode" in split_token_budget([1, 50], 10).reason
 
 
 def test_few_steps_are_ahead_where_a_newcomer_would_wait_and_few_share_the_work() -> None:

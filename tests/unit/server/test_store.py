@@ -67,8 +67,8 @@ def test_redis_keeps_and_counts_for_all_who_share_it(redis_server: Any) -> None:
         await written(one)
         assert await other.get("a") == b"\xff\x00"
         assert await other.get("b") is None
-        assert await one.add("n", 2, ttl_s=60) == 2
-        assert await other.add("n", 3, ttl_s=60) == 5
+        assert await one.increment("n", 2, ttl_s=60) == 2
+        assert await other.increment("n", 3, ttl_s=60) == 5
         one.put("gone", b"1", ttl_s=0.001)
         await written(one)
         await asyncio.sleep(0.05)
