@@ -12,8 +12,8 @@ from lakh.server.stopping import STOP_RULES
 __all__ = [
     "CODE_FIELDS",
     "ENVELOPE",
-    "FINISH_REASON",
     "EXTENSION_FIELDS",
+    "FINISH_REASON",
     "PROMPT_FIELDS",
     "SAMPLING_FIELDS",
     "USAGE",

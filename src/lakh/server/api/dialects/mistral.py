@@ -8,8 +8,8 @@ from typing import Any
 from lakh.server.api.dialects.dialect import Dialect, DialectResponse
 from lakh.server.api.schema import (
     ENVELOPE,
-    FINISH_REASON,
     EXTENSION_FIELDS,
+    FINISH_REASON,
     PROMPT_FIELDS,
     SAMPLING_FIELDS,
     USAGE,
