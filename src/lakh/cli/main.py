@@ -33,7 +33,7 @@ COMMANDS = {
     "serve": ("lakh.cli.serve:serve", "Serve completions over HTTP."),
     "gateway": ("lakh.cli.gateway:gateway", "Put several engines behind one address."),
     "plan": ("lakh.cli.plan:plan", "What a run costs, how fast it goes and whether it fits, before money is spent."),
-    "loadgen": ("lakh.cli.loadgen:loadgen", "Load a completion service as developers who type do, and measure it."),
+    "loadgen": ("lakh.cli.loadgen:loadgen", "Send a completion service the load of typing users, and measure it."),
     "bench": ("lakh.cli.bench:bench", "Compare the speed of lakh with its peers, in the same run."),
     "dashboard": ("lakh.cli.dashboard:dashboard", "Show the progress of runs, live, in a browser."),
     "config": ("lakh.cli.config:config", "Show, compare and check the settings of runs."),
