@@ -95,7 +95,7 @@ class ExecutionPlan:
     node_dispatch: Array = 1.0
     """1 sends a token once to each node that needs it and copies it inside; 0 sends it once per expert."""
     cuda_graphs: Array = 0.0
-    """Index into CUDA_GRAPHS: none, each layer's attention and router, the whole step."""
+    """Index into CUDA_GRAPHS: none, each layer's attention and router, or the full step."""
     adapters: Array = 0.0
     """1 trains low-rank adapters beside frozen weights: no gradients, states or traffic of the weights themselves."""
     low_precision: Array = 0.0

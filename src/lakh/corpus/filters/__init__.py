@@ -2,7 +2,7 @@
 
 A filter is one file here with one function that takes its settings and returns a `document.Filter` (record batch to
 record batch). Add it to one of the lists below: cheap filters run before deduplication, on every document; expensive
-ones after it, on the documents that are left. docs/guides/add-a-corpus-filter.md shows a complete example.
+ones after it, on the documents that are left. docs/how-to/add-a-corpus-filter.md shows a complete example.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def gradient_sync_s(mb: MicroBatch, weights: StageWeights, layer_s: Array) -> Ar
     with the backward pass of the last micro-batch (ZeRO: and the forward pass of the first). ZeRO-2 scatters a chunk's
     gradients after each round of micro-batches, or after each micro-batch without a pipeline. With sharding: FSDP's
     traffic per layer, and an all-reduce between replicas. A pipeline keeps the gathered weights of its stage for the
-    whole step; without one each micro-batch gathers again.
+    full step; without one each micro-batch gathers again.
     """
     plan, eff, layers, count = mb.plan, mb.efficiency, mb.stage_layers, mb.count
     is_sharded, is_pipelined = np.asarray(plan.shard) > 1, np.asarray(plan.pp) > 1

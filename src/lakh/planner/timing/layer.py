@@ -229,7 +229,7 @@ def _host_wait_s(mb: MicroBatch, passes: Array, busy_s: Array) -> Array:
     """Time that the GPU waits for kernel launches: none while it is busy, all of it when kernels are tiny.
 
     A graph of the attention and router kernels is one launch; the experts' sizes are known only to the host, unless the
-    whole step is one graph. Narrow types double an expert's kernels.
+    full step is one graph. Narrow types double an expert's kernels.
     """
     plan, share = mb.plan, mb.mixture_share
     graphs = np.asarray(plan.cuda_graphs)

@@ -12,8 +12,8 @@ from lakh.server.stopping import STOP_RULES
 __all__ = [
     "CODE_FIELDS",
     "ENVELOPE",
+    "EXTENSION_FIELDS",
     "FINISH_REASON",
-    "LAKH_FIELDS",
     "PROMPT_FIELDS",
     "SAMPLING_FIELDS",
     "USAGE",
@@ -70,7 +70,7 @@ CODE_FIELDS = {
     "supersede": nullable(string()),
     "user": nullable(string()),
 }
-LAKH_FIELDS = {
+EXTENSION_FIELDS = {
     **CODE_FIELDS,
     "timeout_ms": nullable({"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_MS}),
     "cache_salt": nullable(string(maxLength=MAX_SALT_CHARS)),

@@ -1,7 +1,7 @@
 """API dialects: the forms in which different clients request a completion.
 
 A dialect translates a request body into OpenAI's fields and a completion, or a delta of one, into its own form. Each is
-one short file of pure functions; docs/guides/add-an-api-dialect.md shows how to add one.
+one short file of pure functions; docs/how-to/add-an-api-dialect.md shows how to add one.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import Any
 from lakh.server.api.dialects.dialect import Dialect, DialectResponse
 from lakh.server.api.schema import (
     ENVELOPE,
+    EXTENSION_FIELDS,
     FINISH_REASON,
-    LAKH_FIELDS,
     PROMPT_FIELDS,
     SAMPLING_FIELDS,
     USAGE,
@@ -59,7 +59,8 @@ MISTRAL = Dialect(
     to_openai=_to_openai,
     render=_render,
     request_schema=object_of(
-        {**PROMPT_FIELDS, "random_seed": integer(0, MAX_SEED), **SAMPLING_FIELDS, **LAKH_FIELDS}, required=["prompt"]
+        {**PROMPT_FIELDS, "random_seed": integer(0, MAX_SEED), **SAMPLING_FIELDS, **EXTENSION_FIELDS},
+        required=["prompt"],
     ),
     response_schema=object_of(
         {"choices": {"type": "array", "items": _MESSAGE}, "usage": USAGE}, required=[*ENVELOPE, "choices", "usage"]

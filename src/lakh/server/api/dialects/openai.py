@@ -7,8 +7,8 @@ from typing import Any
 from lakh.server.api.dialects.dialect import Dialect, DialectResponse
 from lakh.server.api.schema import (
     ENVELOPE,
+    EXTENSION_FIELDS,
     FINISH_REASON,
-    LAKH_FIELDS,
     PROMPT_FIELDS,
     SAMPLING_FIELDS,
     USAGE,
@@ -56,7 +56,7 @@ OPENAI = Dialect(
             "stream_options": nullable({"type": "object"}),
             "return_token_ids": nullable({"type": "boolean"}),
             **SAMPLING_FIELDS,
-            **LAKH_FIELDS,
+            **EXTENSION_FIELDS,
         },
         required=["prompt"],
     ),
