@@ -1,4 +1,4 @@
-"""What several rooms' tests need: the command in this process, a disk that fills up, and a pretrained model."""
+"""Fixtures of several packages: the command line in this process, a disk that fills up, and a pretrained model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def last_line() -> Callable[[str], dict[str, Any]]:
 
 @pytest.fixture
 def fill_disk_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Call it with a number: after so many writes to data files there is no space left."""
+    """Call it with a number: after that many writes to data files the disk is full."""
 
     def fill(writes: int) -> None:
         left, real = [writes], storage.HashingFile.write
