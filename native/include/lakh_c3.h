@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define LAKH_C3_ABI 5
+#define LAKH_C3_ABI 6
 #define LAKH_C3_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -104,12 +104,14 @@ LAKH_C3_EXPORT size_t lakh_c3_cpu_features(char *text, size_t size);
  * namespace, through which they open each other's memory. Same result convention as above. */
 LAKH_C3_EXPORT size_t lakh_c3_host_identity(char *text, size_t size);
 
-/* Opens this process's listening socket on `address` ("" is all interfaces; only the first call has an effect) and
- * returns its port, or 0 on failure. */
+/* Opens this process's listening socket on `address` ("" is all interfaces; repeated calls share it) and returns its port,
+ * or 0 on failure. */
 LAKH_C3_EXPORT int32_t lakh_c3_listen(const char *address);
 
-/* First step of joining: creates this rank's shared memory. `memory` receives the descriptor that peers open. */
-LAKH_C3_EXPORT lakh_c3_group *lakh_c3_open(const uint8_t uuid[16], int32_t rank, int32_t size, int32_t *memory);
+/* First step of joining: creates this rank's shared memory. `memory` receives the descriptor that peers open. The uuid names
+ * the group and is sent in clear; the secret, the same for all ranks, authenticates connections and is never sent. */
+LAKH_C3_EXPORT lakh_c3_group *lakh_c3_open(const uint8_t uuid[16], const uint8_t secret[32], int32_t rank, int32_t size,
+                                           int32_t *memory);
 
 /* Second step: attaches to the peers. host[r] is the number of rank r's host; pid, memory and address ("ip:port") are the
  * values that rank r published. After a failure the group can only be closed. */

@@ -59,11 +59,13 @@ int32_t lakh_c3_listen(const char *address) {
   return port;
 }
 
-lakh_c3_group *lakh_c3_open(const uint8_t uuid[16], int32_t rank, int32_t size, int32_t *memory) {
+lakh_c3_group *lakh_c3_open(const uint8_t uuid[16], const uint8_t secret[32], int32_t rank, int32_t size, int32_t *memory) {
   lakh_c3_group *group = nullptr;
   const int32_t code = guarded([&] {
     if (size < 1 || rank < 0 || rank >= size) return lakh::fail(LAKH_C3_INVALID, "rank is not below size");
-    group = new lakh_c3_group(uuid, rank, size);
+    lakh::Secret key;
+    std::memcpy(key.data(), secret, key.size());
+    group = new lakh_c3_group(uuid, key, rank, size);
     const lakh::Status status = group->open(uuid);
     *memory = group->host.memory();
     return status;

@@ -10,8 +10,8 @@
 using lakh::fail;
 using lakh::Status;
 
-lakh_c3_group::lakh_c3_group(const uint8_t uuid[16], int32_t rank_, int32_t size_)
-    : host(&group_state, rank_), links(&group_state, uuid, rank_, size_), messages(&group_state, &links, &timeout_ms), rank(rank_), size(size_),
+lakh_c3_group::lakh_c3_group(const uint8_t uuid[16], const lakh::Secret &secret, int32_t rank_, int32_t size_)
+    : host(&group_state, rank_), links(&group_state, uuid, secret, rank_, size_), messages(&group_state, &links, &timeout_ms), rank(rank_), size(size_),
       exchange_(&group_state, &links, &sent, &received, &host.waited_us) {
   host.waited_us = std::vector<std::atomic<uint64_t>>(static_cast<size_t>(size_));
   group_state.on_end = [this](const Status &why, int32_t dead) {

@@ -19,7 +19,7 @@
 
 struct lakh_c3_group {
  public:
-  lakh_c3_group(const uint8_t uuid[16], int32_t rank, int32_t size);
+  lakh_c3_group(const uint8_t uuid[16], const lakh::Secret &secret, int32_t rank, int32_t size);
   ~lakh_c3_group();
 
   lakh::Status open(const uint8_t uuid[16]) { return host.open(uuid); }

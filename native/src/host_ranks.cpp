@@ -8,14 +8,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #ifndef PR_SET_PTRACER
 #define PR_SET_PTRACER 0x59616d61
-#define PR_SET_PTRACER_ANY ((unsigned long)-1)
 #endif
 
 namespace lakh {
@@ -58,6 +59,25 @@ void drop_user(char *base) {
   if (found == shared().segments.end() || --found->second.second > 0) return;
   release(&found->second.first);
   shared().segments.erase(found);
+}
+
+int32_t parent_of(int32_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  if (!std::getline(file, text)) return 0;
+  const size_t name_end = text.rfind(')');  // the name may contain spaces
+  int parent = 0;
+  return name_end != std::string::npos && std::sscanf(text.c_str() + name_end + 1, " %*c %d", &parent) == 1 ? parent : 0;
+}
+
+// Where Yama restricts process_vm_readv, allows it to the common parent of the ranks, the launcher, and its descendants.
+// Ranks without a common parent copy through the slots there.
+void allow_reads(const std::vector<int32_t> &pids) {
+  const int32_t parent = ::getppid();
+  for (const int32_t pid : pids) {
+    if (pid != ::getpid() && parent_of(pid) != parent) return;
+  }
+  if (parent > 1) ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(parent), 0, 0, 0);  // fails without Yama, without effect
 }
 
 }  // namespace
@@ -129,9 +149,7 @@ Status HostRanks::attach(const std::vector<int32_t> &ranks, const std::vector<in
       release(&peer.mapping);
     }
   }
-#if defined(__linux__)
-  ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);  // required by Yama; fails elsewhere, without effect
-#endif
+  allow_reads(pids);
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   const int cores = ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;

@@ -20,6 +20,14 @@ namespace {
 
 constexpr int64_t kProbeEveryNs = 500000000;
 constexpr int kProbeMs = 1500;
+constexpr int kTickMs = 50;
+
+// A peer's text, at most the size of its field and in printable ASCII.
+std::string readable(const char (&text)[308]) {
+  std::string out(text, ::strnlen(text, sizeof text));
+  for (char &c : out) c = c >= ' ' && c <= '~' ? c : '?';
+  return out;
+}
 
 bool parse(const std::string &address, sockaddr_storage *out, socklen_t *length) {
   const size_t colon = address.rfind(':');
@@ -35,7 +43,8 @@ bool parse(const std::string &address, sockaddr_storage *out, socklen_t *length)
 
 }  // namespace
 
-Links::Links(GroupState *group_state, const uint8_t uuid[16], int32_t rank, int32_t size) : group_state_(group_state), rank_(rank), size_(size) {
+Links::Links(GroupState *group_state, const uint8_t uuid[16], const Secret &secret, int32_t rank, int32_t size)
+    : group_state_(group_state), secret_(secret), rank_(rank), size_(size) {
   std::memcpy(uuid_, uuid, 16);
 }
 
@@ -83,7 +92,12 @@ Status Links::lane(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
     if (peers_[peer].left) return fail(LAKH_C3_LEFT, "rank " + std::to_string(peer) + " has left the group");
   }
   if (rank_ < peer) {
-    const std::lock_guard<std::recursive_mutex> one_at_a_time(dialling_);
+    Peer *state;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      state = &peers_[peer];  // stays in place
+    }
+    const std::lock_guard<std::recursive_mutex> one_at_a_time(state->dialling);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       const auto found = peers_[peer].fds.find(lane);
@@ -127,43 +141,103 @@ Status Links::lane(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
   }
 }
 
-Status Links::dial(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
-  const std::string name = "rank " + std::to_string(peer) + " at " + addresses_[static_cast<size_t>(peer)];
+// Reads exactly `bytes`. Returns 0 or an errno: EPIPE if the peer closed the connection, ECANCELED if the group ended.
+int Links::receive(int fd, void *data, size_t bytes, int64_t deadline_ns) const {
+  char *at = static_cast<char *>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::recv(fd, at, bytes, MSG_DONTWAIT);
+    if (n == 0) return EPIPE;
+    if (n > 0) {
+      at += n;
+      bytes -= static_cast<size_t>(n);
+      continue;
+    }
+    if (errno != EAGAIN && errno != EINTR) return errno;
+    if (group_state_->ended()) return ECANCELED;
+    if (now_ns() > deadline_ns) return EAGAIN;
+    pollfd ready = {fd, POLLIN, 0};
+    ::poll(&ready, 1, kTickMs);
+  }
+  return 0;
+}
+
+// The dialler's side of handshake.h. Returns 0 or an errno; EACCES if the two ends have different secrets.
+int Links::shake_hands(int fd, int32_t peer, int lane, int64_t deadline_ns) {
+  Challenge challenge;
+  int error = receive(fd, &challenge, sizeof challenge, deadline_ns);
+  if (error != 0) return error;
+  if (challenge.magic != kHelloMagic) return EPROTO;
+  Hello hello{kHelloMagic, lane, rank_, peer, {}, random_nonce(), {}};
+  std::memcpy(hello.uuid, uuid_, 16);
+  hello.proof = dialler_proof(secret_, challenge, hello);
+  if (::send(fd, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) return errno;
+  Welcome welcome;
+  error = receive(fd, &welcome, sizeof welcome, deadline_ns);
+  if (error != 0) return error;
+  if (welcome.magic == kWelcomeMagic && equal_digests(welcome.proof, listener_proof(secret_, challenge, hello))) return 0;
+  return welcome.magic == kWelcomeMagic || welcome.magic == kDeniedMagic ? EACCES : EPROTO;
+}
+
+// Connects to a peer and completes the handshake. Returns 0 or an errno.
+int Links::connect(int32_t peer, int lane, int64_t connect_by_ns, int64_t welcome_by_ns, int *fd) {
   sockaddr_storage address{};
   socklen_t length = 0;
-  if (!parse(addresses_[static_cast<size_t>(peer)], &address, &length)) {
-    return fail(LAKH_C3_SYSTEM, name + ": not an address");
+  if (!parse(addresses_[static_cast<size_t>(peer)], &address, &length)) return EADDRNOTAVAIL;
+  const int s = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (s < 0) return errno;
+  endpoint::set_options(s, lane);
+  int error = ::connect(s, reinterpret_cast<sockaddr *>(&address), length) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd ready = {s, POLLOUT, 0};
+    const int64_t left_ms = std::min<int64_t>(kProbeMs, (connect_by_ns - now_ns()) / 1000000);
+    error = ETIMEDOUT;
+    if (::poll(&ready, 1, static_cast<int>(std::max<int64_t>(1, left_ms))) == 1) {
+      socklen_t size = sizeof error;
+      ::getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &size);
+    }
   }
+  if (error == 0) {
+    error = shake_hands(s, peer, lane, welcome_by_ns);
+    if (error == ECONNRESET) error = EPIPE;  // after the connection was made, both say that the peer closed it
+  }
+  if (error == 0) {
+    *fd = s;
+  } else {
+    ::close(s);
+  }
+  return error;
+}
+
+Status Links::another_secret(int32_t peer) const {
+  return fail(LAKH_C3_INVALID, "rank " + std::to_string(peer) + " at " + addresses_[static_cast<size_t>(peer)] +
+                                   " has another secret: all ranks need the same store and LAKH_C3_SECRET_FILE");
+}
+
+Status Links::dial(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
+  const std::string name = "rank " + std::to_string(peer) + " at " + addresses_[static_cast<size_t>(peer)];
   int refusals = 0;
   while (true) {
     if (group_state_->ended()) return group_state_->status();
-    const int s = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (s < 0) return fail(LAKH_C3_SYSTEM, std::string("socket: ") + std::strerror(errno));
-    endpoint::set_options(s, lane);
-    int error = ::connect(s, reinterpret_cast<sockaddr *>(&address), length) == 0 ? 0 : errno;
-    if (error == EINPROGRESS) {
-      pollfd ready = {s, POLLOUT, 0};
-      const int64_t left_ms = std::min<int64_t>(kProbeMs, (deadline_ns - now_ns()) / 1000000);
-      error = ETIMEDOUT;
-      if (::poll(&ready, 1, static_cast<int>(std::max<int64_t>(1, left_ms))) == 1) {
-        socklen_t size = sizeof error;
-        ::getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &size);
-      }
-    }
-    if (error == 0) {
-      Hello hello{kHelloMagic, lane, rank_, peer, {}};
-      std::memcpy(hello.uuid, uuid_, 16);
-      if (::send(s, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello) {
-        *fd = s;
-        return {};
-      }
-      error = errno;
-    }
-    ::close(s);
-    // Its listener was open before it published its address: a refusal means a death, silence a cut link.
-    if (error == ECONNREFUSED && ++refusals >= 3) return fail(LAKH_C3_DIED, name + " refuses connections: its process died");
-    if (error != ECONNREFUSED && error != EAGAIN && error != EINTR) {
-      return fail(LAKH_C3_UNREACHABLE, name + " cannot be reached: " + std::strerror(error));
+    const int error = connect(peer, lane, deadline_ns, deadline_ns, fd);
+    if (error == 0) return {};
+    switch (error) {
+      case ECONNREFUSED:  // its listener was open before it published its address
+        if (++refusals >= 3) return fail(LAKH_C3_DIED, name + " refuses connections: its process died");
+        break;
+      case EACCES:
+        return another_secret(peer);
+      case EADDRNOTAVAIL:
+        return fail(LAKH_C3_SYSTEM, name + ": not an address");
+      case EMFILE:
+      case ENFILE:
+        return fail(LAKH_C3_SYSTEM, std::string("socket: ") + std::strerror(error));
+      case EPIPE:  // it closed the connection: it died, or dropped this one among too many
+      case ECANCELED:
+      case EAGAIN:
+      case EINTR:
+        break;
+      default:
+        return fail(LAKH_C3_UNREACHABLE, name + " cannot be reached: " + std::strerror(error));
     }
     if (now_ns() > deadline_ns) return fail(LAKH_C3_TIMEOUT, "timed out connecting to " + name);
     ::usleep(50000);
@@ -173,37 +247,31 @@ Status Links::dial(int32_t peer, int lane, int64_t deadline_ns, int *fd) {
 // This rank waits for a lower rank to connect. Checks that it is alive and that its group has not ended, which may happen
 // before it has connected. No answer is not an error: it may be stopped.
 Status Links::probe(int32_t peer) {
-  sockaddr_storage address{};
-  socklen_t length = 0;
-  if (!parse(addresses_[static_cast<size_t>(peer)], &address, &length)) return {};
-  const int s = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (s < 0) return {};
-  int error = ::connect(s, reinterpret_cast<sockaddr *>(&address), length) == 0 ? 0 : errno;
-  if (error == EINPROGRESS) {
-    pollfd ready = {s, POLLOUT, 0};
-    error = ETIMEDOUT;
-    if (::poll(&ready, 1, kProbeMs) == 1) {
-      socklen_t size = sizeof error;
-      ::getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &size);
-    }
-  }
+  const int64_t deadline_ns = now_ns() + kProbeMs * 1000000LL;
   ControlMessage message{};
+  int fd;
+  const int error = connect(peer, kStatusQuery, deadline_ns, deadline_ns, &fd);
   if (error == 0) {
-    Hello hello{kHelloMagic, kStatusQuery, rank_, peer, {}};
-    std::memcpy(hello.uuid, uuid_, 16);
-    pollfd answered = {s, POLLIN, 0};
-    const bool heard = ::send(s, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello && ::poll(&answered, 1, kProbeMs) == 1 &&
-                       ::recv(s, &message, sizeof message, MSG_WAITALL) == sizeof message;
-    if (!heard) message.kind = 0;
+    if (receive(fd, &message, sizeof message, deadline_ns) != 0) message.kind = 0;
+    ::close(fd);
+    if (message.kind == 2 && is_valid(message)) return group_state_->end(fail(message.code, readable(message.text)), message.dead);
+    return {};
   }
-  ::close(s);
-  message.text[sizeof message.text - 1] = '\0';
-  if (message.kind == 2) return group_state_->end(fail(message.code, message.text), message.dead);
-  if (error == 0) return {};
-  const std::string name = "rank " + std::to_string(peer) + " at " + addresses_[static_cast<size_t>(peer)];
+  if (error == EACCES) return group_state_->end(another_secret(peer), -1);
   const bool died = error == ECONNREFUSED;
+  if (!died && error != ETIMEDOUT && error != EHOSTUNREACH && error != ENETUNREACH) return {};
+  const std::string name = "rank " + std::to_string(peer) + " at " + addresses_[static_cast<size_t>(peer)];
   const std::string how = died ? " refuses connections: its process died" : std::string(" cannot be reached: ") + std::strerror(error);
   return group_state_->end(fail(died ? LAKH_C3_DIED : LAKH_C3_UNREACHABLE, name + how), peer);
+}
+
+bool Links::may_dial(int32_t peer, int lane) const {
+  return peer >= 0 && peer < rank_ && lane >= kControl && lane < kFirstStream + kMaxStreams;
+}
+
+bool Links::is_valid(const ControlMessage &message) const {
+  if (message.kind != 2) return message.kind <= 1;
+  return message.code > LAKH_C3_OK && message.code <= LAKH_C3_LEFT && message.dead >= -1 && message.dead < size_;
 }
 
 void Links::on_connected(int32_t peer, int lane, int fd) {
@@ -228,7 +296,7 @@ void Links::on_connected(int32_t peer, int lane, int fd) {
 }
 
 Status Links::set_wire(int32_t peer, const Wire &wire) {
-  const bool fits = wire.streams >= 1 && wire.streams <= 64 && wire.chunk_bytes >= 64 && wire.chunk_bytes % 64 == 0 &&
+  const bool fits = wire.streams >= 1 && wire.streams <= kMaxStreams && wire.chunk_bytes >= 64 && wire.chunk_bytes % 64 == 0 &&
                     wire.in_flight_bytes >= 4096 && wire.in_flight_bytes <= INT32_MAX;
   if (!fits || peer < 0 || peer >= size_) {
     return fail(LAKH_C3_INVALID, "wire to rank " + std::to_string(peer) + ": 1 to 64 streams, chunks of whole 64 bytes, at least 4 KB in flight");
@@ -272,6 +340,7 @@ void Links::control_readable(int32_t peer, int fd) {
     return;
   }
   std::vector<ControlMessage> messages;
+  bool valid = true;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::string &inbox = peers_[peer].inbox;
@@ -280,14 +349,16 @@ void Links::control_readable(int32_t peer, int fd) {
       ControlMessage message;
       std::memcpy(&message, inbox.data(), sizeof message);
       inbox.erase(0, sizeof message);
+      valid = valid && is_valid(message);
+      if (!valid) break;
       messages.push_back(message);
       if (message.kind == 1) peers_[peer].left = true;
     }
   }
-  for (ControlMessage &message : messages) {
-    message.text[sizeof message.text - 1] = '\0';
-    if (message.kind == 2) group_state_->end(fail(message.code, message.text), message.dead);
+  for (const ControlMessage &message : messages) {
+    if (message.kind == 2) group_state_->end(fail(message.code, readable(message.text)), message.dead);
   }
+  if (!valid) on_peer_lost(peer, LAKH_C3_DISCONNECTED, "sends data that is not c3");
   changed_.notify_all();
 }
 

@@ -19,10 +19,11 @@
 #include <vector>
 
 #include "group_state.h"
+#include "handshake.h"
 
 namespace lakh {
 
-constexpr int kControl = 0, kMessages = 1, kFirstStream = 2;
+constexpr int kControl = 0, kMessages = 1, kFirstStream = 2, kMaxStreams = 64;
 
 struct ControlMessage {  // on the control lane
   uint32_t kind;  // 0 heartbeat, 1 goodbye, 2 the group has ended
@@ -47,7 +48,7 @@ struct Shaper {  // a path of emulated links; see lakh_c3_shape
 
 class Links {
  public:
-  Links(GroupState *group_state, const uint8_t uuid[16], int32_t rank, int32_t size);
+  Links(GroupState *group_state, const uint8_t uuid[16], const Secret &secret, int32_t rank, int32_t size);
   ~Links();
 
   void join(std::vector<std::string> addresses, int32_t streams);
@@ -73,6 +74,8 @@ class Links {
   void send_heartbeats();  // a word to every peer
   std::vector<std::pair<int32_t, int>> controls();
   const uint8_t *uuid() const { return uuid_; }
+  const Secret &secret() const { return secret_; }
+  bool may_dial(int32_t peer, int lane) const;  // whether `peer` is a rank that dials this one on such a lane
   ControlMessage failure_message() const;  // the state of the group, for peers that ask
 
  private:
@@ -80,20 +83,26 @@ class Links {
     std::map<int, int> fds;
     bool left = false;
     std::string inbox;
+    std::recursive_mutex dialling;  // one thread dials a peer at a time
   };
   Status dial(int32_t peer, int lane, int64_t deadline_ns, int *fd);
+  int connect(int32_t peer, int lane, int64_t connect_by_ns, int64_t welcome_by_ns, int *fd);
+  int shake_hands(int fd, int32_t peer, int lane, int64_t deadline_ns);
+  int receive(int fd, void *data, size_t bytes, int64_t deadline_ns) const;
   Status probe(int32_t peer);
+  Status another_secret(int32_t peer) const;
+  bool is_valid(const ControlMessage &message) const;
   void on_socket_error(int32_t peer, int error);
   void on_peer_lost(int32_t peer, int32_t code, const std::string &how);
 
   GroupState *group_state_;
   uint8_t uuid_[16];
+  Secret secret_;
   int32_t rank_, size_;
   Wire wire_;                        // to most peers
   std::map<int32_t, Wire> wires_;    // to those of other tiers
   std::vector<std::string> addresses_;
   mutable std::mutex mutex_;
-  std::recursive_mutex dialling_;
   std::condition_variable changed_;
   std::map<int32_t, Peer> peers_;
   std::map<int32_t, Shaper> shapers_;

@@ -41,6 +41,9 @@ Registry &registry() {
   return *instance;
 }
 
+// Without offset + bytes, which a peer's numbers can make wrap around.
+bool fits(size_t offset, size_t bytes, const Mapping &mapping) { return bytes <= mapping.bytes && offset <= mapping.bytes - bytes; }
+
 }  // namespace
 
 Status create_mapping(const char *label, size_t bytes, Mapping *mapping) {
@@ -129,7 +132,7 @@ Registered find_registered(const void *address, size_t bytes) {
   if (after == all.own.begin()) return {};
   const auto &candidate = std::prev(after)->second;
   const size_t offset = static_cast<size_t>(at - candidate.mapping.base);
-  if (offset + bytes > candidate.mapping.bytes) return {};
+  if (!fits(offset, bytes, candidate.mapping)) return {};
   return Registered{candidate.mapping.fd, offset, candidate.serial};
 }
 
@@ -152,7 +155,7 @@ char *map_registered(int32_t pid, uint64_t nonce, const Registered &where, size_
     found = all.of_peers.emplace(key, Registry::Peers{mapping, 0}).first;
   }
   found->second.used = ++all.uses;
-  if (where.offset + bytes > found->second.mapping.bytes) return nullptr;
+  if (!fits(where.offset, bytes, found->second.mapping)) return nullptr;
   return found->second.mapping.base + where.offset;
 }
 

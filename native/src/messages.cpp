@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <exception>
 
 #include "clock.h"
 
@@ -20,6 +21,8 @@ struct Envelope {
 };
 constexpr uint32_t kMagic = 0x6c63336d;
 constexpr int kTickMs = 50;
+constexpr int64_t kGrowBytes = 1 << 20;
+constexpr int64_t kStashBytes = int64_t{8} << 30;  // of one peer's messages that no receive has asked for yet
 
 }  // namespace
 
@@ -67,12 +70,21 @@ void Messages::work(int key) {
       job = worker->jobs.front();
       worker->jobs.pop_front();
     }
-    const Status status = group_state_->ended() ? group_state_->status() : transfer(worker, job);
+    const Status status = group_state_->ended() ? group_state_->status() : transfer_guarded(worker, job);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       done_[job.ticket] = status;
     }
     changed_.notify_all();
+  }
+}
+
+// An exception in this thread would end the process.
+Status Messages::transfer_guarded(Worker *worker, const Job &job) {
+  try {
+    return transfer(worker, job);
+  } catch (const std::exception &error) {
+    return group_state_->end(fail(LAKH_C3_SYSTEM, "a message of rank " + std::to_string(job.peer) + ": " + error.what()), -1);
   }
 }
 
@@ -119,9 +131,21 @@ Status Messages::receive_matching(std::deque<Stash> *stash, const Job &job, int 
       if (status.ok() && job.source != nullptr) *job.source = job.peer;
       return status;
     }
-    stash->push_back(Stash{envelope.tag, std::vector<char>(static_cast<size_t>(envelope.bytes))});
-    status = move(fd, stash->back().data.data(), envelope.bytes, false, job.peer, deadline_ns);
-    if (!status.ok()) return status;
+    int64_t stashed = 0;
+    for (const Stash &one : *stash) stashed += static_cast<int64_t>(one.data.size());
+    if (envelope.bytes > kStashBytes - stashed) {
+      return fail(LAKH_C3_SYSTEM, "rank " + std::to_string(job.peer) + " announces " + std::to_string(envelope.bytes) +
+                                      " bytes that no receive expects; at most 8 GiB can wait");
+    }
+    Stash arriving{envelope.tag, {}};
+    for (int64_t done = 0; done < envelope.bytes;) {  // grows with the data that arrives, not with the announced length
+      const int64_t more = std::min(envelope.bytes - done, std::max(kGrowBytes, done));
+      arriving.data.resize(static_cast<size_t>(done + more));
+      status = move(fd, arriving.data.data() + done, more, false, job.peer, deadline_ns);
+      if (!status.ok()) return status;
+      done += more;
+    }
+    stash->push_back(std::move(arriving));
     if (envelope.tag == job.tag) {
       stash->pop_back();
       return wrong(envelope.bytes);

@@ -48,6 +48,7 @@ class Messages {
   int64_t post(int key, Job job);
   void work(int key);
   Status transfer(Worker *worker, const Job &job);
+  Status transfer_guarded(Worker *worker, const Job &job);
   Status receive_matching(std::deque<Stash> *stash, const Job &job, int fd, int64_t deadline_ns);
   Status receive_any(const Job &job, int64_t deadline_ns);
   Status move(int fd, char *data, int64_t bytes, bool out, int32_t peer, int64_t deadline_ns);

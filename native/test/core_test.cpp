@@ -15,10 +15,12 @@
 #include <vector>
 
 #include "lakh_c3.h"
+#include "sha256.h"
 
 namespace {
 
 int failures = 0;
+const uint8_t secret[32] = {7, 7, 7};
 
 #define CHECK(condition)                                                       \
   do {                                                                         \
@@ -38,7 +40,7 @@ void with_ranks(int size, const std::vector<int32_t> &hosts, const Body &body) {
   for (auto &byte : uuid) byte = static_cast<uint8_t>(std::rand());
   std::vector<lakh_c3_group *> groups(static_cast<size_t>(size));
   std::vector<int32_t> pids(static_cast<size_t>(size), ::getpid()), memories(static_cast<size_t>(size));
-  for (int r = 0; r < size; ++r) groups[r] = lakh_c3_open(uuid, r, size, &memories[r]);
+  for (int r = 0; r < size; ++r) groups[r] = lakh_c3_open(uuid, secret, r, size, &memories[r]);
   const std::string address = "127.0.0.1:" + std::to_string(port);
   std::vector<const char *> addresses(static_cast<size_t>(size), address.c_str());
   for (int r = 0; r < size; ++r) {
@@ -49,6 +51,27 @@ void with_ranks(int size, const std::vector<int32_t> &hosts, const Body &body) {
   for (int r = 0; r < size; ++r) threads.emplace_back([&, r] { body(groups[r], r); });
   for (std::thread &thread : threads) thread.join();
   for (lakh_c3_group *group : groups) lakh_c3_close(group);
+}
+
+std::string hex(const lakh::Digest &digest) {
+  std::string text;
+  for (const uint8_t byte : digest) {
+    char two[3];
+    std::snprintf(two, sizeof two, "%02x", byte);
+    text += two;
+  }
+  return text;
+}
+
+// FIPS 180-4 examples, and test case 2 of RFC 4231; lengths around the padding's edges.
+void hashes() {
+  CHECK(hex(lakh::sha256("abc", 3)) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  CHECK(hex(lakh::sha256("", 0)) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  const std::string longer = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
+  CHECK(hex(lakh::sha256(longer.data(), longer.size())) == "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  const uint8_t key[32] = {'J', 'e', 'f', 'e'};
+  const std::string text = "what do ya want for nothing?";
+  CHECK(hex(lakh::hmac_sha256(key, text.data(), text.size())) == "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
 }
 
 void reductions() {
@@ -167,7 +190,7 @@ void a_death() {
   const pid_t child = ::fork();
   const int rank = child == 0 ? 1 : 0;
   int32_t memories[2] = {}, pids[2] = {}, hosts[2] = {0, 0};
-  lakh_c3_group *group = lakh_c3_open(uuid, rank, 2, &memories[rank]);
+  lakh_c3_group *group = lakh_c3_open(uuid, secret, rank, 2, &memories[rank]);
   pids[rank] = ::getpid();
   int32_t mine[2] = {pids[rank], memories[rank]}, theirs[2];
   const int out = rank == 1 ? to_parent[1] : to_child[1], in = rank == 1 ? to_child[0] : to_parent[0];
@@ -222,6 +245,7 @@ void a_closed_group() {
 
 int main() {
   a_death();  // first, because it forks: a process with threads should not
+  hashes();
   reductions();
   queue_and_disagreement();
   over_tcp(nullptr);

@@ -9,12 +9,14 @@ the group.
 from __future__ import annotations
 
 import ctypes
+import hmac
 import os
 import secrets
 import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lakh.c3 import native
@@ -28,6 +30,8 @@ __all__ = ["CommGroup", "GroupFailure"]
 
 SINGLE_COPY_FROM_BYTES = 64 << 10
 """From this size data is read directly from the peer's memory; below, a copy through shared memory is cheaper."""
+
+SECRET_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -76,22 +80,27 @@ class CommGroup:
         """Join the other ranks. `topology` overrides the detected topology, `place` this rank's detected place."""
         library = native.require_library()
         if rank == 0:
-            store.set(f"{name}/uuid", secrets.token_hex(16))
-        uuid = bytes.fromhex(store.get(f"{name}/uuid").decode())
+            store.set(f"{name}/uuid", secrets.token_hex(16 + SECRET_BYTES))
+        agreed = bytes.fromhex(store.get(f"{name}/uuid").decode())
+        uuid, secret = agreed[:16], agreed[16:]
         named = os.environ.get("LAKH_C3_TOPOLOGY")
         problem = ""
-        if topology is None and named:
-            try:
+        try:
+            secret = _mix_in_secret_file(secret)
+            if topology is None and named:
                 topology = read_topology(named, size)
-            except LakhError as error:
-                problem = str(error)  # shared with all ranks, so that none waits for this one
+        except LakhError as error:
+            problem = str(error)  # shared with all ranks, so that none waits for this one
         memory = ctypes.c_int32(-1)
-        handle = library.lakh_c3_open(uuid, rank, size, ctypes.byref(memory))
+        handle = library.lakh_c3_open(uuid, secret, rank, size, ctypes.byref(memory))
         if not handle:
             problem = problem or str(native.last_error(native.SYSTEM_STATUS, "c3"))
         identity = native.host_identity()
         address = os.environ.get("LAKH_C3_ADDRESS") or _own_address()
-        port = library.lakh_c3_listen(b"")
+        listens_on = os.environ.get("LAKH_C3_LISTEN", address)
+        port = library.lakh_c3_listen(listens_on.encode())
+        if not port:
+            problem = problem or f"rank {rank} cannot listen on {listens_on}; set LAKH_C3_LISTEN to a local address"
         record = {
             "identity": identity,
             "place": list(place or labels_from_environment(identity)),
@@ -335,6 +344,21 @@ def _set_wires(library: Any, handle: int, rank: int, topology: Topology) -> int:
 
 def _int32s(values: Sequence[int]) -> Any:
     return (ctypes.c_int32 * len(values))(*values)
+
+
+def _mix_in_secret_file(secret: bytes) -> bytes:
+    """The group's secret. LAKH_C3_SECRET_FILE protects a group whose store strangers can read."""
+    if not (path := os.environ.get("LAKH_C3_SECRET_FILE")):
+        return secret
+    place = f"LAKH_C3_SECRET_FILE={path}"
+    try:
+        key = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(place, error.strerror or str(error), "name a file that lakh can read") from None
+    if len(key) < SECRET_BYTES:
+        remedy = f"write {SECRET_BYTES} random bytes: head -c {SECRET_BYTES} /dev/urandom > FILE"
+        raise UserError(place, f"holds {len(key)} bytes", remedy)
+    return hmac.digest(key, secret, "sha256")
 
 
 def _own_address() -> str:

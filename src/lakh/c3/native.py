@@ -35,7 +35,7 @@ __all__ = [
     "require_library",
 ]
 
-ABI = 5
+ABI = 6
 FILE = "liblakh_c3.so"
 
 # The values in native/include/lakh_c3.h.
@@ -147,7 +147,7 @@ _FUNCTIONS = {
     "lakh_c3_cpu_features": (ctypes.c_size_t, _text_out),
     "lakh_c3_host_identity": (ctypes.c_size_t, _text_out),
     "lakh_c3_listen": (_i32, [ctypes.c_char_p]),
-    "lakh_c3_open": (_pointer, [ctypes.c_char_p, _i32, _i32, ctypes.POINTER(_i32)]),
+    "lakh_c3_open": (_pointer, [ctypes.c_char_p, ctypes.c_char_p, _i32, _i32, ctypes.POINTER(_i32)]),
     "lakh_c3_join": (
         _i32,
         [_pointer, *[ctypes.POINTER(_i32)] * 3, ctypes.POINTER(ctypes.c_char_p), _i64, _i32, _i64],
