@@ -13,19 +13,29 @@ VENV := .venv
 BIN := $(VENV)/bin
 THEME ?= train
 STAMP := $(VENV)/.setup
+DEMO := $(VENV)/.setup-demo
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: setup check quick test demo bench docs size clean
+.PHONY: setup setup-demo system check quick test demo bench docs size clean
 
-setup: $(STAMP)
+# Set-up runs again when what it installs from changes. The demo needs less than the tests.
+NEEDED := pyproject.toml constraints.txt native/CMakeLists.txt $(wildcard native/src/*.cpp native/include/*.h)
 
-$(STAMP): pyproject.toml constraints.txt scripts/system-packages native/CMakeLists.txt native/src/*.cpp native/include/*.h
+setup: system $(STAMP)
+
+setup-demo: system $(DEMO)
+
+system:
 	@scripts/system-packages
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON): is older than 3.11; set PYTHON=python3.11 or newer" >&2; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "error: $(PYTHON) -m venv: failed; install it with: apt-get install python3-venv" >&2; exit 2; }
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	@touch $(STAMP)
+
+$(STAMP): $(NEEDED)
+	@PYTHON=$(PYTHON) scripts/install dev
+	@touch $(DEMO) $(STAMP)
+
+$(DEMO): $(NEEDED)
+	@PYTHON=$(PYTHON) scripts/install demo
+	@touch $(DEMO)
 
 check: setup
 	$(BIN)/ruff check .
@@ -39,7 +49,7 @@ quick: check
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-demo: setup
+demo: setup-demo
 	$(BIN)/lakh demo
 
 bench: setup
