@@ -1,4 +1,4 @@
-"""The engine on a GPU answers as on a CPU: batched, from cached prefixes, with n-gram drafts, with a draft model, after a weight update."""
+"""The engine on a GPU answers as on a CPU: batched, with cached prefixes, drafts, a draft model and new weights."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def engine(tokenizer_json: Path, device: str, **options: object) -> Engine:
 
 
 def assert_same(seed: int, found: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> None:
-    """Equal, or different from a token whose two best ids nearly tie: tensor cores round float32 products to 11 bits."""
+    """Equal, or different from where two ids nearly tie: tensor cores round float32 products to 11 bits."""
     reference = CodeModel(SPEC)
     reference.load_state_dict(weights(seed))
     for prompt, ours, theirs in zip(PROMPTS, found, expected, strict=True):
