@@ -47,7 +47,7 @@ quick: check
 	$(BIN)/python -m pytest -q -n 2 -m 'not slow' tests/unit
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile -p tests.skips
 
 demo: setup-demo
 	$(BIN)/lakh demo
