@@ -42,16 +42,16 @@ class ParquetShard:
 
     def __init__(self, name: str, file: storage.HashingFile, writer: pq.ParquetWriter) -> None:
         self.name, self._file, self._writer = name, file, writer
-        self._rows = 0
+        self.rows = 0
 
     def write(self, batch: Any) -> None:
         if batch.num_rows:
             self._writer.write_batch(batch)
-            self._rows += batch.num_rows
+            self.rows += batch.num_rows
 
     def entry(self) -> dict[str, Any]:
         """The entry of this file in the manifest; valid after it was closed."""
-        return {"file": self.name, "rows": self._rows, "bytes": self._file.size_bytes, "sha256": self._file.sha256}
+        return {"file": self.name, "rows": self.rows, "bytes": self._file.size_bytes, "sha256": self._file.sha256}
 
 
 @contextlib.contextmanager
