@@ -22,9 +22,10 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from torch.distributed import HashStore
 
 from lakh.c3 import native
-from lakh.c3.bootstrap import InProcessStore, exchange_records
+from lakh.c3.bootstrap import exchange_records
 from lakh.c3.group import CommGroup
 from lakh.errors import LakhError
 
@@ -52,11 +53,9 @@ def dial(address: str, uuid: bytes, secret: bytes, lane: int, *, sender: int = 0
     return connection
 
 
-def join_two(
-    body: Callable[[CommGroup], object], before: Callable[[InProcessStore], None] | None = None
-) -> list[object]:
+def join_two(body: Callable[[CommGroup], object], before: Callable[[HashStore], None] | None = None) -> list[object]:
     """Two ranks as threads on two emulated hosts; `before(store)` runs when both have joined."""
-    store, joined, checked = InProcessStore(30), threading.Barrier(3), threading.Event()
+    store, joined, checked = HashStore(), threading.Barrier(3), threading.Event()
     results: list[object] = [None, None]
 
     def run(rank: int) -> None:
@@ -90,7 +89,7 @@ def total(group: CommGroup) -> float:
     return float(values.sum())
 
 
-def group_of(store: InProcessStore) -> tuple[bytes, bytes, str]:
+def group_of(store: HashStore) -> tuple[bytes, bytes, str]:
     """(uuid, secret, address of rank 1) as a rank reads them from the store."""
     agreed = bytes.fromhex(store.get("c3/uuid").decode())
     return agreed[:16], agreed[16:], json.loads(store.get("c3/table"))[1]["address"]
@@ -101,7 +100,7 @@ def flooded() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     strangers: list[subprocess.Popen[bytes]] = []
 
-    def flood(store: InProcessStore) -> None:
+    def flood(store: HashStore) -> None:
         command = [sys.executable, __file__, "strangers", group_of(store)[2]]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         strangers.append(process)
@@ -145,7 +144,7 @@ def make_garbage(source: random.Random, lane: int) -> bytes:
 
 def garbage(seed: int, lane: int) -> None:
     source = random.Random(seed)
-    store = InProcessStore(20)
+    store = HashStore()
     uuid, secret = source.randbytes(16), source.randbytes(32)
     store.set("c3/uuid", (uuid + secret).hex())
 

@@ -20,9 +20,9 @@ from tests.unit.c3.hostile_peer import (
     receive,
     total,
 )
+from torch.distributed import HashStore
 
 from lakh.c3 import native
-from lakh.c3.bootstrap import InProcessStore
 from lakh.c3.group import CommGroup
 from lakh.errors import UserError
 
@@ -35,7 +35,7 @@ PEER = Path(__file__).with_name("hostile_peer.py")
 
 @pytest.mark.parametrize("lane", [CONTROL, MESSAGES, STREAM, -1])
 def test_a_stranger_without_the_secret_is_denied(lane: int) -> None:
-    def intrude(store: InProcessStore) -> None:
+    def intrude(store: HashStore) -> None:
         uuid, _, address = group_of(store)
         with dial(address, uuid, secrets.token_bytes(32), lane) as connection:
             assert struct.unpack("<I", receive(connection, 36)[:4]) == (DENIED,)
@@ -45,7 +45,7 @@ def test_a_stranger_without_the_secret_is_denied(lane: int) -> None:
 
 
 def test_a_peer_learns_that_the_listener_has_the_secret() -> None:
-    def query(store: InProcessStore) -> None:
+    def query(store: HashStore) -> None:
         uuid, secret, address = group_of(store)
         with dial(address, uuid, secret, -1) as connection:
             assert struct.unpack("<I", receive(connection, 36)[:4]) == (WELCOME,)
@@ -56,7 +56,7 @@ def test_a_peer_learns_that_the_listener_has_the_secret() -> None:
 
 @pytest.mark.parametrize(("sender", "lane"), [(1, CONTROL), (77, CONTROL), (-5, MESSAGES), (0, 5000)])
 def test_only_lower_ranks_of_the_group_connect_on_known_lanes(sender: int, lane: int) -> None:
-    def intrude(store: InProcessStore) -> None:
+    def intrude(store: HashStore) -> None:
         uuid, secret, address = group_of(store)
         with dial(address, uuid, secret, lane, sender=sender) as connection:
             receive(connection, 36)
@@ -80,7 +80,7 @@ def test_a_secret_file_must_be_readable_and_long_enough(tmp_path, monkeypatch) -
     for path, found in ((tmp_path / "missing", "No such file"), (short, "holds 3 bytes")):
         monkeypatch.setenv("LAKH_C3_SECRET_FILE", str(path))
         with pytest.raises(UserError, match=found):
-            CommGroup.join(InProcessStore(5), 0, 1)
+            CommGroup.join(HashStore(), 0, 1)
 
 
 def test_a_flood_of_connections_leaves_descriptors_for_the_ranks() -> None:
