@@ -17,9 +17,8 @@ from lakh.dashboard import notable, state
 from lakh.dashboard.curves import Markers, curve, downsampled, exact_curve
 from lakh.dashboard.goodput_timeline import goodput_timeline
 from lakh.dashboard.table import StepTable, number
-from lakh.dashboard.tail import EventFilesReplaced, Record, RunEventTail
 from lakh.errors import LakhError
-from lakh.events import current_kind
+from lakh.events import EventFilesReplaced, Record, RunEventTail, current_kind
 from lakh.goodput import GoodputAccount
 from lakh.loss_spikes import SpikeDetector
 
@@ -190,10 +189,7 @@ class RunView:
             "read": {
                 "events": sum(self.counts.values()),
                 "by_kind": self.counts,
-                "unreadable_lines": self._tail.unreadable,
-                "files": self._tail.files,
-                "bytes": self._tail.read_bytes,
-                "of_bytes": self._tail.size_bytes,
+                **self._tail.progress(),
             },
         }
 

@@ -6,10 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from bench.eval.stability import FAILING, busy_machine, failing_samples, repeat
+
 from lakh.evals.run import run_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.sandbox.verdict import SandboxVerdict
-from lakh.evals.scoring.stability import FAILING, busy_machine, failing_samples, repeat
 from lakh.evals.task import CommandProgram, Problem, Program, Task
 from lakh.evals.tasks import load_task
 
