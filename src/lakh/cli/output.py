@@ -51,7 +51,8 @@ def print_result(function: Callable[..., CommandResult]) -> Callable[..., int]:
         _reject_non_finite(kwargs)
         result = function(*args, **kwargs)
         if as_json:
-            click.echo(json.dumps(_finite(result.data)))
+            finite = json.loads(json.dumps(result.data), parse_constant=lambda _: None)  # JSON has no NaN or infinity
+            click.echo(json.dumps(finite))
         elif isinstance(result.text, str):
             click.echo(result.text)
         elif result.text is not None:
@@ -144,14 +145,3 @@ def _cell(value: Any) -> str:
 def _inner(value: Any) -> str:
     """A nested value, in parentheses if it has parts itself."""
     return f"({_cell(value)})" if isinstance(value, dict | list | tuple) else _cell(value)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN or infinity: they become null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

@@ -27,8 +27,6 @@ def load(data: str | None = None) -> Task:
         name="humaneval",
         problems=problems_from(read_rows(FILE.name, raw, KEYS)),
         stops=STOPS,
-        prompt_form="raw prompt",
-        extraction="cut at the first stop string",
         data_sha256=FILE.sha256,
         build=program,
     )

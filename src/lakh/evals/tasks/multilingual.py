@@ -39,7 +39,7 @@ _TABLE = """
 """
 _FOLDERS = {"mbxp": "mbxp", "humaneval": "multilingual_humaneval"}
 FILES = {
-    name: BenchmarkFile(f"{file}.jsonl", sha256, f"{_BASE}{_FOLDERS[name.partition('-')[0]]}/{file}.jsonl")
+    name: BenchmarkFile(f"{file}.jsonl", sha256, f"{_BASE}{_FOLDERS[name.partition('-')[0]]}/")
     for name, file, sha256 in (row.split() for row in _TABLE.strip().splitlines())
 }
 KEYS = ("task_id", "prompt", "test", "language", "entry_point")
@@ -147,7 +147,6 @@ def _task(name: str, file: str, raw: bytes, sha256: str) -> Task:
         name=name,
         problems=problems_from(rows),
         stops=stops,
-        prompt_form="raw prompt",
         extraction="up to and with the first stop string",
         data_sha256=sha256,
         build=_program,
