@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import click
 
-from lakh.cli.eval_generate import generate as generate_only
 from lakh.cli.eval_options import (
     BITS_PER_BYTE,
+    DATA_OPTION,
+    LIMIT_OPTION,
     RECALIBRATE_OPTION,
     TEXTS_OPTION,
     load_tasks,
@@ -22,9 +24,9 @@ from lakh.cli.eval_options import (
 from lakh.cli.eval_results import curve, diff, export, reproduce, watch
 from lakh.cli.eval_show import bar, show
 from lakh.cli.groups import DefaultGroup
-from lakh.cli.output import CommandResult, print_result
+from lakh.cli.output import CommandResult, print_result, table
 from lakh.errors import UserError
-from lakh.evals.generation.generate import generated, load_engine, origin_from, samples_to_score
+from lakh.evals.generation.generate import generated, load_engine, origin_from, samples_to_score, write_generated
 from lakh.evals.run import score_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.tasks import TASKS, load_task
@@ -70,18 +72,52 @@ def model(
                 folder = None if out is None else task_folder(out, task, loaded)
                 num_samples = n * len(task.problems)
                 with (
-                    bar(f"{task.name}: running", num_samples) as progress,
-                    generated(
-                        engine, task, origin, n, folder, progress.before(f"{task.name}: generating", num_samples)
-                    ) as samples,
+                    bar(task.name) as stage,
+                    generated(engine, task, origin, n, folder, stage("generating", num_samples)) as samples,
                 ):
                     result = score_samples(
-                        task, samples, sandbox, origin, workers=workers, progress=progress,
-                        calibrating=progress.before(f"{task.name}: measuring references", len(task.problems)),
+                        task, samples, sandbox, origin, workers=workers, progress=stage("running", num_samples),
+                        calibrating=stage("measuring references", len(task.problems)),
                         recalibrate=recalibrate, out=folder,
                     )  # fmt: skip
                 results.append(result.as_dict())
     return show(results)
+
+
+@evaluate.command("generate")
+@click.argument("model")
+@model_options
+@DATA_OPTION
+@LIMIT_OPTION
+@click.option("--out", required=True, metavar="DIR", help="For samples.jsonl; with several tasks, a folder for each.")
+@print_result
+def generate_only(
+    model: str, tasks: str, n: int, data: str | None, limit: int | None, out: str, **settings: Any
+) -> CommandResult:
+    """Generate completions with a model and store them, without running any.
+
+    Needs no sandbox. lakh eval score DIR/samples.jsonl --task NAME runs them, here or elsewhere, and its result
+    includes how they were made. After a stop, the same command continues where it was.
+    """
+    origin = origin_from(model, **settings)
+    names = split_names(tasks)
+    if BITS_PER_BYTE in names:
+        raise UserError(f"--tasks {tasks}", f"{BITS_PER_BYTE} generates nothing", "use lakh eval MODEL --tasks")
+    loaded = load_tasks(names, data, limit, origin, n)
+    engine = load_engine(model, chat=settings["chat"], served_name=settings["served_name"])
+    rows: list[dict[str, Any]] = []
+    for task in loaded:
+        folder = task_folder(out, task, loaded)
+        began_s = time.monotonic()
+        with (
+            bar(task.name) as stage,
+            generated(engine, task, origin, n, folder, stage("generating", n * len(task.problems))) as samples,
+        ):
+            seconds = time.monotonic() - began_s
+            path = write_generated(folder, task, origin, samples, seconds=seconds)
+        rows.append({"task": task.name, "samples": len(samples), "seconds": round(seconds, 3), "file": path})
+    text = table(["task", "samples", "seconds", "file"], [list(row.values()) for row in rows])
+    return CommandResult({"generated": rows}, text)
 
 
 @evaluate.command()
@@ -107,13 +143,10 @@ def score(
     task = load_task(name, data)
     origin, given = samples_to_score(samples, task, partial=partial, n=n, limit=limit)
     ahead = min(workers or os.cpu_count() or 1, len(given))
-    with (
-        make_sandbox(unsafe, backend, workers=ahead) as sandbox,
-        bar(f"{task.name}: running", len(given)) as progress,
-    ):
+    with make_sandbox(unsafe, backend, workers=ahead) as sandbox, bar(task.name) as stage:
         result = score_samples(
-            task, given, sandbox, origin, cpu_s=cpu_limit, workers=workers, progress=progress,
-            calibrating=progress.before(f"{task.name}: measuring references", len({s.task_id for s in given})),
+            task, given, sandbox, origin, cpu_s=cpu_limit, workers=workers, progress=stage("running", len(given)),
+            calibrating=stage("measuring references", len({s.task_id for s in given})),
             recalibrate=recalibrate, out=out,
         )  # fmt: skip
     return show([result.as_dict()], result)
@@ -140,9 +173,9 @@ def _bits_per_byte(model: str, data: str | None, limit: int | None) -> dict[str,
     from lakh.evals.tasks.lines import source_texts
 
     texts = source_texts(data, BITS_PER_BYTE)[:limit]
-    with bar(BITS_PER_BYTE, len(texts)) as progress:
-        return measure(model, texts, progress=progress).as_dict()
+    with bar(BITS_PER_BYTE) as stage:
+        return measure(model, texts, progress=stage("measuring", len(texts))).as_dict()
 
 
-for command in (generate_only, diff, reproduce, export, watch, curve):
+for command in (diff, reproduce, export, watch, curve):
     evaluate.add_command(command)

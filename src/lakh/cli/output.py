@@ -35,7 +35,10 @@ HEADING_CHARS = 10  # a field name (tok_per_s) above narrower cells is wrapped a
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The result of a command: `data` for --json, `text` (or a rich renderable) for people."""
+    """The result of a command: `data` for --json, `text` for people.
+
+    `text` may be a rich renderable, or a function that makes one, which --json does not call.
+    """
 
     data: dict[str, Any]
     text: Any = None
@@ -53,14 +56,16 @@ def print_result(function: Callable[..., CommandResult]) -> Callable[..., int]:
         if as_json:
             finite = json.loads(json.dumps(result.data), parse_constant=lambda _: None)  # JSON has no NaN or infinity
             click.echo(json.dumps(finite))
-        elif isinstance(result.text, str):
-            click.echo(result.text)
-        elif result.text is not None:
+            return result.exit_code
+        text = result.text() if callable(result.text) else result.text
+        if isinstance(text, str):
+            click.echo(text)
+        elif text is not None:
             from rich.console import Console
 
             screen = Console()
             with screen.capture() as shown:  # rich itself would exit with 1 on a closed pipe
-                screen.print(result.text, crop=False)  # no_wrap lines may be longer than the window
+                screen.print(text, crop=False)  # no_wrap lines may be longer than the window
             click.echo(shown.get(), nl=False)
         return result.exit_code
 

@@ -79,7 +79,7 @@ def measure(
     """Score (name, text) pairs with the model behind a path."""
     import torch
 
-    from lakh.evals.scoring.score import bootstrap_ratio
+    from lakh.evals.scoring.score import bootstrap_interval
     from lakh.server.model import weights as model_weights
     from lakh.tokens.tokenizer import Tokenizer
     from lakh.workloads.code.model import CodeModel
@@ -120,7 +120,7 @@ def measure(
         tokens=num_tokens,
         bytes=sum(sizes),
         bits=sum(bits),
-        interval=bootstrap_ratio(bits, sizes),
+        interval=bootstrap_interval(bits, sizes),
         context=loaded.spec.context,
         data_sha256=digest.hexdigest(),
         seconds=time.monotonic() - started_s,

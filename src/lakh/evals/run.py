@@ -120,7 +120,7 @@ def score_samples(
     summary = summarise(zip((sample.task_id for sample in samples), verdicts, strict=True))
     low, high = min(counts.values()), max(counts.values())
     protocol = EvalProtocol(
-        task, origin, task.limits, sandbox.description, len(counts), str(low) if low == high else f"{low}-{high}",
+        task, origin, sandbox.description, len(counts), str(low) if low == high else f"{low}-{high}",
         samples_sha256=sha256, cpu_s=cpu_s, calibration=calibration,
     )  # fmt: skip
     result = EvalResult(protocol, tuple(samples), tuple(verdicts), summary, time.monotonic() - started_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 import uuid
@@ -18,7 +19,7 @@ from lakh.storage import cache_folder
 
 
 def missing_for_sandbox() -> str | None:
-    bwrap = bubblewrap.find()
+    bwrap = shutil.which("bwrap")
     if bwrap is None:
         return "bubblewrap (bwrap) is not installed"
     plain = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "true"]

@@ -42,7 +42,7 @@ def check_total_memory(box: Sandbox) -> None:
 def test_a_group_limits_what_six_processes_hold_together(
     parent: cgroup.ControlGroupParent, sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]
 ) -> None:
-    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""), parent) as box:
+    with Sandbox(bubblewrap.Bubblewrap(), parent) as box:
         assert "+cgroup (" in box.description
         check_total_memory(box)
     assert alive(sandbox) == []
@@ -54,7 +54,7 @@ def test_a_group_limits_what_six_processes_hold_together(
 
 def test_without_a_group_polling_limits_the_same(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
     """The case of control groups of version 1, and of users who may make none."""
-    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""), None) as box:
+    with Sandbox(bubblewrap.Bubblewrap(), None) as box:
         assert "+cgroup" not in box.description
         check_total_memory(box)
     assert alive(sandbox) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,8 @@ def test_a_result_that_does_not_come_out_again_is_exit_65(
 def test_a_line_whose_values_are_none_is_refused(
     sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, before: str, after: str
 ) -> None:
-    task = load_task("toy")
-    protocol = EvalProtocol(task, Origin(str(samples)), SandboxLimits(cpu_s=3), "some isolation", 3, "1", "ab" * 32)
+    task = replace(load_task("toy"), limits=SandboxLimits(cpu_s=3))
+    protocol = EvalProtocol(task, Origin(str(samples)), "some isolation", 3, "1", "ab" * 32)
     assert before in protocol.line()
     (tmp_path / "line.txt").write_text(protocol.line().replace(before, after))
     code, _, err = lakh("eval", "reproduce", str(tmp_path / "line.txt"))

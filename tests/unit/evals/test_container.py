@@ -106,7 +106,7 @@ def test_an_image_that_is_not_there_is_told_in_the_engines_words(pretender: Path
 
 
 def test_programs_go_in_and_verdicts_come_out_as_frames(pretender: Path) -> None:
-    cell = SandboxWorker(container.Container("docker", gvisor=False), SandboxLimits(), threading.Event())
+    cell = SandboxWorker(container.Container(gvisor=False), SandboxLimits(), threading.Event())
     try:
         assert cell.run(RIGHT, SandboxLimits())[0].kind == "passed"
         large = Program(RIGHT.source, f"text = {'x' * 300_000!r}\nassert answer() == len(text)", names=("answer",))
@@ -120,7 +120,7 @@ def test_programs_go_in_and_verdicts_come_out_as_frames(pretender: Path) -> None
 
 
 def test_programs_of_other_languages_are_not_run(pretender: Path) -> None:
-    with Sandbox(container.Container("docker", gvisor=False)) as box:
+    with Sandbox(container.Container(gvisor=False)) as box:
         verdict = box.run(CommandProgram({"x.c": ""}, (("/usr/bin/cc", "x.c"),)))
     assert verdict.kind == "not_run"
 

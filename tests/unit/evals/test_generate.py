@@ -157,8 +157,7 @@ def toys(toy_task: Task, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine(solve)
     monkeypatch.setitem(TASKS, "toy", lambda data: toy_task)
     monkeypatch.setitem(TASKS, "toy2", lambda data: toy_task)
-    for command in ("eval", "eval_generate"):
-        monkeypatch.setattr(f"lakh.cli.{command}.load_engine", lambda path, **_: engine)
+    monkeypatch.setattr("lakh.cli.eval.load_engine", lambda path, **_: engine)
     return engine
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.evals.perplexity import windows
-from lakh.evals.scoring.score import bootstrap_ratio
+from lakh.evals.scoring.score import bootstrap_interval
 
 
 @given(st.integers(0, 300), st.integers(2, 64))
@@ -26,6 +26,6 @@ def test_tokens_late_in_a_text_have_half_a_context_before_them() -> None:
 
 
 def test_the_ratio_of_sums_lies_in_its_interval() -> None:
-    low, high = bootstrap_ratio([1.0, 2.0, 9.0], [2.0, 2.0, 3.0])
+    low, high = bootstrap_interval([1.0, 2.0, 9.0], [2.0, 2.0, 3.0])
     assert low <= 12 / 7 <= high
-    assert bootstrap_ratio([2.0, 4.0], [1.0, 2.0]) == pytest.approx((2.0, 2.0))
+    assert bootstrap_interval([2.0, 4.0], [1.0, 2.0]) == pytest.approx((2.0, 2.0))

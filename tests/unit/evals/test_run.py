@@ -17,7 +17,6 @@ from lakh.evals.generation.samples import Sample, canonical_samples, fingerprint
 from lakh.evals.journal import Journal
 from lakh.evals.run import JOURNAL, run_samples, score_samples
 from lakh.evals.sandbox import Sandbox
-from lakh.evals.sandbox.verdict import SandboxLimits
 from lakh.evals.scoring.protocol import EvalProtocol, Origin, parse
 from lakh.evals.task import Task
 
@@ -53,7 +52,7 @@ def test_the_result_files_hold_the_samples_and_how_they_were_made(
 def test_the_protocol_line_says_what_changes_a_score(toy_task: Task) -> None:
     origin = Origin("some model", temperature=0.5, top_p=0.9, seed=7, max_tokens=99)
     cpu_s = {"Toy/0": 3, "Toy/1": 3, "Toy/2": 96}
-    protocol = EvalProtocol(toy_task, origin, SandboxLimits(), "some isolation | of = kinds", 3, "5", "ab" * 32, cpu_s)
+    protocol = EvalProtocol(toy_task, origin, "some isolation | of = kinds", 3, "5", "ab" * 32, cpu_s)
     line = protocol.line()
     for part in ("some model", "temperature=0.5", "top_p=0.9", "seed=7", "max_tokens=99", '"cpu_s": 3', 'n="5"'):
         assert part in line

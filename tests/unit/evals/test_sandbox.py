@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -284,14 +284,14 @@ def test_what_a_program_leaves_behind_is_not_there_for_the_next(sandbox: Sandbox
     leave = "import builtins, os\nbuiltins.trace = 1\nopen('/tmp/trace', 'w').close()\nos.environ['TRACE'] = '1'\n"
     look = "import builtins, os\nassert not hasattr(builtins, 'trace')\nassert not os.listdir('/tmp')\n"
     look += "assert 'TRACE' not in os.environ\n"
-    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or "")) as box:
+    with Sandbox(bubblewrap.Bubblewrap()) as box:
         for _ in range(3):  # one thread: the same worker, where it is used again
             assert box.run(program(leave + RIGHT), LIMITS).kind == "passed"
             assert box.run(program(look + RIGHT), LIMITS).kind == "passed"
 
 
 def test_an_earlier_test_is_not_in_the_memory_of_a_later_candidate(sandbox: Sandbox) -> None:
-    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or "")) as box:
+    with Sandbox(bubblewrap.Bubblewrap()) as box:
         for source in (RIGHT, RIGHT):
             assert box.run(program(source), LIMITS).passed
         assert box.run(program(HUNT), SandboxLimits(cpu_s=20)).kind == "failed"
@@ -336,7 +336,7 @@ def test_one_file_has_a_largest_size(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize("filtered", [True, False], ids=["with seccomp", "by namespace alone"])
 def test_a_server_on_loopback_is_out_of_reach(sandbox: Sandbox, filtered: bool) -> None:
-    backend = bubblewrap.Bubblewrap(bubblewrap.find() or "")
+    backend = bubblewrap.Bubblewrap()
     if not filtered:
         backend._filter = None
     box = Sandbox(backend)
@@ -429,8 +429,8 @@ def test_the_self_test_finds_a_hole(
     (tmp_path / "x").touch()  # so that the host's /tmp is not empty
     whole = bubblewrap.command
 
-    def with_hole(bwrap: str, *, tmp_bytes: int, seccomp_fd: int | None) -> list[str]:
-        words = whole(bwrap, tmp_bytes=tmp_bytes, seccomp_fd=seccomp_fd)
+    def with_hole(bwrap: str, *, tmp_bytes: int, seccomp_fds: Sequence[int]) -> list[str]:
+        words = whole(bwrap, tmp_bytes=tmp_bytes, seccomp_fds=seccomp_fds)
         at = words.index("--remount-ro")
         return [*words[:at], *extra, *words[at:]]
 
@@ -500,7 +500,7 @@ def test_an_ordinary_user_has_the_same_isolation(sandbox: Sandbox) -> None:
 
 
 def test_stop_ends_what_is_running(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
-    box = Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""))
+    box = Sandbox(bubblewrap.Bubblewrap())
     threading.Timer(0.5, box.stop).start()
     with pytest.raises(Interrupted):
         box.run(program("import time; time.sleep(600)"), SandboxLimits(wall_s=600))

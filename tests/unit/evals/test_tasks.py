@@ -208,7 +208,7 @@ def test_a_file_is_downloaded_once_and_checked(web: str, tmp_path: Path, monkeyp
     import hashlib
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    file = BenchmarkFile("x.jsonl", hashlib.sha256(b'{"a": 1}\n').hexdigest(), f"{web}x.jsonl")
+    file = BenchmarkFile("x.jsonl", hashlib.sha256(b'{"a": 1}\n').hexdigest(), web)
     assert file.read(None) == b'{"a": 1}\n'
     (tmp_path / "web" / "x.jsonl").unlink()
     assert file.read(None) == b'{"a": 1}\n'
@@ -220,11 +220,11 @@ def test_a_file_is_downloaded_once_and_checked(web: str, tmp_path: Path, monkeyp
 def test_a_download_that_is_not_the_file_is_not_kept(web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(UserError, match="has sha256"):
-        BenchmarkFile("x.jsonl", HASH, f"{web}x.jsonl").read(None)
+        BenchmarkFile("x.jsonl", HASH, web).read(None)
     assert not (storage.cache_folder("benchmarks") / "x.jsonl").exists()
-    for url in (f"{web}none.jsonl", "http://127.0.0.1:9/x.jsonl"):
+    for name, folder in (("none.jsonl", web), ("x.jsonl", "http://127.0.0.1:9/")):
         with pytest.raises(UserError, match=r"cannot be downloaded.*--data"):
-            BenchmarkFile("x.jsonl", HASH, url).read(None)
+            BenchmarkFile(name, HASH, folder).read(None)
 
 
 @pytest.mark.parametrize(
