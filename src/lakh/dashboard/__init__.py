@@ -2,8 +2,7 @@
 
     find.py             finds run folders
     table.py            per-step measurements in columns, and which steps were kept
-    downsample.py       reduces a million points to a few hundred and keeps every spike
-    curves.py           curves for the page: downsampled points and their means
+    curves.py           curves for the page: a million points become a few hundred that keep every spike, and means
     goodput_timeline.py the share of every goodput class over time
     notable.py          one sentence for each notable event
     state.py            what the run is doing now, and the reason

@@ -259,8 +259,10 @@ class RunView:
         for name, rows in self._measured.items():
             chosen = [rows[step] for step in sorted(rows) if first <= step <= last]
             if chosen:
-                columns_of = [[row[key] for row in chosen] for key in ("step", "time_s", "value")]
-                found[name] = downsampled(*np.array(columns_of, dtype=float), points)
+                steps, times, values = (
+                    np.array([row[key] for row in chosen], dtype=float) for key in ("step", "time_s", "value")
+                )
+                found[name] = downsampled(steps, times, values, points)
                 if "low" in chosen[-1] and len(found[name]["value"]) == len(chosen):
                     found[name] |= {key: [_or_none(row.get(key)) for row in chosen] for key in ("low", "high")}
         return found

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 
 from lakh.evals.calibration_cache import CachedCalibration, cache_key, problem_hash, read, write
 from lakh.evals.sandbox import Sandbox, SandboxLimits, SandboxVerdict
-from lakh.evals.sandbox.pool import map_threads
 from lakh.evals.task import Problem, Task
 
 __all__ = ["CpuCalibration", "calibrate", "with_cpu"]
@@ -91,7 +90,7 @@ def probe_s(clock: Callable[[], float] = time.thread_time) -> float:
 
 
 def calibrate(
-    task: Task, problems: Sequence[Problem], sandbox: Sandbox, *, workers: int,
+    task: Task, problems: Sequence[Problem], sandbox: Sandbox, *, workers: int | None,
     progress: Callable[[int], None] | None = None, ignore_cache: bool = False,
 ) -> CpuCalibration:  # fmt: skip
     """CPU times of the references: from the cache if it is valid, otherwise measured and cached."""
@@ -110,7 +109,7 @@ def calibrate(
         built = task.build(problem, problem.canonical) if problem.canonical else None
         return None if built is None or isinstance(built, SandboxVerdict) else sandbox.run(built, longest)
 
-    verdicts = map_threads(measure, missing, workers, sandbox.stop, progress=progress)
+    verdicts = sandbox.map(measure, missing, workers, progress=progress)
     measured = {
         problem.id: round(verdict.cpu_s / slowdown, 4)
         for problem, verdict in zip(missing, verdicts, strict=True)

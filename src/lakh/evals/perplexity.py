@@ -38,7 +38,6 @@ class BitsPerByte:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        value = self.bits / self.bytes
         parts = {
             "task": NAME,
             "data_sha256": self.data_sha256,
@@ -50,7 +49,7 @@ class BitsPerByte:
         }
         return {
             "task": NAME,
-            "bits_per_byte": value,
+            "bits_per_byte": self.bits / self.bytes,
             "interval": list(self.interval),
             "perplexity_per_token": 2 ** (self.bits / max(1, self.tokens)),
             "tokens": self.tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from lakh.evals.sandbox import Sandbox
-from lakh.evals.sandbox.backends import bubblewrap, landlock
+from lakh.evals.sandbox.backends import landlock
 
 
 def line(task_id: str, **keys: Any) -> str:
@@ -60,7 +61,7 @@ def test_data_with_another_sha256_is_refused(tmp_path: Path, lakh: Callable[...,
 def test_without_any_sandbox_nothing_runs(
     lakh: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bubblewrap, "find", lambda: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(landlock, "_syscall", lambda *words: -1)
     code, _, err = lakh("eval", "score", "--canonical", "--task", "humaneval", "--limit", "1")
     assert code == 2

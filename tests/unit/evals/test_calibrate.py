@@ -46,6 +46,8 @@ class Counting:
 
     def stop(self) -> None: ...
 
+    map = Sandbox.map
+
 
 def measure(task: Task, sandbox: Counting, **options: Any) -> CpuCalibration:
     return calibrate(task, task.problems, sandbox, workers=1, **options)  # type: ignore[arg-type]

@@ -380,7 +380,7 @@ def test_threads_work_up_to_the_limit_on_processes(sandbox: Sandbox) -> None:
 
 
 def test_without_bubblewrap_we_refuse_and_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bubblewrap, "find", lambda: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(landlock, "_syscall", lambda *words: -1)
     with pytest.raises(UserError, match=r"bubblewrap is not installed.*landlock is not available.*apt-get.*--unsafe"):
         Sandbox.choose()
@@ -392,7 +392,7 @@ def test_where_bubblewrap_cannot_start_we_refuse_with_its_words(
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(bubblewrap, "find", lambda: str(broken))
+    monkeypatch.setattr(shutil, "which", lambda name: str(broken))
     with pytest.raises(UserError, match=r"cannot start here \(bwrap: setting up uid map: Permission denied\)"):
         Sandbox.choose(backend="bubblewrap", workers=2)
 

@@ -23,7 +23,7 @@ from lakh.evals.sandbox import Sandbox
 from lakh.evals.sandbox.verdict import SandboxVerdict
 from lakh.evals.task import CommandProgram, Problem, Program, names_under_test
 from lakh.evals.tasks import TASKS, load_task
-from lakh.evals.tasks.multilingual import LANGUAGES, LIMITS, _program
+from lakh.evals.tasks.multilingual import LIMITS, _program, languages
 
 SIZES = {
     "mbpp": 974,
@@ -150,7 +150,7 @@ def test_other_languages_pass_fail_and_cannot_leave_early(sandbox: Sandbox, lang
     prompt, body, test = ADD[language]
     problem = Problem("X/0", prompt, body, test, "add", language=language)
     right = _program(problem, body)
-    missing = [tool for tool in LANGUAGES[language].tools if shutil.which(tool, path="/usr/bin:/bin") is None]
+    missing = [tool for tool in languages()[language].tools if shutil.which(tool, path="/usr/bin:/bin") is None]
     if missing:
         assert isinstance(right, SandboxVerdict)
         assert right.kind == "not_run"

@@ -212,9 +212,5 @@ def _describe(error: BaseException) -> str:
     text = getattr(error, "lakh_description", "")
     if not text:
         text = f"{type(error).__name__}: {str(error)[:MESSAGE_CHARS]}".rstrip(": ")
-    line, trace = 0, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == "<test>":
-            line = trace.tb_lineno
-        trace = trace.tb_next
+    line = messages.last_line_in(error, "<test>")
     return text + (f" (test line {line})" if line and "(solution line" not in text else "")

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.dashboard.downsample import bucket_means, downsample, running_means
+from lakh.dashboard.curves import bucket_means, downsample, running_means
 
 VALUES = st.lists(st.floats(width=32), min_size=1, max_size=400)
 
