@@ -14,8 +14,8 @@ from lakh.cli.eval_options import (
     LIMIT_OPTION,
     RECALIBRATE_OPTION,
     TEXTS_OPTION,
+    EvalRunOptions,
     load_tasks,
-    make_sandbox,
     model_options,
     run_options,
     split_names,
@@ -51,9 +51,8 @@ evaluate.default = "model"
 @run_options
 @print_result
 def model(
-    model: str, tasks: str, n: int, texts: str | None, recalibrate: bool, data: str | None, limit: int | None,
-    out: str | None, workers: int | None, backend: str | None, unsafe: bool, **settings: Any,
-) -> CommandResult:  # fmt: skip
+    model: str, tasks: str, n: int, texts: str | None, recalibrate: bool, run: EvalRunOptions, **settings: Any
+) -> CommandResult:
     """Generate completions with a model and score them.
 
     MODEL is a run, a checkpoint, a Hugging Face folder, or the URL of an OpenAI-compatible endpoint.
@@ -63,20 +62,20 @@ def model(
     origin = origin_from(model, **settings)
     results: list[dict[str, Any]] = []
     if BITS_PER_BYTE in names:
-        results.append(_bits_per_byte(model, texts or data, limit))
-    loaded = load_tasks(names, data, limit, origin, n)
+        results.append(_bits_per_byte(model, texts or run.data, run.limit))
+    loaded = load_tasks(names, run.data, run.limit, origin, n)
     if loaded:
-        with _sandbox_for_model(unsafe, backend) as sandbox:  # first: a missing sandbox should not cost minutes
+        with _sandbox_for_model(run) as sandbox:  # first: a missing sandbox should not cost minutes
             engine = load_engine(model, chat=settings["chat"], served_name=settings["served_name"])
             for task in loaded:
-                folder = None if out is None else task_folder(out, task, loaded)
+                folder = None if run.out is None else task_folder(run.out, task, loaded)
                 num_samples = n * len(task.problems)
                 with (
                     bar(task.name) as stage,
                     generated(engine, task, origin, n, folder, stage("generating", num_samples)) as samples,
                 ):
                     result = score_samples(
-                        task, samples, sandbox, origin, workers=workers, progress=stage("running", num_samples),
+                        task, samples, sandbox, origin, workers=run.workers, progress=stage("running", num_samples),
                         calibrating=stage("measuring references", len(task.problems)),
                         recalibrate=recalibrate, out=folder,
                     )  # fmt: skip
@@ -132,22 +131,21 @@ def generate_only(
 @print_result
 def score(
     samples: str | None, name: str, canonical: bool, partial: bool, n: int | None, cpu_limit: int | None,
-    recalibrate: bool, data: str | None, limit: int | None, out: str | None, workers: int | None, backend: str | None,
-    unsafe: bool,
+    recalibrate: bool, run: EvalRunOptions,
 ) -> CommandResult:  # fmt: skip
     """Score completions from a JSONL file of {task_id, completion}."""
     if recalibrate and cpu_limit is not None:
         raise UserError("lakh eval score", "--cpu-limit leaves nothing to calibrate", "give one of the two")
     if (samples is None) != canonical:
         raise UserError("lakh eval score", "takes either a samples file or --canonical", "give one of them")
-    task = load_task(name, data)
-    origin, given = samples_to_score(samples, task, partial=partial, n=n, limit=limit)
-    ahead = min(workers or os.cpu_count() or 1, len(given))
-    with make_sandbox(unsafe, backend, workers=ahead) as sandbox, bar(task.name) as stage:
+    task = load_task(name, run.data)
+    origin, given = samples_to_score(samples, task, partial=partial, n=n, limit=run.limit)
+    ahead = min(run.workers or os.cpu_count() or 1, len(given))
+    with run.sandbox(workers=ahead) as sandbox, bar(task.name) as stage:
         result = score_samples(
-            task, given, sandbox, origin, cpu_s=cpu_limit, workers=workers, progress=stage("running", len(given)),
+            task, given, sandbox, origin, cpu_s=cpu_limit, workers=run.workers, progress=stage("running", len(given)),
             calibrating=stage("measuring references", len({s.task_id for s in given})),
-            recalibrate=recalibrate, out=out,
+            recalibrate=recalibrate, out=run.out,
         )  # fmt: skip
     return show([result.as_dict()], result)
 
@@ -160,9 +158,9 @@ def list_tasks() -> CommandResult:
     return CommandResult({"tasks": names}, "\n".join(names))
 
 
-def _sandbox_for_model(unsafe: bool, backend: str | None) -> Sandbox:
+def _sandbox_for_model(run: EvalRunOptions) -> Sandbox:
     try:
-        return make_sandbox(unsafe, backend)
+        return run.sandbox()
     except UserError as error:
         todo = f"{error.todo}; or store the completions with lakh eval generate, and score them on another machine"
         raise UserError(error.where, error.found, todo) from None

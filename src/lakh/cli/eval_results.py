@@ -12,8 +12,8 @@ from lakh.cli.eval_options import (
     BITS_PER_BYTE,
     DATA_OPTION,
     TEXTS_OPTION,
+    EvalRunOptions,
     load_tasks,
-    make_sandbox,
     run_options,
     sampling_options,
     split_names,
@@ -61,10 +61,7 @@ def diff(left: str, right: str) -> CommandResult:
 @click.option("--samples", metavar="FILE", help="The samples file, if it has moved.")
 @run_options
 @print_result
-def reproduce(
-    result: str, samples: str | None, data: str | None, limit: int | None, out: str | None, workers: int | None,
-    backend: str | None, unsafe: bool,
-) -> CommandResult:  # fmt: skip
+def reproduce(result: str, samples: str | None, run: EvalRunOptions) -> CommandResult:
     """Reproduce a result from its protocol and show what differs.
 
     RESULT is the folder of a result, or a file with its protocol line.
@@ -73,17 +70,17 @@ def reproduce(
     from lakh.evals.scoring.reproduce import read_request
     from lakh.evals.scoring.reproduce import reproduce as score_again
 
-    if limit is not None:
+    if run.limit is not None:
         raise UserError("--limit", "a result is reproduced as a whole", "remove --limit")
-    request = read_request(result, data, samples=samples)
+    request = read_request(result, run.data, samples=samples)
     given, origin = request.samples, request.origin
-    with make_sandbox(unsafe, backend) as sandbox, bar(request.task.name) as stage:
+    with run.sandbox() as sandbox, bar(request.task.name) as stage:
         if given is None:
             engine = load_engine(origin.source, chat=origin.form == "chat", served_name=origin.served_name)
             generating = stage("generating", request.n * len(request.task.problems))
             given = generate(engine, request.task, origin, n=request.n, progress=generating)
         running = stage("running", len(given))
-        again = score_again(request, given, sandbox, workers=workers, progress=running, out=out)
+        again = score_again(request, given, sandbox, workers=run.workers, progress=running, out=run.out)
     summary = again.result.summary
     text = "identical" if again.is_identical else f"{len(again.changed)} of {len(given)} verdicts differ"
     if again.new_completions:
@@ -124,19 +121,19 @@ def export(samples: str, name: str, data: str | None, out: str, partial: bool) -
 @run_options
 @print_result
 def watch(
-    run_dir: str, tasks: str, n: int, every: int, once: bool, poll: float, texts: str | None, data: str | None,
-    limit: int | None, out: str | None, workers: int | None, backend: str | None, unsafe: bool, **sampling: Any,
+    run_dir: str, tasks: str, n: int, every: int, once: bool, poll: float, texts: str | None, run: EvalRunOptions,
+    **sampling: Any,
 ) -> CommandResult:  # fmt: skip
     """Score the checkpoints of a run as they appear, next to its training."""
     from lakh.evals.tasks.lines import source_texts
     from lakh.evals.watch import watch as follow
 
-    if out is not None:
+    if run.out is not None:
         raise UserError("--out", "results of a run go into the run, under evals/", "remove --out")
     names = split_names(tasks)
-    read = source_texts(texts or data, BITS_PER_BYTE)[:limit] if BITS_PER_BYTE in names else []
+    read = source_texts(texts or run.data, BITS_PER_BYTE)[: run.limit] if BITS_PER_BYTE in names else []
     origin = Origin(run_dir, **sampling)
-    loaded = load_tasks(names, data, limit, origin, n)
+    loaded = load_tasks(names, run.data, run.limit, origin, n)
     columns = ["step", "task", "passed", "total", "pass_at_k", "bits_per_byte", "interval"]
     rows: list[dict[str, Any]] = []
 
@@ -148,10 +145,10 @@ def watch(
     def on_skip(path: str, error: LakhError) -> None:
         console().print(f"warning: skipped {path}: {error}", style="yellow")
 
-    with make_sandbox(unsafe, backend) if loaded else nullcontext() as sandbox:  # bits per byte runs no programs
+    with run.sandbox() if loaded else nullcontext() as sandbox:  # bits per byte runs no programs
         follow(
             run_dir, loaded, sandbox, origin, n=n, every=every, poll_s=poll, until=lambda: once, texts=read,
-            on_result=on_result, on_skip=on_skip, workers=workers,
+            on_result=on_result, on_skip=on_skip, workers=run.workers,
         )  # fmt: skip
     shown = ["step", "task", "passed", "total", "bits_per_byte"]
     text = table(shown, [[row[key] for key in shown] for row in rows]) if rows else "nothing new to score"

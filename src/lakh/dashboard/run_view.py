@@ -28,6 +28,7 @@ MAX_MARKS = 400
 MAX_RANKS = 8
 RATES = ("tokens_per_s", "mfu")
 TIMELINE_PARTS = 120
+SCORE_KEYS = ("step", "time_s", "pass_at_1", "low", "high", "passed", "total", "seconds")
 CURVES = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "step_s")
 
 
@@ -148,11 +149,8 @@ class RunView:
                 "kind": kind, "weight": severity, "text": text}  # fmt: skip
         self._notable = [*self._notable[1 - MAX_NOTABLE :], entry]
         if severity != notable.NOTE:
-            self._mark({**record, "step": step}, severity, text)
-
-    def _mark(self, record: Record, what: str, text: str) -> None:
-        mark = {"time_s": record["time_s"], "step": record["step"], "what": what, "text": text}
-        self._marks = [*self._marks[1 - MAX_MARKS :], mark]
+            mark = {"time_s": record["time_s"], "step": step, "what": severity, "text": text}
+            self._marks = [*self._marks[1 - MAX_MARKS :], mark]
 
     def _read_settings(self) -> None:
         path = self.path / "run.toml"
@@ -166,10 +164,6 @@ class RunView:
         except (OSError, ValueError, LakhError):  # missing or unreadable: the page works without it
             return
 
-    def _setting(self, section: str, name: str) -> Any:
-        table = self._settings.get(section)
-        return table.get(name) if isinstance(table, dict) else None
-
     def data(self, now_s: float, *, points: int, window: tuple[float, float] | None = None) -> dict[str, Any]:
         """Everything the page shows; curves have at most `points` points, within a window of steps if given."""
         return {
@@ -178,7 +172,8 @@ class RunView:
             "marks": self._marks,
             "checkpoints_at": self._checkpoints.points(),
             "scores": {
-                task: [_score(found[step]) for step in sorted(found)] for task, found in sorted(self._scores.items())
+                task: [{key: found[step].get(key) for key in SCORE_KEYS} for step in sorted(found)]
+                for task, found in sorted(self._scores.items())
             },
             "unusual": [
                 {**entry, "ranks": sorted(entry["ranks"])[:MAX_RANKS], "num_ranks": len(entry["ranks"])}
@@ -197,7 +192,8 @@ class RunView:
         table, seconds = self._table, self._goodput.seconds()
         step_s = _median(table, "step_s") or 0.0
         data_wait_s = _median(table, "data_wait_s")
-        steps = self._setting("train", "steps")
+        train = self._settings.get("train")
+        steps = train.get("steps") if isinstance(train, dict) else None
         steps = steps if isinstance(steps, int) else None
         total_s = sum(seconds.values())
         stepping_s = seconds["productive"] + seconds["data_wait"] + seconds["lost"]
@@ -205,8 +201,11 @@ class RunView:
         now = state.run_state(
             now_s=now_s, last_s=self._goodput.last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
         )
+        left_s = None
+        if now.word in ("running", "starting"):
+            overhead = total_s / stepping_s if stepping_s else 1.0
+            left_s = state.seconds_left(step=self._step, steps=steps, step_s=step_s, overhead=overhead)
         started = self._started or {}
-        live = now.word in ("running", "starting")
         return {
             "name": self.name,
             "path": str(self.path),
@@ -221,11 +220,7 @@ class RunView:
             "step_s": step_s or None,
             "data_wait": min(1.0, data_wait_s / step_s) if data_wait_s is not None and step_s else None,
             "memory_bytes": max((record["value"] for record in memory.values()), default=None),
-            "left_s": state.seconds_left(
-                step=self._step, steps=steps, step_s=step_s, overhead=total_s / stepping_s if stepping_s else 1.0
-            )
-            if live
-            else None,
+            "left_s": left_s,
             "began_s": self._goodput.first_s,
             "last_s": self._goodput.last_s,
             "goodput": seconds["productive"] / total_s if total_s else None,
@@ -271,11 +266,6 @@ class RunView:
         edges, shares = goodput_timeline(self._goodput, TIMELINE_PARTS)
         rounded = {name: [round(share, 4) for share in column] for name, column in shares.items()}
         return {"began_s": edges[0], "ended_s": edges[-1], "shares": rounded} if edges else {}
-
-
-def _score(record: Record) -> dict[str, Any]:
-    named = ("step", "time_s", "pass_at_1", "low", "high", "passed", "total", "seconds")
-    return {name: record.get(name) for name in named}
 
 
 def _median(table: StepTable, name: str) -> float | None:

@@ -33,15 +33,13 @@ class BenchmarkFile:
     def rows(self, data: str | None, needed: Sequence[str]) -> list[dict[str, Any]]:
         return read_rows(self.name, self.read(data), needed)
 
-    def read(self, data: str | None, packaged: str | None = None) -> bytes:
-        """The file's bytes: from `data` (the file or its folder), a package's folder, the cache, or a download."""
+    def read(self, data: str | None) -> bytes:
+        """The file's bytes: from `data` (the file or its folder), the cache, or a download."""
         if data is not None:
             path = data
             if storage.is_local(path) and storage.local_path(path).is_dir():
                 path = storage.join(path, self.name)
             return self._checked(path, storage.read_bytes(path))
-        if packaged is not None:
-            return self._checked(packaged, storage.read_bytes(packaged))
         cached = storage.cache_folder("benchmarks") / self.name
         if cached.exists():
             return self._checked(str(cached), cached.read_bytes())

@@ -1,4 +1,4 @@
-"""What people get wrong: each ends with exit code 2 and words that say what to do, and nothing is run."""
+"""Invalid input exits with code 2 and a message that says what to do; nothing runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_backend_that_does_not_exist_is_refused(lakh: Callable[..., tuple[int,
 @pytest.mark.parametrize(
     "words", [["diff", "a"], ["diff", "/none", "/none"], ["reproduce", "/none"], ["watch", "/none"]]
 )
-def test_commands_on_results_that_are_not_there(words: list[str], lakh: Callable[..., tuple[int, str, str]]) -> None:
+def test_commands_on_missing_results_exit_with_2(words: list[str], lakh: Callable[..., tuple[int, str, str]]) -> None:
     extra = ["--tasks", "humaneval"] if words[0] == "watch" else []
     code, _, _ = lakh("eval", *words, *extra)
     assert code == 2
