@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lakh.cli.output import console
-from lakh.cli.serve_options import ServeOptions, listen_options, server_options
+from lakh.cli.serve_options import ServeOptions, server_options
 from lakh.errors import PeerLost, UserError
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.argument("model")
-@listen_options("127.0.0.1:8000")
+@server_options("127.0.0.1:8000")
 @click.option(
     "--precision",
     type=click.Choice(["f32", "bf16", "int8"]),
@@ -30,17 +30,14 @@ __all__ = ["serve"]
 @click.option(
     "--speculate/--no-speculate",
     default=True,
-    show_default=True,
-    help="DraftTokens tokens, by the draft or from the text so far, where measurement says that it pays.",
+    help="Speculative decoding with draft tokens from the prompt or a draft model, while it measurably pays off.",
 )
 @click.option("--draft", metavar="MODEL", help="A smaller model with the same tokenizer that proposes draft tokens.")
 @click.option("--cache-tokens", type=click.IntRange(1), help="Size of the KV cache in tokens.")
-@server_options
 @click.option(
     "--max-waiting",
     type=click.IntRange(1),
     default=64,
-    show_default=True,
     help="Requests in the waiting queue; beyond that the answer is a 429.",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
@@ -48,7 +45,6 @@ __all__ = ["serve"]
     "--tensor",
     type=click.IntRange(1),
     default=1,
-    show_default=True,
     help="Tensor parallelism: processes of this machine that share every layer.",
 )
 @click.option(
@@ -63,45 +59,30 @@ __all__ = ["serve"]
     "engine_in",
     type=click.Choice(["process", "thread"]),
     default="process",
-    show_default=True,
     help="Run the engine in its own process, or in a thread of the server.",
 )
 @click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON line: url, model, pid.")
 def serve(
     model: str,
     options: ServeOptions,
-    precision: Any,
     speculate: bool,
-    draft: str | None,
-    cache_tokens: int | None,
     max_waiting: int,
-    threads: int | None,
-    tensor: int,
-    follow_s: float | None,
     engine_in: str,
     as_json: bool,
+    **load: Any,
 ) -> None:
     """Serve completions over HTTP.
 
-    MODEL is a run's folder, a checkpoint's folder or a Hugging Face directory. Answers POST /v1/completions
-    in OpenAI's form, /v1/fim/completions and /infill in those of Mistral and llama.cpp, and GET /v1/models,
-    /health, /ready and /metrics. SIGTERM or Ctrl-C stops it after the running requests.
+    MODEL is a run folder, a checkpoint folder or a Hugging Face directory. Serves POST /v1/completions in OpenAI's
+    form, /v1/fim/completions and /infill in those of Mistral and llama.cpp, and GET /v1/models, /health, /ready and
+    /metrics. SIGTERM or Ctrl-C stops it after the running requests.
     """
-    if draft is not None and not speculate:
+    if load["draft"] is not None and not speculate:
         raise UserError("--draft, --no-speculate", "a draft model needs speculation", "give only one of them")
-    if follow_s is not None and tensor > 1:
+    if load["follow_s"] is not None and load["tensor"] > 1:
         raise UserError("--follow, --tensor", "tensor-parallel weights cannot be replaced", "give only one of them")
     talk = console()
-    load = {
-        "path": model,
-        "precision": precision,
-        "speculation": "lookup" if speculate else "off",
-        "draft": draft,
-        "cache_tokens": cache_tokens,
-        "threads": threads,
-        "tensor": tensor,
-        "follow_s": follow_s,
-    }
+    load |= {"path": model, "speculation": "lookup" if speculate else "off"}
     with talk.status(f"loading {model}"):
         backend, description = (
             _in_process(load, max_waiting) if engine_in == "process" else _in_thread(load, max_waiting)

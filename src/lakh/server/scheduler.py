@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from lakh.server.metrics import EngineCounters, EngineObserver
+from lakh.server.metrics import EngineCounters, EngineMetrics
 from lakh.server.model.block_pool import BLOCK_TOKENS, Lease
 from lakh.server.model.inference import SequenceChunk
 from lakh.server.model.runner import Runner
@@ -52,7 +52,7 @@ class Scheduler:
         """Calls `on_release` for every sequence that gives its blocks back. `observer` may be set later."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.observer: EngineObserver | None = None
+        self.observer: EngineMetrics | None = None
         self._runner, self._pool, self._counters = runner, runner.pool, counters
         self._clock, self._on_release = clock, on_release
 
@@ -221,14 +221,8 @@ class Scheduler:
             seq.first_token_s = self._clock()
         if seq.finish_reason is not None:
             self.finish(seq)
-            if self.observer is not None and seq.started_s is not None and seq.first_token_s is not None:
-                self.observer.observe_completion(
-                    arrived_s=seq.arrived_s,
-                    started_s=seq.started_s,
-                    first_token_s=seq.first_token_s,
-                    finished_s=self._clock(),
-                    num_tokens=len(seq.tokens),
-                )
+            if self.observer is not None:
+                self.observer.observe_completion(seq, self._clock(), len(seq.tokens))
         elif seq.num_computed // BLOCK_TOKENS > len(seq.lease.nodes):
             self._pool.share(seq.lease, seq.ids[: seq.num_computed])
 
@@ -250,7 +244,7 @@ class Scheduler:
         self._on_release(seq)
 
 
-# --- pure decisions -----------------------------------------------------------------------------------------
+# --- pure decisions ---
 
 
 class TokenBudget(NamedTuple):

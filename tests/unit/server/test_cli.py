@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.serve import ablation
+from bench.serve.ablation import AblationRow
 
 from lakh.cli.main import main
 from lakh.server.engine import Engine, SamplingParams
-from lakh.server.loadgen import ablation
-from lakh.server.loadgen.ablation import AblationRow
 from lakh.server.loadgen.report import LoadReport
 
 PATIENCE_S = 240  # a busy machine takes a minute to import what a server needs

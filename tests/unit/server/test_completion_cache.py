@@ -52,7 +52,7 @@ def test_the_same_question_again_draws_nothing(cache_of: Callable[..., Completio
         assert (await ask(cache))[0] == first
         assert drawn(cache) == before
         assert (cache.num_queries, cache.num_repeated) == (2, 1)
-        await cache.close()
+        await cache.backend.close()
 
     asyncio.run(main())
 
@@ -73,7 +73,7 @@ def test_typed_into_suggestions_go_on_only_where_that_is_asked_for(cache_of: Cal
         assert drawn(cache) > before
         _, usage = await ask(cache, prompt=ASK["prompt"] + "~", supersede="file.py")
         assert usage.completion_tokens > 0
-        await cache.close()
+        await cache.backend.close()
 
     asyncio.run(main())
 
@@ -154,7 +154,7 @@ def test_a_tenant_neither_reads_nor_notices_anothers_answers(
             await asyncio.sleep(0.001)
         _, own = await ask(cache, "a", **fields)
         assert own.completion_tokens == 0  # its own is there
-        await cache.close()
+        await cache.backend.close()
         await store.close()
 
     asyncio.run(main())
@@ -171,7 +171,7 @@ def test_what_is_no_answer_of_ours_in_the_store_is_a_miss(cache_of: Callable[...
             text, usage = await ask(cache)
             assert text
             assert usage.completion_tokens > 0
-        await cache.close()
+        await cache.backend.close()
 
     asyncio.run(main())
 

@@ -22,7 +22,6 @@ from lakh.server.api import grpc as grpc_api
 from lakh.server.api import openapi
 from lakh.server.api.api_keys import ApiKeys
 from lakh.server.api.server import MAX_BODY_BYTES, running
-from lakh.server.backends.completion_cache import CompletionCache
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.store import MemoryCacheStore
@@ -39,7 +38,7 @@ def serving(engine: Engine, **options: Any) -> Iterator[tuple[str, str]]:
 
     async def main() -> None:
         store = MemoryCacheStore()
-        backend = CompletionCache(InProcessBackend(engine), store)
+        backend = InProcessBackend(engine)
         async with (
             running(backend, "127.0.0.1", 0, store=store, **options) as server,
             grpc_api.running(server.handler, "127.0.0.1", 0) as address,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
@@ -17,6 +18,13 @@ QUEUE, PREFILL, DECODE, INFERENCE = (
 PER_TOKEN = "request_time_per_output_token_seconds"
 
 
+@dataclass
+class Times:
+    arrived_s: float
+    started_s: float | None
+    first_token_s: float | None
+
+
 def values(registry: MetricsRegistry) -> dict[str, float]:
     """Sums and counts."""
     samples = [sample for family in registry.families() for sample in family.samples if not sample.labels]
@@ -26,8 +34,8 @@ def values(registry: MetricsRegistry) -> dict[str, float]:
 def test_a_request_is_split_where_work_begins_and_where_its_first_token_comes() -> None:
     registry = MetricsRegistry("")
     phases = PhaseLatencies(registry)
-    phases.observe_completion(arrived_s=10.0, started_s=10.5, first_token_s=12.0, finished_s=15.0, num_tokens=4)
-    phases.observe_completion(arrived_s=20.0, started_s=20.0, first_token_s=21.0, finished_s=21.0, num_tokens=1)
+    phases.observe_completion(Times(10.0, 10.5, 12.0), finished_s=15.0, num_tokens=4)
+    phases.observe_completion(Times(20.0, 20.0, 21.0), finished_s=21.0, num_tokens=1)
     found = values(registry)
     assert [found[f"{name}_sum"] for name in (QUEUE, PREFILL, DECODE, INFERENCE)] == [0.5, 2.5, 3.0, 5.5]
     assert (found[f"{PER_TOKEN}_sum"], found[f"{PER_TOKEN}_count"], found[f"{QUEUE}_count"]) == (1.0, 1, 2)

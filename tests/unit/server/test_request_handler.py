@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+from bench.serve.ablation import ablation_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +32,6 @@ from lakh.server.backend import CompletionDelta, ModelCard, Usage
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.loadgen import generator
-from lakh.server.loadgen.ablation import ablation_rows
 from lakh.server.loadgen.generator import LoadConfig, Techniques, request_body, run_load
 from lakh.server.loadgen.report import ENDS, LoadReport, plot
 from lakh.server.loadgen.typing import EditorRequest, arrivals_s, read_source_files

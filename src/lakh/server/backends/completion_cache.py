@@ -66,26 +66,6 @@ class CompletionCache:
         self._ttl_s = ttl_s
         self.num_queries = self.num_repeated = self.num_typed = 0
 
-    @property
-    def num_running(self) -> int:
-        return self.backend.num_running
-
-    @property
-    def num_waiting(self) -> int:
-        return self.backend.num_waiting
-
-    def models(self) -> list[ModelCard]:
-        return self.backend.models()
-
-    async def start(self) -> None:
-        await self.backend.start()
-
-    async def drain(self, timeout_s: float) -> None:
-        await self.backend.drain(timeout_s)
-
-    async def close(self) -> None:
-        await self.backend.close()
-
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
         query = cache_query_of(request, self.backend.models())
         cached: list[CachedCompletion] = []
@@ -125,7 +105,6 @@ class CompletionCache:
 
     def metric_families(self) -> list[Metric]:
         return [
-            *self.backend.metric_families(),
             counter("text_cache_queries_total", "Requests that can be cached.", self.num_queries),
             counter("text_cache_hits_total", "Repeated requests.", self.num_repeated),
             counter("text_reuse_hits_total", "Suggestions that were typed into.", self.num_typed),

@@ -18,14 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakh.metrics import MetricsRegistry
 from lakh.server.backend import CompletionDelta, ModelCard, Usage
-from lakh.server.backends.engine_thread import (
-    EngineJob,
-    EngineStopped,
-    EngineThread,
-    JobUpdate,
-    QueueFull,
-    Superseded,
-)
+from lakh.server.backends.engine_thread import EngineJob, EngineThread, JobUpdate
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
 from lakh.server.engine import Engine
 from lakh.server.metrics import PREFIX, EngineMetrics, counter, gauge, resident_bytes
@@ -92,27 +85,17 @@ class InProcessBackend:
         except TooMuchNewText:
             seqs = await self._encode_in_thread(request, now_s)
         job = EngineJob(seqs, _JobListener(self.engine, request, seqs, on_item), request.supersede)
-        try:
-            self.thread.submit(job)
-        except (QueueFull, EngineStopped) as error:
-            raise self._request_error(error) from None
+        self.thread.submit(job)
         return lambda: self.thread.cancel(job)
 
     async def _encode_in_thread(self, request: CompletionRequest, now_s: float) -> list[Sequence]:
-        if self.num_waiting >= self.thread.max_waiting and not self.thread.would_supersede(request.supersede):
-            raise self._request_error(QueueFull())
+        self.thread.check_room(request.supersede, self._num_encoding)
         self._num_encoding += request.num_choices
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self.encoders, make_sequences, self.engine, request, now_s)
         finally:
             self._num_encoding -= request.num_choices
-
-    def _request_error(self, error: Exception) -> Exception:
-        if isinstance(error, QueueFull):
-            message = f"{self.thread.max_waiting} requests are waiting already; try again later"
-            return RequestError(None, message, status=429, code="queue_full")
-        return _to_request_error(error)
 
     def metric_families(self) -> list[Metric]:
         return self._registry.families()
@@ -160,7 +143,7 @@ class _JobListener:
             self._on_item(Usage(prompt_tokens, self._num_tokens, sum(seq.num_cached for seq in self._seqs)))
             self._on_item(None)
         elif isinstance(update, Exception):
-            self._on_item(_to_request_error(update))
+            self._on_item(update)
         else:
             index, chunk = update
             self._num_tokens += len(chunk.tokens)
@@ -169,15 +152,6 @@ class _JobListener:
                 logprobs = _openai_logprobs(self._engine, chunk.logprobs, self._text_offsets[index])
                 self._text_offsets[index] += len(chunk.text)
             self._on_item(CompletionDelta(index, chunk.text, chunk.finish_reason, chunk.tokens, logprobs))
-
-
-def _to_request_error(error: Exception) -> Exception:
-    """What the client sees; a bug stays as it is."""
-    if isinstance(error, Superseded):
-        return RequestError(None, "superseded by a newer request", status=409, code="superseded")
-    if isinstance(error, EngineStopped):
-        return RequestError(None, "the server is shutting down", status=503)
-    return error
 
 
 def make_sequences(
@@ -208,7 +182,7 @@ def make_sequences(
             ids = prompts.truncate(ids, sampling.max_tokens)
         # The cursor is at the end of the prompt only if nothing follows it.
         ends_at_cursor = isinstance(prompt, str) and (request.suffix is None or request.order == "spm")
-        healed = prompts.heal(ids) if request.heal and ends_at_cursor else HealedPrompt(ids, None, "")
+        healed = prompts.heal(ids) if request.heal and ends_at_cursor else HealedPrompt(ids)
         for _ in range(request.n):
             seq = engine.make_sequence(
                 healed.ids,
