@@ -21,7 +21,7 @@ from typing import Any
 from lakh.cli.output import CommandResult, console, table
 from lakh.errors import Interrupted, PeerLost, PeerTimeout, from_dict
 from lakh.server.loadgen.generator import LoadConfig, Techniques, run_load
-from lakh.server.loadgen.report import LoadReport, save_figure, subplots
+from lakh.server.loadgen.report import LoadReport, save, subplots
 
 __all__ = ["AblationRow", "ablation_rows", "before_after", "run_ablation"]
 
@@ -199,4 +199,4 @@ def _plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
         axis.set_xticks(range(len(rows)), names, rotation=20, ha="right", fontsize="small")
         axis.grid(alpha=0.3, axis="y")
     latency.legend()
-    save_figure(figure, path)
+    save(figure, path)

@@ -14,7 +14,8 @@ from lakh.cli.serve_options import ServeOptions, server_options
 from lakh.errors import PeerLost, UserError
 
 if TYPE_CHECKING:
-    from lakh.server.backend import Backend
+    from lakh.server.backends.engine_process import EngineProcessBackend
+    from lakh.server.backends.in_process import InProcessBackend
 
 __all__ = ["serve"]
 
@@ -84,13 +85,11 @@ def serve(
     talk = console()
     load |= {"path": model, "speculation": "lookup" if speculate else "off"}
     with talk.status(f"loading {model}"):
-        backend, description = (
-            _in_process(load, max_waiting) if engine_in == "process" else _in_thread(load, max_waiting)
-        )
+        backend = _backend(load, max_waiting, engine_in)
 
     def ready(url: str, grpc_at: str | None) -> None:
         body = json.dumps({"prompt": "def hello(", "max_tokens": 32, "temperature": 0})
-        talk.print(f"serving {description} at {url}")
+        talk.print(f"serving {backend.description} at {url}")
         talk.print(f"try: curl -s {url}/v1/completions -d '{body}'", markup=False, soft_wrap=True)
         if grpc_at:
             talk.print(f"gRPC at {grpc_at}")
@@ -105,17 +104,13 @@ def serve(
     talk.print("stopped")
 
 
-def _in_process(load: dict[str, Any], max_waiting: int) -> tuple[Backend, str]:
-    """The engine in its own process; if it dies, this process stops."""
+def _backend(load: dict[str, Any], max_waiting: int, engine_in: str) -> EngineProcessBackend | InProcessBackend:
+    if engine_in == "thread":
+        from lakh.server.backends.engine_process_main import load_engine
+        from lakh.server.backends.in_process import InProcessBackend
+
+        return InProcessBackend(load_engine(load), max_waiting=max_waiting)
     from lakh.server.backends.engine_process import EngineProcessBackend
 
-    backend = EngineProcessBackend(load, max_waiting=max_waiting, on_death=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    return backend, backend.description
-
-
-def _in_thread(load: dict[str, Any], max_waiting: int) -> tuple[Backend, str]:
-    from lakh.server.backends.engine_process_main import describe, load_engine
-    from lakh.server.backends.in_process import InProcessBackend
-
-    engine = load_engine(load)
-    return InProcessBackend(engine, max_waiting=max_waiting), describe(engine)
+    # If the engine's process dies, this process stops.
+    return EngineProcessBackend(load, max_waiting=max_waiting, on_death=lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -11,12 +11,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from lakh.server.metrics import MetricFamily
 from lakh.server.request import CompletionRequest
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 __all__ = ["Backend", "CompletionDelta", "ModelCard", "Usage", "wait_until"]
 
@@ -71,7 +69,7 @@ class Backend(Protocol):
         """
         ...
 
-    def metric_families(self) -> list[Metric]: ...
+    def metric_families(self) -> list[MetricFamily]: ...
 
     async def start(self) -> None: ...
 

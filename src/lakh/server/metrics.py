@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from lakh.metrics import CONTENT_TYPE, MetricsRegistry, counter_family, gauge_family
+from lakh.metrics import MetricsRegistry, counter_family, gauge_family
 
 if TYPE_CHECKING:
     from prometheus_client import Histogram
@@ -21,16 +20,17 @@ if TYPE_CHECKING:
     from lakh.server.backend import Backend
 
 __all__ = [
-    "CONTENT_TYPE",
     "PREFIX",
     "EngineCounters",
     "EngineMetrics",
+    "MetricFamily",
     "PhaseLatencies",
     "ServerMetrics",
     "counter",
     "gauge",
-    "resident_bytes",
 ]
+
+MetricFamily: TypeAlias = "Metric"  # prometheus_client is an optional dependency
 
 PREFIX = "lakh:"
 LATENCY_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
@@ -157,11 +157,3 @@ class ServerMetrics:
 
     def page(self) -> bytes:
         return self._registry.page()
-
-
-def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not report it."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -21,14 +21,7 @@ from lakh.server.model.runner import Runner
 from lakh.server.sequence import Sequence
 from lakh.server.speculation.rejection import DraftTokens
 
-__all__ = [
-    "ScheduledSequence",
-    "Scheduler",
-    "TokenBudget",
-    "split_token_budget",
-    "steps_between_proposals",
-    "steps_to_launch",
-]
+__all__ = ["ScheduledSequence", "Scheduler", "split_token_budget", "steps_between_proposals", "steps_to_launch"]
 
 NO_DRAFT = DraftTokens([], [])
 
@@ -183,7 +176,8 @@ class Scheduler:
             end = seq.num_computed + count
             if not self._pool.extend(seq.lease, end + len(draft.tokens)):
                 draft = NO_DRAFT
-                self._reserve_or_preempt(seq, end)
+                while seq.lease is not None and not self._pool.extend(seq.lease, end):
+                    self._preempt(self.running[-1])  # which may be the sequence itself
                 if seq.lease is None:
                     continue
             num_scored = len(draft.tokens) + 1 if end == len(seq.ids) else 0
@@ -225,11 +219,6 @@ class Scheduler:
                 self.observer.observe_completion(seq, self._clock(), len(seq.tokens))
         elif seq.num_computed // BLOCK_TOKENS > len(seq.lease.nodes):
             self._pool.share(seq.lease, seq.ids[: seq.num_computed])
-
-    def _reserve_or_preempt(self, seq: Sequence, num_tokens: int) -> None:
-        """Reserve blocks for `num_tokens` tokens; preempts the youngest, which may be the sequence itself."""
-        while seq.lease is not None and not self._pool.extend(seq.lease, num_tokens):
-            self._preempt(self.running[-1])
 
     def _preempt(self, seq: Sequence) -> None:
         self.running.remove(seq)

@@ -116,7 +116,7 @@ CHANGES: list[dict[str, Any]] = [
 
 
 def test_whatever_may_change_an_answer_is_part_of_the_question(cache_of: Callable[..., CompletionCache]) -> None:
-    models = cache_of().models()
+    models = cache_of().backend.models()
     keys = [cache_query_of(parse({**ASK, **change}), models) for change in ({}, *CHANGES)]
     assert len({question.key for question in keys if question}) == len(keys)
     other = [type(models[0])(models[0].id, models[0].context, "other weights")]
@@ -163,7 +163,7 @@ def test_a_tenant_neither_reads_nor_notices_anothers_answers(
 def test_what_is_no_answer_of_ours_in_the_store_is_a_miss(cache_of: Callable[..., CompletionCache]) -> None:
     async def main() -> None:
         cache = cache_of()
-        question = cache_query_of(parse(ASK), cache.models())
+        question = cache_query_of(parse(ASK), cache.backend.models())
         assert question is not None
         other = CachedCompletion(question.line, 5, None, "1", 1)  # type: ignore[arg-type]
         for junk in (b"", b"\xff", b"5", b"[5]", b'[{"line": "x"}]', b"{}", json.dumps([asdict(other)]).encode()):

@@ -13,17 +13,15 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lakh.child_process import AsyncChannel, ChannelClosed, ChildProcess
 from lakh.errors import PeerLost
 from lakh.server.backend import CompletionDelta, ModelCard, Usage, wait_until
 from lakh.server.backends.engine_process_main import EngineStatus
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
+from lakh.server.metrics import MetricFamily
 from lakh.server.request import CompletionRequest, RequestError
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 __all__ = ["EngineProcessBackend"]
 
@@ -70,7 +68,7 @@ class EngineProcessBackend:
     def models(self) -> list[ModelCard]:
         return [] if self.died else self.status.models
 
-    def metric_families(self) -> list[Metric]:
+    def metric_families(self) -> list[MetricFamily]:
         return self.status.metric_families
 
     async def start(self) -> None:

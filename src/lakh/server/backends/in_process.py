@@ -14,23 +14,21 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from lakh.metrics import MetricsRegistry
 from lakh.server.backend import CompletionDelta, ModelCard, Usage
 from lakh.server.backends.engine_thread import EngineJob, EngineThread, JobUpdate
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
 from lakh.server.engine import Engine
-from lakh.server.metrics import PREFIX, EngineMetrics, counter, gauge, resident_bytes
+from lakh.server.metrics import PREFIX, EngineMetrics, MetricFamily, counter, gauge
 from lakh.server.prompts.incremental_tokenizer import EncodeOptions, TooMuchNewText
 from lakh.server.prompts.token_healing import HealedPrompt
 from lakh.server.request import CompletionRequest, RequestError
 from lakh.server.sampling import Logprobs
 from lakh.server.sequence import Sequence
 from lakh.server.stopping import stop_rule_for
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 __all__ = ["MAX_WAITING", "InProcessBackend", "make_sequences"]
 
@@ -47,6 +45,7 @@ OnItem = Callable[[CompletionDelta | Usage | Exception | None], None]
 class InProcessBackend:
     def __init__(self, engine: Engine, *, max_waiting: int = MAX_WAITING) -> None:
         self.engine = engine
+        self.description = f"{engine.name} ({engine.spec.parameters:,} parameters, {engine.device})"
         self._registry = MetricsRegistry(PREFIX)
         engine.observe(EngineMetrics(self._registry))
         self._registry.collect_from(self._engine_families)
@@ -97,10 +96,10 @@ class InProcessBackend:
         finally:
             self._num_encoding -= request.num_choices
 
-    def metric_families(self) -> list[Metric]:
+    def metric_families(self) -> list[MetricFamily]:
         return self._registry.families()
 
-    def _engine_families(self) -> list[Metric]:
+    def _engine_families(self) -> list[MetricFamily]:
         counters, pool = self.engine.counters, self.engine.pool
         return [
             gauge("kv_cache_usage_perc", "Share of KV-cache blocks in use.", pool.num_used / pool.num_blocks),
@@ -113,7 +112,7 @@ class InProcessBackend:
             counter("spec_decode_num_draft_tokens_total", "Draft tokens.", counters.draft_tokens),
             counter("spec_decode_num_accepted_tokens_total", "Accepted draft tokens.", counters.accepted_tokens),
             gauge("engine_process_id", "Id of the engine's process.", os.getpid()),
-            gauge("engine_resident_memory_bytes", "Memory of the engine's process.", resident_bytes()),
+            gauge("engine_resident_memory_bytes", "Memory of the engine's process.", _resident_bytes()),
             counter("engine_cpu_seconds_total", "CPU time of the engine's process.", time.process_time()),
             gauge("weights_version", "Number of weight swaps.", self.engine.weights_version),
         ]
@@ -229,3 +228,11 @@ def _fingerprint(engine: Engine) -> str:
     for tensor in (network.norms, network.head_norms, network.embed[::step]):
         digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not report it."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -18,17 +18,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Hashable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lakh.metrics import MetricsRegistry
 from lakh.server.backend import CompletionDelta, ModelCard, Usage, wait_until
 from lakh.server.gateway.replica import Replica, ReplicaBusy, ReplicaFailed
 from lakh.server.gateway.replica_set import ReplicaSet
-from lakh.server.metrics import PREFIX, PhaseLatencies, counter, gauge
+from lakh.server.metrics import PREFIX, MetricFamily, PhaseLatencies, counter, gauge
 from lakh.server.request import CompletionRequest, RequestError, ServerStopping, Superseded
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 __all__ = ["Gateway"]
 
@@ -89,10 +86,10 @@ class Gateway:
                 cards[card.id] = replace(card, weights=weights)
         return list(cards.values())
 
-    def metric_families(self) -> list[Metric]:
+    def metric_families(self) -> list[MetricFamily]:
         return self._registry.families()
 
-    def _gateway_families(self) -> list[Metric]:
+    def _gateway_families(self) -> list[MetricFamily]:
         by_state = Counter(replica.state for replica in self.replicas.values())
         running = {url: replica.num_running for url, replica in self.replicas.items()}
         return [
@@ -121,10 +118,10 @@ class Gateway:
             while True:
                 try:
                     async with asyncio.timeout(None if deadline_s is None else max(deadline_s - time.monotonic(), 0)):
-                        item = await routed.items.get()
+                        item: CompletionDelta | Usage | Exception | None = await routed.items.get()
                 except TimeoutError:
-                    item = _DeadlineExceeded()
-                if isinstance(item, _DeadlineExceeded) or (isinstance(item, ServerStopping) and has_text):
+                    item = None
+                if item is None or (isinstance(item, ServerStopping) and has_text):
                     for index in sorted(open_choices):  # end with the text that was sent
                         yield CompletionDelta(index, "", "abort")
                     yield Usage(0, 0)
@@ -252,8 +249,3 @@ class Gateway:
 
     async def close(self) -> None:
         await self._set.close()
-
-
-class _DeadlineExceeded(RequestError):
-    def __init__(self) -> None:
-        super().__init__(None, "no answer in time", status=408, code="timeout")

@@ -16,16 +16,7 @@ from typing import Any
 from lakh import storage
 from lakh.errors import UserError
 
-__all__ = [
-    "GaugeSample",
-    "LoadReport",
-    "both_processes",
-    "check_image",
-    "percentiles",
-    "plot",
-    "save_figure",
-    "subplots",
-]
+__all__ = ["GaugeSample", "LoadReport", "both_processes", "check_image", "percentiles", "plot", "save", "subplots"]
 
 ENDS = ("completed", "cancelled", "timeouts", "rejected", "failed")
 
@@ -149,7 +140,7 @@ def plot(report: LoadReport, path: Path, title: str) -> None:
     gauges.set(xlabel="s", ylabel="requests")
     gauges.legend(loc="upper left")
     memory.legend(loc="upper right")
-    save_figure(figure, path)
+    save(figure, path)
 
 
 def check_image(path: Path) -> Path:
@@ -169,7 +160,7 @@ def subplots(*args: Any, **options: Any) -> Any:
     return pyplot.subplots(*args, layout="constrained", **options)
 
 
-def save_figure(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 
     image = io.BytesIO()
