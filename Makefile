@@ -37,7 +37,7 @@ quick: check
 	$(BIN)/python -m pytest -q -n 2 -m 'not slow' tests/unit
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 demo: setup
 	$(BIN)/lakh demo

@@ -16,6 +16,8 @@ import pytest
 from lakh import storage
 from lakh.cli import main
 
+Files = dict[str, str | bytes]
+
 
 @pytest.fixture
 def lakh(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
@@ -52,6 +54,21 @@ def fill_disk_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(storage.HashingFile, "write", write)
 
     return fill
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Callable[[str, Files], Path]:
+    """Write a folder of files: tree("proj", {"a/b.py": "x = 1\\n"})."""
+
+    def write(name: str, files: Files) -> Path:
+        root = tmp_path / name
+        for path, content in files.items():
+            target = root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content.encode() if isinstance(content, str) else content)
+        return root
+
+    return write
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Documentation: generated pages are up to date, links resolve, every module has a docstring."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -37,7 +38,13 @@ def _runnable(page: Path) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if _runnable(page)], ids=lambda path: path.stem)
 def test_python_examples_run_as_they_stand(page: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _runnable(page)], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-c", _runnable(page)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # examples for contributors import from the tests
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
