@@ -1,4 +1,4 @@
-"""lakh bench train: training speed beside transformers' Llama of the same shape."""
+"""lakh bench train: training speed beside the Llama of transformers and of torchtitan in the same shape."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ COLUMNS = ("system", "shape", "micro_batch", "tok_per_s", "mfu", "mfu_palm", "pe
 @click.command("train")
 @click.option("--shapes", default="demo", show_default=True, help="Comma-separated model shapes.")
 @click.option("--peers", default="transformers", show_default=True, help="Comma-separated peers, or none.")
+@click.option("--torchtitan", metavar="DIR", help="Checkout of torchtitan, for the peer of that name.")
 @click.option("--ablations", is_flag=True, help="On a GPU: also measure each feature, added one after the other.")
 @click.option("--micro-batch", type=click.IntRange(min=1), help="Sequences per step, instead of each shape's own.")
 @click.option("--repeats", type=click.IntRange(min=3), default=7, show_default=True, help="Timed steps of each system.")
@@ -30,6 +31,7 @@ COLUMNS = ("system", "shape", "micro_batch", "tok_per_s", "mfu", "mfu_palm", "pe
 def train(
     shapes: str,
     peers: str,
+    torchtitan: str | None,
     ablations: bool,
     micro_batch: int | None,
     repeats: int,
@@ -37,7 +39,7 @@ def train(
     fit: str | None,
     sets: tuple[str, ...],
 ) -> CommandResult:
-    """Compare training speed with transformers on the same model."""
+    """Compare training speed with transformers and torchtitan on the same model."""
     if fit:
         return _fit(fit, sets)
     if sets:
@@ -49,11 +51,16 @@ def train(
 
     names = _chosen("--shapes", shapes, SHAPES)
     wanted = [] if peers.strip() in ("", "none") else _chosen("--peers", peers, PEERS)
+    if torchtitan and "torchtitan" not in wanted:
+        wanted.append("torchtitan")
+    if "torchtitan" in wanted and not torchtitan:
+        raise UserError("--peers torchtitan", "needs a checkout", "name one with --torchtitan DIR")
     present, err = detect_peers(wanted, [TRANSFORMERS], log), console()
     with err.status("measuring") as status:
         found = bench_train(
             names,
             peers=present,
+            checkouts={"torchtitan": torchtitan} if torchtitan else None,
             ablations=ablations,
             repeats=repeats,
             micro_batch=micro_batch,

@@ -1,4 +1,4 @@
-"""Training speed of lakh's model beside transformers' LlamaForCausalLM of the same shape, in the same run.
+"""Training speed of lakh's model beside Llama models of transformers and torchtitan of the same shape, in the same run.
 
 Every system does the same work on the same random tokens: forward, backward, clip, fused AdamW. On a GPU, weights,
 gradients and moments are bf16 for both ("bf16"); a row with float32 master weights ("mixed") is how `lakh train`
@@ -16,7 +16,7 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,6 +83,8 @@ class BenchSystem:
     chunked_loss: bool = True
     kernels: bool = True
     graphs: bool = False
+    checkout: str = ""
+    """Of a peer that is not installed."""
 
     @property
     def features(self) -> str:
@@ -96,7 +98,8 @@ class BenchSystem:
 
 LAKH = BenchSystem("lakh")
 PEERS = {
-    "transformers": BenchSystem("transformers", is_peer=True, compile="model", attention="torch", chunked_loss=False)
+    "transformers": BenchSystem("transformers", is_peer=True, compile="model", attention="torch", chunked_loss=False),
+    "torchtitan": BenchSystem("torchtitan", is_peer=True, compile="block", attention="torch", chunked_loss=False),
 }
 ABLATIONS = (
     BenchSystem("eager", compile="none", attention="torch", chunked_loss=False),
@@ -135,6 +138,7 @@ def bench_train(
     shapes: Sequence[str],
     *,
     peers: Sequence[str] = ("transformers",),
+    checkouts: Mapping[str, str] | None = None,
     ablations: bool = False,
     repeats: int = 7,
     micro_batch: int | None = None,
@@ -151,7 +155,7 @@ def bench_train(
     if not on_gpu:
         for name, shape in chosen.items():
             _refuse_long_steps(name, shape)
-    systems = [PEERS[name] for name in peers] + [LAKH]
+    systems = [replace(PEERS[name], checkout=(checkouts or {}).get(name, "")) for name in peers] + [LAKH]
     if on_gpu:
         systems += ABLATIONS if ablations else [BenchSystem("lakh, float32 weights", precision="mixed")]
     else:
@@ -187,8 +191,8 @@ def _measure_one_by_one(
     """One after the other: a GPU's clock is steady, and two large models do not fit at once."""
     rows = []
     for system in systems:
-        if system.is_peer and shape.document:
-            continue  # no document masks
+        if not can_measure(system, shape):
+            continue
         progress(f"{name}: {system.name}")
         row = measure(name, shape, system, repeats=repeats)
         found(row)
@@ -198,6 +202,7 @@ def _measure_one_by_one(
 
 def _measure_alternately(name: str, shape: BenchShape, systems: Sequence[BenchSystem], repeats: int) -> list[TrainRow]:
     device = torch.device("cpu")
+    systems = [system for system in systems if can_measure(system, shape)]
     steps = {system: stepper(shape, system, device) for system in systems}
     found = alternate(
         {system.name: functools.partial(_timed, step) for system, step in steps.items()}, repeats, warmup=2
@@ -207,6 +212,11 @@ def _measure_alternately(name: str, shape: BenchShape, systems: Sequence[BenchSy
         step_s, cpu_s = medians(found[system.name].measured)
         rows.append(replace(_row(name, shape, system, step_s, None), cpu_s=cpu_s))
     return rows
+
+
+def can_measure(system: BenchSystem, shape: BenchShape) -> bool:
+    """Peers have no document masks here, and torchtitan's Llama does not tie its embeddings."""
+    return not (system.is_peer and shape.document) and not (system.name == "torchtitan" and shape.model.tied)
 
 
 def measure(name: str, shape: BenchShape, system: BenchSystem, *, repeats: int = 8, warmup: int = 4) -> TrainRow:
@@ -283,11 +293,11 @@ def stepper(
         optim=Optimizer(lr=1e-4),
     )
     batch = _batch(shape, device)
-    model = _PeerModel(shape.model, device) if system.is_peer else _lakh_model(shape, system, device)
+    model = _peer_model(shape, system, device) if system.is_peer else _lakh_model(shape, system, device)
     model.to(device)
     if system.precision in ("bf16", "fp8"):
         model.bfloat16()
-    if system.is_peer and system.compile != "none":
+    if system.is_peer and system.compile == "model":
         model = torch.compile(model, dynamic=False)  # type: ignore[assignment]
     optimizer = build_optimizer(model, run.optim)
     objective = objective_of(run.train)
@@ -358,7 +368,15 @@ class _WithLogits(nn.Module):
         return next_token_loss(self.inner(inputs, positions, documents=documents), targets_BT)
 
 
-class _PeerModel(nn.Module):
+def _peer_model(shape: BenchShape, system: BenchSystem, device: torch.device) -> nn.Module:
+    if system.name == "transformers":
+        return _TransformersModel(shape.model, device)
+    from bench.train.torchtitan import TorchtitanModel
+
+    return TorchtitanModel(shape.model, shape.sequence, device, system.checkout, compiled=system.compile != "none")
+
+
+class _TransformersModel(nn.Module):
     """transformers' Llama of the same shape, with the call signature of lakh's model."""
 
     def __init__(self, spec: Model, device: torch.device) -> None:
