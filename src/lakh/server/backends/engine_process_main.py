@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lakh.child_process import AsyncChannel, Channel, ChannelClosed
@@ -31,10 +31,10 @@ SWITCH_S = 0.0005  # thread switch interval: the engine waits no longer than thi
 
 @dataclass(frozen=True)
 class EngineStatus:
-    num_running: int = 0
-    num_waiting: int = 0
-    models: list[ModelCard] = field(default_factory=list)
-    metric_families: list[MetricFamily] = field(default_factory=list)
+    num_running: int
+    num_waiting: int
+    models: list[ModelCard]
+    metric_families: list[MetricFamily]
 
 
 def load_engine(load: dict[str, Any]) -> Engine:
