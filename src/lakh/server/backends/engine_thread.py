@@ -38,23 +38,10 @@ class EngineJob:
     def __init__(self, seqs: Iterable[Sequence], on_update: Callable[[JobUpdate], None], key: Hashable = None) -> None:
         self.seqs, self.key, self.on_update = list(seqs), key, on_update
         self.loop = asyncio.get_running_loop()
-        self._finished: set[int] = set()
 
     def take_chunks(self) -> list[tuple[int, Chunk]]:
         """What is new since the last call. For the engine's thread."""
-        new = []
-        for index, seq in enumerate(self.seqs):
-            chunk = None if index in self._finished else seq.take_chunk()
-            if chunk is not None:
-                if chunk.finish_reason is not None:
-                    self._finished.add(index)
-                new.append((index, chunk))
-        return new
-
-    @property
-    def is_finished(self) -> bool:
-        """The last chunk of every sequence was taken."""
-        return len(self._finished) == len(self.seqs)
+        return [(index, chunk) for index, seq in enumerate(self.seqs) if (chunk := seq.take_chunk()) is not None]
 
 
 class EngineThread:
@@ -155,7 +142,7 @@ class EngineThread:
                     self._remove(job, error)
             for job in list(self._jobs):
                 self._updates += [(job, chunk) for chunk in job.take_chunks()]
-                if job.is_finished:
+                if all(seq.is_taken for seq in job.seqs):
                     self._remove(job, None)
             self._send_updates()
             if self._garbage_since_s is not None and time.monotonic() > self._garbage_since_s + COLLECT_LATEST_S:
