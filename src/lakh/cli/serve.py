@@ -64,13 +64,7 @@ __all__ = ["serve"]
 )
 @click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON line: url, model, pid.")
 def serve(
-    model: str,
-    options: ServeOptions,
-    speculate: bool,
-    max_waiting: int,
-    engine_in: str,
-    as_json: bool,
-    **load: Any,
+    model: str, options: ServeOptions, speculate: bool, max_waiting: int, engine_in: str, as_json: bool, **load: Any
 ) -> None:
     """Serve completions over HTTP.
 

@@ -171,12 +171,7 @@ class Engine:
         return [seq.completion() for seq in seqs]
 
     def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        cancelled: Callable[[], bool] = lambda: False,
-        copy: int = 0,
+        self, prompt: Prompt, sampling: SamplingParams, *, cancelled: Callable[[], bool] = lambda: False, copy: int = 0
     ) -> Iterator[Chunk]:
         """The completion that `generate` gives copy number `copy` of this prompt, in chunks as its text becomes final.
 

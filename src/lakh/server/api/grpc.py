@@ -150,9 +150,7 @@ def _chunk(item: CompletionDelta | Usage) -> Any:
         text=item.text,
         tokens=item.tokens,
         finish_reason=item.finish_reason or "",
-        logprobs=[
-            {"token": token, "logprob": score} for token, score in zip(item.tokens, scores, strict=False) if scores
-        ],
+        logprobs=[{"token": token, "logprob": score} for token, score in zip(item.tokens, scores, strict=False)],
     )
 
 

@@ -99,14 +99,12 @@ class EngineThread:
             self._cancelled.append((job, None))
             self._changed.notify()
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Wait for all jobs, then stop the rest; returns whether all finished. Stopped jobs keep the text they have."""
-        if await wait_until(lambda: not (self._submitted or self._jobs), timeout_s):
-            return True
-        with self._changed:
-            self._cancelled.extend((job, ServerStopping()) for job in [*self._jobs, *self._submitted])
-            self._changed.notify()
-        return False
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for all jobs, then stop the rest. Stopped jobs keep the text they have."""
+        if not await wait_until(lambda: not (self._submitted or self._jobs), timeout_s):
+            with self._changed:
+                self._cancelled.extend((job, ServerStopping()) for job in [*self._jobs, *self._submitted])
+                self._changed.notify()
 
     def close(self, timeout_s: float) -> None:
         with self._changed:

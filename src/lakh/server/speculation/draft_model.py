@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from lakh.server.model.block_pool import Lease
-from lakh.server.model.inference import Precision, SequenceChunk
+from lakh.server.model.inference import SequenceChunk
 from lakh.server.model.runner import Runner
 from lakh.server.sampling import probabilities, sample
 from lakh.server.sequence import Sequence
@@ -79,14 +79,6 @@ class DraftModel:
         state = self._states.pop(seq, None)
         if state is not None:
             self._runner.pool.close(state.lease, state.ids[: _common(state.ids, seq.ids)])
-
-    @property
-    def precision(self) -> Precision:
-        return self._runner.network.precision
-
-    @property
-    def num_used(self) -> int:
-        return self._runner.pool.num_used
 
     def _state(self, seq: Sequence, most: int) -> _DraftState | None:
         """The sequence's state with blocks for its tokens and its draft; None if there are no blocks."""

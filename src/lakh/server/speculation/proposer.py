@@ -43,12 +43,7 @@ class _DraftHistory:
 
 class Proposer:
     def __init__(
-        self,
-        context: int,
-        clock: Callable[[], float],
-        draft_model: DraftModel | None = None,
-        *,
-        uses_lookup: bool = True,
+        self, context: int, clock: Callable[[], float], draft_model: DraftModel | None, *, uses_lookup: bool
     ) -> None:
         """Uses prompt lookup, which is free, unless the draft model promises a larger speedup."""
         self.draft_model = draft_model
