@@ -53,15 +53,13 @@ class DraftModel:
                 self._continue_greedily(active, drafts, steps)
                 done += steps
                 continue
-            new = [drafts[seq].tokens[-1:] or seq.ids[len(state.ids) :] for seq, _, state in active]
-            logits = self._runner.forward(
-                [
-                    SequenceChunk(tokens, len(state.ids), state.lease.blocks)
-                    for tokens, (_, _, state) in zip(new, active, strict=True)
-                ]
-            )
-            for tokens, (_, _, state) in zip(new, active, strict=True):
-                state.ids += tokens
+            chunks = [
+                SequenceChunk(drafts[seq].tokens[-1:] or seq.ids[len(state.ids) :], len(state.ids), state.lease.blocks)
+                for seq, _, state in active
+            ]
+            logits = self._runner.forward(chunks)
+            for (_, _, state), chunk in zip(active, chunks, strict=True):
+                state.ids += chunk.tokens
             self._sample(logits, [seq for seq, _, _ in active], drafts)
             done += 1
         return drafts
