@@ -14,6 +14,7 @@ import contextlib
 import errno
 import functools
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -205,13 +206,12 @@ def sha256(url: str | Path) -> str:
     return digest.hexdigest()
 
 
-class HashingFile:
-    """A binary file to write to that counts and hashes the bytes."""
+class HashingFile(io.RawIOBase):
+    """A binary file to write to that counts and hashes the bytes. Does not close the file that it writes to."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
         self.size_bytes = 0
-        self.closed = False
         self._digest = hashlib.sha256()
 
     def write(self, data: Any) -> int:
@@ -225,24 +225,11 @@ class HashingFile:
     def sha256(self) -> str:
         return self._digest.hexdigest()
 
-    # required by pyarrow
     def tell(self) -> int:
         return self.size_bytes
 
-    def flush(self) -> None:
-        self.file.flush()
-
     def writable(self) -> bool:
         return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        self.closed = True  # the caller closes the file itself
 
 
 def cache_folder(name: str) -> Path:
