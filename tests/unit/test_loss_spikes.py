@@ -1,4 +1,4 @@
-"""What stands out, decided from the steps before."""
+"""Detection of loss and gradient spikes from earlier steps."""
 
 import math
 
@@ -10,7 +10,7 @@ from lakh.loss_spikes import MIN_HISTORY, SpikeDetector, detect_loss_spike, grad
 CALM = [3.0 + 0.05 * (-1) ** i for i in range(40)]
 
 
-def test_a_jump_is_a_spike_and_says_why() -> None:
+def test_a_jump_is_a_spike_with_a_reason() -> None:
     decision = detect_loss_spike(5.0, CALM, 4.0)
     assert decision.is_spike
     assert "5.0000 is above" in decision.reason
@@ -18,22 +18,22 @@ def test_a_jump_is_a_spike_and_says_why() -> None:
     assert not detect_loss_spike(0.1, CALM, 4.0).is_spike  # a fall is no harm
 
 
-def test_a_loss_that_is_no_number_is_always_one_and_the_beginning_never() -> None:
+def test_a_loss_that_is_not_finite_is_always_a_spike_and_early_steps_never_are() -> None:
     assert detect_loss_spike(math.nan, [], 4.0).is_spike
     assert not detect_loss_spike(100.0, CALM[: MIN_HISTORY - 1], 4.0).is_spike
 
 
-def test_one_bad_step_does_not_move_what_is_usual() -> None:
+def test_one_bad_step_does_not_move_the_level() -> None:
     assert detect_loss_spike(5.0, [*CALM, 80.0, math.nan], 4.0).is_spike
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=MIN_HISTORY, max_size=80), st.floats(1.1, 10))
-def test_the_limit_of_gradient_norms_is_above_half_of_them(norms: list[float], factor: float) -> None:
+def test_the_limit_of_gradient_norms_is_a_multiple_of_the_median(norms: list[float], factor: float) -> None:
     recent = norms[-64:]
     assert sum(norm < grad_norm_limit(norms, factor) for norm in recent) * 2 >= len(recent)
 
 
-def test_without_history_every_gradient_may_pass() -> None:
+def test_without_history_there_is_no_limit_of_gradient_norms() -> None:
     assert grad_norm_limit([1.0] * 3, 2.0) == math.inf
 
 

@@ -1,4 +1,4 @@
-"""One registry: what it counts is on the page, over HTTP, and can cross a process boundary."""
+"""A metrics registry: its page, its HTTP server, and families that can be pickled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lakh.errors import UserError
 from lakh.metrics import CONTENT_TYPE, MetricsRegistry, counter_family, gauge_family
 
 
-def test_the_page_shows_what_was_counted_and_what_is_read() -> None:
+def test_the_page_shows_counters_and_collected_families() -> None:
     metrics = MetricsRegistry("lakh:")
     requests = metrics.counter("requests_total", "Requests by status.", ["code"])
     requests.labels("200").inc(2)
@@ -36,7 +36,7 @@ def test_families_cross_a_process_boundary() -> None:
     assert 'lakh:cached_total{kind="hit"} 2.0' in page
 
 
-def test_a_server_answers_on_a_free_port_until_it_is_closed() -> None:
+def test_a_server_listens_on_a_free_port_until_it_is_closed() -> None:
     metrics = MetricsRegistry()
     metrics.gauge("up", "Whether it runs.").set(1)
     server = metrics.serve(0)
@@ -46,7 +46,7 @@ def test_a_server_answers_on_a_free_port_until_it_is_closed() -> None:
     server.close()
 
 
-def test_a_port_in_use_is_the_users_error() -> None:
+def test_a_port_in_use_is_a_user_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
