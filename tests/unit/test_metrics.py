@@ -1,4 +1,4 @@
-"""A metrics registry: its page, its HTTP server, and families that can be pickled."""
+"""One metrics registry: exposed over HTTP, and transferable between processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lakh.errors import UserError
 from lakh.metrics import CONTENT_TYPE, MetricsRegistry, counter_family, gauge_family
 
 
-def test_the_page_shows_counters_and_collected_families() -> None:
+def test_the_page_shows_counters_and_callbacks() -> None:
     metrics = MetricsRegistry("lakh:")
     requests = metrics.counter("requests_total", "Requests by status.", ["code"])
     requests.labels("200").inc(2)

@@ -1,4 +1,4 @@
-"""Storage: atomic writes, sets of files with a manifest, retries and errors."""
+"""Writes are atomic, and a set is complete when its manifest exists."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path):
     fsspec.filesystem("memory").store.clear()
 
 
-def test_bytes_are_read_back_from_any_kind_of_url(base: str) -> None:
+def test_bytes_survive_a_round_trip_through_any_url(base: str) -> None:
     url = storage.join(base, "folder", "file")
     storage.write_bytes(url, b"one")
     storage.write_bytes(url, b"two")
@@ -67,7 +67,7 @@ def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path) -> Non
     assert (tmp_path / "real").read_bytes() == b"new"
 
 
-def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -115,7 +115,7 @@ def test_transient_failures_are_retried_with_growing_waits() -> None:
     assert waits == [0.2, 0.4]
 
 
-def test_repeated_failures_are_a_peer_error() -> None:
+def test_persistent_failures_exit_with_try_again() -> None:
     def broken() -> None:
         raise ConnectionError("503")
 
@@ -150,7 +150,7 @@ def test_space_is_checked_before_work_begins(tmp_path: Path) -> None:
         storage.require_space(tmp_path, 10**18)
 
 
-def test_a_read_only_place_is_named_as_it_was_given() -> None:
+def test_an_unwritable_path_is_named_as_given() -> None:
     for call in (lambda: storage.write_bytes("/proc/self/page.html", b""), lambda: storage.require_space("/proc/x", 1)):
         with pytest.raises(UserError) as caught:
             call()
@@ -158,13 +158,13 @@ def test_a_read_only_place_is_named_as_it_was_given() -> None:
         assert ".part" not in str(caught.value)
 
 
-def test_small_sizes_are_shown_in_megabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_sizes_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=2_500_000))
     with pytest.raises(DiskFull, match=r"needs about 4\.00 MB and 2\.50 MB are free"):
         storage.require_space(tmp_path, 4_000_000)
 
 
-def test_the_cache_is_per_user_and_works_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_belong_to_the_user_even_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/where")
     assert storage.cache_folder("rules") == Path("/where/lakh/rules")
     monkeypatch.delenv("XDG_CACHE_HOME")
