@@ -182,7 +182,7 @@ def test_sources_of_two_tokenizers_are_refused(corpus: Path, packed: Path, tmp_p
 
 def plain_text(ids: list[int], t: Tokenizer) -> str:
     """A document in PSM or SPM form, put back into its order."""
-    pre, suf, mid = t.fim_prefix, t.fim_suffix, t.fim_middle
+    pre, suf, mid = (t.special(f"<|fim_{name}|>") for name in ("prefix", "suffix", "middle"))
     ids = [i for i in ids if i != t.eot]
     if pre not in ids:
         return t.decode(ids)
@@ -199,6 +199,7 @@ def test_turned_documents_hold_the_same_text_and_rows_never_overflow(
     tokens = TokenSet.open(packed, "train")
     turned = TokenSetLoader(tokens, sequence=128, seed=5, packing=packing, fim_rate=0.7)
     rows, layout = turned.read_range(0, turned.num_sequences), turned._layout
+    prefix, suffix = (tokenizer.special(token) for token in ("<|fim_prefix|>", "<|fim_suffix|>"))
     marked = forms = 0
     for index in range(turned.num_sequences):
         edges = [0, *rows.starts[index], int(rows.lengths[index])]
@@ -207,8 +208,8 @@ def test_turned_documents_hold_the_same_text_and_rows_never_overflow(
             found = rows.tokens[index, a:b].tolist()
             raw = tokens.tokens[piece.shard][piece.start : piece.stop].tolist()
             assert plain_text(found, tokenizer) == plain_text(raw, tokenizer)
-            marked += tokenizer.fim_prefix in found
-            forms += found[:2] == [tokenizer.fim_prefix, tokenizer.fim_suffix]
+            marked += prefix in found
+            forms += found[:2] == [prefix, suffix]
     assert rows.lengths.max() <= 129
     assert marked > 20
     assert 0 < forms < marked  # both forms occur
