@@ -37,7 +37,7 @@ class StreamPosition:
         """Continue at `position` after ranks were lost: read again what they have read since the `known` digest."""
         first, digest = known
         if digest is not None and position > first:
-            batch = TokenStream.open(run.data, run.seed).read_range(first, position - first)
+            batch = TokenStream(run.data, run.seed).read_range(first, position - first)
             digest += digest_sequences(first, batch.tokens, batch.lengths)
         self.restore(position, digest)
 
@@ -75,8 +75,8 @@ class DataFeed:
 
     def micro_batches(self, step: int) -> tuple[list[Batch], float]:
         """This rank's micro-batches of a step, and the seconds spent waiting for them."""
-        before_s = self.batches.wait_s
-        return self.batches.micro_batches(step, self._device), self.batches.wait_s - before_s
+        before_s = self.batches.prefetcher.wait_s
+        return self.batches.micro_batches(step, self._device), self.batches.prefetcher.wait_s - before_s
 
     @property
     def digest(self) -> StreamDigest:
@@ -90,7 +90,7 @@ class DataFeed:
         return dataclasses.replace(settings, skip=skips.ranges)
 
     def close(self) -> None:
-        self.batches.close()
+        self.batches.prefetcher.close()
 
 
 def merge_skips(before: Ranges, requested: Ranges, position: int) -> Ranges:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lakh.errors import UserError
-from lakh.spec import Run, Source
-from lakh.tokens.loading.stream import TokenSet, data_fingerprint
+from lakh.spec import Run
+from lakh.tokens.loading.stream import TokenSet, data_fingerprint, open_sources
 
 __all__ = ["TrainingData", "open_data"]
 
@@ -25,8 +25,7 @@ class TrainingData:
 
 def open_data(run: Run) -> TrainingData:
     """Open every source of a run. Raises UserError if the data does not fit the model."""
-    sources = run.data.mixture or (Source(tokens=run.data.tokens),)
-    opened = [(TokenSet.open(source.tokens, "train", cache=run.data.cache), source.weight) for source in sources]
+    opened = open_sources(run.data)
     heldout = TokenSet.open(run.data.tokens, "heldout", cache=run.data.cache)
     for tokens in (*(tokens for tokens, _ in opened), heldout):
         if tokens.vocab > run.model.vocab:
