@@ -225,7 +225,7 @@ class InferenceModel:
         slots = slots_of(chunks)
         new = np.concatenate([own[chunk.start :] for own, chunk in zip(slots, chunks, strict=True)])
         new_N = torch.from_numpy(new).to(self.device)
-        attend = PagedAttention(chunks, slots, self.device)
+        attend = PagedAttention(chunks, slots, self.device, self.dtype)
 
         def attention(q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layer: int) -> Tensor:
             keys_KCD, values_KCD = cache.keys_LKCD[layer], cache.values_LKCD[layer]
