@@ -1,4 +1,4 @@
-"""Events are written once, never block, and are read whole or not at all."""
+"""Events are written once, never block, and are read in whole lines."""
 
 import threading
 from pathlib import Path
@@ -7,7 +7,7 @@ from lakh import events
 from lakh.events import Evaluated, EventLog, EventsDropped, StepSkipped, UnknownEvent
 
 
-def test_what_is_written_is_read_back_with_time_and_rank(tmp_path: Path) -> None:
+def test_settings_survive_a_round_trip_with_time_and_rank(tmp_path: Path) -> None:
     with EventLog(tmp_path, rank=3, clock=lambda: 12.5) as log:
         log.write(Evaluated(step=7, loss=2.5, sequences=8, seconds=0.5))
     assert events.read(tmp_path) == [Evaluated(time_s=12.5, rank=3, step=7, loss=2.5, sequences=8, seconds=0.5)]
@@ -21,7 +21,7 @@ def test_events_of_all_ranks_come_in_order_of_time(tmp_path: Path) -> None:
     assert [event.rank for event in events.read(tmp_path, rank=0)] == [0]
 
 
-def test_a_half_written_line_is_left_for_later(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_read_later(tmp_path: Path) -> None:
     with EventLog(tmp_path) as log:
         log.write(StepSkipped(reason="first"))
     file = tmp_path / "events" / "rank-00000.jsonl"
@@ -59,6 +59,6 @@ def test_a_slow_disk_drops_events_and_counts_them(tmp_path: Path) -> None:
     assert dropped > 0
 
 
-def test_every_kind_of_event_has_a_name_of_its_own() -> None:
+def test_event_kinds_have_unique_names() -> None:
     assert len(events.Event.kinds) == len(set(events.Event.kinds.values()))
     assert all(kind == cls.kind for kind, cls in events.Event.kinds.items())

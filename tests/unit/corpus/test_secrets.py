@@ -191,7 +191,7 @@ def test_hosts_and_employee_numbers_come_from_the_settings() -> None:
     assert [(f.kind, f.value) for f in found] == [("employee-id", "E123456"), ("host", "git.build.corp.acme.com")]
 
 
-def test_wrong_settings_are_refused_by_name() -> None:
+def test_wrong_settings_are_rejected_by_name() -> None:
     with pytest.raises(ConfigError, match=r"pii: 'emial'"):
         SecretSettings(pii=("emial",))
     with pytest.raises(ConfigError, match=r"employee_ids: the pattern"):

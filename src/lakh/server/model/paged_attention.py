@@ -1,4 +1,4 @@
-"""Attention of a ragged batch over the paged KV cache, in torch; short chunks in float32 on the CPU use a compiled kernel.
+"""Attention of a ragged batch over the paged KV cache, in torch; a compiled kernel for short float32 chunks on the CPU.
 
 Shapes: N new tokens of all sequences, H query heads, K key/value heads, C slots, D head size.
 """
