@@ -128,8 +128,10 @@ class Sequence:
 
     def take_chunk(self) -> Chunk | None:
         """What is new since the last call; None if no text is final yet, and after the last chunk."""
+        if self.is_taken:
+            return None
         text = self.take_text()
-        if self.is_taken or (not text and self.finish_reason is None):
+        if not text and self.finish_reason is None:
             return None
         self.is_taken = self.finish_reason is not None
         logprobs = None if self.sampling.logprobs is None else tuple(self.logprobs[self._num_sent :])

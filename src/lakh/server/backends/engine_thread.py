@@ -27,7 +27,6 @@ IDLE_S = 60.0  # the thread wakes up this often without work
 COLLECT_IDLE_S = 1.0  # idle time after which garbage is collected
 COLLECT_LATEST_S = 600.0  # collect garbage after this time even under load
 
-
 JobUpdate = tuple[int, Chunk] | Exception | None
 """A sequence's index and its chunk; the error that ended the job; or None at its end."""
 
@@ -140,7 +139,7 @@ class EngineThread:
                     self._remove(job, error)
             for job in list(self._jobs):
                 self._updates += [(job, chunk) for chunk in job.take_chunks()]
-                if all(seq.is_taken for seq in job.seqs):
+                if job.seqs[-1].is_taken and all(seq.is_taken for seq in job.seqs):
                     self._remove(job, None)
             self._send_updates()
             if self._garbage_since_s is not None and time.monotonic() > self._garbage_since_s + COLLECT_LATEST_S:
