@@ -262,7 +262,7 @@ class RunView:
                 )
                 found[name] = downsampled(steps, times, values, points)
                 if "low" in chosen[-1] and len(found[name]["value"]) == len(chosen):
-                    found[name] |= {key: [_or_none(row.get(key)) for row in chosen] for key in ("low", "high")}
+                    found[name] |= {key: [number(row.get(key)) for row in chosen] for key in ("low", "high")}
         return found
 
     def _timeline(self) -> dict[str, Any]:
@@ -280,7 +280,3 @@ def _median(table: StepTable, name: str) -> float | None:
 def _last(table: StepTable, name: str) -> float | None:
     values = table.recent(name)
     return float(values[-1]) if len(values) else None
-
-
-def _or_none(value: Any) -> float | None:
-    return value if isinstance(value, int | float) else None
