@@ -23,11 +23,12 @@ from lakh.spec.cluster import Cluster, load_cluster
 from lakh.spec.model import Model
 from lakh.spec.run import Run, load_run
 
-__all__ = ["PRECISIONS", "PlanRequest", "plan_request"]
+__all__ = ["PRECISIONS", "PlanRequest"]
 
 PRECISIONS = {"bf16": 0.0, "fp8": 1.0, "nvfp4": 2.0}
 STEP_TOKENS = 2**22
 """Tokens per step where no batch is given."""
+REQUEST_NAMES = ("run", "model", "cluster", "gpus", "batch", "sequence", "tokens")
 _MESH_OPTIONS = {"tp", "pp", "cp", "ep", "shard"}  # giving any of them replaces the whole mesh of a run
 
 
@@ -43,6 +44,27 @@ class PlanRequest:
     """Of the whole run, for its days and cost."""
     run: Run | None
     """The run file, if the request names one."""
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> PlanRequest:
+        """The request in options of a command, which are removed; the rest are options of a plan or a search."""
+        run, model, cluster, gpus, batch, sequence, tokens = (options.pop(name) for name in REQUEST_NAMES)
+        if tokens is not None and tokens <= 0:
+            raise UserError("--tokens", f"{tokens:g} is not positive", "give e.g. 1.4e12")
+        if run and model:
+            raise UserError("lakh plan", "got a run and --model", "give one of them")
+        if run:
+            loaded = load_run(run)
+            data = replace(loaded.data, batch=batch or loaded.data.batch, sequence=sequence or loaded.data.sequence)
+            loaded = replace(loaded, data=data, cluster=load_cluster(cluster) if cluster else loaded.cluster)
+            gpus, tokens = gpus or loaded.mesh.ranks, tokens or float(loaded.tokens)
+            return cls("plan", loaded.model, loaded.cluster, gpus, data.batch, data.sequence, tokens, loaded)
+        if not (model and cluster and gpus):
+            todo = "give a run, or --model, --cluster and --gpus"
+            raise UserError("lakh plan", "got neither a run nor a model", todo)
+        sequence = sequence or 8192
+        batch = batch or max(STEP_TOKENS // sequence, 1)
+        return cls(model, load_model(model), load_cluster(cluster), gpus, batch, sequence, tokens, None)
 
     def execution_plan(self, **options: Any) -> ExecutionPlan:
         """The plan of the run, or of a modern fused program, changed by the options that are not None."""
@@ -101,37 +123,6 @@ class PlanRequest:
             return run_with_plan(self.run, plan, self.cluster)
         tokens = self.tokens or 20 * float(self.model.parameters)
         return run_of_model(self.name, self.model, plan, self.cluster, tokens=tokens)
-
-
-def plan_request(
-    run: str | None,
-    model: str | None,
-    cluster: str | None,
-    gpus: int | None,
-    batch: int | None,
-    sequence: int | None,
-    tokens: float | None,
-) -> PlanRequest:
-    if tokens is not None and tokens <= 0:
-        raise UserError("--tokens", f"{tokens:g} is not positive", "give e.g. 1.4e12")
-    if run and model:
-        raise UserError("lakh plan", "got a run and --model", "give one of them")
-    if run:
-        loaded = load_run(run)
-        if cluster:
-            loaded = replace(loaded, cluster=load_cluster(cluster))
-        if batch or sequence:
-            data = replace(loaded.data, batch=batch or loaded.data.batch, sequence=sequence or loaded.data.sequence)
-            loaded = replace(loaded, data=data)
-        return PlanRequest(
-            "plan", loaded.model, loaded.cluster, gpus or loaded.mesh.ranks, loaded.data.batch, loaded.data.sequence,
-            tokens or float(loaded.tokens), loaded,
-        )  # fmt: skip
-    if not (model and cluster and gpus):
-        raise UserError("lakh plan", "got neither a run nor a model", "give a run, or --model, --cluster and --gpus")
-    length = sequence or 8192
-    size = batch or max(STEP_TOKENS // length, 1)
-    return PlanRequest(model, load_model(model), load_cluster(cluster), gpus, size, length, tokens, None)
 
 
 def _as_fields(options: dict[str, Any]) -> dict[str, Any]:
