@@ -36,6 +36,7 @@ __all__ = [
     "load",
     "read_toml",
     "require",
+    "require_not_negative",
     "require_positive",
     "settings",
     "to_dict",
@@ -141,6 +142,11 @@ def settings(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
 def require_positive(config: Any, *names: str) -> None:
     """For `__post_init__`: reject whole-number fields below 1."""
     require(config, names, lambda value: value >= 1, "is not positive", "choose 1 or more")
+
+
+def require_not_negative(config: Any, *names: str) -> None:
+    """For `__post_init__`: reject fields below 0."""
+    require(config, names, lambda value: value >= 0, "is negative", "use 0 or more")
 
 
 def require(

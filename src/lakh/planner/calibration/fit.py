@@ -31,8 +31,16 @@ from lakh.planner.stacked import Array
 from lakh.planner.timing.efficiency import Efficiency
 from lakh.planner.timing.step_time import step_time
 
-__all__ = ["FIT_SETTINGS", "PARAMETERS", "Calibration", "calibration_for", "fit", "is_held_out", "load_calibrations",
-           "predict", "to_toml"]  # fmt: skip
+__all__ = [
+    "FIT_SETTINGS",
+    "Calibration",
+    "calibration_for",
+    "fit",
+    "is_held_out",
+    "load_calibrations",
+    "predict",
+    "to_toml",
+]
 
 SALT = "lakh-planner-1"
 HOLD_OUT_TENTHS = 3

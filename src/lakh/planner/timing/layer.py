@@ -43,7 +43,7 @@ class MicroBatch:
         self.tp, self.cp = np.asarray(plan.tp, dtype=float), np.asarray(plan.cp, dtype=float)
         self.tokens = plan.micro_batch * plan.sequence / self.cp
         self.stream_bytes = self.tokens * model.width * 2.0  # of the residual stream
-        self.mixture_share = model.mixture_layers / model.layers  # layers with experts
+        self.mixture_share: Array = model.mixture_layers / model.layers  # layers with experts
         self.has_experts = bool(np.any(self.mixture_share))
         # The part of the forward pass that the backward pass runs again.
         self.repeated = np.asarray(REPEATED, dtype=float)[np.asarray(plan.recompute, dtype=int)]

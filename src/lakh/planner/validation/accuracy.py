@@ -21,8 +21,15 @@ from lakh.planner.memory import memory_use
 from lakh.planner.stacked import Array
 from lakh.planner.timing.efficiency import Efficiency
 
-__all__ = ["AccuracyScore", "PlanPairs", "accuracy_report", "accuracy_score", "calibrate", "leave_one_family_out",
-           "plan_pairs", "predictions", "score_by", "starting_point", "transfer", "unseen"]  # fmt: skip
+__all__ = [
+    "accuracy_report",
+    "accuracy_score",
+    "calibrate",
+    "leave_one_family_out",
+    "predictions",
+    "score_by",
+    "transfer",
+]
 
 Points = Sequence[MeasuredPoint]
 Progress = Callable[[str], None]
