@@ -22,7 +22,7 @@ from lakh.c3.faults.network_namespaces import NetworkNamespaces, unavailable_rea
 from lakh.c3.network.slow_ranks import find_slow_ranks
 from lakh.c3.topology import Topology, read_topology
 from lakh.errors import UserError
-from lakh.spec.collectives import codec_bytes
+from lakh.spec.schedule import codec_bytes
 
 __all__ = ["BACKENDS", "DTYPES", "OPS", "CommSweep", "bench_collectives", "calls_of", "calls_within", "parse_size"]
 
