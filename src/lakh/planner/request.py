@@ -8,14 +8,7 @@ from typing import Any
 from lakh.errors import UserError
 from lakh.planner.catalogue import load_model
 from lakh.planner.cost.prices import GpuHour, gpu_hour, load_prices
-from lakh.planner.execution_plan import (
-    CUDA_GRAPHS,
-    RECOMPUTE,
-    ExecutionPlan,
-    plan_of_run,
-    run_of_model,
-    run_with_plan,
-)
+from lakh.planner.execution_plan import CUDA_GRAPHS, RECOMPUTE, ExecutionPlan, plan_of_run, run_of_model, run_with_plan
 from lakh.planner.memory import OPTIMIZER_BYTES
 from lakh.planner.search.candidates import SearchConstraints
 from lakh.planner.search.layout_search import LayoutSearchResult, search
@@ -70,10 +63,8 @@ class PlanRequest:
         """The plan of the run, or of a modern fused program, changed by the options that are not None."""
         given = {name: value for name, value in options.items() if value is not None}
         if self.run is None:
-            plan = ExecutionPlan(
-                gpus=float(self.gpus), sequence=float(self.sequence), batch=float(self.batch), zero=1.0,
-                gradient_bytes=4.0, tensor_overlap=1.0,
-            )  # fmt: skip
+            sizes = {"gpus": self.gpus, "sequence": self.sequence, "batch": self.batch}
+            plan = ExecutionPlan.of(**sizes, zero=1, gradient_bytes=4, tensor_overlap=1)
         elif _MESH_OPTIONS & given.keys():
             plan = self._plan_without_mesh(self.run)
         else:

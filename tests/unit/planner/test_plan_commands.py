@@ -168,7 +168,7 @@ def test_audit_hall_and_validate_answer(lakh: Lakh, last_line: Json, points_file
         (["search", *ASK, "--days", "3"], "give --tokens too"),
         (["search", *ASK, "--also-gpus", "a,b"], "not a list of whole numbers"),
         (["goodput", "--failures", "none"], "is not in failures.toml"),
-        (["goodput", "--interval", "-1"], "interval_s must be above 0"),
+        (["goodput", "--interval", "-1"], "interval_s: -1.0 is not positive"),
         (["validate", "--points", "/nowhere.csv"], "no such file"),
         (["hall", "/nowhere.toml"], "no such file"),
     ],
