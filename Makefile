@@ -5,7 +5,7 @@
 # make demo    every stage on this machine
 # make bench   measure against peers: make bench THEME=train
 # make docs    build the documentation, strictly
-# make size    lines per room
+# make size    lines per package
 # make clean   remove what the above made, but for demo/ and runs/
 
 PYTHON ?= python3
@@ -37,7 +37,7 @@ quick: check
 	$(BIN)/python -m pytest -q -n 2 -m 'not slow' tests/unit
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 demo: setup
 	$(BIN)/lakh demo
@@ -50,7 +50,7 @@ docs: setup
 	$(BIN)/mkdocs build --strict --quiet
 
 size:
-	@find src/lakh native -name '*.py' -o -name '*.cpp' -o -name '*.h' | xargs wc -l | awk '{split($$2, part, "/"); room = part[1] == "src" ? part[3] : part[1]; lines[room] += $$2 == "total" ? 0 : $$1} END {for (room in lines) if (lines[room]) printf "%6d %s\n", lines[room], room}' | sort -rn
+	@find src/lakh native -name '*.py' -o -name '*.cpp' -o -name '*.h' | xargs wc -l | awk '{split($$2, part, "/"); package = part[1] == "src" ? part[3] : part[1]; lines[package] += $$2 == "total" ? 0 : $$1} END {for (package in lines) if (lines[package]) printf "%6d %s\n", lines[package], package}' | sort -rn
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache src/*.egg-info

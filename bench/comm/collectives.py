@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.comm.emulation import first_ranks, to_toml
+from bench.comm.network_namespaces import NetworkNamespaces, unavailable_reason
+from bench.comm.slow_ranks import find_slow_ranks
 from bench.harness import BenchRow, module_command, module_environment, start_process, wait_for_ranks
-from lakh.c3.faults.network_namespaces import NetworkNamespaces, unavailable_reason
-from lakh.c3.network.slow_ranks import find_slow_ranks
 from lakh.c3.topology import Topology, read_topology
 from lakh.errors import UserError
 from lakh.spec.schedule import codec_bytes
@@ -133,7 +134,7 @@ def _emulated(sweep: CommSweep) -> Topology:
     if whole.size < sweep.ranks:
         found = f"describes {whole.size} ranks and not {sweep.ranks}"
         raise UserError(sweep.emulate, found, f"give --ranks {whole.size}, or describe more")
-    return whole.first_ranks(sweep.ranks)
+    return first_ranks(whole, sweep.ranks)
 
 
 def _run(sweep: CommSweep, backends: list[str], topology: Topology | None, notes: list[str]) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def _run(sweep: CommSweep, backends: list[str], topology: Topology | None, notes
             topology_file = Path(folder) / "topology.toml"
             # The comment makes the file unique: cached measurements of an earlier emulation are of other links.
             head = f"# {folder}\n" if sweep.untold else ""
-            topology_file.write_text(head + topology.as_toml(links=not sweep.untold), encoding="utf-8")
+            topology_file.write_text(head + to_toml(topology, links=not sweep.untold), encoding="utf-8")
             environment["LAKH_C3_TOPOLOGY"] = job["emulate"] = str(topology_file)
             reason = unavailable_reason(topology)
             if reason and sweep.untold:  # the in-library shaper slows collectives, not the messages that measure links

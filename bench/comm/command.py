@@ -101,7 +101,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _chaos(faults: int, seed: int) -> CommandResult:
-    from lakh.c3.faults.chaos import run_chaos
+    from bench.comm.chaos import run_chaos
 
     report = run_chaos(faults, seed, log=log)
     data = {"machine": machine(), **asdict(report), "faults": dict(report.faults), "total": report.total}

@@ -26,6 +26,7 @@ def main(job: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
+    from bench.comm.emulation import emulate_links
     from lakh.c3.metrics import serve_metrics
     from lakh.c3.topology import read_topology
     from lakh.c3.torch.backend import C3ProcessGroup
@@ -48,7 +49,7 @@ def main(job: dict[str, Any]) -> None:
         assert isinstance(groups["c3"], C3ProcessGroup)
         groups["c3"].codec = job["codec"]
         if job["shaper"]:
-            groups["c3"].group.emulate_links(read_topology(job["emulate"], size), job["shaper"])
+            emulate_links(groups["c3"].group, read_topology(job["emulate"], size), job["shaper"])
         if job["algorithm"]:
             groups["c3"].group.schedules.algorithm = job["algorithm"]
         if job["metrics_port"] is not None:

@@ -54,13 +54,14 @@ def row(name: str, size: int, meet: float, cpu: float, first: float, requests: s
 
 
 def c3(size: int) -> str:
-    from lakh.c3.bootstrap import InProcessStore
+    import torch.distributed as dist
+
     from lakh.c3.group import CommGroup
 
-    class CountingStore(InProcessStore):
+    class CountingStore(dist.HashStore):
         requests = 0
 
-        def set(self, key: str, value: object) -> None:
+        def set(self, key: str, value: str) -> None:
             self.requests += 1
             super().set(key, value)
 
@@ -68,7 +69,8 @@ def c3(size: int) -> str:
             self.requests += 1
             return super().get(key)
 
-    store, groups = CountingStore(TIMEOUT_S), {}
+    store, groups = CountingStore(), {}
+    store.set_timeout(timedelta(seconds=TIMEOUT_S))
 
     def join(rank: int) -> CommGroup:
         groups[rank] = CommGroup.join(store, rank, size, name=f"start{size}", place=(f"h{rank}", "", ""))

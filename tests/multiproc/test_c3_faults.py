@@ -116,7 +116,7 @@ class Ranks:
 
     def right(self) -> None:
         """Every result is the average over exactly the members of some epoch, and all members agree."""
-        from lakh.c3.faults.chaos import find_wrong_sums
+        from bench.comm.chaos import find_wrong_sums
 
         assert find_wrong_sums(self.facts(), self.size) == []
 
@@ -179,16 +179,15 @@ def test_a_rank_that_is_stopped_for_5_s_is_waited_for(ranks) -> None:
 @pytest.mark.slow
 def test_twenty_random_faults_leave_correct_sums_and_no_leftovers() -> None:
     """In a separate process, which forks the ranks. For more: lakh bench comm --chaos 200."""
-    program = (
-        "from lakh.c3.faults.chaos import run_chaos; result = run_chaos(20, 1); print(result.problems, result.total)"
-    )
+    program = "from bench.comm.chaos import run_chaos; result = run_chaos(20, 1); print(result.problems, result.total)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=270, check=False)
     assert done.stdout.strip().endswith("[] 20"), done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.timeout(300)
 def test_a_cut_link_is_detected_within_2_s_and_the_isolated_rank_stops(ranks, tmp_path) -> None:
-    from lakh.c3.faults.network_namespaces import NetworkNamespaces, unavailable_reason
+    from bench.comm.network_namespaces import NetworkNamespaces, unavailable_reason
+
     from lakh.c3.topology import read_topology
 
     file = tmp_path / "three.toml"

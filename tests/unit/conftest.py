@@ -1,4 +1,4 @@
-"""What several rooms' tests need: the command in this process, a disk that fills up, and a pretrained model."""
+"""Fixtures of several packages: the command line in this process, a disk that fills up, and a pretrained model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import pytest
 
 from lakh import storage
 from lakh.cli import main
+
+Files = dict[str, str | bytes]
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def last_line() -> Callable[[str], dict[str, Any]]:
 
 @pytest.fixture
 def fill_disk_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Call it with a number: after so many writes to data files there is no space left."""
+    """Call it with a number: after that many writes to data files the disk is full."""
 
     def fill(writes: int) -> None:
         left, real = [writes], storage.HashingFile.write
@@ -52,6 +54,21 @@ def fill_disk_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(storage.HashingFile, "write", write)
 
     return fill
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Callable[[str, Files], Path]:
+    """Write a folder of files: tree("proj", {"a/b.py": "x = 1\\n"})."""
+
+    def write(name: str, files: Files) -> Path:
+        root = tmp_path / name
+        for path, content in files.items():
+            target = root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content.encode() if isinstance(content, str) else content)
+        return root
+
+    return write
 
 
 @pytest.fixture(scope="session")

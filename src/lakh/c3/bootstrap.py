@@ -1,20 +1,18 @@
 """Rendezvous: every rank obtains a record of every other, gathered along a tree through a key-value store.
 
-A store is anything with `set(key, bytes)` and a blocking `get(key)`: torch's stores, or `InProcessStore`. Each rank
-writes one key and reads those of at most 16 children plus the table, so no rank makes N requests. A store's timeout is
-raised as PeerTimeout.
+A store is anything with `set(key, value)` and a blocking `get(key)`, such as torch's stores. Each rank writes one key
+and reads those of at most 16 children plus the table, so no rank makes N requests. A store's timeout is raised as
+PeerTimeout.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from typing import Any, Protocol
 
 from lakh.errors import PeerTimeout
 
-__all__ = ["FANOUT", "InProcessStore", "RendezvousStore", "exchange_records"]
+__all__ = ["FANOUT", "RendezvousStore", "exchange_records"]
 
 FANOUT = 16
 
@@ -23,40 +21,6 @@ class RendezvousStore(Protocol):
     def set(self, key: str, value: Any) -> None: ...
 
     def get(self, key: str) -> bytes: ...
-
-
-class InProcessStore:
-    """A store for ranks that are threads of one process: tests and start-up measurements."""
-
-    def __init__(self, timeout_s: float = 60.0) -> None:
-        self.timeout_s = timeout_s
-        self._values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
-
-    def set(self, key: str, value: Any) -> None:
-        with self._changed:
-            self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
-            self._changed.notify_all()
-
-    def get(self, key: str) -> bytes:
-        end_s = time.monotonic() + self.timeout_s
-        with self._changed:
-            while key not in self._values:
-                if not self._changed.wait(end_s - time.monotonic()) and time.monotonic() > end_s:
-                    raise PeerTimeout(f"store key {key}", f"was not set in {self.timeout_s:g} s", "check the peers")
-            return self._values[key]
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set `key` if its value is `expected` ("" if unset); returns the value afterwards."""
-        with self._changed:
-            if self._values.get(key, b"").decode() == expected:
-                self._values[key] = desired.encode()
-                self._changed.notify_all()
-            return self._values.get(key, expected.encode())
-
-    def check(self, keys: list[str]) -> bool:
-        with self._changed:
-            return all(key in self._values for key in keys)
 
 
 def exchange_records(

@@ -1,18 +1,16 @@
 """A key-value store in a folder, one small file per key. It outlives every rank and survives kills at any moment.
 
-Files appear atomically (written aside, then renamed). Read-modify-write operations hold a file lock, which the kernel
+Files appear atomically (written aside, then renamed). `compare_set` holds a file lock, which the kernel
 releases when its holder dies. Requires a file system that all ranks share. torch's FileStore appends records to one
 file, so a rank killed while writing leaves half a record that breaks the other ranks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -51,18 +49,13 @@ class DirectoryStore:
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Set `key` if its value is `expected` ("" if unset); returns the value afterwards."""
-        with self._locked():
+        with (self.folder / ".lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             found = self._read(key)
             if (found or b"").decode() == expected:
                 self.set(key, desired)
                 return desired.encode()
             return found if found is not None else expected.encode()
-
-    def add(self, key: str, amount: int) -> int:
-        with self._locked():
-            total = int(self._read(key) or b"0") + amount
-            self.set(key, str(total))
-            return total
 
     def _path(self, key: str) -> Path:
         return self.folder / quote(key, safe="")
@@ -72,9 +65,3 @@ class DirectoryStore:
             return self._path(key).read_bytes()
         except FileNotFoundError:
             return None
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.folder / ".lock").open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield

@@ -1,7 +1,7 @@
 """A communicator without torch: collectives and messages on memory addresses, executed by the native core.
 
 Every rank calls `CommGroup.join` with a common store. Ranks of one host communicate through shared memory, others over
-TCP by a schedule from `schedules.cache`. `run` is synchronous; `start` returns a ticket for `wait`. Errors: UserError
+TCP by a schedule (schedule_cache.py). `run` is synchronous; `start` returns a ticket for `wait`. Errors: UserError
 if the ranks call different operations (the group stays usable) or the group was closed; PeerLost and PeerTimeout end
 the group.
 """
@@ -20,7 +20,7 @@ from typing import Any
 from lakh.c3 import native
 from lakh.c3.bootstrap import RendezvousStore, exchange_records
 from lakh.c3.native import FailureCause
-from lakh.c3.schedules.cache import ScheduleCache
+from lakh.c3.schedule_cache import ScheduleCache
 from lakh.c3.topology import WIRES, Link, Topology, labels_from_environment, numa_node, read_topology
 from lakh.errors import LakhError, PeerLost, UserError
 
@@ -258,25 +258,6 @@ class CommGroup:
 
     def set_timeout(self, timeout_s: float) -> None:
         self.library.lakh_c3_set_timeout(self.handle, int(timeout_s * 1000))
-
-    def emulate_links(self, topology: Topology, file: str) -> None:
-        """Limit traffic to the links of `topology`, shared by all processes that pass the same `file`."""
-        numbers: dict[tuple[str, str, str], int] = {}
-        for a in range(self.size):
-            for b in range(self.size):
-                for link in topology.path(a, b):
-                    numbers.setdefault(link, len(numbers))
-        for peer in range(self.size):
-            for link in topology.path(self.rank, peer):
-                tier, name, way = link
-                if tier not in topology.links and name not in topology.host_rates:
-                    continue
-                known = {tier: Link(float("inf")), **topology.links}
-                delay_us = int(known[tier].delay_us) if way == "out" else 0
-                rate = topology.bytes_per_s(tier, name, known)
-                status = self.library.lakh_c3_shape(self.handle, peer, file.encode(), numbers[link], rate, delay_us)
-                if status:
-                    raise native.last_error(status, f"c3 emulated link {link}")
 
     def counters(self) -> dict[str, int]:
         """Totals since the start; zeros after `close`."""

@@ -22,11 +22,10 @@ on all ranks. Independent of torch.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,6 @@ from lakh.errors import UserError
 __all__ = ["TIERS", "WIRES", "Link", "Topology", "Wire", "labels_from_environment", "numa_node", "read_topology"]
 
 TIERS = ("host", "rack", "zone")
-KEYS = ("name", "rack", "zone")
-"""Keys of a [[hosts]] entry that name its groups, in the order of TIERS."""
 
 
 @dataclass(frozen=True)
@@ -113,31 +110,6 @@ class Topology:
             if host in self.hosts
         }
         return f"{', '.join(known.values())}, other hosts {links['host'].bytes_per_s / 1e6:.3g} MB/s"
-
-    def first_ranks(self, count: int) -> Topology:
-        """The topology of ranks 0 to count - 1."""
-        hosts = set(self.hosts[:count])
-        host_rates = {host: rate for host, rate in self.host_rates.items() if host in hosts}
-        return replace(self, places=self.places[:count], host_rates=host_rates)
-
-    def as_toml(self, *, links: bool) -> str:
-        """The topology as a file; `links` includes link rates and transport settings."""
-        ranks: dict[tuple[str, ...], list[int]] = {}
-        for rank, place in enumerate(self.places):
-            ranks.setdefault(place, []).append(rank)
-        text = ""
-        for place, members in ranks.items():
-            text += "[[hosts]]\n"
-            text += "".join(f"{key} = {json.dumps(name)}\n" for key, name in zip(KEYS, place, strict=True) if name)
-            rate = self.host_rates.get("/".join(reversed(place)))
-            text += f"Mbit_per_s = {rate * 8 / 1e6}\n" if links and rate is not None else ""
-            text += f"ranks = {members}\n\n"
-        for tier, link in self.links.items() if links else ():
-            text += f"[links.{tier}]\nMbit_per_s = {link.bytes_per_s * 8 / 1e6}\ndelay_us = {link.delay_us}\n\n"
-        for tier, wire in self.wires.items() if links else ():
-            settings = "".join(f"{field.name} = {getattr(wire, field.name)}\n" for field in fields(wire))
-            text += f"[wire.{tier}]\n{settings}\n"
-        return text
 
     def tiers(self) -> tuple[tuple[str, ...], ...]:
         """Places without redundant tiers: those with a single group, or with one group per inner group."""

@@ -1,8 +1,8 @@
 """Collective algorithms as data: each function returns the schedule of one rank.
 
-c3's native core executes schedules (schedule.py), `lakh.c3.schedules.verify` proves them for any number of ranks, and
-collective_cost.py gives their cost in closed form, which the planner uses. This module has broadcast, reduce, gather,
-scatter, all_to_all and barrier; reductions.py has all_reduce, reduce_scatter and all_gather.
+c3's native core executes schedules (schedule.py), a verifier (tests/unit/c3/schedule_verifier.py) proves them for any
+number of ranks, and collective_cost.py gives their cost in closed form, which the planner uses. This module has
+broadcast, reduce, gather, scatter, all_to_all and barrier; reductions.py has all_reduce, reduce_scatter and all_gather.
 
 Cost per rank, P ranks and S bytes (tests compare `bytes_sent` and `num_stages` with it):
 

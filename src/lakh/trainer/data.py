@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from lakh.errors import UserError
-from lakh.spec import Data, Mesh, Run
+from lakh.spec import Data, Mesh
 from lakh.tokens.loading.digest import StreamDigest, digest_sequences
+from lakh.tokens.loading.prefetch import BatchRequest
 from lakh.tokens.loading.skips import SkipRanges
 from lakh.tokens.loading.stream import TokenStream
 from lakh.tokens.loading.training_data import open_data
@@ -33,14 +34,6 @@ class StreamPosition:
     def restore(self, position: int, digest: StreamDigest | None) -> None:
         self.position, self.base, self.known = position, digest, (position, digest)
 
-    def catch_up(self, run: Run, position: int, known: tuple[int, StreamDigest | None]) -> None:
-        """Continue at `position` after ranks were lost: read again what they have read since the `known` digest."""
-        first, digest = known
-        if digest is not None and position > first:
-            batch = TokenStream.open(run.data, run.seed).read_range(first, position - first)
-            digest += digest_sequences(first, batch.tokens, batch.lengths)
-        self.restore(position, digest)
-
     def total_digest(self, world: World, read_here: StreamDigest) -> StreamDigest | None:
         """The digest of the whole stream so far, on every rank. A collective."""
         parts = world.broadcast(world.gather(read_here.to_bytes()))
@@ -52,26 +45,39 @@ class StreamPosition:
 class DataFeed:
     """Prefetched batches of this rank."""
 
-    def __init__(self, run: Run, mesh: Mesh, world: World) -> None:
+    def __init__(self, data: Data, mesh: Mesh, world: World, *, vocab: int, seed: int, last_step: int) -> None:
         """Opens and checks the data of a run; raises UserError if it does not fit the model."""
-        opened = open_data(run)
+        opened = open_data(data, vocab)
         self.fingerprint, self.tokenizer_path, self.heldout = opened.fingerprint, opened.tokenizer_path, opened.heldout
         self.stream = StreamPosition()
-        self._mesh, self._device = mesh, world.device
+        self._mesh, self._device, self._seed, self._last_step = mesh, world.device, seed, last_step
         self._data_rank = mesh.data_rank(world.rank)
         readers = [rank for rank in range(world.size) if mesh.data_rank(rank) == self._data_rank]
         self._counts = readers[0] == world.rank  # of the ranks that read the same data, the first one hashes it
         self.batches: Batches
 
-    def open(self, run: Run, step: int) -> None:
+    def open(self, data: Data, step: int) -> None:
         """Start to prefetch the batches from `step` on."""
+        rows = data.batch // self._mesh.data_ranks
         self.batches = Batches(
-            run,
-            data_rank=self._data_rank,
-            data_ranks=self._mesh.data_ranks,
-            first_step=step,
-            first_position=self.stream.position,
+            BatchRequest(
+                data=data,
+                seed=self._seed,
+                first_step=step,
+                last_step=self._last_step,
+                first_position=self.stream.position,
+                offset=self._data_rank * rows,
+                num_sequences=rows,
+            )
         )
+
+    def catch_up(self, data: Data, position: int, known: tuple[int, StreamDigest | None]) -> None:
+        """Continue at `position` after ranks were lost: read again what they have read since the `known` digest."""
+        first, digest = known
+        if digest is not None and position > first:
+            batch = TokenStream.open(data, self._seed).read_range(first, position - first)
+            digest += digest_sequences(first, batch.tokens, batch.lengths)
+        self.stream.restore(position, digest)
 
     def micro_batches(self, step: int) -> tuple[list[Batch], float]:
         """This rank's micro-batches of a step, and the seconds spent waiting for them."""
@@ -83,11 +89,11 @@ class DataFeed:
         """Of the sequences that this rank has read since `open` and hashes for all."""
         return self.batches.digest if self._counts else StreamDigest()
 
-    def skip_step(self, settings: Data, step: int, current_step: int) -> Data:
+    def skip_step(self, data: Data, step: int, current_step: int) -> Data:
         """Data settings that skip the sequences of `step`, counted back from the current position."""
-        first = self.stream.position - (current_step - step + 1) * settings.batch
-        skips = self.batches.skips.with_positions(first, first + settings.batch)
-        return dataclasses.replace(settings, skip=skips.ranges)
+        first = self.stream.position - (current_step - step + 1) * data.batch
+        skips = self.batches.skips.with_positions(first, first + data.batch)
+        return dataclasses.replace(data, skip=skips.ranges)
 
     def close(self) -> None:
         self.batches.close()

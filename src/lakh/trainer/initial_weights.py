@@ -13,24 +13,21 @@ from torch import Tensor
 
 from lakh import checkpoint, storage
 from lakh.errors import UserError
-from lakh.spec import Model, Run
+from lakh.spec import Model
 from lakh.workloads.code.formats import gguf, hf
 from lakh.workloads.code.model import CodeModel, init_weights
 
 __all__ = ["model_builder", "read_weights"]
 
 
-def model_builder(run: Run, *, is_new: bool = True) -> Callable[[], CodeModel]:
-    """A function that builds the full model with its initial weights, the same on every rank.
-
-    `is_new` False: a checkpoint will replace the weights, so `init_from` is not read.
-    """
-    weights = read_weights(run.init_from, run.model) if run.init_from and is_new else None
+def model_builder(spec: Model, seed: int, init_from: str = "") -> Callable[[], CodeModel]:
+    """A function that builds the full model with its initial weights, the same on every rank."""
+    weights = read_weights(init_from, spec) if init_from else None
 
     def build() -> CodeModel:
-        model = CodeModel(run.model)
+        model = CodeModel(spec)
         if weights is None:
-            init_weights(model, run.seed)
+            init_weights(model, seed)
         else:
             model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
         return model

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lakh import checkpoint, events
+from lakh import checkpoint, config, events
 from lakh.errors import InfeasiblePlan, Interrupted, PeerLost, PeerTimeout
 from lakh.events import EventLog, NetworkTraffic, Restarted, RewindRefused, Rewound, RunEnded
 from lakh.goodput import goodput
@@ -74,7 +74,7 @@ def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restar
         log = logs.enter_context(EventLog(run_dir, world.rank))
         if restart_reason and world.rank == 0:
             log.write(Restarted(attempt=world.attempt, reason=restart_reason))
-        elastic = ElasticGroup.of(run, world)
+        elastic = ElasticGroup.of(run.train, run.mesh, world)
         carried: LoopState | None = None
         while True:
             loop: TrainingLoop | None = None
@@ -119,9 +119,11 @@ class TrainingLoop:
         """`carried`: the state to continue with after other ranks were lost; else the newest checkpoint is restored."""
         self.run, self._run_dir, self._world = run, run_dir, world
         self._mesh = check_parallelism(run, world.size)
-        self._events = EventWriter(run, world, log)
-        self._data = DataFeed(run, self._mesh, world)
-        self._evaluator = Evaluator(run, self._mesh, world, self._data.heldout, self._events)
+        self._events = EventWriter(run.model, run.data, run.cluster.gpu, world, log)
+        self._data = DataFeed(
+            run.data, self._mesh, world, vocab=run.model.vocab, seed=run.seed, last_step=run.train.steps
+        )
+        self._evaluator = Evaluator(run.train, self._mesh, world, self._data.heldout, self._events)
         is_new = carried is None and not checkpoint.list_complete(run_dir)
         self._model = build_model(run, self._mesh, world, self._events, is_new=is_new)
         self._optimizer = build_optimizer(self._model, run.optim)
@@ -143,15 +145,15 @@ class TrainingLoop:
     def run_to_end(self, stop: StopRequest, faults: Sequence[Fault], started_s: float) -> TrainingResult:
         self._write_settings()
         self._events.run_started(
-            self.run,
             step=self._step,
             position=self._data.stream.position,
+            run_sha256=config.fingerprint(self.run),
             data_sha256=self._data.fingerprint,
             seconds=time.monotonic() - started_s,
         )
         if self._step == 0 and self.run.train.eval_every:
             self._evaluate()
-        self._data.open(self.run, self._step)
+        self._data.open(self.run.data, self._step)
         try:
             if self._step > self._finished:  # ranks were lost before this step was finished
                 self._finish_step(stop)
@@ -258,7 +260,7 @@ class TrainingLoop:
         self._spikes.rewound(self._step)
         self._events.write(Rewound(step=step, to_step=self._step, reason=reason, skipped=data.skip))
         self._write_settings()
-        self._data.open(self.run, self._step)
+        self._data.open(self.run.data, self._step)
         return True
 
     def _evaluate(self) -> None:
@@ -297,7 +299,7 @@ class TrainingLoop:
             for name, tensor in self._tensors.items():
                 tensor.copy_(carried.tensors[name])
         self._step, self._finished, self.checkpointer.last_saved = carried.step, carried.finished, carried.last_saved
-        self._data.stream.catch_up(self.run, carried.position, carried.known_digest)
+        self._data.catch_up(self.run.data, carried.position, carried.known_digest)
 
     def _track_updates(self) -> None:
         """Keep references to the tensors and note when an update changes them, for `state`."""
@@ -327,7 +329,7 @@ def build_model(run: Run, mesh: Mesh, world: World, writer: EventWriter, *, is_n
         run,
         mesh,
         groups,
-        model_builder(run, is_new=is_new),
+        model_builder(run.model, run.seed, run.init_from if is_new else ""),
         bf16=uses_bf16(run.train, world.device),
         device=world.device,
         on_choice=lambda choice: writer.auto_choice(*choice),

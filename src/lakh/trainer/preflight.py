@@ -24,7 +24,7 @@ def check_run(run: Run, ranks: int, faults: Sequence[str] = ()) -> None:
         Fault.parse(fault)
     check_parallelism(run, ranks)
     _check_memory(run, ranks)
-    open_data(run)
+    open_data(run.data, run.model.vocab)
 
 
 def estimate_run(run: Run, ranks: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The directory store: atomic values, one winner of compare-and-set, exact counts, also when writers are killed."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -34,25 +35,33 @@ def test_the_first_to_compare_and_set_wins(tmp_path) -> None:
     assert not store.check(["other"])
 
 
-def test_concurrent_counts_add_up(tmp_path) -> None:
-    store = DirectoryStore(tmp_path)
-    threads = [
-        threading.Thread(target=lambda: [DirectoryStore(tmp_path).add("n", 1) for _ in range(25)]) for _ in range(4)
-    ]
+def test_concurrent_compare_and_set_loses_no_update(tmp_path) -> None:
+    won = []
+
+    def claim() -> None:
+        mine = DirectoryStore(tmp_path)
+        for _ in range(25):
+            name = secrets.token_hex(8)
+            slot = 0
+            while mine.compare_set(f"slot/{slot}", "", name) != name.encode():
+                slot += 1
+            won.append(slot)
+
+    threads = [threading.Thread(target=claim) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert store.add("n", 0) == 100
+    assert sorted(won) == list(range(100))
 
 
 def test_a_killed_writer_leaves_complete_values_and_no_lock(tmp_path) -> None:
     program = (
         "import sys; from lakh.c3.directory_store import DirectoryStore\n"
         f"store = DirectoryStore({str(tmp_path)!r})\nprint('on', flush=True)\n"
-        "while True: store.set('k', 'x' * 100_000); store.add('n', 1)"
+        "while True: store.set('k', 'x' * 100_000); store.compare_set('n', '', 'y')"
     )
-    for _ in range(3):
+    for turn in range(3):
         writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
         assert writer.stdout is not None
         writer.stdout.readline()
@@ -61,5 +70,4 @@ def test_a_killed_writer_leaves_complete_values_and_no_lock(tmp_path) -> None:
         writer.wait()
         store = DirectoryStore(tmp_path)
         assert store.get("k") == b"x" * 100_000
-        before = store.add("n", 0)
-        assert store.add("n", 1) == before + 1
+        assert store.compare_set(f"after {turn}", "", "the lock is free") == b"the lock is free"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import HashStore
 
 from lakh.c3 import native
-from lakh.c3.bootstrap import InProcessStore
 from lakh.c3.group import CommGroup
 from lakh.c3.torch import gpu_staging
 from lakh.c3.torch.gpu_staging import StagedCollective
@@ -68,7 +68,7 @@ _split = gpu_staging.split_into_chunks
 
 
 def on_ranks(size: int, body) -> None:
-    store, errors = InProcessStore(60.0), []
+    store, errors = HashStore(), []
 
     def rank(number: int) -> None:
         try:

@@ -3,12 +3,14 @@
 import threading
 import time
 import urllib.request
+from datetime import timedelta
 
 import numpy as np
 import pytest
+from bench.comm.emulation import emulate_links
+from torch.distributed import HashStore
 
 from lakh.c3 import native
-from lakh.c3.bootstrap import InProcessStore
 from lakh.c3.group import CommGroup
 from lakh.c3.metrics import find_slowest_rank, serve_metrics
 from lakh.c3.native import FailureCause
@@ -28,7 +30,7 @@ UNEQUAL = [("a", "", ""), ("a", "", ""), ("b", "", "")]
 
 def with_ranks(places, body, timeout_s: float = 60.0, topology=None):
     """Run `body(group)` in one thread per rank. Returns each result or error."""
-    store = InProcessStore(timeout_s)
+    store = HashStore()
     found = [None] * len(places)
 
     def one(rank: int) -> None:
@@ -184,7 +186,7 @@ def test_zero_elements_on_one_rank_only_is_an_error_on_all_ranks() -> None:
 
 
 def test_every_call_on_a_closed_group_reports_it() -> None:
-    group = CommGroup.join(InProcessStore(5), 0, 1, place=ONE_HOST[0])
+    group = CommGroup.join(HashStore(), 0, 1, place=ONE_HOST[0])
     server = serve_metrics(group)
     group.close()
     group.close()
@@ -234,7 +236,7 @@ def test_the_core_emulates_slow_links(tmp_path) -> None:
     topology = Topology(tuple(FOUR_HOSTS[:2]), {"host": Link(20e6, 1000)})
 
     def body(group):
-        group.emulate_links(topology, str(tmp_path / "links"))
+        emulate_links(group, topology, str(tmp_path / "links"))
         reduce_all(group, np.ones(100_000, np.float32))
         return group.counters()["bytes_sent"]
 
@@ -245,7 +247,7 @@ def test_an_emulated_delay_applies_to_every_operation(tmp_path) -> None:
     topology = Topology(tuple(FOUR_HOSTS[:2]), {"host": Link(50e6, 20_000)})
 
     def body(group):
-        group.emulate_links(topology, str(tmp_path / "links"))
+        emulate_links(group, topology, str(tmp_path / "links"))
         group.schedules.algorithm = "ring"  # two stages, one after the other
         times_s = []
         for count in (10, 10, 50_000, 10):
@@ -310,6 +312,7 @@ def test_all_ranks_get_the_reason_of_an_abort() -> None:
             assert error.cause == FailureCause.ABORTED
 
 
+@pytest.mark.slow
 def test_a_busy_rank_is_waited_for_even_when_its_buffers_are_full() -> None:
     """Unread data fills the window of a busy rank, and to the sender its kernel then looks like a cut link."""
     sent = np.arange(6_000_000, dtype=np.float32)  # 24 MB: more than connections hold
@@ -338,8 +341,10 @@ def test_a_wrong_topology_is_refused_on_all_ranks(monkeypatch) -> None:
 
 
 def test_a_missing_rank_is_a_timeout_of_the_rendezvous() -> None:
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=0.2))
     with pytest.raises(PeerTimeout):
-        CommGroup.join(InProcessStore(0.2), 0, 2, name="alone")
+        CommGroup.join(store, 0, 2, name="alone")
 
 
 def test_counters_are_served_for_prometheus() -> None:
@@ -368,9 +373,9 @@ def test_the_slowest_rank_is_waited_for_and_does_not_wait() -> None:
 def test_start_up_costs_each_rank_a_constant_number_of_requests() -> None:
     """No rank makes N requests: the tree bounds them, and connections are opened on first use."""
 
-    class Counting(InProcessStore):
+    class Counting(HashStore):
         def __init__(self) -> None:
-            super().__init__(60)
+            super().__init__()
             self.requests: dict[str, int] = {}
 
         def get(self, key: str) -> bytes:

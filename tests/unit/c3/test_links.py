@@ -5,9 +5,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from bench.comm.emulation import to_toml
+from torch.distributed import HashStore
 
 from lakh.c3 import native
-from lakh.c3.bootstrap import InProcessStore
 from lakh.c3.group import CommGroup
 from lakh.c3.network.links import MeasuredNetwork, links_from_measurements, measure_network, merge_network, probe_pairs
 from lakh.c3.selection import choose_all_reduce
@@ -62,7 +63,7 @@ def test_rates_in_a_file_take_precedence() -> None:
 
 def test_places_can_be_written_without_links(tmp_path: Path) -> None:
     file = tmp_path / "places.toml"
-    file.write_text(RACKS.as_toml(links=False))
+    file.write_text(to_toml(RACKS, links=False))
     given = read_topology(file, 8)
     assert (given.places, given.links, given.host_rates) == (RACKS.places, {}, {})
 
@@ -71,7 +72,7 @@ def test_places_can_be_written_without_links(tmp_path: Path) -> None:
 @pytest.mark.skipif(native.open_library() is None, reason="the native core is not built: apt-get install g++")
 def test_all_ranks_get_the_same_figures_and_the_next_start_reads_them(tmp_path: Path) -> None:
     def start() -> list[dict[str, Link]]:
-        store, found = InProcessStore(60.0), [dict[str, Link]()] * 3
+        store, found = HashStore(), [dict[str, Link]()] * 3
 
         def one(rank: int) -> None:
             group = CommGroup.join(store, rank, 3, timeout_s=60.0, place=(f"h{rank}", "", ""))

@@ -3,8 +3,8 @@
 import threading
 
 import pytest
+from torch.distributed import HashStore
 
-from lakh.c3.bootstrap import InProcessStore
 from lakh.c3.faults.membership import Epoch, agree_on_epoch
 from lakh.errors import LakhError, PeerLost
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(2 * SETTLE_S)
 
 def register(members, views, late_s=None, settle_s=SETTLE_S) -> dict:
     """Every member of `views` registers with (known dead, suspects). Returns the outcome of each."""
-    store, found = InProcessStore(SETTLE_S), {}
+    store, found = HashStore(), {}
 
     def one(member: int) -> None:
         dead, suspects = views[member]

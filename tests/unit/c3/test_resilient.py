@@ -5,9 +5,9 @@ import time
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from lakh.c3 import native
-from lakh.c3.bootstrap import InProcessStore
 from lakh.c3.faults.resilient import MemberProgress, ResilientGroup, merge_progress
 from lakh.errors import LakhError, PeerLost
 
@@ -51,7 +51,7 @@ def _train(group: ResilientGroup, member: int, steps: int, done: torch.Tensor) -
 @pytest.mark.parametrize("unlucky", [0, 1, 2])
 def test_a_member_that_misses_the_result_of_a_commit_continues_like_the_others(unlucky) -> None:
     """Member 3 requests to join. At that commit one member loses the result and only learns that the epoch ended."""
-    store, found, asked = InProcessStore(PATIENCE_S), {}, threading.Event()
+    store, found, asked = HashStore(), {}, threading.Event()
     options = {"timeout_s": PATIENCE_S, "settle_s": PATIENCE_S}
     steps = 6
 

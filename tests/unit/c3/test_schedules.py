@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.c3.schedule_verifier import SymbolicBuffer, rank_input, run_symbolically
 
-from lakh.c3.schedules.verify import SymbolicBuffer, rank_input, run_symbolically
 from lakh.errors import UserError
 from lakh.spec import collectives
 from lakh.spec.schedule import Buffer, ScheduleStep, StepKind, codec_bytes, split_points
@@ -37,6 +37,7 @@ def check_all_reduced(outputs: list[SymbolicBuffer], count: int) -> None:
         assert output == outputs[0]  # added in the same order: identical bits
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(RANKS, COUNTS, st.sampled_from(FLAT), st.randoms())
 def test_all_reduce_is_correct_for_any_ranks_sizes_and_order(size, count, algorithm, rng) -> None:
@@ -51,6 +52,7 @@ def test_all_reduce_is_correct_for_any_ranks_sizes_and_order(size, count, algori
 RATES = st.lists(st.floats(0.01, 100), min_size=1, max_size=24)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(RATES, COUNTS)
 def test_all_reduce_with_unequal_parts_is_correct_for_any_rates(rates, count) -> None:
@@ -95,6 +97,7 @@ def test_the_slowest_ranks_of_an_order_are_leaves_of_the_tree() -> None:
         assert all(step.kind != StepKind.RECV_REDUCE for step in collectives.reduce(rank, 8, 10, 2, order).steps)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), COUNTS, st.sampled_from(["none", "int4"]), st.randoms())
 def test_hierarchical_all_reduce_is_correct_for_any_tiers_and_placement(zones, racks, hosts, count, codec, rng) -> None:
@@ -132,6 +135,7 @@ def test_hosts_of_unequal_size_are_reduced_by_their_first_rank(hosts, count) -> 
     check_all_reduced(outputs, count)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(RANKS, st.integers(0, 20), st.sampled_from(["flat", "ring"]))
 def test_all_gather_and_reduce_scatter_are_correct(size, count, algorithm) -> None:

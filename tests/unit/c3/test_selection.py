@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from bench.comm.emulation import first_ranks, to_toml
+from bench.comm.slow_ranks import find_slow_ranks
 
 from lakh.c3.faults.membership import decide_membership, find_reachable
-from lakh.c3.network.slow_ranks import find_slow_ranks
 from lakh.c3.selection import choose_all_reduce, fastest_first
 from lakh.c3.topology import WIRES, Link, Topology, Wire, numa_node, read_topology
 from lakh.errors import UserError
@@ -109,14 +110,14 @@ def test_a_topology_is_written_as_it_was_read_and_limited_to_its_first_ranks(tmp
         "[links.host]\nMbit_per_s=800\n[links.rack]\nMbit_per_s=100\ndelay_us=5\n[wire.zone]\nstreams=3\n"
     )
     read = read_topology(path, 4)
-    path.write_text(read.as_toml(links=True))
+    path.write_text(to_toml(read, links=True))
     assert replace(read_topology(path, 4), digest=read.digest) == read
-    path.write_text(read.as_toml(links=False))
+    path.write_text(to_toml(read, links=False))
     silent = read_topology(path, 4)
     assert (silent.places, silent.links, silent.host_rates, silent.wires) == (read.places, {}, {}, WIRES)
-    assert read.first_ranks(1).places == read.places[:1]
-    assert read.first_ranks(1).host_rates == {}
-    assert read.first_ranks(2).host_rates == read.host_rates
+    assert first_ranks(read, 1).places == read.places[:1]
+    assert first_ranks(read, 1).host_rates == {}
+    assert first_ranks(read, 2).host_rates == read.host_rates
 
 
 def test_a_link_between_racks_is_compared_with_other_links_between_racks() -> None:

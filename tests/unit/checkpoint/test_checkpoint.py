@@ -258,6 +258,7 @@ shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 types = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
 
 
+@pytest.mark.slow
 @given(written=st.dictionaries(st.text(min_size=1, max_size=5), st.tuples(shapes, types), max_size=6))
 def test_safetensors_reads_what_is_written_tensor_by_tensor(written, tmp_path_factory) -> None:
     wanted = {name: (torch.rand(shape) * 9).to(kind) for name, (shape, kind) in written.items()}

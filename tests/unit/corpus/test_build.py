@@ -143,7 +143,7 @@ def test_force_replaces_a_corpus_and_nothing_else(tree: Callable[..., Path], tmp
 
 
 @pytest.mark.parametrize("calls_before", [0, 5, 20])
-def test_a_full_disk_is_said_plainly_and_leaves_nothing_that_looks_complete(
+def test_a_full_disk_is_reported_and_leaves_nothing_that_looks_complete(
     tree: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -23,6 +23,7 @@ def test_a_rank_that_names_a_cause_counts_before_those_that_fell_with_it(ranks, 
     assert exit_code(ranks) == code
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_torchrun_ends_with_the_code_of_its_rank() -> None:
     command = [sys.executable, "-m", "lakh.trainer.torchrun", "--standalone", "--nproc-per-node", "1"]

@@ -44,6 +44,7 @@ def sent_bytes(mesh, cut: str, *, compiled: bool) -> dict[tuple[str, str], int]:
     return dict(traffic.sent_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cut", "gathered"),
     [

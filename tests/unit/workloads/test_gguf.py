@@ -178,7 +178,7 @@ def test_smollm2_knows_code_better_after_some_steps_on_code(smollm2_gguf: Path) 
         model=loaded.spec,
         optim=Optimizer(lr=2e-4, warmup_steps=0, schedule="constant"),
     )
-    model = model_builder(run)()
+    model = model_builder(run.model, run.seed, run.init_from)()
     optimizer = build_optimizer(model, run.optim)
     before = float(loss_sum(model, heldout)) / heldout.targets.numel()
     for step in range(3):

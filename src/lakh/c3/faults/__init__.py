@@ -1,1 +1,1 @@
-"""Fault tolerance: membership after a loss, a resilient all-reduce, and the chaos test that checks both."""
+"""Fault tolerance: membership after a loss, and a resilient all-reduce."""

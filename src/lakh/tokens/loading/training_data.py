@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lakh.errors import UserError
-from lakh.spec import Run, Source
+from lakh.spec import Data, Source
 from lakh.tokens.loading.stream import TokenSet, data_fingerprint
 
 __all__ = ["TrainingData", "open_data"]
@@ -23,24 +23,24 @@ class TrainingData:
     heldout: TokenSet
 
 
-def open_data(run: Run) -> TrainingData:
-    """Open every source of a run. Raises UserError if the data does not fit the model."""
-    sources = run.data.mixture or (Source(tokens=run.data.tokens),)
-    opened = [(TokenSet.open(source.tokens, "train", cache=run.data.cache), source.weight) for source in sources]
-    heldout = TokenSet.open(run.data.tokens, "heldout", cache=run.data.cache)
+def open_data(data: Data, vocab: int) -> TrainingData:
+    """Open every source of a run. Raises UserError if the data does not fit the settings or the vocabulary."""
+    sources = data.mixture or (Source(tokens=data.tokens),)
+    opened = [(TokenSet.open(source.tokens, "train", cache=data.cache), source.weight) for source in sources]
+    heldout = TokenSet.open(data.tokens, "heldout", cache=data.cache)
     for tokens in (*(tokens for tokens, _ in opened), heldout):
-        if tokens.vocab > run.model.vocab:
+        if tokens.vocab > vocab:
             raise UserError(
-                f"model.vocab = {run.model.vocab}",
+                f"model.vocab = {vocab}",
                 f"is smaller than the tokenizer of {tokens.url} ({tokens.vocab})",
                 f"set model.vocab = {tokens.vocab} or more, or pack with a smaller tokenizer",
             )
-    for name, sets, needed in (("train", [t for t, _ in opened], run.data.batch), ("heldout", [heldout], 1)):
-        available = sum(tokens.count_sequences(run.data.sequence) for tokens in sets)
+    for name, sets, needed in (("train", [t for t, _ in opened], data.batch), ("heldout", [heldout], 1)):
+        available = sum(tokens.count_sequences(data.sequence) for tokens in sets)
         if available < needed:
             raise UserError(
-                f"{run.data.tokens}, {name}",
-                f"holds {available} sequences of {run.data.sequence} tokens; {needed} are needed",
+                f"{data.tokens}, {name}",
+                f"holds {available} sequences of {data.sequence} tokens; {needed} are needed",
                 "pack a larger corpus, or make data.batch or data.sequence smaller",
             )
     return TrainingData(data_fingerprint(opened), opened[0][0].tokenizer_path, heldout)

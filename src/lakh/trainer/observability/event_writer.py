@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lakh import config, events
+from lakh import events
 from lakh.events import Event, EventLog
-from lakh.spec import Run
+from lakh.spec import Data, Gpu, Model
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.step_metrics import StepMetrics
 from lakh.trainer.tuning.memory import memory_bytes
@@ -16,11 +16,11 @@ RESOURCES_EVERY_STEPS = 10
 
 
 class EventWriter:
-    def __init__(self, run: Run, world: World, log: EventLog) -> None:
-        self._world, self.log = world, log
-        self._tokens_per_step = run.tokens_per_step
-        self._flops_per_step = run.tokens_per_step * run.model.flops_per_token(run.data.sequence)
-        self._peak_flops = run.cluster.gpu.dense_bf16_TFLOPs * 1e12 * world.size
+    def __init__(self, model: Model, data: Data, gpu: Gpu, world: World, log: EventLog) -> None:
+        self._world, self.log, self._parameters = world, log, model.parameters
+        self._tokens_per_step = data.batch * data.sequence
+        self._flops_per_step = self._tokens_per_step * model.flops_per_token(data.sequence)
+        self._peak_flops = gpu.dense_bf16_TFLOPs * 1e12 * world.size
 
     def write(self, event: Event) -> None:
         """Write an event about the run, on rank 0."""
@@ -32,7 +32,7 @@ class EventWriter:
         if self._world.device.type == "cuda":
             self.write(events.AutoChoice(step=0, what=what, choice=choice, reason=reason))
 
-    def run_started(self, run: Run, *, step: int, position: int, data_sha256: str, seconds: float) -> None:
+    def run_started(self, *, step: int, position: int, run_sha256: str, data_sha256: str, seconds: float) -> None:
         self.log.write(events.Initialised(step=step, seconds=seconds))
         self.log.write(
             events.RunStarted(
@@ -41,9 +41,9 @@ class EventWriter:
                 attempt=self._world.attempt,
                 backend=self._world.backend if self._world.size > 1 else "none",
                 device=str(self._world.device),
-                parameters=run.model.parameters,
+                parameters=self._parameters,
                 sequence_index=position,
-                run_sha256=config.fingerprint(run),
+                run_sha256=run_sha256,
                 data_sha256=data_sha256,
             )
         )

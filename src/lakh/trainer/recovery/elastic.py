@@ -28,7 +28,7 @@ from lakh.c3.directory_store import DirectoryStore
 from lakh.c3.faults.membership import Epoch, agree_on_epoch
 from lakh.errors import InfeasiblePlan, PeerLost, PeerTimeout
 from lakh.events import RanksLost
-from lakh.spec import Mesh, Run
+from lakh.spec import Mesh, Run, Training
 from lakh.tokens.loading.digest import StreamDigest
 from lakh.trainer.launch.launcher import can_continue_without_ranks
 from lakh.trainer.launch.world import World
@@ -63,12 +63,12 @@ class ElasticGroup:
     """The ranks of a run that can lose some of them. One object for the life of a process."""
 
     @staticmethod
-    def of(run: Run, world: World) -> ElasticGroup | None:
+    def of(settings: Training, mesh: Mesh, world: World) -> ElasticGroup | None:
         """None if a lost rank ends the run."""
         rendezvous = os.environ.get("LAKH_RENDEZVOUS")  # other launchers end all ranks themselves
-        if not rendezvous or not can_continue_without_ranks(run.train, run.mesh, world.size)[0]:
+        if not rendezvous or not can_continue_without_ranks(settings, mesh, world.size)[0]:
             return None
-        return ElasticGroup(world, rendezvous, run.train.threads, run.train.peer_timeout_s)
+        return ElasticGroup(world, rendezvous, settings.threads, settings.peer_timeout_s)
 
     def __init__(self, world: World, rendezvous: str, threads: int, peer_timeout_s: float) -> None:
         self._threads, self._peer_timeout_s = threads, peer_timeout_s

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lakh.spec import Run
+from lakh.spec import Data
 from lakh.tokens.loading.digest import StreamDigest
 from lakh.tokens.loading.prefetch import BatchRequest, Prefetcher
 from lakh.tokens.loading.skips import SkipRanges
@@ -26,25 +26,14 @@ __all__ = ["Batches", "heldout_batches", "to_batch"]
 class Batches:
     """The training stream of one data-parallel rank, from a step and a position on."""
 
-    def __init__(self, run: Run, *, data_rank: int, data_ranks: int, first_step: int, first_position: int) -> None:
-        self.run = run
-        rows = run.data.batch // data_ranks
-        self.skips = SkipRanges(run.data.skip)
+    def __init__(self, request: BatchRequest) -> None:
+        self._micro_batch = request.data.micro_batch
+        self.skips = SkipRanges(request.data.skip)
         self.digest = StreamDigest()
         """Of all sequences read so far."""
         self.fill = 1.0
         """Share of the last step's positions on this rank that have a target."""
-        self._prefetcher = Prefetcher(
-            BatchRequest(
-                data=run.data,
-                seed=run.seed,
-                first_step=first_step,
-                last_step=run.train.steps,
-                first_position=first_position,
-                offset=data_rank * rows,
-                num_sequences=rows,
-            )
-        )
+        self._prefetcher = Prefetcher(request)
 
     def micro_batches(self, step: int, device: torch.device) -> list[Batch]:
         """This rank's part of one step."""
@@ -52,7 +41,7 @@ class Batches:
         self.digest += taken.digest
         rows, width = taken.tokens.shape
         self.fill = float((taken.lengths.astype(np.int64) - 1).sum()) / (rows * (width - 1))
-        size = self.run.data.micro_batch
+        size = self._micro_batch
         parts = [slice(first, first + size) for first in range(0, rows, size)]
         documents = taken.documents
         return [
@@ -112,7 +101,7 @@ def to_batch(
 
 
 def heldout_batches(
-    run: Run, tokens: TokenSet, *, data_rank: int, data_ranks: int, device: torch.device
+    data: Data, tokens: TokenSet, *, sequences: int, data_rank: int, data_ranks: int, device: torch.device
 ) -> Iterator[tuple[Batch, int]]:
     """(micro-batch, how many of its sequences count) for this rank: the same held-out sequences at every evaluation.
 
@@ -120,14 +109,14 @@ def heldout_batches(
     many micro-batches, because with FSDP all ranks must call the model equally often, and each is full, because a
     compiled model is for one shape; where they do not divide evenly, the last sequences are repeats that do not count.
     """
-    loader = TokenSetLoader(tokens, sequence=run.data.sequence, seed=0)
-    count = min(run.train.eval_sequences, loader.num_sequences)
+    loader = TokenSetLoader(tokens, sequence=data.sequence, seed=0)
+    count = min(sequences, loader.num_sequences)
     per_rank = -(-count // data_ranks)
     first = data_rank * per_rank
-    for start in range(first, first + per_rank, run.data.micro_batch):
-        rows = loader.read([min(index, count - 1) for index in range(start, start + run.data.micro_batch)])
-        end = min(start + run.data.micro_batch, first + per_rank, count)
-        documents = document_numbers(rows) if run.data.document_mask else None
+    for start in range(first, first + per_rank, data.micro_batch):
+        rows = loader.read([min(index, count - 1) for index in range(start, start + data.micro_batch)])
+        end = min(start + data.micro_batch, first + per_rank, count)
+        documents = document_numbers(rows) if data.document_mask else None
         yield to_batch(rows.tokens, rows.lengths, documents, device), max(0, end - start)
 
 

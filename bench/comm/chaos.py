@@ -28,8 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.comm.network_namespaces import NetworkNamespaces, unavailable_reason
 from lakh.c3.directory_store import DirectoryStore
-from lakh.c3.faults.network_namespaces import NetworkNamespaces, unavailable_reason
 from lakh.c3.topology import Topology
 from lakh.errors import LakhError, PeerError, PeerTimeout, UserError
 

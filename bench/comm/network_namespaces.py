@@ -3,7 +3,7 @@
 Each host of a topology file becomes a namespace with one interface, each rack a bridge in a namespace of switches.
 Token buckets limit every host's link and every rack's trunk to the rates of [links.*]. Delays would need the kernel's
 netem; if a topology has delays, or without root, the native core's traffic shaper emulates the links instead
-(`CommGroup.emulate_links`), for c3 only.
+(emulation.py), for c3 only.
 
 Everything is removed at the end, also after an error. Names contain the process id; namespaces that a killed process
 left are removed by the next one.

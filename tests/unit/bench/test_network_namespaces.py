@@ -1,6 +1,6 @@
 """Namespaces of a killed process are removed by the next one; others are kept."""
 
-from lakh.c3.faults.network_namespaces import find_stale
+from bench.comm.network_namespaces import find_stale
 
 
 def test_only_namespaces_of_ended_processes_are_stale() -> None:

@@ -1,6 +1,6 @@
 """The chaos test reports a result that is no average, and two results of one step among members that continue."""
 
-from lakh.c3.faults.chaos import find_wrong_sums
+from bench.comm.chaos import find_wrong_sums
 
 
 def step(pid: int, number: int, *values: float) -> dict:
