@@ -48,4 +48,4 @@ def add_options(options: list[Callable[..., Any]]) -> Callable[[Callable[..., An
 
 @click.group(cls=LazyGroup, commands_table=PLANS)
 def plan() -> None:
-    """Estimate cost, speed and memory of a run before it starts. Needs no GPU."""
+    """Estimate cost, speed and memory of a run before it starts."""

@@ -34,7 +34,7 @@ __all__ = ["cost"]
 def cost(
     model: str, cluster: str, failures: str, owned: bool, prices: str | None, plot: str | None, **options: Any
 ) -> CommandResult:
-    """Compute GPUs for a deadline, or days on a number of GPUs, with reserves and cost."""
+    """Compute GPUs for a deadline, or days on a number of GPUs, and the cost."""
     from lakh.planner.catalogue import load_model
     from lakh.planner.cost.prices import gpu_hour, load_prices
     from lakh.planner.cost.training_cost import plan_cost

@@ -63,7 +63,7 @@ PLAN_OPTIONS: dict[str, tuple[click.ParamType, str]] = {
 @plot_option("the roofline")
 @print_result
 def estimate(owned: bool, prices: str | None, plot: str | None, **options: Any) -> CommandResult:
-    """Estimate memory, step time and cost of one layout, with an error bar."""
+    """Estimate memory, step time and cost of one layout."""
     from lakh.planner.estimate import estimate_plan
 
     request = PlanRequest.of(options)
