@@ -23,7 +23,7 @@ from bench.comm.slow_ranks import find_slow_ranks
 from bench.harness import BenchRow, module_command, module_environment, start_process, wait_for_ranks
 from lakh.c3.topology import Topology, read_topology
 from lakh.errors import UserError
-from lakh.spec.collectives import codec_bytes
+from lakh.spec.schedule import codec_bytes
 
 __all__ = ["BACKENDS", "DTYPES", "OPS", "CommSweep", "bench_collectives", "calls_of", "calls_within", "parse_size"]
 
