@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lakh.corpus.document import complete
 from lakh.corpus.filters.coverage import read_coverage
 from lakh.corpus.filters.quality import QualitySettings, has_assertions, quality_filter, quality_reason
-from lakh.corpus.filters.syntax import GRAMMARS, PARSED_BYTES, error_share, has_grammar
+from lakh.corpus.filters.syntax import GRAMMARS, PARSED_BYTES, error_share, parser_of
 from lakh.corpus.parsing.text_features import add_text_features
 from lakh.errors import ConfigError, DataError
 
@@ -30,7 +30,7 @@ PROSE = "this is a plain letter; it has (no code at all, and } brackets [ that d
 
 @pytest.mark.parametrize("language", sorted(GOOD))
 def test_code_has_no_error_bytes_and_prose_has_many(language: str) -> None:
-    assert has_grammar(language)
+    assert parser_of(language) is not None
     good = error_share(GOOD[language].encode() * 20, language)
     bad = error_share(PROSE.encode() * 20, language)
     assert good <= 0.02 < 0.2 < bad

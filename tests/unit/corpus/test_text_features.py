@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lakh.corpus.document import STREAM, complete
 from lakh.corpus.parsing.languages import LANGUAGES
-from lakh.corpus.parsing.text_features import add_text_features, digest_of, text_features, tokens_of
+from lakh.corpus.parsing.text_features import add_text_features, text_features, tokens_of
 
 # language, a text, the same code in another layout
 SAME = [
@@ -49,16 +49,16 @@ DIFFERENT = [
 @pytest.mark.parametrize(("language", "text", "other"), SAME)
 def test_comments_and_layout_do_not_count(language: str, text: str, other: str) -> None:
     assert tokens_of(text, language).stream == tokens_of(other, language).stream
-    assert digest_of(text, language) == digest_of(other, language)
+    assert text_features(text, language).digest == text_features(other, language).digest
 
 
 @pytest.mark.parametrize(("language", "text", "other"), DIFFERENT)
 def test_meaning_counts(language: str, text: str, other: str) -> None:
-    assert digest_of(text, language) != digest_of(other, language)
+    assert text_features(text, language).digest != text_features(other, language).digest
 
 
 def test_the_same_text_in_another_language_is_another_text() -> None:
-    assert digest_of("x", "c") != digest_of("x", "cpp")
+    assert text_features("x", "c").digest != text_features("x", "cpp").digest
 
 
 HOSTILE = st.text(st.sampled_from(list("\"'`\\/*{}()[]#$r\n\t ,;<>=a1_\0é€𝄞")), max_size=200)

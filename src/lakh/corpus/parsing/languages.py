@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lakh.corpus.parsing import lexer as lex
 
 __all__ = [
     "LANGUAGES",
-    "DetectedLanguage",
-    "LexerProfile",
     "identify",
     "is_test",
     "is_vendored",
@@ -54,15 +51,13 @@ VENDORED_FOLDERS = frozenset(
 PERHAPS_VENDORED_FOLDERS = VENDORED_FOLDERS | {"external", "externals", "extern", "deps"}
 
 
-@dataclass(frozen=True)
-class DetectedLanguage:
+class DetectedLanguage(NamedTuple):
     language: str
     """"" if it is not collected."""
     reason: str
 
 
-@dataclass(frozen=True)
-class LexerProfile:
+class LexerProfile(NamedTuple):
     family: int
     flags: int
 

@@ -35,7 +35,7 @@ from lakh.corpus.parsing.literals import (
     end_of_triple,
 )
 
-__all__ = ["lex"]
+__all__ = ["hash_of", "lex"]
 
 PYTHON, CLIKE, LINES = 0, 1, 2
 
@@ -53,8 +53,6 @@ TRAILING_ALL = 1024  # a trailing comma is optional before ) and ] too, not only
 DIGIT_QUOTE = 2048  # 1'000
 
 WORD, NUMBER, STRING, PUNCTUATION, LAYOUT = 0, 1, 2, 3, 4
-
-KIND_COMMENT_BYTES, KIND_STRING_BYTES, KIND_NUMBER_BYTES, KIND_CODE_BYTES = 0, 1, 2, 3
 
 MAX_INDENTS = 256  # deeper nesting shares the last level
 LONG_LINE = 4096
@@ -81,6 +79,12 @@ def _hash(data: Any, begin: int, end: int) -> Any:
         h = (h ^ np.int64(data[i])) * np.int64(1099511628211)
     h = (h ^ ((h >> 29) & np.int64(0x7FFFFFFFF))) * np.int64(-4658895280553007687)
     return h ^ ((h >> 32) & np.int64(0xFFFFFFFF))
+
+
+def hash_of(word: str) -> int:
+    """The hash of a token."""
+    data = np.frombuffer(word.encode(), np.uint8)
+    return int(_hash(data, 0, len(data)))
 
 
 @compiled

@@ -16,8 +16,8 @@ from typing import Any
 
 from lakh import storage
 from lakh.corpus.document import REASONS
-from lakh.corpus.shards import FORMAT, MADE_BY, REBUILD, check_shard
-from lakh.errors import CorruptShard, DataError, UserError
+from lakh.corpus.shards import FORMAT, REBUILD, check_shard, read_corpus_manifest
+from lakh.errors import CorruptShard, DataError
 
 __all__ = ["CorpusReport", "content_sum", "read_report"]
 
@@ -134,13 +134,9 @@ class CorpusReport:
 
 def read_report(url: str) -> CorpusReport:
     """The report of a finished corpus; fails with the command that builds one if there is none."""
-    manifest = storage.read_manifest(url, made_by=MADE_BY)
-    if manifest.get("format") == "lakh-corpus/1":
+    manifest = read_corpus_manifest(url)
+    if manifest["format"] != FORMAT:
         manifest = {**OLD_FIELDS, **manifest} | {"dropped_files": [manifest.get("dropped_file")]}
-    elif manifest.get("format") != FORMAT:
-        raise UserError(
-            str(url), f"is not a corpus: its format is {manifest.get('format')!r}", f"make one with: {MADE_BY}"
-        )
     missing = [name for name in FIELDS if name not in manifest]
     if missing:
         raise DataError(storage.join(url, storage.MANIFEST), f"is damaged: lacks {', '.join(missing)}", REBUILD)

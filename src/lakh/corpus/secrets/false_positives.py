@@ -63,7 +63,7 @@ def rejection_of_named(value: str) -> str:
     return rejection(value, 2.5)
 
 
-def rejection_of_password(value: str, quoted_literal: str) -> str:
+def rejection_of_password(value: str) -> str:
     """For a quoted text after a name like password: anything except a placeholder, a name or a template."""
     if re.search(r"[{}<>$%()\[\]\\]|://", value):
         return "a template or a path"
