@@ -96,8 +96,8 @@ def _drop_rows(drops: Iterator[Any]) -> Filter:
 
     def apply(batch: Any) -> Any:
         nonlocal first
-        fates = [found.get(first + at, ("", "")) for at in range(batch.num_rows)]
+        decisions = [found.get(first + at, ("", "")) for at in range(batch.num_rows)]
         first += batch.num_rows
-        return drop(batch, [reason for reason, _ in fates], [detail for _, detail in fates])
+        return drop(batch, [reason for reason, _ in decisions], [detail for _, detail in decisions])
 
     return apply

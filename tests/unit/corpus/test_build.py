@@ -75,6 +75,7 @@ def test_file_that_fails_while_it_is_read_is_dropped_by_name(
     assert (dropped.reason, dropped.detail) == ("unreadable", "Input/output error")
 
 
+@pytest.mark.slow
 def test_result_does_not_depend_on_the_order_of_sources_or_the_size_of_shards(
     tree: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_result_does_not_depend_on_the_order_of_sources_or_the_size_of_shards(
     assert build([str(one), str(two)], tmp_path / "third").output_sha256 != left.output_sha256
 
 
+@pytest.mark.slow
 def test_every_split_gives_a_shard_that_the_manifest_lists(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {f"f{i}.py": f"value = {i}\n" for i in range(9)})
     report = build([str(root)], tmp_path / "out", Settings(split_bytes=20), workers=1)

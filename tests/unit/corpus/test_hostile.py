@@ -27,7 +27,7 @@ def paths(out: Path) -> set[str]:
     return {path for batch in read_documents(str(out), ["path"]) for path in batch.column("path").to_pylist()}
 
 
-def fate(out: Path, place: str) -> str:
+def reason_of(out: Path, place: str) -> str:
     return find_document(str(out), place).reason
 
 
@@ -62,7 +62,7 @@ def test_unsafe_members_of_a_tar_are_dropped_by_name(tmp_path: Path) -> None:
     assert paths(tmp_path / "out") == {"ok.py"}
     assert report.dropped == {"symlink": 2, "unsafe-archive": 5}
     assert set(os.listdir(tmp_path)) == before | {"out"}  # nothing was unpacked anywhere
-    assert fate(tmp_path / "out", "pkg-1.0/../../escape.py") == "unsafe-archive"
+    assert reason_of(tmp_path / "out", "pkg-1.0/../../escape.py") == "unsafe-archive"
 
 
 def test_unsafe_members_of_a_zip_are_dropped_by_name(tmp_path: Path) -> None:
@@ -187,10 +187,15 @@ def test_texts_that_are_hard_to_parse_do_not_stop_a_build(tree: Callable[..., Pa
     report = build([str(root)], tmp_path / "out", workers=1)
     assert "ok.py" in paths(tmp_path / "out")
     assert report.read == report.kept + sum(report.dropped.values()) == 10
-    assert fate(tmp_path / "out", "proj/one_line.js") == "too-large"
-    assert fate(tmp_path / "out", "proj/invalid.py") == fate(tmp_path / "out", "proj/surrogates.py") == "bad-encoding"
+    assert reason_of(tmp_path / "out", "proj/one_line.js") == "too-large"
+    assert (
+        reason_of(tmp_path / "out", "proj/invalid.py")
+        == reason_of(tmp_path / "out", "proj/surrogates.py")
+        == "bad-encoding"
+    )
 
 
+@pytest.mark.slow
 def test_many_tiny_files_become_several_splits(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {f"d{number % 40}/f{number}.py": f"value = {number}\n" for number in range(3000)})
     report = build([str(root)], tmp_path / "out", Settings(split_bytes=10_000), workers=1)

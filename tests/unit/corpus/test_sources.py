@@ -30,8 +30,8 @@ def test_links_are_never_followed_out_of_the_folder(tree: Callable[..., Path]) -
     (root / "folder").symlink_to(outside)
     (root / "dangling.py").symlink_to(root / "nowhere.py")
     (root / "loop.py").symlink_to(root / "loop.py")
-    fate = {row["path"]: row["reason"] for row in listed(str(root))}
-    assert fate == {
+    reasons = {row["path"]: row["reason"] for row in listed(str(root))}
+    assert reasons == {
         "a.py": "",
         "in.py": "",
         "out.py": "symlink",

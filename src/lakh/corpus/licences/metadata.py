@@ -15,13 +15,7 @@ from lakh.corpus.licences.expressions import PERMISSIVE, TABLES, LicenceDecision
 
 __all__ = ["classify_fields", "classify_metadata"]
 
-# A match anywhere in a short text refuses it.
-RESTRICTIVE = re.compile(
-    r"\b(a|l)?gpl|gnu\b|copyleft|mozilla|\bmpl|eclipse|\bepl\b|cddl|eupl|proprietary|commercial"
-    r"|all rights reserved|nvidia|cc[- ]by|creative commons attribution|share ?alike|\bsspl\b"
-    r"|business source|\bbusl",
-    re.IGNORECASE,
-)
+RESTRICTIVE = re.compile("|".join(TABLES["restrictive"]), re.IGNORECASE)
 NAMES = [(re.compile(pattern, re.IGNORECASE), licence) for pattern, licence in TABLES["names"]]
 SHORT_CHARS = 120
 CLASSIFIER = "License :: "

@@ -50,10 +50,10 @@ def end_of_quote(data: Any, i: int, end: int, quote: int, multiline: bool) -> in
 
 
 @compiled
-def end_of_triple(data: Any, i: int, end: int, quote: int, escapes: bool) -> int:
+def end_of_triple(data: Any, i: int, end: int, quote: int) -> int:
     while i + 2 < end:
         c = data[i]
-        if c == 92 and escapes:
+        if c == 92:
             i += 2
             continue
         if c == quote and data[i + 1] == quote and data[i + 2] == quote:

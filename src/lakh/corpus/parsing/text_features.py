@@ -62,13 +62,13 @@ class _LexerBuffers:
     """Scratch space that grows with the largest text; one per process."""
 
     def __init__(self) -> None:
-        self.room = -1
+        self.capacity = -1
 
     def fit(self, size: int) -> _LexerBuffers:
-        if size > self.room:
-            self.room = max(size, 1 << 14)
-            places = 2 * self.room + 64
-            self.out = np.empty(4 * self.room + 64, np.uint8)
+        if size > self.capacity:
+            self.capacity = max(size, 1 << 14)
+            places = 2 * self.capacity + 64
+            self.out = np.empty(4 * self.capacity + 64, np.uint8)
             self.hashes = np.empty(places, np.int64)
             self.kinds = np.empty(places, np.uint8)
             self.starts = np.empty(places, np.int64)

@@ -4,7 +4,7 @@
 
 `output_sha256` identifies the content: the sum, modulo 2**256, of one SHA-256 per kept document over its id and its
 text's hash. A sum does not depend on order, so it is the same for any shard size, engine or number of workers, and
-workers can add up their parts. (It tells equal from different; it is not a defence against forged documents.)
+workers can add up their parts. (It compares corpora; it is not a defence against forgery.)
 """
 
 from __future__ import annotations
