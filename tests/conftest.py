@@ -1,4 +1,4 @@
-"""Things that several kinds of test share: a small corpus, its tokens, and the command itself."""
+"""Shared by all kinds of tests: a small corpus, its tokens, and the command."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ import pytest
 hypothesis.settings.register_profile("lakh", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("lakh")
 
-# A shell that starts us in the background lets us, and whom we start, ignore Ctrl-C: tests send it.
+# A shell that starts pytest in the background makes it and its children ignore SIGINT, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -69,7 +69,7 @@ def code_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokens_dir(code_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("data")
-    # Without the stages whose packages a machine that only trains does not have.
+    # Without the stages whose packages are missing on a machine that only trains.
     light = ["--set", "secrets.action=keep", "--set", "quality.enabled=false"]
     lakh("corpus", "build", str(code_dir), "--out", str(base / "corpus"), *light)
     lakh("tokens", "train", str(base / "corpus"), "--out", str(base / "tokenizer"), "--vocab", "512")
@@ -103,7 +103,7 @@ def tiny():
 
 @pytest.fixture(scope="session")
 def shared_data():
-    """Give the path of data that lies beside the checkout and is not part of it; skip where it does not."""
+    """The path of data next to the checkout that is not part of it; skips the test if it is missing."""
 
     def find(name: str, what: str) -> Path:
         for folder in Path(__file__).resolve().parents:
@@ -115,7 +115,7 @@ def shared_data():
 
 
 class Redis:
-    """A real redis-server on a socket in a test's own folder. May be killed and started again; keeps nothing."""
+    """A real redis-server on a socket in a test's own folder. May be killed and restarted; not persistent."""
 
     START_S = 20.0
 

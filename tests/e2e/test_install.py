@@ -1,4 +1,4 @@
-"""A plain `pip install .` gives a light lakh: no torch, its recipes and clusters aboard, the native core built."""
+"""A plain `pip install .` gives a light lakh: no torch, with its recipes and clusters, and the native core built."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def test_light_commands_work(lakh: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_the_doctor_sees_what_is_missing_and_what_is_built(lakh: Path, tmp_path: Path) -> None:
+def test_doctor_reports_what_is_missing_and_what_is_built(lakh: Path, tmp_path: Path) -> None:
     done = run(lakh, "doctor", "--json", cwd=tmp_path)
     found = {item["what"]: item for item in json.loads(done.stdout)["findings"]}
     assert not found["torch"]["ok"]

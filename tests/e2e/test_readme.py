@@ -32,7 +32,7 @@ def run(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_two_commands_are_words_of_the_makefile() -> None:
+def test_the_two_commands_are_targets_of_the_makefile() -> None:
     assert blocks()[0] == ["make demo", "make test"]
     for word, does in (("demo", "lakh demo"), ("test", "pytest")):
         planned = subprocess.run(
@@ -42,7 +42,7 @@ def test_the_two_commands_are_words_of_the_makefile() -> None:
 
 
 @pytest.mark.slow
-def test_your_own_code_from_top_to_bottom(tmp_path: Path) -> None:
+def test_the_own_code_section_runs_from_top_to_bottom(tmp_path: Path) -> None:
     _, own, ask, _, _ = blocks()
     shutil.copytree(ROOT / "src", tmp_path / "src")
     *commands, serve = own
@@ -70,7 +70,7 @@ def test_your_own_code_from_top_to_bottom(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [3, 4], ids=["on a machine with GPUs", "before money is spent"])
-def test_what_needs_no_gpu_runs_as_it_stands(block: int, tmp_path: Path) -> None:
+def test_blocks_that_need_no_gpu_run_as_written(block: int, tmp_path: Path) -> None:
     for command in blocks()[block]:
         done = run(command, tmp_path)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

@@ -1,4 +1,4 @@
-"""Files that an earlier version wrote still load, and ten steps of training still give its losses."""
+"""Files of earlier versions still load, and ten training steps still give the same losses."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def test_a_checkpoint_of_format_1_loads() -> None:
     assert torch.isfinite(weights["embed.weight"]).all()
 
 
-def test_ten_losses_are_those_of_before(tmp_path: Path) -> None:
+def test_ten_losses_are_unchanged(tmp_path: Path) -> None:
     run = load_run(HERE / "checkpoint-1", [f"data.tokens={HERE / 'tokens-1'}"])
     train(run, tmp_path / "run")
     found = [e.loss for e in events.read(tmp_path / "run", rank=0) if isinstance(e, events.StepDone)]

@@ -1,4 +1,4 @@
-"""The engine on a GPU answers as on a CPU: batched, from cached prefixes, with guesses, with a draft, after a swap."""
+"""The engine on a GPU answers as on a CPU: batched, with cached prefixes, drafts, a draft model and new weights."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def engine(tokenizer_json: Path, device: str, **options: object) -> Engine:
 
 
 def assert_same(seed: int, found: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> None:
-    """Equal, or apart from a token on for which two ids nearly tied: tensor cores round float32 products to 11 bits."""
+    """Equal, or different from where two ids nearly tie: tensor cores round float32 products to 11 bits."""
     reference = CodeModel(SPEC)
     reference.load_state_dict(weights(seed))
     for prompt, ours, theirs in zip(PROMPTS, found, expected, strict=True):
@@ -61,7 +61,7 @@ def assert_same(seed: int, found: list[tuple[int, ...]], expected: list[tuple[in
         assert gap < 0.1 * float(scores.std()), (at, ours, theirs)
 
 
-def test_answers_are_those_of_the_cpu(tokenizer_json: Path) -> None:
+def test_answers_equal_those_of_the_cpu(tokenizer_json: Path) -> None:
     expected = [done.tokens for done in engine(tokenizer_json, "cpu").generate(PROMPTS, GREEDY)]
     draft = model_weights.LoadedModel("draft", "", SPEC, weights(1, 0.05), tokenizer_json)
     for options in ({}, {"speculation": "lookup"}, {"draft": draft}):

@@ -43,7 +43,7 @@ def ids(count: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "qk_norm"), SHAPES)
-def test_a_captured_step_scores_as_the_plain_path(heads: int, kv_heads: int, qk_norm: bool) -> None:
+def test_a_captured_step_gives_the_logits_of_the_generic_path(heads: int, kv_heads: int, qk_norm: bool) -> None:
     from lakh.server.model.gpu.prefill import PrefillGraphs
 
     network, plain, captured = make(heads, kv_heads, qk_norm)
@@ -83,7 +83,7 @@ def test_a_captured_step_scores_as_the_plain_path(heads: int, kv_heads: int, qk_
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(("heads", "kv_heads", "qk_norm"), SHAPES)
-def test_decoding_scores_as_the_plain_path(rows: int, heads: int, kv_heads: int, qk_norm: bool) -> None:
+def test_decoding_gives_the_logits_of_the_generic_path(rows: int, heads: int, kv_heads: int, qk_norm: bool) -> None:
     from lakh.server.model.gpu.decode import Decoder
 
     network, plain, captured = make(heads, kv_heads, qk_norm)
@@ -102,7 +102,7 @@ def test_decoding_scores_as_the_plain_path(rows: int, heads: int, kv_heads: int,
 
 
 @pytest.mark.parametrize("rows", [1, 16])
-def test_a_burst_draws_what_its_steps_draw_one_by_one(rows: int) -> None:
+def test_a_burst_samples_the_tokens_of_single_steps(rows: int) -> None:
     from lakh.server.model.gpu.decode import Decoder
 
     network, cache, _ = make(4, 2)
@@ -125,7 +125,7 @@ def test_a_burst_draws_what_its_steps_draw_one_by_one(rows: int) -> None:
     assert [step for part in parts for step in part] == one_by_one
 
 
-def test_a_burst_that_is_left_disturbs_no_other() -> None:
+def test_an_abandoned_burst_does_not_affect_others() -> None:
     from lakh.server.model.gpu.decode import Decoder
 
     network, cache, _ = make(4, 2)
@@ -142,7 +142,7 @@ def test_a_burst_that_is_left_disturbs_no_other() -> None:
 @pytest.mark.skipif(INTERPRETED, reason="without graphs nothing is remembered")
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_a_graph_owns_the_memory_that_it_writes(rows: int) -> None:
-    """Others give torch's scratch memory for products back, and take it."""
+    """Other code frees and reuses torch's workspace for matrix products."""
     from lakh.server.model.gpu.decode import Decoder
     from lakh.server.model.gpu.prefill import PrefillGraphs
 
@@ -170,7 +170,7 @@ def test_a_graph_owns_the_memory_that_it_writes(rows: int) -> None:
         assert all(bool((tensor == 7).all()) for tensor in taken)
 
 
-def test_past_its_blocks_a_row_writes_where_nobody_reads() -> None:
+def test_a_sequence_past_its_blocks_writes_to_the_unused_block() -> None:
     from lakh.server.model.gpu.decode import Decoder
 
     network, cache, _ = make(4, 2)
@@ -213,7 +213,7 @@ def test_timing_tiles_stays_within_the_context_and_leaves_the_cache_alone(monkey
     assert not cache.values_LKCD[:, :, :1600].any()
 
 
-def test_what_does_not_fit_a_graph_is_said_so() -> None:
+def test_batches_that_do_not_fit_a_graph_are_reported() -> None:
     from lakh.server.model.gpu.prefill import BUCKETS, MAX_SEQUENCES, PrefillGraphs
 
     network, cache, _ = make(4, 2)

@@ -82,7 +82,7 @@ def test_split_rotary_rotates_queries_and_keys_but_not_values(rows_of_positions:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("vocab", [515, 32064, 65536])
-def test_scores_and_their_gradient_are_those_of_the_plain_form(vocab: int, smoothing: float) -> None:
+def test_the_loss_and_its_gradient_equal_the_plain_form(vocab: int, smoothing: float) -> None:
     from lakh.workloads.code.kernels import triton as kernels
 
     logits = normal(40, vocab)
@@ -146,8 +146,8 @@ def test_the_fast_model_has_the_loss_and_gradient_of_the_plain_one(recomputation
 
 @pytest.mark.parametrize("micro_batch", [2, 4])
 @pytest.mark.parametrize("weight", [None, 1e-3])
-def test_a_recorded_pass_trains_like_a_plain_one(weight: float | None, micro_batch: int) -> None:
-    """Steps in two micro-batches, whose gradients are added up, and in one; two batches in turn, so that it learns."""
+def test_a_captured_pass_trains_like_a_plain_one(weight: float | None, micro_batch: int) -> None:
+    """Steps of one and of two micro-batches with accumulated gradients, on two alternating batches."""
     results = []
     for records in (False, True):
         model = CodeModel(SPEC)

@@ -1,4 +1,4 @@
-"""The ranks of the parity matrix: train a tiny model along the meshes they are given, and tell losses and norms.
+"""The ranks of the parity matrix: train a tiny model on the given meshes and report losses and norms.
 
 Imports torch once and forks every rank from there: importing takes longer than the training. Reads one question per
 line of stdin ({"ranks", "backend", "cases", "folder", "timeout_s"}) and answers each with one line on stdout.

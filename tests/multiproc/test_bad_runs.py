@@ -29,7 +29,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), CASES, ids=[" ".join(case[0]) for case in CASES])
-def test_wrong_settings_are_refused(
+def test_wrong_settings_are_rejected(
     arguments: list[str], code: int, words: str, tiny_recipe: Path, tmp_path: Path, run_lakh
 ) -> None:
     out = tmp_path / "run"
@@ -60,7 +60,7 @@ def test_a_damaged_token_shard_is_named(
     assert "Traceback" not in done.stderr
 
 
-def test_other_data_under_a_run_is_noticed(
+def test_data_that_changed_under_a_run_is_detected(
     tiny_recipe: Path, code_dir: Path, tokens_dir: Path, tmp_path: Path, run_lakh
 ) -> None:
     run_dir = tmp_path / "run"
@@ -79,7 +79,7 @@ def test_other_data_under_a_run_is_noticed(
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_a_rank_that_falls_silent_is_given_up(copies: int, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+def test_a_silent_rank_ends_the_run_after_the_timeout(copies: int, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
     done = run_lakh(
         *("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", "--max-restarts", "0"),
         *("--fault", "stop(rank=1, step=5)", "--set", "train.peer_timeout_s=5"),

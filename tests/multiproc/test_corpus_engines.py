@@ -21,7 +21,7 @@ from lakh.corpus.engines import local
 SETTINGS = Settings(split_bytes=1_000_000, per_repo_bytes=700_000)
 PATIENCE_S = 240  # everything here takes seconds on a machine that has time for it
 pytestmark = pytest.mark.timeout(3 * PATIENCE_S)
-# Six Java machines that live for a minute: what they would gain by compiling well, they never get back.
+# Six JVMs that live for a minute: the optimising compiler would cost more than it gains.
 QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
@@ -66,7 +66,7 @@ def contents(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
 
-def test_several_processes_give_the_bytes_of_one(library: Path, truth: Path, tmp_path: Path) -> None:
+def test_several_processes_write_the_same_bytes_as_one(library: Path, truth: Path, tmp_path: Path) -> None:
     report = build(words(library), tmp_path / "out", SETTINGS, workers=2)
     assert contents(tmp_path / "out") == contents(truth)
     assert report.tasks["reused"] == 0
@@ -74,7 +74,9 @@ def test_several_processes_give_the_bytes_of_one(library: Path, truth: Path, tmp
 
 
 @pytest.mark.parametrize("workers", [1, 2], ids=["in-memory", "multi_processing"])
-def test_beam_gives_the_bytes_of_the_local_engine(library: Path, truth: Path, tmp_path: Path, workers: int) -> None:
+def test_beam_writes_the_same_bytes_as_the_local_engine(
+    library: Path, truth: Path, tmp_path: Path, workers: int
+) -> None:
     pytest.importorskip("apache_beam", reason="pip install 'lakh[beam]'")
     build(words(library), tmp_path / "out", SETTINGS, engine="beam", workers=workers)
     assert contents(tmp_path / "out") == contents(truth)
@@ -129,9 +131,7 @@ def spark_cluster(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_spark_cluster_of_two_workers_gives_the_bytes_of_the_local_engine(
-    library: Path, truth: Path, tmp_path: Path
-) -> None:
+def test_a_spark_cluster_writes_the_same_bytes_as_the_local_engine(library: Path, truth: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="pip install 'lakh[spark]'")
     if shutil.which("java") is None:
         pytest.skip("no java: apt-get install default-jre-headless")
@@ -151,7 +151,7 @@ def test_a_spark_cluster_of_two_workers_gives_the_bytes_of_the_local_engine(
     assert contents(tmp_path / "out") == contents(truth)
 
 
-def test_components_by_rounds_are_those_found_at_once(
+def test_components_found_in_rounds_equal_those_found_in_one_pass(
     library: Path, truth: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lakh.corpus.dedup.steps.MAX_EDGES_IN_ONE_TASK", 0)
@@ -159,7 +159,9 @@ def test_components_by_rounds_are_those_found_at_once(
     assert contents(tmp_path / "out") == contents(truth)
 
 
-def test_the_parts_of_an_array_give_the_bytes_of_one_build(library: Path, truth: Path, tmp_path: Path) -> None:
+def test_the_parts_of_an_array_job_write_the_same_bytes_as_one_build(
+    library: Path, truth: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     command = build_command(library, out, "--workers", "1")
     parts = [subprocess.Popen([*command, "--part", f"{number}/3"]) for number in (2, 1, 0)]
@@ -168,10 +170,10 @@ def test_the_parts_of_an_array_give_the_bytes_of_one_build(library: Path, truth:
 
 
 @pytest.mark.parametrize("place", ["plan", "step", "sum"])
-def test_a_part_that_looks_up_after_the_others_have_ended_ends_too(
+def test_a_part_that_checks_after_the_others_have_ended_ends_too(
     library: Path, truth: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """The corpus is there and its work is gone, but this part had looked before."""
+    """The corpus is complete and its work folder removed, but this part had checked before that."""
     out = tmp_path / "out"
     shutil.copytree(truth, out)
     monkeypatch.setattr(pipeline, "_reusable", lambda *anything: None)
@@ -184,7 +186,7 @@ def test_a_part_that_looks_up_after_the_others_have_ended_ends_too(
     assert not (out / ".work").exists()
 
 
-def test_what_an_earlier_corpus_has_does_not_come_again(library: Path, truth: Path, tmp_path: Path) -> None:
+def test_documents_of_an_earlier_corpus_are_excluded(library: Path, truth: Path, tmp_path: Path) -> None:
     plain = build([str(library / "two")], tmp_path / "plain", workers=1)
     later = build([str(library / "two")], tmp_path / "later", against=[str(truth)], workers=1)
     assert plain.kept > later.kept

@@ -1,4 +1,4 @@
-"""Killed at any moment, a build goes on where it stood: the same bytes, and nothing committed is done twice."""
+"""A build killed at any moment resumes: the same bytes, and no committed task runs twice."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def wait_until(condition, process: subprocess.Popen[str]) -> None:  # type: igno
 
 
 def held(code: Path, out: Path, committed: int) -> subprocess.Popen[str]:
-    """A build whose driver is stopped in its tracks after so many tasks; its workers end theirs and wait."""
+    """A build whose driver is stopped after a number of tasks; its workers finish theirs and wait."""
     for _ in range(5):
         process = start(code, out)
         wait_until(lambda: len(markers(out)) >= committed, process)
@@ -103,7 +103,7 @@ def truth(code: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, byt
 
 
 @pytest.mark.parametrize("committed", [2, 12])
-def test_killed_after_some_tasks_it_goes_on_with_the_others(
+def test_a_killed_build_resumes_with_the_remaining_tasks(
     code: Path, truth: dict[str, bytes], tmp_path: Path, committed: int
 ) -> None:
     out = tmp_path / "out"
@@ -136,9 +136,7 @@ def test_a_worker_that_is_killed_is_replaced(code: Path, truth: dict[str, bytes]
     assert contents(out) == truth
 
 
-def test_interrupted_from_the_keyboard_it_says_how_to_go_on(
-    code: Path, truth: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_ctrl_c_prints_how_to_resume(code: Path, truth: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = held(code, out, committed=2)
     process.send_signal(signal.SIGINT)
@@ -154,7 +152,7 @@ def test_interrupted_from_the_keyboard_it_says_how_to_go_on(
     assert answer["tasks"]["reused"] == len(before)  # type: ignore[index]
 
 
-def test_a_second_build_in_the_same_folder_is_refused(code: Path, tmp_path: Path) -> None:
+def test_a_second_build_in_the_same_folder_is_rejected(code: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = held(code, out, committed=1)
     second = start(code, out)

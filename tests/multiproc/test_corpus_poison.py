@@ -1,4 +1,4 @@
-"""A document that kills its worker is named, counted and skipped; the rest is as if it did not exist."""
+"""A document that kills its worker is named, counted and skipped; the other documents are not affected."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_document_that_kills_its_worker_is_isolated(tmp_path: Path, faults: Pa
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-def test_a_small_build_that_died_is_done_carefully_the_second_time(tmp_path: Path, faults: Path) -> None:
+def test_a_small_build_that_died_isolates_its_workers_the_second_time(tmp_path: Path, faults: Path) -> None:
     root = tmp_path / "library"
     write(root, 10)
     (root / "poison.py").write_text("def deadly(a, b):\n    return a + b\n" * 20)
@@ -106,7 +106,7 @@ def test_a_small_build_that_died_is_done_carefully_the_second_time(tmp_path: Pat
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-def test_a_document_that_wants_more_memory_than_a_worker_has_is_isolated(tmp_path: Path) -> None:
+def test_a_document_that_needs_more_memory_than_a_worker_has_is_isolated(tmp_path: Path) -> None:
     root = tmp_path / "library"
     write(root, 10)
     lines = "".join(f"value_{number} = {number}\n" for number in range(1_000_000))

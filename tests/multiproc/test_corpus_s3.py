@@ -30,7 +30,7 @@ KEYS = {
 
 
 class Proxy(http.server.BaseHTTPRequestHandler):
-    """Hands requests to the real server, and now and then does what networks and servers do."""
+    """Forwards requests to the real server and injects the failures of networks and servers."""
 
     protocol_version = "HTTP/1.1"
     target = ("127.0.0.1", 0)
@@ -160,7 +160,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(500)
-def test_a_build_on_a_server_that_misbehaves_gives_the_bytes_of_one_on_disk(
+def test_a_build_on_a_faulty_server_writes_the_same_bytes_as_one_on_disk(
     server: type[Proxy], code: Path, tmp_path: Path
 ) -> None:
     def misbehave(number: int, method: str) -> str:
@@ -184,13 +184,13 @@ def test_a_build_on_a_server_that_misbehaves_gives_the_bytes_of_one_on_disk(
 
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("server", [rclone_command], ids=["rclone"], indirect=True)  # one with a real disk is enough
-def test_killed_on_an_object_store_it_goes_on(server: type[Proxy], code: Path, tmp_path: Path) -> None:
+def test_a_killed_build_on_an_object_store_resumes(server: type[Proxy], code: Path, tmp_path: Path) -> None:
     out = "s3://bucket/killed"
     enough, killed = threading.Event(), threading.Event()
     puts = itertools.count(1)
 
     def hold(number: int, method: str) -> str:
-        """After eight PUTs nothing gets through any more until the build is killed."""
+        """After eight PUTs every request is blocked until the build is killed."""
         if not enough.is_set() and method == "PUT" and next(puts) == 8:
             enough.set()
             return ""

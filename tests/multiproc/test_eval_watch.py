@@ -17,7 +17,7 @@ from lakh.events import Scored
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_each_checkpoint_is_scored_once_and_told_as_an_event(
+def test_each_checkpoint_is_evaluated_once_and_reported_as_an_event(
     run_lakh, tiny_recipe: Path, code_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def lakh_here(*words: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A gateway before real engine processes that are killed and stopped under load, and a Redis that dies and comes back.
+"""A gateway with real engine processes that are killed and stopped under load, and a Redis server that is restarted.
 
 A client of these tests never waits longer than its deadline, and never sees an error that a second engine could have
 spared it.
@@ -46,7 +46,7 @@ class Process:
         os.kill(self.process.pid, number)
 
     def stop(self) -> str:
-        """EditorRequest it to end; what it had to say."""
+        """Terminate it and return its output."""
         with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGCONT)
         self.process.terminate()
@@ -58,7 +58,7 @@ class Process:
 
 @contextlib.contextmanager
 def scene(served_model: Path, *options: str) -> Iterator[tuple[list[Process], Process]]:
-    """Two engines and a gateway before them."""
+    """Two engines behind a gateway."""
     engines = [Process("serve", str(served_model), "--threads", "1", "--cache", "off") for _ in range(2)]
     gateway = None
     try:
@@ -74,7 +74,7 @@ def scene(served_model: Path, *options: str) -> Iterator[tuple[list[Process], Pr
 
 @contextlib.asynccontextmanager
 async def crowd(url: str) -> AsyncIterator[tuple[Counter[str], list[float]]]:
-    """Clients who ask without end inside the block; (how it ended, how long it took) of each."""
+    """Clients that send requests while the block runs; (outcome, seconds) of each request."""
     ends: Counter[str] = Counter()
     took_s: list[float] = []
     is_over = False
@@ -130,7 +130,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 def answered(ends: Counter[str], more: int) -> Callable[[], Awaitable[bool]]:
-    """So many more answers than now."""
+    """Wait for this many more answers."""
     wanted = ends["200"] + more
 
     async def enough() -> bool:
@@ -145,7 +145,7 @@ def check(ends: Counter[str], took_s: list[float]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_an_engine_that_dies_or_hangs_under_load_costs_no_answer(served_model: Path, number: int) -> None:
+def test_no_request_fails_when_an_engine_dies_or_hangs_under_load(served_model: Path, number: int) -> None:
     async def main(engines: list[Process], gateway: Process) -> None:
         async with crowd(gateway.url) as (ends, took_s):
             await until(answered(ends, 2 * CLIENTS))
@@ -172,7 +172,7 @@ def test_an_engine_that_dies_or_hangs_under_load_costs_no_answer(served_model: P
         asyncio.run(main(engines, gateway))
 
 
-def test_an_engine_that_is_asked_to_stop_leaves_without_a_lost_answer(served_model: Path) -> None:
+def test_no_request_fails_when_an_engine_is_terminated(served_model: Path) -> None:
     async def main(engines: list[Process], gateway: Process) -> None:
         async with crowd(gateway.url) as (ends, took_s):
             await until(answered(ends, CLIENTS))
@@ -186,7 +186,7 @@ def test_an_engine_that_is_asked_to_stop_leaves_without_a_lost_answer(served_mod
         asyncio.run(main(engines, gateway))
 
 
-def test_redis_killed_and_started_again_under_load_costs_nothing(served_model: Path, redis_server: Any) -> None:
+def test_no_request_fails_when_redis_is_killed_and_restarted_under_load(served_model: Path, redis_server: Any) -> None:
 
     async def main(gateway: Process) -> None:
         async def is_up() -> bool:

@@ -61,7 +61,7 @@ def torchrun(host: str, number: int, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def test_two_machines_train_the_run_of_one(hosts, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+def test_two_machines_train_the_same_run_as_one(hosts, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
     alone = run_lakh("train", str(tiny_recipe), "--out", str(tmp_path / "alone"))
     run_dir = tmp_path / "run"
     ranks = [torchrun(host, i, "train", str(tiny_recipe), "--out", str(run_dir)) for i, host in enumerate(hosts)]
@@ -78,8 +78,8 @@ def test_two_machines_train_the_run_of_one(hosts, tiny_recipe: Path, tmp_path: P
     assert {(e.rank, e.world) for e in started} == {(0, 2), (1, 2)}
 
 
-def test_the_slurm_script_starts_one_torchrun_per_node_and_goes_on_where_there_is_a_checkpoint(tmp_path: Path) -> None:
-    """With stand-ins for Slurm's own commands that say what they were asked."""
+def test_the_slurm_script_starts_one_torchrun_per_node_and_resumes_from_a_checkpoint(tmp_path: Path) -> None:
+    """With fake Slurm commands that record their arguments."""
     tools = tmp_path / "bin"
     tools.mkdir()
     many = "echo node-a; seq -f node-%g 20000"  # more than a pipe holds: who reads one name only breaks it
@@ -137,7 +137,7 @@ def test_the_kubernetes_manifests_follow_their_schema() -> None:
     environment = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
     assert int(environment["NNODES"]) == job["completions"]
     assert environment["GPUS"] == pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
-    # The pods find pod 0 by the name that an indexed job of this name gives it.
+    # The pods find pod 0 by its name in the indexed job.
     assert f"{documents[1]['metadata']['name']}-0.{pod['subdomain']}:29400" in pod["containers"][0]["args"][0]
     assert pod["subdomain"] == documents[0]["metadata"]["name"]
     broken = {**documents[1], "spec": {**job, "completion": 3}}

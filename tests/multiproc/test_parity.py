@@ -1,4 +1,4 @@
-"""Every way to cut the model up over ranks gives the losses and gradient norms of one process, in float32."""
+"""Every parallel layout gives the losses and gradient norms of one process, in float32."""
 
 import json
 import os
@@ -118,7 +118,7 @@ def played(tmp_path_factory: pytest.TempPathFactory):
 
 
 def whole(of: dict[str, Any]) -> str:
-    """The name of the same training by one process: how it is cut up and what it recomputes make no difference."""
+    """The name of the same training on one process: layout and recomputation do not change the result."""
     plain = {**of, "mesh": {}, "train": {key: value for key, value in of["train"].items() if key != "recompute"}}
     name = json.dumps({key: plain[key] for key in ("batch", "packed", "model", "optim", "train")})
     WHOLE.setdefault(name, {**plain, "name": name})
@@ -144,7 +144,7 @@ def test_losses_and_gradient_norms_are_those_of_one_process(ranks: int, name: st
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_copies_keep_their_traffic_inside_the_node(played) -> None:
+def test_replicas_keep_their_traffic_inside_the_node(played) -> None:
     """Counted, not computed: 4 ranks, two to a node, two micro-batches on each, float32."""
     weights_bytes = 4 * Model(layers=4, width=64, heads=8, kv_heads=4, ffn=96, vocab=128, tied=False).parameters
     shards, copies = played(4, "gloo")["fsdp"]["sent"], played(4, "gloo")["dp_replicate=2"]["sent"]
@@ -156,7 +156,7 @@ def test_copies_keep_their_traffic_inside_the_node(played) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_a_pipeline_sends_is_counted_on_every_backend(played) -> None:
+def test_pipeline_traffic_is_counted_on_every_backend(played) -> None:
     """Two micro-batches of 64 x 64 float32 values to the next stage, which rank 0 is before."""
     for backend in ("gloo", "c3"):
         assert played(4, backend)["pp=2"]["sent"]["zone send"] == 2 * 64 * 64 * 4, backend
@@ -165,12 +165,12 @@ def test_what_a_pipeline_sends_is_counted_on_every_backend(played) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("refused", "ranks", "words"), REFUSED, ids=lambda value: str(value)[:40])
-def test_what_would_go_wrong_is_refused_with_the_reason(refused: dict, ranks: int, words: str, played) -> None:
+def test_invalid_layouts_are_rejected_with_the_reason(refused: dict, ranks: int, words: str, played) -> None:
     assert re.search(words, played(ranks, "gloo")[refused["name"]]["refused"])
 
 
-def test_one_process_learns_other_things_from_packed_documents(played) -> None:
-    """The reference itself notices what the matrix varies: masks, z-loss and label smoothing change the loss."""
+def test_the_reference_depends_on_masks_and_losses(played) -> None:
+    """Masks, z-loss and label smoothing change the loss of one process, so the comparison covers them."""
     names = ("tp=2", "tp=2 packed", "tp=2 z_loss=0.001 label_smoothing=0.1")
     plain, packed, asked = (played(1, "gloo")[REFERENCE[name]]["losses"] for name in names)
     assert packed != pytest.approx(plain, abs=1e-4)

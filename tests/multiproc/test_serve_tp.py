@@ -36,7 +36,7 @@ SAMPLINGS = [
 
 @pytest.fixture(scope="module")
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With norms on queries and keys where that is asked for."""
+    """Optionally with norms of queries and keys."""
     folder = tmp_path_factory.mktemp("shared-model")
     words = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     made = tokenizers.Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[]))
@@ -70,7 +70,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize(("model_dir", "backend"), [(False, "gloo"), (True, "c3")], indirect=["model_dir"])
 @pytest.mark.usefixtures("one_thread")
-def test_two_processes_answer_as_one_and_a_lost_one_is_an_error(model_dir: Path, backend: str) -> None:
+def test_two_processes_give_the_answers_of_one_and_a_lost_one_is_an_error(model_dir: Path, backend: str) -> None:
     expected = Engine.load(str(model_dir), precision="f32").generate(PROMPTS, SAMPLINGS)
     loaded = model_weights.read(model_dir)
     team = tensor_parallel.start(str(model_dir), size=2, precision="f32", backend=backend)
@@ -93,7 +93,7 @@ def test_two_processes_answer_as_one_and_a_lost_one_is_an_error(model_dir: Path,
     assert not dist.is_initialized()
 
 
-def test_a_number_that_does_not_divide_the_heads_is_refused(model_dir: Path) -> None:
+def test_a_degree_that_does_not_divide_the_heads_is_rejected(model_dir: Path) -> None:
     with pytest.raises(UserError, match=r"does not divide the model.s heads"):
         Engine.load(str(model_dir), tensor=3)
     assert not dist.is_initialized()

@@ -1,4 +1,4 @@
-"""Weights reach an engine that is at work: over collectives, and from a run's folder as checkpoints appear."""
+"""Weights reach a running engine: over collectives, and from a run's folder as checkpoints appear."""
 
 from __future__ import annotations
 
@@ -118,13 +118,13 @@ def play(tmp_path: Path, tokenizer_json: Path, backend: str, how: str) -> list[d
 
 
 @pytest.mark.parametrize("backend", ["gloo", "c3"])
-def test_weights_arrive_while_the_engine_works(tmp_path: Path, tokenizer_json: Path, backend: str) -> None:
+def test_weights_arrive_while_the_engine_runs(tmp_path: Path, tokenizer_json: Path, backend: str) -> None:
     trainer, server = play(tmp_path, tokenizer_json, backend, "right")
     assert trainer == {"sent": 2}
     assert server == {"versions": [7, 8], "same": [True, True], "engine": 2}
 
 
-def test_a_model_of_another_shape_is_refused_on_both_sides(tmp_path: Path, tokenizer_json: Path) -> None:
+def test_a_model_of_another_shape_is_rejected_on_both_sides(tmp_path: Path, tokenizer_json: Path) -> None:
     said = play(tmp_path, tokenizer_json, "gloo", "wrong")
     assert [one["error"] for one in said] == ["UserError", "UserError"]
 
@@ -154,7 +154,7 @@ def save(run_dir: Path, step: int, seed: int, tokenizer_json: Path, spec: Model 
     )
 
 
-def test_a_followed_run_is_served_from_its_newest_whole_checkpoint(tmp_path: Path, tokenizer_json: Path) -> None:
+def test_a_followed_run_is_served_from_its_newest_complete_checkpoint(tmp_path: Path, tokenizer_json: Path) -> None:
     run_dir, heard = tmp_path / "run", []
     save(run_dir, 1, 1, tokenizer_json)
     engine = Engine.load(str(run_dir), precision="f32")

@@ -1,4 +1,4 @@
-"""Training with real processes: any number of ranks, stopped and hurt, comes to the same weights.
+"""Training with real processes: any number of ranks, interrupted or killed, ends with the same weights.
 
 float32 on CPUs with one thread per rank: the sum of two gradients does not depend on their order, so equal means
 bit for bit where the ranks are equally many, and 1e-5 (rounding of differently grouped sums) where they are not.
@@ -66,7 +66,7 @@ def test_two_ranks_give_the_losses_of_one(calm, tiny_recipe: Path) -> None:
     assert a == pytest.approx(b, abs=1e-5)
 
 
-def test_copies_that_average_give_the_losses_of_shards(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+def test_replicas_give_the_losses_of_shards(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
     copies = tmp_path / "run"
     done = run_lakh("train", str(tiny_recipe), "--out", str(copies), "--nproc", "2", "--set", "mesh.dp_replicate=2")
     assert sum(done["sent_bytes"].values()) > 4 * 512 * 32  # the gradient of the embedding is 512 x 32
@@ -75,7 +75,7 @@ def test_copies_that_average_give_the_losses_of_shards(calm, tiny_recipe: Path, 
     assert {len(stored.slices) for stored in manifest.tensors.values()} == {1}  # each slice is written once
 
 
-def test_copies_may_exchange_their_gradients_in_fewer_bits(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+def test_replicas_may_exchange_compressed_gradients(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
     settings = ("train.backend=c3", "mesh.dp_replicate=2", "train.replica_codec=int8")
     arguments = [word for setting in settings for word in ("--set", setting)]
     done = run_lakh("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", *arguments)
@@ -88,7 +88,9 @@ def test_copies_may_exchange_their_gradients_in_fewer_bits(calm, tiny_recipe: Pa
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_killing_a_rank_costs_only_time(ranks: int, calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+def test_a_killed_rank_does_not_change_the_result(
+    ranks: int, calm, tiny_recipe: Path, tmp_path: Path, run_lakh
+) -> None:
     hurt = tmp_path / "run"
     fault = f"kill(rank={ranks - 1}, step=6)"
     answer = run_lakh("train", str(tiny_recipe), "--out", str(hurt), "--nproc", str(ranks), "--fault", fault)
@@ -117,7 +119,7 @@ def test_a_run_resumes_on_another_number_of_ranks(calm, tiny_recipe: Path, tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_means_checkpoint_then_exit_75(
+def test_a_signal_writes_a_checkpoint_and_exits_with_75(
     number: signal.Signals, calm, tiny_recipe: Path, tmp_path: Path, run_lakh
 ) -> None:
     run_dir = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""A corpus that travels as pieces of xz is the same corpus on the other side, or none."""
+"""A corpus split into xz files is restored unchanged, or not at all."""
 
 import importlib.util
 import json

@@ -94,7 +94,7 @@ def test_a_child_that_ends_closes_the_channel(env: dict[str, str]) -> None:
         child.channel.send("anything")
 
 
-def test_a_killed_child_says_so(env: dict[str, str]) -> None:
+def test_a_killed_child_reports_the_signal(env: dict[str, str]) -> None:
     child = ChildProcess.start("child_functions:hang", env=env)
     with pytest.raises(TimeoutError):
         child.channel.receive(0.01)

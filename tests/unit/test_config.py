@@ -60,14 +60,14 @@ def build(data: dict, *sets: str) -> Outer:
         ({}, ["name (file.toml)", "is missing"]),
     ],
 )
-def test_bad_data_names_the_path_the_finding_and_the_remedy(data: dict, words: list[str]) -> None:
+def test_errors_of_settings_have_a_path_a_finding_and_a_remedy(data: dict, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         build(data)
     for word in words:
         assert word in str(caught.value)
 
 
-def test_sets_win_in_order_and_say_where_they_came_from() -> None:
+def test_later_sets_win_and_record_their_source() -> None:
     assert build({"name": "x"}, "count=4", "count=5", "inner.rate=0.25", "inner.kind=slow").count == 5
     with pytest.raises(ConfigError, match="from --set"):
         build({"name": "x"}, "inner.rate=7")
@@ -75,7 +75,7 @@ def test_sets_win_in_order_and_say_where_they_came_from() -> None:
         build({"name": "x"}, "count")
 
 
-def test_a_text_setting_takes_the_words_as_they_are() -> None:
+def test_a_text_setting_takes_the_text_unchanged() -> None:
     assert build({"name": "x"}, "name=1e5").name == "1e5"
 
 
@@ -95,7 +95,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
     rate=st.floats(0, 1),
     sizes=st.lists(st.integers(0, 9), max_size=3),
 )
-def test_what_is_written_is_read_back(name, count, flag, labels, maybe, rate, sizes, tmp_path_factory) -> None:
+def test_settings_survive_a_round_trip(name, count, flag, labels, maybe, rate, sizes, tmp_path_factory) -> None:
     items = tuple(Item(size=size) for size in sizes)
     value = Outer(name=name, count=count, flag=flag, labels=labels, maybe=maybe, inner=Inner(rate=rate), items=items)
     path = tmp_path_factory.mktemp("toml") / "run.toml"
@@ -106,7 +106,7 @@ def test_what_is_written_is_read_back(name, count, flag, labels, maybe, rate, si
     assert config.diff(value, again) == []
 
 
-def test_documentation_of_fields_travels_into_the_file() -> None:
+def test_field_docstrings_are_written_into_the_file() -> None:
     assert "# How fast.\nrate = 0.5" in config.to_toml(Outer(name="x"))
     assert "How fast." in {setting.doc for setting in config.settings(Outer)}
 

@@ -11,7 +11,7 @@ ALL = [getattr(errors, name) for name in errors.__all__ if name != "from_dict"]
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_every_error_pickles_with_its_words(kind: type[LakhError]) -> None:
+def test_every_error_survives_pickling(kind: type[LakhError]) -> None:
     error = kind("here", "found", "todo")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind
@@ -19,7 +19,7 @@ def test_every_error_pickles_with_its_words(kind: type[LakhError]) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_the_drawn_tree_names_every_error_and_its_exit_code(kind: type[LakhError]) -> None:
+def test_the_error_tree_names_every_error_and_its_exit_code(kind: type[LakhError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")
     assert kind.exit_code in (1, 2, 65, 75)
     if kind in (errors.UserError, errors.DataError, errors.PeerError):
@@ -27,12 +27,12 @@ def test_the_drawn_tree_names_every_error_and_its_exit_code(kind: type[LakhError
         assert f"exit {kind.exit_code}" in (errors.__doc__ or "")
 
 
-def test_a_missing_extra_says_how_to_install_it() -> None:
+def test_a_missing_extra_names_the_install_command() -> None:
     assert "pip install 'lakh[train]'" in str(errors.MissingExtra("lakh train", "torch", "train"))
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_an_error_comes_back_from_its_document(kind: type[LakhError]) -> None:
+def test_an_error_survives_a_round_trip_through_json(kind: type[LakhError]) -> None:
     error = kind("here", "found", "todo")
     again = errors.from_dict(error.as_dict())
     assert type(again) is kind
@@ -40,5 +40,5 @@ def test_an_error_comes_back_from_its_document(kind: type[LakhError]) -> None:
 
 
 @pytest.mark.parametrize("document", [{}, {"kind": "Mapping"}, {"kind": "NoSuch", "where": "w"}])
-def test_a_document_that_is_no_error_of_ours_is_still_an_error(document: dict) -> None:
+def test_an_unknown_error_document_is_still_an_error(document: dict) -> None:
     assert type(errors.from_dict(document)) is LakhError

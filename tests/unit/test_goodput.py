@@ -1,4 +1,4 @@
-"""Where the time went: classes that sum to the whole."""
+"""Goodput: classes of time that sum to the total."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def started(time_s: float, init_s: float, attempt: int = 0, step: int = 0) -> li
     ]
 
 
-def test_a_killed_run_is_billed_for_what_it_lost() -> None:
+def test_a_killed_run_counts_its_lost_steps() -> None:
     first = [*started(102.0, 2.0), step(1, 103.0), step(2, 104.0, wait_s=0.25), step(3, 105.0)]
     saved = CheckpointSaved(step=2, time_s=104.5, path="", bytes=1, seconds=0.5)
     again = [Restarted(attempt=1, reason="rank 0 died", time_s=108.5), *started(110.0, 2.0, 1, step=2)]
@@ -60,14 +60,14 @@ def test_a_killed_run_is_billed_for_what_it_lost() -> None:
     assert found["ratio"] == pytest.approx(2.75 / 14)
 
 
-def test_a_run_that_goes_on_with_another_setting_was_down_until_it_began_again() -> None:
+def test_the_time_until_a_resume_counts_as_down() -> None:
     changed = SettingChanged(step=1, time_s=109.5, path="mesh.tp", before=2, after=1)
     found = goodput([*started(102.0, 2.0), step(1, 103.0), changed, *started(110.0, 2.0, step=1), step(2, 111.0)])
     assert found["classes_s"]["down"] == pytest.approx(5.0)  # from 103 to 108
     assert found["classes_s"]["other"] == pytest.approx(0.0)
 
 
-def test_no_events_are_no_time() -> None:
+def test_no_events_give_no_time() -> None:
     assert goodput([])["total_s"] == 0
     assert goodput([])["ratio"] is None
 

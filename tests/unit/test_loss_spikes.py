@@ -1,4 +1,4 @@
-"""What stands out, decided from the steps before."""
+"""Loss spikes, detected from the previous steps."""
 
 import math
 
@@ -10,7 +10,7 @@ from lakh.loss_spikes import MIN_HISTORY, SpikeDetector, detect_loss_spike, grad
 CALM = [3.0 + 0.05 * (-1) ** i for i in range(40)]
 
 
-def test_a_jump_is_a_spike_and_says_why() -> None:
+def test_a_jump_is_a_spike_with_a_reason() -> None:
     decision = detect_loss_spike(5.0, CALM, 4.0)
     assert decision.is_spike
     assert "5.0000 is above" in decision.reason
@@ -18,12 +18,12 @@ def test_a_jump_is_a_spike_and_says_why() -> None:
     assert not detect_loss_spike(0.1, CALM, 4.0).is_spike  # a fall is no harm
 
 
-def test_a_loss_that_is_no_number_is_always_one_and_the_beginning_never() -> None:
+def test_nan_is_always_a_spike_and_the_first_steps_never() -> None:
     assert detect_loss_spike(math.nan, [], 4.0).is_spike
     assert not detect_loss_spike(100.0, CALM[: MIN_HISTORY - 1], 4.0).is_spike
 
 
-def test_one_bad_step_does_not_move_what_is_usual() -> None:
+def test_one_bad_step_does_not_move_the_median() -> None:
     assert detect_loss_spike(5.0, [*CALM, 80.0, math.nan], 4.0).is_spike
 
 
@@ -33,7 +33,7 @@ def test_the_limit_of_gradient_norms_is_above_half_of_them(norms: list[float], f
     assert sum(norm < grad_norm_limit(norms, factor) for norm in recent) * 2 >= len(recent)
 
 
-def test_without_history_every_gradient_may_pass() -> None:
+def test_without_history_every_gradient_is_accepted() -> None:
     assert grad_norm_limit([1.0] * 3, 2.0) == math.inf
 
 

@@ -1,4 +1,4 @@
-"""One registry: what it counts is on the page, over HTTP, and can cross a process boundary."""
+"""One metrics registry: exposed over HTTP, and transferable between processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lakh.errors import UserError
 from lakh.metrics import CONTENT_TYPE, MetricsRegistry, counter_family, gauge_family
 
 
-def test_the_page_shows_what_was_counted_and_what_is_read() -> None:
+def test_the_page_shows_counters_and_callbacks() -> None:
     metrics = MetricsRegistry("lakh:")
     requests = metrics.counter("requests_total", "Requests by status.", ["code"])
     requests.labels("200").inc(2)
@@ -46,7 +46,7 @@ def test_a_server_answers_on_a_free_port_until_it_is_closed() -> None:
     server.close()
 
 
-def test_a_port_in_use_is_the_users_error() -> None:
+def test_a_port_in_use_is_a_user_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

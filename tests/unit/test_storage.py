@@ -1,4 +1,4 @@
-"""Writes are all or nothing, and sets are complete when their manifest is there."""
+"""Writes are atomic, and a set is complete when its manifest exists."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path):
     fsspec.filesystem("memory").store.clear()
 
 
-def test_bytes_come_back_from_any_kind_of_url(base: str) -> None:
+def test_bytes_survive_a_round_trip_through_any_url(base: str) -> None:
     url = storage.join(base, "folder", "file")
     storage.write_bytes(url, b"one")
     storage.write_bytes(url, b"two")
@@ -49,7 +49,7 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(base: str) -> N
     assert storage.list_dir(base) == ["file"]
 
 
-def test_a_pipe_is_written_into_and_stays_one(tmp_path: Path) -> None:
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -67,7 +67,7 @@ def test_a_link_stays_and_the_file_behind_it_is_replaced(tmp_path: Path) -> None
     assert (tmp_path / "real").read_bytes() == b"new"
 
 
-def test_a_full_disk_is_said_plainly_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -115,7 +115,7 @@ def test_transient_failures_are_retried_with_growing_waits() -> None:
     assert waits == [0.2, 0.4]
 
 
-def test_what_keeps_failing_is_worth_another_try_later() -> None:
+def test_persistent_failures_exit_with_try_again() -> None:
     def broken() -> None:
         raise ConnectionError("503")
 
@@ -128,7 +128,7 @@ def test_a_missing_remote_file_is_not_retried() -> None:
         storage.read_bytes("memory://bucket/none")
 
 
-def test_missing_files_and_unknown_protocols_are_the_users_input(tmp_path: Path) -> None:
+def test_missing_files_and_unknown_protocols_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         storage.read_bytes(tmp_path / "none")
     with pytest.raises(UserError):
@@ -150,7 +150,7 @@ def test_space_is_checked_before_work_begins(tmp_path: Path) -> None:
         storage.require_space(tmp_path, 10**18)
 
 
-def test_a_place_that_cannot_be_written_to_is_named_as_it_was_given() -> None:
+def test_an_unwritable_path_is_named_as_given() -> None:
     for call in (lambda: storage.write_bytes("/proc/self/page.html", b""), lambda: storage.require_space("/proc/x", 1)):
         with pytest.raises(UserError) as caught:
             call()
@@ -158,13 +158,13 @@ def test_a_place_that_cannot_be_written_to_is_named_as_it_was_given() -> None:
         assert ".part" not in str(caught.value)
 
 
-def test_small_sizes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_sizes_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: SimpleNamespace(free=2_500_000))
     with pytest.raises(DiskFull, match=r"needs about 4\.00 MB and 2\.50 MB are free"):
         storage.require_space(tmp_path, 4_000_000)
 
 
-def test_caches_are_the_users_own_and_a_user_without_a_home_has_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_belong_to_the_user_even_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/where")
     assert storage.cache_folder("rules") == Path("/where/lakh/rules")
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -174,7 +174,7 @@ def test_caches_are_the_users_own_and_a_user_without_a_home_has_one_too(monkeypa
     assert storage.cache_folder("rules").parents[1].is_dir()
 
 
-def test_two_may_remove_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_may_remove_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "folder"
     (folder / "a").mkdir(parents=True)
     remove = storage.shutil.rmtree

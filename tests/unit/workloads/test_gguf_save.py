@@ -45,7 +45,7 @@ def weights_of(model: CodeModel) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_what_is_written_is_read_back_as_the_same_model(tmp_path: Path, tokenizer_json: Path, tied: bool) -> None:
+def test_settings_survive_a_round_trip_as_the_same_model(tmp_path: Path, tokenizer_json: Path, tied: bool) -> None:
     spec = Model(layers=2, width=64, heads=4, kv_heads=2, ffn=96, vocab=512, context=64, rope_base=5000.0, tied=tied)
     model = model_of(spec)
     size = gguf.save(tmp_path / "m.gguf", "tiny", spec, weights_of(model), tokenizer_json)
