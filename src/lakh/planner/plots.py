@@ -60,9 +60,8 @@ def pareto(rows: Sequence[dict[str, Any]], path: Path) -> None:
 def goodput_curve(scenario: FailureScenario, policy: RecoveryPolicy, path: Path) -> None:
     figure, axes = _figure("seconds between checkpoints", "goodput", f"{scenario.gpus:,} GPUs: simulated")
     grid = np.geomspace(20, 7200, 120)
-    axes.semilogx(
-        grid, daly_efficiency(scenario.mtbf_s, grid, policy.stall_s, policy.down_s), label="exponential form (Daly)"
-    )
+    exact = daly_efficiency(scenario.mtbf_s, grid, policy.stall_s, policy.down_s)
+    axes.semilogx(grid, exact, label="exponential form (Daly)")
     points = np.geomspace(30, 7200, 9)
     shares = [simulate(scenario, replace(policy, interval_s=float(s)), runs=300).goodput for s in points]
     axes.plot(points, shares, "o", label="Monte Carlo, this policy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,16 @@ STEP_TOKENS = 2**22
 """Tokens per step where no batch is given."""
 REQUEST_NAMES = ("run", "model", "cluster", "gpus", "batch", "sequence", "tokens")
 _MESH_OPTIONS = {"tp", "pp", "cp", "ep", "shard"}  # giving any of them replaces the whole mesh of a run
+
+
+# Option with a choice -> field of an ExecutionPlan, value of each choice.
+_CHOICES: dict[str, tuple[str, Mapping[str, float]]] = {
+    "recompute": ("recompute", {name: i for i, name in enumerate(RECOMPUTE)}),
+    "graphs": ("cuda_graphs", {name: i for i, name in enumerate(CUDA_GRAPHS)}),
+    "precision": ("low_precision", PRECISIONS),
+    "attention": ("native_attention", {"older": 0, "native": 1}),
+    "optimizer": ("optimizer_bytes", OPTIMIZER_BYTES),
+}
 
 
 @dataclass(frozen=True)
@@ -119,16 +130,9 @@ class PlanRequest:
 def _as_fields(options: dict[str, Any]) -> dict[str, Any]:
     """Options of the command line as fields of an ExecutionPlan."""
     fields = dict(options)
-    if "recompute" in fields:
-        fields["recompute"] = RECOMPUTE.index(fields["recompute"])
-    if "graphs" in fields:
-        fields["cuda_graphs"] = CUDA_GRAPHS.index(fields.pop("graphs"))
-    if "precision" in fields:
-        fields["low_precision"] = PRECISIONS[fields.pop("precision")]
-    if "attention" in fields:
-        fields["native_attention"] = fields.pop("attention") == "native"
-    if "optimizer" in fields:
-        fields["optimizer_bytes"] = OPTIMIZER_BYTES[fields.pop("optimizer")]
+    for option, (field, values) in _CHOICES.items():
+        if option in fields:
+            fields[field] = values[fields.pop(option)]
     if "schedule" in fields:
         schedule, chunks = fields.pop("schedule"), fields.get("chunks", 1)
         if (chunks > 1) != (schedule in ("interleaved", "lean")):
