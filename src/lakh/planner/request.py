@@ -8,7 +8,7 @@ from typing import Any
 
 from lakh.errors import UserError
 from lakh.planner.catalogue import load_model
-from lakh.planner.cost.prices import GpuHour, gpu_hour, load_prices
+from lakh.planner.cost.prices import cluster_price
 from lakh.planner.execution_plan import CUDA_GRAPHS, RECOMPUTE, ExecutionPlan, plan_of_run, run_of_model, run_with_plan
 from lakh.planner.memory import OPTIMIZER_BYTES
 from lakh.planner.search.candidates import SearchConstraints
@@ -91,9 +91,6 @@ class PlanRequest:
         alone = plan_of_run(replace(run, mesh=mesh, data=replace(run.data, micro_batch=1)), 1)
         return replace(alone, gpus=float(self.gpus), micro_batch=float(run.data.micro_batch))
 
-    def price(self, prices: str | None = None, *, owned: bool = False) -> GpuHour:
-        return gpu_hour(load_prices(prices), self.cluster.gpu.family, owned=owned, power_W=self.cluster.gpu.power_W)
-
     def search(
         self,
         *,
@@ -116,8 +113,8 @@ class PlanRequest:
             low_precision=PRECISIONS[precision], cuda_graphs=float(CUDA_GRAPHS.index(graphs)), offload=offload,
             trainable=trainable or (self.run is not None and self.model.is_plain),
         )  # fmt: skip
-        rented = load_prices(prices).rented.get(self.cluster.gpu.family)
-        return search(self.model, self.cluster, limits, rented.usd_per_gpu_hour if rented else 0.0)
+        price = cluster_price(self.cluster, prices, free_if_unknown=True)
+        return search(self.model, self.cluster, limits, price.usd)
 
     def run_of(self, plan: ExecutionPlan) -> Run:
         """The run that executes this plan; a catalogue model trains on 20 tokens per parameter unless stated."""

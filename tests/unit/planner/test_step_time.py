@@ -174,7 +174,7 @@ def test_small_heads_spend_more_of_attention_on_exponentials() -> None:
     assert score_s(256) < score_s(128)
 
 
-def test_sharding_costs_traffic() -> None:
+def test_the_lean_schedule_and_zero_2_cost_traffic() -> None:
     layout = ExecutionPlan(
         gpus=1024.0, sequence=4096.0, batch=2048.0, tp=8.0, pp=8.0, chunks=5.0, zero=1.0, gradient_bytes=4.0
     )
