@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import operator
 import os
 import queue
 import threading
@@ -25,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 from lakh.errors import UserError
 
@@ -79,9 +80,10 @@ def current_kind(kind: str) -> str:
     return OLD_KINDS.get(kind, kind)
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """The fields of every event. `time_s` is seconds since 1970, set when the event is written."""
+    """The fields of every event; subclasses are dataclasses too. `time_s` is seconds since 1970, set when written."""
 
     kind: ClassVar[str] = ""
     kinds: ClassVar[dict[str, type[Event]]] = {}
@@ -92,14 +94,12 @@ class Event:
     def __init_subclass__(cls, kind: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.kind = kind
-        Event.kinds[kind] = cls
+        Event.kinds[kind] = dataclass(frozen=True, kw_only=True)(cls)
 
     def as_dict(self) -> dict[str, Any]:
-        base = {"time_s": self.time_s, "rank": self.rank, "step": self.step, "kind": self.kind}
-        return base | {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in base}
+        return {"time_s": self.time_s, "rank": self.rank, "step": self.step, "kind": self.kind} | vars(self)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunStarted(Event, kind="run_started"):
     """A rank has joined the run and restored its state."""
 
@@ -113,7 +113,6 @@ class RunStarted(Event, kind="run_started"):
     data_sha256: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepDone(Event, kind="step_done"):
     """One optimizer update. `loss` is the mean over all ranks, in nats per token."""
 
@@ -127,14 +126,12 @@ class StepDone(Event, kind="step_done"):
     mfu: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepSkipped(Event, kind="step_skipped"):
     """An update that was not applied, and the reason."""
 
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluated(Event, kind="evaluated"):
     """Mean loss on held-out documents, in nats per token."""
 
@@ -143,14 +140,12 @@ class Evaluated(Event, kind="evaluated"):
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class Initialised(Event, kind="initialised"):
     """A rank is about to take its first step. `seconds` is the time since it started."""
 
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class Resources(Event, kind="resources"):
     """Every few steps: peak memory of this rank, batches that are prefetched, and steps that waited for data."""
 
@@ -159,14 +154,12 @@ class Resources(Event, kind="resources"):
     data_starved: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class NetworkTraffic(Event, kind="network_traffic"):
     """Bytes that this rank sent in one step, by tier of the cluster."""
 
     sent_bytes: Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
 class HookMetrics(Event, kind="hook_metrics"):
     """The values that an evaluation hook returned."""
 
@@ -174,7 +167,6 @@ class HookMetrics(Event, kind="hook_metrics"):
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rewound(Event, kind="rewound"):
     """Training returned to an earlier step. `skipped` are [first, end) ranges of sequences that it no longer reads."""
 
@@ -183,7 +175,6 @@ class Rewound(Event, kind="rewound"):
     skipped: Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RewindRefused(Event, kind="rewind_refused"):
     """A rewind was due and not possible."""
 
@@ -191,7 +182,6 @@ class RewindRefused(Event, kind="rewind_refused"):
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scored(Event, kind="scored"):
     """A checkpoint was scored on a benchmark. `step` is the checkpoint's."""
 
@@ -205,7 +195,6 @@ class Scored(Event, kind="scored"):
     path: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event, kind="checkpoint_saved"):
     """A checkpoint is complete. `seconds` is how long training paused for it, not how long writing took."""
 
@@ -214,7 +203,6 @@ class CheckpointSaved(Event, kind="checkpoint_saved"):
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointSkipped(Event, kind="checkpoint_skipped"):
     """A damaged checkpoint that resume skipped."""
 
@@ -222,7 +210,6 @@ class CheckpointSkipped(Event, kind="checkpoint_skipped"):
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class AutoChoice(Event, kind="auto_choice"):
     """The value that lakh chose for a setting of "auto", and the reason."""
 
@@ -231,7 +218,6 @@ class AutoChoice(Event, kind="auto_choice"):
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SettingChanged(Event, kind="setting_changed"):
     """A run resumes with a setting that differs from its checkpoint's."""
 
@@ -240,14 +226,12 @@ class SettingChanged(Event, kind="setting_changed"):
     after: Any
 
 
-@dataclass(frozen=True, kw_only=True)
 class FaultInjected(Event, kind="fault_injected"):
     """A planned fault, written just before it happens."""
 
     fault: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Restarted(Event, kind="restarted"):
     """The launcher restarted all ranks."""
 
@@ -255,7 +239,6 @@ class Restarted(Event, kind="restarted"):
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class RanksLost(Event, kind="ranks_lost"):
     """Ranks died, and the others continue without them and without a restart."""
 
@@ -266,20 +249,17 @@ class RanksLost(Event, kind="ranks_lost"):
     """From detecting the loss until the remaining ranks agreed on one state."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunEnded(Event, kind="run_ended"):
     reason: str
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class EventsDropped(Event, kind="events_dropped"):
     """The queue was full: `count` events before this one were not written."""
 
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnknownEvent(Event, kind="other"):
     """An event of a kind that this version does not define."""
 
@@ -413,10 +393,11 @@ class RunEventTail:
             if time.monotonic() > deadline_s:
                 unread = [file for file in unread if file.has_more]
                 break
+        by_time = operator.itemgetter("time_s")
         # Records within a file are ordered: what is unread comes after its last record.
         horizon_s = min((file.last_s for file in unread), default=math.inf)
-        self._pending.sort(key=_time_of)
-        num_ready = bisect.bisect_right(self._pending, horizon_s, key=_time_of)
+        self._pending.sort(key=by_time)
+        num_ready = bisect.bisect_right(self._pending, horizon_s, key=by_time)
         ready, self._pending = self._pending[:num_ready], self._pending[num_ready:]
         return ready, bool(unread)
 
@@ -488,11 +469,6 @@ class EventFileTail:
         if records:
             self.last_s = records[-1]["time_s"]
         return records
-
-
-def _time_of(record: Record) -> float:
-    time_s: float = record["time_s"]
-    return time_s
 
 
 def _parse_line(line: bytes) -> Any:
