@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lakh.spec import Data, Model, Optimizer, Run
+from lakh.spec import Data, Model, Optimizer, Run, Training
 from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.optim.schedule import learning_rate
 from lakh.trainer.step import plain_pass, update
@@ -135,7 +135,7 @@ def test_the_fast_model_has_the_loss_and_gradient_of_the_plain_one(recomputation
         model.cuda()
         if fast:
             model.dtype = torch.bfloat16
-            accelerate(model, recomputation=recomputation, device="cuda")
+            accelerate(model, Training(recompute=recomputation), device="cuda")
         loss = model(tokens[:, :-1], targets_BT=tokens[:, 1:])
         loss.backward()
         results.append((float(loss.detach()), torch.cat([p.grad.flatten() for p in model.parameters()])))

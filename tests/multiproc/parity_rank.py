@@ -52,7 +52,6 @@ def micro_batches(step: int, case: dict, part: int, parts: int) -> list[Batch]:
         Batch(
             row[:, :-1],
             row[:, 1:],
-            documents=documents,
             positions=place - starts[documents],
             cu_seqlens=torch.tensor([0, 20, 47, SEQUENCE], dtype=torch.int32),
             longest=27,

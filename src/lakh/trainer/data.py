@@ -75,14 +75,14 @@ class DataFeed:
         """Continue at `position` after ranks were lost: read again what they have read since the `known` digest."""
         first, digest = known
         if digest is not None and position > first:
-            batch = TokenStream.open(data, self._seed).read_range(first, position - first)
+            batch = TokenStream(data, self._seed).read_range(first, position - first)
             digest += digest_sequences(first, batch.tokens, batch.lengths)
         self.stream.restore(position, digest)
 
     def micro_batches(self, step: int) -> tuple[list[Batch], float]:
         """This rank's micro-batches of a step, and the seconds spent waiting for them."""
-        before_s = self.batches.wait_s
-        return self.batches.micro_batches(step, self._device), self.batches.wait_s - before_s
+        before_s = self.batches.prefetcher.wait_s
+        return self.batches.micro_batches(step, self._device), self.batches.prefetcher.wait_s - before_s
 
     @property
     def digest(self) -> StreamDigest:
@@ -96,7 +96,7 @@ class DataFeed:
         return dataclasses.replace(data, skip=skips.ranges)
 
     def close(self) -> None:
-        self.batches.close()
+        self.batches.prefetcher.close()
 
 
 def merge_skips(before: Ranges, requested: Ranges, position: int) -> Ranges:

@@ -144,7 +144,7 @@ def test_rows_are_windows_and_an_epoch_shows_each_once(token_set: TokenSet) -> N
     loader = TokenSetLoader(token_set, sequence=16, seed=5)
     rows = loader.read_range(0, 2 * loader.num_sequences)
     layout = ConcatLayout(token_set, 17)
-    shown = [loader.layout_index(i) for i in range(2 * loader.num_sequences)]
+    shown = loader._order.permute(np.arange(2 * loader.num_sequences)).tolist()
     for row, window in zip(rows.tokens, shown, strict=True):
         pieces = layout.spans(window)
         whole = token_set.tokens[pieces[0].shard][pieces[0].start : pieces[-1].stop]

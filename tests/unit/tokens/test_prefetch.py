@@ -41,7 +41,7 @@ def take_all(prefetcher: Prefetcher, steps: range) -> None:
 
 def test_batches_are_those_of_the_stream_with_documents_and_hash(packed: Path) -> None:
     asked = request(packed, prefetch=3, document_mask=True, packing="best-fit", fim_rate=0.5, first_step=5)
-    stream, total = TokenStream.open(asked.data, asked.seed), StreamDigest()
+    stream, total = TokenStream(asked.data, asked.seed), StreamDigest()
     with Prefetcher(asked) as prefetcher:
         for step in range(5, 20):
             taken, rows = prefetcher.take(step), stream.read_range(4 * step + 2, 2)

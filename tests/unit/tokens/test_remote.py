@@ -58,13 +58,13 @@ def test_packing_to_and_reading_from_s3_gives_the_stream_of_the_disk(
     assert made.manifest["fingerprint"] == TokenSet.open(local, "train").fingerprint
     assert pack(corpus, tokenizer, "s3://bucket/tokens", heldout_fraction=0.1, shard_tokens=2000).reused
     monkeypatch.setattr(remote, "BLOCK_BYTES", 1024)  # several pieces in each shard, and rows across their edges
-    want = TokenStream.open(data_of(str(local), ""), 3)
-    count = want.num_sequences
-    first = TokenStream.open(data_of("s3://bucket/tokens", tmp_path), 3)
+    want = TokenStream(data_of(str(local), ""), 3)
+    count = sum(loader.num_sequences for loader in want._loaders)
+    first = TokenStream(data_of("s3://bucket/tokens", tmp_path), 3)
     assert np.array_equal(first.read_range(0, count).tokens, want.read_range(0, count).tokens)
     assert sum(array.fetched_bytes for array in first.sources[0].tokens) > 0
     # Another process finds the pieces on the disk and asks the store for nothing but the manifest.
-    again = TokenStream.open(data_of("s3://bucket/tokens", tmp_path), 3)
+    again = TokenStream(data_of("s3://bucket/tokens", tmp_path), 3)
     assert np.array_equal(again.read_range(0, count).tokens, want.read_range(0, count).tokens)
     assert sum(array.fetched_bytes for array in again.sources[0].tokens) == 0
     assert TokenSet.open("s3://bucket/tokens", "train").verify() == 2 * len(first.sources[0].shards)
@@ -74,7 +74,7 @@ def test_a_missing_or_short_object_is_damage(s3, local: Path, tmp_path: Path) ->
     s3.put(str(local), "bucket/hurt", recursive=True)
     s3.pipe_file("bucket/hurt/train/tokens-00001.bin", b"short")
     s3.rm("bucket/hurt/train/tokens-00002.bin")
-    stream = TokenStream.open(data_of("s3://bucket/hurt", tmp_path), 3)
+    stream = TokenStream(data_of("s3://bucket/hurt", tmp_path), 3)
     for shard, words in ((1, "its manifest says"), (2, "is missing")):
         with pytest.raises(CorruptShard, match=words):
             stream.sources[0].tokens[shard][0:5]

@@ -63,11 +63,11 @@ def test_no_ranks_micro_batches_or_restarts_change_the_stream(
     ranges = tuple((first, first + size) for first, size in skip)
     data = data_of(packed, other if mixed else None, packing=packing, fim_rate=fim, skip=ranges)
     batch, steps = data.batch, 6
-    whole = TokenStream.open(data, seed).read_range(0, batch * steps)
+    whole = TokenStream(data, seed).read_range(0, batch * steps)
     want = digest_sequences(0, whole.tokens, whole.lengths)
     got, tokens = StreamDigest(), []
     for first, last in ((0, resume), (resume, steps)):
-        stream = TokenStream.open(data, seed)  # a restart: nothing is remembered
+        stream = TokenStream(data, seed)  # a restart: nothing is remembered
         for step in range(first, last):
             share = batch // ranks
             for rank in reversed(range(ranks)):  # who comes first does not matter to the hash
@@ -81,7 +81,7 @@ def test_no_ranks_micro_batches_or_restarts_change_the_stream(
 
 
 def test_the_hash_sees_a_token_a_swap_and_a_repeat(packed: Path) -> None:
-    rows = TokenStream.open(data_of(packed), 1).read_range(0, 6)
+    rows = TokenStream(data_of(packed), 1).read_range(0, 6)
     good = digest_sequences(0, rows.tokens, rows.lengths)
     changed = rows.tokens.copy()
     changed[3, 7] += 1
@@ -131,7 +131,7 @@ def test_best_fit_loses_no_token_and_cuts_only_what_is_too_long(
 
 
 def test_padding_does_not_count_and_is_a_document_of_its_own(packed: Path) -> None:
-    rows = TokenStream.open(data_of(packed, packing="best-fit"), 1).read_range(0, 40)
+    rows = TokenStream(data_of(packed, packing="best-fit"), 1).read_range(0, 40)
     short = rows.lengths < SEQUENCE + 1
     assert short.any()
     for length, starts in zip(rows.lengths[short].tolist(), np.array(rows.starts, object)[short], strict=True):
@@ -174,7 +174,7 @@ def test_sources_of_two_tokenizers_are_refused(corpus: Path, packed: Path, tmp_p
     train(corpus, tmp_path / "words", vocab=300)
     pack(corpus, tmp_path / "words", tmp_path / "set", heldout_fraction=0.1)
     with pytest.raises(UserError, match="different tokenizers"):
-        TokenStream.open(data_of(packed, tmp_path / "set"), 1)
+        TokenStream(data_of(packed, tmp_path / "set"), 1)
 
 
 # --- fill in the middle --------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_sources_of_two_tokenizers_are_refused(corpus: Path, packed: Path, tmp_p
 
 def plain_text(ids: list[int], t: Tokenizer) -> str:
     """A document in PSM or SPM form, put back into its order."""
-    pre, suf, mid = t.fim_prefix, t.fim_suffix, t.fim_middle
+    pre, suf, mid = (t.special(f"<|fim_{name}|>") for name in ("prefix", "suffix", "middle"))
     ids = [i for i in ids if i != t.eot]
     if pre not in ids:
         return t.decode(ids)
@@ -199,16 +199,18 @@ def test_turned_documents_hold_the_same_text_and_rows_never_overflow(
     tokens = TokenSet.open(packed, "train")
     turned = TokenSetLoader(tokens, sequence=128, seed=5, packing=packing, fim_rate=0.7)
     rows, layout = turned.read_range(0, turned.num_sequences), turned._layout
+    prefix, suffix = (tokenizer.special(token) for token in ("<|fim_prefix|>", "<|fim_suffix|>"))
+    order = turned._order.permute(np.arange(turned.num_sequences)).tolist()
     marked = forms = 0
     for index in range(turned.num_sequences):
         edges = [0, *rows.starts[index], int(rows.lengths[index])]
-        pieces = layout.spans(turned.layout_index(index))
+        pieces = layout.spans(order[index])
         for piece, (a, b) in zip(pieces, itertools.pairwise(edges), strict=False):
             found = rows.tokens[index, a:b].tolist()
             raw = tokens.tokens[piece.shard][piece.start : piece.stop].tolist()
             assert plain_text(found, tokenizer) == plain_text(raw, tokenizer)
-            marked += tokenizer.fim_prefix in found
-            forms += found[:2] == [tokenizer.fim_prefix, tokenizer.fim_suffix]
+            marked += prefix in found
+            forms += found[:2] == [prefix, suffix]
     assert rows.lengths.max() <= 129
     assert marked > 20
     assert 0 < forms < marked  # both forms occur
@@ -221,9 +223,10 @@ def test_an_epoch_cuts_elsewhere_and_a_seed_decides(packed: Path) -> None:
     first, again, other = (loader.read_range(0, count).tokens for loader in loaders)
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
-    by_window = {loaders[0].layout_index(i): row for i, row in enumerate(first)}
+    order = loaders[0]._order.permute(np.arange(2 * count)).tolist()
+    by_window = dict(zip(order, first, strict=False))
     later = loaders[0].read_range(count, count).tokens
-    same = sum(np.array_equal(row, by_window[loaders[0].layout_index(count + i)]) for i, row in enumerate(later))
+    same = sum(np.array_equal(row, by_window[window]) for window, row in zip(order[count:], later, strict=True))
     assert same < count / 2
 
 

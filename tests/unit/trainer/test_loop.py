@@ -97,7 +97,7 @@ def test_a_spike_rewinds_to_the_checkpoint_and_never_reads_that_batch_again(
     assert outcome.goodput["classes_s"]["lost"] > 0
     # The hash is that of the stream without the skipped sequences, as if they had never been there.
     expected = StreamDigest()
-    stream = TokenStream.open(load_run(run_dir).data, run.seed)
+    stream = TokenStream(load_run(run_dir).data, run.seed)
     for step in range(30):
         rows = stream.read_range(4 * step, 4)
         expected += digest_sequences(4 * step, rows.tokens, rows.lengths)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakh.spec import Model
+from lakh.spec import Model, Training
 from lakh.workloads.code import ops
 from lakh.workloads.code.acceleration import accelerate
 from lakh.workloads.code.attention import Documents, sdpa_attention
@@ -89,7 +89,7 @@ def test_what_would_keep_much_and_half_precision_go_to_torch(monkeypatch: pytest
         ("aarch64", {}, True),
         ("x86_64", {}, False),
         ("aarch64", {"attention": "torch"}, False),
-        ("aarch64", {"recomputation": "full"}, False),
+        ("aarch64", {"recompute": "full"}, False),
         ("aarch64", {"kernels": False}, False),
     ],
 )
@@ -98,7 +98,9 @@ def test_blocks_are_chosen_where_they_are_faster(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     trained = CodeModel(SPEC)
-    choices = {choice.what: choice for choice in accelerate(trained, device="cpu", **options)}  # type: ignore[arg-type]
+    kernels = bool(options.pop("kernels", True))
+    found = accelerate(trained, Training(**options), kernels=kernels, device="cpu")  # type: ignore[arg-type]
+    choices = {choice.what: choice for choice in found}
     assert (trained.ops.attention is cpu.blocked_attention) == by_blocks
     assert (choices["attention"].choice == "blocked") == by_blocks
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
-from lakh.spec import Model
+from lakh.spec import Model, Training
 from lakh.workloads.code.acceleration import accelerate, choose_compile
 from lakh.workloads.code.attention import Documents, choose_kernel, document_ids, sdpa_attention
 from lakh.workloads.code.batch import Batch
@@ -18,11 +18,11 @@ from lakh.workloads.code.parallelism.context import zigzag_chunks
 SPEC = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
 
 
-def loss_and_gradient(**options: Any) -> tuple[float, torch.Tensor]:
+def loss_and_gradient(*, kernels: bool = True, **settings: Any) -> tuple[float, torch.Tensor]:
     model = CodeModel(SPEC)
     init_weights(model, 1)
     names = [name for name, _ in model.named_parameters()]
-    accelerate(model, device="cpu", **options)
+    accelerate(model, Training(**settings), kernels=kernels, device="cpu")
     assert [name for name, _ in model.named_parameters()] == names  # checkpoints keep fitting
     tokens = torch.randint(0, 64, (2, 33), generator=torch.Generator().manual_seed(0))
     loss = model(tokens[:, :-1], targets_BT=tokens[:, 1:])
@@ -33,7 +33,7 @@ def loss_and_gradient(**options: Any) -> tuple[float, torch.Tensor]:
 @pytest.mark.parametrize("recomputation", ["selective", "full"])
 def test_recomputation_changes_nothing_but_memory(recomputation: str) -> None:
     loss, grad = loss_and_gradient(kernels=False)  # recomputation turns the CPU kernels off
-    again, grad_again = loss_and_gradient(recomputation=recomputation)
+    again, grad_again = loss_and_gradient(recompute=recomputation)
     assert again == loss
     assert torch.equal(grad_again, grad)
     default, default_grad = loss_and_gradient()
@@ -45,7 +45,7 @@ def test_recomputation_changes_nothing_but_memory(recomputation: str) -> None:
 @pytest.mark.parametrize("recomputation", ["none", "budget"])
 def test_compiled_blocks_are_equal_to_plain_ones(recomputation: str) -> None:
     loss, grad = loss_and_gradient()
-    fast, fast_grad = loss_and_gradient(compilation="block", recomputation=recomputation)
+    fast, fast_grad = loss_and_gradient(compile="block", recompute=recomputation)
     torch._functorch.config.activation_memory_budget = 1.0
     assert fast == pytest.approx(loss, abs=1e-6)
     assert torch.allclose(fast_grad, grad, atol=1e-6)
@@ -53,7 +53,7 @@ def test_compiled_blocks_are_equal_to_plain_ones(recomputation: str) -> None:
 
 def test_a_budget_needs_a_compiler() -> None:
     with pytest.raises(UserError, match=r"set train\.compile=block"):
-        accelerate(CodeModel(SPEC), device="cpu", recomputation="budget")
+        accelerate(CodeModel(SPEC), Training(recompute="budget"), device="cpu")
 
 
 def test_choices_come_with_reasons_and_impossible_ones_are_refused() -> None:
@@ -66,7 +66,7 @@ def test_choices_come_with_reasons_and_impossible_ones_are_refused() -> None:
     with pytest.raises(UserError, match="cudnn does not run on cpu; choose auto or torch"):
         choose_kernel("cudnn", device="cpu", bf16=True, head_dim=64)
     with pytest.raises(UserError, match="8-bit floats"):
-        accelerate(CodeModel(SPEC), device="cpu", fp8=True)
+        accelerate(CodeModel(SPEC), Training(fp8=True), device="cpu")
     assert choose_compile("auto", device="cuda")[0] == "block"
     assert choose_compile("auto", device="cpu")[0] == "none"
 

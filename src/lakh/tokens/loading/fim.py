@@ -57,7 +57,7 @@ class FimTransform:
         self.tokenizer, self.rate, self.spm, self.seed = tokenizer, rate, spm, seed
         self._edges = [tokenizer.special(f"<|{name}|>") for name in ("endoftext", "repo_name", "file_sep")]
         self._prefix, self._suffix, self._middle = (
-            np.array([mark]) for mark in (tokenizer.fim_prefix, tokenizer.fim_suffix, tokenizer.fim_middle)
+            np.array([tokenizer.special(f"<|fim_{name}|>")]) for name in ("prefix", "suffix", "middle")
         )
         self._detokenizer = BatchDetokenizer.of(tokenizer.raw)
         self._fast: FastEncoder | None = None

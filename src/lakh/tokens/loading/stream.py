@@ -92,10 +92,6 @@ class TokenSetLoader:
             sequences = self._with_fim(self._fim, sequences, layouts, indexes)
         return _stack(sequences, self.sequence + 1, self._pad)
 
-    def layout_index(self, index: int) -> int:
-        """The sequence of the layout at `index` of the shuffled order."""
-        return int(self._order.permute(np.array([index]))[0])
-
     def _with_fim(
         self,
         fim: FimTransform,
@@ -137,8 +133,10 @@ def _replaced(ids: np.ndarray, changes: Sequence[tuple[int, int, np.ndarray]]) -
 class TokenStream:
     """All sources of a run, mixed, without the skipped sequences."""
 
-    def __init__(self, sources: Sequence[tuple[TokenSet, float]], data: Data, seed: int) -> None:
+    def __init__(self, data: Data, seed: int) -> None:
+        sources = open_sources(data)
         self.sources = [tokens for tokens, _ in sources]
+        _require_one_tokenizer(self.sources)
         self.sequence, self.fingerprint = data.sequence, data_fingerprint(sources)
         self.skips = SkipRanges(data.skip)
         self._mixture = Mixture([weight for _, weight in sources], seed)
@@ -153,18 +151,6 @@ class TokenStream:
             )
             for number, tokens in enumerate(self.sources)
         ]
-
-    @staticmethod
-    def open(data: Data, seed: int, split: str = "train") -> TokenStream:
-        sources = data.mixture or (Source(tokens=data.tokens),)
-        opened = [(TokenSet.open(source.tokens, split, cache=data.cache), source.weight) for source in sources]
-        _require_one_tokenizer([tokens for tokens, _ in opened])
-        return TokenStream(opened, data, seed)
-
-    @property
-    def num_sequences(self) -> int:
-        """Distinct sequences of all sources."""
-        return sum(loader.num_sequences for loader in self._loaders)
 
     def read_range(self, first_position: int, count: int) -> SequenceBatch:
         """Sequences at positions first_position .. first_position + count - 1."""
@@ -184,6 +170,12 @@ class TokenStream:
             np.concatenate([part.lengths for part in parts])[back],
             tuple(starts[at] for at in back.tolist()),
         )
+
+
+def open_sources(data: Data) -> list[tuple[TokenSet, float]]:
+    """The training split of each source, and its weight."""
+    sources = data.mixture or (Source(tokens=data.tokens),)
+    return [(TokenSet.open(source.tokens, "train", cache=data.cache), source.weight) for source in sources]
 
 
 def data_fingerprint(sources: Sequence[tuple[TokenSet, float]]) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lakh.errors import UserError
-from lakh.spec import Data, Source
-from lakh.tokens.loading.stream import TokenSet, data_fingerprint
+from lakh.spec import Data
+from lakh.tokens.loading.stream import TokenSet, data_fingerprint, open_sources
 
 __all__ = ["TrainingData", "open_data"]
 
@@ -25,8 +25,7 @@ class TrainingData:
 
 def open_data(data: Data, vocab: int) -> TrainingData:
     """Open every source of a run. Raises UserError if the data does not fit the settings or the vocabulary."""
-    sources = data.mixture or (Source(tokens=data.tokens),)
-    opened = [(TokenSet.open(source.tokens, "train", cache=data.cache), source.weight) for source in sources]
+    opened = open_sources(data)
     heldout = TokenSet.open(data.tokens, "heldout", cache=data.cache)
     for tokens in (*(tokens for tokens, _ in opened), heldout):
         if tokens.vocab > vocab:

@@ -1,4 +1,4 @@
-"""The loss of the code model: next-token cross-entropy in nats, from whole logits or in chunks.
+"""The loss of the code model: next-token cross-entropy in nats.
 
 Shapes: N tokens, W width, V vocabulary (this rank's part, where the head is sharded).
 
@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.workloads.code.batch import IGNORED
 
-__all__ = ["PLAIN", "Objective", "linear_cross_entropy", "next_token_loss"]
+__all__ = ["PLAIN", "Objective", "linear_cross_entropy"]
 
 LOGIT_BYTES = 1 << 30
 
@@ -39,13 +38,6 @@ class Objective:
 
 
 PLAIN = Objective()
-
-
-def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Computed in float32 for logits of any type: the sum over a vocabulary needs it."""
-    return F.cross_entropy(
-        logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction=reduction, ignore_index=IGNORED
-    )
 
 
 def linear_cross_entropy(

@@ -107,6 +107,10 @@ class CodeModel(nn.Module):
 
     def compile_model(self, mode: str) -> None:
         """ "block" compiles every block by itself, "model" all blocks as one graph, "none" nothing."""
+        if mode != "none":
+            # A block is traced for training and evaluation, with and without a delta, and for each of a few paddings of
+            # packed documents: more than torch's default of 8 traces before it gives up and runs eagerly.
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         if mode == "block":
             for block in self.each_block():
                 block.compile(dynamic=False)

@@ -48,10 +48,10 @@ def context_parallel_ops(ops: ModelOps, group: dist.ProcessGroup) -> ModelOps:
     )
 
 
-def zigzag_chunks(x_BT: Tensor, rank: int, ranks: int) -> Tensor:
-    """This rank's early and late chunk of every sequence."""
-    chunks = x_BT.chunk(2 * ranks, dim=1)
-    return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]), dim=1)
+def zigzag_chunks(x_BT: Tensor, rank: int, ranks: int, dim: int = 1) -> Tensor:
+    """A rank's early and late chunk of every sequence."""
+    chunks = x_BT.chunk(2 * ranks, dim)
+    return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]), dim)
 
 
 def _attend_chunk(q: Tensor, k_all: Tensor, v_all: Tensor, chunk: int, documents: Documents | None) -> Tensor:
@@ -80,7 +80,5 @@ class _GatherInOrder(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        ranks = ctx.size
-        chunks = grads[0].chunk(2 * ranks, dim=2)
-        parts = [torch.cat((chunks[r], chunks[2 * ranks - 1 - r]), dim=2) for r in range(ranks)]
+        parts = [zigzag_chunks(grads[0], rank, ctx.size, dim=2) for rank in range(ctx.size)]
         return reduce_scatter(parts, Peers(ctx.name, ctx.size)), None, None
