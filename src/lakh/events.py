@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import operator
 import os
 import queue
 import threading
@@ -392,10 +393,11 @@ class RunEventTail:
             if time.monotonic() > deadline_s:
                 unread = [file for file in unread if file.has_more]
                 break
+        by_time = operator.itemgetter("time_s")
         # Records within a file are ordered: what is unread comes after its last record.
         horizon_s = min((file.last_s for file in unread), default=math.inf)
-        self._pending.sort(key=_time_of)
-        num_ready = bisect.bisect_right(self._pending, horizon_s, key=_time_of)
+        self._pending.sort(key=by_time)
+        num_ready = bisect.bisect_right(self._pending, horizon_s, key=by_time)
         ready, self._pending = self._pending[:num_ready], self._pending[num_ready:]
         return ready, bool(unread)
 
@@ -467,11 +469,6 @@ class EventFileTail:
         if records:
             self.last_s = records[-1]["time_s"]
         return records
-
-
-def _time_of(record: Record) -> float:
-    time_s: float = record["time_s"]
-    return time_s
 
 
 def _parse_line(line: bytes) -> Any:

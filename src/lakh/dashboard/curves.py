@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Markers", "curve", "downsampled", "exact_curve"]
+__all__ = ["curve", "downsampled", "exact_curve"]
 
 MEAN_POINTS = 80
 SHORT_POINTS = 4 * MEAN_POINTS
@@ -55,26 +55,6 @@ def downsampled(steps: Floats, times: Floats, values: Floats, max_points: int) -
     """The downsampled points without means, for values that are measured only now and then."""
     kept = downsample(values, max_points)
     return as_points(steps[kept], times[kept], values[kept])
-
-
-class Markers:
-    """Positions of a regular event, such as checkpoints. Above MAX_MARKERS, only every second one is kept."""
-
-    MAX_MARKERS = 512
-
-    def __init__(self) -> None:
-        self._every, self._seen = 1, 0
-        self._positions: list[tuple[float, float]] = []
-
-    def append(self, step: float, time_s: float) -> None:
-        if self._seen % self._every == 0:
-            self._positions.append((step, time_s))
-        self._seen += 1
-        if len(self._positions) > self.MAX_MARKERS:
-            self._positions, self._every = self._positions[::2], 2 * self._every
-
-    def points(self) -> dict[str, list[float]]:
-        return {"step": [step for step, _ in self._positions], "time_s": [time_s for _, time_s in self._positions]}
 
 
 def downsample(values: Floats, max_points: int) -> NDArray[np.int64]:

@@ -62,7 +62,7 @@ def watch(
     on_result: Callable[[int, dict[str, Any]], None] | None = None,
     on_skip: Callable[[str, LakhError], None] | None = None,
     load: Callable[[str], CompletionGenerator] = load_engine,
-    measure: Callable[[str, Sequence[tuple[str, str]]], perplexity.BitsPerByte] = perplexity.measure,
+    measure: Callable[[str, Sequence[tuple[str, str]]], dict[str, Any]] = perplexity.measure,
     workers: int | None = None,
 ) -> int:  # fmt: skip
     """Score checkpoints until `until()` is true and none is left. Returns the number of results.
@@ -76,7 +76,7 @@ def watch(
     def evaluate(item: PendingEval) -> tuple[dict[str, Any], events.Event]:
         nonlocal loaded
         if item.task == perplexity.NAME:
-            found = measure(item.checkpoint, texts).as_dict()
+            found = measure(item.checkpoint, texts)
             storage.write_bytes(storage.join(item.out, RESULT), json.dumps(found, indent=1).encode())
             low, high = found["interval"]
             values = {"bits_per_byte": found["bits_per_byte"], "low": low, "high": high}
