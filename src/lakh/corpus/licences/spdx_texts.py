@@ -106,8 +106,8 @@ def _slots(vocabulary: Any) -> Any:
 @compiled
 def _common(pairs: Any, known: Any) -> Any:
     """For the licences that share most rare pairs with the text, the number of common pairs."""
-    slots, vocabulary, starts, bags = known.slots, known.vocabulary, known.starts, known.bags
-    total = len(known.sizes)
+    sizes, vocabulary, starts, licences, counts, bags, bag_pairs, bag_counts, slots = known
+    total = len(sizes)
     rare = np.zeros(total, np.int64)
     seen = np.zeros(len(vocabulary), np.int16)
     mask = len(slots) - 1
@@ -122,15 +122,15 @@ def _common(pairs: Any, known: Any) -> Any:
             # an eighth of the pairs finds the candidates; pairs such as "of the" are in every licence and are ignored
             if pair & SAMPLE == 0 and starts[i + 1] - starts[i] <= RARE:
                 for j in range(starts[i], starts[i + 1]):
-                    if seen[i] <= known.counts[j]:
-                        rare[known.licences[j]] += 1
+                    if seen[i] <= counts[j]:
+                        rare[licences[j]] += 1
     result = np.zeros(total, np.int64)
-    scores = rare / np.sqrt(known.sizes + 1.0)
+    scores = rare / np.sqrt(sizes + 1.0)
     for _ in range(CANDIDATES):
         licence = np.argmax(scores)
         scores[licence] = -1.0
         for k in range(bags[licence], bags[licence + 1]):
-            result[licence] += min(seen[known.bag_pairs[k]], np.int16(known.bag_counts[k]))
+            result[licence] += min(seen[bag_pairs[k]], np.int16(bag_counts[k]))
     return result
 
 

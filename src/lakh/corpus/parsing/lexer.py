@@ -12,6 +12,8 @@ Two texts have the same stream if they differ only in comments, layout and optio
 resolved towards *keeping* text: a quote without an end is punctuation, a JavaScript regular expression after a closing
 bracket is read as a division.
 
+`lex` is one long function because numba does not inline its parts: six helpers made it 18 % slower.
+
 Cost: linear in any text, about 10-20 ns a byte; the caller passes buffers of 4 bytes of output and at most one token
 per byte. Accepts any bytes.
 """
