@@ -36,13 +36,13 @@ def cost(
 ) -> CommandResult:
     """Compute GPUs for a deadline, or days on a number of GPUs, and the cost."""
     from lakh.planner.catalogue import load_model
-    from lakh.planner.cost.prices import gpu_hour, load_prices
+    from lakh.planner.cost.prices import cluster_price
     from lakh.planner.cost.training_cost import plan_cost
     from lakh.planner.reliability.failures import load_failures
     from lakh.spec.cluster import load_cluster
 
     place = load_cluster(cluster)
-    price = gpu_hour(load_prices(prices), place.gpu.family, owned=owned, power_W=place.gpu.power_W)
+    price = cluster_price(place, prices, owned=owned)
     data = plan_cost(load_model(model), place, price, load_failures(failures), **options)
     if plot:
         from lakh.planner.plots import tornado

@@ -64,11 +64,12 @@ PLAN_OPTIONS: dict[str, tuple[click.ParamType, str]] = {
 @print_result
 def estimate(owned: bool, prices: str | None, plot: str | None, **options: Any) -> CommandResult:
     """Estimate memory, step time and cost of one layout."""
+    from lakh.planner.cost.prices import cluster_price
     from lakh.planner.estimate import estimate_plan
 
     request = PlanRequest.of(options)
     plan = request.execution_plan(**options)
-    price = request.price(prices, owned=owned) if owned or prices else None
+    price = cluster_price(request.cluster, prices, owned=owned) if owned or prices else None
     found = estimate_plan(request.model, plan, request.cluster, tokens=request.tokens, price=price)
     data = asdict(found)
     if plot:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lakh.errors import UserError
 from lakh.planner.catalogue import load_model
-from lakh.planner.cost.prices import GpuHour, gpu_hour, load_prices
+from lakh.planner.cost.prices import cluster_price
 from lakh.planner.execution_plan import CUDA_GRAPHS, RECOMPUTE, ExecutionPlan, plan_of_run, run_of_model, run_with_plan
 from lakh.planner.memory import OPTIMIZER_BYTES
 from lakh.planner.search.candidates import SearchConstraints
@@ -23,6 +24,16 @@ STEP_TOKENS = 2**22
 """Tokens per step where no batch is given."""
 REQUEST_NAMES = ("run", "model", "cluster", "gpus", "batch", "sequence", "tokens")
 _MESH_OPTIONS = {"tp", "pp", "cp", "ep", "shard"}  # giving any of them replaces the whole mesh of a run
+
+
+# Option with a choice -> field of an ExecutionPlan, value of each choice.
+_CHOICES: dict[str, tuple[str, Mapping[str, float]]] = {
+    "recompute": ("recompute", {name: i for i, name in enumerate(RECOMPUTE)}),
+    "graphs": ("cuda_graphs", {name: i for i, name in enumerate(CUDA_GRAPHS)}),
+    "precision": ("low_precision", PRECISIONS),
+    "attention": ("native_attention", {"older": 0, "native": 1}),
+    "optimizer": ("optimizer_bytes", OPTIMIZER_BYTES),
+}
 
 
 @dataclass(frozen=True)
@@ -80,9 +91,6 @@ class PlanRequest:
         alone = plan_of_run(replace(run, mesh=mesh, data=replace(run.data, micro_batch=1)), 1)
         return replace(alone, gpus=float(self.gpus), micro_batch=float(run.data.micro_batch))
 
-    def price(self, prices: str | None = None, *, owned: bool = False) -> GpuHour:
-        return gpu_hour(load_prices(prices), self.cluster.gpu.family, owned=owned, power_W=self.cluster.gpu.power_W)
-
     def search(
         self,
         *,
@@ -105,8 +113,8 @@ class PlanRequest:
             low_precision=PRECISIONS[precision], cuda_graphs=float(CUDA_GRAPHS.index(graphs)), offload=offload,
             trainable=trainable or (self.run is not None and self.model.is_plain),
         )  # fmt: skip
-        rented = load_prices(prices).rented.get(self.cluster.gpu.family)
-        return search(self.model, self.cluster, limits, rented.usd_per_gpu_hour if rented else 0.0)
+        price = cluster_price(self.cluster, prices, free_if_unknown=True)
+        return search(self.model, self.cluster, limits, price.usd)
 
     def run_of(self, plan: ExecutionPlan) -> Run:
         """The run that executes this plan; a catalogue model trains on 20 tokens per parameter unless stated."""
@@ -119,16 +127,9 @@ class PlanRequest:
 def _as_fields(options: dict[str, Any]) -> dict[str, Any]:
     """Options of the command line as fields of an ExecutionPlan."""
     fields = dict(options)
-    if "recompute" in fields:
-        fields["recompute"] = RECOMPUTE.index(fields["recompute"])
-    if "graphs" in fields:
-        fields["cuda_graphs"] = CUDA_GRAPHS.index(fields.pop("graphs"))
-    if "precision" in fields:
-        fields["low_precision"] = PRECISIONS[fields.pop("precision")]
-    if "attention" in fields:
-        fields["native_attention"] = fields.pop("attention") == "native"
-    if "optimizer" in fields:
-        fields["optimizer_bytes"] = OPTIMIZER_BYTES[fields.pop("optimizer")]
+    for option, (field, values) in _CHOICES.items():
+        if option in fields:
+            fields[field] = values[fields.pop(option)]
     if "schedule" in fields:
         schedule, chunks = fields.pop("schedule"), fields.get("chunks", 1)
         if (chunks > 1) != (schedule in ("interleaved", "lean")):

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from lakh import config
 from lakh.errors import UserError
+from lakh.spec.cluster import Cluster
 
-__all__ = ["GpuHour", "OwnedPrice", "PriceBook", "RentedPrice", "gpu_hour", "load_prices"]
+__all__ = ["GpuHour", "PriceBook", "cluster_price", "gpu_hour", "load_prices"]
 
 DATA = Path(__file__).parents[1] / "data" / "prices.toml"
 HOURS_PER_YEAR = 8766.0
@@ -74,6 +75,16 @@ class PriceBook:
 @cache
 def load_prices(path: str | Path | None = None) -> PriceBook:
     return config.load(PriceBook, path or DATA)
+
+
+def cluster_price(
+    cluster: Cluster, path: str | Path | None = None, *, owned: bool = False, free_if_unknown: bool = False
+) -> GpuHour:
+    """Price of the cluster's GPU, from the shipped price book or the one at `path`."""
+    prices, gpu = load_prices(path), cluster.gpu
+    if free_if_unknown and not owned and gpu.family not in prices.rented:
+        return GpuHour(0.0, {}, [f"{gpu.kind} is not in the price book: counted as free"])
+    return gpu_hour(prices, gpu.family, owned=owned, power_W=gpu.power_W)
 
 
 def gpu_hour(prices: PriceBook, kind: str, *, owned: bool = False, power_W: float | None = None) -> GpuHour:

@@ -64,7 +64,7 @@ def score_by(points: Points, predicted: Array, key: Callable[[MeasuredPoint], st
     """One score per group of points."""
     return {
         name: accuracy_score([points[i] for i in rows], np.asarray(predicted)[rows])
-        for name, rows in sorted(_grouped(points, key).items())
+        for name, rows in sorted(group_rows(points, key).items())
     }
 
 
@@ -72,7 +72,7 @@ def _plain(scores: Mapping[str, AccuracyScore]) -> dict[str, Any]:
     return {name: asdict(score) for name, score in scores.items()}
 
 
-def _grouped(points: Points, key: Callable[[MeasuredPoint], str]) -> dict[str, list[int]]:
+def group_rows(points: Points, key: Callable[[MeasuredPoint], str]) -> dict[str, list[int]]:
     groups: dict[str, list[int]] = defaultdict(list)
     for i, point in enumerate(points):
         groups[key(point)].append(i)
@@ -101,7 +101,7 @@ class PlanPairs:
 
 def plan_pairs(points: Points, predicted: Array) -> PlanPairs:
     """All pairs of competing rows, without measured ties and without one plan in two releases of a program."""
-    groups = _grouped(points, lambda point: point.cluster_key).values()
+    groups = group_rows(points, lambda point: point.cluster_key).values()
     pairs = [(i, j) for rows in groups for i, j in combinations(rows, 2) if points[i].plan != points[j].plan]
     left, right = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
     measured, guess = np.log([point.step_s for point in points]), np.log(predicted)
@@ -117,7 +117,7 @@ def plan_pairs(points: Points, predicted: Array) -> PlanPairs:
 def predictions(points: Points, calibrations: Mapping[str, Calibration] | None = None) -> Array:
     """Seconds per step of each point, with the calibration of its GPU type."""
     result = np.zeros(len(points))
-    for kind, rows in _grouped(points, lambda point: point.kind).items():
+    for kind, rows in group_rows(points, lambda point: point.kind).items():
         result[rows] = predict([points[i] for i in rows], calibration_for(kind, calibrations)[0])
     return result
 
@@ -200,7 +200,7 @@ def _held_out_error(points: Points, calibration: Calibration) -> dict[str, float
     predicted = predict(points, calibration)
     ratio = np.array([point.step_s for point in points]) / predicted
     grid = np.linspace(0, 1, 41)  # every source as a quantile curve: large tables do not drown small ones
-    by_source = _grouped(points, lambda point: point.source).values()
+    by_source = group_rows(points, lambda point: point.source).values()
     pooled = np.concatenate([np.quantile(ratio[rows], grid) for rows in by_source])
     score = {k: v for k, v in asdict(accuracy_score(points, predicted)).items() if v is not None and k != "kendall_tau"}
     return {**score, "low": float(np.quantile(pooled, 0.1)), "high": float(np.quantile(pooled, 0.9))}
