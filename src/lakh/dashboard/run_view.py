@@ -13,8 +13,7 @@ import numpy as np
 
 from lakh import storage
 from lakh.dashboard import notable, state
-from lakh.dashboard.curves import curve, downsampled, exact_curve
-from lakh.dashboard.goodput_timeline import goodput_timeline
+from lakh.dashboard.curves import curve, downsampled, exact_curve, goodput_timeline
 from lakh.dashboard.table import StepTable, number
 from lakh.errors import LakhError
 from lakh.events import EventFilesReplaced, Record, RunEventTail, current_kind

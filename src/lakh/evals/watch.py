@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,19 +41,17 @@ class PendingEval:
     out: str
 
 
-def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> list[PendingEval]:
+def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> Iterator[PendingEval]:
     """Checkpoints without a result, the newest first, of every `every`-th step."""
     from lakh.checkpoint import list_complete
 
-    found = []
     for step, folder in reversed(list_complete(run_dir)):
         if step % every:
             continue
         for name in names:
             out = storage.join(run_dir, FOLDER, f"{step:08d}", name)
             if not storage.exists(storage.join(out, RESULT)):
-                found.append(PendingEval(name, step, folder, out))
-    return found
+                yield PendingEval(name, step, folder, out)
 
 
 def watch(
