@@ -168,9 +168,8 @@ def _run(sweep: CommSweep, backends: list[str], topology: Topology | None, notes
             topology_file.write_text(head + to_toml(topology, links=not sweep.measure_links), encoding="utf-8")
             environment["LAKH_C3_TOPOLOGY"] = job["emulate"] = str(topology_file)
             reason = unavailable_reason(topology)
-            if (
-                reason and sweep.measure_links
-            ):  # the in-library shaper slows collectives, not the messages that measure links
+            # The in-library shaper slows collectives, not the messages that measure links.
+            if reason and sweep.measure_links:
                 raise UserError(
                     "--measure-links", f"{reason}, which link measurements do not see", "run as root, without delays"
                 )
