@@ -42,9 +42,10 @@ class Documents:
         if batch.cu_seqlens is None:
             return None
         starts = batch.cu_seqlens
-        num_padding = _round_up(len(starts) - 1, floor=64) + 1 - len(starts)
+        num_padding = max(64, _next_power_of_2(len(starts) - 1)) + 1 - len(starts)
         padded = torch.cat((starts, starts[-1:].expand(num_padding)))
-        return Documents(padded, min(_round_up(batch.longest, floor=128), batch.inputs.shape[1]))
+        longest = max(128, _next_power_of_2(batch.longest))
+        return Documents(padded, min(longest, batch.inputs.shape[1]))
 
 
 AttentionKernel = Callable[[Tensor, Tensor, Tensor, Documents | None], Tensor]
@@ -110,8 +111,5 @@ def choose_kernel(wanted: str, *, device: str, bf16: bool, head_dim: int) -> tup
     return KERNELS[wanted], wanted, "requested"
 
 
-def _round_up(count: int, *, floor: int) -> int:
-    size = floor
-    while size < count:
-        size *= 2
-    return size
+def _next_power_of_2(count: int) -> int:
+    return 1 << (count - 1).bit_length()
