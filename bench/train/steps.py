@@ -311,12 +311,12 @@ def _batch(shape: BenchShape, device: torch.device) -> Batch:
     if not shape.document:
         return Batch(rows[:, :-1], rows[:, 1:])
     place = torch.arange(T, device=device).expand(B, T)
+    starts = torch.arange(0, B * T + 1, shape.document, dtype=torch.int32, device=device)
     return Batch(
         rows[:, :-1],
         rows[:, 1:],
         positions=place % shape.document,
-        cu_seqlens=torch.arange(0, B * T + 1, shape.document, dtype=torch.int32, device=device),
-        longest=shape.document,
+        documents=Documents.padded(starts, shape.document, T),
     )
 
 

@@ -47,7 +47,7 @@ def test_turned_rows_are_the_same_with_and_without_the_fast_ways(
         assert loader._fim is not None
         if way == "package":
             loader._fim._detokenizer = None
-        rows[way] = loader.read_range(0, loader.num_sequences).tokens
+        rows[way] = loader.read(range(loader.num_sequences)).tokens
         assert (loader._fim._fast is not None) == (way == "fast")
     assert np.array_equal(rows["package"], rows["fast"])
     assert (rows["fast"] == tokenizer.special("<|fim_middle|>")).any()

@@ -198,7 +198,7 @@ def test_turned_documents_hold_the_same_text_and_rows_never_overflow(
 ) -> None:
     tokens = TokenSet.open(packed, "train")
     turned = TokenSetLoader(tokens, sequence=128, seed=5, packing=packing, fim_rate=0.7)
-    rows, layout = turned.read_range(0, turned.num_sequences), turned._layout
+    rows, layout = turned.read(range(turned.num_sequences)), turned._layout
     prefix, suffix = (tokenizer.special(token) for token in ("<|fim_prefix|>", "<|fim_suffix|>"))
     order = turned._order.permute(np.arange(turned.num_sequences)).tolist()
     marked = forms = 0
@@ -220,12 +220,12 @@ def test_an_epoch_cuts_elsewhere_and_a_seed_decides(packed: Path) -> None:
     tokens = TokenSet.open(packed, "train")
     loaders = [TokenSetLoader(tokens, sequence=128, seed=seed, fim_rate=1.0) for seed in (5, 5, 6)]
     count = loaders[0].num_sequences
-    first, again, other = (loader.read_range(0, count).tokens for loader in loaders)
+    first, again, other = (loader.read(range(count)).tokens for loader in loaders)
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     order = loaders[0]._order.permute(np.arange(2 * count)).tolist()
     by_window = dict(zip(order, first, strict=False))
-    later = loaders[0].read_range(count, count).tokens
+    later = loaders[0].read(range(count, 2 * count)).tokens
     same = sum(np.array_equal(row, by_window[window]) for window, row in zip(order[count:], later, strict=True))
     assert same < count / 2
 
@@ -259,7 +259,7 @@ def test_files_of_a_repository_are_turned_one_by_one_with_their_path_in_the_pref
     pack(corpus, tokenizer, tmp_path, heldout_fraction=0, order="repository")
     loader = TokenSetLoader(TokenSet.open(tmp_path, "train"), sequence=512, seed=1, fim_rate=1.0, fim_spm=0.0)
     texts = [
-        tokenizer.decode(row.tolist(), show_special=True) for row in loader.read_range(0, loader.num_sequences).tokens
+        tokenizer.decode(row.tolist(), show_special=True) for row in loader.read(range(loader.num_sequences)).tokens
     ]
     turned = [part for text in texts for part in text.split("<|file_sep|>")[1:-1] if "<|fim_prefix|>" in part]
     assert turned

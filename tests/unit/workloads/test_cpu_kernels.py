@@ -15,7 +15,6 @@ from lakh.spec import Model, Training
 from lakh.workloads.code import ops
 from lakh.workloads.code.acceleration import accelerate
 from lakh.workloads.code.attention import Documents, sdpa_attention
-from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.kernels import cpu
 from lakh.workloads.code.model import CodeModel
 
@@ -32,10 +31,7 @@ def heads(rows: int, tokens: int, kv_heads: int, group: int, dtype: torch.dtype)
 
 def documents_of(rows: int, tokens: int, length: int) -> Documents:
     starts = sorted({*range(0, rows * tokens, length), *range(0, rows * tokens + 1, tokens)})
-    nothing = torch.zeros(rows, tokens)
-    found = Documents.of(Batch(nothing, nothing, cu_seqlens=torch.tensor(starts, dtype=torch.int32), longest=length))
-    assert found is not None
-    return found
+    return Documents.padded(torch.tensor(starts, dtype=torch.int32), length, tokens)
 
 
 @settings(max_examples=30)

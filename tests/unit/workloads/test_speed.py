@@ -11,7 +11,6 @@ from lakh.errors import UserError
 from lakh.spec import Model, Training
 from lakh.workloads.code.acceleration import accelerate, choose_compile
 from lakh.workloads.code.attention import Documents, choose_kernel, document_ids, sdpa_attention
-from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.parallelism.context import zigzag_chunks
 
@@ -80,9 +79,7 @@ def test_packed_documents_are_as_if_alone(lengths: list[int]) -> None:
     tokens = torch.randint(0, 64, (1, total), generator=torch.Generator().manual_seed(total))
     starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    batch = Batch(tokens, tokens, positions=positions, cu_seqlens=starts, longest=max(lengths))
-    documents = Documents.of(batch)
-    assert documents is not None
+    documents = Documents.padded(starts, max(lengths), total)
     assert document_ids(documents, 1, total).flatten().unique(return_counts=True)[1].tolist() == lengths
     packed = model(tokens, positions, documents=documents)
     alone = torch.cat([model(part) for part in tokens.split(lengths, dim=1)], dim=1)

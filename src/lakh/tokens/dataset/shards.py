@@ -18,7 +18,6 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -89,14 +88,11 @@ class TokenSetWriter:
         self.tokenizer.save(self.out)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         with ExitStack() as stack:
             for split in self.splits.values():
                 stack.push(split.close)
-            if error is not None:
-                raise error
+            stack.__exit__(*error)
 
     def add(self, split: str, ids: Any) -> None:
         """Append one document (without <|endoftext|>) to a split."""

@@ -81,10 +81,6 @@ class TokenSetLoader:
             )
         self._order = ShuffleOrder(self.num_sequences, seed)
 
-    def read_range(self, first_index: int, count: int) -> SequenceBatch:
-        """Sequences first_index .. first_index + count - 1 of this source."""
-        return self.read(range(first_index, first_index + count))
-
     def read(self, indexes: Sequence[int]) -> SequenceBatch:
         layouts = [self._layout.spans(number) for number in self._order.permute(np.asarray(indexes, np.int64)).tolist()]
         sequences = [[self.tokens.tokens[span.shard][span.start : span.stop] for span in spans] for spans in layouts]

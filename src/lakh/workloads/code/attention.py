@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.workloads.code.batch import Batch
 
 __all__ = ["KERNELS", "AttentionKernel", "Documents", "choose_kernel", "document_ids", "sdpa_attention"]
 
@@ -37,15 +36,11 @@ class Documents:
     longest: int
 
     @staticmethod
-    def of(batch: Batch) -> Documents | None:
-        """None where each sequence is one document."""
-        if batch.cu_seqlens is None:
-            return None
-        starts = batch.cu_seqlens
+    def padded(starts: Tensor, longest: int, sequence: int) -> Documents:
+        """Documents that begin at `starts` (int32, with the end of the last one) in sequences of `sequence` tokens."""
         num_padding = max(64, _next_power_of_2(len(starts) - 1)) + 1 - len(starts)
         padded = torch.cat((starts, starts[-1:].expand(num_padding)))
-        longest = max(128, _next_power_of_2(batch.longest))
-        return Documents(padded, min(longest, batch.inputs.shape[1]))
+        return Documents(padded, min(max(128, _next_power_of_2(longest)), sequence))
 
 
 AttentionKernel = Callable[[Tensor, Tensor, Tensor, Documents | None], Tensor]

@@ -47,6 +47,9 @@ def can_decode(network: InferenceModel) -> bool:
 
 
 class Decoder:
+    max_sequences = BATCH_SIZES[-1]
+    max_steps = HISTORY  # of one `MultiStepDecode`
+
     def __init__(
         self, network: InferenceModel, cache: PagedCache, *, use_graphs: bool = True, pdl: bool = True
     ) -> None:
@@ -61,18 +64,9 @@ class Decoder:
         self._capture = GraphCapture(network.device, use_graphs=use_graphs)
         self._batches: dict[int, DecodeBatch] = {}
 
-    @property
-    def max_sequences(self) -> int:
-        return BATCH_SIZES[-1]
-
-    @property
-    def max_steps(self) -> int:
-        """Of one `MultiStepDecode`."""
-        return HISTORY
-
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """GraphCapture every graph now."""
+        """Capture all graphs now."""
         for size in BATCH_SIZES:
             self._batch(size)
 

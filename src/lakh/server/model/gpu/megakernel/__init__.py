@@ -13,7 +13,7 @@ which ends this process's use of the GPU with an error. decode.py measures wheth
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -142,24 +142,15 @@ def source() -> str:
 
 def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object]:
     """The macros that the source needs."""
-    return {
-        "LAYERS": spec.layers,
-        "WIDTH": spec.width,
-        "HEADS": spec.heads,
-        "KV_HEADS": spec.kv_heads,
-        "HEAD_DIM": spec.head_dim,
-        "FFN": spec.ffn,
+    names = ("layers", "width", "heads", "kv_heads", "head_dim", "ffn")
+    sizes = {name: getattr(spec, name) for name in names} | asdict(plan)
+    return {name.upper(): size for name, size in sizes.items()} | {
         "NUM_IDS": num_ids,
         "NORM_EPS": f"{spec.norm_eps!r}f",
         "PAGE": BLOCK_TOKENS,
-        "BLOCKS": plan.blocks,
         "WARPS": WARPS,
-        "CHUNK_BYTES": plan.chunk_bytes,
-        "SLOTS": plan.slots,
         "BUSY_BYTES": BUSY_BYTES,
         "IDLE_BYTES": IDLE_BYTES,
-        "SPLITS": plan.splits,
-        "SHARED_BYTES": plan.shared_bytes,
     }
 
 
