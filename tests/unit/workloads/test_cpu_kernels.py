@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from lakh.spec import Model, Training
 from lakh.workloads.code import ops
-from lakh.workloads.code.acceleration import accelerate
+from lakh.workloads.code.acceleration import choose_ops
 from lakh.workloads.code.attention import Documents, sdpa_attention
 from lakh.workloads.code.kernels import cpu
-from lakh.workloads.code.model import CodeModel
 
 SPEC = Model(layers=1, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
 
@@ -93,11 +92,11 @@ def test_blocks_are_chosen_where_they_are_faster(
     machine: str, options: dict[str, object], by_blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
-    trained = CodeModel(SPEC)
     kernels = bool(options.pop("kernels", True))
-    found = accelerate(trained, Training(**options), kernels=kernels, device="cpu")  # type: ignore[arg-type]
+    settings = Training(**options)  # type: ignore[arg-type]
+    ops, _, found = choose_ops(SPEC, settings, kernels=kernels, bf16=False, device="cpu")
     choices = {choice.what: choice for choice in found}
-    assert (trained.ops.attention is cpu.blocked_attention) == by_blocks
+    assert (ops.attention is cpu.blocked_attention) == by_blocks
     assert (choices["attention"].choice == "blocked") == by_blocks
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.spec import Model, Training
-from lakh.workloads.code.acceleration import accelerate, choose_compile
+from lakh.workloads.code.acceleration import choose_compile, choose_ops
 from lakh.workloads.code.attention import Documents, choose_kernel, document_ids, sdpa_attention
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.parallelism.context import zigzag_chunks
@@ -21,7 +21,9 @@ def loss_and_gradient(*, kernels: bool = True, **settings: Any) -> tuple[float, 
     model = CodeModel(SPEC)
     init_weights(model, 1)
     names = [name for name, _ in model.named_parameters()]
-    accelerate(model, Training(**settings), kernels=kernels, device="cpu")
+    ops, mode, _ = choose_ops(SPEC, Training(**settings), kernels=kernels, bf16=False, device="cpu")
+    model.set_ops(ops)
+    model.compile_model(mode)
     assert [name for name, _ in model.named_parameters()] == names  # checkpoints keep fitting
     tokens = torch.randint(0, 64, (2, 33), generator=torch.Generator().manual_seed(0))
     loss = model(tokens[:, :-1], targets_BT=tokens[:, 1:])
@@ -52,7 +54,7 @@ def test_compiled_blocks_are_equal_to_plain_ones(recomputation: str) -> None:
 
 def test_a_budget_needs_a_compiler() -> None:
     with pytest.raises(UserError, match=r"set train\.compile=block"):
-        accelerate(CodeModel(SPEC), Training(recompute="budget"), device="cpu")
+        choose_ops(SPEC, Training(recompute="budget"), bf16=False, device="cpu")
 
 
 def test_choices_come_with_reasons_and_impossible_ones_are_refused() -> None:
@@ -65,7 +67,7 @@ def test_choices_come_with_reasons_and_impossible_ones_are_refused() -> None:
     with pytest.raises(UserError, match="cudnn does not run on cpu; choose auto or torch"):
         choose_kernel("cudnn", device="cpu", bf16=True, head_dim=64)
     with pytest.raises(UserError, match="8-bit floats"):
-        accelerate(CodeModel(SPEC), Training(fp8=True), device="cpu")
+        choose_ops(SPEC, Training(fp8=True), bf16=False, device="cpu")
     assert choose_compile("auto", device="cuda")[0] == "block"
     assert choose_compile("auto", device="cpu")[0] == "none"
 

@@ -68,10 +68,7 @@ def read_token_manifest(url: str) -> dict[str, Any]:
 
 
 class TokenSetWriter:
-    """Writes a token set. Use as a context manager, `add` documents in order, and `commit` at the end.
-
-    Without `commit` the set has no manifest, and readers treat it as incomplete.
-    """
+    """A context manager: `add` documents in order, and `commit` at the end; without it the set stays incomplete."""
 
     def __init__(self, out: str, tokenizer: Tokenizer, *, shard_tokens: int = SHARD_TOKENS) -> None:
         self.out, self.tokenizer, self.shard_tokens = out, tokenizer, shard_tokens

@@ -26,8 +26,7 @@ from lakh.tokens.tokenizer.detokenizer import byte_characters
 try:
     import numba
 
-    def _compiled(function: Any) -> Any:
-        return numba.njit(cache=True, nogil=True)(function)
+    _compiled = numba.njit(cache=True, nogil=True)
 except ModuleNotFoundError:
     numba = None  # type: ignore[assignment]
 

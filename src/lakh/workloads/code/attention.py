@@ -25,11 +25,10 @@ __all__ = ["KERNELS", "AttentionKernel", "Documents", "choose_kernel", "document
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of a packed batch whose sequences are laid end to end: document i is tokens starts[i] to
-    starts[i + 1].
+    """The documents of a packed batch, its sequences laid end to end: document i is tokens starts[i] to starts[i + 1].
 
-    `starts` is padded to a length from a short list by repeating the end, and `longest` is rounded up likewise: both
-    decide shapes, and compilation is per shape.
+    `starts` is padded by repeating the end, and `longest` is rounded up: both decide shapes, and compilation is per
+    shape.
     """
 
     starts: Tensor
@@ -75,11 +74,8 @@ def flash_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, documents: D
 
 
 def cudnn_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, documents: Documents | None) -> Tensor:
-    """cuDNN's fused attention; packed documents go to flash attention.
-
-    cuDNN's variable-length form on an H200 (torch 2.11, 2026-11-15) was 13 times slower, with wrong gradients for
-    grouped heads.
-    """
+    """cuDNN's fused attention. Packed documents go to flash attention: cuDNN's variable-length form on an H200 (torch
+    2.11, 2026-11-15) was 13 times slower, with wrong gradients for grouped heads."""
     if documents is not None:
         return flash_attention(q_BTHD, k_BTKD, v_BTKD, documents)
     q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))

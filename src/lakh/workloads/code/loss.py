@@ -55,13 +55,6 @@ def linear_cross_entropy(
     return _LinearCrossEntropy.apply(x_NW, weight_VW, targets_N, scale, objective, group, logit_bytes)
 
 
-def _chunk_tokens(x_NW: Tensor, weight_VW: Tensor, logit_bytes: int) -> int:
-    """Tokens whose logits fit into `logit_bytes`, evened out over the chunks."""
-    most = max(1, logit_bytes // (weight_VW.shape[0] * x_NW.element_size()))
-    chunks = -(-x_NW.shape[0] // most)
-    return -(-x_NW.shape[0] // chunks)
-
-
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -80,7 +73,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=x_NW.device)
         grad_x = torch.empty_like(x_NW) if needs_x else None
         grad_weight: Tensor | None = None
-        size = _chunk_tokens(x_NW, weight, logit_bytes)
+        most = max(1, logit_bytes // (len(weight) * x_NW.element_size()))
+        num_chunks = -(-len(x_NW) // most)
+        size = -(-len(x_NW) // num_chunks)  # tokens of a chunk: evened out
         cross_entropy: Any = partial(_cross_entropy, group=group)
         if group is None and x_NW.device.type == "cuda":
             from lakh.workloads.code.kernels.triton import cross_entropy_ as cross_entropy

@@ -74,10 +74,7 @@ class Decoder:
     def run(
         self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]], steps: int
     ) -> tuple[list[list[int]], Tensor]:
-        """`steps` greedy steps from these tokens; returns the tokens of each step, and the logits of the last one.
-
-        The blocks have room for positions .. positions + steps - 1.
-        """
+        """`steps` greedy steps, for which the blocks have room: the tokens of each step, and the logits of the last."""
         batch = self.load_batch(tokens, positions, blocks)
         for _ in range(steps):
             batch.replay()
@@ -86,9 +83,7 @@ class Decoder:
     def multi_step(
         self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]]
     ) -> MultiStepDecode:
-        """Greedy steps from these tokens, to be launched. Past the end of its blocks a sequence writes to the scratch
-        block, up to the end of the context.
-        """
+        """Greedy steps to be launched. Past the end of its blocks a sequence writes to the scratch block."""
         return MultiStepDecode(self.load_batch(tokens, positions, blocks), len(tokens))
 
     @torch.inference_mode()

@@ -77,15 +77,7 @@ def _reduce_scatter(x_BTW: Tensor, peers: Peers) -> Tensor:
     return reduce_scatter(x_BTW.chunk(peers.size, dim=1), peers)
 
 
-def _keep(weight: Tensor, peers: Peers) -> Tensor:
-    return weight.view_as(weight)
-
-
-def _sum(grad: Tensor, peers: Peers) -> Tensor:
-    return all_reduce(grad, peers.name)
-
-
 whole_sequence = with_gradient(_gather, _reduce_scatter)
 summed_part = with_gradient(_reduce_scatter, _gather)
-shared_weight = with_gradient(_keep, _sum)
+shared_weight = with_gradient(lambda x, peers: x.view_as(x), lambda grad, peers: all_reduce(grad, peers.name))
 """A weight that every rank applies to its own tokens: identity forward, all-reduce backward."""
