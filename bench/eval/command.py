@@ -59,8 +59,8 @@ def evaluate(
 
 
 def _stability(passes: int, busy: int, workers: int, data: str | None) -> list[BenchRow]:
+    from bench.eval.stability import repeat
     from lakh.evals.sandbox import Sandbox
-    from lakh.evals.scoring.stability import repeat
     from lakh.evals.tasks import load_task
 
     rows: list[BenchRow] = []

@@ -13,16 +13,19 @@ do not know as `UnknownEvent`.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import json
+import math
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 from lakh.errors import UserError
 
@@ -32,6 +35,7 @@ __all__ = [
     "CheckpointSkipped",
     "Evaluated",
     "Event",
+    "EventFilesReplaced",
     "EventLog",
     "EventsDropped",
     "FaultInjected",
@@ -39,11 +43,13 @@ __all__ = [
     "Initialised",
     "NetworkTraffic",
     "RanksLost",
+    "Record",
     "Resources",
     "Restarted",
     "RewindRefused",
     "Rewound",
     "RunEnded",
+    "RunEventTail",
     "RunStarted",
     "Scored",
     "SettingChanged",
@@ -56,7 +62,9 @@ __all__ = [
 ]
 
 QUEUE_EVENTS = 10_000
+READ_BYTES = 1 << 20
 FOLDER = "events"
+Record = dict[str, Any]
 # Kinds of lakh before 2026-11-17 -> today's.
 OLD_KINDS = {
     "chosen": "auto_choice",
@@ -71,9 +79,10 @@ def current_kind(kind: str) -> str:
     return OLD_KINDS.get(kind, kind)
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """The fields of every event. `time_s` is seconds since 1970, set when the event is written."""
+    """The fields of every event; subclasses are dataclasses too. `time_s` is seconds since 1970, set when written."""
 
     kind: ClassVar[str] = ""
     kinds: ClassVar[dict[str, type[Event]]] = {}
@@ -84,14 +93,12 @@ class Event:
     def __init_subclass__(cls, kind: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.kind = kind
-        Event.kinds[kind] = cls
+        Event.kinds[kind] = dataclass(frozen=True, kw_only=True)(cls)
 
     def as_dict(self) -> dict[str, Any]:
-        base = {"time_s": self.time_s, "rank": self.rank, "step": self.step, "kind": self.kind}
-        return base | {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in base}
+        return {"time_s": self.time_s, "rank": self.rank, "step": self.step, "kind": self.kind} | vars(self)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunStarted(Event, kind="run_started"):
     """A rank has joined the run and restored its state."""
 
@@ -105,7 +112,6 @@ class RunStarted(Event, kind="run_started"):
     data_sha256: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepDone(Event, kind="step_done"):
     """One optimizer update. `loss` is the mean over all ranks, in nats per token."""
 
@@ -119,14 +125,12 @@ class StepDone(Event, kind="step_done"):
     mfu: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepSkipped(Event, kind="step_skipped"):
     """An update that was not applied, and the reason."""
 
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluated(Event, kind="evaluated"):
     """Mean loss on held-out documents, in nats per token."""
 
@@ -135,14 +139,12 @@ class Evaluated(Event, kind="evaluated"):
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class Initialised(Event, kind="initialised"):
     """A rank is about to take its first step. `seconds` is the time since it started."""
 
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class Resources(Event, kind="resources"):
     """Every few steps: peak memory of this rank, batches that are prefetched, and steps that waited for data."""
 
@@ -151,14 +153,12 @@ class Resources(Event, kind="resources"):
     data_starved: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class NetworkTraffic(Event, kind="network_traffic"):
     """Bytes that this rank sent in one step, by tier of the cluster."""
 
     sent_bytes: Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
 class HookMetrics(Event, kind="hook_metrics"):
     """The values that an evaluation hook returned."""
 
@@ -166,7 +166,6 @@ class HookMetrics(Event, kind="hook_metrics"):
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rewound(Event, kind="rewound"):
     """Training returned to an earlier step. `skipped` are [first, end) ranges of sequences that it no longer reads."""
 
@@ -175,7 +174,6 @@ class Rewound(Event, kind="rewound"):
     skipped: Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RewindRefused(Event, kind="rewind_refused"):
     """A rewind was due and not possible."""
 
@@ -183,7 +181,6 @@ class RewindRefused(Event, kind="rewind_refused"):
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scored(Event, kind="scored"):
     """A checkpoint was scored on a benchmark. `step` is the checkpoint's."""
 
@@ -197,7 +194,6 @@ class Scored(Event, kind="scored"):
     path: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event, kind="checkpoint_saved"):
     """A checkpoint is complete. `seconds` is how long training paused for it, not how long writing took."""
 
@@ -206,7 +202,6 @@ class CheckpointSaved(Event, kind="checkpoint_saved"):
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointSkipped(Event, kind="checkpoint_skipped"):
     """A damaged checkpoint that resume skipped."""
 
@@ -214,7 +209,6 @@ class CheckpointSkipped(Event, kind="checkpoint_skipped"):
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class AutoChoice(Event, kind="auto_choice"):
     """The value that lakh chose for a setting of "auto", and the reason."""
 
@@ -223,7 +217,6 @@ class AutoChoice(Event, kind="auto_choice"):
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SettingChanged(Event, kind="setting_changed"):
     """A run resumes with a setting that differs from its checkpoint's."""
 
@@ -232,14 +225,12 @@ class SettingChanged(Event, kind="setting_changed"):
     after: Any
 
 
-@dataclass(frozen=True, kw_only=True)
 class FaultInjected(Event, kind="fault_injected"):
     """A planned fault, written just before it happens."""
 
     fault: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Restarted(Event, kind="restarted"):
     """The launcher restarted all ranks."""
 
@@ -247,7 +238,6 @@ class Restarted(Event, kind="restarted"):
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class RanksLost(Event, kind="ranks_lost"):
     """Ranks died, and the others continue without them and without a restart."""
 
@@ -258,20 +248,17 @@ class RanksLost(Event, kind="ranks_lost"):
     """From detecting the loss until the remaining ranks agreed on one state."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunEnded(Event, kind="run_ended"):
     reason: str
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class EventsDropped(Event, kind="events_dropped"):
     """The queue was full: `count` events before this one were not written."""
 
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnknownEvent(Event, kind="other"):
     """An event of a kind that this version does not define."""
 
@@ -349,8 +336,8 @@ class EventLog:
 
 def read(run_dir: str | Path, rank: int | None = None) -> list[Event]:
     """All events so far, of one rank or of all in order of time."""
-    events = [event for reader in _readers(run_dir, rank, {}) for event in reader.new_events()]
-    return sorted(events, key=lambda event: event.time_s)
+    records, _ = RunEventTail(run_dir, rank).new_records()
+    return [event for record in records if (event := _as_event(record)) is not None]
 
 
 def follow(
@@ -362,52 +349,157 @@ def follow(
     until: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Events from `since_s` on, as they appear; ends when `until()` is true and everything is read."""
-    readers: dict[Path, _EventFileReader] = {}
+    tail = RunEventTail(run_dir, rank)
     while True:
         last = until()
-        found = [event for reader in _readers(run_dir, rank, readers) for event in reader.new_events()]
-        yield from sorted((e for e in found if e.time_s >= since_s), key=lambda event: event.time_s)
+        try:
+            records, _ = tail.new_records()
+        except EventFilesReplaced:
+            tail = RunEventTail(run_dir, rank)
+            continue
+        for record in records:
+            event = _as_event(record)
+            if event is not None and event.time_s >= since_s:
+                yield event
         if last:
             return
         time.sleep(poll_s)
 
 
-class _EventFileReader:
-    """A reader's position in one file."""
+class EventFilesReplaced(Exception):
+    """An event file was replaced, truncated or removed since it was last read: start over with a new tail."""
+
+
+class RunEventTail:
+    """Reads new records of a run's event files, of one rank or of all, in order of time.
+
+    Records are plain dicts with `time_s`, `rank`, `step`, `kind`, so that runs of other versions can be shown. An
+    incomplete last line is read once it is complete; malformed lines are counted and skipped.
+    """
+
+    def __init__(self, run_dir: str | Path, rank: int | None = None) -> None:
+        self._folder = Path(run_dir) / FOLDER
+        self._pattern = "rank-*.jsonl" if rank is None else f"rank-{rank:05d}.jsonl"
+        self._files: dict[Path, EventFileTail] = {}
+        self._pending: list[Record] = []
+
+    def new_records(self, budget_s: float = math.inf) -> tuple[list[Record], bool]:
+        """New records, and whether unread data is left after about `budget_s` seconds of reading."""
+        self._find_files()
+        deadline_s = time.monotonic() + budget_s
+        while unread := [file for file in self._files.values() if file.has_more]:
+            self._pending += min(unread, key=lambda file: file.last_s).read_block()
+            if time.monotonic() > deadline_s:
+                unread = [file for file in unread if file.has_more]
+                break
+        # Records within a file are ordered: what is unread comes after its last record.
+        horizon_s = min((file.last_s for file in unread), default=math.inf)
+        self._pending.sort(key=_time_of)
+        num_ready = bisect.bisect_right(self._pending, horizon_s, key=_time_of)
+        ready, self._pending = self._pending[:num_ready], self._pending[num_ready:]
+        return ready, bool(unread)
+
+    def progress(self) -> dict[str, int]:
+        files = self._files.values()
+        return {
+            "unreadable_lines": sum(file.unreadable for file in files),
+            "files": len(files),
+            "bytes": sum(file.offset for file in files),
+            "of_bytes": sum(file.size_bytes for file in files),
+        }
+
+    def _find_files(self) -> None:
+        found = {}
+        for path in sorted(self._folder.glob(self._pattern)):
+            with contextlib.suppress(OSError):  # removed in the meantime
+                found[path] = path.stat()
+        if not self._files.keys() <= found.keys():
+            raise EventFilesReplaced
+        for path, status in found.items():
+            self._files.setdefault(path, EventFileTail(path)).update_size(status)
+
+
+class EventFileTail:
+    """The read position in one file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
+        self.size_bytes = 0
+        self.inode = 0
+        self.unreadable = 0
+        self.last_s = -math.inf
+        """Time of the last record that was read."""
+        self.stuck_at = -1
+        """File size at which only an incomplete line was left."""
 
-    def new_events(self) -> Iterator[Event]:
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return  # still being written
-                self.offset += len(line)
-                event = _parse(line)
-                if event is not None:
-                    yield event
+    @property
+    def has_more(self) -> bool:
+        return self.offset < self.size_bytes and self.stuck_at != self.size_bytes
+
+    def update_size(self, found: os.stat_result) -> None:
+        if self.inode not in (0, found.st_ino) or found.st_size < self.offset:
+            raise EventFilesReplaced
+        self.inode, self.size_bytes = found.st_ino, found.st_size
+
+    def read_block(self) -> list[Record]:
+        """The records up to the last complete line within READ_BYTES."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                block = file.read(READ_BYTES)
+        except OSError:  # no permission, or just removed: try again when the file grows
+            self.unreadable += 1
+            self.stuck_at = self.size_bytes
+            return []
+        end = block.rfind(b"\n") + 1
+        if not end and len(block) < READ_BYTES:
+            self.stuck_at = self.size_bytes
+            return []
+        lines = block[:end].splitlines() or [block]  # without a newline: garbage left by a crash
+        self.offset += end or len(block)
+        try:  # parsing all lines at once is twice as fast
+            parsed = json.loads(b"[" + b",".join(lines) + b"]")
+        except ValueError:
+            parsed = [_parse_line(line) for line in lines]
+        records = [record for record in parsed if _is_record(record)]
+        self.unreadable += len(parsed) - len(records)
+        if records:
+            self.last_s = records[-1]["time_s"]
+        return records
 
 
-def _readers(run_dir: str | Path, rank: int | None, known: dict[Path, _EventFileReader]) -> list[_EventFileReader]:
-    pattern = "rank-*.jsonl" if rank is None else f"rank-{rank:05d}.jsonl"
-    for path in sorted((Path(run_dir) / FOLDER).glob(pattern)):
-        known.setdefault(path, _EventFileReader(path))
-    return list(known.values())
+def _time_of(record: Record) -> float:
+    time_s: float = record["time_s"]
+    return time_s
 
 
-def _parse(line: bytes) -> Event | None:
-    """None for a line that a crash cut off; the rest of the file stays readable."""
+def _parse_line(line: bytes) -> Any:
     try:
-        data = json.loads(line)
-        kind = data.pop("kind")
-        base = {key: data.pop(key) for key in ("time_s", "rank", "step")}
-    except (ValueError, KeyError, AttributeError, TypeError):
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _is_record(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("kind"), str)
+        and isinstance(found.get("time_s"), int | float)
+        and isinstance(found.get("step", 0), int)
+    )
+
+
+def _as_event(record: Record) -> Event | None:
+    """None for a record without a rank or a step."""
+    fields = dict(record)
+    kind = fields.pop("kind")
+    try:
+        base = {key: fields.pop(key) for key in ("time_s", "rank", "step")}
+    except KeyError:
         return None
     cls = Event.kinds.get(current_kind(kind))
     if cls is not None and cls is not UnknownEvent:
         with contextlib.suppress(TypeError):
-            return cls(**base, **data)
-    return UnknownEvent(**base, name=kind, fields=data)
+            return cls(**base, **fields)
+    return UnknownEvent(**base, name=kind, fields=fields)

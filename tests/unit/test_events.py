@@ -1,4 +1,4 @@
-"""Events are written once, never block, and are read in whole lines."""
+"""Events are written once, never block, and incomplete lines are not read."""
 
 import threading
 from pathlib import Path
@@ -7,13 +7,13 @@ from lakh import events
 from lakh.events import Evaluated, EventLog, EventsDropped, StepSkipped, UnknownEvent
 
 
-def test_settings_survive_a_round_trip_with_time_and_rank(tmp_path: Path) -> None:
+def test_written_events_are_read_back_with_time_and_rank(tmp_path: Path) -> None:
     with EventLog(tmp_path, rank=3, clock=lambda: 12.5) as log:
         log.write(Evaluated(step=7, loss=2.5, sequences=8, seconds=0.5))
     assert events.read(tmp_path) == [Evaluated(time_s=12.5, rank=3, step=7, loss=2.5, sequences=8, seconds=0.5)]
 
 
-def test_events_of_all_ranks_come_in_order_of_time(tmp_path: Path) -> None:
+def test_events_of_all_ranks_are_in_order_of_time(tmp_path: Path) -> None:
     for rank, time_s in ((0, 2.0), (1, 1.0)):
         with EventLog(tmp_path, rank=rank) as log:
             log.write(StepSkipped(time_s=time_s, reason="r"))
@@ -35,7 +35,7 @@ def test_an_incomplete_line_is_read_later(tmp_path: Path) -> None:
     assert [event.reason for event in seen] == ["first", "first"]
 
 
-def test_torn_and_unknown_lines_do_not_stop_a_reader(tmp_path: Path) -> None:
+def test_incomplete_and_unknown_lines_do_not_stop_a_reader(tmp_path: Path) -> None:
     folder = tmp_path / "events"
     folder.mkdir()
     lines = ["{torn", '{"time_s":1,"rank":0,"step":2,"kind":"new_kind","x":5}', '["no object"]', ""]
@@ -59,6 +59,6 @@ def test_a_slow_disk_drops_events_and_counts_them(tmp_path: Path) -> None:
     assert dropped > 0
 
 
-def test_event_kinds_have_unique_names() -> None:
+def test_every_kind_of_event_has_a_unique_name() -> None:
     assert len(events.Event.kinds) == len(set(events.Event.kinds.values()))
     assert all(kind == cls.kind for kind, cls in events.Event.kinds.items())

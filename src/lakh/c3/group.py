@@ -70,7 +70,6 @@ class CommGroup:
         name: str = "c3",
         timeout_s: float = 600.0,
         topology: Topology | None = None,
-        single_copy_from_bytes: int = SINGLE_COPY_FROM_BYTES,
         place: tuple[str, str, str] | None = None,
     ) -> CommGroup:
         """Join the other ranks. `topology` overrides the detected topology, `place` this rank's detected place."""
@@ -115,7 +114,7 @@ class CommGroup:
                     (ctypes.c_char_p * size)(*[one["address"].encode() for one in records]),
                     int(timeout_s * 1000),
                     found.wires["host"].streams,
-                    single_copy_from_bytes,
+                    SINGLE_COPY_FROM_BYTES,
                 )
                 status = status or _set_wires(library, handle, rank, found)
                 joined = {"problem": str(native.last_error(status, f"rank {rank}")) if status else ""}

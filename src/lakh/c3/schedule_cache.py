@@ -34,8 +34,9 @@ class CachedSchedule:
 class ScheduleCache:
     """Schedules of one rank of a topology. `algorithm` overrides the selection, for experiments."""
 
-    def __init__(self, rank: int, topology: Topology, links: Mapping[str, Link] | None = None) -> None:
-        self.rank, self.topology, self.links = rank, topology, links or {}
+    def __init__(self, rank: int, topology: Topology) -> None:
+        self.rank, self.topology = rank, topology
+        self.links: Mapping[str, Link] = {}
         self.algorithm: str | None = None
         self._cached: OrderedDict[tuple[Any, ...], CachedSchedule] = OrderedDict()
 

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ import click
 from lakh.cli.groups import LazyGroup
 from lakh.errors import UserError
 
-__all__ = ["bench"]
+__all__ = ["bench", "bench_module"]
 
 
 class BenchGroup(LazyGroup):
@@ -24,9 +25,7 @@ class BenchGroup(LazyGroup):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if not self.commands_table:
-            found = "the benchmarks are not part of the installed package"
-            todo = "clone the repository and run lakh inside it, or set LAKH_BENCH to the checkout"
-            raise UserError(f"lakh bench {name}", found, todo)
+            raise _missing(f"lakh bench {name}")
         return super().get_command(context, name)
 
 
@@ -42,6 +41,18 @@ def _commands() -> dict[str, tuple[str, str]]:
             commands: dict[str, tuple[str, str]] = importlib.import_module("bench").COMMANDS
             return commands
     return {}
+
+
+def bench_module(name: str, command: str) -> ModuleType:
+    """A module of the `bench` package, for a command that is a benchmark."""
+    if not _commands():
+        raise _missing(command)
+    return importlib.import_module(f"bench.{name}")
+
+
+def _missing(command: str) -> UserError:
+    todo = "clone the repository and run lakh inside it, or set LAKH_BENCH to the checkout"
+    return UserError(command, "the benchmarks are not part of the installed package", todo)
 
 
 @click.group(cls=BenchGroup)

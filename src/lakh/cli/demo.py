@@ -7,7 +7,6 @@ still exists, and training resumes from its last checkpoint, so an interrupted d
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import shlex
 import signal
@@ -16,6 +15,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,12 +68,11 @@ def demo(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_byte
     tokenizer and a model of a few million parameters, kills one of the training processes on the way, then evaluates,
     exports and serves the model.
     """
-    say = functools.partial(console().print, soft_wrap=True)  # unwrapped lines: commands can be copied
     began = time.monotonic()
     results = DemoResults(Path(folder))
     for stage in _stages(folder, steps, nproc, sources, max_bytes_per_repo):
-        results.run(stage, say)
-    results.serve(f"{folder}/export", say)
+        results.run(stage)
+    results.serve(f"{folder}/export")
     seconds = time.monotonic() - began
     data = {"dir": folder, "seconds": seconds, "stages": results.entries}
     return CommandResult(data, _report(results.entries, folder, seconds))
@@ -92,7 +91,7 @@ def _stages(
         f"{corpus}/{storage.MANIFEST}",
         lambda r: (
             f"{r['read']:,} files read, {r['kept']:,} kept ({r['bytes_out'] / 1e6:.1f} MB); dropped "
-            + (", ".join(f"{n:,} {reason}" for reason, n in _largest(r["dropped"])) or "none")
+            + (", ".join(f"{n:,} {reason}" for reason, n in Counter(r["dropped"]).most_common(3)) or "none")
         ),
     )
     yield DemoStage(
@@ -151,7 +150,7 @@ class DemoResults:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 self.known |= {entry["name"]: entry for entry in json.loads(file.read_text())}
 
-    def run(self, stage: DemoStage, say: Callable[[str], None]) -> None:
+    def run(self, stage: DemoStage) -> None:
         known = self.known.get(stage.name)
         same = known and (known["command"] == list(stage.command) or stage.name == "train")
         # A stage runs again if an earlier one did: its input has changed.
@@ -159,7 +158,7 @@ class DemoResults:
         if known and same and not fresh and storage.exists(stage.output) and not known.get("not_run"):
             self._add({**known, "reused": True})
             return
-        say(f"\n[bold]{stage.name}[/bold]  $ lakh {_plain(shlex.join(stage.command))}")
+        _say_command(stage.name, stage.command)
         began = time.monotonic()
         entry: dict[str, Any] = {"name": stage.name, "command": list(stage.command), "output": stage.output}
         try:
@@ -170,12 +169,12 @@ class DemoResults:
                 raise
             entry |= {"not_run": str(error), "summary": f"not run: {error}"}
         entry |= {"seconds": time.monotonic() - began, "reused": False}
-        say(f"  {_plain(entry['summary'])}")
+        _say(f"  {entry['summary']}")
         self._add(entry)
 
-    def serve(self, model: str, say: Callable[[str], None]) -> None:
+    def serve(self, model: str) -> None:
         command = ("serve", model, "--http", "127.0.0.1:0", "--json")
-        say(f"\n[bold]serve[/bold]  $ lakh {_plain(shlex.join(command))}")
+        _say_command("serve", command)
         began = time.monotonic()
         with _served(command) as ready:
             completion = _complete(ready["url"], PROMPT)
@@ -189,18 +188,22 @@ class DemoResults:
             "reused": True,  # takes a second: always runs, and makes no later stage stale
         }
         self._add(entry)
-        say(f"[dim]{_plain(PROMPT)}[/dim]{_plain(completion)}")
+        _say((PROMPT, "dim"), completion)
 
     def _add(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)
         storage.write_bytes(self.file, json.dumps(self.entries, indent=1).encode())
 
 
-def _plain(text: str) -> str:
-    """The text with rich's markup escaped."""
-    from rich.markup import escape
+def _say(*parts: str | tuple[str, str]) -> None:
+    """Print parts, each a text or (text, style), without wrapping: commands can be copied."""
+    from rich.text import Text
 
-    return escape(text)
+    console().print(Text.assemble(*parts), soft_wrap=True)
+
+
+def _say_command(name: str, command: tuple[str, ...]) -> None:
+    _say("\n", (name, "bold"), f"  $ lakh {shlex.join(command)}")
 
 
 def _lakh(command: tuple[str, ...]) -> dict[str, Any]:
@@ -261,35 +264,33 @@ def _complete(url: str, prompt: str) -> str:
 def _trained(run_dir: str, result: dict[str, Any]) -> str:
     from lakh import events
 
-    found = events.read(run_dir)
-    heldout = [event.loss for event in found if isinstance(event, events.Evaluated)]
-    faults = [event for event in found if isinstance(event, events.FaultInjected)]
-    restarts = [event for event in found if isinstance(event, events.Restarted)]
-    losses = [event for event in found if isinstance(event, events.RanksLost)]
-    parameters = next(event.parameters for event in found if isinstance(event, events.RunStarted))
-    text = (
-        f"{parameters:,} parameters, {result['tokens']:,} tokens: held-out loss {heldout[0]:.2f} -> {heldout[-1]:.2f}"
-    )
-    if faults and losses:
-        left, lost = losses[0].left, len(losses[0].lost)
-        text += f"; {faults[0].fault} survived without a restart: {left} of {left + lost} ranks continued at step "
-        text += f"{losses[0].step} after {losses[0].seconds:.1f} s"
-    elif faults and restarts:
-        resumed = [event for event in found if isinstance(event, events.RunStarted) and event.attempt > 0]
-        at = f", resumed from step {resumed[-1].step}" if resumed else ""
-        text += f"; {faults[0].fault} survived ({restarts[0].reason}{at})"
+    found: dict[str, list[Any]] = {kind: [] for kind in events.Event.kinds}
+    for event in events.read(run_dir):
+        found[event.kind].append(event)
+    first, last = found["evaluated"][0].loss, found["evaluated"][-1].loss
+    parameters = found["run_started"][0].parameters
+    text = f"{parameters:,} parameters, {result['tokens']:,} tokens: held-out loss {first:.2f} -> {last:.2f}"
+    for fault in found["fault_injected"][:1]:
+        if found["ranks_lost"]:
+            loss = found["ranks_lost"][0]
+            text += f"; {fault.fault} survived without a restart: {loss.left} of {loss.left + len(loss.lost)} ranks "
+            text += f"continued at step {loss.step} after {loss.seconds:.1f} s"
+        elif found["restarted"]:
+            resumed = [event.step for event in found["run_started"] if event.attempt > 0]
+            at = f", resumed from step {resumed[-1]}" if resumed else ""
+            text += f"; {fault.fault} survived ({found['restarted'][0].reason}{at})"
     return text
-
-
-def _largest(counts: dict[str, int], count: int = 3) -> list[tuple[str, int]]:
-    return sorted(counts.items(), key=lambda item: -item[1])[:count]
 
 
 def _report(entries: list[dict[str, Any]], folder: str, seconds: float) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    rows = [(entry["name"], _duration(entry), entry["summary"], _location(entry["output"])) for entry in entries]
+    rows = []
+    for entry in entries:
+        before = " before" if entry["reused"] and entry["name"] != "serve" else ""
+        place = entry["output"].removesuffix(f"/{storage.MANIFEST}").removesuffix("/config.json")
+        rows.append((entry["name"], f"{entry['seconds']:.1f} s{before}", entry["summary"], place))
     next_commands = [
         f"lakh serve {folder}/run",
         f"lakh dashboard {folder}/run",
@@ -300,11 +301,3 @@ def _report(entries: list[dict[str, Any]], folder: str, seconds: float) -> Any:
         table(["stage", "took", "what happened", "where"], rows, title=f"lakh demo, {seconds:.0f} s"),
         Text("Try next:\n  " + "\n  ".join(next_commands)),
     )
-
-
-def _duration(entry: dict[str, Any]) -> str:
-    return f"{entry['seconds']:.1f} s" + (" before" if entry["reused"] and entry["name"] != "serve" else "")
-
-
-def _location(output: str) -> str:
-    return output.removesuffix(f"/{storage.MANIFEST}").removesuffix("/config.json")

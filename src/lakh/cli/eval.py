@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import click
 
-from lakh.cli.eval_generate import generate as generate_only
 from lakh.cli.eval_options import (
     BITS_PER_BYTE,
+    DATA_OPTION,
+    LIMIT_OPTION,
     RECALIBRATE_OPTION,
     TEXTS_OPTION,
+    EvalRunOptions,
     load_tasks,
-    make_sandbox,
     model_options,
     run_options,
     split_names,
@@ -22,9 +24,9 @@ from lakh.cli.eval_options import (
 from lakh.cli.eval_results import curve, diff, export, reproduce, watch
 from lakh.cli.eval_show import bar, show
 from lakh.cli.groups import DefaultGroup
-from lakh.cli.output import CommandResult, print_result
+from lakh.cli.output import CommandResult, print_result, table
 from lakh.errors import UserError
-from lakh.evals.generation.generate import generated, load_engine, origin_from, samples_to_score
+from lakh.evals.generation.generate import generated, load_engine, origin_from, samples_to_score, write_generated
 from lakh.evals.run import score_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.tasks import TASKS, load_task
@@ -49,9 +51,8 @@ evaluate.default = "model"
 @run_options
 @print_result
 def model(
-    model: str, tasks: str, n: int, texts: str | None, recalibrate: bool, data: str | None, limit: int | None,
-    out: str | None, workers: int | None, backend: str | None, unsafe: bool, **settings: Any,
-) -> CommandResult:  # fmt: skip
+    model: str, tasks: str, n: int, texts: str | None, recalibrate: bool, run: EvalRunOptions, **settings: Any
+) -> CommandResult:
     """Generate completions with a model and score them.
 
     MODEL is a run, a checkpoint, a Hugging Face folder, or the URL of an OpenAI-compatible endpoint.
@@ -61,27 +62,61 @@ def model(
     origin = origin_from(model, **settings)
     results: list[dict[str, Any]] = []
     if BITS_PER_BYTE in names:
-        results.append(_bits_per_byte(model, texts or data, limit))
-    loaded = load_tasks(names, data, limit, origin, n)
+        results.append(_bits_per_byte(model, texts or run.data, run.limit))
+    loaded = load_tasks(names, run.data, run.limit, origin, n)
     if loaded:
-        with _sandbox_for_model(unsafe, backend) as sandbox:  # first: a missing sandbox should not cost minutes
+        with _sandbox_for_model(run) as sandbox:  # first: a missing sandbox should not cost minutes
             engine = load_engine(model, chat=settings["chat"], served_name=settings["served_name"])
             for task in loaded:
-                folder = None if out is None else task_folder(out, task, loaded)
+                folder = None if run.out is None else task_folder(run.out, task, loaded)
                 num_samples = n * len(task.problems)
                 with (
-                    bar(f"{task.name}: running", num_samples) as progress,
-                    generated(
-                        engine, task, origin, n, folder, progress.before(f"{task.name}: generating", num_samples)
-                    ) as samples,
+                    bar(task.name) as stage,
+                    generated(engine, task, origin, n, folder, stage("generating", num_samples)) as samples,
                 ):
                     result = score_samples(
-                        task, samples, sandbox, origin, workers=workers, progress=progress,
-                        calibrating=progress.before(f"{task.name}: measuring references", len(task.problems)),
+                        task, samples, sandbox, origin, workers=run.workers, progress=stage("running", num_samples),
+                        calibrating=stage("measuring references", len(task.problems)),
                         recalibrate=recalibrate, out=folder,
                     )  # fmt: skip
                 results.append(result.as_dict())
     return show(results)
+
+
+@evaluate.command("generate")
+@click.argument("model")
+@model_options
+@DATA_OPTION
+@LIMIT_OPTION
+@click.option("--out", required=True, metavar="DIR", help="For samples.jsonl; with several tasks, a folder for each.")
+@print_result
+def generate_only(
+    model: str, tasks: str, n: int, data: str | None, limit: int | None, out: str, **settings: Any
+) -> CommandResult:
+    """Generate completions with a model and store them, without running any.
+
+    Needs no sandbox. lakh eval score DIR/samples.jsonl --task NAME runs them, here or elsewhere, and its result
+    includes how they were made. After a stop, the same command continues where it was.
+    """
+    origin = origin_from(model, **settings)
+    names = split_names(tasks)
+    if BITS_PER_BYTE in names:
+        raise UserError(f"--tasks {tasks}", f"{BITS_PER_BYTE} generates nothing", "use lakh eval MODEL --tasks")
+    loaded = load_tasks(names, data, limit, origin, n)
+    engine = load_engine(model, chat=settings["chat"], served_name=settings["served_name"])
+    rows: list[dict[str, Any]] = []
+    for task in loaded:
+        folder = task_folder(out, task, loaded)
+        began_s = time.monotonic()
+        with (
+            bar(task.name) as stage,
+            generated(engine, task, origin, n, folder, stage("generating", n * len(task.problems))) as samples,
+        ):
+            seconds = time.monotonic() - began_s
+            path = write_generated(folder, task, origin, samples, seconds=seconds)
+        rows.append({"task": task.name, "samples": len(samples), "seconds": round(seconds, 3), "file": path})
+    text = table(["task", "samples", "seconds", "file"], [list(row.values()) for row in rows])
+    return CommandResult({"generated": rows}, text)
 
 
 @evaluate.command()
@@ -96,25 +131,21 @@ def model(
 @print_result
 def score(
     samples: str | None, name: str, canonical: bool, partial: bool, n: int | None, cpu_limit: int | None,
-    recalibrate: bool, data: str | None, limit: int | None, out: str | None, workers: int | None, backend: str | None,
-    unsafe: bool,
+    recalibrate: bool, run: EvalRunOptions,
 ) -> CommandResult:  # fmt: skip
     """Score completions from a JSONL file of {task_id, completion}."""
     if recalibrate and cpu_limit is not None:
         raise UserError("lakh eval score", "--cpu-limit leaves nothing to calibrate", "give one of the two")
     if (samples is None) != canonical:
         raise UserError("lakh eval score", "takes either a samples file or --canonical", "give one of them")
-    task = load_task(name, data)
-    origin, given = samples_to_score(samples, task, partial=partial, n=n, limit=limit)
-    ahead = min(workers or os.cpu_count() or 1, len(given))
-    with (
-        make_sandbox(unsafe, backend, workers=ahead) as sandbox,
-        bar(f"{task.name}: running", len(given)) as progress,
-    ):
+    task = load_task(name, run.data)
+    origin, given = samples_to_score(samples, task, partial=partial, n=n, limit=run.limit)
+    ahead = min(run.workers or os.cpu_count() or 1, len(given))
+    with run.sandbox(workers=ahead) as sandbox, bar(task.name) as stage:
         result = score_samples(
-            task, given, sandbox, origin, cpu_s=cpu_limit, workers=workers, progress=progress,
-            calibrating=progress.before(f"{task.name}: measuring references", len({s.task_id for s in given})),
-            recalibrate=recalibrate, out=out,
+            task, given, sandbox, origin, cpu_s=cpu_limit, workers=run.workers, progress=stage("running", len(given)),
+            calibrating=stage("measuring references", len({s.task_id for s in given})),
+            recalibrate=recalibrate, out=run.out,
         )  # fmt: skip
     return show([result.as_dict()], result)
 
@@ -127,9 +158,9 @@ def list_tasks() -> CommandResult:
     return CommandResult({"tasks": names}, "\n".join(names))
 
 
-def _sandbox_for_model(unsafe: bool, backend: str | None) -> Sandbox:
+def _sandbox_for_model(run: EvalRunOptions) -> Sandbox:
     try:
-        return make_sandbox(unsafe, backend)
+        return run.sandbox()
     except UserError as error:
         todo = f"{error.todo}; or store the completions with lakh eval generate, and score them on another machine"
         raise UserError(error.where, error.found, todo) from None
@@ -140,9 +171,9 @@ def _bits_per_byte(model: str, data: str | None, limit: int | None) -> dict[str,
     from lakh.evals.tasks.lines import source_texts
 
     texts = source_texts(data, BITS_PER_BYTE)[:limit]
-    with bar(BITS_PER_BYTE, len(texts)) as progress:
-        return measure(model, texts, progress=progress).as_dict()
+    with bar(BITS_PER_BYTE) as stage:
+        return measure(model, texts, progress=stage("measuring", len(texts))).as_dict()
 
 
-for command in (generate_only, diff, reproduce, export, watch, curve):
+for command in (diff, reproduce, export, watch, curve):
     evaluate.add_command(command)

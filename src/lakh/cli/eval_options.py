@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import click
@@ -21,8 +23,8 @@ __all__ = [
     "LIMIT_OPTION",
     "RECALIBRATE_OPTION",
     "TEXTS_OPTION",
+    "EvalRunOptions",
     "load_tasks",
-    "make_sandbox",
     "model_options",
     "run_options",
     "sampling_options",
@@ -50,7 +52,25 @@ def _together(*options: Callable[[Command], Command]) -> Callable[[Command], Com
     return decorate
 
 
-run_options = _together(
+@dataclass(frozen=True)
+class EvalRunOptions:
+    """What and how to run, for commands that run programs."""
+
+    data: str | None
+    limit: int | None
+    out: str | None
+    workers: int | None
+    backend: str | None
+    unsafe: bool
+
+    def sandbox(self, *, workers: int = 1) -> Sandbox:
+        if self.unsafe:
+            text = "warning: --unsafe runs model-written code with your rights and your network"
+            console().print(text, style="yellow")
+        return Sandbox.choose(unsafe=self.unsafe, backend=self.backend, workers=workers)
+
+
+_RUN_OPTIONS = _together(
     DATA_OPTION,
     LIMIT_OPTION,
     click.option("--out", metavar="DIR", help="Write samples, verdicts and result.json there; resumes after a stop."),
@@ -58,6 +78,19 @@ run_options = _together(
     click.option("--sandbox", "backend", type=click.Choice(BACKENDS), help="Isolation; default: the strongest here."),
     click.option("--unsafe", is_flag=True, help="Run without a sandbox: model-written code gets your rights."),
 )
+
+
+def run_options(function: Command) -> Command:
+    """Add the options of EvalRunOptions to a command, which gets them as `run`."""
+
+    @functools.wraps(function)
+    def command(**values: Any) -> Any:
+        run = EvalRunOptions(**{field.name: values.pop(field.name) for field in fields(EvalRunOptions)})
+        return function(run=run, **values)
+
+    return _RUN_OPTIONS(command)
+
+
 sampling_options = _together(
     click.option("--tasks", required=True, help="Names, separated by commas, e.g. humaneval,mbpp-sanitized."),
     click.option("--n", default=1, show_default=True, type=click.IntRange(min=1), help="Samples per problem."),
@@ -94,9 +127,3 @@ def load_tasks(names: Sequence[str], data: str | None, limit: int | None, origin
 def task_folder(out: str, task: Task, tasks: Sequence[Task]) -> str:
     """The folder for a task's files: `out` itself if there is only one task."""
     return out if len(tasks) == 1 else f"{out.rstrip('/')}/{task.name}"
-
-
-def make_sandbox(unsafe: bool, backend: str | None = None, *, workers: int = 1) -> Sandbox:
-    if unsafe:
-        console().print("warning: --unsafe runs model-written code with your rights and your network", style="yellow")
-    return Sandbox.choose(unsafe=unsafe, backend=backend, workers=workers)

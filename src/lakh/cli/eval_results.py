@@ -10,9 +10,10 @@ import click
 
 from lakh.cli.eval_options import (
     BITS_PER_BYTE,
+    DATA_OPTION,
     TEXTS_OPTION,
+    EvalRunOptions,
     load_tasks,
-    make_sandbox,
     run_options,
     sampling_options,
     split_names,
@@ -60,10 +61,7 @@ def diff(left: str, right: str) -> CommandResult:
 @click.option("--samples", metavar="FILE", help="The samples file, if it has moved.")
 @run_options
 @print_result
-def reproduce(
-    result: str, samples: str | None, data: str | None, limit: int | None, out: str | None, workers: int | None,
-    backend: str | None, unsafe: bool,
-) -> CommandResult:  # fmt: skip
+def reproduce(result: str, samples: str | None, run: EvalRunOptions) -> CommandResult:
     """Reproduce a result from its protocol and show what differs.
 
     RESULT is the folder of a result, or a file with its protocol line.
@@ -72,17 +70,17 @@ def reproduce(
     from lakh.evals.scoring.reproduce import read_request
     from lakh.evals.scoring.reproduce import reproduce as score_again
 
-    if limit is not None:
+    if run.limit is not None:
         raise UserError("--limit", "a result is reproduced as a whole", "remove --limit")
-    request = read_request(result, data, samples=samples)
+    request = read_request(result, run.data, samples=samples)
     given, origin = request.samples, request.origin
-    with make_sandbox(unsafe, backend) as sandbox:
+    with run.sandbox() as sandbox, bar(request.task.name) as stage:
         if given is None:
             engine = load_engine(origin.source, chat=origin.form == "chat", served_name=origin.served_name)
-            with bar("generating", request.n * len(request.task.problems)) as progress:
-                given = generate(engine, request.task, origin, n=request.n, progress=progress)
-        with bar("running", len(given)) as progress:
-            again = score_again(request, given, sandbox, workers=workers, progress=progress, out=out)
+            generating = stage("generating", request.n * len(request.task.problems))
+            given = generate(engine, request.task, origin, n=request.n, progress=generating)
+        running = stage("running", len(given))
+        again = score_again(request, given, sandbox, workers=run.workers, progress=running, out=run.out)
     summary = again.result.summary
     text = "identical" if again.is_identical else f"{len(again.changed)} of {len(given)} verdicts differ"
     if again.new_completions:
@@ -101,7 +99,7 @@ def reproduce(
 @click.command()
 @click.argument("samples")
 @click.option("--task", "name", required=True, help="Name of the benchmark.")
-@click.option("--data", metavar="PATH", help="File of the benchmark, or the folder that holds it.")
+@DATA_OPTION
 @click.option("--out", required=True, metavar="FILE", help="JSONL of {task_id, solution}, the form of EvalPlus.")
 @click.option("--partial", is_flag=True, help="Allow problems without a sample.")
 @print_result
@@ -123,19 +121,19 @@ def export(samples: str, name: str, data: str | None, out: str, partial: bool) -
 @run_options
 @print_result
 def watch(
-    run_dir: str, tasks: str, n: int, every: int, once: bool, poll: float, texts: str | None, data: str | None,
-    limit: int | None, out: str | None, workers: int | None, backend: str | None, unsafe: bool, **sampling: Any,
+    run_dir: str, tasks: str, n: int, every: int, once: bool, poll: float, texts: str | None, run: EvalRunOptions,
+    **sampling: Any,
 ) -> CommandResult:  # fmt: skip
     """Score the checkpoints of a run as they appear, next to its training."""
     from lakh.evals.tasks.lines import source_texts
     from lakh.evals.watch import watch as follow
 
-    if out is not None:
+    if run.out is not None:
         raise UserError("--out", "results of a run go into the run, under evals/", "remove --out")
     names = split_names(tasks)
-    read = source_texts(texts or data, BITS_PER_BYTE)[:limit] if BITS_PER_BYTE in names else []
+    read = source_texts(texts or run.data, BITS_PER_BYTE)[: run.limit] if BITS_PER_BYTE in names else []
     origin = Origin(run_dir, **sampling)
-    loaded = load_tasks(names, data, limit, origin, n)
+    loaded = load_tasks(names, run.data, run.limit, origin, n)
     columns = ["step", "task", "passed", "total", "pass_at_k", "bits_per_byte", "interval"]
     rows: list[dict[str, Any]] = []
 
@@ -147,10 +145,10 @@ def watch(
     def on_skip(path: str, error: LakhError) -> None:
         console().print(f"warning: skipped {path}: {error}", style="yellow")
 
-    with make_sandbox(unsafe, backend) if loaded else nullcontext() as sandbox:  # bits per byte runs no programs
+    with run.sandbox() if loaded else nullcontext() as sandbox:  # bits per byte runs no programs
         follow(
             run_dir, loaded, sandbox, origin, n=n, every=every, poll_s=poll, until=lambda: once, texts=read,
-            on_result=on_result, on_skip=on_skip, workers=workers,
+            on_result=on_result, on_skip=on_skip, workers=run.workers,
         )  # fmt: skip
     shown = ["step", "task", "passed", "total", "bits_per_byte"]
     text = table(shown, [[row[key] for key in shown] for row in rows]) if rows else "nothing new to score"
@@ -174,23 +172,22 @@ def curve(run_dir: str, task: str | None) -> CommandResult:
     if not found and not bits:
         return CommandResult(data, "nothing is scored yet: lakh eval watch RUN_DIR --tasks humaneval")
 
-    def plot(value: float, largest: float) -> str:
-        return "█" * round(CURVE_CHARS * value / largest)
+    def cells(value: float | None, largest: float, low: float | None, high: float | None) -> list[str]:
+        """The value, its interval and its bar."""
+        interval = "" if low is None or high is None else f"{low:.3f} - {high:.3f}"
+        return [f"{value or 0.0:.4f}", interval, "█" * round(CURVE_CHARS * (value or 0.0) / largest)]
 
-    best = max((event.pass_at_1 or 0.0 for event in found), default=0.0) or 1.0
-    rows = []
-    for event in found:
-        rate = event.pass_at_1 or 0.0
-        interval = "" if event.low is None or event.high is None else f"{event.low:.3f} - {event.high:.3f}"
-        passed = f"{event.passed} of {event.total}"
-        rows.append([event.task, event.step, f"{rate:.4f}", interval, passed, plot(rate, best)])
-    blocks = [table(["task", "step", "pass@1", "95 %", "passed", ""], rows)] if rows else []
+    blocks = []
+    if found:
+        best = max(event.pass_at_1 or 0.0 for event in found) or 1.0
+        rows = [
+            [event.task, event.step, f"{event.passed} of {event.total}",
+             *cells(event.pass_at_1, best, event.low, event.high)]
+            for event in found
+        ]  # fmt: skip
+        blocks.append(table(["task", "step", "passed", "pass@1", "95 %", ""], rows))
     if bits:
         most = max(row["bits_per_byte"] for row in bits)
-        lines = [
-            [row["step"], f"{row['bits_per_byte']:.4f}", f"{row['low']:.3f} - {row['high']:.3f}",
-             plot(row["bits_per_byte"], most)]
-            for row in bits
-        ]  # fmt: skip
-        blocks.append(table(["step", "bits per byte", "95 %", ""], lines))
+        rows = [[row["step"], *cells(row["bits_per_byte"], most, row["low"], row["high"])] for row in bits]
+        blocks.append(table(["step", "bits per byte", "95 %", ""], rows))
     return CommandResult(data, Group(*blocks))

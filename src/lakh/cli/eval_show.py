@@ -10,68 +10,27 @@ from typing import Any
 from lakh.cli.output import CommandResult, console, table
 from lakh.evals.run import EvalResult
 
-__all__ = ["EvalProgressBar", "bar", "show"]
+__all__ = ["bar", "show"]
 
-
-class EvalProgressBar:
-    """Called with the number done so far."""
-
-    def __init__(self, update: Callable[[str, int, int], None], title: str, total: int) -> None:
-        self._update, self._title, self._total = update, title, total
-
-    def __call__(self, done: int) -> None:
-        self._update(self._title, done, self._total)
-
-    def before(self, title: str, total: int) -> EvalProgressBar:
-        """The same bar with another title, for work that comes first."""
-        return EvalProgressBar(self._update, title, total)
+StageOfBar = Callable[[str, int], Callable[[int], None]]
 
 
 @contextlib.contextmanager
-def bar(title: str, total: int) -> Iterator[EvalProgressBar]:
+def bar(title: str) -> Iterator[StageOfBar]:
+    """A progress bar. Yields a function of a stage's name and total, which returns a function of the number done."""
     if not sys.stderr.isatty():
-        yield EvalProgressBar(lambda *_: None, title, total)  # and rich.progress is not imported
+        yield lambda name, total: lambda done: None  # and rich.progress is not imported
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console(), transient=True) as progress:
-        task = progress.add_task(title, total=total)
-        yield EvalProgressBar(
-            lambda title, done, total: progress.update(task, description=title, completed=done, total=total),
-            title,
-            total,
+        task = progress.add_task(title, total=None)
+        yield (
+            lambda name, total: (
+                lambda done: progress.update(task, description=f"{title}: {name}", completed=done, total=total)
+            )
         )
-
-
-class ResultsView:
-    """Results as tables, made only when they are printed, which --json never does."""
-
-    def __init__(self, results: list[dict[str, Any]], failures_of: EvalResult | None) -> None:
-        self._results, self._failures_of = results, failures_of
-
-    def __rich__(self) -> Any:
-        from rich.console import Group
-        from rich.text import Text
-
-        blocks: list[Any] = []
-        for data in self._results:
-            if "bits_per_byte" in data:
-                keys = ("bits_per_byte", "perplexity_per_token", "tokens", "bytes", "documents", "seconds")
-                rows = [(key, data[key]) for key in keys]
-            else:
-                rows = _score_rows(data)
-            blocks += [
-                table(["", "value"], rows, title=data["task"]),
-                Text(data["protocol"], no_wrap=True, overflow="ignore"),
-            ]
-        if self._failures_of is not None:
-            pairs = zip(self._failures_of.samples, self._failures_of.verdicts, strict=True)
-            failed = [(sample.task_id, v.kind, v.detail[:90]) for sample, v in pairs if not v.passed][:20]
-            if failed:
-                title = "did not pass (at most 20 are shown)"
-                blocks.append(table(["problem", "verdict", "reason"], failed, title=title))
-        return Group(*blocks)
 
 
 def show(results: list[dict[str, Any]], failures_of: EvalResult | None = None) -> CommandResult:
@@ -80,7 +39,30 @@ def show(results: list[dict[str, Any]], failures_of: EvalResult | None = None) -
         if data.get("sandbox_errors"):
             errors = f"warning: {data['sandbox_errors']} of {data['total']} programs did not run (sandbox_error)"
             console().print(f"{errors}: the score is too low", style="yellow")
-    return CommandResult(results[0] if len(results) == 1 else {"results": results}, ResultsView(results, failures_of))
+    data = results[0] if len(results) == 1 else {"results": results}
+    return CommandResult(data, lambda: _tables(results, failures_of))
+
+
+def _tables(results: list[dict[str, Any]], failures_of: EvalResult | None) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
+    blocks: list[Any] = []
+    for data in results:
+        if "bits_per_byte" in data:
+            keys = ("bits_per_byte", "perplexity_per_token", "tokens", "bytes", "documents", "seconds")
+            rows = [(key, data[key]) for key in keys]
+        else:
+            rows = _score_rows(data)
+        blocks.append(table(["", "value"], rows, title=data["task"]))
+        blocks.append(Text(data["protocol"], no_wrap=True, overflow="ignore"))
+    if failures_of is not None:
+        pairs = zip(failures_of.samples, failures_of.verdicts, strict=True)
+        failed = [(sample.task_id, v.kind, v.detail[:90]) for sample, v in pairs if not v.passed][:20]
+        if failed:
+            title = "did not pass (at most 20 are shown)"
+            blocks.append(table(["problem", "verdict", "reason"], failed, title=title))
+    return Group(*blocks)
 
 
 def _score_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:

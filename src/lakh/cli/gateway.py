@@ -9,32 +9,26 @@ from pathlib import Path
 import click
 
 from lakh.cli.output import console
-from lakh.cli.serve_options import ServeOptions, listen_options, server_options
+from lakh.cli.serve_options import ServeOptions, server_options
 from lakh.errors import UserError
 
 __all__ = ["gateway"]
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.argument("engines", nargs=-1, required=True, metavar="ENGINE...")
-@listen_options("127.0.0.1:8080")
+@server_options("127.0.0.1:8080")
 @click.option(
     "--fim",
     default="suffix",
-    show_default=True,
     metavar="TEMPLATE",
     help="Fill-in-the-middle template of engines other than lakh: suffix (the engine takes one), lakh, qwen, "
     "starcoder, deepseek, or PREFIX,SUFFIX,MIDDLE tokens.",
 )
 @click.option("--engine-key-file", type=click.Path(), help="File with the API key of the engines.")
 @click.option(
-    "--stall-s",
-    type=click.FloatRange(0.1),
-    default=30.0,
-    show_default=True,
-    help="Silence after which another engine is tried.",
+    "--stall-s", type=click.FloatRange(0.1), default=30.0, help="Silence after which another engine is tried."
 )
-@server_options
 @click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON line: url, engines, pid.")
 def gateway(
     engines: tuple[str, ...],

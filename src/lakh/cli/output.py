@@ -35,7 +35,10 @@ HEADING_CHARS = 10  # a field name (tok_per_s) above narrower cells is wrapped a
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The result of a command: `data` for --json, `text` (or a rich renderable) for people."""
+    """The result of a command: `data` for --json, `text` for people.
+
+    `text` may be a rich renderable, or a function that makes one, which --json does not call.
+    """
 
     data: dict[str, Any]
     text: Any = None
@@ -51,15 +54,18 @@ def print_result(function: Callable[..., CommandResult]) -> Callable[..., int]:
         _reject_non_finite(kwargs)
         result = function(*args, **kwargs)
         if as_json:
-            click.echo(json.dumps(_finite(result.data)))
-        elif isinstance(result.text, str):
-            click.echo(result.text)
-        elif result.text is not None:
+            finite = json.loads(json.dumps(result.data), parse_constant=lambda _: None)  # JSON has no NaN or infinity
+            click.echo(json.dumps(finite))
+            return result.exit_code
+        text = result.text() if callable(result.text) else result.text
+        if isinstance(text, str):
+            click.echo(text)
+        elif text is not None:
             from rich.console import Console
 
             screen = Console()
             with screen.capture() as shown:  # rich itself would exit with 1 on a closed pipe
-                screen.print(result.text, crop=False)  # no_wrap lines may be longer than the window
+                screen.print(text, crop=False)  # no_wrap lines may be longer than the window
             click.echo(shown.get(), nl=False)
         return result.exit_code
 
@@ -144,14 +150,3 @@ def _cell(value: Any) -> str:
 def _inner(value: Any) -> str:
     """A nested value, in parentheses if it has parts itself."""
     return f"({_cell(value)})" if isinstance(value, dict | list | tuple) else _cell(value)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN or infinity: they become null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

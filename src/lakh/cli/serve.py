@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lakh.cli.output import console
-from lakh.cli.serve_options import ServeOptions, listen_options, server_options
+from lakh.cli.serve_options import ServeOptions, server_options
 from lakh.errors import PeerLost, UserError
 
 if TYPE_CHECKING:
-    from lakh.server.backend import Backend
+    from lakh.server.backends.engine_process import EngineProcessBackend
+    from lakh.server.backends.in_process import InProcessBackend
 
 __all__ = ["serve"]
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.argument("model")
-@listen_options("127.0.0.1:8000")
+@server_options("127.0.0.1:8000")
 @click.option(
     "--precision",
     type=click.Choice(["f32", "bf16", "int8"]),
@@ -30,17 +31,14 @@ __all__ = ["serve"]
 @click.option(
     "--speculate/--no-speculate",
     default=True,
-    show_default=True,
-    help="DraftTokens tokens, by the draft or from the text so far, where measurement says that it pays.",
+    help="Speculative decoding with draft tokens from the prompt or a draft model, while it measurably pays off.",
 )
 @click.option("--draft", metavar="MODEL", help="A smaller model with the same tokenizer that proposes draft tokens.")
 @click.option("--cache-tokens", type=click.IntRange(1), help="Size of the KV cache in tokens.")
-@server_options
 @click.option(
     "--max-waiting",
     type=click.IntRange(1),
     default=64,
-    show_default=True,
     help="Requests in the waiting queue; beyond that the answer is a 429.",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
@@ -48,7 +46,6 @@ __all__ = ["serve"]
     "--tensor",
     type=click.IntRange(1),
     default=1,
-    show_default=True,
     help="Tensor parallelism: processes of this machine that share every layer.",
 )
 @click.option(
@@ -63,53 +60,36 @@ __all__ = ["serve"]
     "engine_in",
     type=click.Choice(["process", "thread"]),
     default="process",
-    show_default=True,
     help="Run the engine in its own process, or in a thread of the server.",
 )
 @click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON line: url, model, pid.")
 def serve(
     model: str,
     options: ServeOptions,
-    precision: Any,
     speculate: bool,
-    draft: str | None,
-    cache_tokens: int | None,
     max_waiting: int,
-    threads: int | None,
-    tensor: int,
-    follow_s: float | None,
     engine_in: str,
     as_json: bool,
+    **load: Any,
 ) -> None:
     """Serve completions over HTTP.
 
-    MODEL is a run's folder, a checkpoint's folder or a Hugging Face directory. Answers POST /v1/completions
-    in OpenAI's form, /v1/fim/completions and /infill in those of Mistral and llama.cpp, and GET /v1/models,
-    /health, /ready and /metrics. SIGTERM or Ctrl-C stops it after the running requests.
+    MODEL is a run folder, a checkpoint folder or a Hugging Face directory. Serves POST /v1/completions in OpenAI's
+    form, /v1/fim/completions and /infill in those of Mistral and llama.cpp, and GET /v1/models, /health, /ready and
+    /metrics. SIGTERM or Ctrl-C stops it after the running requests.
     """
-    if draft is not None and not speculate:
+    if load["draft"] is not None and not speculate:
         raise UserError("--draft, --no-speculate", "a draft model needs speculation", "give only one of them")
-    if follow_s is not None and tensor > 1:
+    if load["follow_s"] is not None and load["tensor"] > 1:
         raise UserError("--follow, --tensor", "tensor-parallel weights cannot be replaced", "give only one of them")
     talk = console()
-    load = {
-        "path": model,
-        "precision": precision,
-        "speculation": "lookup" if speculate else "off",
-        "draft": draft,
-        "cache_tokens": cache_tokens,
-        "threads": threads,
-        "tensor": tensor,
-        "follow_s": follow_s,
-    }
+    load |= {"path": model, "speculation": "lookup" if speculate else "off"}
     with talk.status(f"loading {model}"):
-        backend, description = (
-            _in_process(load, max_waiting) if engine_in == "process" else _in_thread(load, max_waiting)
-        )
+        backend = _backend(load, max_waiting, engine_in)
 
     def ready(url: str, grpc_at: str | None) -> None:
         body = json.dumps({"prompt": "def hello(", "max_tokens": 32, "temperature": 0})
-        talk.print(f"serving {description} at {url}")
+        talk.print(f"serving {backend.description} at {url}")
         talk.print(f"try: curl -s {url}/v1/completions -d '{body}'", markup=False, soft_wrap=True)
         if grpc_at:
             talk.print(f"gRPC at {grpc_at}")
@@ -124,17 +104,13 @@ def serve(
     talk.print("stopped")
 
 
-def _in_process(load: dict[str, Any], max_waiting: int) -> tuple[Backend, str]:
-    """The engine in its own process; if it dies, this process stops."""
+def _backend(load: dict[str, Any], max_waiting: int, engine_in: str) -> EngineProcessBackend | InProcessBackend:
+    if engine_in == "thread":
+        from lakh.server.backends.engine_process_main import load_engine
+        from lakh.server.backends.in_process import InProcessBackend
+
+        return InProcessBackend(load_engine(load), max_waiting=max_waiting)
     from lakh.server.backends.engine_process import EngineProcessBackend
 
-    backend = EngineProcessBackend(load, max_waiting=max_waiting, on_death=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    return backend, backend.description
-
-
-def _in_thread(load: dict[str, Any], max_waiting: int) -> tuple[Backend, str]:
-    from lakh.server.backends.engine_process_main import describe, load_engine
-    from lakh.server.backends.in_process import InProcessBackend
-
-    engine = load_engine(load)
-    return InProcessBackend(engine, max_waiting=max_waiting), describe(engine)
+    # If the engine's process dies, this process stops.
+    return EngineProcessBackend(load, max_waiting=max_waiting, on_death=lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -1,11 +1,12 @@
 """Options that `lakh serve` and `lakh gateway` share: addresses, cache, API keys, TLS, limits.
 
-`@listen_options(default)` and `@server_options` add them; the command gets one `options: ServeOptions`.
+`@server_options("127.0.0.1:8000")` adds them; the command gets one `options: ServeOptions`.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -19,74 +20,52 @@ if TYPE_CHECKING:
 
     from lakh.server.backend import Backend
 
-__all__ = ["LOOPBACK", "ServeOptions", "listen_address", "listen_options", "server_options"]
+__all__ = ["LOOPBACK", "ServeOptions", "listen_address", "server_options"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-_OPTIONS = [
-    click.option(
-        "--cache",
-        default="memory",
-        show_default=True,
-        metavar="memory|off|redis://HOST:PORT",
-        help="Where completions, quotas and counts are cached; Redis or Valkey for several servers.",
-    ),
-    click.option(
-        "--keys",
-        "keys_file",
-        type=click.Path(),
-        help="File of API keys: lines of KEY TENANT [requests_per_minute=N] [tokens_per_minute=N] [at_once=N].",
-    ),
-    click.option("--tls-cert", type=click.Path(), help="Certificate chain (PEM): HTTPS, and gRPC over TLS."),
-    click.option("--tls-key", type=click.Path(), help="Its private key (PEM)."),
-    click.option("--tls-client-ca", type=click.Path(), help="Accept only clients with a certificate of this CA (PEM)."),
-    click.option(
-        "--max-body-mb",
-        type=click.FloatRange(0.001, 1024),
-        default=4.0,
-        show_default=True,
-        help="Maximum size of a request.",
-    ),
-    click.option(
-        "--drain-s",
-        type=click.FloatRange(0),
-        default=10.0,
-        show_default=True,
-        help="Time for running requests after a signal to stop.",
-    ),
-]
+PEM = click.Path()
 
 
-NAMES = ("cache", "keys_file", "tls_cert", "tls_key", "tls_client_ca", "max_body_mb", "drain_s")
-
-
-def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def listen_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--http and --grpc; makes the command's argument `options` of them and `server_options`."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def with_options(address: str, grpc_address: str | None, **values: Any) -> Any:
-            options = ServeOptions(address, grpc_address, **{name: values.pop(name) for name in NAMES})
-            return command(options=options, **values)
-
-        grpc = click.option(
-            "--grpc", "grpc_address", metavar="HOST:PORT", help="Also serve gRPC (lakh.v1.Completion) there."
-        )
-        http = click.option(
+def server_options(default_address: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    options = [
+        click.option(
             "--http",
             "address",
             metavar="HOST:PORT",
-            default=default,
-            show_default=True,
+            default=default_address,
             help="Where to listen; :PORT is this machine only, port 0 takes a free one.",
-        )
-        return http(grpc(with_options))
+        ),
+        click.option("--grpc", "grpc_address", metavar="HOST:PORT", help="Also serve gRPC (lakh.v1.Completion) there."),
+        click.option(
+            "--cache",
+            default="memory",
+            metavar="memory|off|redis://HOST:PORT",
+            help="Where completions, quotas and counts are cached; Redis or Valkey for several servers.",
+        ),
+        click.option(
+            "--keys",
+            "keys_file",
+            type=click.Path(),
+            help="File of API keys: lines of KEY TENANT [requests_per_minute=N] [tokens_per_minute=N] [at_once=N].",
+        ),
+        click.option("--tls-cert", type=PEM, help="Certificate chain (PEM): HTTPS, and gRPC over TLS."),
+        click.option("--tls-key", type=PEM, help="Its private key (PEM)."),
+        click.option("--tls-client-ca", type=PEM, help="Accept only clients with a certificate of this CA (PEM)."),
+        click.option(
+            "--max-body-mb", type=click.FloatRange(0.001, 1024), default=4.0, help="Maximum size of a request."
+        ),
+        click.option(
+            "--drain-s", type=click.FloatRange(0), default=10.0, help="Time for running requests after a stop signal."
+        ),
+    ]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_options(**values: Any) -> Any:
+            names = inspect.signature(ServeOptions).parameters
+            return command(options=ServeOptions(**{name: values.pop(name) for name in names}), **values)
+
+        return functools.reduce(lambda decorated, option: option(decorated), reversed(options), with_options)
 
     return decorate
 
@@ -96,9 +75,9 @@ class ServeOptions:
 
     def __init__(
         self,
+        *,
         address: str,
         grpc_address: str | None,
-        *,
         cache: str,
         keys_file: str | None,
         tls_cert: str | None,
@@ -123,17 +102,15 @@ class ServeOptions:
         self._limits = {"drain_s": drain_s, "max_body_bytes": int(max_body_mb * 2**20)}
 
     def serve(self, backend: Backend, talk: Console, ready: Callable[[str, str | None], None]) -> None:
-        """Serve until SIGTERM or SIGINT, with a completion cache in front of the backend if there is a store."""
+        """Serve until SIGTERM or SIGINT."""
         from lakh.server.api import server
-        from lakh.server.backends.completion_cache import CompletionCache
         from lakh.server.gc_control import freeze
 
         if self.host not in LOOPBACK and self._keys is None:
             talk.print(f"{self.host} may be reachable by others, and there are no API keys: see --keys", style="yellow")
-        served = backend if self.store is None else CompletionCache(backend, self.store)
         options: dict[str, Any] = {"keys": self._keys, "store": self.store, "tls": self._tls, **self._limits}
         freeze()
-        server.serve(served, self.host, self.port, on_ready=ready, grpc_address=self._grpc_address, **options)
+        server.serve(backend, self.host, self.port, on_ready=ready, grpc_address=self._grpc_address, **options)
 
 
 def listen_address(option: str, address: str) -> tuple[str, int]:

@@ -28,7 +28,7 @@ from lakh.corpus.document import LISTING
 from lakh.corpus.parsing.read_files import FileFilterSettings, admit
 from lakh.corpus.reports.report import CorpusReport
 from lakh.corpus.settings import Settings
-from lakh.corpus.shards import ParquetShard, check_shard, read_group
+from lakh.corpus.shards import check_shard, create_shard, read_group
 from lakh.corpus.sources import CorpusSource, Fingerprint, batches
 from lakh.errors import PeerTimeout, UserError
 
@@ -88,7 +88,7 @@ def survey(opened: Sequence[CorpusSource], settings: Settings, work: str, member
     owner: dict[str, str] = {}
     fingerprint = Fingerprint()
     # In a job array, only member 0 writes: a late member leaves nothing behind.
-    with ParquetShard(work, FRESH_LISTING, LISTING) if member == 0 else contextlib.nullcontext() as out:
+    with create_shard(work, FRESH_LISTING, LISTING) if member == 0 else contextlib.nullcontext() as out:
         for batch in fingerprint.watch(batches(opened)):
             for row in batch.to_pylist():
                 other = owner.setdefault(row["repo"], row["source"])
@@ -119,7 +119,7 @@ def make_build_plan(
             if name not in ("lock", FRESH_LISTING):
                 storage.remove_tree(storage.join(work, name))
         num_splits = 0
-        with ParquetShard(work, LISTING_FILE, LISTING) as file:
+        with create_shard(work, LISTING_FILE, LISTING) as file:
             for split in _cut(fresh, max(settings.split_bytes, found.code_bytes // MAX_SPLITS), settings.filters):
                 file.write(split)
                 num_splits += 1

@@ -28,9 +28,9 @@ from lakh.corpus.parsing.import_order import in_import_order
 from lakh.corpus.parsing.read_files import read_files
 from lakh.corpus.parsing.text_features import add_text_features
 from lakh.corpus.secrets import redaction
-from lakh.corpus.shards import ParquetShard, read_rows
+from lakh.corpus.shards import create_shard, read_rows
 from lakh.corpus.task_progress import TaskProgress
-from lakh.corpus.writer import CorpusCounts, SplitWriter
+from lakh.corpus.writer import CorpusCounts, write_split
 
 __all__ = ["run_steps"]
 
@@ -65,7 +65,7 @@ def read(plan: CorpusBuildPlan, split: int, inputs: StepInputs, task: TaskProgre
     settings, row = plan.settings, 0
     filters = [*filters_before_dedup(settings), add_text_features]
     batches = read_files(plan.listing(split), settings.filters, dropped_texts=settings.dropped_texts, task=task)
-    with ParquetShard(plan.work, plan.spool_name(split), STREAM) as spool:
+    with create_shard(plan.work, plan.spool_name(split), STREAM) as spool:
         for batch in apply_filters(batches, filters, task, keep_text=settings.dropped_texts):
             spool.write(batch)
             yield from document_keys(batch, split, row, plan.num_buckets)
@@ -77,7 +77,7 @@ def finish(plan: CorpusBuildPlan, split: int, inputs: StepInputs, task: TaskProg
     """Apply what deduplication dropped, apply the remaining filters, redact secrets, order and write the shard."""
     settings, keep_text = plan.settings, plan.settings.dropped_texts
     spool = read_rows(storage.join(plan.work, plan.spool_name(split)), remedy=RESUME)
-    with SplitWriter(plan.out, split) as writer:
+    with write_split(plan.out, split) as writer:
         redact = redaction(settings.secrets)
         filters = [*filters_after_dedup(settings), lambda batch: writer.sample_redactions(batch, redact(batch))]
         left = apply_filters(spool, [_drop_rows(inputs("drops"))], TaskProgress(), keep_text=keep_text)

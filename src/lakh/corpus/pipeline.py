@@ -26,7 +26,13 @@ from lakh.corpus import sources as listing
 from lakh.corpus.build_plan import AlreadyBuilt, CorpusBuildPlan, SourceSurvey, make_build_plan, survey
 from lakh.corpus.build_steps import run_steps
 from lakh.corpus.document import Progress
-from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, open_engine
+from lakh.corpus.engines import (
+    MEMBER_POLL_S,
+    MEMBER_TIMEOUT_S,
+    MEMORY_PER_WORKER_BYTES,
+    EngineOptions,
+    open_engine,
+)
 from lakh.corpus.reports.card import CARD, MADE, card
 from lakh.corpus.reports.report import FIELDS, CorpusReport, read_report
 from lakh.corpus.settings import Settings
@@ -65,6 +71,9 @@ def build(
     them, are excluded. With `skip_missing`, packages that their index does not have are counted and skipped.
     """
     started_s, cpu_started_s = time.monotonic(), time.process_time()
+    engine_options = EngineOptions(
+        workers=workers, memory_bytes=memory_bytes, member=member, framework=options, progress=progress
+    )
     settings, url = settings or Settings(), str(out)
     work = work or storage.join(url, WORK)
     exclude = storage.local_path(url).resolve() if storage.is_local(url) else None
@@ -82,15 +91,7 @@ def build(
                 plan = make_build_plan(found, settings, url, work, earlier, member[0])
                 if member[0] == 0:
                     _clear(url, plan)
-                running = open_engine(
-                    engine,
-                    plan,
-                    workers=workers,
-                    memory_bytes=memory_bytes,
-                    member=member,
-                    options=options,
-                    progress=progress,
-                )
+                running = open_engine(engine, plan, engine_options)
                 with contextlib.closing(running):
                     counts = run_steps(running, plan)
             except (AlreadyBuilt, LakhError, OSError):

@@ -1,6 +1,6 @@
 """Parquet files of documents, written with their hash and checked when read.
 
-A `ParquetShard` appears under its name only after it was closed without an error, and its SHA-256 is known without
+A shard appears under its name only after it was closed without an error, and its SHA-256 is known without
 reading it again. Pages carry checksums, so that a flipped bit is found when it is read. Fails with CorruptShard if a
 file does not match its manifest.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ __all__ = [
     "READABLE",
     "ParquetShard",
     "check_shard",
+    "create_shard",
     "read_documents",
     "read_group",
     "read_rows",
@@ -38,36 +38,11 @@ REPEATED = ("repo", "language", "licence", "source", "reason")  # few values: st
 
 
 class ParquetShard:
-    """A Parquet file being written. A context manager: an exception inside leaves no file."""
+    """A Parquet file being written (`create_shard`)."""
 
-    def __init__(self, folder: str, name: str, schema: Any) -> None:
-        self.folder, self.name, self.schema = folder, name, schema
+    def __init__(self, name: str, file: storage.HashingFile, writer: pq.ParquetWriter) -> None:
+        self.name, self._file, self._writer = name, file, writer
         self.rows = 0
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> ParquetShard:
-        with self._stack as stack:  # undoes the steps before if a later line fails
-            file = stack.enter_context(storage.create(storage.join(self.folder, self.name)))
-            self.file = storage.HashingFile(file)
-            repeated = [name for name in REPEATED if name in self.schema.names]
-            self._writer = pq.ParquetWriter(
-                self.file, self.schema, compression="zstd", write_page_checksum=True, use_dictionary=repeated
-            )
-            stack.push(self._close)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
-
-    def _close(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self._writer.close()
-        else:  # the footer of a discarded file may fail as well
-            with contextlib.suppress(Exception):
-                self._writer.close()
 
     def write(self, batch: Any) -> None:
         if batch.num_rows:
@@ -76,7 +51,23 @@ class ParquetShard:
 
     def entry(self) -> dict[str, Any]:
         """The entry of this file in the manifest; valid after it was closed."""
-        return {"file": self.name, "rows": self.rows, "bytes": self.file.size_bytes, "sha256": self.file.sha256}
+        return {"file": self.name, "rows": self.rows, "bytes": self._file.size_bytes, "sha256": self._file.sha256}
+
+
+@contextlib.contextmanager
+def create_shard(folder: str, name: str, schema: Any) -> Iterator[ParquetShard]:
+    """A shard to write to; an exception inside leaves no file."""
+    with storage.create(storage.join(folder, name)) as raw:
+        file = storage.HashingFile(raw)
+        repeated = [column for column in REPEATED if column in schema.names]
+        writer = pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True, use_dictionary=repeated)
+        try:
+            yield ParquetShard(name, file, writer)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the footer of a discarded file may fail as well
+                writer.close()
+            raise
+        writer.close()
 
 
 def check_shard(folder: str, entry: Mapping[str, Any], remedy: str = REBUILD) -> str:

@@ -9,22 +9,22 @@ corpus are the sum over its splits, in any order.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
+from posixpath import commonprefix
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakh.corpus.document import DOCUMENT, DROPPED, rows_of, with_columns
+from lakh.corpus.document import DOCUMENT, DROPPED, rows_of
 from lakh.corpus.reports.report import content_sum
-from lakh.corpus.shards import ParquetShard
+from lakh.corpus.shards import ParquetShard, create_shard
 
-__all__ = ["CorpusCounts", "SplitWriter"]
+__all__ = ["CorpusCounts", "SplitWriter", "write_split"]
 
 GROUP_BYTES = 8 << 20
 MAX_SAMPLES = 12
@@ -71,30 +71,25 @@ class CorpusCounts:
         return CorpusCounts(**data | {"content": int(data["content"], 16)})
 
 
-class SplitWriter:
-    """Writes the STREAM batches of one split. A context manager: an exception inside leaves no file."""
+@contextmanager
+def write_split(url: str, split: int) -> Iterator[SplitWriter]:
+    """A writer for one split; an exception inside leaves no file."""
+    with ExitStack() as stack:
+        writer = SplitWriter(url, split, stack)
+        yield writer
+        writer.flush()
+    writer.counts.files = [writer.shards[kind].entry() for kind in sorted(writer.shards)]
 
-    def __init__(self, url: str, split: int) -> None:
+
+class SplitWriter:
+    """Writes the STREAM batches of one split (`write_split`)."""
+
+    def __init__(self, url: str, split: int, stack: ExitStack) -> None:
         self.counts = CorpusCounts()
-        self._dropped = ParquetShard(url, f"dropped-{split:05d}.parquet", DROPPED)
-        self._docs = ParquetShard(url, f"docs-{split:05d}.parquet", DOCUMENT)
-        self._stack = ExitStack()
-        self._open: list[ParquetShard] = []
+        self.shards: dict[str, ParquetShard] = {}
+        self._url, self._split, self._stack = url, split, stack
         self._waiting: list[Any] = []
         self._waiting_bytes = 0
-
-    def __enter__(self) -> SplitWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._stack:  # closes or discards all files, even if one of them fails
-            if error is not None:
-                raise error
-            self._flush()
-        for file in sorted(self._open, key=lambda item: item.name):
-            self.counts.files.append(file.entry())
 
     def sample_redactions(self, before: Any, after: Any) -> Any:
         """Save some redacted lines for the report; returns `after`."""
@@ -115,14 +110,12 @@ class SplitWriter:
         is_kept = pc.equal(batch.column("reason"), "")
         gone = batch.filter(pc.invert(is_kept))
         if gone.num_rows:
-            rows = gone.select([name for name in DROPPED.names if name != "text"])
-            self._file(self._dropped).write(
-                pa.record_batch([*rows.columns, gone.column("dropped_text")], schema=DROPPED)
-            )
+            columns = [gone.column("dropped_text" if name == "text" else name) for name in DROPPED.names]
+            self._shard("dropped", DROPPED).write(pa.record_batch(columns, schema=DROPPED))
             for reason, size in rows_of(gone, "reason", "size_bytes"):
                 counts.dropped[reason] += 1
                 counts.dropped_bytes[reason] += size
-        kept = _rehash(batch.filter(is_kept))
+        kept = batch.filter(is_kept)
         counts.read += batch.num_rows
         counts.kept += kept.num_rows
         counts.bytes_in += pc.sum(batch.column("size_bytes")).as_py() or 0
@@ -142,44 +135,29 @@ class SplitWriter:
         self._waiting.append(kept)
         self._waiting_bytes += sum(sizes)
         if self._waiting_bytes >= GROUP_BYTES:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
-        if not self._waiting:
-            return
-        rows = pa.Table.from_batches(self._waiting).combine_chunks()
-        for batch in rows.to_batches():
-            self._file(self._docs).write(batch.select(DOCUMENT.names))
-        self._waiting, self._waiting_bytes = [], 0
+    def flush(self) -> None:
+        if self._waiting:
+            for batch in pa.Table.from_batches(self._waiting).combine_chunks().to_batches():
+                self._shard("docs", DOCUMENT).write(batch.select(DOCUMENT.names))
+            self._waiting, self._waiting_bytes = [], 0
 
-    def _file(self, file: ParquetShard) -> ParquetShard:
-        if file not in self._open:
-            self._open.append(self._stack.enter_context(file))
-        return file
-
-
-def _rehash(kept: Any) -> Any:
-    """Update the hash of texts that were redacted."""
-    hashes = kept.column("sha256").to_pylist()
-    changed = [row for row, (found,) in enumerate(rows_of(kept, "secrets")) if found]
-    for row in changed:
-        hashes[row] = hashlib.sha256(kept.column("text")[row].as_py().encode()).hexdigest()
-    return with_columns(kept, sha256=hashes) if changed else kept
+    def _shard(self, kind: str, schema: Any) -> ParquetShard:
+        """The shard of that kind, created with its first row."""
+        if kind not in self.shards:
+            shard = create_shard(self._url, f"{kind}-{self._split:05d}.parquet", schema)
+            self.shards[kind] = self._stack.enter_context(shard)
+        return self.shards[kind]
 
 
 def _first_difference(old: str, new: str) -> tuple[str, str] | None:
     """The first line that differs; the differing part of the old one is masked, since reports are published."""
     for left, right in zip(old.splitlines(), new.splitlines(), strict=False):
         if left != right:
-            head = _common(left, right)
-            tail = _common(left[head:][::-1], right[head:][::-1])
+            head = len(commonprefix([left, right]))
+            tail = len(commonprefix([left[head:][::-1], right[head:][::-1]]))
             masked = left[:head] + "•" * (len(left) - tail - head) + left[len(left) - tail :]
             start = max(0, head - SHOWN_CHARS // 2)
             return masked[start : start + SHOWN_CHARS].strip(), right[start : start + SHOWN_CHARS].strip()
     return None
-
-
-def _common(left: str, right: str) -> int:
-    """The length of the common prefix."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -1,10 +1,8 @@
 """The web dashboard: live pages over the events of one run or many.
 
     find.py             finds run folders
-    tail.py             reads new lines of a run's event files, in order of time, a bounded amount per call
     table.py            per-step measurements in columns, and which steps were kept
-    downsample.py       reduces a million points to a few hundred and keeps every spike
-    curves.py           curves for the page: downsampled points and their means
+    curves.py           curves for the page: a million points become a few hundred that keep every spike, and means
     goodput_timeline.py the share of every goodput class over time
     notable.py          one sentence for each notable event
     state.py            what the run is doing now, and the reason

@@ -13,7 +13,7 @@ from lakh.errors import UserError
 from lakh.events import FOLDER
 from lakh.storage import local_path
 
-__all__ = ["find_runs", "is_run"]
+__all__ = ["find_runs"]
 
 MAX_DEPTH = 4
 MAX_FOLDERS = 5_000

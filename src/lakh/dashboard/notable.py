@@ -9,23 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["NOTE", "SERIOUS", "WARNING", "describe"]
+__all__ = ["NOTE", "WARNING", "describe"]
 
 NOTE, WARNING, SERIOUS = "note", "warning", "serious"
 Record = dict[str, Any]
 
-ROUTINE_KINDS = frozenset(
-    {
-        "step_done",
-        "evaluated",
-        "initialised",
-        "resources",
-        "network_traffic",
-        "hook_metrics",
-        "scored",
-        "checkpoint_saved",
-    }
-)
+STEP_KINDS = {"step_done", "evaluated", "initialised", "resources", "network_traffic", "hook_metrics"}
+ROUTINE_KINDS = STEP_KINDS | {"scored", "checkpoint_saved"}
 MAX_CHARS = 400
 
 

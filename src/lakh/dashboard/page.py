@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -40,15 +39,6 @@ def content_policy() -> str:
 
 
 def as_json(data: Any) -> str:
-    return json.dumps(_finite(data), separators=(",", ":"))
-
-
-def _finite(value: Any) -> Any:
     """JSON has no NaN or infinity: they become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return value
+    finite = json.loads(json.dumps(data), parse_constant=lambda _: None)
+    return json.dumps(finite, separators=(",", ":"))

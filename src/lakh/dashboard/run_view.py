@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lakh import storage
 from lakh.dashboard import notable, state
 from lakh.dashboard.curves import Markers, curve, downsampled, exact_curve
 from lakh.dashboard.goodput_timeline import goodput_timeline
 from lakh.dashboard.table import StepTable, number
-from lakh.dashboard.tail import EventFilesReplaced, Record, RunEventTail
 from lakh.errors import LakhError
-from lakh.events import current_kind
+from lakh.events import EventFilesReplaced, Record, RunEventTail, current_kind
 from lakh.goodput import GoodputAccount
 from lakh.loss_spikes import SpikeDetector
 
@@ -30,7 +28,7 @@ MAX_MARKS = 400
 MAX_RANKS = 8
 RATES = ("tokens_per_s", "mfu")
 TIMELINE_PARTS = 120
-RECENT_STEPS = 50
+SCORE_KEYS = ("step", "time_s", "pass_at_1", "low", "high", "passed", "total", "seconds")
 CURVES = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "step_s")
 
 
@@ -51,10 +49,9 @@ class RunView:
         self._spikes = SpikeDetector()
         self._notable: list[Record] = []
         self._marks: list[Record] = []
-        self._heldout: dict[int, Record] = {}
-        self._memory: list[tuple[float, float, float]] = []
         self._scores: dict[str, dict[int, Record]] = {}
         self._measured: dict[str, dict[int, Record]] = {}
+        """Name of a curve -> step -> the record of its last measurement, with its `value`."""
         self._started: Record | None = None
         self._ended: str | None = None
         self._step = 0
@@ -92,21 +89,23 @@ class RunView:
         if kind == "step_done":
             self._add_step(record)
         elif kind == "evaluated":
-            self._heldout[record["step"]] = record
+            self._measure("heldout", record, record.get("loss"))
         elif kind == "resources" and rank == 0:
-            self._memory.append((record["step"], record["time_s"], number(record.get("memory_bytes"))))
+            self._measure("memory_bytes", record, record.get("memory_bytes"))
         elif kind == "scored":
             self._scores.setdefault(str(record.get("task")), {})[record["step"]] = record
         elif kind == "hook_metrics" and isinstance(record.get("values"), dict):
             values = record["values"]
             bounds = {key: values[key] for key in ("low", "high")} if {"low", "high"} < values.keys() else {}
             for name in values.keys() - bounds:
-                named = f"{record.get('hook')}: {name}"
-                self._measured.setdefault(named, {})[record["step"]] = {**record, "value": values[name], **bounds}
+                self._measure(f"{record.get('hook')}: {name}", record | bounds, values[name])
         elif kind == "checkpoint_saved" and rank == 0:
             self._checkpoints.append(record["step"], record["time_s"])
         else:
             self._add_rare(record, kind, rank)
+
+    def _measure(self, name: str, record: Record, value: Any) -> None:
+        self._measured.setdefault(name, {})[record["step"]] = {**record, "value": number(value)}
 
     def _add_step(self, record: Record) -> None:
         self._step = record["step"]
@@ -150,11 +149,8 @@ class RunView:
                 "kind": kind, "weight": severity, "text": text}  # fmt: skip
         self._notable = [*self._notable[1 - MAX_NOTABLE :], entry]
         if severity != notable.NOTE:
-            self._mark({**record, "step": step}, severity, text)
-
-    def _mark(self, record: Record, what: str, text: str) -> None:
-        mark = {"time_s": record["time_s"], "step": record["step"], "what": what, "text": text}
-        self._marks = [*self._marks[1 - MAX_MARKS :], mark]
+            mark = {"time_s": record["time_s"], "step": step, "what": severity, "text": text}
+            self._marks = [*self._marks[1 - MAX_MARKS :], mark]
 
     def _read_settings(self) -> None:
         path = self.path / "run.toml"
@@ -168,10 +164,6 @@ class RunView:
         except (OSError, ValueError, LakhError):  # missing or unreadable: the page works without it
             return
 
-    def _setting(self, section: str, name: str) -> Any:
-        table = self._settings.get(section)
-        return table.get(name) if isinstance(table, dict) else None
-
     def data(self, now_s: float, *, points: int, window: tuple[float, float] | None = None) -> dict[str, Any]:
         """Everything the page shows; curves have at most `points` points, within a window of steps if given."""
         return {
@@ -180,7 +172,8 @@ class RunView:
             "marks": self._marks,
             "checkpoints_at": self._checkpoints.points(),
             "scores": {
-                task: [_score(found[step]) for step in sorted(found)] for task, found in sorted(self._scores.items())
+                task: [{key: found[step].get(key) for key in SCORE_KEYS} for step in sorted(found)]
+                for task, found in sorted(self._scores.items())
             },
             "unusual": [
                 {**entry, "ranks": sorted(entry["ranks"])[:MAX_RANKS], "num_ranks": len(entry["ranks"])}
@@ -190,28 +183,29 @@ class RunView:
             "read": {
                 "events": sum(self.counts.values()),
                 "by_kind": self.counts,
-                "unreadable_lines": self._tail.unreadable,
-                "files": self._tail.files,
-                "bytes": self._tail.read_bytes,
-                "of_bytes": self._tail.size_bytes,
+                **self._tail.progress(),
             },
         }
 
     def summary(self, now_s: float) -> dict[str, Any]:
         """Progress and state of the run: one line of the table of runs."""
         table, seconds = self._table, self._goodput.seconds()
-        step_s = _recent(table, "step_s") or 0.0
-        steps = self._setting("train", "steps")
+        step_s = _median(table, "step_s") or 0.0
+        data_wait_s = _median(table, "data_wait_s")
+        train = self._settings.get("train")
+        steps = train.get("steps") if isinstance(train, dict) else None
         steps = steps if isinstance(steps, int) else None
-        total_s, ratio = sum(seconds.values()), None
+        total_s = sum(seconds.values())
         stepping_s = seconds["productive"] + seconds["data_wait"] + seconds["lost"]
-        if total_s:
-            ratio = seconds["productive"] / total_s
+        heldout, memory = self._measured.get("heldout"), self._measured.get("memory_bytes", {})
         now = state.run_state(
             now_s=now_s, last_s=self._goodput.last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
         )
+        left_s = None
+        if now.word in ("running", "starting"):
+            overhead = total_s / stepping_s if stepping_s else 1.0
+            left_s = state.seconds_left(step=self._step, steps=steps, step_s=step_s, overhead=overhead)
         started = self._started or {}
-        live = now.word in ("running", "starting")
         return {
             "name": self.name,
             "path": str(self.path),
@@ -219,66 +213,53 @@ class RunView:
             "step": self._step,
             "steps": steps,
             "loss": _last(table, "loss"),
-            "heldout_loss": number(self._heldout[max(self._heldout)].get("loss")) if self._heldout else None,
+            "heldout_loss": heldout[max(heldout)]["value"] if heldout else None,
             "tokens": _last(table, "tokens"),
-            "tokens_per_s": _recent(table, "tokens_per_s"),
-            "mfu": _recent(table, "mfu"),
+            "tokens_per_s": _median(table, "tokens_per_s"),
+            "mfu": _median(table, "mfu"),
             "step_s": step_s or None,
-            "data_wait": _share(_recent(table, "data_wait_s"), step_s),
-            "memory_bytes": max((row[2] for row in self._memory), default=None),
-            "left_s": state.seconds_left(
-                step=self._step, steps=steps, step_s=step_s, overhead=total_s / stepping_s if stepping_s else 1.0
-            )
-            if live
-            else None,
+            "data_wait": min(1.0, data_wait_s / step_s) if data_wait_s is not None and step_s else None,
+            "memory_bytes": max((record["value"] for record in memory.values()), default=None),
+            "left_s": left_s,
             "began_s": self._goodput.first_s,
             "last_s": self._goodput.last_s,
-            "goodput": ratio,
+            "goodput": seconds["productive"] / total_s if total_s else None,
             "spent_s": seconds,
             "checkpoints_saved": self.counts.get("checkpoint_saved", 0),
             "restarts": self._restarts,
             "lost_ranks": self._lost_ranks,
             "facts": {
                 "run": self._settings.get("name"),
-                "parameters": started.get("parameters"),
                 "ranks": started.get("world"),
-                "device": started.get("device"),
-                "backend": started.get("backend"),
-                "attempt": started.get("attempt"),
+                **{name: started.get(name) for name in ("parameters", "device", "backend", "attempt")},
             },
         }
 
     def _curves(self, points: int, window: tuple[float, float] | None) -> dict[str, Any]:
         table = self._table
         steps, times = table.column("step"), table.column("time_s")
-        inside = np.ones(len(steps), dtype=bool)
-        if window is not None:
-            inside = (steps >= window[0]) & (steps <= window[1])
+        first, last = window or (-np.inf, np.inf)
+        inside = (steps >= first) & (steps <= last)
         current = table.current & inside
         found: dict[str, Any] = {}
-        for name in CURVES:
-            values = table.column(name)
+        columns = {name: table.column(name) for name in CURVES}
+        columns["data_wait"] = table.column("data_wait_s") / np.maximum(table.column("step_s"), 1e-9)
+        for name, values in columns.items():
             if np.isfinite(values[current]).any():
                 shown = steps[current], times[current], values[current], points
                 found[name] = exact_curve(*shown) if name == "lr" else curve(*shown, rate=name in RATES)
-        share = table.column("data_wait_s") / np.maximum(table.column("step_s"), 1e-9)
-        if np.isfinite(share[current]).any():
-            found["data_wait"] = curve(steps[current], times[current], share[current], points)
         lost = ~table.current & inside
         if lost.any():
             found["lost_loss"] = downsampled(steps[lost], times[lost], table.column("loss")[lost], points // 2)
-        for name, rows in (("heldout", self._heldout), *self._measured.items()):
-            chosen = [rows[step] for step in sorted(rows) if window is None or window[0] <= step <= window[1]]
+        for name, rows in self._measured.items():
+            chosen = [rows[step] for step in sorted(rows) if first <= step <= last]
             if chosen:
-                points_of = [(row["step"], row["time_s"], number(row.get("value", row.get("loss")))) for row in chosen]
-                steps, times, values = np.array(points_of, dtype=float).T
+                steps, times, values = (
+                    np.array([row[key] for row in chosen], dtype=float) for key in ("step", "time_s", "value")
+                )
                 found[name] = downsampled(steps, times, values, points)
                 if "low" in chosen[-1] and len(found[name]["value"]) == len(chosen):
                     found[name] |= {key: [_or_none(row.get(key)) for row in chosen] for key in ("low", "high")}
-        memory = [row for row in self._memory if window is None or window[0] <= row[0] <= window[1]]
-        if memory:
-            steps, times, values = np.array(memory, dtype=float).T
-            found["memory_bytes"] = downsampled(steps, times, values, points)
         return found
 
     def _timeline(self) -> dict[str, Any]:
@@ -287,30 +268,16 @@ class RunView:
         return {"began_s": edges[0], "ended_s": edges[-1], "shares": rounded} if edges else {}
 
 
-def _score(record: Record) -> dict[str, Any]:
-    named = ("step", "time_s", "pass_at_1", "low", "high", "passed", "total", "seconds")
-    return {name: record.get(name) for name in named}
-
-
-def _finite(table: StepTable, name: str) -> NDArray[np.float64]:
-    values = table.column(name)[-RECENT_STEPS:]
-    return values[np.isfinite(values)]
-
-
-def _recent(table: StepTable, name: str) -> float | None:
-    """The median of the last steps, so that one slow step does not distort it."""
-    values = _finite(table, name)
+def _median(table: StepTable, name: str) -> float | None:
+    """Over the last steps, so that one slow step does not distort it."""
+    values = table.recent(name)
     return float(np.median(values)) if len(values) else None
 
 
 def _last(table: StepTable, name: str) -> float | None:
-    values = _finite(table, name)
+    values = table.recent(name)
     return float(values[-1]) if len(values) else None
 
 
 def _or_none(value: Any) -> float | None:
     return value if isinstance(value, int | float) else None
-
-
-def _share(part: float | None, whole: float) -> float | None:
-    return min(1.0, part / whole) if part is not None and whole else None

@@ -21,10 +21,9 @@ from dataclasses import dataclass, replace
 
 from lakh.evals.calibration_cache import CachedCalibration, cache_key, problem_hash, read, write
 from lakh.evals.sandbox import Sandbox, SandboxLimits, SandboxVerdict
-from lakh.evals.sandbox.pool import map_threads
 from lakh.evals.task import Problem, Task
 
-__all__ = ["FACTOR", "STEPS_S", "CpuCalibration", "calibrate", "cpu_limit", "probe_s", "slowdown_since", "with_cpu"]
+__all__ = ["CpuCalibration", "calibrate", "with_cpu"]
 
 FACTOR = 10
 STEPS_S = (3, 6, 12, 24, 48, 96, 192)
@@ -48,7 +47,7 @@ class CpuCalibration:
     def limits(self, default_s: int) -> dict[str, int]:
         """Problem id -> CPU limit."""
         return {
-            name: cpu_limit(None if used_s is None else used_s * self.slowdown, default_s)[0]
+            name: default_s if used_s is None else cpu_limit(used_s * self.slowdown)
             for name, used_s in self.reference_s.items()
         }
 
@@ -59,13 +58,8 @@ class CpuCalibration:
         return f"{digest} of {self.measured_on}{slower}"
 
 
-def cpu_limit(reference_s: float | None, default_s: int) -> tuple[int, str]:
-    """Seconds, and the reason. `reference_s` is None if no reference passes."""
-    if reference_s is None:
-        return default_s, "no reference that passes: the default"
-    wanted_s = FACTOR * reference_s
-    step_s = next((step for step in STEPS_S if step >= wanted_s), STEPS_S[-1])
-    return step_s, f"first step above {FACTOR} x {reference_s:.2f} s of the reference"
+def cpu_limit(reference_s: float) -> int:
+    return next((step_s for step_s in STEPS_S if step_s >= FACTOR * reference_s), STEPS_S[-1])
 
 
 @functools.lru_cache(maxsize=256)
@@ -73,16 +67,13 @@ def with_cpu(limits: SandboxLimits, cpu_s: int) -> SandboxLimits:
     return replace(limits, cpu_s=cpu_s, wall_s=max(limits.wall_s, WALL_START_S + WALL_PER_CPU * cpu_s))
 
 
-def slowdown_since(cached: CachedCalibration, now_probe_s: float, today: datetime.date) -> tuple[float | None, str]:
-    """The factor for the cached times, or None if they cannot be used any more; and the reason."""
-    age_days = (today - cached.measured_on).days
-    if not 0 <= age_days <= CACHE_DAYS:
-        return None, f"{age_days} days old"
+def slowdown_since(cached: CachedCalibration, now_probe_s: float, today: datetime.date) -> float | None:
+    """The factor for the cached times; None if they are too old, or the machine is much slower or faster than then."""
     ratio = now_probe_s / cached.probe_s
-    reason = f"the machine takes {ratio:.2f} times as long as then"
-    if not 1 / OTHER_MACHINE <= ratio <= OTHER_MACHINE:
-        return None, reason
-    return (1.0, f"{reason}: within noise") if ratio <= NOISE else (ratio, reason)
+    is_recent = 0 <= (today - cached.measured_on).days <= CACHE_DAYS
+    if not is_recent or not 1 / OTHER_MACHINE <= ratio <= OTHER_MACHINE:
+        return None
+    return 1.0 if ratio <= NOISE else ratio
 
 
 def probe_s(clock: Callable[[], float] = time.thread_time) -> float:
@@ -99,14 +90,14 @@ def probe_s(clock: Callable[[], float] = time.thread_time) -> float:
 
 
 def calibrate(
-    task: Task, problems: Sequence[Problem], sandbox: Sandbox, *, workers: int,
+    task: Task, problems: Sequence[Problem], sandbox: Sandbox, *, workers: int | None,
     progress: Callable[[int], None] | None = None, ignore_cache: bool = False,
 ) -> CpuCalibration:  # fmt: skip
     """CPU times of the references: from the cache if it is valid, otherwise measured and cached."""
     today, now_probe_s = datetime.datetime.now(datetime.UTC).date(), probe_s()
     key = cache_key(task, sandbox.description)
     cached = None if ignore_cache else read(key)
-    slowdown = slowdown_since(cached, now_probe_s, today)[0] if cached else None
+    slowdown = slowdown_since(cached, now_probe_s, today) if cached else None
     if cached is None or slowdown is None:
         cached, slowdown = CachedCalibration(today, now_probe_s, {}), 1.0
     keys = {problem.id: (problem.id, problem_hash(problem)) for problem in problems}
@@ -118,7 +109,7 @@ def calibrate(
         built = task.build(problem, problem.canonical) if problem.canonical else None
         return None if built is None or isinstance(built, SandboxVerdict) else sandbox.run(built, longest)
 
-    verdicts = map_threads(measure, missing, workers, sandbox.stop, progress=progress)
+    verdicts = sandbox.map(measure, missing, workers, progress=progress)
     measured = {
         problem.id: round(verdict.cpu_s / slowdown, 4)
         for problem, verdict in zip(missing, verdicts, strict=True)

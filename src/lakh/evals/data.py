@@ -27,22 +27,23 @@ LARGEST_DOWNLOAD_BYTES = 64 << 20
 class BenchmarkFile:
     name: str
     sha256: str
-    url: str = ""
-    """In the official repository, at a commit where the file has this hash."""
+    folder: str = ""
+    """URL of its folder in the official repository, at a commit where the file has this hash."""
 
-    def read(self, data: str | None, packaged: str | None = None) -> bytes:
-        """The file's bytes: from `data` (the file or its folder), a package's folder, the cache, or a download."""
+    def rows(self, data: str | None, needed: Sequence[str]) -> list[dict[str, Any]]:
+        return read_rows(self.name, self.read(data), needed)
+
+    def read(self, data: str | None) -> bytes:
+        """The file's bytes: from `data` (the file or its folder), the cache, or a download."""
         if data is not None:
             path = data
             if storage.is_local(path) and storage.local_path(path).is_dir():
                 path = storage.join(path, self.name)
             return self._checked(path, storage.read_bytes(path))
-        if packaged is not None:
-            return self._checked(packaged, storage.read_bytes(packaged))
         cached = storage.cache_folder("benchmarks") / self.name
         if cached.exists():
             return self._checked(str(cached), cached.read_bytes())
-        raw = self._checked(self.url, self._download())
+        raw = self._checked(self.folder + self.name, self._download())
         storage.write_bytes(cached, raw)
         return raw
 
@@ -60,15 +61,15 @@ class BenchmarkFile:
         import urllib.error
         import urllib.request
 
-        todo = f"give --data the file {self.name}, or a folder that holds it"
-        if not self.url:
+        url, todo = self.folder + self.name, f"give --data the file {self.name}, or a folder that holds it"
+        if not self.folder:
             raise UserError(self.name, "has no address to download from", todo)
         try:
-            with urllib.request.urlopen(self.url, timeout=DOWNLOAD_TIMEOUT_S) as response:
+            with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_S) as response:
                 raw: bytes = response.read(LARGEST_DOWNLOAD_BYTES)
         except (OSError, urllib.error.URLError, ValueError) as error:
             reason = getattr(error, "reason", error)
-            raise UserError(self.url, f"cannot be downloaded ({reason})", todo) from None
+            raise UserError(url, f"cannot be downloaded ({reason})", todo) from None
         return raw
 
 

@@ -38,7 +38,6 @@ class BitsPerByte:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        value = self.bits / self.bytes
         parts = {
             "task": NAME,
             "data_sha256": self.data_sha256,
@@ -50,7 +49,7 @@ class BitsPerByte:
         }
         return {
             "task": NAME,
-            "bits_per_byte": value,
+            "bits_per_byte": self.bits / self.bytes,
             "interval": list(self.interval),
             "perplexity_per_token": 2 ** (self.bits / max(1, self.tokens)),
             "tokens": self.tokens,
@@ -79,7 +78,7 @@ def measure(
     """Score (name, text) pairs with the model behind a path."""
     import torch
 
-    from lakh.evals.scoring.score import bootstrap_ratio
+    from lakh.evals.scoring.score import bootstrap_interval
     from lakh.server.model import weights as model_weights
     from lakh.tokens.tokenizer import Tokenizer
     from lakh.workloads.code.model import CodeModel
@@ -120,7 +119,7 @@ def measure(
         tokens=num_tokens,
         bytes=sum(sizes),
         bits=sum(bits),
-        interval=bootstrap_ratio(bits, sizes),
+        interval=bootstrap_interval(bits, sizes),
         context=loaded.spec.context,
         data_sha256=digest.hexdigest(),
         seconds=time.monotonic() - started_s,

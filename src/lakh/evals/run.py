@@ -10,7 +10,6 @@ With an output folder, verdicts go to a journal as they come: after Ctrl-C the s
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,6 @@ from lakh.evals.calibrate import calibrate, with_cpu
 from lakh.evals.generation.samples import Sample, fingerprint, program_of, write_samples
 from lakh.evals.journal import Journal
 from lakh.evals.sandbox import Sandbox, SandboxVerdict
-from lakh.evals.sandbox.pool import map_threads
 from lakh.evals.scoring.protocol import EvalProtocol, Origin
 from lakh.evals.scoring.score import ScoreSummary, summarise
 from lakh.evals.task import Task
@@ -84,8 +82,7 @@ def run_samples(
         return verdict
 
     todo = [index for index in range(len(samples)) if index not in known]
-    workers = workers or os.cpu_count() or 1
-    verdicts = map_threads(run, todo, workers, sandbox.stop, progress=progress, already_done=len(known))
+    verdicts = sandbox.map(run, todo, workers, progress=progress, already_done=len(known))
     known |= dict(zip(todo, verdicts, strict=True))
     return [known[index] for index in range(len(samples))]
 
@@ -100,7 +97,6 @@ def score_samples(
 
     `calibration` describes the source of given limits; `recalibrate` measures references again and ignores the cache.
     """
-    workers = workers or os.cpu_count() or 1
     started_s = time.monotonic()
     counts = Counter(sample.task_id for sample in samples)
     sha256 = fingerprint(samples)
@@ -120,7 +116,7 @@ def score_samples(
     summary = summarise(zip((sample.task_id for sample in samples), verdicts, strict=True))
     low, high = min(counts.values()), max(counts.values())
     protocol = EvalProtocol(
-        task, origin, task.limits, sandbox.description, len(counts), str(low) if low == high else f"{low}-{high}",
+        task, origin, sandbox.description, len(counts), str(low) if low == high else f"{low}-{high}",
         samples_sha256=sha256, cpu_s=cpu_s, calibration=calibration,
     )  # fmt: skip
     result = EvalResult(protocol, tuple(samples), tuple(verdicts), summary, time.monotonic() - started_s)

@@ -42,13 +42,13 @@ class Task:
     problems: tuple[Problem, ...]
     stops: tuple[str, ...]
     """Generation ends before the first of these."""
-    prompt_form: str
-    """How the model sees a problem, in a few words for the protocol line."""
-    extraction: str
-    """How a completion is taken from the generated text, likewise."""
     data_sha256: str
     build: Callable[[Problem, str], Program | CommandProgram | SandboxVerdict]
     """Problem and completion -> the program to run, or a verdict if nothing has to run."""
+    prompt_form: str = "raw prompt"
+    """How the model sees a problem, in a few words for the protocol line."""
+    extraction: str = "cut at the first stop string"
+    """How a completion is taken from the generated text, likewise."""
     take: Callable[[str], str] | None = None
     """Generated text -> completion; by default the text before the first stop string."""
     ended: Callable[[str], bool] | None = None

@@ -11,18 +11,21 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lakh import events, storage
 from lakh.errors import LakhError, UserError
 from lakh.evals import perplexity
-from lakh.evals.generation.generate import CompletionGenerator, generate, load_engine
+from lakh.evals.generation.generate import generate, load_engine
 from lakh.evals.run import EvalResult, score_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.scoring.protocol import Origin
 from lakh.evals.task import Task
 
-__all__ = ["WATCHER_RANK", "PendingEval", "bits_per_byte", "curve", "pending", "watch"]
+if TYPE_CHECKING:
+    from lakh.evals.generation.generate import CompletionGenerator
+
+__all__ = ["WATCHER_RANK", "bits_per_byte", "curve", "watch"]
 
 WATCHER_RANK = 99_999  # its own file of events: each file has one writer
 FOLDER = "evals"
@@ -32,12 +35,13 @@ A_RUN = "give the folder of a run: lakh train --out RUNDIR"
 
 @dataclass(frozen=True)
 class PendingEval:
+    task: str
     step: int
     checkpoint: str
     out: str
 
 
-def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> list[tuple[str, PendingEval]]:
+def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> list[PendingEval]:
     """Checkpoints without a result, the newest first, of every `every`-th step."""
     from lakh.checkpoint import list_complete
 
@@ -48,7 +52,7 @@ def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> list[tuple
         for name in names:
             out = storage.join(run_dir, FOLDER, f"{step:08d}", name)
             if not storage.exists(storage.join(out, RESULT)):
-                found.append((name, PendingEval(step, folder, out)))
+                found.append(PendingEval(name, step, folder, out))
     return found
 
 
@@ -69,17 +73,20 @@ def watch(
     made, skipped = 0, set()
     loaded: tuple[str, CompletionGenerator] | None = None  # one model for all tasks of a checkpoint
 
-    def evaluate(name: str, item: PendingEval) -> tuple[dict[str, Any], events.Event]:
+    def evaluate(item: PendingEval) -> tuple[dict[str, Any], events.Event]:
         nonlocal loaded
-        if name == perplexity.NAME:
+        if item.task == perplexity.NAME:
             found = measure(item.checkpoint, texts).as_dict()
             storage.write_bytes(storage.join(item.out, RESULT), json.dumps(found, indent=1).encode())
-            return found, _measured(item, found)
+            low, high = found["interval"]
+            values = {"bits_per_byte": found["bits_per_byte"], "low": low, "high": high}
+            return found, events.HookMetrics(step=item.step, hook=perplexity.NAME, values=values)
         assert sandbox is not None, "tasks run programs"
         if loaded is None or loaded[0] != item.checkpoint:
             loaded = item.checkpoint, load(item.checkpoint)
-        samples = generate(loaded[1], by_name[name], origin, n=n)
-        result = score_samples(by_name[name], samples, sandbox, origin, workers=workers, out=item.out)
+        task = by_name[item.task]
+        samples = generate(loaded[1], task, origin, n=n)
+        result = score_samples(task, samples, sandbox, origin, workers=workers, out=item.out)
         return result.as_dict(), _scored(item, result)
 
     by_name = {task.name: task for task in tasks}
@@ -87,15 +94,14 @@ def watch(
     with events.EventLog(run_dir, WATCHER_RANK) as log:
         while True:
             last = until()
-            waiting = [(name, item) for name, item in pending(run_dir, names, every=every) if item.out not in skipped]
-            if not waiting:
+            item = next((item for item in pending(run_dir, names, every=every) if item.out not in skipped), None)
+            if item is None:
                 if last:
                     return made
                 time.sleep(poll_s)
                 continue
-            name, item = waiting[0]
             try:
-                found, event = evaluate(name, item)
+                found, event = evaluate(item)
             except LakhError as error:
                 if isinstance(error, UserError) and storage.exists(item.checkpoint):
                     raise
@@ -125,12 +131,6 @@ def bits_per_byte(run_dir: str) -> list[events.HookMetrics]:
     read = events.read(run_dir, WATCHER_RANK)
     found = {e.step: e for e in read if isinstance(e, events.HookMetrics) and e.hook == perplexity.NAME}
     return [found[step] for step in sorted(found)]
-
-
-def _measured(item: PendingEval, found: dict[str, Any]) -> events.HookMetrics:
-    low, high = found["interval"]
-    values = {"bits_per_byte": found["bits_per_byte"], "low": low, "high": high}
-    return events.HookMetrics(step=item.step, hook=perplexity.NAME, values=values)
 
 
 def _scored(item: PendingEval, result: EvalResult) -> events.Scored:

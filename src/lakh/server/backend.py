@@ -7,16 +7,18 @@ backends/completion_cache.py                cached completions in front of any o
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from lakh.server.metrics import MetricFamily
 from lakh.server.request import CompletionRequest
 
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
+__all__ = ["Backend", "CompletionDelta", "ModelCard", "Usage", "wait_until"]
 
-__all__ = ["Backend", "CompletionDelta", "ModelCard", "Usage"]
+POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Backend(Protocol):
         """
         ...
 
-    def metric_families(self) -> list[Metric]: ...
+    def metric_families(self) -> list[MetricFamily]: ...
 
     async def start(self) -> None: ...
 
@@ -76,3 +78,12 @@ class Backend(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+async def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether the condition became true within `timeout_s`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(POLL_S)
+    return condition()

@@ -8,31 +8,20 @@ decode-ahead can be dropped at any time with steps unread; the sequences continu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lakh.server.scheduler import Scheduler, steps_to_launch
 from lakh.server.sequence import Sequence
 
 if TYPE_CHECKING:
     from lakh.server.model.gpu.decode import Decoder
+    from lakh.server.model.gpu.decode_batch import MultiStepDecode
 
-__all__ = ["DecodeAhead", "DecodeBurst"]
-
-
-class DecodeBurst(Protocol):
-    """Greedy steps on a device (model/gpu has the implementation)."""
-
-    def launch(self, steps: int) -> None:
-        """Launch this many more steps without waiting for them."""
-        ...
-
-    def read(self) -> list[list[int]]:
-        """Wait for the oldest unread launch; returns the tokens of all sequences, step by step."""
-        ...
+__all__ = ["DecodeAhead"]
 
 
 class DecodeAhead:
-    def __init__(self, seqs: Iterable[Sequence], burst: DecodeBurst, max_steps: int) -> None:
+    def __init__(self, seqs: Iterable[Sequence], burst: MultiStepDecode, max_steps: int) -> None:
         """The sequences hold blocks for up to `max_steps` steps."""
         self.seqs = list(seqs)
         self.num_read = 0

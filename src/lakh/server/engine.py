@@ -29,7 +29,7 @@ from torch import Tensor
 from lakh.errors import UserError
 from lakh.server.decode_ahead import DecodeAhead
 from lakh.server.detokenizer import Detokenizer, DetokenizerStream
-from lakh.server.metrics import EngineCounters, EngineObserver
+from lakh.server.metrics import EngineCounters, EngineMetrics
 from lakh.server.model import weights as model_weights
 from lakh.server.model.inference import InferenceModel, Precision
 from lakh.server.model.runner import Runner
@@ -99,7 +99,7 @@ class Engine:
         on_release = (lambda seq: None) if self._proposer is None else self._proposer.release
         self.scheduler = Scheduler(self.runner, self.counters, clock, on_release)
         self._decode_ahead: DecodeAhead | None = None
-        self._observer: EngineObserver | None = None
+        self._observer: EngineMetrics | None = None
         self._lock = threading.RLock()
 
     @staticmethod
@@ -262,7 +262,7 @@ class Engine:
     def num_waiting(self) -> int:
         return len(self.scheduler.waiting)
 
-    def observe(self, observer: EngineObserver) -> None:
+    def observe(self, observer: EngineMetrics) -> None:
         """Report every step and every completion to `observer`."""
         self._observer = self.scheduler.observer = observer
 

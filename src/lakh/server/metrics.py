@@ -7,32 +7,30 @@ accepted, `suggestions_accepted` counts suggestions that a user accepted.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from lakh.metrics import CONTENT_TYPE, MetricsRegistry, counter_family, gauge_family
+from lakh.metrics import MetricsRegistry, counter_family, gauge_family
 
 if TYPE_CHECKING:
     from prometheus_client import Histogram
     from prometheus_client.metrics_core import Metric
 
     from lakh.server.backend import Backend
-    from lakh.server.store import CacheStore
 
 __all__ = [
-    "CONTENT_TYPE",
     "PREFIX",
     "EngineCounters",
     "EngineMetrics",
-    "EngineObserver",
+    "MetricFamily",
     "PhaseLatencies",
     "ServerMetrics",
     "counter",
     "gauge",
-    "resident_bytes",
 ]
+
+MetricFamily: TypeAlias = "Metric"  # prometheus_client is an optional dependency
 
 PREFIX = "lakh:"
 LATENCY_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
@@ -70,14 +68,12 @@ class EngineCounters:
     aborted_seqs: int = 0
 
 
-class EngineObserver(Protocol):
-    """What an engine reports while it runs."""
+class RequestTimes(Protocol):
+    """Times of one clock: arrival, first work on it, first token."""
 
-    def observe_step(self, num_tokens: int) -> None: ...
-
-    def observe_completion(
-        self, *, arrived_s: float, started_s: float, first_token_s: float, finished_s: float, num_tokens: int
-    ) -> None: ...
+    arrived_s: float
+    started_s: float | None
+    first_token_s: float | None
 
 
 class PhaseLatencies:
@@ -100,11 +96,11 @@ class PhaseLatencies:
         self._inference = phase("inference_time", "From the first work to the last token.")
         self._token = phase("time_per_output_token", "Decode time per token after the first.", BETWEEN_S)
 
-    def observe_completion(
-        self, *, arrived_s: float, started_s: float, first_token_s: float, finished_s: float, num_tokens: int
-    ) -> None:
-        """One completion, with times of one clock."""
-        self._queue.observe(started_s - arrived_s)
+    def observe_completion(self, times: RequestTimes, finished_s: float, num_tokens: int) -> None:
+        started_s, first_token_s = times.started_s, times.first_token_s
+        if started_s is None or first_token_s is None:
+            return
+        self._queue.observe(started_s - times.arrived_s)
         self._prefill.observe(first_token_s - started_s)
         self._decode.observe(finished_s - first_token_s)
         self._inference.observe(finished_s - started_s)
@@ -123,10 +119,14 @@ class EngineMetrics(PhaseLatencies):
         self._step_sizes.observe(num_tokens)
 
 
+class MetricSource(Protocol):
+    def metric_families(self) -> list[Metric]: ...
+
+
 class ServerMetrics:
     """What the API counts, and the metrics page of the whole server."""
 
-    def __init__(self, backend: Backend, store: CacheStore | None) -> None:
+    def __init__(self, backend: Backend, others: Iterable[MetricSource] = ()) -> None:
         registry = self._registry = MetricsRegistry(PREFIX, process=True)
         self.requests = registry.counter("requests_total", "Completion requests by HTTP status.", ["code"])
         self.finished = registry.counter("request_success_total", "Completions by finish reason.", ["finished_reason"])
@@ -152,17 +152,8 @@ class ServerMetrics:
                 gauge_family("process_id", "Id of this process.", os.getpid()),
             ]
         )
-        registry.collect_from(backend.metric_families)
-        if store is not None:
-            registry.collect_from(store.metric_families)
+        for source in (backend, *others):
+            registry.collect_from(source.metric_families)
 
     def page(self) -> bytes:
         return self._registry.page()
-
-
-def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not tell."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from lakh.server.sampling import SamplingParams, sample_uniform_batch
 from lakh.server.sequence import Completion, FinishReason, Sequence
 
 if TYPE_CHECKING:
+    from lakh.server.model.gpu.decode import Decoder
     from lakh.server.model.runner import Runner
     from lakh.server.prompts.fim import Order
 
@@ -48,7 +50,8 @@ class OfflineEngine:
         self.max_seqs, self.burst = max_seqs or MAX_SEQS[kind], burst or BURST[kind]
         self._prefill_tokens = PREFILL_TOKENS[kind]
         runner = engine.runner
-        self._decoder: _BurstDecoder = _EagerBursts(runner) if runner.decoder is None else _GraphBursts(runner)
+        decoder = runner.decoder
+        self._decode = partial(_eager_burst, runner) if decoder is None else partial(_graph_burst, decoder)
 
     @staticmethod
     def load(path: str) -> OfflineEngine:
@@ -85,7 +88,7 @@ class OfflineEngine:
                 running = list(scheduler.running)
                 room = min(engine.spec.context + 1 - len(seq.ids) for seq in running)
                 steps = max(1, min(self.burst, room, max(seq.max_new_tokens - len(seq.tokens) for seq in running)))
-                burst = self._decoder.run(running, steps, common, _burst_keys(running, keys, steps))
+                burst = self._decode(running, steps, common, _burst_keys(running, keys, steps))
                 for seq, tokens in zip(running, burst, strict=True):
                     texts[seq], completion = self._read(seq, tokens, texts[seq], common.stop, stop_when)
                     if completion is not None:
@@ -141,56 +144,43 @@ class OfflineEngine:
         return text, Completion(text[: min(ends)] if ends else text, tuple(seq.tokens), reason, len(seq.prompt))
 
 
-class _BurstDecoder(Protocol):
-    def run(self, seqs: list[Sequence], steps: int, sampling: SamplingParams, keys: Tensor) -> list[list[int]]:
-        """`steps` new tokens of every sequence. Their blocks have room."""
-        ...
+@torch.inference_mode()
+def _eager_burst(
+    runner: Runner, seqs: list[Sequence], steps: int, sampling: SamplingParams, keys: Tensor
+) -> list[list[int]]:
+    """`steps` new tokens of every sequence, step by step through the network, on any device. Their blocks have room."""
+    burst: list[list[int]] = [[] for _ in seqs]
+    keys = keys.to(runner.network.device)
+    for step in range(steps):
+        chunks = [
+            SequenceChunk([new[-1] if new else seq.ids[-1]], len(seq.ids) - 1 + step, _blocks(seq))
+            for seq, new in zip(seqs, burst, strict=True)
+        ]
+        logits = runner.forward(chunks)
+        tokens = sample_uniform_batch(logits, sampling.temperature, sampling.top_p, keys[:, step])
+        for new, token in zip(burst, tokens.tolist(), strict=True):
+            new.append(token)
+    return burst
 
 
-class _EagerBursts:
-    """Step by step through the network, on any device."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-
-    @torch.inference_mode()
-    def run(self, seqs: list[Sequence], steps: int, sampling: SamplingParams, keys: Tensor) -> list[list[int]]:
-        burst: list[list[int]] = [[] for _ in seqs]
-        keys = keys.to(self._runner.network.device)
-        for step in range(steps):
-            chunks = [
-                SequenceChunk([new[-1] if new else seq.ids[-1]], len(seq.ids) - 1 + step, _blocks(seq))
-                for seq, new in zip(seqs, burst, strict=True)
-            ]
-            logits = self._runner.forward(chunks)
-            tokens = sample_uniform_batch(logits, sampling.temperature, sampling.top_p, keys[:, step])
-            for new, token in zip(burst, tokens.tolist(), strict=True):
-                new.append(token)
-        return burst
-
-
-class _GraphBursts:
-    """Replays the decoder's CUDA graph, replaces its greedy tokens by the sampled ones, and reads once per burst."""
-
-    def __init__(self, runner: Runner) -> None:
-        assert runner.decoder is not None
-        self._decoder = runner.decoder
-
-    @torch.inference_mode()
-    def run(self, seqs: list[Sequence], steps: int, sampling: SamplingParams, keys: Tensor) -> list[list[int]]:
-        last, positions = [seq.ids[-1] for seq in seqs], [len(seq.ids) - 1 for seq in seqs]
-        batch = self._decoder.load_batch(last, positions, [_blocks(seq) for seq in seqs], GRAPH_SIZES)
-        device = batch.tokens.device
-        padded = torch.zeros(len(batch), steps, dtype=torch.int64)
-        padded[: len(seqs)] = keys
-        padded = padded.to(device)
-        history = torch.zeros(steps, len(batch), dtype=torch.int64, device=device)
-        for step in range(steps):
-            batch.replay()
-            tokens = sample_uniform_batch(batch.logits, sampling.temperature, sampling.top_p, padded[:, step])
-            batch.set_tokens(tokens)
-            history[step] = tokens
-        return history[:, : len(seqs)].T.tolist()
+@torch.inference_mode()
+def _graph_burst(
+    decoder: Decoder, seqs: list[Sequence], steps: int, sampling: SamplingParams, keys: Tensor
+) -> list[list[int]]:
+    """The same with the decoder's CUDA graph, whose greedy tokens are replaced by the sampled ones. Reads once."""
+    last, positions = [seq.ids[-1] for seq in seqs], [len(seq.ids) - 1 for seq in seqs]
+    batch = decoder.load_batch(last, positions, [_blocks(seq) for seq in seqs], GRAPH_SIZES)
+    device = batch.tokens.device
+    padded = torch.zeros(len(batch), steps, dtype=torch.int64)
+    padded[: len(seqs)] = keys
+    padded = padded.to(device)
+    history = torch.zeros(steps, len(batch), dtype=torch.int64, device=device)
+    for step in range(steps):
+        batch.replay()
+        tokens = sample_uniform_batch(batch.logits, sampling.temperature, sampling.top_p, padded[:, step])
+        batch.set_tokens(tokens)
+        history[step] = tokens
+    return history[:, : len(seqs)].T.tolist()
 
 
 def _noise_keys(seq: Sequence) -> Tensor:

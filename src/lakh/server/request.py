@@ -17,7 +17,7 @@ from lakh.server.prompts.fim import Order
 from lakh.server.sampling_params import SamplingParams
 from lakh.server.stopping import STOP_RULES
 
-__all__ = ["CompletionRequest", "RequestError", "parse"]
+__all__ = ["CompletionRequest", "RequestError", "ServerStopping", "Superseded", "parse"]
 
 MAX_CHOICES = 64
 MAX_TIMEOUT_MS = 3_600_000
@@ -32,35 +32,33 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
+@dataclass(eq=False)
 class RequestError(Exception):
     """An error for the client, in OpenAI's form. Picklable: it crosses from the engine process."""
 
-    def __init__(
-        self,
-        param: str | None,
-        message: str,
-        *,
-        status: int = 400,
-        code: str | None = None,
-        retry_after_s: float = 1.0,
-    ) -> None:
-        super().__init__(message)
-        self.param, self.message, self.status, self.code = param, message, status, code
-        self.retry_after_s = retry_after_s
-        """Sent with 429 and 503."""
+    param: str | None
+    message: str
+    status: int = 400
+    code: str | None = None
+    retry_after_s: float = 1.0
+    """Sent with 429 and 503."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _request_error, (self.param, self.message, self.status, self.code, self.retry_after_s)
+    def __str__(self) -> str:
+        return self.message
 
     def as_dict(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def _request_error(
-    param: str | None, message: str, status: int, code: str | None, retry_after_s: float
-) -> RequestError:
-    return RequestError(param, message, status=status, code=code, retry_after_s=retry_after_s)
+class Superseded(RequestError):
+    def __init__(self) -> None:
+        super().__init__(None, "superseded by a newer request", status=409, code="superseded")
+
+
+class ServerStopping(RequestError):
+    def __init__(self) -> None:
+        super().__init__(None, "the server is shutting down", status=503)
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class CompletionRequest:
     timeout_s: float | None = None
     """The completion ends with what it has after this time."""
     supersede: Hashable = None
-    """A newer request with the same key cancels this one."""
+    """A newer request with the same key (of the same tenant and user) cancels this one."""
     tenant: str = ""
     user: str = ""
     """The user that the request names, within the tenant."""
@@ -116,72 +114,68 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     prompts = _prompts(data.get("prompt"))
     n = _take(data, "n", int, 1)
     if not 1 <= n <= MAX_CHOICES or n * len(prompts) > MAX_CHOICES:
-        raise RequestError("n", f"{len(prompts)} prompts x n = {_show(n)} is not from 1 to {MAX_CHOICES} completions")
+        raise RequestError(
+            "n", f"{len(prompts)} prompts x n = {reprlib.repr(n)} is not from 1 to {MAX_CHOICES} completions"
+        )
     suffix = _take(data, "suffix", str, None)
     if suffix is not None and not all(isinstance(prompt, str) for prompt in prompts):
         raise RequestError("suffix", "suffix needs prompts of text, not of token ids")
-    stream = _take(data, "stream", bool, False)
     options = data.get("stream_options") or {}
     if not isinstance(options, Mapping):
-        raise RequestError("stream_options", f"stream_options: {_show(options)} is not an object")
-    try:
-        sampling = SamplingParams(
-            max_tokens=_take(data, "max_tokens", int, 16),
-            temperature=_take(data, "temperature", float, 1.0),
-            top_p=_take(data, "top_p", float, 1.0),
-            top_k=_take(data, "top_k", int, 0),
-            seed=_take(data, "seed", int, None),
-            stop=_stops(data.get("stop")),
-            logprobs=_take(data, "logprobs", int, None),
-        )
-    except ConfigError as error:
-        raise RequestError(error.where, str(error)) from None
+        raise RequestError("stream_options", f"stream_options: {reprlib.repr(options)} is not an object")
+    timeout_ms = _take(data, "timeout_ms", float, None)
+    if timeout_ms is not None and not 0 < timeout_ms <= MAX_TIMEOUT_MS:  # NaN compares false and is refused too
+        raise RequestError("timeout_ms", f"timeout_ms: {reprlib.repr(timeout_ms)} is not from 0 to {MAX_TIMEOUT_MS}")
+    salt = _take(data, "cache_salt", str, "")
+    if len(salt) > MAX_SALT_CHARS:
+        raise RequestError("cache_salt", f"cache_salt: has {len(salt)} characters; at most {MAX_SALT_CHARS}")
+    user, supersede = _take(data, "user", str, ""), _take(data, "supersede", str, None)
     return CompletionRequest(
         prompts=prompts,
         suffix=suffix or None,
         n=n,
-        sampling=sampling,
-        stream=stream,
+        sampling=_sampling(data),
+        stream=_take(data, "stream", bool, False),
         include_usage=_take(options, "include_usage", bool, False),
         model=_take(data, "model", str, None),
         stop_rule=_one_of(data, "stop_rule", STOP_RULES, None),
         order=_one_of(data, "order", ("psm", "spm"), "psm"),
-        timeout_s=_timeout_s(data),
-        supersede=_supersede(data, tenant),
+        timeout_s=None if timeout_ms is None else timeout_ms / 1000,
+        supersede=None if supersede is None else (tenant, user, supersede),
         tenant=tenant,
-        user=_take(data, "user", str, ""),
-        cache_salt=_salt(data),
-        reuse=_take(data, "reuse", bool, data.get("supersede") is not None),
+        user=user,
+        cache_salt=salt,
+        reuse=_take(data, "reuse", bool, supersede is not None),
         return_token_ids=_take(data, "return_token_ids", bool, False),
         heal=_take(data, "heal", bool, False),
     )
 
 
+def _sampling(data: Mapping[str, Any]) -> SamplingParams:
+    stop = data.get("stop")
+    if stop is None or isinstance(stop, list):
+        stop = tuple(stop or ())
+    elif isinstance(stop, str):
+        stop = (stop,)
+    try:
+        return SamplingParams(
+            max_tokens=_take(data, "max_tokens", int, 16),
+            temperature=_take(data, "temperature", float, 1.0),
+            top_p=_take(data, "top_p", float, 1.0),
+            top_k=_take(data, "top_k", int, 0),
+            seed=_take(data, "seed", int, None),
+            stop=stop,
+            logprobs=_take(data, "logprobs", int, None),
+        )
+    except ConfigError as error:
+        raise RequestError(error.where, str(error)) from None
+
+
 def _one_of(data: Mapping[str, Any], field: str, known: Sequence[str], default: Any) -> Any:
-    value = _take(data, field, str, None)
-    if value is not None and value not in known:
-        raise RequestError(field, f"{field}: {_show(value)} is none of {', '.join(known)}")
-    return default if value is None else value
-
-
-def _timeout_s(data: Mapping[str, Any]) -> float | None:
-    value = _take(data, "timeout_ms", float, None)
-    if value is not None and not 0 < value <= MAX_TIMEOUT_MS:  # NaN compares false and is refused too
-        raise RequestError("timeout_ms", f"timeout_ms: {_show(value)} is not from 0 to {MAX_TIMEOUT_MS}")
-    return None if value is None else value / 1000
-
-
-def _salt(data: Mapping[str, Any]) -> str:
-    salt: str = _take(data, "cache_salt", str, "")
-    if len(salt) > MAX_SALT_CHARS:
-        raise RequestError("cache_salt", f"cache_salt: has {len(salt)} characters; at most {MAX_SALT_CHARS}")
-    return salt
-
-
-def _supersede(data: Mapping[str, Any], tenant: str) -> Hashable:
-    """Scoped to the tenant and the named user; the key itself is for example an open file."""
-    key = _take(data, "supersede", str, None)
-    return None if key is None else (tenant, _take(data, "user", str, ""), key)
+    value = _take(data, field, str, default)
+    if value is not default and value not in known:
+        raise RequestError(field, f"{field}: {reprlib.repr(value)} is none of {', '.join(known)}")
+    return value
 
 
 def _take(data: Mapping[str, Any], field: str, kind: type, default: Any) -> Any:
@@ -193,7 +187,7 @@ def _take(data: Mapping[str, Any], field: str, kind: type, default: Any) -> Any:
         return float(value)
     if type(value) is not kind:
         names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-        raise RequestError(field, f"{field}: {_show(value)} is not {names[kind]}")
+        raise RequestError(field, f"{field}: {reprlib.repr(value)} is not {names[kind]}")
     return value
 
 
@@ -208,22 +202,9 @@ def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
             return (tuple(value),)
         if all(isinstance(item, list) and _are_ids(item) for item in value):
             return tuple(tuple(item) for item in value)
-    found = "is missing" if value is None else f"{_show(value)} is not a string or a list of strings"
+    found = "is missing" if value is None else f"{reprlib.repr(value)} is not a string or a list of strings"
     raise RequestError("prompt", f"prompt: {found}")
 
 
 def _are_ids(value: list[Any]) -> bool:
     return bool(value) and all(type(item) is int for item in value)
-
-
-def _stops(value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    items = [value] if isinstance(value, str) else value
-    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise RequestError("stop", f"stop: {_show(value)} is not a string or a list of strings")
-    return tuple(items)
-
-
-def _show(value: object) -> str:
-    return reprlib.repr(value)

@@ -12,7 +12,7 @@ __all__ = ["MAX_LOGPROBS", "MAX_SEED", "MAX_STOPS", "MAX_TEMPERATURE", "Sampling
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_SEED = 2**63 - 1
-MAX_TEMPERATURE = 100.0
+MAX_TEMPERATURE = 100
 
 
 @dataclass(frozen=True)
@@ -35,32 +35,25 @@ class SamplingParams:
     """Report the log-probability of each sampled token and of this many top alternatives."""
 
     def __post_init__(self) -> None:
-        _whole("max_tokens", self.max_tokens, 1, 2**31)
-        _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        _number("top_p", self.top_p, 0.0, 1.0)
+        _check("max_tokens", self.max_tokens, int, 1, 2**31)
+        _check("temperature", self.temperature, float, 0, MAX_TEMPERATURE)
+        _check("top_p", self.top_p, float, 0, 1)
         if self.top_p == 0:
             raise ConfigError("top_p", "0 excludes every token", "choose a value above 0, up to 1")
-        _whole("top_k", self.top_k, 0, 2**31)
+        _check("top_k", self.top_k, int, 0, 2**31)
         if self.seed is not None:
-            _whole("seed", self.seed, 0, MAX_SEED)
+            _check("seed", self.seed, int, 0, MAX_SEED)
         if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+            _check("logprobs", self.logprobs, int, 0, MAX_LOGPROBS)
         if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
-            raise ConfigError(
-                "stop",
-                f"{reprlib.repr(self.stop)} is not a list of non-empty strings",
-                "give strings such as '\\n\\n'",
-            )
+            found = f"{reprlib.repr(self.stop)} is not a list of non-empty strings"
+            raise ConfigError("stop", found, "give strings such as '\\n\\n'")
         if len(self.stop) > MAX_STOPS:
             raise ConfigError("stop", f"{len(self.stop)} strings are too many", f"give at most {MAX_STOPS}")
 
 
-def _whole(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(name, f"{reprlib.repr(value)} is not a whole number from {low} to {high}", "choose one")
-
-
-def _number(name: str, value: object, low: float, high: float) -> None:
-    # NaN compares false and is refused too.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ConfigError(name, f"{reprlib.repr(value)} is not a number from {low:g} to {high:g}", "choose one")
+def _check(name: str, value: object, kind: type, low: int, high: int) -> None:
+    is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:  # type: ignore[operator]  # NaN compares false and is refused too
+        what = "whole number" if kind is int else "number"
+        raise ConfigError(name, f"{reprlib.repr(value)} is not a {what} from {low} to {high}", "choose one")

@@ -14,21 +14,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from lakh.server.metrics import EngineCounters, EngineObserver
+from lakh.server.metrics import EngineCounters, EngineMetrics
 from lakh.server.model.block_pool import BLOCK_TOKENS, Lease
 from lakh.server.model.inference import SequenceChunk
 from lakh.server.model.runner import Runner
 from lakh.server.sequence import Sequence
 from lakh.server.speculation.rejection import DraftTokens
 
-__all__ = [
-    "ScheduledSequence",
-    "Scheduler",
-    "TokenBudget",
-    "split_token_budget",
-    "steps_between_proposals",
-    "steps_to_launch",
-]
+__all__ = ["ScheduledSequence", "Scheduler", "split_token_budget", "steps_between_proposals", "steps_to_launch"]
 
 NO_DRAFT = DraftTokens([], [])
 
@@ -52,7 +45,7 @@ class Scheduler:
         """Calls `on_release` for every sequence that gives its blocks back. `observer` may be set later."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.observer: EngineObserver | None = None
+        self.observer: EngineMetrics | None = None
         self._runner, self._pool, self._counters = runner, runner.pool, counters
         self._clock, self._on_release = clock, on_release
 
@@ -183,7 +176,8 @@ class Scheduler:
             end = seq.num_computed + count
             if not self._pool.extend(seq.lease, end + len(draft.tokens)):
                 draft = NO_DRAFT
-                self._reserve_or_preempt(seq, end)
+                while seq.lease is not None and not self._pool.extend(seq.lease, end):
+                    self._preempt(self.running[-1])  # which may be the sequence itself
                 if seq.lease is None:
                     continue
             num_scored = len(draft.tokens) + 1 if end == len(seq.ids) else 0
@@ -221,21 +215,10 @@ class Scheduler:
             seq.first_token_s = self._clock()
         if seq.finish_reason is not None:
             self.finish(seq)
-            if self.observer is not None and seq.started_s is not None and seq.first_token_s is not None:
-                self.observer.observe_completion(
-                    arrived_s=seq.arrived_s,
-                    started_s=seq.started_s,
-                    first_token_s=seq.first_token_s,
-                    finished_s=self._clock(),
-                    num_tokens=len(seq.tokens),
-                )
+            if self.observer is not None:
+                self.observer.observe_completion(seq, self._clock(), len(seq.tokens))
         elif seq.num_computed // BLOCK_TOKENS > len(seq.lease.nodes):
             self._pool.share(seq.lease, seq.ids[: seq.num_computed])
-
-    def _reserve_or_preempt(self, seq: Sequence, num_tokens: int) -> None:
-        """Reserve blocks for `num_tokens` tokens; preempts the youngest, which may be the sequence itself."""
-        while seq.lease is not None and not self._pool.extend(seq.lease, num_tokens):
-            self._preempt(self.running[-1])
 
     def _preempt(self, seq: Sequence) -> None:
         self.running.remove(seq)
@@ -250,7 +233,7 @@ class Scheduler:
         self._on_release(seq)
 
 
-# --- pure decisions -----------------------------------------------------------------------------------------
+# --- pure decisions ---
 
 
 class TokenBudget(NamedTuple):

@@ -14,13 +14,10 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from lakh.errors import UserError
-from lakh.server.metrics import counter, gauge
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
+from lakh.server.metrics import MetricFamily, counter, gauge
 
 __all__ = ["CacheStore", "MemoryCacheStore", "RedisCacheStore", "open_store"]
 
@@ -51,7 +48,7 @@ class CacheStore(Protocol):
         """The new total of a count; None if the store does not answer."""
         ...
 
-    def metric_families(self) -> list[Metric]: ...
+    def metric_families(self) -> list[MetricFamily]: ...
 
     async def close(self) -> None: ...
 
@@ -77,7 +74,7 @@ class MemoryCacheStore:
         self._set(key, total, self._clock() + ttl_s)
         return total
 
-    def metric_families(self) -> list[Metric]:
+    def metric_families(self) -> list[MetricFamily]:
         return [gauge("store_bytes", "Bytes of cached completions and counts.", self._bytes)]
 
     async def close(self) -> None:
@@ -154,7 +151,7 @@ class RedisCacheStore:
 
         return await self._call(pipelined)
 
-    def metric_families(self) -> list[Metric]:
+    def metric_families(self) -> list[MetricFamily]:
         return [
             gauge("store_up", "1 while Redis answers.", int(self.is_up)),
             counter("store_failures_total", "Failed Redis calls.", self.num_failures),

@@ -1,4 +1,4 @@
-"""The command line: quick, strict, and one exit code per kind of outcome."""
+"""The command line: light imports, strict input, and one exit code per kind of outcome."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ def lakh(*arguments: str, without: tuple[str, ...] = (), **env: str) -> subproce
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_short_help_is_the_commands_own(name: str) -> None:
+def test_the_short_help_equals_the_help_of_the_command(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     assert (command.help or "").partition("\n")[0] == COMMANDS[name][1]
@@ -51,7 +51,7 @@ def test_every_command_has_help_and_json(command: click.Command) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if isinstance(cli.get_command(None, name), click.Group)])
-def test_help_cuts_no_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lines_are_not_cut(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main_module([name, "--help"])
     assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
@@ -85,9 +85,9 @@ def test_help_imports_only_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize("engine", ["thread", "process"])
-def test_a_missing_extra_names_the_line_that_installs_it(engine: str, tmp_path: Path) -> None:
+def test_the_error_of_a_missing_extra_has_the_install_command(engine: str, tmp_path: Path) -> None:
     missing = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"
-    (tmp_path / "torch.py").write_text(missing)  # found first, by processes that this one starts too
+    (tmp_path / "torch.py").write_text(missing)  # found first, also by child processes
     done = lakh("serve", "model", "--http", "127.0.0.1:0", "--engine", engine, PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     assert "pip install 'lakh[train]'" in done.stderr
@@ -123,7 +123,7 @@ def test_a_missing_extra_names_the_line_that_installs_it(engine: str, tmp_path: 
         (("checkpoint", "list", "x" * 300), "file name too long; check the path"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(
+def test_invalid_input_is_one_line_and_exit_code_2(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -134,7 +134,7 @@ def test_bad_input_is_one_line_and_exit_2(
     assert "Traceback" not in said
 
 
-def test_an_error_is_a_document_too() -> None:
+def test_errors_are_printed_as_json() -> None:
     done = lakh("config", "check", "nowhere.toml", "--json")
     error = json.loads(done.stdout)["error"]
     assert (error["kind"], error["exit_code"]) == ("ConfigError", 2)
@@ -155,7 +155,7 @@ def test_an_error_is_a_document_too() -> None:
         (RuntimeError("bug"), 1),
     ],
 )
-def test_outcomes_have_their_exit_codes(
+def test_exit_codes(
     raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*args: object, **kwargs: object) -> None:
@@ -177,13 +177,13 @@ def test_settings_are_shown_and_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_get_a_completion_script(shell: str) -> None:
+def test_completion_scripts(shell: str) -> None:
     done = lakh("completion", shell)
     assert done.returncode == 0
     assert "_LAKH_COMPLETE" in done.stdout
 
 
-def test_a_name_that_is_no_text_can_be_shown() -> None:
+def test_a_file_name_in_invalid_utf8_can_be_printed() -> None:
     shown = "cli.main = lambda *words, **more: click.echo('caf\\udce9')"
     code = f"import click; from lakh.cli.main import cli, main; {shown}; main(['config'])"
     done = subprocess.run(
@@ -194,7 +194,7 @@ def test_a_name_that_is_no_text_can_be_shown() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")
 @pytest.mark.parametrize("more", [(), ("--json",)], ids=["text", "json"])
-def test_answers_that_cannot_be_written_are_no_bug(more: tuple[str, ...]) -> None:
+def test_a_full_disk_on_stdout_is_not_a_bug(more: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "lakh", "config", "show", "laptop", *more],
@@ -205,7 +205,7 @@ def test_answers_that_cannot_be_written_are_no_bug(more: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("arguments", [("config", "check", "laptop"), ("config", "show", "laptop")])
-def test_a_reader_that_left_is_no_failure(arguments: tuple[str, ...]) -> None:
+def test_a_closed_stdout_is_not_a_failure(arguments: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -217,7 +217,7 @@ def test_a_reader_that_left_is_no_failure(arguments: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_broken_pipe_that_is_not_our_output_is_a_bug(
+def test_a_broken_pipe_other_than_stdout_is_a_bug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def lose_a_worker(*args: object, **kwargs: object) -> None:
@@ -231,7 +231,7 @@ def test_a_broken_pipe_that_is_not_our_output_is_a_bug(
 
 
 def test_help_of_every_command_needs_no_extra() -> None:
-    """In one interpreter: click parses what each says, and none of them has imported what it works with."""
+    """In one interpreter: click parses the help of each command, and no command imports its heavy packages."""
     code = f"""if True:
         import sys
         sys.modules.update(dict.fromkeys({HEAVY!r}))

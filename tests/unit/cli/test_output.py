@@ -1,4 +1,4 @@
-"""What people see: every value in words, and no line cut off."""
+"""Tables and text output in windows of any width."""
 
 import click
 import pytest
@@ -18,14 +18,14 @@ def shown(answer: CommandResult) -> str:
     return CliRunner().invoke(command, []).output
 
 
-def test_a_line_that_may_not_be_broken_is_whole_in_a_narrow_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_no_wrap_line_is_complete_in_a_narrow_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     protocol = " | ".join(f"setting{number}={number}" for number in range(40))
     text = Group(table(["a"], [["b"]]), Text(protocol, no_wrap=True, overflow="ignore"))
     assert protocol in shown(CommandResult({}, text)).splitlines()
 
 
-def test_values_with_parts_are_shown_in_words() -> None:
+def test_nested_values_are_formatted() -> None:
     goodput = {"total_s": 60.10233, "classes_s": {"productive": 53.9, "lost": 0.0}}
     printed = " ".join(
         shown(CommandResult({}, table(["what", "value"], [("goodput", goodput), ("steps", [1, 2])]))).split()
@@ -34,7 +34,7 @@ def test_values_with_parts_are_shown_in_words() -> None:
     assert "steps 1, 2" in printed
 
 
-def test_numbers_and_short_words_are_never_broken_over_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_and_short_cells_never_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     row = ["a-run-with-quite-a-long-name", "running", 100_000, 409_512.4, 1.6384]
     printed = shown(CommandResult({}, table(["run", "state", "step", "tokens/s", "loss"], [row])))
@@ -42,7 +42,7 @@ def test_numbers_and_short_words_are_never_broken_over_lines(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("columns", [25, 50])
-def test_no_figure_loses_digits_however_narrow_the_window(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_keep_their_digits_in_a_narrow_window(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     figures = [1_234_567, 89_012, 409_512.4, 1.6384, "12.5%"]
     printed = shown(CommandResult({}, table(["step", "batch", "tokens/s", "loss", "goodput"], [figures]))).split()
@@ -53,7 +53,7 @@ def test_no_figure_loses_digits_however_narrow_the_window(columns: int, monkeypa
 @pytest.mark.parametrize(
     ("columns", "system"), [(40, ["transfor"]), (90, ["transfor"]), (120, ["transformers-static"])]
 )
-def test_the_one_column_that_may_fold_never_vanishes(
+def test_a_wrapping_column_keeps_a_minimum_width(
     columns: int, system: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -65,7 +65,7 @@ def test_the_one_column_that_may_fold_never_vanishes(
     assert line == [*system, "1,245,022,208", "286.8", "3.49", "24.6", "0.158", "1", "2"]
 
 
-def test_a_field_name_is_broken_between_its_words_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_field_name_wraps_only_at_underscores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     printed = shown(CommandResult({}, table(["bandwidth_fraction", "a heading of words"], [[0.5, 1.5]])))
     lines = [line.split() for line in printed.splitlines() if line.strip()]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lakh.corpus.document import complete
 from lakh.corpus.secrets import SecretSettings, redacted, redaction, scanner_of
 from lakh.corpus.secrets.placeholders import placeholder
-from lakh.corpus.secrets.rules import NAMED, TOKENS, rules
+from lakh.corpus.secrets.rules import rule_tables, rules
 from lakh.corpus.secrets.scan import has_hyperscan
 from lakh.corpus.secrets.shapes import PIECE, regex_of
 from lakh.errors import ConfigError
@@ -50,15 +50,11 @@ def draw(shape: str, rng: random.Random) -> str:
     return "".join(made)
 
 
-def table(text: str) -> list[tuple[str, str]]:
-    return [
-        (line.partition(": ")[0], shape)
-        for line in text.strip().splitlines()
-        for shape in line.partition(": ")[2].split()
-    ]
+def table(name: str) -> list[tuple[str, str]]:
+    return [(key, shape) for key, shapes in rule_tables()[name].items() for shape in shapes]
 
 
-@pytest.mark.parametrize(("kind", "shape"), table(TOKENS))
+@pytest.mark.parametrize(("kind", "shape"), table("tokens"))
 def test_a_token_is_found_wherever_it_stands(kind: str, shape: str) -> None:
     rng = random.Random(shape)
     found = 0
@@ -70,7 +66,7 @@ def test_a_token_is_found_wherever_it_stands(kind: str, shape: str) -> None:
     assert found >= 19  # one draw in some hundreds has too little entropy or spells a placeholder
 
 
-@pytest.mark.parametrize(("words", "shape"), table(NAMED))
+@pytest.mark.parametrize(("words", "shape"), table("named"))
 def test_a_random_value_behind_the_name_of_its_service_is_found(words: str, shape: str) -> None:
     rng = random.Random(shape)
     found = 0
@@ -129,8 +125,8 @@ def test_both_ways_to_pick_rules_find_the_same() -> None:
     if not has_hyperscan():
         pytest.skip("hyperscan is not installed: pip install hyperscan")
     rng = random.Random(9)
-    lines = [f"x = '{draw(shape, rng)}'" for _, shape in table(TOKENS)] + CLEAN
-    lines += [f"{words.split()[0]}_key: {draw(shape, rng)}" for words, shape in table(NAMED)]
+    lines = [f"x = '{draw(shape, rng)}'" for _, shape in table("tokens")] + CLEAN
+    lines += [f"{words.split()[0]}_key: {draw(shape, rng)}" for words, shape in table("named")]
     lines += [f"mail j.doe{i}@acme.io from 83.12.4.{i}" for i in range(1, 9)]
     for start in range(0, len(lines), 7):
         data = "\n".join(lines[start : start + 7]).encode()
@@ -148,7 +144,7 @@ def test_any_text_can_be_scanned_and_redaction_leaves_nothing_to_find(text: str)
 def test_redaction_keeps_length_and_punctuation_and_is_final() -> None:
     rng = random.Random(1)
     scanner = scanner_of(NO_PII)
-    for kind, shape in table(TOKENS):
+    for kind, shape in table("tokens"):
         data = f"x = '{draw(shape, rng)}'".encode()
         after = redacted(data, scanner.find(data))
         assert len(after) == len(data), kind

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.corpus.document import STREAM, complete
-from lakh.corpus.parsing.languages import EXTENSIONS
+from lakh.corpus.parsing.languages import LANGUAGES
 from lakh.corpus.parsing.text_features import add_text_features, digest_of, text_features, tokens_of
 
 # language, a text, the same code in another layout
@@ -64,7 +64,7 @@ def test_the_same_text_in_another_language_is_another_text() -> None:
 HOSTILE = st.text(st.sampled_from(list("\"'`\\/*{}()[]#$r\n\t ,;<>=a1_\0é€𝄞")), max_size=200)
 
 
-@given(HOSTILE, st.sampled_from(sorted(EXTENSIONS)))
+@given(HOSTILE, st.sampled_from(sorted(LANGUAGES)))
 def test_any_text_has_facts_and_the_same_ones_each_time(text: str, language: str) -> None:
     first = text_features(text, language)
     assert text_features(text, language) == first

@@ -1,6 +1,6 @@
-"""The page in a real browser: it draws, it can be pointed at and zoomed, it follows, and it never complains.
+"""The page in a real browser: it draws, zooms and follows, without errors in the console.
 
-Speaks Chromium's own protocol over a socket; no driver is needed. Skipped where there is no Chromium.
+Uses the DevTools protocol of Chromium over a socket; no driver is needed. Skipped where there is no Chromium.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Tab:
         return found["result"].get("value")
 
     async def until(self, script: str) -> Any:
-        """The first true answer; the test's own timeout ends a wait that is in vain."""
+        """The first true value of the expression; the timeout of the test ends the wait."""
         while not (found := await self.ask(script)):
             await asyncio.sleep(0.05)
         return found
@@ -65,14 +65,14 @@ async def browser(folder: Path) -> AsyncIterator[Tab]:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen([CHROMIUM, *flags, "about:blank"], env={**os.environ, "HOME": str(folder)}, **quiet)
     try:
-        told = folder / "DevToolsActivePort"
+        port_file = folder / "DevToolsActivePort"
         deadline_s = time.monotonic() + TIMEOUT_S
-        while not (told.exists() and told.read_text().count("\n")):
-            # Some systems have a stub of that name, or one that may not write here: nothing is wrong with our page.
+        while not (port_file.exists() and port_file.read_text().count("\n")):
+            # Some systems have a stub of that name, or one that may not write here.
             if process.poll() is not None or time.monotonic() > deadline_s:
                 pytest.skip(f"{CHROMIUM} does not start here: apt-get install chromium")
             await asyncio.sleep(0.05)
-        port = told.read_text().split()[0]
+        port = port_file.read_text().split()[0]
         async with aiohttp.ClientSession() as session:
             async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
                 [url] = [tab["webSocketDebuggerUrl"] for tab in await answer.json() if tab["type"] == "page"]
@@ -88,12 +88,12 @@ async def browser(folder: Path) -> AsyncIterator[Tab]:
 
 @needs_chromium
 @pytest.mark.timeout(180)
-def test_the_page_draws_zooms_and_follows_in_a_real_browser(faulty_run: Any, tmp_path: Path) -> None:
+def test_the_page_draws_zooms_and_follows_in_a_browser(faulty_run: Any, tmp_path: Path) -> None:
     asyncio.run(_drive(faulty_run, tmp_path))
 
 
-async def _drive(story: Any, tmp_path: Path) -> None:
-    runs = RunCollection(str(story.run_dir))
+async def _drive(fake_run: Any, tmp_path: Path) -> None:
+    runs = RunCollection(str(fake_run.run_dir))
     runner = web.AppRunner(application(runs))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -111,7 +111,7 @@ async def _drive(story: Any, tmp_path: Path) -> None:
                 "[...document.querySelectorAll('path')].some(p => /NaN|Infinity/.test(p.getAttribute('d')))"
             )
 
-            # Pointing at one chart reads all of them; dragging zooms in, a double click goes back.
+            # Pointing at one chart reads all of them; dragging zooms in, a double click zooms out.
             box = await tab.ask(
                 "(r => [r.left, r.top, r.width])(document.querySelector('svg').getBoundingClientRect())"
             )
@@ -124,19 +124,19 @@ async def _drive(story: Any, tmp_path: Path) -> None:
             await _mouse(tab, "mouseMoved", left + 0.6 * width, top + 60)
             await _mouse(tab, "mouseReleased", left + 0.6 * width, top + 60)
             assert await tab.until("document.getElementById('whole') !== null && view.window !== null")
-            await tab.until("view.data.details[0].curves.loss.step.length < 60")  # the server sent this part alone
+            await tab.until("view.data.details[0].curves.loss.step.length < 60")  # the server sent only this part
             await tab.ask("document.getElementById('whole').click()")
             await tab.until("document.getElementById('whole') === null")
             await tab.ask("document.getElementById('by-time').click()")
             assert await tab.ask("document.querySelector('svg').textContent.includes(':')")
 
-            # What happens now appears without anybody touching the page.
+            # New events appear without interaction.
             await _mouse(tab, "mouseMoved", 2, 2)
-            story.begin(120)
-            story.steps(121, 126)
+            fake_run.begin(120)
+            fake_run.steps(121, 126)
             await tab.until("document.title.includes('step 126')")
 
-            # On a phone nothing sticks out; a saved page needs no server.
+            # On a phone nothing overflows; a saved page needs no server.
             await tab.call(
                 "Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=2, mobile=True
             )
@@ -148,9 +148,9 @@ async def _drive(story: Any, tmp_path: Path) -> None:
             await tab.until("document.querySelectorAll('svg path.mean').length >= 7")
             assert "saved" in await tab.ask("document.getElementById('alive').textContent")
 
-            # Of many runs the newest few are drawn, and the page says so.
+            # Of many runs the newest few are drawn, and the page states that.
             for number in range(10):
-                sweep = type(story)(tmp_path / "many" / f"sweep-{number}")
+                sweep = type(fake_run)(tmp_path / "many" / f"sweep-{number}")
                 sweep.begin()
                 sweep.steps(1, 3)
             many = RunCollection(str(tmp_path / "many"))

@@ -1,4 +1,4 @@
-"""lakh dashboard as people call it: saved, printed, served, and asked for the impossible."""
+"""The command lakh dashboard: saved, printed, served, and with invalid arguments."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_errors_name_the_cause(tmp_path: Path, faulty_run: Any, capsys: pytest.C
             assert words in capsys.readouterr().err
 
 
-def test_a_light_install_is_told_what_to_add(
+def test_without_aiohttp_the_error_names_the_extra(
     faulty_run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
@@ -91,7 +91,7 @@ def test_a_light_install_is_told_what_to_add(
     assert run(str(faulty_run.run_dir), "--once") == 0
 
 
-def test_it_serves_follows_and_ends_on_ctrl_c(faulty_run: Any) -> None:
+def test_the_server_follows_a_run_and_stops_on_ctrl_c(faulty_run: Any) -> None:
     with served(faulty_run.run_dir) as (url, process):
         status, headers, body = ask(url)
         assert status == 200
@@ -110,13 +110,13 @@ def test_it_serves_follows_and_ends_on_ctrl_c(faulty_run: Any) -> None:
         assert process.wait(TIMEOUT_S) == 0
 
 
-def test_an_empty_folder_is_served_and_waits_for_a_run(tmp_path: Path) -> None:
+def test_an_empty_folder_can_be_served(tmp_path: Path) -> None:
     with served(tmp_path) as (url, _):
         assert json.loads(ask(url + "data.json")[2])["runs"] == []
 
 
-def test_unchanged_data_is_answered_with_304(faulty_run: Any) -> None:
-    """Two questions in a row: the second costs nothing, unless the slow part of the tag moved on between them."""
+def test_unchanged_data_gives_304(faulty_run: Any) -> None:
+    """The second of two requests gives 304, unless the clock part of the tag changed in between."""
     with served(faulty_run.run_dir) as (url, _):
         for _ in range(20):
             tag = ask(url + "data.json")[1]["ETag"]

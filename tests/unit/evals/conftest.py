@@ -1,7 +1,8 @@
-"""A sandbox for the tests that need one, skipped by name where this machine cannot have it."""
+"""Fixtures: a sandbox, skipped where this machine cannot have one, and toy data."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 import uuid
@@ -18,7 +19,7 @@ from lakh.storage import cache_folder
 
 
 def missing_for_sandbox() -> str | None:
-    bwrap = bubblewrap.find()
+    bwrap = shutil.which("bwrap")
     if bwrap is None:
         return "bubblewrap (bwrap) is not installed"
     plain = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "true"]
@@ -41,25 +42,25 @@ TOKEN = f"LAKH_TEST_TOKEN={uuid.uuid4().hex}"
 
 @pytest.fixture(scope="session", autouse=True)
 def marked_processes() -> None:
-    """Everything that these tests start in a sandbox has the token in its environment, wherever it hides."""
+    """Every process that these tests start in a sandbox has the token in its environment."""
     name, _, value = TOKEN.partition("=")
     isolation.ENVIRONMENT[name] = value
 
 
 @pytest.fixture(autouse=True)
 def own_calibrations(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tests measure stays theirs, and what this machine's user has kept is not believed."""
+    """Tests neither read nor write the calibrations of the user."""
     folder = tmp_path_factory.mktemp("calibrations")
     monkeypatch.setattr(calibration_cache, "cache_folder", lambda name: folder / name)
 
 
 @pytest.fixture
 def alive() -> Callable[[Sandbox], list[int]]:
-    """Ids of living processes that began in a sandbox, but for its warm workers (and their bubblewrap)."""
+    """Ids of processes that were started in a sandbox and are alive, except its warm workers (and their bubblewrap)."""
 
     def find(sandbox: Sandbox) -> list[int]:
         warm = {worker._process.pid for worker in sandbox._idle}
-        # below it: the first process, where bubblewrap is between, and then examiner and zygote
+        # their children: the first process (below bubblewrap, if there is one), examiner and zygote
         for _ in range(2 if isinstance(sandbox._backend, bubblewrap.Bubblewrap) else 1):
             warm |= {pid for pid in processes_with(TOKEN) if parent(pid) in warm}
         return [pid for pid in processes_with(TOKEN) if pid not in warm]
@@ -89,7 +90,7 @@ def processes_with(token: str) -> list[int]:
 
 @pytest.fixture
 def wait_for_count() -> Callable[[str, Callable[[int], bool]], None]:
-    """Wait until the number of living processes with this token in their environment is as asked for."""
+    """Wait until `is_right` accepts the number of processes with this token in their environment."""
 
     def wait(token: str, is_right: Callable[[int], bool]) -> None:
         deadline_s = time.monotonic() + 120.0

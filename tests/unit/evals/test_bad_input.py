@@ -1,8 +1,9 @@
-"""What people get wrong: each ends with exit code 2 and words that say what to do, and nothing is run."""
+"""Invalid input exits with code 2 and a message that says what to do; nothing runs."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from lakh.evals.sandbox import Sandbox
-from lakh.evals.sandbox.backends import bubblewrap, landlock
+from lakh.evals.sandbox.backends import landlock
 
 
 def line(task_id: str, **keys: Any) -> str:
@@ -60,7 +61,7 @@ def test_data_with_another_sha256_is_refused(tmp_path: Path, lakh: Callable[...,
 def test_without_any_sandbox_nothing_runs(
     lakh: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bubblewrap, "find", lambda: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(landlock, "_syscall", lambda *words: -1)
     code, _, err = lakh("eval", "score", "--canonical", "--task", "humaneval", "--limit", "1")
     assert code == 2
@@ -77,7 +78,7 @@ def test_a_backend_that_does_not_exist_is_refused(lakh: Callable[..., tuple[int,
 @pytest.mark.parametrize(
     "words", [["diff", "a"], ["diff", "/none", "/none"], ["reproduce", "/none"], ["watch", "/none"]]
 )
-def test_commands_on_results_that_are_not_there(words: list[str], lakh: Callable[..., tuple[int, str, str]]) -> None:
+def test_commands_on_missing_results_exit_with_2(words: list[str], lakh: Callable[..., tuple[int, str, str]]) -> None:
     extra = ["--tasks", "humaneval"] if words[0] == "watch" else []
     code, _, _ = lakh("eval", *words, *extra)
     assert code == 2

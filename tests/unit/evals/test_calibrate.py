@@ -1,4 +1,4 @@
-"""CPU limits by the references: from what they need, kept from run to run, and never from what cannot be trusted."""
+"""CPU limits from the reference solutions: measured, cached, and ignored if the cache is damaged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counting:
-    """Stands for a sandbox: every program passes in the time that it was told, and is counted."""
+    """A fake sandbox: every program passes with the given CPU time, and is counted."""
 
     description = "some isolation"
 
@@ -46,21 +46,23 @@ class Counting:
 
     def stop(self) -> None: ...
 
+    map = Sandbox.map
+
 
 def measure(task: Task, sandbox: Counting, **options: Any) -> CpuCalibration:
     return calibrate(task, task.problems, sandbox, workers=1, **options)  # type: ignore[arg-type]
 
 
 def test_the_cpu_limit_follows_the_reference() -> None:
-    assert cpu_limit(0.01, 10)[0] == 3
-    assert cpu_limit(0.31, 10)[0] == 6
-    assert cpu_limit(9.0, 10)[0] == 96
-    assert cpu_limit(500.0, 10)[0] == 192
-    assert cpu_limit(None, 10) == (10, "no reference that passes: the default")
+    assert cpu_limit(0.01) == 3
+    assert cpu_limit(0.31) == 6
+    assert cpu_limit(9.0) == 96
+    assert cpu_limit(500.0) == 192
+    assert CpuCalibration({"a": None, "b": 0.31}, "2026-11-15").limits(10) == {"a": 10, "b": 6}
 
 
 @given(st.floats(0, 30), st.floats(1, 2))
-def test_a_slower_day_never_makes_a_limit_shorter(reference_s: float, slowdown: float) -> None:
+def test_a_slowdown_never_shortens_a_limit(reference_s: float, slowdown: float) -> None:
     limits = [CpuCalibration({"a": reference_s}, "2026-11-15", by).limits(10)["a"] for by in (1.0, slowdown)]
     assert limits[0] <= limits[1]
     assert set(limits) <= set(STEPS_S)
@@ -80,13 +82,12 @@ def test_a_slower_day_never_makes_a_limit_shorter(reference_s: float, slowdown: 
         (0.002, -1, None),  # the clock was set back
     ],
 )
-def test_what_is_kept_is_stretched_or_dropped(now_probe_s: float, days: int, slowdown: float | None) -> None:
-    found, reason = slowdown_since(KEPT, now_probe_s, TODAY + datetime.timedelta(days))
+def test_cached_times_are_scaled_or_discarded(now_probe_s: float, days: int, slowdown: float | None) -> None:
+    found = slowdown_since(KEPT, now_probe_s, TODAY + datetime.timedelta(days))
     assert found == (pytest.approx(slowdown) if slowdown else None)
-    assert reason
 
 
-def test_the_probe_takes_the_least_of_its_tries() -> None:
+def test_the_probe_returns_the_minimum_of_its_tries() -> None:
     times = iter([0.0, 5.0, 5.0, 7.0, 7.0, 10.0])
     assert probe_s(clock=lambda: next(times)) == 2.0
 
@@ -101,7 +102,7 @@ def test_a_slow_reference_raises_its_own_limit_only(sandbox: Sandbox, toy_task: 
     assert limits["Toy/1"] == limits["Toy/2"] == 3
 
 
-def test_references_run_once_and_later_runs_say_the_same(toy_task: Task) -> None:
+def test_references_run_once_and_later_runs_use_the_cache(toy_task: Task) -> None:
     sandbox = Counting()
     first, second = measure(toy_task, sandbox), measure(toy_task, sandbox)
     assert sandbox.ran == 3
@@ -110,7 +111,7 @@ def test_references_run_once_and_later_runs_say_the_same(toy_task: Task) -> None
     assert str(measure(toy_task, Counting(0.5), ignore_cache=True)) != str(first)
 
 
-def test_only_problems_that_are_not_known_are_measured(toy_task: Task) -> None:
+def test_only_problems_missing_from_the_cache_are_measured(toy_task: Task) -> None:
     sandbox = Counting()
     calibrate(toy_task, toy_task.problems[:1], sandbox, workers=1)  # type: ignore[arg-type]
     measure(toy_task, sandbox)
@@ -120,7 +121,7 @@ def test_only_problems_that_are_not_known_are_measured(toy_task: Task) -> None:
     assert sandbox.ran == 4
 
 
-def test_a_slower_machine_widens_limits_by_what_is_kept(toy_task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slower_machine_scales_limits_from_the_cache(toy_task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure(toy_task, Counting(0.25)).limits(10)["Toy/0"] == 3
     monkeypatch.setattr(calibrate_module, "probe_s", lambda: 0.003)
     sandbox = Counting(0.25)
@@ -130,7 +131,7 @@ def test_a_slower_machine_widens_limits_by_what_is_kept(toy_task: Task, monkeypa
     assert sandbox.ran == 0
 
 
-def test_a_reference_that_failed_is_not_remembered(toy_task: Task) -> None:
+def test_a_failed_reference_is_not_cached(toy_task: Task) -> None:
     assert measure(toy_task, Counting(kind="sandbox_error")).limits(10)["Toy/0"] == 10
     assert measure(toy_task, Counting()).limits(10)["Toy/0"] == 3
 
@@ -158,7 +159,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_file_that_is_not_as_it_was_written_counts_as_nothing(toy_task: Task, name: str) -> None:
+def test_a_damaged_cache_file_is_ignored(toy_task: Task, name: str) -> None:
     sandbox = Counting()
     measure(toy_task, sandbox)
     path = path_of(cache_key(toy_task, sandbox.description))
@@ -171,13 +172,13 @@ def test_a_file_that_is_not_as_it_was_written_counts_as_nothing(toy_task: Task, 
 
 
 @pytest.mark.parametrize("figure", [-1.0, float("nan"), float("inf")])
-def test_figures_that_are_none_count_as_nothing_even_with_their_checksum(toy_task: Task, figure: float) -> None:
+def test_invalid_numbers_are_ignored_even_with_a_valid_checksum(toy_task: Task, figure: float) -> None:
     key = cache_key(toy_task, "some isolation")
     write(key, CachedCalibration(TODAY, 0.002, {("Toy/0", problem_hash(toy_task.problems[0])): figure}))
     assert read(key) is None
 
 
-def test_isolation_data_and_limits_have_calibrations_of_their_own(toy_task: Task) -> None:
+def test_isolation_data_and_limits_have_separate_calibrations(toy_task: Task) -> None:
     sandbox = Counting()
     measure(toy_task, sandbox)
     sandbox.description = "other isolation"
@@ -187,7 +188,7 @@ def test_isolation_data_and_limits_have_calibrations_of_their_own(toy_task: Task
     assert sandbox.ran == 12
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(
+def test_a_cache_folder_that_cannot_be_written_is_not_an_error(
     toy_task: Task, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -198,7 +199,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(
     assert sandbox.ran == 6
 
 
-def test_the_protocol_names_what_its_limits_rest_on(sandbox: Sandbox, toy_task: Task) -> None:
+def test_the_protocol_names_the_calibration(sandbox: Sandbox, toy_task: Task) -> None:
     samples = canonical_samples(toy_task)
     lines = [score_samples(toy_task, samples, sandbox, Origin("x")).protocol.line() for _ in range(2)]
     assert lines[0] == lines[1]

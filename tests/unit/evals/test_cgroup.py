@@ -1,4 +1,4 @@
-"""Memory of all processes of a worker together: limited by a control group, or polled where none can be made."""
+"""Total memory of a worker: limited by a control group, or polled where none can be made."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def check_total_memory(box: Sandbox) -> None:
     assert (verdict.kind, verdict.detail) == ("memory", "all processes together hold more than 512 MiB")
 
 
-def test_a_group_limits_what_six_processes_hold_together(
+def test_a_group_limits_the_memory_of_all_processes_together(
     parent: cgroup.ControlGroupParent, sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]
 ) -> None:
-    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""), parent) as box:
+    with Sandbox(bubblewrap.Bubblewrap(), parent) as box:
         assert "+cgroup (" in box.description
         check_total_memory(box)
     assert alive(sandbox) == []
@@ -52,9 +52,9 @@ def test_a_group_limits_what_six_processes_hold_together(
     assert [path for path in left if path.name not in kept] == []
 
 
-def test_without_a_group_polling_limits_the_same(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
-    """The case of control groups of version 1, and of users who may make none."""
-    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""), None) as box:
+def test_without_a_group_polling_limits_total_memory(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
+    """As with control groups of version 1, and for users who cannot make groups."""
+    with Sandbox(bubblewrap.Bubblewrap(), None) as box:
         assert "+cgroup" not in box.description
         check_total_memory(box)
     assert alive(sandbox) == []
@@ -75,7 +75,7 @@ def test_children_of_a_member_are_members(parent: cgroup.ControlGroupParent) -> 
     assert not group.folder.exists()
 
 
-def test_groups_of_a_dead_process_are_swept(tmp_path: Path) -> None:
+def test_groups_of_a_dead_process_are_removed(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/true"]) as ended:
         pass
     left, ours = (tmp_path / f"{cgroup.PREFIX}{pid}-0" for pid in (ended.pid, os.getpid()))
@@ -86,10 +86,10 @@ def test_groups_of_a_dead_process_are_swept(tmp_path: Path) -> None:
     assert ours.exists()
 
 
-def test_a_sibling_is_made_if_the_parent_gives_both_controllers(
+def test_a_sibling_group_is_made_if_the_parent_has_both_controllers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As systemd gives it to a user's session: our own folder has processes, so its children could have no limits."""
+    """As in a user session of systemd: our own folder has processes, so its children can have no limits."""
     monkeypatch.setattr(cgroup, "_works", lambda parent: True)
     session = tmp_path / "two" / "user.slice" / "app.slice"
     own = session / "shell.scope"

@@ -1,9 +1,10 @@
-"""Two results: luck or difference, and the same result again."""
+"""Comparing two results, and reproducing one."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def test_mcnemar_is_the_exact_binomial(won: int, lost: int, p: float) -> None:
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
-def test_mcnemar_is_a_probability_and_knows_no_sides(won: int, lost: int) -> None:
+def test_mcnemar_is_a_probability_and_symmetric(won: int, lost: int) -> None:
     assert 0 < mcnemar(won, lost) <= 1
     assert mcnemar(won, lost) == mcnemar(lost, won)
 
@@ -43,7 +44,7 @@ def test_sign_flips_agree_with_mcnemar_on_single_samples() -> None:
     assert sign_flip([0.5] * 20) < 0.001
 
 
-def test_a_clear_difference_is_shown_and_luck_is_not() -> None:
+def test_a_clear_difference_is_significant_and_a_small_one_is_not() -> None:
     found = compare(result([0] * 10 + [1] * 10), result([1] * 20))
     assert found.difference == pytest.approx(0.5)
     assert found.interval[0] > 0
@@ -55,13 +56,13 @@ def test_a_clear_difference_is_shown_and_luck_is_not() -> None:
     assert luck.verdict.startswith("no difference shown")
 
 
-def test_several_samples_take_the_other_test_and_settings_that_differ_are_listed() -> None:
+def test_several_samples_use_sign_flips_and_differing_settings_are_listed() -> None:
     found = compare(result([1, 2, 3], 5, seed=1), result([2, 3, 4], 5, seed=2))
     assert "sign flips" in found.test
     assert found.settings == (("seed", 1, 2),)
 
 
-def test_results_that_cannot_be_compared_are_refused() -> None:
+def test_results_that_cannot_be_compared_are_errors() -> None:
     with pytest.raises(UserError, match="compare results of one task"):
         compare(result([1]), result([1]) | {"task": "other"})
     with pytest.raises(UserError, match="different data"):
@@ -70,7 +71,7 @@ def test_results_that_cannot_be_compared_are_refused() -> None:
         compare(result([1]), result([]))
 
 
-def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_result_is_an_error(tmp_path: Path) -> None:
     row = {"task_id": "T/0", "num_samples": 1, "num_passed": 2}
     odd: list[Any] = [{}, [], {"settings": {}}, {"settings": [], "problem_scores": 7}, {"problem_scores": [row]}]
     for document in odd:
@@ -98,7 +99,7 @@ def samples(toy_task: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     return path
 
 
-def test_a_result_is_reproduced_from_its_folder_and_from_its_line_alone(
+def test_a_result_is_reproduced_from_its_folder_or_its_protocol_line(
     sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, last_line: Callable[[str], dict[str, Any]]
 ) -> None:
     code, out, _ = lakh("eval", "score", str(samples), "--task", "toy", "--out", str(tmp_path / "a"), "--json")
@@ -125,7 +126,7 @@ def test_a_partial_result_is_reproduced_with_its_own_problems(
     assert last_line(out)["result"]["total"] == 1
 
 
-def test_a_result_that_does_not_come_out_again_is_exit_65(
+def test_a_result_that_differs_exits_with_65(
     sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, last_line: Callable[[str], dict[str, Any]]
 ) -> None:
     lakh("eval", "score", str(samples), "--task", "toy", "--out", str(tmp_path / "a"))
@@ -154,18 +155,18 @@ def test_a_result_that_does_not_come_out_again_is_exit_65(
         ("limits={", 'limits={"new": 1, '),
     ],
 )
-def test_a_line_whose_values_are_none_is_refused(
+def test_a_protocol_line_with_invalid_values_is_an_error(
     sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, before: str, after: str
 ) -> None:
-    task = load_task("toy")
-    protocol = EvalProtocol(task, Origin(str(samples)), SandboxLimits(cpu_s=3), "some isolation", 3, "1", "ab" * 32)
+    task = replace(load_task("toy"), limits=SandboxLimits(cpu_s=3))
+    protocol = EvalProtocol(task, Origin(str(samples)), "some isolation", 3, "1", "ab" * 32)
     assert before in protocol.line()
     (tmp_path / "line.txt").write_text(protocol.line().replace(before, after))
     code, _, err = lakh("eval", "reproduce", str(tmp_path / "line.txt"))
     assert (code, "Traceback" in err) == (2, False)
 
 
-def test_the_limits_of_a_line_are_those_of_its_reproduction(
+def test_a_reproduction_uses_the_limits_of_the_protocol_line(
     sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, last_line: Callable[[str], dict[str, Any]]
 ) -> None:
     code, out, _ = lakh("eval", "score", str(samples), "--task", "toy", "--cpu-limit", "7", "--json")
@@ -177,7 +178,7 @@ def test_the_limits_of_a_line_are_those_of_its_reproduction(
 
 
 @pytest.mark.parametrize("damage", ["garbage\n", "", '{"kind": "passed"}\n', "[]\n[]\n[]\n"])
-def test_verdicts_that_are_damaged_are_exit_65(
+def test_damaged_verdicts_exit_with_65(
     sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, damage: str
 ) -> None:
     lakh("eval", "score", str(samples), "--task", "toy", "--cpu-limit", "3", "--out", str(tmp_path / "a"))
@@ -187,7 +188,7 @@ def test_verdicts_that_are_damaged_are_exit_65(
     assert "is damaged" in err
 
 
-def test_diff_prints_its_test(
+def test_diff_prints_the_statistical_test(
     sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, last_line: Callable[[str], dict[str, Any]]
 ) -> None:
     lakh("eval", "score", str(samples), "--task", "toy", "--out", str(tmp_path / "a"))
@@ -201,7 +202,7 @@ def test_diff_prints_its_test(
     assert "McNemar" in out
 
 
-def test_evalplus_samples_go_out_and_come_back(
+def test_samples_are_exported_for_evalplus_and_read_back(
     sandbox: Sandbox, samples: Path, tmp_path: Path, lakh: Lakh, last_line: Callable[[str], dict[str, Any]]
 ) -> None:
     out_file = tmp_path / "evalplus.jsonl"
@@ -214,7 +215,7 @@ def test_evalplus_samples_go_out_and_come_back(
     assert (code, last_line(out)["passed"]) == (0, 2)
 
 
-def test_another_number_of_samples_than_asked_is_refused(samples: Path, lakh: Lakh) -> None:
+def test_a_wrong_number_of_samples_is_an_error(samples: Path, lakh: Lakh) -> None:
     samples.write_text(samples.read_text() + samples.read_text().splitlines()[0] + "\n")
     code, _, err = lakh("eval", "score", str(samples), "--task", "toy", "--n", "1")
     assert code == 2

@@ -1,8 +1,5 @@
-"""The third rung. Against a real engine where there is one, with an image made here from the Python that runs this.
-
-Elsewhere: its command line, and a stand-in for the engine that runs the command without any walls. The self-test has to
-see through that one.
-"""
+"""The container backend: its command line, a fake engine without isolation, which the self-test must detect, and a real
+engine where there is one, with an image made from the Python that runs this."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ HOSTILE = {
 RIGHT = Program("def answer():\n    return 42\n", "assert answer() == 42", names=("answer",))
 
 
-def test_nothing_is_let_in_or_out() -> None:
+def test_the_command_line_isolates_the_container() -> None:
     words = container.command("docker", "an/image", "a-name", SandboxLimits(), gvisor=True)
     line = " ".join(words[: words.index("an/image")])
     for part in (
@@ -64,7 +61,7 @@ def test_nothing_is_let_in_or_out() -> None:
     assert words[words.index("an/image") + 1] == "python3"
 
 
-def test_without_an_engine_the_backend_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_an_engine_the_backend_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for backend in ("gvisor", "docker"):
         with pytest.raises(UserError, match="no docker and no podman"):
@@ -76,7 +73,7 @@ def test_without_an_engine_the_backend_is_refused(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def pretender(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Says that it is docker; runs what it is given, here."""
+    """A fake docker that runs the command on this machine, without isolation."""
     script = tmp_path / "docker"
     script.write_text(
         f"#!{sys.executable}\n"
@@ -92,35 +89,35 @@ def pretender(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return script
 
 
-def test_the_self_test_sees_through_an_engine_without_walls(pretender: Path) -> None:
+def test_the_self_test_detects_an_engine_without_isolation(pretender: Path) -> None:
     with pytest.raises(UserError, match="the self-test of docker ended as failed"):
         Sandbox.choose(backend="docker")
     with pytest.raises(UserError, match="no runtime runsc"):
         Sandbox.choose(backend="gvisor")
 
 
-def test_an_image_that_is_not_there_is_told_in_the_engines_words(pretender: Path) -> None:
+def test_the_error_of_a_missing_image_has_the_message_of_the_engine(pretender: Path) -> None:
     pretender.write_text("#!/bin/sh\necho 'no such image' >&2\nexit 125\n")
     with pytest.raises(UserError, match=r"docker cannot start here \(no such image\).*LAKH_EVAL_IMAGE"):
         Sandbox.choose(backend="docker")
 
 
-def test_programs_go_in_and_verdicts_come_out_as_frames(pretender: Path) -> None:
-    cell = SandboxWorker(container.Container("docker", gvisor=False), SandboxLimits(), threading.Event())
+def test_programs_and_verdicts_are_sent_over_pipes(pretender: Path) -> None:
+    worker = SandboxWorker(container.Container(gvisor=False), SandboxLimits(), threading.Event())
     try:
-        assert cell.run(RIGHT, SandboxLimits())[0].kind == "passed"
+        assert worker.run(RIGHT, SandboxLimits())[0].kind == "passed"
         large = Program(RIGHT.source, f"text = {'x' * 300_000!r}\nassert answer() == len(text)", names=("answer",))
-        verdict = cell.run(large, SandboxLimits())[0]
+        verdict = worker.run(large, SandboxLimits())[0]
         assert (verdict.kind, "AssertionError" in verdict.detail) == ("failed", True)
-        assert cell.run(RIGHT, SandboxLimits())[0].kind == "passed"
+        assert worker.run(RIGHT, SandboxLimits())[0].kind == "passed"
     finally:
-        cell.close()
-    assert cell._process is not None
-    assert cell._process.poll() is not None
+        worker.close()
+    assert worker._process is not None
+    assert worker._process.poll() is not None
 
 
 def test_programs_of_other_languages_are_not_run(pretender: Path) -> None:
-    with Sandbox(container.Container("docker", gvisor=False)) as box:
+    with Sandbox(container.Container(gvisor=False)) as box:
         verdict = box.run(CommandProgram({"x.c": ""}, (("/usr/bin/cc", "x.c"),)))
     assert verdict.kind == "not_run"
 
@@ -142,7 +139,7 @@ def image_of_this_python(engine: str) -> None:
         def skip(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
             return None if Path(entry.name).name in LEFT_OUT else entry
 
-        # Docker closes folders that no entry makes to all but those who may overrule modes, which nobody may inside.
+        # Docker makes folders without an entry accessible to CAP_DAC_OVERRIDE only, which the container does not have.
         inside = [
             Path("usr/local/bin/python3"),
             Path("usr/local/lib/x"),
@@ -192,14 +189,14 @@ def contained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_container_holds_hostile_programs(contained: Sandbox, name: str) -> None:
+def test_a_container_stops_hostile_programs(contained: Sandbox, name: str) -> None:
     source, kinds = HOSTILE[name]
     limits = SandboxLimits(cpu_s=1, wall_s=3 if name == "forks without end" else 20, memory_MiB=256)
     verdict = contained.run(Program(f"{source}\n{RIGHT.source}", RIGHT.test, names=("answer",)), limits)
     assert verdict.kind in kinds, verdict
 
 
-def test_what_a_program_starts_in_a_container_ends_with_it(contained: Sandbox) -> None:
+def test_processes_started_in_a_container_end_with_the_program(contained: Sandbox) -> None:
     leave = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n    os._exit(0)\n"
     look = (
         "import os\n"
@@ -211,7 +208,7 @@ def test_what_a_program_starts_in_a_container_ends_with_it(contained: Sandbox) -
     two = f"import os, time\nif os.fork() == 0: time.sleep(60)\ntime.sleep(0.1)\n{look}"
     assert (
         "somebody is left" in contained.run(Program(two, ""), SandboxLimits()).detail
-    )  # where there is one, it is seen
+    )  # a leftover process would be seen
     for _ in range(2):
         assert (
             contained.run(Program(leave + RIGHT.source, RIGHT.test, names=("answer",)), SandboxLimits()).kind

@@ -1,4 +1,4 @@
-"""Models behind a URL: what is asked, what is retried, what is refused."""
+"""Models behind a URL: requests, retries and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLING = SamplingParams(max_tokens=9, temperature=0.5, top_p=0.9, seed=3, stop
 
 
 class Model(ThreadingHTTPServer):
-    """Speaks the two forms; `say` decides (status, text) from the request's body."""
+    """A server with both APIs; `say` returns (status, text) for the body of a request."""
 
     def __init__(self, say: Callable[[dict[str, Any]], tuple[int, str]]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -76,7 +76,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "FIRST_WAIT_S", 0.001)
 
 
-def test_every_prompt_gets_its_own_answer_in_order(
+def test_completions_are_in_the_order_of_the_prompts(
     serve: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
@@ -93,7 +93,7 @@ def test_every_prompt_gets_its_own_answer_in_order(
     assert set(server.keys) == {"Bearer secret"}
 
 
-def test_a_hole_is_asked_with_its_suffix_and_a_chat_with_a_message(serve: Callable[..., Model]) -> None:
+def test_infilling_sends_a_suffix_and_chat_sends_a_message(serve: Callable[..., Model]) -> None:
     server = serve(lambda body: (200, "x"))
     EndpointClient(f"{server.url}/v1/").generate([InfillPrompt("before", "after")], [SAMPLING])
     assert (server.asked[0]["prompt"], server.asked[0]["suffix"]) == ("before", "after")
@@ -102,13 +102,13 @@ def test_a_hole_is_asked_with_its_suffix_and_a_chat_with_a_message(serve: Callab
     assert "def f():" in server.asked[1]["messages"][0]["content"]
 
 
-def test_a_busy_server_is_asked_again(serve: Callable[..., Model]) -> None:
+def test_a_request_to_a_busy_server_is_repeated(serve: Callable[..., Model]) -> None:
     answers = iter([(503, ""), (429, ""), (200, "at last")])
     server = serve(lambda body: next(answers))
     assert EndpointClient(server.url).generate(["p"], [SAMPLING])[0].text == "at last"
 
 
-def test_a_server_that_stays_broken_is_lost_and_a_refusal_is_ours(serve: Callable[..., Model]) -> None:
+def test_a_failing_server_raises_peer_lost_and_a_rejected_request_user_error(serve: Callable[..., Model]) -> None:
     with pytest.raises(PeerLost, match=r"answers 500.*tried 5 times"):
         EndpointClient(serve(lambda body: (500, "")).url).generate(["p"], [SAMPLING])
     with pytest.raises(UserError, match="answers 401"):

@@ -1,4 +1,4 @@
-"""Generation and the command, with a tiny engine beside instead of a model."""
+"""Generation and its commands, with a fake engine instead of a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lakh.evals.tasks.infilling import _first_line, _has_line
 
 @dataclass
 class FakeEngine:
-    """Answers every prompt from a function of (prompt, seed), and remembers what it was asked."""
+    """Completes every prompt by a function of (prompt, seed), and keeps the sampling parameters."""
 
     answer: Callable[[str, int | None], str]
     asked: list[Any] = field(default_factory=list)
@@ -55,12 +55,12 @@ class FakeEngine:
 
 
 def solve(prompt: str, seed: int | None) -> str:
-    """Right for Toy/0 and Toy/1, and says more than it was asked for."""
+    """Correct for Toy/0 and Toy/1, with text after the stop string."""
     number = min(int(prompt.split("adds ")[1].split()[0]), 1)
     return f"    return x + {number}\ndef more():\n    pass\n"
 
 
-def test_samples_of_a_problem_stand_together_and_each_pass_has_its_seed(toy_task: Task) -> None:
+def test_samples_are_grouped_by_problem_and_each_pass_has_its_seed(toy_task: Task) -> None:
     engine = FakeEngine(lambda prompt, seed: f"    return {seed}")
     heard: list[int] = []
     origin = Origin("fake", temperature=0.8, top_p=0.9, seed=5, max_tokens=17)
@@ -81,7 +81,7 @@ def test_what_follows_a_stop_string_is_cut_off(toy_task: Task) -> None:
     assert samples[0].completion == "    return x + 0"
 
 
-def test_the_white_space_at_a_prompts_end_may_be_left_to_the_model(toy_task: Task) -> None:
+def test_trailing_white_space_of_prompts_can_be_stripped(toy_task: Task) -> None:
     prompts: list[str] = []
     engine = FakeEngine(lambda prompt, seed: prompts.append(prompt) or "\n    return x")
     for stripped in (None, True):
@@ -92,7 +92,7 @@ def test_the_white_space_at_a_prompts_end_may_be_left_to_the_model(toy_task: Tas
     assert without == [text.rstrip() for text in raw]
 
 
-def test_many_equal_samples_are_refused(toy_task: Task) -> None:
+def test_several_samples_at_temperature_0_are_an_error(toy_task: Task) -> None:
     with pytest.raises(UserError, match="temperature"):
         check_request(toy_task, Origin("fake", temperature=0.0), n=2)
 
@@ -102,7 +102,7 @@ def test_a_chat_needs_an_endpoint(tmp_path: Path) -> None:
         load_engine(str(tmp_path), chat=True)
 
 
-def test_passes_that_are_in_the_journal_are_not_asked_for_again(toy_task: Task, tmp_path: Path) -> None:
+def test_passes_in_the_journal_are_not_generated_again(toy_task: Task, tmp_path: Path) -> None:
     origin = Origin("fake", temperature=0.8, seed=5)
     path = str(tmp_path / "journal.jsonl")
     first = generate(FakeEngine(lambda prompt, seed: f"{seed}"), toy_task, origin, n=2, journal=Journal(path, "key"))
@@ -114,7 +114,7 @@ def test_passes_that_are_in_the_journal_are_not_asked_for_again(toy_task: Task, 
     assert Journal(path, "another key").done == []
 
 
-def test_infilling_asks_for_the_hole_and_takes_one_line() -> None:
+def test_infilling_sends_prefix_and_suffix_and_takes_one_line() -> None:
     problem = Problem(
         "Hole/0", "def f():\n", "    return 1\n", "def check(f): assert f() == 1", "f", suffix="\n# end\n"
     )
@@ -138,7 +138,7 @@ def test_infilling_asks_for_the_hole_and_takes_one_line() -> None:
         ("x = 1", "x = 1"),
     ],
 )
-def test_the_code_block_of_a_chat(text: str, code: str) -> None:
+def test_the_code_block_of_a_chat_answer(text: str, code: str) -> None:
     assert code_block(text) == code
 
 
@@ -157,8 +157,7 @@ def toys(toy_task: Task, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine(solve)
     monkeypatch.setitem(TASKS, "toy", lambda data: toy_task)
     monkeypatch.setitem(TASKS, "toy2", lambda data: toy_task)
-    for command in ("eval", "eval_generate"):
-        monkeypatch.setattr(f"lakh.cli.{command}.load_engine", lambda path, **_: engine)
+    monkeypatch.setattr("lakh.cli.eval.load_engine", lambda path, **_: engine)
     return engine
 
 
@@ -175,7 +174,7 @@ def test_eval_of_a_model_generates_runs_and_scores(
     assert (tmp_path / "result.json").exists()
 
 
-def test_options_may_stand_before_the_model_and_several_tasks_give_a_list(
+def test_options_may_precede_the_model_and_several_tasks_give_a_list(
     sandbox: Sandbox, toys: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, data, _ = run(capsys, "--tasks", "toy,toy2", "--limit", "2", "some-model")
@@ -206,7 +205,7 @@ def test_score_reads_samples_and_runs_the_canonical_ones(
         (["some-model"], "--tasks"),
     ],
 )
-def test_wrong_words_end_with_exit_code_2(
+def test_invalid_arguments_exit_with_2(
     toys: FakeEngine, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     code, data, err = run(capsys, *arguments)
@@ -214,7 +213,7 @@ def test_wrong_words_end_with_exit_code_2(
     assert words in err + json.dumps(data)
 
 
-def test_generated_samples_are_scored_elsewhere_and_the_result_tells_how_they_were_made(
+def test_the_result_of_generated_samples_has_their_origin(
     sandbox: Sandbox,
     toys: FakeEngine,
     capsys: pytest.CaptureFixture[str],
@@ -245,7 +244,7 @@ def test_generated_samples_are_scored_elsewhere_and_the_result_tells_how_they_we
     assert (code, data["passed"], data["total"]) == (0, 4, 6)
     made = {key: data["settings"][key] for key in ("source", "temperature", "top_p", "seed", "max_tokens")}
     assert made == {"source": "some-model", "temperature": 0.4, "top_p": 0.9, "seed": 3, "max_tokens": 33}
-    samples.write_text(samples.read_text().replace("x + 0", "x + 0 "))  # now they are somebody else's
+    samples.write_text(samples.read_text().replace("x + 0", "x + 0 "))  # no longer the generated ones
     code, data, _ = run(capsys, "score", str(samples), "--task", "toy")
     assert (code, data["settings"]["source"]) == (0, str(samples))
 

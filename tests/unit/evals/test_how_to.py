@@ -1,4 +1,4 @@
-"""The page on adding a task: its code runs as it stands, and stays small."""
+"""The code of the page on adding a task works and is short."""
 
 from __future__ import annotations
 

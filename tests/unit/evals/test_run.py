@@ -1,4 +1,4 @@
-"""Scoring many samples: order, files, and an end that leaves nothing behind."""
+"""Scoring many samples: order, result files, interruption."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from lakh.evals.generation.samples import Sample, canonical_samples, fingerprint
 from lakh.evals.journal import Journal
 from lakh.evals.run import JOURNAL, run_samples, score_samples
 from lakh.evals.sandbox import Sandbox
-from lakh.evals.sandbox.verdict import SandboxLimits
 from lakh.evals.scoring.protocol import EvalProtocol, Origin, parse
 from lakh.evals.task import Task
 
 RIGHT, WRONG, SLOW = "    return x + 0\n", "    return x - 1\n", "    import time; time.sleep(0.3); return x\n"
 
 
-def test_verdicts_come_in_the_order_of_the_samples(sandbox: Sandbox, toy_task: Task) -> None:
+def test_verdicts_are_in_the_order_of_the_samples(sandbox: Sandbox, toy_task: Task) -> None:
     samples = [Sample("Toy/0", text) for text in (SLOW, WRONG, RIGHT, SLOW, WRONG)]
     heard: list[int] = []
     verdicts = run_samples(toy_task, samples, sandbox, workers=3, progress=heard.append)
@@ -32,9 +31,7 @@ def test_verdicts_come_in_the_order_of_the_samples(sandbox: Sandbox, toy_task: T
     assert heard == [1, 2, 3, 4, 5]
 
 
-def test_the_result_files_hold_the_samples_and_how_they_were_made(
-    sandbox: Sandbox, toy_task: Task, tmp_path: Path
-) -> None:
+def test_the_result_files_have_the_samples_and_the_protocol(sandbox: Sandbox, toy_task: Task, tmp_path: Path) -> None:
     samples = [*canonical_samples(toy_task)[:2], Sample("Toy/2", WRONG)]
     score_samples(
         toy_task, samples, sandbox, Origin("some model", temperature=0.5, seed=7), cpu_s=2, out=str(tmp_path / "out")
@@ -50,10 +47,10 @@ def test_the_result_files_hold_the_samples_and_how_they_were_made(
     assert [json.loads(line)["kind"] for line in lines] == ["passed", "passed", "failed"]
 
 
-def test_the_protocol_line_says_what_changes_a_score(toy_task: Task) -> None:
+def test_the_protocol_line_has_everything_that_changes_a_score(toy_task: Task) -> None:
     origin = Origin("some model", temperature=0.5, top_p=0.9, seed=7, max_tokens=99)
     cpu_s = {"Toy/0": 3, "Toy/1": 3, "Toy/2": 96}
-    protocol = EvalProtocol(toy_task, origin, SandboxLimits(), "some isolation | of = kinds", 3, "5", "ab" * 32, cpu_s)
+    protocol = EvalProtocol(toy_task, origin, "some isolation | of = kinds", 3, "5", "ab" * 32, cpu_s)
     line = protocol.line()
     for part in ("some model", "temperature=0.5", "top_p=0.9", "seed=7", "max_tokens=99", '"cpu_s": 3', 'n="5"'):
         assert part in line
@@ -65,19 +62,19 @@ def test_the_protocol_line_says_what_changes_a_score(toy_task: Task) -> None:
 
 
 @pytest.mark.parametrize("line", ["hello", "task=", "task=humaneval | n=1", "=1"])
-def test_a_line_that_is_no_protocol_is_refused(line: str) -> None:
+def test_an_invalid_protocol_line_is_an_error(line: str) -> None:
     with pytest.raises(UserError, match="protocol line"):
         parse(line)
 
 
-def test_verdicts_from_before_a_stop_are_not_run_again(sandbox: Sandbox, toy_task: Task, tmp_path: Path) -> None:
+def test_verdicts_in_the_journal_are_not_computed_again(sandbox: Sandbox, toy_task: Task, tmp_path: Path) -> None:
     samples = canonical_samples(toy_task)
     key = {"samples": fingerprint(samples), "task": "toy", "data": "0" * 64, "sandbox": sandbox.description}
     journal = Journal(str(tmp_path / JOURNAL), key)
     journal.add({"index": 1, "verdict": {"kind": "failed", "detail": "from the journal", "cpu_s": 1.0, "wall_s": 1.0}})
     journal.close()
     with (tmp_path / JOURNAL).open("ab") as file:
-        file.write(b'{"index": 2, "verd')  # torn by a crash
+        file.write(b'{"index": 2, "verd')  # cut off by a crash
     result = score_samples(toy_task, samples, sandbox, Origin("x"), out=str(tmp_path))
     assert [verdict.detail for verdict in result.verdicts] == ["", "from the journal", ""]
     assert not (tmp_path / JOURNAL).exists()
@@ -95,7 +92,7 @@ main(["eval", "score", sys.argv[2], "--task", "humaneval", "--partial", "--worke
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_an_interrupted_evaluation_leaves_no_program_alive(
+def test_an_interrupted_evaluation_leaves_no_process(
     sandbox: Sandbox,
     tmp_path: Path,
     number: signal.Signals,
@@ -111,7 +108,7 @@ def test_an_interrupted_evaluation_leaves_no_program_alive(
     try:
         wait_for_count(
             token, lambda count: count >= 10
-        )  # two cells of five: bubblewrap, first, examiner, zygote, candidate
+        )  # two workers of five processes: bubblewrap, first, examiner, zygote, candidate
         process.send_signal(number)
         output, _ = process.communicate(timeout=120)
     finally:

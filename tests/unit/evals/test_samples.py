@@ -1,4 +1,4 @@
-"""Sample files: what is wrong is named with its line, and what is right comes back as it was."""
+"""Sample files: errors name their line, and valid files are read back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("line", BAD_LINES, ids=BAD_LINES.values())
-def test_a_bad_line_is_named_by_its_number(tmp_path: Path, toy_task: Task, line: str) -> None:
+def test_the_error_of_an_invalid_line_has_its_number(tmp_path: Path, toy_task: Task, line: str) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text(f"{GOOD}\n\n{line}\n")
     with pytest.raises(UserError, match=BAD_LINES[line]) as caught:
@@ -37,7 +37,7 @@ def test_a_bad_line_is_named_by_its_number(tmp_path: Path, toy_task: Task, line:
     assert caught.value.where == f"{path}:3"
 
 
-def test_a_problem_without_sample_is_an_error_unless_allowed(tmp_path: Path, toy_task: Task) -> None:
+def test_a_problem_without_a_sample_is_an_error_unless_partial(tmp_path: Path, toy_task: Task) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text(f"{GOOD}\n{GOOD}\n")
     with pytest.raises(UserError, match=r"2 of 3 problems \(Toy/1, Toy/2\).*--partial"):
@@ -53,7 +53,7 @@ def test_an_empty_file_is_an_error(tmp_path: Path, toy_task: Task, content: str)
         read_samples(str(path), toy_task, partial=True)
 
 
-def test_a_missing_file_a_folder_and_a_torn_gzip_are_errors(tmp_path: Path, toy_task: Task) -> None:
+def test_a_missing_file_a_folder_and_a_truncated_gzip_are_errors(tmp_path: Path, toy_task: Task) -> None:
     with pytest.raises(UserError, match="no such file"):
         read_samples(str(tmp_path / "none.jsonl"), toy_task)
     with pytest.raises(UserError, match="is a folder"):
@@ -64,7 +64,7 @@ def test_a_missing_file_a_folder_and_a_torn_gzip_are_errors(tmp_path: Path, toy_
         read_samples(str(torn), toy_task)
 
 
-def test_extra_keys_gzip_and_any_order_are_fine(tmp_path: Path, toy_task: Task) -> None:
+def test_extra_keys_gzip_and_any_order_are_accepted(tmp_path: Path, toy_task: Task) -> None:
     path = tmp_path / "samples.jsonl.gz"
     rows = [{"task_id": f"Toy/{i}", "completion": f"c{i}", "passed": True} for i in (2, 0, 1, 0)]
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
@@ -76,7 +76,7 @@ def test_extra_keys_gzip_and_any_order_are_fine(tmp_path: Path, toy_task: Task) 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(texts=st.lists(st.text(), min_size=3, max_size=3))
-def test_what_is_written_comes_back(tmp_path: Path, toy_task: Task, texts: list[str]) -> None:
+def test_written_samples_are_read_back(tmp_path: Path, toy_task: Task, texts: list[str]) -> None:
     samples = [Sample(f"Toy/{i}", text) for i, text in enumerate(texts)]
     path = str(tmp_path / "samples.jsonl")
     write_samples(path, samples)

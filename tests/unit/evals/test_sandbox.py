@@ -1,4 +1,4 @@
-"""Hostile programs: none passes, none gets out, none outlives its run."""
+"""Hostile programs do not pass, do not leave the sandbox and do not outlive their run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -225,7 +225,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_program_fails_in_its_own_class_and_leaves_nothing_alive(
+def test_a_hostile_program_gets_the_right_verdict_and_leaves_no_process(
     sandbox: Sandbox, alive: Callable[[Sandbox], list[int]], name: str
 ) -> None:
     source, kinds = HOSTILE[name]
@@ -243,10 +243,12 @@ def test_a_sleeping_program_ends_at_the_wall_limit(sandbox: Sandbox, alive: Call
     assert alive(sandbox) == []
 
 
-def test_many_processes_cannot_hold_what_one_may_not(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
+def test_the_memory_limit_holds_for_all_processes_together(
+    sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]
+) -> None:
     source = (
         "import os, time\n"
-        "for _ in range(12):\n"  # a control group's limit has room for the runner and for /tmp above the 512
+        "for _ in range(12):\n"  # a control group's limit is above the 512: it includes the runner and /tmp
         "    if os.fork() == 0:\n"
         "        x = bytearray(b'x') * (96 << 20)\n"
         "        time.sleep(60)\n"
@@ -258,18 +260,18 @@ def test_many_processes_cannot_hold_what_one_may_not(sandbox: Sandbox, alive: Ca
     assert alive(sandbox) == []
 
 
-def test_a_spinning_program_ends_by_its_cpu_time(sandbox: Sandbox) -> None:
+def test_a_busy_loop_ends_at_the_cpu_limit(sandbox: Sandbox) -> None:
     verdict = sandbox.run(program("while True: pass"), LIMITS)
     assert verdict.detail == "CPU limit of 1 s"
     assert 0.5 < verdict.cpu_s < 2.5  # the kernel keeps the limit in ticks, which a shared machine stretches
 
 
-def test_a_right_program_passes_and_may_print_and_use_tmp(sandbox: Sandbox) -> None:
+def test_a_correct_program_passes_and_may_print_and_use_tmp(sandbox: Sandbox) -> None:
     source = RIGHT + "print('hello')\nopen('/tmp/x', 'w').write('y')\nimport math, typing, hashlib, collections, json\n"
     assert sandbox.run(program(source), LIMITS).kind == "passed"
 
 
-def test_a_large_test_arrives_whole(sandbox: Sandbox) -> None:
+def test_a_large_test_is_sent_completely(sandbox: Sandbox) -> None:
     test = f"text = {'x' * 300_000!r}\nassert len(text) == 300_000\n{TEST}"
     assert sandbox.run(program(RIGHT, test), LIMITS).kind == "passed"
     assert sandbox.run(program(RIGHT, test + "\nassert False"), LIMITS).kind == "failed"
@@ -280,22 +282,22 @@ def test_the_order_of_sets_does_not_change_between_runs(sandbox: Sandbox) -> Non
     assert len({sandbox.run(program(source), LIMITS).detail for _ in range(4)}) == 1
 
 
-def test_what_a_program_leaves_behind_is_not_there_for_the_next(sandbox: Sandbox) -> None:
+def test_programs_do_not_see_what_earlier_ones_left(sandbox: Sandbox) -> None:
     leave = "import builtins, os\nbuiltins.trace = 1\nopen('/tmp/trace', 'w').close()\nos.environ['TRACE'] = '1'\n"
     look = "import builtins, os\nassert not hasattr(builtins, 'trace')\nassert not os.listdir('/tmp')\n"
     look += "assert 'TRACE' not in os.environ\n"
-    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or "")) as box:
-        for _ in range(3):  # one thread: the same worker, where it is used again
+    with Sandbox(bubblewrap.Bubblewrap()) as box:
+        for _ in range(3):  # one thread: the same worker, if it is reused
             assert box.run(program(leave + RIGHT), LIMITS).kind == "passed"
             assert box.run(program(look + RIGHT), LIMITS).kind == "passed"
 
 
 def test_an_earlier_test_is_not_in_the_memory_of_a_later_candidate(sandbox: Sandbox) -> None:
-    with Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or "")) as box:
+    with Sandbox(bubblewrap.Bubblewrap()) as box:
         for source in (RIGHT, RIGHT):
             assert box.run(program(source), LIMITS).passed
         assert box.run(program(HUNT), SandboxLimits(cpu_s=20)).kind == "failed"
-        # and the hunt itself can succeed, where there is something to find
+        # the search itself succeeds if there is something to find
         prey = "text = ' '.join(['assert', 'answer() is here'])\n"
         assert box.run(program(prey + HUNT), SandboxLimits(cpu_s=20)).kind == "passed"
 
@@ -303,7 +305,7 @@ def test_an_earlier_test_is_not_in_the_memory_of_a_later_candidate(sandbox: Sand
 # --- isolation -------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_the_host_is_not_there(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_files_of_the_host_are_not_visible(sandbox: Sandbox, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("42")
     for path in (secret, Path("/etc/passwd"), Path(lakh.__file__), Path.home() / ".profile"):
@@ -329,14 +331,14 @@ def test_tmp_is_private_and_small(sandbox: Sandbox) -> None:
     assert sandbox.run(program(empty + RIGHT), LIMITS).kind == "passed"
 
 
-def test_one_file_has_a_largest_size(sandbox: Sandbox) -> None:
+def test_the_size_of_a_file_is_limited(sandbox: Sandbox) -> None:
     write = "open('/tmp/x', 'wb').write(bytes(8 << 20))"
     assert "too large" in sandbox.run(program(write), SandboxLimits(file_MiB=1)).detail
 
 
 @pytest.mark.parametrize("filtered", [True, False], ids=["with seccomp", "by namespace alone"])
-def test_a_server_on_loopback_is_out_of_reach(sandbox: Sandbox, filtered: bool) -> None:
-    backend = bubblewrap.Bubblewrap(bubblewrap.find() or "")
+def test_a_server_on_loopback_cannot_be_reached(sandbox: Sandbox, filtered: bool) -> None:
+    backend = bubblewrap.Bubblewrap()
     if not filtered:
         backend._filter = None
     box = Sandbox(backend)
@@ -379,27 +381,23 @@ def test_threads_work_up_to_the_limit_on_processes(sandbox: Sandbox) -> None:
 # --- choosing ----------------------------------------------------------------------------------------------------
 
 
-def test_without_bubblewrap_we_refuse_and_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bubblewrap, "find", lambda: None)
+def test_without_bubblewrap_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(landlock, "_syscall", lambda *words: -1)
     with pytest.raises(UserError, match=r"bubblewrap is not installed.*landlock is not available.*apt-get.*--unsafe"):
         Sandbox.choose()
 
 
-def test_where_bubblewrap_cannot_start_we_refuse_with_its_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_if_bubblewrap_cannot_start_the_error_has_its_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(bubblewrap, "find", lambda: str(broken))
+    monkeypatch.setattr(shutil, "which", lambda name: str(broken))
     with pytest.raises(UserError, match=r"cannot start here \(bwrap: setting up uid map: Permission denied\)"):
         Sandbox.choose(backend="bubblewrap", workers=2)
 
 
-def test_cells_for_several_workers_are_started_while_the_first_is_tried(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_workers_start_during_the_self_test(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     with Sandbox.choose(backend="bubblewrap", workers=8) as chosen:
         assert len(chosen._idle) == 3
@@ -407,8 +405,8 @@ def test_cells_for_several_workers_are_started_while_the_first_is_tried(
     assert chosen._idle == []
 
 
-def test_no_path_of_the_host_goes_into_the_sandbox_with_our_code() -> None:
-    """Code objects carry the name of the file that they came from."""
+def test_code_sent_into_the_sandbox_has_no_host_path() -> None:
+    """Code objects contain the name of their file."""
     words = sandboxed.command_line()
     assert os.fsencode(Path(sandboxed.__file__).parent) not in base64.b64decode(words[2])
 
@@ -422,15 +420,15 @@ HOLES = {
 
 
 @pytest.mark.parametrize("hole", HOLES)
-def test_the_self_test_finds_a_hole(
+def test_the_self_test_detects_weak_isolation(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hole: str
 ) -> None:
     extra, finding = HOLES[hole]
     (tmp_path / "x").touch()  # so that the host's /tmp is not empty
     whole = bubblewrap.command
 
-    def with_hole(bwrap: str, *, tmp_bytes: int, seccomp_fd: int | None) -> list[str]:
-        words = whole(bwrap, tmp_bytes=tmp_bytes, seccomp_fd=seccomp_fd)
+    def with_hole(bwrap: str, *, tmp_bytes: int, seccomp_fds: Sequence[int]) -> list[str]:
+        words = whole(bwrap, tmp_bytes=tmp_bytes, seccomp_fds=seccomp_fds)
         at = words.index("--remount-ro")
         return [*words[:at], *extra, *words[at:]]
 
@@ -440,7 +438,7 @@ def test_the_self_test_finds_a_hole(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can stay root")
-def test_the_self_test_finds_that_root_was_not_dropped(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_test_detects_that_root_was_not_dropped(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "next_uid", lambda: 0)
     with pytest.raises(UserError, match="runs as root"):
         Sandbox.choose(backend="bubblewrap")
@@ -500,14 +498,14 @@ def test_an_ordinary_user_has_the_same_isolation(sandbox: Sandbox) -> None:
 
 
 def test_stop_ends_what_is_running(sandbox: Sandbox, alive: Callable[[Sandbox], list[int]]) -> None:
-    box = Sandbox(bubblewrap.Bubblewrap(bubblewrap.find() or ""))
+    box = Sandbox(bubblewrap.Bubblewrap())
     threading.Timer(0.5, box.stop).start()
     with pytest.raises(Interrupted):
         box.run(program("import time; time.sleep(600)"), SandboxLimits(wall_s=600))
     assert alive(sandbox) == []
 
 
-def test_unsafe_says_so_and_still_limits_and_judges() -> None:
+def test_unsafe_is_named_and_still_applies_limits_and_tests() -> None:
     box = Sandbox(NoIsolation())
     assert "--unsafe" in box.description
     assert box.run(program(RIGHT), LIMITS).kind == "passed"
@@ -517,7 +515,7 @@ def test_unsafe_says_so_and_still_limits_and_judges() -> None:
     box.stop()
 
 
-def test_a_program_that_takes_its_sandbox_down_fails() -> None:
+def test_a_program_that_ends_its_sandbox_fails() -> None:
     box = Sandbox.choose(unsafe=True)
     source = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
     verdict = box.run(program(source, ""), LIMITS)
@@ -553,7 +551,7 @@ def test_the_seccomp_filter_jumps_only_forward_and_within_itself(machine: str) -
 
 @pytest.fixture(scope="module")
 def locked(sandbox: Sandbox) -> Iterator[Sandbox]:
-    sandbox.stop()  # its warm cells would be taken for leftovers
+    sandbox.stop()  # its warm workers would count as leftovers
     sandbox._stopping.clear()
     try:
         chosen = Sandbox.choose(backend="landlock")
@@ -567,7 +565,9 @@ WITHOUT_TMP = {"a hundred thousand files", "kills its parent", "kills itself", "
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_landlock_holds_the_same_programs(locked: Sandbox, alive: Callable[[Sandbox], list[int]], name: str) -> None:
+def test_landlock_stops_the_same_hostile_programs(
+    locked: Sandbox, alive: Callable[[Sandbox], list[int]], name: str
+) -> None:
     source, kinds = HOSTILE[name]
     limits = SandboxLimits(cpu_s=1, wall_s=1) if name == "fork bomb" else LIMITS
     verdict = locked.run(program(source), limits)
@@ -575,7 +575,7 @@ def test_landlock_holds_the_same_programs(locked: Sandbox, alive: Callable[[Sand
     assert alive(locked) == []
 
 
-def test_landlock_refuses_what_namespaces_would_hold(locked: Sandbox, tmp_path: Path) -> None:
+def test_landlock_refuses_what_namespaces_would_contain(locked: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("42")
     tries = [
         f"open({str(tmp_path / 'secret')!r}).read()",
@@ -603,11 +603,11 @@ def test_landlock_is_chosen_where_user_namespaces_are_forbidden(locked: Sandbox)
     assert description.startswith("landlock")
 
 
-def test_an_unknown_backend_is_named() -> None:
+def test_an_unknown_backend_is_an_error() -> None:
     with pytest.raises(UserError, match="no such isolation backend"):
         Sandbox.choose(backend="chroot")
 
 
-def test_the_interpreter_inside_is_the_one_below_the_virtual_environment() -> None:
+def test_the_sandbox_uses_the_interpreter_below_the_virtual_environment() -> None:
     path = Path(isolation.interpreter())
     assert path.is_relative_to(Path(sys.base_prefix).resolve()) or path.is_relative_to("/usr")

@@ -1,4 +1,4 @@
-"""The same samples end alike on an idle machine and beside processes that keep every CPU busy."""
+"""Verdicts are the same on an idle machine and next to processes that keep every CPU busy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from bench.eval.stability import FAILING, busy_machine, failing_samples, repeat
+
 from lakh.evals.run import run_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.sandbox.verdict import SandboxVerdict
-from lakh.evals.scoring.stability import FAILING, busy_machine, failing_samples, repeat
 from lakh.evals.task import CommandProgram, Problem, Program, Task
 from lakh.evals.tasks import load_task
 
@@ -21,7 +22,7 @@ def test_verdicts_do_not_change_under_load(sandbox: Sandbox) -> None:
     assert found.changed == 0
 
 
-def test_failing_samples_end_each_in_its_class(sandbox: Sandbox, toy_task: Task) -> None:
+def test_each_failing_sample_gets_its_verdict(sandbox: Sandbox, toy_task: Task) -> None:
     one = replace(toy_task, problems=toy_task.problems[:1])
     samples = failing_samples(one)
     limits = {"Toy/0": 1}
@@ -52,7 +53,7 @@ def test_a_changed_verdict_is_counted(sandbox: Sandbox, toy_task: Task) -> None:
     assert not found.is_identical
 
 
-def test_busy_processes_end_with_their_block() -> None:
+def test_busy_processes_end_with_the_block() -> None:
     with busy_machine(2) as pids:
         assert len(pids) == 2
         assert all(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -1,4 +1,4 @@
-"""The benchmarks: their own data, their own solutions, and answers that only look right."""
+"""The benchmarks: their data, their reference solutions, and wrong answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lakh.evals.sandbox import Sandbox
 from lakh.evals.sandbox.verdict import SandboxVerdict
 from lakh.evals.task import CommandProgram, Problem, Program, names_under_test
 from lakh.evals.tasks import TASKS, load_task
-from lakh.evals.tasks.multilingual import LANGUAGES, LIMITS, _program
+from lakh.evals.tasks.multilingual import LIMITS, _program, languages
 
 SIZES = {
     "mbpp": 974,
@@ -38,7 +38,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_a_task_has_all_its_problems_once(benchmarks: Path, name: str) -> None:
+def test_a_task_has_every_problem_once(benchmarks: Path, name: str) -> None:
     task = load_task(name, str(benchmarks))
     assert task.name == name
     assert len(task.problems) == len({problem.id for problem in task.problems}) == SIZES[name]
@@ -55,7 +55,7 @@ def test_reference_solutions_pass(benchmarks: Path, sandbox: Sandbox, name: str,
     assert {p.id: v for p, v in zip(task.problems, verdicts, strict=True) if not v.passed} == {}
 
 
-def test_a_few_of_each_pass_and_those_of_their_neighbours_fail(benchmarks: Path, sandbox: Sandbox) -> None:
+def test_reference_solutions_pass_and_those_of_other_problems_fail(benchmarks: Path, sandbox: Sandbox) -> None:
     for name in ("mbpp", "mbpp-sanitized", "infilling-random-span-light", "cruxeval-output"):
         task = load_task(name, str(benchmarks)).first(3)
         own = canonical_samples(task)
@@ -65,13 +65,13 @@ def test_a_few_of_each_pass_and_those_of_their_neighbours_fail(benchmarks: Path,
 
 
 @pytest.mark.parametrize("number", [367, 927, 601, 533, 126])  # trees of their own classes, a type as argument, `sum`
-def test_mbpp_problems_that_need_more_than_plain_values(benchmarks: Path, sandbox: Sandbox, number: int) -> None:
+def test_mbpp_problems_that_exchange_more_than_plain_values(benchmarks: Path, sandbox: Sandbox, number: int) -> None:
     task = load_task("mbpp", str(benchmarks))
     problem = next(problem for problem in task.problems if problem.id == f"Mbpp/{number}")
     assert sandbox.run(task.build(problem, problem.canonical)).passed  # type: ignore[arg-type]
 
 
-def test_the_mbpp_prompt_has_three_examples_and_ends_where_the_program_begins(benchmarks: Path) -> None:
+def test_the_mbpp_prompt_has_three_examples_and_ends_before_the_program(benchmarks: Path) -> None:
     prompt = load_task("mbpp", str(benchmarks)).problems[20].prompt
     assert prompt.count("[BEGIN]") == 4
     assert prompt.count("[DONE]") == 3
@@ -87,7 +87,7 @@ CRUX = {
 
 
 @pytest.mark.parametrize("task_id", CRUX)
-def test_cruxeval_takes_any_right_value_and_no_call_of_f(benchmarks: Path, sandbox: Sandbox, task_id: str) -> None:
+def test_cruxeval_accepts_any_correct_value_and_no_call_of_f(benchmarks: Path, sandbox: Sandbox, task_id: str) -> None:
     task = load_task("cruxeval", str(benchmarks))
     samples = [Sample(task_id, text) for text, _ in CRUX[task_id]]
     assert [v.passed for v in run_samples(task, samples, sandbox)] == [right for _, right in CRUX[task_id]]
@@ -146,11 +146,11 @@ LEAVES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ADD)
-def test_other_languages_pass_fail_and_cannot_leave_early(sandbox: Sandbox, language: str) -> None:
+def test_other_languages_pass_fail_and_cannot_exit_early(sandbox: Sandbox, language: str) -> None:
     prompt, body, test = ADD[language]
     problem = Problem("X/0", prompt, body, test, "add", language=language)
     right = _program(problem, body)
-    missing = [tool for tool in LANGUAGES[language].tools if shutil.which(tool, path="/usr/bin:/bin") is None]
+    missing = [tool for tool in languages()[language].tools if shutil.which(tool, path="/usr/bin:/bin") is None]
     if missing:
         assert isinstance(right, SandboxVerdict)
         assert right.kind == "not_run"
@@ -168,7 +168,7 @@ def test_other_languages_pass_fail_and_cannot_leave_early(sandbox: Sandbox, lang
     assert "ended before its test did" in verdict.detail
 
 
-def test_a_language_without_tools_is_not_run_and_no_failure(tmp_path: Path, sandbox: Sandbox) -> None:
+def test_a_language_without_tools_is_not_run_and_not_a_failure(tmp_path: Path, sandbox: Sandbox) -> None:
     row = {
         "task_id": "X/0",
         "prompt": "",
@@ -208,7 +208,7 @@ def test_a_file_is_downloaded_once_and_checked(web: str, tmp_path: Path, monkeyp
     import hashlib
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    file = BenchmarkFile("x.jsonl", hashlib.sha256(b'{"a": 1}\n').hexdigest(), f"{web}x.jsonl")
+    file = BenchmarkFile("x.jsonl", hashlib.sha256(b'{"a": 1}\n').hexdigest(), web)
     assert file.read(None) == b'{"a": 1}\n'
     (tmp_path / "web" / "x.jsonl").unlink()
     assert file.read(None) == b'{"a": 1}\n'
@@ -217,21 +217,21 @@ def test_a_file_is_downloaded_once_and_checked(web: str, tmp_path: Path, monkeyp
         file.read(None)
 
 
-def test_a_download_that_is_not_the_file_is_not_kept(web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_with_a_wrong_hash_is_not_cached(web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(UserError, match="has sha256"):
-        BenchmarkFile("x.jsonl", HASH, f"{web}x.jsonl").read(None)
+        BenchmarkFile("x.jsonl", HASH, web).read(None)
     assert not (storage.cache_folder("benchmarks") / "x.jsonl").exists()
-    for url in (f"{web}none.jsonl", "http://127.0.0.1:9/x.jsonl"):
+    for name, folder in (("none.jsonl", web), ("x.jsonl", "http://127.0.0.1:9/")):
         with pytest.raises(UserError, match=r"cannot be downloaded.*--data"):
-            BenchmarkFile("x.jsonl", HASH, url).read(None)
+            BenchmarkFile(name, HASH, folder).read(None)
 
 
 @pytest.mark.parametrize(
     ("raw", "finding"),
     [(b"", "holds no problems"), (b"{", "is not JSON lines"), (b'{"b": 1}\n', "has no a"), (b"\x1f\x8bxx", "not JSON")],
 )
-def test_damaged_rows_are_named(raw: bytes, finding: str) -> None:
+def test_damaged_rows_are_errors(raw: bytes, finding: str) -> None:
     with pytest.raises(UserError, match=finding):
         data.read_rows("x.jsonl", raw, ("a",))
 
@@ -239,7 +239,7 @@ def test_damaged_rows_are_named(raw: bytes, finding: str) -> None:
 # --- lines -------------------------------------------------------------------------------------------------------
 
 
-def test_line_completion_asks_the_same_lines_every_time(code_dir: Path) -> None:
+def test_line_completion_selects_the_same_lines_every_time(code_dir: Path) -> None:
     task, again = load_task("line-completion", str(code_dir)), load_task("line-completion", str(code_dir))
     assert task.problems == again.problems
     assert task.data_sha256 == again.data_sha256
@@ -251,20 +251,20 @@ def test_line_completion_asks_the_same_lines_every_time(code_dir: Path) -> None:
     assert task.build(problem, "x" + problem.canonical).kind == "failed"  # type: ignore[union-attr]
 
 
-def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
+def test_file_names_may_be_invalid_utf8(tmp_path: Path) -> None:
     with open(os.fsencode(tmp_path) + b"/caf\xe9.py", "w") as file:
         file.write("def total(numbers):\n    result = 0\n    for number in numbers:\n        result += number\n")
     task = load_task("line-completion", str(tmp_path))
     assert task.problems[0].id.startswith("caf\\udce9.py:")
 
 
-def test_line_completion_says_what_is_missing(tmp_path: Path) -> None:
+def test_line_completion_without_usable_data_is_an_error(tmp_path: Path) -> None:
     for path, finding in ((None, "give --data FOLDER"), (str(tmp_path), "no source files"), ("/none", "no such file")):
         with pytest.raises(UserError, match=finding):
             load_task("line-completion", path)
 
 
-def test_only_names_that_the_reference_defines_are_asked_of_the_candidate() -> None:
+def test_only_names_that_the_reference_defines_come_from_the_candidate() -> None:
     reference = "import math\ndef helper(): pass\ndef area(r): return math.pi * r\nclass Pair: pass\n"
     test = "assert abs(area(1) - math.pi) < 1e-6\nassert Pair()\n"
     assert names_under_test(reference, test) == ("area", "Pair")
@@ -276,7 +276,7 @@ def test_a_candidate_cannot_change_the_builtins_of_its_test(sandbox: Sandbox) ->
     assert sandbox.run(program).kind == "failed"
 
 
-def test_arguments_that_are_changed_in_place_are_changed_for_the_test(sandbox: Sandbox) -> None:
+def test_in_place_changes_of_arguments_reach_the_test(sandbox: Sandbox) -> None:
     source = "def fill(items, table):\n    items.append(len(items)); table['n'] = items[:]; items.reverse()\n"
     test = (
         "items, table = [5], {}\nassert fill(items, table) is None\nassert items == [1, 5] and table == {'n': [5, 1]}"
@@ -300,7 +300,7 @@ def test_iterators_instances_and_errors_of_the_candidate_can_be_used(sandbox: Sa
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
-def test_every_task_says_what_it_needs_where_there_is_no_data(
+def test_every_task_without_data_says_what_it_needs(
     name: str, tmp_path: Path, lakh: Callable[..., tuple[int, str, str]], last_line: Callable[[str], dict[str, object]]
 ) -> None:
     code, out, err = lakh("eval", "score", "--canonical", "--task", name, "--data", str(tmp_path / "none"), "--json")

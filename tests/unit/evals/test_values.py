@@ -1,4 +1,4 @@
-"""What passes between candidate and examiner: plain data comes back as it was, and nothing else gets through."""
+"""Values exchanged by candidate and examiner: plain data keeps its types, anything else is rejected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @given(plain)
-def test_plain_data_comes_back_with_its_types(value: Any) -> None:
+def test_plain_data_is_decoded_with_its_types(value: Any) -> None:
     assert repr(through(value)) == repr(value) or same(through(value), value)
 
 
@@ -69,16 +69,16 @@ def test_plain_data_comes_back_with_its_types(value: Any) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_library_types_come_back(value: Any) -> None:
+def test_library_types_are_decoded_with_their_types(value: Any) -> None:
     assert same(through(value), value)
 
 
-def test_nan_and_a_defaultdict_come_back() -> None:
+def test_nan_and_defaultdict_are_decoded() -> None:
     assert math.isnan(through(float("nan")))
     assert through(defaultdict(int, a=1)) == {"a": 1}
 
 
-def test_a_subclass_travels_as_its_plain_type_without_its_tricks() -> None:
+def test_a_subclass_is_sent_as_its_plain_type() -> None:
     class Sly(list):
         def __eq__(self, other: object) -> bool:
             return True
@@ -99,7 +99,7 @@ def test_a_subclass_travels_as_its_plain_type_without_its_tricks() -> None:
     assert same(through(namedtuple("Point", "x y")(1, 2)), (1, 2))
 
 
-def test_what_is_no_plain_data_is_kept_or_refused() -> None:
+def test_other_objects_become_handles_or_errors() -> None:
     with pytest.raises(TypeError):
         values.encode(object(), refuse)
     assert values.encode([object()], lambda value: ["h", 0]) == ["l", ["h", 0]]
@@ -109,12 +109,12 @@ def test_what_is_no_plain_data_is_kept_or_refused() -> None:
 @pytest.mark.parametrize(
     "form", [[], {}, ["?"], ["d", 1], ["b", "zz"], ["x", "os.system", "id"], ["y", "print"], ["i"], ["s", ["l"]], ["h"]]
 )
-def test_forms_that_nobody_honest_sends_are_refused(form: Any) -> None:
+def test_malformed_values_are_rejected(form: Any) -> None:
     with pytest.raises((ValueError, TypeError, IndexError, KeyError)):
         values.decode(form, lambda number: None)
 
 
-def test_a_message_with_a_huge_length_is_refused_before_it_is_read() -> None:
+def test_a_message_that_is_too_long_is_rejected_before_it_is_read() -> None:
     read, write = os.pipe()
     os.write(write, (1 << 60).to_bytes(8, "little"))
     with pytest.raises(ValueError, match="too large"):
@@ -124,7 +124,7 @@ def test_a_message_with_a_huge_length_is_refused_before_it_is_read() -> None:
     os.close(read)
 
 
-def test_messages_come_as_they_were_sent_however_they_were_cut() -> None:
+def test_messages_are_reassembled_from_any_fragments() -> None:
     read, write = os.pipe()
     sent = [b"", b"one", b"x" * 9000, b"two"]
     for body in sent:
@@ -142,7 +142,7 @@ def test_messages_come_as_they_were_sent_however_they_were_cut() -> None:
 
 
 @given(plain)
-def test_messages_are_the_json_that_json_makes(value: Any) -> None:
+def test_to_json_equals_the_json_module(value: Any) -> None:
     form = values.encode(value, refuse)
     text = messages.to_json(form)
     assert text == json.dumps(form, separators=(",", ":"))
@@ -150,6 +150,6 @@ def test_messages_are_the_json_that_json_makes(value: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[1", "[1] ", "[1][2]", "nothing", "{'a': 1}"])
-def test_what_is_no_document_is_refused(text: str) -> None:
+def test_invalid_json_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         messages.parse_json(text)

@@ -1,4 +1,4 @@
-"""Checkpoints scored beside a training: in which order, once each, and what becomes of those that vanish."""
+"""Scoring checkpoints during training: order, once each, and removed checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ORIGIN = Origin("run", temperature=0.0, seed=0, max_tokens=8)
 
 
 class Learner:
-    """Of three problems it solves as many as its checkpoint's step says."""
+    """Solves as many of the three problems as the step of its checkpoint."""
 
     max_seqs = 8
 
@@ -65,9 +65,9 @@ def follow(run_dir: Path, task: Task, sandbox: Sandbox, **more: Any) -> int:
 
 
 def test_every_checkpoint_is_scored_once_the_newest_first(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
-    told: list[int] = []
-    assert follow(run_dir, toy_task, sandbox, on_result=lambda step, _: told.append(step)) == 3
-    assert told == [3, 2, 1]
+    seen: list[int] = []
+    assert follow(run_dir, toy_task, sandbox, on_result=lambda step, _: seen.append(step)) == 3
+    assert seen == [3, 2, 1]
     assert follow(run_dir, toy_task, sandbox) == 0
     (run_dir / "saved" / "4").mkdir()
     assert follow(run_dir, toy_task, sandbox) == 1
@@ -78,7 +78,7 @@ def test_every_checkpoint_is_scored_once_the_newest_first(run_dir: Path, toy_tas
     assert curve(str(run_dir), "another") == []
 
 
-def test_only_every_so_many_steps(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
+def test_every_selects_steps(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
     assert follow(run_dir, toy_task, sandbox, every=2) == 1
     assert [event.step for event in curve(str(run_dir))] == [2]
 
@@ -97,7 +97,7 @@ def test_a_model_is_loaded_once_for_all_its_tasks(run_dir: Path, toy_task: Task,
     assert loads == ["3", "2", "1"]
 
 
-def test_a_checkpoint_that_vanishes_is_skipped(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
+def test_a_removed_checkpoint_is_skipped(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
     skipped: list[str] = []
 
     def load(path: str) -> Learner:
@@ -122,7 +122,7 @@ def measure_by_step(path: str, given: Sequence[tuple[str, str]]) -> BitsPerByte:
     return BitsPerByte(path, 1, 5, 6, bits, (bits / 6 - 0.1, bits / 6 + 0.1), 512, "sha", 0.1)
 
 
-def test_bits_per_byte_alone_need_no_sandbox(run_dir: Path) -> None:
+def test_bits_per_byte_alone_needs_no_sandbox(run_dir: Path) -> None:
     def load(path: str) -> Learner:
         raise AssertionError("nothing is generated")
 
@@ -131,15 +131,15 @@ def test_bits_per_byte_alone_need_no_sandbox(run_dir: Path) -> None:
     assert watch(str(run_dir), [], None, ORIGIN, **more) == 0
 
 
-def test_bits_per_byte_are_measured_once_beside_the_scores(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
-    told: list[tuple[int, str]] = []
+def test_bits_per_byte_is_measured_once_per_checkpoint(run_dir: Path, toy_task: Task, sandbox: Sandbox) -> None:
+    seen: list[tuple[int, str]] = []
     more = {
         "texts": TEXTS,
         "measure": measure_by_step,
-        "on_result": lambda step, found: told.append((step, found["task"])),
+        "on_result": lambda step, found: seen.append((step, found["task"])),
     }
     assert follow(run_dir, toy_task, sandbox, **more) == 6
-    assert told[:2] == [(3, "toy"), (3, "bits-per-byte")]
+    assert seen[:2] == [(3, "toy"), (3, "bits-per-byte")]
     assert follow(run_dir, toy_task, sandbox, **more) == 0
     found = [event for event in events.read(run_dir) if isinstance(event, events.HookMetrics)]
     assert [(event.step, event.values["bits_per_byte"]) for event in found] == [(3, 8 / 3), (2, 4.0), (1, 8.0)]
@@ -147,7 +147,7 @@ def test_bits_per_byte_are_measured_once_beside_the_scores(run_dir: Path, toy_ta
     assert json.loads((run_dir / "evals" / "00000002" / "bits-per-byte" / "result.json").read_text())["bytes"] == 6
 
 
-def test_the_command_draws_the_curve(
+def test_the_curve_command_shows_the_scores(
     run_dir: Path, toy_task: Task, sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
 ) -> None:
     follow(run_dir, toy_task, sandbox, texts=TEXTS, measure=measure_by_step)
@@ -164,7 +164,7 @@ def test_the_command_draws_the_curve(
     assert "2.6667" in drawn
 
 
-def test_a_run_without_scores_and_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_run_without_scores_and_a_missing_folder(tmp_path: Path) -> None:
     with events.EventLog(tmp_path, 0):
         pass
     assert curve(str(tmp_path)) == []

@@ -39,7 +39,7 @@ def tiny_spec(**changes: object) -> Model:
 
 
 def random_weights(spec: Model, seed: int = 1) -> dict[str, torch.Tensor]:
-    """Larger than at the start of a training: scores far enough apart that rounding never decides."""
+    """Larger than an initialization: logits are far enough apart that rounding never decides."""
     model = CodeModel(spec)
     init_weights(model, seed)
     return {
@@ -70,9 +70,9 @@ def make_engine(tokenizer_json: Path) -> Callable[..., Engine]:
     return make
 
 
-class PlayedDecoder:
-    """What a GPU does in bursts (gpu/decode.py), by the network: blocks as they were at the start, steps when they are
-    launched, whoever has ended meanwhile.
+class FakeDecoder:
+    """Runs the GPU's bursts (gpu/decode.py) with the network: uses the blocks from the start and runs steps at launch,
+    also for sequences that have finished since.
     """
 
     max_sequences, max_steps = 128, 20
@@ -93,9 +93,7 @@ class PlayedDecoder:
 
 
 class PlayedBurst:
-    def __init__(
-        self, decoder: PlayedDecoder, tokens: list[int], positions: list[int], tables: list[list[int]]
-    ) -> None:
+    def __init__(self, decoder: FakeDecoder, tokens: list[int], positions: list[int], tables: list[list[int]]) -> None:
         self.decoder, self.tokens, self.positions, self.tables = decoder, tokens, positions, tables
         self.unread: deque[list[list[int]]] = deque()
         self.launched = 0
@@ -106,14 +104,14 @@ class PlayedBurst:
         assert self.launched <= self.decoder.max_steps
         assert max(self.positions) + steps <= self.decoder.runner.network.spec.context
         self.decoder.launches.append(steps)
-        drawn = []
+        generated = []
         for _ in range(steps):
             seqs = zip(self.tokens, self.positions, self.tables, strict=True)
             segments = [SequenceChunk([token], at, table) for token, at, table in seqs]
             self.tokens = self.decoder.runner.forward(segments).argmax(dim=-1).tolist()
             self.positions = [at + 1 for at in self.positions]
-            drawn.append(self.tokens)
-        self.unread.append(drawn)
+            generated.append(self.tokens)
+        self.unread.append(generated)
 
     def read(self) -> list[list[int]]:
         self.decoder.num_reads += 1
@@ -121,12 +119,12 @@ class PlayedBurst:
 
 
 @pytest.fixture(scope="session")
-def make_flying(make_engine: Callable[..., Engine]) -> Callable[..., tuple[Engine, PlayedDecoder]]:
-    """An engine that takes greedy steps ahead of what it reads, as on a GPU."""
+def make_ahead_engine(make_engine: Callable[..., Engine]) -> Callable[..., tuple[Engine, FakeDecoder]]:
+    """An engine that decodes ahead, as on a GPU."""
 
-    def make(**options: Any) -> tuple[Engine, PlayedDecoder]:
+    def make(**options: Any) -> tuple[Engine, FakeDecoder]:
         made = make_engine(**options)
-        decoder = PlayedDecoder(made)
+        decoder = FakeDecoder(made)
         made.runner.decoder = decoder  # type: ignore[assignment]
         return made, decoder
 
@@ -140,22 +138,22 @@ def engine(make_engine: Callable[..., Engine]) -> Engine:
 
 @pytest.fixture(scope="session")
 def reference(engine: Engine) -> CodeModel:
-    """The model of `engine` as it is trained: no cache, no batch, no fused weights."""
+    """The training model with the weights of `engine`: no cache, no batch, no fused weights."""
     model = CodeModel(engine.spec)
     model.load_state_dict(random_weights(engine.spec))
     return model.requires_grad_(False)
 
 
-TIE = 1e-3  # of scores that differ by whole units; sums in another order move them by 1e-5
+TIE = 1e-3  # logits differ by whole units; sums in another order move them by 1e-5
 
 
 @pytest.fixture(scope="session")
 def assert_same(engine: Engine, reference: CodeModel) -> Callable[..., None]:
-    """Answers to the same prompts are equal, or go apart at a token for which two ids stood within rounding of each
-    other: there sums in another order may decide otherwise, and both are right. Takes Completions, or their tokens.
+    """Completions of the same prompts are equal, or first differ at a token for which two ids were within rounding of
+    each other: sums in another order may decide such a tie either way. Takes Completions, or their tokens.
     """
 
-    def contest(ids: Sequence[int], sampling: SamplingParams, key: int) -> torch.Tensor:
+    def competing_scores(ids: Sequence[int], sampling: SamplingParams, key: int) -> torch.Tensor:
         scores = reference(torch.tensor([list(ids)]))[:, -1, : engine.tokenizer.vocab_size]
         if sampling.temperature == 0:
             return scores[0]
@@ -173,7 +171,7 @@ def assert_same(engine: Engine, reference: CodeModel) -> Callable[..., None]:
             a, b = (answer.tokens if isinstance(answer, Completion) else answer for answer in (one, other))
             at = next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
             assert at is not None, (one, other)
-            scores = contest([*prompt, *a[:at]], sampling, NoiseKeys(sampling, copy)[at])
+            scores = competing_scores([*prompt, *a[:at]], sampling, NoiseKeys(sampling, copy)[at])
             assert max(float(scores.max() - scores[token]) for token in (a[at], b[at])) < TIE, (one, other)
 
     return check

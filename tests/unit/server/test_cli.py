@@ -1,4 +1,4 @@
-"""lakh serve and lakh export, as a person runs them."""
+"""lakh serve, lakh loadgen and lakh export from the command line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.serve import ablation
+from bench.serve.ablation import AblationRow
 
 from lakh.cli.main import main
 from lakh.server.engine import Engine, SamplingParams
-from lakh.server.loadgen import ablation
-from lakh.server.loadgen.ablation import AblationRow
 from lakh.server.loadgen.report import LoadReport
 
-PATIENCE_S = 240  # a busy machine takes a minute to import what a server needs
+TIMEOUT_S = 240  # a busy machine takes a minute to import what a server needs
 
 
 def lakh(*arguments: str) -> int:
@@ -30,8 +30,9 @@ def lakh(*arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_says_when_it_is_ready_answers_and_leaves_with_0(model_dir: Path, number: signal.Signals) -> None:
+def test_serve_reports_ready_completes_requests_and_exits_with_0(model_dir: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "lakh", "serve", str(model_dir), "--http", "127.0.0.1:0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -41,26 +42,27 @@ def test_serve_says_when_it_is_ready_answers_and_leaves_with_0(model_dir: Path, 
             assert (ready["model"], ready["pid"]) == ("tiny", process.pid)
             body = json.dumps({"prompt": "def ", "max_tokens": 4, "temperature": 0}).encode()
             request = urllib.request.Request(f"{ready['url']}/v1/completions", data=body)
-            with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
                 answer = json.load(response)
             os.kill(process.pid, number)
-            rest, talk = process.communicate(timeout=PATIENCE_S)
+            rest, talk = process.communicate(timeout=TIMEOUT_S)
         finally:
             process.kill()
     assert process.returncode == 0
-    assert rest == ""  # the ready line was the one document
+    assert rest == ""  # the ready line is the only document
     assert f"curl -s {ready['url']}/v1/completions" in talk
     expected = Engine.load(str(model_dir)).generate(["def "], SamplingParams(max_tokens=4))[0]
     assert answer["choices"][0]["text"] == expected.text
 
 
 @pytest.mark.parametrize("both", [("--draft", "small", "--no-speculate"), ("--follow", "5", "--tensor", "2")])
-def test_what_does_not_go_together_is_refused(both: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_conflicting_options_are_rejected(both: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert lakh("serve", "anything", "--http", ":0", *both) == 2
     assert "give only one of them" in capsys.readouterr().err
 
 
-def test_rows_that_were_measured_before_an_interruption_are_shown_and_drawn(
+@pytest.mark.slow
+def test_rows_measured_before_an_interrupt_are_shown_and_plotted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def rows(model: str, rows: Sequence[AblationRow], *_: Any, **__: Any) -> Iterator[tuple[AblationRow, LoadReport]]:
@@ -80,26 +82,26 @@ def test_rows_that_were_measured_before_an_interruption_are_shown_and_drawn(
 
 
 @pytest.mark.parametrize("address", ["8000", "host", "127.0.0.1:x", "127.0.0.1:99999", "http://a:1", "a:1/b"])
-def test_serve_refuses_what_is_no_address(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_rejects_an_invalid_address(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert lakh("serve", "anything", "--http", address) == 2
     assert "HOST:PORT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["serve", "--http", ":0", "--engine", "thread"], ["export", "--out", "out"]])
-def test_what_is_no_model_exits_2(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_model_exits_with_2(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lakh(command[0], str(tmp_path), *command[1:], "--json") == 2
     printed = capsys.readouterr()
     assert "Hugging Face directory" in printed.err
     assert json.loads(printed.out)["error"]["exit_code"] == 2
 
 
-def test_damaged_weights_exit_65(model_dir: Path) -> None:
+def test_damaged_weights_exit_with_65(model_dir: Path) -> None:
     path = model_dir / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     assert lakh("serve", str(model_dir), "--http", ":0", "--engine", "thread") == 65
 
 
-def test_export_writes_a_model_that_answers_alike(
+def test_an_exported_model_gives_the_same_completions(
     model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -112,7 +114,7 @@ def test_export_writes_a_model_that_answers_alike(
     assert left.generate(["def "], SamplingParams()) == right.generate(["def "], SamplingParams())
 
 
-def test_export_asks_before_it_writes_into_a_full_folder(model_dir: Path, tmp_path: Path) -> None:
+def test_export_needs_force_for_a_folder_that_is_not_empty(model_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "notes.txt").write_text("mine")

@@ -1,4 +1,4 @@
-"""CachedCompletion answers: the same question again, typed-into suggestions, and walls between tenants."""
+"""The completion cache: repeated requests, typed suggestions, isolation of tenants."""
 
 from __future__ import annotations
 
@@ -38,47 +38,47 @@ def cache_of(make_engine: Callable[..., Engine]) -> Callable[..., CompletionCach
     return make
 
 
-def drawn(cache: CompletionCache) -> int:
+def generated(cache: CompletionCache) -> int:
     assert isinstance(cache.backend, InProcessBackend)
     return cache.backend.engine.counters.generated_tokens
 
 
-def test_the_same_question_again_draws_nothing(cache_of: Callable[..., CompletionCache]) -> None:
+def test_a_repeated_request_generates_nothing(cache_of: Callable[..., CompletionCache]) -> None:
     async def main() -> None:
         cache = cache_of()
         first, usage = await ask(cache)
         assert usage.completion_tokens > 0
-        before = drawn(cache)
+        before = generated(cache)
         assert (await ask(cache))[0] == first
-        assert drawn(cache) == before
+        assert generated(cache) == before
         assert (cache.num_queries, cache.num_repeated) == (2, 1)
-        await cache.close()
+        await cache.backend.close()
 
     asyncio.run(main())
 
 
-def test_typed_into_suggestions_go_on_only_where_that_is_asked_for(cache_of: Callable[..., CompletionCache]) -> None:
+def test_typed_suggestions_are_reused_only_on_request(cache_of: Callable[..., CompletionCache]) -> None:
     async def main() -> None:
         cache = cache_of()
         text, _ = await ask(cache)
         assert "\n" not in text[:3]
         assert len(text) > 3
-        before = drawn(cache)
+        before = generated(cache)
         typed = ASK["prompt"] + text[:3]
         again, _ = await ask(cache, prompt=typed, supersede="file.py")
         assert again == text[3:]
-        assert drawn(cache) == before
-        _, usage = await ask(cache, prompt=typed)  # a program that asks gets the model's own answer
+        assert generated(cache) == before
+        _, usage = await ask(cache, prompt=typed)  # without reuse the model completes it
         assert usage.completion_tokens > 0
-        assert drawn(cache) > before
+        assert generated(cache) > before
         _, usage = await ask(cache, prompt=ASK["prompt"] + "~", supersede="file.py")
         assert usage.completion_tokens > 0
-        await cache.close()
+        await cache.backend.close()
 
     asyncio.run(main())
 
 
-def test_a_suggestion_goes_on_past_its_line_breaks(cache_of: Callable[..., CompletionCache]) -> None:
+def test_a_suggestion_is_reused_past_its_line_breaks(cache_of: Callable[..., CompletionCache]) -> None:
     text = "urn left + right\n\n\ndef sub(left"
 
     async def complete(request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
@@ -95,7 +95,7 @@ def test_a_suggestion_goes_on_past_its_line_breaks(cache_of: Callable[..., Compl
             assert (await ask(cache, prompt=prompt, supersede="f"))[0] == text[typed:]
         assert cache.num_typed == len(text) - 1
         for prompt in (ASK["prompt"] + "urn left + right\n", ASK["prompt"] + "urn left - right\n"):
-            _, usage = await ask(cache, prompt=prompt)  # asked for itself, or typed otherwise
+            _, usage = await ask(cache, prompt=prompt)  # without reuse, or with other text typed
             assert usage.completion_tokens > 0
         await backend.close()
 
@@ -115,21 +115,21 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-def test_whatever_may_change_an_answer_is_part_of_the_question(cache_of: Callable[..., CompletionCache]) -> None:
-    models = cache_of().models()
+def test_everything_that_may_change_a_completion_is_part_of_the_key(cache_of: Callable[..., CompletionCache]) -> None:
+    models = cache_of().backend.models()
     keys = [cache_query_of(parse({**ASK, **change}), models) for change in ({}, *CHANGES)]
-    assert len({question.key for question in keys if question}) == len(keys)
+    assert len({query.key for query in keys if query}) == len(keys)
     other = [type(models[0])(models[0].id, models[0].context, "other weights")]
     assert cache_query_of(parse(ASK), other) != cache_query_of(parse(ASK), models)
 
 
 @pytest.mark.parametrize("change", [{"temperature": 1}, {"n": 2}, {"logprobs": 1}, {"prompt": ["a", "b"]}])
-def test_answers_that_the_question_does_not_decide_are_not_kept(change: dict[str, Any]) -> None:
+def test_completions_not_determined_by_their_request_are_not_cached(change: dict[str, Any]) -> None:
     assert cache_query_of(parse({**ASK, **change}), []) is None
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])
-def test_a_tenant_neither_reads_nor_notices_anothers_answers(
+def test_a_tenant_cannot_read_or_detect_completions_of_another(
     cache_of: Callable[..., CompletionCache], kind: str, request: pytest.FixtureRequest
 ) -> None:
     async def main() -> None:
@@ -146,38 +146,38 @@ def test_a_tenant_neither_reads_nor_notices_anothers_answers(
         for tenant, salt in (("b", ""), ("", ""), ("b", "a"), ("", "a"), ("a", "b")):
             steps, cached = counts.steps, counts.cached_tokens
             _, usage = await ask(cache, tenant, **fields, cache_salt=salt)
-            # The work is all of it: nothing that takes time is left out, so time tells nothing.
+            # All of the work is done again, so timing reveals nothing.
             assert (usage.completion_tokens, usage.cached_tokens) == (first.completion_tokens, 0)
             assert counts.cached_tokens == cached
             assert counts.steps > steps
         while getattr(store, "_writes", ()):
             await asyncio.sleep(0.001)
         _, own = await ask(cache, "a", **fields)
-        assert own.completion_tokens == 0  # its own is there
-        await cache.close()
+        assert own.completion_tokens == 0  # cached for this tenant
+        await cache.backend.close()
         await store.close()
 
     asyncio.run(main())
 
 
-def test_what_is_no_answer_of_ours_in_the_store_is_a_miss(cache_of: Callable[..., CompletionCache]) -> None:
+def test_foreign_data_in_the_store_is_a_miss(cache_of: Callable[..., CompletionCache]) -> None:
     async def main() -> None:
         cache = cache_of()
-        question = cache_query_of(parse(ASK), cache.models())
-        assert question is not None
-        other = CachedCompletion(question.line, 5, None, "1", 1)  # type: ignore[arg-type]
+        query = cache_query_of(parse(ASK), cache.backend.models())
+        assert query is not None
+        other = CachedCompletion(query.line, 5, None, "1", 1)  # type: ignore[arg-type]
         for junk in (b"", b"\xff", b"5", b"[5]", b'[{"line": "x"}]', b"{}", json.dumps([asdict(other)]).encode()):
-            cache.store.put(question.key, junk, 60)
+            cache.store.put(query.key, junk, 60)
             text, usage = await ask(cache)
             assert text
             assert usage.completion_tokens > 0
-        await cache.close()
+        await cache.backend.close()
 
     asyncio.run(main())
 
 
 @given(line=st.text("ab", max_size=4), text=st.text("ab", max_size=6), typed=st.text("ab", max_size=6))
-def test_what_is_left_together_with_what_was_typed_is_the_answer(line: str, text: str, typed: str) -> None:
+def test_typed_text_and_remainder_concatenate_to_the_completion(line: str, text: str, typed: str) -> None:
     known = [CachedCompletion(line, text, "stop", 1, 1)]
     found = find_continuation(known, line + typed, allow_typed=True)
     if found is not None:

@@ -1,4 +1,4 @@
-"""The craft of completions: prompts that keep a cache good, endings that follow the code, dialects, keys, typists."""
+"""Infill prompts, stop rules, dialects, API keys and simulated typing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPENAI, MISTRAL, LLAMA_CPP = DIALECTS
 
 
 def prefilled(engine: Engine, order: fim.Order) -> int:
-    """Tokens computed for the prompts of someone who types a line, character by character."""
+    """Tokens computed for the prompts of a user who types a line, character by character."""
     before, typed, after = "def add(left, right):\n", "    return left + right", "\nclass Size:\n    pass\n" * 2
     total = 0
     for end in range(len(typed) + 1):
@@ -48,7 +48,7 @@ def test_typing_in_spm_order_computes_less_than_a_third_of_psm(make_engine: Call
 
 
 @given(length=st.integers(1, 5000), room=st.integers(100, 4000))
-def test_a_cut_moves_only_in_steps(length: int, room: int) -> None:
+def test_the_start_of_a_cut_prefix_moves_only_in_steps(length: int, room: int) -> None:
     step = fim.quantum(4096)
     assert step % BLOCK_TOKENS == 0
     ids = tuple(range(length))
@@ -70,7 +70,7 @@ def test_spm_puts_the_prefix_last(engine: Engine) -> None:
     )
 
 
-# --- endings ---
+# --- stop rules ---
 
 
 @pytest.mark.parametrize(
@@ -90,17 +90,19 @@ def test_spm_puts_the_prefix_last(engine: Engine) -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_a_rule_ends_the_text_however_it_is_cut(kind: str, indent: int, text: str, shown: str, size: int) -> None:
+def test_a_stop_rule_is_independent_of_how_the_text_is_split(
+    kind: str, indent: int, text: str, shown: str, size: int
+) -> None:
     rule = StopRule(kind, indent)
     pieces = [rule.push(text[at : at + size]) for at in range(0, len(text), size)]
     assert "".join(pieces) == shown
-    assert rule.found == (shown != text.rstrip())  # what is held back at the end is white space alone
+    assert rule.found == (shown != text.rstrip())  # only white space is held back at the end
 
 
 # --- dialects and keys ---
 
 
-def test_llama_cpps_words_become_openais() -> None:
+def test_llama_cpp_fields_become_openai_fields() -> None:
     body = {"input_prefix": "def f(", "input_suffix": "\n", "n_predict": 5, "seed": -1, "t_max_predict_ms": 500}
     request = parse(LLAMA_CPP.to_openai(body))
     assert (request.prompts, request.suffix, request.sampling.max_tokens) == (("def f(",), "\n", 5)
@@ -114,7 +116,7 @@ def test_llama_cpps_words_become_openais() -> None:
     assert (answer["content"], answer["stop"], answer["tokens_predicted"]) == ("x", True, 1)
 
 
-def test_mistrals_words_become_openais() -> None:
+def test_mistral_fields_become_openai_fields() -> None:
     assert parse(MISTRAL.to_openai({"prompt": "a", "suffix": "b", "random_seed": 7})).sampling.seed == 7
     choice = {"index": 0, "text": "x", "logprobs": None, "finish_reason": None}
     piece = MISTRAL.render(DialectResponse({"model": "m"}, [choice], None, is_delta=True))
@@ -122,7 +124,7 @@ def test_mistrals_words_become_openais() -> None:
     assert piece["object"] == "chat.completion.chunk"
 
 
-def test_keys_name_their_tenant(tmp_path: Path) -> None:
+def test_keys_identify_their_tenant(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# ours\nsecret-one a\n\nsecret-two b\n")
     keys = ApiKeys.load(str(path))
@@ -136,17 +138,17 @@ def test_keys_name_their_tenant(tmp_path: Path) -> None:
         ApiKeys.load(str(tmp_path / "nothing"))
 
 
-# --- typists ---
+# --- simulated typing ---
 
 
-def test_a_typist_types_the_file_back_and_repeats_with_the_seed(tmp_path: Path) -> None:
+def test_a_typing_user_retypes_the_file_and_repeats_with_the_seed(tmp_path: Path) -> None:
     text = "".join(f"def function_{number}(argument):\n    return argument + {number}\n" for number in range(80))
     (tmp_path / "a.py").write_text(text)
     (tmp_path / "short.py").write_text("x = 1\n")
     files = read_source_files(tmp_path)
     assert [name for name, _ in files] == ["a.py"]
-    typist, again = TypingUser(3, files, random.Random(1)), TypingUser(3, files, random.Random(1))
-    asks = [typist.next_request() for _ in range(200)]
+    typing_user, again = TypingUser(3, files, random.Random(1)), TypingUser(3, files, random.Random(1))
+    asks = [typing_user.next_request() for _ in range(200)]
     assert asks == [again.next_request() for _ in range(200)]
     for ask in asks:
         assert text.startswith(ask.prefix)
@@ -159,7 +161,7 @@ def test_a_typist_types_the_file_back_and_repeats_with_the_seed(tmp_path: Path) 
         read_source_files(tmp_path / "nowhere")
 
 
-def test_arrivals_are_as_many_as_the_rate_says() -> None:
+def test_the_number_of_arrivals_follows_the_rate() -> None:
     times = list(arrivals_s(50.0, 100.0, random.Random(2)))
     assert abs(len(times) - 5000) < 5 * 5000**0.5  # five standard deviations of a Poisson count
     assert times == sorted(times)

@@ -1,4 +1,4 @@
-"""Greedy steps ahead of what is read: whoever comes, goes or ends meanwhile, answers are those of steps one by one."""
+"""Decode-ahead: completions equal those of single steps, whatever arrives, leaves or finishes meanwhile."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from lakh.server.scheduler import steps_between_proposals
 from lakh.server.sequence import Sequence
 
 MakeEngine = Callable[..., Engine]
-MakeFlying = Callable[..., tuple[Engine, Any]]
+MakeAheadEngine = Callable[..., tuple[Engine, Any]]
 AssertSame = Callable[..., None]
-BEGINNING = list(range(20, 40))  # of many prompts: more than a block
+BEGINNING = list(range(20, 40))  # shared by many prompts: more than a block
 prompts_st = st.builds(
     lambda shared, own: BEGINNING[:shared] + own,
     st.sampled_from([0, 17, 20]),
     st.lists(st.integers(7, 299), min_size=1, max_size=20),
 )
-# A prompt with its limit, when it comes (in steps of the engine), when it is given up, if ever, and what token ends it.
+# A prompt with max_tokens, the step in which it arrives, the step in which it is aborted, if any, and its end token.
 visits = st.tuples(
     prompts_st,
     st.integers(1, 40),
@@ -45,7 +45,7 @@ def submit(engine: Engine, prompt: list[int], limit: int, eot: int = 0) -> Seque
 
 
 def assert_remembers_what_it_says(found: Engine, engine: Engine) -> None:
-    """Every remembered block holds the keys and values of the tokens on its path; no block has two owners or none."""
+    """Every cached block holds the keys and values of the tokens on its path; every block has exactly one owner."""
     owned = [*found.pool._free]
     for seq in found.scheduler.running:
         assert seq.lease is not None
@@ -77,36 +77,37 @@ def until_done(engine: Engine, *seqs: Sequence) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 12, 40])
-def test_flights_change_no_answer(
-    engine: Engine, make_flying: MakeFlying, assert_same: AssertSame, num_rows: int
+def test_decode_ahead_changes_no_completion(
+    engine: Engine, make_ahead_engine: MakeAheadEngine, assert_same: AssertSame, num_rows: int
 ) -> None:
-    flying, decoder = make_flying()
-    flying.max_seqs = 64
+    ahead_engine, decoder = make_ahead_engine()
+    ahead_engine.max_seqs = 64
     prompts = [[7 + seq, *range(20, 20 + seq % 12 * 3)] for seq in range(num_rows)]
     sampling = SamplingParams(max_tokens=29)
-    done = flying.generate(prompts, sampling)
+    done = ahead_engine.generate(prompts, sampling)
     assert_same(prompts, sampling, done, engine.generate(prompts, sampling))
-    assert flying.counters.generated_tokens == sum(len(one.tokens) for one in done)
+    assert ahead_engine.counters.generated_tokens == sum(len(one.tokens) for one in done)
     assert sum(decoder.launches) > 15
-    assert flying.pool.num_used == 0
+    assert ahead_engine.pool.num_used == 0
 
 
+@pytest.mark.slow
 @few
 @given(coming=st.lists(visits, min_size=1, max_size=9), room=st.sampled_from([None, 1, 200]))
-def test_whoever_comes_and_goes(
-    engine: Engine, make_flying: MakeFlying, assert_same: AssertSame, coming: list[Any], room: int | None
+def test_sequences_that_arrive_and_leave_during_decode_ahead(
+    engine: Engine, make_ahead_engine: MakeAheadEngine, assert_same: AssertSame, coming: list[Any], room: int | None
 ) -> None:
-    flying, _ = make_flying(options={"cache_tokens": room})
+    ahead_engine, _ = make_ahead_engine(options={"cache_tokens": room})
     seqs: dict[int, Sequence] = {}
     for now in range(400):
         for number, (prompt, limit, arrives, stays, eot) in enumerate(coming):
             if arrives == now:
-                seqs[number] = submit(flying, prompt, limit, eot)
+                seqs[number] = submit(ahead_engine, prompt, limit, eot)
             elif stays is not None and now == arrives + stays:
-                flying.abort(seqs[number])
-        flying.step()
+                ahead_engine.abort(seqs[number])
+        ahead_engine.step()
         if now % 7 == 0:
-            assert_remembers_what_it_says(flying, engine)
+            assert_remembers_what_it_says(ahead_engine, engine)
         if len(seqs) == len(coming) and all(seq.finish_reason is not None for seq in seqs.values()):
             break
     for number, (prompt, limit, _, _, eot) in enumerate(coming):
@@ -117,253 +118,259 @@ def test_whoever_comes_and_goes(
         if seqs[number].finish_reason == "abort":
             expected = expected[: len(found)]
         assert_same([prompt], sampling, [tuple(found)], [tuple(expected)])
-    assert flying.pool.num_used == 0
-    assert_remembers_what_it_says(flying, engine)
+    assert ahead_engine.pool.num_used == 0
+    assert_remembers_what_it_says(ahead_engine, engine)
 
 
-def test_a_newcomer_waits_for_what_is_launched_and_no_more(make_flying: MakeFlying) -> None:
-    flying, decoder = make_flying()
-    first = submit(flying, [30, 31, 32], 40)
+def test_a_new_request_waits_only_for_launched_steps(make_ahead_engine: MakeAheadEngine) -> None:
+    ahead_engine, decoder = make_ahead_engine()
+    first = submit(ahead_engine, [30, 31, 32], 40)
     while sum(decoder.launches) < 8:
-        flying.step()
-    launched, drawn = sum(decoder.launches), len(first.tokens)
-    assert launched > drawn - 1  # its first token is that of its prompt
-    second = submit(flying, [50, 51], 4)
+        ahead_engine.step()
+    launched, generated = sum(decoder.launches), len(first.tokens)
+    assert launched > generated - 1  # the first token comes from the prompt's step
+    second = submit(ahead_engine, [50, 51], 4)
     while not second.tokens:
-        flying.step()
+        ahead_engine.step()
     assert sum(decoder.launches) == launched
-    assert len(first.tokens) == launched + 2  # all of them were of use
-    until_done(flying, first, second)
-    assert flying.pool.num_used == 0
+    assert len(first.tokens) == launched + 2  # none was wasted
+    until_done(ahead_engine, first, second)
+    assert ahead_engine.pool.num_used == 0
 
 
-def test_a_row_that_ends_leaves_while_the_others_go_on(make_flying: MakeFlying) -> None:
-    flying, decoder = make_flying()
-    seqs = [submit(flying, [30 + seq, 31], 3 if seq == 0 else 20) for seq in range(5)]
-    until_done(flying, seqs[0])
+def test_a_finished_sequence_leaves_while_others_continue(make_ahead_engine: MakeAheadEngine) -> None:
+    ahead_engine, decoder = make_ahead_engine()
+    seqs = [submit(ahead_engine, [30 + seq, 31], 3 if seq == 0 else 20) for seq in range(5)]
+    until_done(ahead_engine, seqs[0])
     assert decoder.num_bursts == 1
     assert seqs[0].lease is None
-    held = flying.pool.num_used
-    assert flying.num_running == 4
-    until_done(flying, *seqs)
-    assert decoder.num_bursts == 1  # one landing less than seqs that ended
-    assert held > flying.pool.num_used == 0
+    held = ahead_engine.pool.num_used
+    assert ahead_engine.num_running == 4
+    until_done(ahead_engine, *seqs)
+    assert decoder.num_bursts == 1  # one burst for sequences that finish at different steps
+    assert held > ahead_engine.pool.num_used == 0
 
 
-def test_rows_that_are_left_alone_are_seated_anew(make_flying: MakeFlying) -> None:
-    flying, decoder = make_flying()
-    seqs = [submit(flying, [30 + seq, 31], 4 if seq < 3 else 16) for seq in range(4)]
-    until_done(flying, *seqs)
+def test_remaining_sequences_get_a_new_batch(make_ahead_engine: MakeAheadEngine) -> None:
+    ahead_engine, decoder = make_ahead_engine()
+    seqs = [submit(ahead_engine, [30 + seq, 31], 4 if seq < 3 else 16) for seq in range(4)]
+    until_done(ahead_engine, *seqs)
     assert decoder.num_bursts == 2
-    seqs = [submit(flying, [40 + seq, 31], 18) for seq in range(4)]
+    seqs = [submit(ahead_engine, [40 + seq, 31], 18) for seq in range(4)]
     while decoder.num_bursts == 2:
-        flying.step()
-    flying.abort(*seqs[:3])
-    until_done(flying, *seqs)
+        ahead_engine.step()
+    ahead_engine.abort(*seqs[:3])
+    until_done(ahead_engine, *seqs)
     assert decoder.num_bursts == 4
 
 
-def test_when_all_have_gone_nothing_is_waited_for(make_flying: MakeFlying, engine: Engine) -> None:
-    flying, decoder = make_flying()
-    seqs = [submit(flying, [30 + seq, 31], 30) for seq in range(2)]
+def test_nothing_is_read_after_all_sequences_were_aborted(make_ahead_engine: MakeAheadEngine, engine: Engine) -> None:
+    ahead_engine, decoder = make_ahead_engine()
+    seqs = [submit(ahead_engine, [30 + seq, 31], 30) for seq in range(2)]
     while not decoder.launches:
-        flying.step()
-    flying.abort(*seqs)
-    assert flying.pool.num_used == flying.num_running == 0
+        ahead_engine.step()
+    ahead_engine.abort(*seqs)
+    assert ahead_engine.pool.num_used == ahead_engine.num_running == 0
     reads = decoder.num_reads
-    assert flying.step() == []
+    assert ahead_engine.step() == []
     assert decoder.num_reads == reads
-    assert flying.generate([[60, 61]], SamplingParams(max_tokens=5)) == engine.generate(
+    assert ahead_engine.generate([[60, 61]], SamplingParams(max_tokens=5)) == engine.generate(
         [[60, 61]], SamplingParams(max_tokens=5)
     )
 
 
-def test_new_weights_in_flight(make_flying: MakeFlying, make_engine: MakeEngine) -> None:
-    flying, decoder = make_flying()
-    seq = submit(flying, [30, 31, 32], 20)
+def test_new_weights_during_decode_ahead(make_ahead_engine: MakeAheadEngine, make_engine: MakeEngine) -> None:
+    ahead_engine, decoder = make_ahead_engine()
+    seq = submit(ahead_engine, [30, 31, 32], 20)
     while len(seq.tokens) < 5:
-        flying.step()
+        ahead_engine.step()
     assert sum(decoder.launches) > len(seq.tokens) - 1
     before = list(seq.tokens)
     other = make_engine(seed=2)
-    flying.swap(other.network)
-    until_done(flying, seq)
+    ahead_engine.swap(other.network)
+    until_done(ahead_engine, seq)
     rest = make_engine(seed=2).generate([[30, 31, 32, *before]], SamplingParams(max_tokens=20 - len(before)))[0]
     assert seq.tokens == [*before, *rest.tokens]
 
 
-def test_guesses_are_looked_for_between_short_flights(make_flying: MakeFlying, monkeypatch: pytest.MonkeyPatch) -> None:
-    flying, decoder = make_flying(options={"speculation": "lookup"})
+def test_draft_tokens_are_proposed_between_short_bursts(
+    make_ahead_engine: MakeAheadEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead_engine, decoder = make_ahead_engine(options={"speculation": "lookup"})
     asked = []
-    monkeypatch.setattr(flying._proposer, "propose", lambda seqs: asked.append(len(seqs)) or {})
-    seq = submit(flying, [30, 31], 33)
-    until_done(flying, seq)
+    monkeypatch.setattr(ahead_engine._proposer, "propose", lambda seqs: asked.append(len(seqs)) or {})
+    seq = submit(ahead_engine, [30, 31], 33)
+    until_done(ahead_engine, seq)
     assert decoder.num_bursts == 32 // steps_between_proposals(1)
     assert sum(decoder.launches) == 32
     assert len(asked) == 1 + decoder.num_bursts
 
 
-def test_a_flight_ends_with_the_context(make_flying: MakeFlying, engine: Engine) -> None:
-    flying, decoder = make_flying()  # which asserts that no step goes past it
-    long, short = list(range(20, 20 + flying.spec.context - 7)), [30, 31]
-    seqs = [submit(flying, long, 50), submit(flying, short, 40), submit(flying, [40, 41], 40)]
-    until_done(flying, *seqs)
+def test_decode_ahead_ends_with_the_context(make_ahead_engine: MakeAheadEngine, engine: Engine) -> None:
+    ahead_engine, decoder = make_ahead_engine()  # asserts that no step exceeds the context
+    long, short = list(range(20, 20 + ahead_engine.spec.context - 7)), [30, 31]
+    seqs = [submit(ahead_engine, long, 50), submit(ahead_engine, short, 40), submit(ahead_engine, [40, 41], 40)]
+    until_done(ahead_engine, *seqs)
     assert len(seqs[0].tokens) == 7
     assert decoder.num_bursts > 1
     assert tuple(seqs[1].tokens) == engine.generate([short], SamplingParams(max_tokens=40))[0].tokens
 
 
-def test_a_stream_says_all_that_it_would_step_by_step(make_flying: MakeFlying, engine: Engine) -> None:
-    flying, decoder = make_flying()
+def test_a_stream_has_the_same_text_as_step_by_step(make_ahead_engine: MakeAheadEngine, engine: Engine) -> None:
+    ahead_engine, decoder = make_ahead_engine()
     sampling = SamplingParams(max_tokens=13)
-    pieces, expected = list(flying.stream([30, 31], sampling)), engine.generate([[30, 31]], sampling)[0]
+    pieces, expected = list(ahead_engine.stream([30, 31], sampling)), engine.generate([[30, 31]], sampling)[0]
     assert "".join(piece.text for piece in pieces) == expected.text
     assert sum((piece.tokens for piece in pieces), ()) == expected.tokens
     assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
     assert decoder.launches
 
 
-def test_a_deadline_is_kept_in_flight(make_flying: MakeFlying) -> None:
+def test_a_deadline_holds_during_decode_ahead(make_ahead_engine: MakeAheadEngine) -> None:
     now = [0.0]
-    flying, decoder = make_flying(options={"clock": lambda: now[0]})
-    late = flying.make_sequence((30, 31), SamplingParams(max_tokens=40), deadline_s=5.0)
-    flying.submit(late)
-    other = submit(flying, [40, 41], 12)
+    ahead_engine, decoder = make_ahead_engine(options={"clock": lambda: now[0]})
+    late = ahead_engine.make_sequence((30, 31), SamplingParams(max_tokens=40), deadline_s=5.0)
+    ahead_engine.submit(late)
+    other = submit(ahead_engine, [40, 41], 12)
     while not decoder.launches:
-        flying.step()
+        ahead_engine.step()
     now[0] = 6.0
-    assert late in flying.step()
+    assert late in ahead_engine.step()
     assert late.finish_reason == "abort"
     assert late.lease is None
-    until_done(flying, other)
+    until_done(ahead_engine, other)
 
 
-def test_what_is_launched_is_counted_and_what_is_drawn(make_flying: MakeFlying) -> None:
-    flying, decoder = make_flying()
+def test_counters_count_launched_steps_and_generated_tokens(make_ahead_engine: MakeAheadEngine) -> None:
+    ahead_engine, decoder = make_ahead_engine()
     sizes: list[int] = []
-    flying._observer = type("Sizes", (), {"observe_step": staticmethod(sizes.append)})()
-    seqs = [submit(flying, [30 + seq, 31], 4 if seq else 11) for seq in range(3)]
-    until_done(flying, *seqs)
+    ahead_engine._observer = type("Sizes", (), {"observe_step": staticmethod(sizes.append)})()
+    seqs = [submit(ahead_engine, [30 + seq, 31], 4 if seq else 11) for seq in range(3)]
+    until_done(ahead_engine, *seqs)
     launched = sum(decoder.launches)
-    assert flying.counters.steps == launched + 1  # and that of the prompts
-    assert flying.counters.generated_tokens == 19
-    # Three seqs as long as two of them draw, then one; six tokens of prompts.
-    assert flying.counters.computed_tokens == 6 + 3 * 3 + (launched - 3)
-    assert (len(sizes), sum(sizes)) == (flying.counters.steps, flying.counters.computed_tokens)
+    assert ahead_engine.counters.steps == launched + 1  # and the prompts' step
+    assert ahead_engine.counters.generated_tokens == 19
+    # Three sequences while two of them decode, then one; six prompt tokens.
+    assert ahead_engine.counters.computed_tokens == 6 + 3 * 3 + (launched - 3)
+    assert (len(sizes), sum(sizes)) == (ahead_engine.counters.steps, ahead_engine.counters.computed_tokens)
 
 
-def test_a_first_token_may_come_in_flight(make_flying: MakeFlying) -> None:
+def test_a_first_token_may_come_from_decode_ahead(make_ahead_engine: MakeAheadEngine) -> None:
     now = [1.0]
-    flying, decoder = make_flying(options={"clock": lambda: now[0]})
-    seq = submit(flying, [30], 9)
-    flying.step()
+    ahead_engine, decoder = make_ahead_engine(options={"clock": lambda: now[0]})
+    seq = submit(ahead_engine, [30], 9)
+    ahead_engine.step()
     assert decoder.launches
     assert seq.tokens
     assert seq.first_token_s == 1.0
 
 
-def test_a_row_that_may_draw_nothing_more_takes_no_flight(make_flying: MakeFlying) -> None:
-    flying, _ = make_flying()
-    seqs = [submit(flying, [30 + seq], 5) for seq in range(2)]
+def test_a_sequence_without_tokens_left_starts_no_decode_ahead(make_ahead_engine: MakeAheadEngine) -> None:
+    ahead_engine, _ = make_ahead_engine()
+    seqs = [submit(ahead_engine, [30 + seq], 5) for seq in range(2)]
     seqs[0].max_new_tokens = 0
-    until_done(flying, *seqs)
+    until_done(ahead_engine, *seqs)
     assert [len(seq.tokens) for seq in seqs] == [1, 5]
 
 
-def test_more_rows_than_a_decoder_has_go_step_by_step(make_flying: MakeFlying) -> None:
-    flying, decoder = make_flying()
+def test_more_sequences_than_the_decoder_holds_decode_step_by_step(make_ahead_engine: MakeAheadEngine) -> None:
+    ahead_engine, decoder = make_ahead_engine()
     decoder.max_sequences = 2
-    until_done(flying, *[submit(flying, [30 + seq, 31], 5) for seq in range(3)])
+    until_done(ahead_engine, *[submit(ahead_engine, [30 + seq, 31], 5) for seq in range(3)])
     assert not decoder.launches
 
 
-def test_room_is_left_for_those_who_come(make_flying: MakeFlying) -> None:
-    flying, decoder = make_flying(options={"cache_tokens": 100})
-    assert flying.pool.num_blocks == 8
+def test_blocks_are_left_for_new_requests(make_ahead_engine: MakeAheadEngine) -> None:
+    ahead_engine, decoder = make_ahead_engine(options={"cache_tokens": 100})
+    assert ahead_engine.pool.num_blocks == 8
     decoder.max_steps = 64
-    first = [submit(flying, [30 + seq, 31], 60) for seq in range(2)]
+    first = [submit(ahead_engine, [30 + seq, 31], 60) for seq in range(2)]
     for _ in range(3):
-        flying.step()
+        ahead_engine.step()
     assert decoder.num_bursts == 1
     assert [len(seq.lease.blocks) for seq in first if seq.lease is not None] == [2, 2]
-    newcomer = submit(flying, list(range(50, 66)), 3)
-    until_done(flying, newcomer)
+    newcomer = submit(ahead_engine, list(range(50, 66)), 3)
+    until_done(ahead_engine, newcomer)
     assert not any(seq.finish_reason for seq in first)
 
 
-def test_no_block_is_taken_that_a_row_cannot_fill(make_flying: MakeFlying) -> None:
-    flying, decoder = make_flying()
-    short, long = submit(flying, [30], 6), submit(flying, [40], 40)
-    flying.step()
+def test_no_block_is_reserved_beyond_max_tokens(make_ahead_engine: MakeAheadEngine) -> None:
+    ahead_engine, decoder = make_ahead_engine()
+    short, long = submit(ahead_engine, [30], 6), submit(ahead_engine, [40], 40)
+    ahead_engine.step()
     assert decoder.launches
     assert [len(seq.lease.blocks) for seq in (short, long) if seq.lease is not None] == [1, 2]
 
 
 @pytest.mark.parametrize("where", ["read", "append"])
-def test_after_an_interrupt_nothing_is_lost(
-    make_flying: MakeFlying, engine: Engine, where: str, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupt_loses_no_tokens(
+    make_ahead_engine: MakeAheadEngine, engine: Engine, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flying, _ = make_flying()
-    seqs = [submit(flying, [30 + seq, 31], 21) for seq in range(3)]
+    ahead_engine, _ = make_ahead_engine()
+    seqs = [submit(ahead_engine, [30 + seq, 31], 21) for seq in range(3)]
     while len(seqs[0].tokens) < 4:
-        flying.step()
+        ahead_engine.step()
 
     def interrupted(*_: object) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
     if where == "read":
-        monkeypatch.setattr(flying._decode_ahead._burst, "read", interrupted)
+        monkeypatch.setattr(ahead_engine._decode_ahead._burst, "read", interrupted)
     else:
         monkeypatch.setattr(seqs[1], "append", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        flying.step()
-    flying.abort(seqs[0])
-    until_done(flying, *seqs)
+        ahead_engine.step()
+    ahead_engine.abort(seqs[0])
+    until_done(ahead_engine, *seqs)
     for seq in seqs[1:]:
         assert tuple(seq.tokens) == engine.generate([seq.prompt], SamplingParams(max_tokens=21))[0].tokens
-    assert_remembers_what_it_says(flying, engine)
+    assert_remembers_what_it_says(ahead_engine, engine)
 
 
-def test_who_ended_before_an_interrupt_has_left(make_flying: MakeFlying, monkeypatch: pytest.MonkeyPatch) -> None:
-    flying, _ = make_flying()
-    first, second, third = (submit(flying, [30 + seq, 31], 21) for seq in range(3))
+def test_sequences_finished_before_an_interrupt_have_left(
+    make_ahead_engine: MakeAheadEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead_engine, _ = make_ahead_engine()
+    first, second, third = (submit(ahead_engine, [30 + seq, 31], 21) for seq in range(3))
     while len(first.tokens) < 4:
-        flying.step()
+        ahead_engine.step()
 
     def interrupted(*_: object) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
     first.eot = -1
-    first.max_new_tokens = len(first.tokens) + 1  # its next token ends it, before the second gets its own
+    first.max_new_tokens = len(first.tokens) + 1  # its next token finishes it, before the second gets its token
     monkeypatch.setattr(second, "append", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        flying.step()
+        ahead_engine.step()
     assert first.finish_reason == "length"
-    assert flying.num_running == 2
-    flying.abort(second)
-    until_done(flying, third)
-    assert flying.num_running == 0
-    assert flying.pool.num_used == 0
+    assert ahead_engine.num_running == 2
+    ahead_engine.abort(second)
+    until_done(ahead_engine, third)
+    assert ahead_engine.num_running == 0
+    assert ahead_engine.pool.num_used == 0
 
 
-def test_a_slow_reader_does_not_make_steps_dear(make_flying: MakeFlying, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reader_does_not_increase_the_measured_step_cost(
+    make_ahead_engine: MakeAheadEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
-    flying, decoder = make_flying(options={"speculation": "lookup", "clock": lambda: now[0]})
+    ahead_engine, decoder = make_ahead_engine(options={"speculation": "lookup", "clock": lambda: now[0]})
     recorded: list[tuple[int, float]] = []
-    monkeypatch.setattr(flying._proposer, "propose", lambda seqs: {})
-    monkeypatch.setattr(flying._proposer, "record_step", lambda seqs, seconds: recorded.append((seqs, seconds)))
-    forward = flying.runner.forward
+    monkeypatch.setattr(ahead_engine._proposer, "propose", lambda seqs: {})
+    monkeypatch.setattr(ahead_engine._proposer, "record_step", lambda seqs, seconds: recorded.append((seqs, seconds)))
+    forward = ahead_engine.runner.forward
 
     def slow(segments: Any) -> Any:
         now[0] += 0.5
         return forward(segments)
 
-    monkeypatch.setattr(flying.runner, "forward", slow)
-    seq = submit(flying, [30], 16)
+    monkeypatch.setattr(ahead_engine.runner, "forward", slow)
+    seq = submit(ahead_engine, [30], 16)
     while seq.finish_reason is None:
-        flying.step()
-        now[0] += 100.0  # somebody reads
+        ahead_engine.step()
+        now[0] += 100.0  # the reader is slow
     assert recorded == [(1, 0.5)] * 2
     assert sum(decoder.launches) == 16

@@ -20,7 +20,7 @@ from lakh.server.engine import Engine, SamplingParams
 PAGE = Path(__file__).parents[3] / "docs/how-to/add-an-api-dialect.md"
 
 
-def test_the_dialect_of_the_page_is_served(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dialect_of_the_docs_page_is_served(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, test = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     assert len((code + test).splitlines()) < 150
     names: dict[str, Any] = {"DialectResponse": DialectResponse}
@@ -29,10 +29,10 @@ def test_the_dialect_of_the_page_is_served(engine: Engine, monkeypatch: pytest.M
     monkeypatch.setattr(http, "DIALECTS", (*DIALECTS, names["TGI"]))
     expected = engine.generate(["def "], SamplingParams(max_tokens=5))[0].text
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with running(InProcessBackend(engine), "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
             body = {"inputs": "def ", "parameters": {"max_new_tokens": 5}}
             async with session.post(f"{server.url}/generate", json=body) as response:
                 assert (response.status, await response.json()) == (200, {"generated_text": expected})
 
-    asyncio.run(asyncio.wait_for(story(), 120))
+    asyncio.run(asyncio.wait_for(scenario(), 120))

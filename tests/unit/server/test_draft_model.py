@@ -1,4 +1,4 @@
-"""A draft guesses for the model: greedy and seeded answers stay the same, others keep their distribution."""
+"""Draft models: greedy and seeded completions stay the same, others keep their distribution."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make(tokenizer_json: Path) -> Make:
     tokenizer = Tokenizer.load(tokenizer_json)
 
     def make(*, noise: float | None, cache_tokens: int | None = None, spec: Model = SPEC) -> Engine:
-        """With `noise`, a draft that is the model with so much noise on its weights."""
+        """With `noise`, the draft is the model with this much noise on its weights."""
         draft = None
         if noise is not None:
             draft = model_weights.LoadedModel("draft", "", spec, weights_of(spec, 1, noise), tokenizer_json)
@@ -61,7 +61,7 @@ def make(tokenizer_json: Path) -> Make:
         [SamplingParams(max_tokens=14), SamplingParams(max_tokens=14, temperature=1.0, top_k=40, seed=9)]
     ),
 )
-def test_a_draft_changes_no_greedy_and_no_seeded_answer(
+def test_a_draft_changes_no_greedy_or_seeded_completion(
     make: Make,
     assert_same: Callable[..., None],
     prompts: list[list[int]],
@@ -76,13 +76,15 @@ def test_a_draft_changes_no_greedy_and_no_seeded_answer(
             "choose_draft_length",
             lambda **given: DraftLength(min(most, given["max_tokens"]), "the test requires it"),
         )
-        for _ in range(2):  # the second time from cached prefixes, of model and draft
+        for _ in range(2):  # the second time with cached prefixes in model and draft
             done = plain.generate(prompts, sampling)
             assert_same(prompts, sampling, drafted.generate(prompts, sampling), done)
     assert drafted._draft_model is not None
     assert (drafted.pool.num_used, drafted._draft_model.num_used) == (0, 0)
-    if noise == 0.0 and all(one.finish_reason == "length" for one in done):  # guesses past an end are not looked at
-        # The model itself guesses right, but for a tie that rounding decides.
+    if noise == 0.0 and all(
+        one.finish_reason == "length" for one in done
+    ):  # draft tokens past the end are not verified
+        # A draft with the same weights is always right, except for ties that rounding decides.
         assert drafted.counters.accepted_tokens >= drafted.counters.draft_tokens - most
 
 
@@ -97,7 +99,7 @@ def test_a_good_draft_saves_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -
     assert drafted.counters.steps <= 1 + -(-len(done.tokens) // 5)
 
 
-def test_on_a_cpu_a_draft_takes_eight_bits_where_its_widths_allow(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_on_a_cpu_uses_int8_where_its_widths_allow(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         proposer,
         "choose_draft_length",
@@ -114,15 +116,13 @@ def test_on_a_cpu_a_draft_takes_eight_bits_where_its_widths_allow(make: Make, mo
     assert drafted.counters.accepted_tokens > drafted.counters.draft_tokens / 2
 
 
-def test_rows_that_give_way_and_a_draft_without_room_change_nothing(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preemption_and_a_draft_without_blocks_change_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         proposer,
         "choose_draft_length",
         lambda **given: DraftLength(min(3, given["max_tokens"]), "the test requires it"),
     )
-    small, plain = make(noise=0.2, cache_tokens=1), make(noise=None)  # room for one full context each
+    small, plain = make(noise=0.2, cache_tokens=1), make(noise=None)  # one full context each
     prompts = [[7 + i, *range(20, 50)] for i in range(6)]
     assert small.generate(prompts, SamplingParams(max_tokens=60)) == plain.generate(
         prompts, SamplingParams(max_tokens=60)
@@ -132,7 +132,8 @@ def test_rows_that_give_way_and_a_draft_without_room_change_nothing(
     assert (small.pool.num_used, small._draft_model.num_used) == (0, 0)
 
 
-def test_tokens_that_survive_rejection_are_distributed_as_the_models() -> None:
+@pytest.mark.slow
+def test_rejection_sampling_keeps_the_target_distribution() -> None:
     generator = torch.Generator().manual_seed(0)
     p = [torch.rand(4, generator=generator) ** 2 for _ in range(3)]
     q = [torch.rand(4, generator=generator) ** 2 for _ in range(2)]
@@ -142,13 +143,13 @@ def test_tokens_that_survive_rejection_are_distributed_as_the_models() -> None:
     seconds: Counter[int] = Counter()
     kept = 0
     for _ in range(times):
-        guesses = [sample_index(vector, numbers.random()) for vector in q]
-        tokens = rejection_sample(DraftTokens(guesses, q), p, numbers.random)
+        drafts = [sample_index(vector, numbers.random()) for vector in q]
+        tokens = rejection_sample(DraftTokens(drafts, q), p, numbers.random)
         firsts[tokens[0]] += 1
-        kept += tokens[0] == guesses[0] and len(tokens) > 1
+        kept += tokens[0] == drafts[0] and len(tokens) > 1
         if len(tokens) > 1:
             seconds[tokens[1]] += 1
-    # A fraction of n draws has a standard deviation of at most 0.5 / sqrt(n); five of them.
+    # A fraction of n samples has a standard deviation of at most 0.5 / sqrt(n); five of them.
     for counts, expected in ((firsts, p[0]), (seconds, p[1])):
         total = sum(counts.values())
         for token in range(4):
@@ -157,7 +158,7 @@ def test_tokens_that_survive_rejection_are_distributed_as_the_models() -> None:
     assert abs(kept / times - (1 - distance)) < 2.5 / times**0.5
 
 
-def test_equal_distributions_keep_every_guess_and_certainty_is_respected() -> None:
+def test_equal_distributions_accept_every_draft_token() -> None:
     p = torch.tensor([0.25, 0.75, 0.0])
     assert rejection_sample(DraftTokens([1, 0], [p, p]), [p, p, torch.tensor([0.0, 0.0, 1.0])], lambda: 0.999) == [
         1,
@@ -169,7 +170,8 @@ def test_equal_distributions_keep_every_guess_and_certainty_is_respected() -> No
     assert sample_index(torch.tensor([0.0, 0.5, 0.0]), 0.9999999) == 1
 
 
-def test_an_unseeded_answer_with_a_draft_has_the_models_distribution(
+@pytest.mark.slow
+def test_an_unseeded_completion_with_a_draft_has_the_target_distribution(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -193,13 +195,13 @@ def test_an_unseeded_answer_with_a_draft_has_the_models_distribution(
         assert abs(left[token] / n - right[token] / m) < 5 * 0.5 * (1 / n + 1 / m) ** 0.5
 
 
-def test_a_draft_that_costs_as_much_as_the_model_is_not_asked() -> None:
+def test_a_draft_that_costs_as_much_as_the_model_is_not_used() -> None:
     flat = StepCosts({n: 1.0 + 0.01 * n for n in range(1, 9)})
     assert choose_draft_length(acceptance=0.7, num_seqs=1, costs=flat, draft_s=0.05).num_tokens > 1
     assert choose_draft_length(acceptance=0.7, num_seqs=1, costs=flat, draft_s=1.0).num_tokens == 0
 
 
-def test_a_draft_of_another_tokenizer_or_a_shorter_context_is_refused(make: Make, tokenizer_json: Path) -> None:
+def test_a_draft_with_another_tokenizer_or_a_shorter_context_is_rejected(make: Make, tokenizer_json: Path) -> None:
     tokenizer = Tokenizer.load(tokenizer_json)
     short = dataclasses.replace(SPEC, context=48)
     draft = model_weights.LoadedModel("short", "", short, weights_of(short, 1), tokenizer_json)
@@ -207,7 +209,7 @@ def test_a_draft_of_another_tokenizer_or_a_shorter_context_is_refused(make: Make
         Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu", draft=draft)
 
 
-def test_a_draft_with_other_tokens_is_refused(tmp_path: Path, tokenizer_json: Path) -> None:
+def test_a_draft_with_other_tokens_is_rejected(tmp_path: Path, tokenizer_json: Path) -> None:
     other = tmp_path / "tokenizer.json"
     other.write_bytes(tokenizer_json.read_bytes().replace(b"endoftext", b"endoffile"))
     draft = model_weights.LoadedModel("other", "", SPEC, weights_of(SPEC, 1), other)
@@ -215,17 +217,19 @@ def test_a_draft_with_other_tokens_is_refused(tmp_path: Path, tokenizer_json: Pa
         Engine("m", SPEC, weights_of(SPEC, 1), Tokenizer.load(tokenizer_json), device="cpu", draft=draft)
 
 
-def test_looked_up_and_drafted_guesses_are_weighed_against_each_other(
+def test_prompt_lookup_and_draft_model_compete_by_speedup(
     tokenizer_json: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has its own past: here looking up is always right and the draft, another model, hardly ever."""
+    """Each has its own acceptance rate: here prompt lookup is always right and the draft model hardly ever."""
     tokenizer = Tokenizer.load(tokenizer_json)
     prompt, sampling = (30, 31, 32), SamplingParams(max_tokens=40)
     plain = Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu").generate([prompt], sampling)[0]
-    told = (*prompt, *plain.tokens)
+    expected = (*prompt, *plain.tokens)
     draft = model_weights.LoadedModel("draft", "", SPEC, weights_of(SPEC, 5), tokenizer_json)
     both = Engine("m", SPEC, weights_of(SPEC, 1), tokenizer, device="cpu", draft=draft, speculation="lookup")
-    monkeypatch.setattr(proposer.PromptLookup, "propose", lambda _, ids, most: list(told[len(ids) : len(ids) + most]))
+    monkeypatch.setattr(
+        proposer.PromptLookup, "propose", lambda _, ids, most: list(expected[len(ids) : len(ids) + most])
+    )
     monkeypatch.setattr(
         proposer,
         "choose_draft_length",

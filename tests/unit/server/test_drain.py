@@ -1,4 +1,4 @@
-"""The end of a server: both faces say so, take nothing new, and finish what they have; and ports that are taken."""
+"""Draining over HTTP and gRPC, and ports in use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lakh.server.api.request_handler import RequestHandler
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def lakh(*arguments: str) -> int:
@@ -36,19 +36,19 @@ def lakh(*arguments: str) -> int:
 
 @pytest.fixture
 def gate(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """The engine takes no step before it is set."""
+    """The engine runs no step before it is set."""
     gate, forward = threading.Event(), engine.runner.forward
 
     def gated(segments: Any) -> Any:
-        assert gate.wait(PATIENCE_S), "the test gave no permit"
+        assert gate.wait(TIMEOUT_S), "the test gave no permit"
         return forward(segments)
 
     monkeypatch.setattr(engine.runner, "forward", gated)
     return gate
 
 
-class Faces:
-    """Both faces of one engine, as `lakh serve` has them, and their clients."""
+class Apis:
+    """HTTP and gRPC of one engine, as in `lakh serve`, and their clients."""
 
     def __init__(self, backend: InProcessBackend, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
         self.backend, self.channel, self.session = backend, channel, session
@@ -60,7 +60,7 @@ class Faces:
             response_deserializer=proto.CompleteChunk.FromString,
         )
         request = proto.CompleteRequest(prompt="def add(", max_tokens=3, temperature=0)
-        return [chunk async for chunk in complete(request, timeout=PATIENCE_S)]
+        return [chunk async for chunk in complete(request, timeout=TIMEOUT_S)]
 
     async def over_http(self) -> tuple[int, Any]:
         body = {"prompt": "def add(", "max_tokens": 3, "temperature": 0}
@@ -74,24 +74,24 @@ class Faces:
             return response.status == 200 or answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def serve(engine: Engine, story: Callable[[Faces], Awaitable[None]]) -> None:
-    """Serve until the story has asked to stop, by a signal."""
+def serve(engine: Engine, scenario: Callable[[Apis], Awaitable[None]]) -> None:
+    """Serve until the scenario sends a stop signal."""
 
     async def main() -> None:
         backend = InProcessBackend(engine)
         ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        told = lambda url, address: ready.set_result((url, address))  # noqa: E731
+        on_ready = lambda url, address: ready.set_result((url, address))  # noqa: E731
         serving = asyncio.create_task(
             api_server.serve_until_signal(
-                backend, "127.0.0.1", 0, on_ready=told, grpc_address=("127.0.0.1", 0), drain_s=PATIENCE_S
+                backend, "127.0.0.1", 0, on_ready=on_ready, grpc_address=("127.0.0.1", 0), drain_s=TIMEOUT_S
             )
         )
         url, address = await ready
         async with grpc.aio.insecure_channel(address) as channel, aiohttp.ClientSession(url) as session:
-            await story(Faces(backend, channel, session))
+            await scenario(Apis(backend, channel, session))
         await serving
 
-    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_S))
+    asyncio.run(asyncio.wait_for(main(), 2 * TIMEOUT_S))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -99,20 +99,20 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_asked_to_stop_both_faces_finish_their_streams_and_take_no_others(
+def test_a_stop_signal_finishes_running_streams_and_rejects_new_ones(
     engine: Engine, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_api, "STOP_GRACE_S", 0.0)  # nobody depends on it while there is time to drain
+    monkeypatch.setattr(grpc_api, "STOP_GRACE_S", 0.0)  # not needed while there is time to drain
 
-    async def story(faces: Faces) -> None:
-        at_work = [asyncio.create_task(faces.over_grpc()), asyncio.create_task(faces.over_http())]
-        await until(lambda: faces.backend.num_running + faces.backend.num_waiting == 2)
+    async def scenario(apis: Apis) -> None:
+        at_work = [asyncio.create_task(apis.over_grpc()), asyncio.create_task(apis.over_http())]
+        await until(lambda: apis.backend.num_running + apis.backend.num_waiting == 2)
         os.kill(os.getpid(), signal.SIGTERM)
-        while await faces.is_ready():
+        while await apis.is_ready():
             await asyncio.sleep(0.01)
-        assert (await faces.over_http())[0] == 503
+        assert (await apis.over_http())[0] == 503
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await faces.over_grpc()
+            await apis.over_grpc()
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         assert not any(task.done() for task in at_work)
         gate.set()
@@ -120,26 +120,26 @@ def test_asked_to_stop_both_faces_finish_their_streams_and_take_no_others(
         assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
         assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
 
-    serve(engine, story)
+    serve(engine, scenario)
 
 
-def test_asked_twice_it_does_not_wait_for_what_is_at_work(engine: Engine, gate: threading.Event) -> None:
-    async def story(faces: Faces) -> None:
-        at_work = asyncio.create_task(faces.over_http())
-        await until(lambda: faces.backend.num_running + faces.backend.num_waiting == 1)
+def test_a_second_signal_ends_running_requests(engine: Engine, gate: threading.Event) -> None:
+    async def scenario(apis: Apis) -> None:
+        at_work = asyncio.create_task(apis.over_http())
+        await until(lambda: apis.backend.num_running + apis.backend.num_waiting == 1)
         os.kill(os.getpid(), signal.SIGTERM)
-        while await faces.is_ready():
+        while await apis.is_ready():
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
-        await until(lambda: bool(faces.backend.thread._cancelled))  # it is to leave
+        await until(lambda: bool(apis.backend.thread._cancelled))  # its cancellation is queued
         gate.set()
         status, answer = await at_work
         assert status == 503 or answer["choices"][0]["finish_reason"] == "abort"
 
-    serve(engine, story)
+    serve(engine, scenario)
 
 
-def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_reported_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -152,13 +152,13 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(capsys: pytes
 @pytest.mark.parametrize(
     ("host", "found"), [("no.such.host.invalid", "not an address"), ("192.0.2.1", "not an address")]
 )
-def test_an_address_of_elsewhere_is_refused(host: str, found: str) -> None:
+def test_an_address_of_another_machine_is_rejected(host: str, found: str) -> None:
     with pytest.raises(UserError, match=found):
         check_free("--http", host, 0)
 
 
 def test_a_second_server_does_not_share_the_first_ones_grpc_port(engine: Engine) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         handler = RequestHandler(InProcessBackend(engine))
         async with grpc_api.running(handler, "127.0.0.1", 0) as address:
             port = int(address.rpartition(":")[2])
@@ -167,4 +167,4 @@ def test_a_second_server_does_not_share_the_first_ones_grpc_port(engine: Engine)
                     pass
         await handler.backend.close()
 
-    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))

@@ -1,6 +1,6 @@
-"""The engine: a request's answer depends on the request alone, not on its batch, its cache or how it is read.
+"""The engine: a completion depends on its request alone, not on its batch, the cache or how it is read.
 
-Examples that are searched at random are compared by `assert_same`, which knows that rounding decides ties.
+Random examples are compared by `assert_same`, which allows ties to be decided by rounding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthChec
 
 
 def greedy_from_scratch(model: CodeModel, num_ids: int, prompt: list[int], num_tokens: int) -> tuple[int, ...]:
-    """The whole sequence again for every token."""
+    """Recomputes the whole sequence for every token."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + num_tokens:
         logits = model(torch.tensor([tokens]))[0, -1, :num_ids]
@@ -44,6 +44,7 @@ def greedy_from_scratch(model: CodeModel, num_ids: int, prompt: list[int], num_t
     return tuple(tokens[len(prompt) :])
 
 
+@pytest.mark.slow
 @few
 @given(prompts=st.lists(ids, min_size=1, max_size=6))
 def test_batched_equals_single_equals_recomputed(
@@ -61,7 +62,7 @@ def test_batched_equals_single_equals_recomputed(
 
 @few
 @given(prompts=st.lists(ids, min_size=1, max_size=5), seed=st.integers(0, 2**62))
-def test_a_sampled_answer_does_not_depend_on_its_neighbours(
+def test_a_sampled_completion_does_not_depend_on_its_batch(
     engine: Engine, assert_same: AssertSame, prompts: list[list[int]], seed: int
 ) -> None:
     sampling = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.95, top_k=50, seed=seed)
@@ -71,16 +72,16 @@ def test_a_sampled_answer_does_not_depend_on_its_neighbours(
             assert_same([prompt], sampling, engine.generate([prompt], sampling), [done])
 
 
-def test_more_prompts_than_rows_at_work_keep_their_order(make_engine: MakeEngine) -> None:
+def test_more_prompts_than_running_sequences_keep_their_order(make_engine: MakeEngine) -> None:
     engine = make_engine()
     prompts = [[7 + i, *range(20, 20 + (i * 7) % 23)] for i in range(11)]
     sampling = SamplingParams(max_tokens=6)
     expected = engine.generate(prompts, sampling)
     engine.max_seqs = 3
-    heard: list[int] = []
-    assert engine.generate(prompts, sampling, progress=heard.append) == expected
-    assert heard == sorted(set(heard))
-    assert heard[-1] == len(prompts)
+    progress: list[int] = []
+    assert engine.generate(prompts, sampling, progress=progress.append) == expected
+    assert progress == sorted(set(progress))
+    assert progress[-1] == len(prompts)
     assert engine.generate([], sampling) == []
     each = [SamplingParams(max_tokens=1 + i % 3) for i in range(11)]
     assert [len(done.tokens) for done in engine.generate(prompts, each)] == [1 + i % 3 for i in range(11)]
@@ -96,19 +97,19 @@ def test_copies_of_a_prompt_differ_and_repeat_with_the_seed(engine: Engine) -> N
     assert engine.generate(["def "], other) != [first[0]]
 
 
-def test_without_a_seed_answers_vary(engine: Engine) -> None:
+def test_completions_without_a_seed_vary(engine: Engine) -> None:
     sampling = SamplingParams(max_tokens=16, temperature=1.0)
     assert len({engine.generate(["def "], sampling)[0].tokens for _ in range(4)}) > 1
 
 
-# --- cache, chunks, guesses ---------------------------------------------------------------------------------
+# --- prefix cache, chunked prefill, draft tokens ---
 
 SAMPLINGS = [SamplingParams(max_tokens=14), SamplingParams(max_tokens=14, temperature=1.0, top_k=40, seed=9)]
 
 
 @few
 @given(prompts=st.lists(ids, min_size=1, max_size=4), sampling=st.sampled_from(SAMPLINGS))
-def test_a_cached_prefix_changes_no_answer(
+def test_a_cached_prefix_changes_no_completion(
     engine: Engine, make_engine: MakeEngine, assert_same: AssertSame, prompts: list[list[int]], sampling: SamplingParams
 ) -> None:
     fresh = [make_engine().generate([prompt], sampling)[0] for prompt in prompts]
@@ -124,7 +125,7 @@ def test_a_cached_prefix_changes_no_answer(
 
 @few
 @given(prompts=st.lists(ids, min_size=1, max_size=4), step_tokens=st.integers(1, 20))
-def test_a_prompt_in_chunks_gives_the_same_answer(
+def test_a_chunked_prompt_gives_the_same_completion(
     engine: Engine, make_engine: MakeEngine, assert_same: AssertSame, prompts: list[list[int]], step_tokens: int
 ) -> None:
     chunked = make_engine()
@@ -140,7 +141,7 @@ def test_a_prompt_in_chunks_gives_the_same_answer(
     sampling=st.sampled_from(SAMPLINGS),
     most=st.integers(1, 7),
 )
-def test_guesses_change_no_answer(
+def test_draft_tokens_change_no_completion(
     engine: Engine,
     make_engine: MakeEngine,
     assert_same: AssertSame,
@@ -150,17 +151,17 @@ def test_guesses_change_no_answer(
     most: int,
 ) -> None:
     prompts = [(prompt * repeats)[-60:] for prompt in prompts]
-    guessing = make_engine(options={"speculation": "lookup"})
+    speculating = make_engine(options={"speculation": "lookup"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proposer, "choose_draft_length", lambda **_: DraftLength(most, "the test requires it"))
-        done = guessing.generate(prompts, sampling)
+        done = speculating.generate(prompts, sampling)
     assert_same(prompts, sampling, done, engine.generate(prompts, sampling))
-    counts = guessing.counters
+    counts = speculating.counters
     assert counts.accepted_tokens <= counts.draft_tokens
     assert counts.generated_tokens == sum(len(one.tokens) for one in done)
 
 
-def test_a_loop_is_guessed_and_saves_steps(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_lookup_saves_steps_in_a_loop(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(options={"speculation": "lookup"})
     monkeypatch.setattr(proposer, "choose_draft_length", lambda **_: DraftLength(5, "the test requires it"))
     loop = iter([20, 21, 22] * 50)
@@ -180,16 +181,16 @@ def test_a_loop_is_guessed_and_saves_steps(make_engine: MakeEngine, monkeypatch:
 
 @few
 @given(prompts=st.lists(ids, min_size=2, max_size=8))
-def test_rows_that_gave_way_get_the_same_answer(
+def test_preempted_sequences_get_the_same_completion(
     engine: Engine, make_engine: MakeEngine, assert_same: AssertSame, prompts: list[list[int]]
 ) -> None:
-    small = make_engine(options={"cache_tokens": 1})  # room for one full context
+    small = make_engine(options={"cache_tokens": 1})  # one full context
     sampling = SamplingParams(max_tokens=30)
     assert_same(prompts, sampling, small.generate(prompts, sampling), engine.generate(prompts, sampling))
     assert small.pool.num_used == 0
 
 
-def test_room_for_one_makes_rows_give_way(make_engine: MakeEngine) -> None:
+def test_a_cache_for_one_sequence_preempts_the_others(make_engine: MakeEngine) -> None:
     small = make_engine(options={"cache_tokens": 1})
     prompts = [[7 + i, *range(20, 50)] for i in range(6)]
     done = small.generate(prompts, SamplingParams(max_tokens=60))
@@ -197,7 +198,7 @@ def test_room_for_one_makes_rows_give_way(make_engine: MakeEngine) -> None:
     assert done == make_engine().generate(prompts, SamplingParams(max_tokens=60))
 
 
-def test_new_weights_answer_from_the_next_step_and_from_no_old_cache(make_engine: MakeEngine) -> None:
+def test_new_weights_apply_from_the_next_step_and_clear_the_prefix_cache(make_engine: MakeEngine) -> None:
     engine, other = make_engine(seed=1), make_engine(seed=2)
     prompt, sampling = list(range(20, 60)), SamplingParams(max_tokens=10)
     first = engine.generate([prompt], sampling)
@@ -205,16 +206,16 @@ def test_new_weights_answer_from_the_next_step_and_from_no_old_cache(make_engine
     engine.submit(seq)
     for _ in range(4):
         engine.step()
-    drawn = list(seq.tokens)
+    generated = list(seq.tokens)
     assert engine.swap(random_state(other)) == 1
     after = engine.generate([prompt], sampling)
     assert after == other.generate([prompt], sampling) != first
     while seq.finish_reason is None:
         engine.step()
     assert engine.pool.num_used == 0
-    assert seq.tokens[: len(drawn)] == drawn  # what was drawn stays; what follows is the new model's
-    rest = other.generate([[*prompt, *drawn]], SamplingParams(max_tokens=20 - len(drawn)))[0].tokens
-    assert tuple(seq.tokens[len(drawn) :]) == rest
+    assert seq.tokens[: len(generated)] == generated  # sampled tokens stay; the new weights sample the rest
+    rest = other.generate([[*prompt, *generated]], SamplingParams(max_tokens=20 - len(generated)))[0].tokens
+    assert tuple(seq.tokens[len(generated) :]) == rest
 
 
 def random_state(engine: Engine) -> dict[str, torch.Tensor]:
@@ -232,7 +233,7 @@ def random_state(engine: Engine) -> dict[str, torch.Tensor]:
     return state
 
 
-def test_an_aborted_row_frees_its_blocks_at_once(engine: Engine) -> None:
+def test_an_aborted_sequence_frees_its_blocks_at_once(engine: Engine) -> None:
     seqs = [engine.make_sequence(tuple(range(20 + i, 60 + i)), SamplingParams(max_tokens=40)) for i in range(3)]
     engine.submit(*seqs)
     engine.step()
@@ -244,7 +245,7 @@ def test_an_aborted_row_frees_its_blocks_at_once(engine: Engine) -> None:
     assert (engine.pool.num_used, engine.num_running, engine.num_waiting) == (0, 0, 0)
 
 
-def test_a_row_past_its_deadline_ends_wherever_it_is(make_engine: MakeEngine) -> None:
+def test_a_sequence_past_its_deadline_is_aborted_waiting_or_running(make_engine: MakeEngine) -> None:
     now = [0.0]
     engine = make_engine(options={"clock": lambda: now[0]})
     engine.max_seqs = 1
@@ -273,7 +274,7 @@ def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) ->
     assert [cached(tenant) for tenant in ("a", "a", "b", "b", "")] == [0, 49, 0, 49, 0]
 
 
-def test_one_tenant_does_not_wait_while_another_has_the_same_prompt_computed(make_engine: MakeEngine) -> None:
+def test_a_tenant_does_not_wait_for_the_same_prompt_of_another(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.step_tokens = 16  # a prompt takes several steps
     seqs = [
@@ -282,7 +283,7 @@ def test_one_tenant_does_not_wait_while_another_has_the_same_prompt_computed(mak
     ]
     engine.submit(*seqs)
     engine.step()
-    assert [seq.lease is not None for seq in seqs] == [True, True, False]  # its own copy waits, to share what comes
+    assert [seq.lease is not None for seq in seqs] == [True, True, False]  # the copy waits to share the blocks
 
 
 def test_copies_of_a_prompt_are_computed_once(make_engine: MakeEngine) -> None:
@@ -292,7 +293,7 @@ def test_copies_of_a_prompt_are_computed_once(make_engine: MakeEngine) -> None:
     assert engine.counters.cached_tokens == 7 * 49
 
 
-def test_logprobs_come_with_every_token(engine: Engine, reference: CodeModel) -> None:
+def test_every_token_has_logprobs(engine: Engine, reference: CodeModel) -> None:
     sampling = SamplingParams(max_tokens=6, logprobs=3)
     done = engine.generate([[20, 21, 22]], sampling)[0]
     assert done.logprobs is not None
@@ -305,7 +306,7 @@ def test_logprobs_come_with_every_token(engine: Engine, reference: CodeModel) ->
     assert tuple(streamed) == done.logprobs
 
 
-def test_int8_weights_give_nearly_the_same_scores(make_engine: MakeEngine) -> None:
+def test_int8_weights_give_nearly_the_same_logits(make_engine: MakeEngine) -> None:
     shape = {"width": 64, "ffn": 128}
     exact, rounded = make_engine(**shape), make_engine(options={"precision": "int8"}, **shape)
     prompt = [[20 + i % 50 for i in range(30)]]
@@ -314,7 +315,7 @@ def test_int8_weights_give_nearly_the_same_scores(make_engine: MakeEngine) -> No
     likeliest = dict(theirs.top)
     shared = [(likeliest[token], logprob) for token, logprob in ours.top if token in likeliest]
     assert len(shared) >= 15
-    # 8 bits of weights and activations; the scores of this random model spread over tens.
+    # 8-bit weights and activations; the logits of this random model have a range of tens.
     assert max(abs(left - right) for left, right in shared) < 1.0
     with pytest.raises(UserError, match="divisible by 64"):
         make_engine(options={"precision": "int8"})
@@ -334,7 +335,7 @@ def join(chunks: object) -> Completion:
 
 @few
 @given(prompt=ids, seed=st.integers(0, 1000), stop=st.sampled_from([(), ("e",), ("re", "t"), ("\n\n", "(")]))
-def test_a_stream_is_the_same_completion_in_pieces(
+def test_the_chunks_of_a_stream_concatenate_to_the_completion(
     engine: Engine, prompt: list[int], seed: int, stop: tuple[str, ...]
 ) -> None:
     sampling = SamplingParams(max_tokens=20, temperature=1.5, seed=seed, stop=stop)
@@ -348,25 +349,23 @@ def test_a_stream_is_the_same_completion_in_pieces(
 
 
 def scripted(engine: Engine, monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
-    """The engine draws these tokens, whatever the scores say."""
+    """The engine samples these tokens, whatever the logits."""
     script = iter(tokens)
     monkeypatch.setattr(sampler, "sample", lambda *_: [next(script)])
 
 
-def test_no_piece_splits_a_character(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_chunk_splits_a_character(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a🙂b日é"
     tokens = engine.tokenizer.encode(text)
-    assert len(tokens) > len(text)  # the tokenizer cuts inside characters
+    assert len(tokens) > len(text)  # the tokenizer splits characters
     scripted(engine, monkeypatch, [*tokens, EOT])
     pieces = [chunk.text for chunk in engine.stream("x", SamplingParams(max_tokens=60))]
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece for piece in pieces)
-    assert len(pieces) > 3  # it does not simply wait for the end
+    assert len(pieces) > 3  # it does not wait for the end
 
 
-def test_bytes_that_never_become_a_character_come_out_at_the_end(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incomplete_characters_are_emitted_at_the_end(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     half = engine.tokenizer.encode("🙂")[:-1]
     scripted(engine, monkeypatch, [*engine.tokenizer.encode("ok"), *half])
     num_tokens = len(engine.tokenizer.encode("ok")) + len(half)
@@ -374,14 +373,14 @@ def test_bytes_that_never_become_a_character_come_out_at_the_end(
     assert (done.text, done.finish_reason) == ("ok\ufffd", "length")
 
 
-def test_special_tokens_are_no_text_and_end_of_text_stops(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_special_tokens_have_no_text_and_end_of_text_stops(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = engine.tokenizer.encode("a")[0], engine.tokenizer.encode("b")[0]
-    drawn = [a, engine.tokenizer.special("<|file_sep|>"), b, EOT, a]
-    scripted(engine, monkeypatch, drawn)
-    assert engine.generate(["x"], SamplingParams()) == [Completion("ab", tuple(drawn[:4]), "stop", 1)]
+    generated = [a, engine.tokenizer.special("<|file_sep|>"), b, EOT, a]
+    scripted(engine, monkeypatch, generated)
+    assert engine.generate(["x"], SamplingParams()) == [Completion("ab", tuple(generated[:4]), "stop", 1)]
 
 
-def test_a_stop_text_is_cut_exactly_even_across_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_string_is_cut_exactly_even_across_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [token for letter in "one\n\ntwo" for token in engine.tokenizer.encode(letter)]
     scripted(engine, monkeypatch, tokens)
     chunks = list(engine.stream("x", SamplingParams(stop=("\n\n",))))
@@ -391,7 +390,9 @@ def test_a_stop_text_is_cut_exactly_even_across_tokens(engine: Engine, monkeypat
     assert engine.generate(["x"], SamplingParams(stop=("\n\n",)))[0].text == "one"
 
 
-def test_what_looked_like_a_stop_is_given_back_at_the_end(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_held_back_for_a_stop_string_is_emitted_at_the_end(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens = [token for letter in "one\n" for token in engine.tokenizer.encode(letter)]
     scripted(engine, monkeypatch, [*tokens, EOT])
     assert engine.generate(["x"], SamplingParams(stop=("\n\n",)))[0].text == "one\n"
@@ -410,25 +411,25 @@ def test_a_request_never_overflows_the_context(engine: Engine, max_tokens: int, 
     assert len(done.tokens) <= max_tokens
 
 
-def test_of_a_long_prompt_the_tail_stays(engine: Engine) -> None:
+def test_a_long_prompt_keeps_its_end(engine: Engine) -> None:
     prompt = [7 + i % 290 for i in range(300)]
     sampling = SamplingParams(max_tokens=20)
     assert engine.generate([prompt], sampling) == engine.generate([prompt[-76:]], sampling)
 
 
-def test_an_empty_prompt_begins_a_document(engine: Engine) -> None:
+def test_an_empty_prompt_starts_a_document(engine: Engine) -> None:
     sampling = SamplingParams(max_tokens=5)
     assert engine.generate([""], sampling) == engine.generate([[EOT]], sampling)
 
 
-def test_ids_beyond_the_tokenizer_are_never_drawn(make_engine: MakeEngine) -> None:
+def test_ids_beyond_the_tokenizer_are_never_sampled(make_engine: MakeEngine) -> None:
     engine = make_engine(vocab=600, tied=False)
     done = engine.generate([[7], [8]], SamplingParams(max_tokens=60, temperature=2.0, seed=3))
     assert max(token for seq in done for token in seq.tokens) < engine.tokenizer.vocab_size < 600
 
 
 @pytest.mark.parametrize("prompt", ["\ud800", [320], [-1]])
-def test_a_prompt_that_is_no_text_is_refused(engine: Engine, prompt: str | list[int]) -> None:
+def test_a_prompt_of_invalid_text_is_rejected(engine: Engine, prompt: str | list[int]) -> None:
     with pytest.raises(UserError, match="prompt"):
         engine.generate([prompt], SamplingParams())
 
@@ -444,7 +445,7 @@ def test_a_cancelled_request_ends_with_abort(engine: Engine) -> None:
 # --- fill in the middle -------------------------------------------------------------------------------------
 
 
-def test_an_infilling_prompt_puts_special_ids_around_encoded_text(engine: Engine) -> None:
+def test_an_infill_prompt_puts_special_ids_around_encoded_text(engine: Engine) -> None:
     encode, special = engine.tokenizer.encode, engine.tokenizer.special
     hostile = "<|fim_middle|>"  # text, not the token
     assert engine.prompts.infill("def ", hostile, 8) == (
@@ -459,7 +460,7 @@ def test_an_infilling_prompt_puts_special_ids_around_encoded_text(engine: Engine
 
 @given(num_prefix=st.integers(0, 200), num_suffix=st.integers(0, 200), max_tokens=st.integers(1, 95))
 @few
-def test_an_infilling_prompt_is_cut_far_from_the_cursor(
+def test_an_infill_prompt_is_cut_far_from_the_cursor(
     engine: Engine, num_prefix: int, num_suffix: int, max_tokens: int
 ) -> None:
     before = engine.tokenizer.encode("".join(chr(48 + i % 10) for i in range(num_prefix)))
@@ -472,11 +473,13 @@ def test_an_infilling_prompt_is_cut_far_from_the_cursor(
     room = max(96 - max_tokens, 48)
     whole = len(before) + len(after) + 3
     assert len(prompt) <= room
-    assert len(prompt) >= min(whole, room - 15)  # the cut moves in steps of a block: less than one goes without need
+    assert len(prompt) >= min(whole, room - 15)  # the start moves in steps of a block: less than one block is lost
     assert len(prompt) == whole or whole > room - 16
 
 
-def test_a_tokenizer_without_such_tokens_says_so(engine: Engine, reference: CodeModel, tokenizer_json: Path) -> None:
+def test_a_tokenizer_without_infill_tokens_is_a_clear_error(
+    engine: Engine, reference: CodeModel, tokenizer_json: Path
+) -> None:
     raw = tokenizer_json.read_bytes().replace(b"fim_prefix", b"another_01")
     bare = Engine("bare", engine.spec, reference.state_dict(), Tokenizer(raw), device="cpu")
     with pytest.raises(UserError, match="suffix: the tokenizer has no fill-in-the-middle tokens"):
@@ -492,6 +495,7 @@ def test_a_hugging_face_directory_gives_the_same_engine(engine: Engine, model_di
     assert loaded.generate(["def "], SamplingParams()) == engine.generate(["def "], SamplingParams())
 
 
+@pytest.mark.slow
 def test_greedy_tokens_equal_those_of_transformers(make_engine: MakeEngine, model_dir: Path) -> None:
     import transformers
 
@@ -504,7 +508,7 @@ def test_greedy_tokens_equal_those_of_transformers(make_engine: MakeEngine, mode
     for prompt, done in zip(prompts, engine.generate(prompts, SamplingParams(max_tokens=40)), strict=True):
         inputs = read(prompt, return_tensors="pt")
         assert inputs["input_ids"][0].tolist() == engine.tokenizer.encode(prompt)
-        # Ids past the tokenizer's are padding of the table: the engine never draws them.
+        # Ids beyond the tokenizer's are padding of the embedding: the engine never samples them.
         padding = [list(range(engine.tokenizer.vocab_size, engine.spec.vocab))]
         after = theirs.generate(
             **inputs, max_new_tokens=40, do_sample=False, suppress_tokens=padding[0], pad_token_id=4
@@ -535,7 +539,7 @@ def test_a_lakh_checkpoint_and_its_run_give_the_same_engine(
         assert loaded.generate(["def "], SamplingParams()) == engine.generate(["def "], SamplingParams())
 
 
-def test_what_is_no_model_is_told_what_it_may_be(tmp_path: Path) -> None:
+def test_an_invalid_model_error_lists_the_supported_forms(tmp_path: Path) -> None:
     (tmp_path / "file.txt").write_text("x")
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "manifest.json").write_text("{}")
@@ -544,20 +548,20 @@ def test_what_is_no_model_is_told_what_it_may_be(tmp_path: Path) -> None:
             Engine.load(str(tmp_path / name))
 
 
-def test_a_tokenizer_of_another_model_is_refused(model_dir: Path, save_model: Callable[..., Path]) -> None:
+def test_a_tokenizer_of_another_model_is_rejected(model_dir: Path, save_model: Callable[..., Path]) -> None:
     save_model(tokenizer=None, vocab=280)  # the old tokenizer.json stays
     with pytest.raises(UserError, match="the model 280"):
         Engine.load(str(model_dir))
 
 
-def test_a_model_without_a_tokenizer_is_refused(model_dir: Path) -> None:
+def test_a_model_without_a_tokenizer_is_rejected(model_dir: Path) -> None:
     (model_dir / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"tokenizer\.json"):
         Engine.load(str(model_dir))
 
 
 @pytest.mark.parametrize("speculation", ["off", "lookup"])
-def test_an_engine_that_is_let_go_frees_its_memory_at_once(make_engine: MakeEngine, speculation: str) -> None:
+def test_a_dropped_engine_frees_its_memory_at_once(make_engine: MakeEngine, speculation: str) -> None:
     engine = make_engine(options={"speculation": speculation})
     engine.generate([[20, 21, 22]], SamplingParams(max_tokens=4))
     cache = weakref.ref(engine.cache)

@@ -1,4 +1,4 @@
-"""The engine in a process of its own answers as one in this process, and its death is told, never waited for."""
+"""The engine in a child process behaves like one in this process, and its death is reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.request import RequestError, parse
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def request(**fields: Any) -> Any:
@@ -50,14 +50,16 @@ def figure(backend: Any, name: str) -> float:
     )
 
 
-def test_it_answers_refuses_frees_and_dies_as_told(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_process_completes_rejects_cancels_and_reports_its_death(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(response_queue, "LATE_S", 0.2)
     deaths: list[str] = []
     load = {"path": str(model_dir), "threads": 1}
     backend = EngineProcessBackend(load, max_waiting=4, on_death=lambda: deaths.append("died"))
     local = InProcessBackend(Engine.load(str(model_dir)), max_waiting=4)
 
-    async def story() -> None:
+    async def scenario() -> None:
         await backend.start()
         assert backend.models() == local.models()
         both = [await ask(one) for one in (backend, local)]
@@ -69,10 +71,10 @@ def test_it_answers_refuses_frees_and_dies_as_told(model_dir: Path, monkeypatch:
         assert (refused.value.status, refused.value.param) == (400, "max_tokens")
         pieces = backend.complete(request(max_tokens=80))
         await anext(pieces)
-        await pieces.aclose()  # the reader has gone
+        await pieces.aclose()  # the reader stops
         await until(lambda: figure(backend, "kv_cache_blocks_held") == 0 and backend.num_running == 0)
         assert figure(backend, "prefix_cache_queries_total") > 0
-        os.kill(backend.pid, signal.SIGSTOP)  # it answers nothing more before it dies
+        os.kill(backend.pid, signal.SIGSTOP)  # it sends nothing more before it dies
         with pytest.raises(RequestError) as late:
             await ask(backend, timeout_ms=1)
         assert (late.value.status, late.value.code) == (503, "timeout")
@@ -90,28 +92,28 @@ def test_it_answers_refuses_frees_and_dies_as_told(model_dir: Path, monkeypatch:
         await backend.close()
         await local.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_drain_ends_what_takes_too_long_with_what_it_has(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process, "CLOSE_S", 60.0)  # a busy machine takes its time to end a process
+def test_drain_ends_long_requests_with_the_text_they_have(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "CLOSE_S", 60.0)  # a busy machine is slow to end a process
     backend = EngineProcessBackend({"path": str(model_dir), "threads": 1}, max_waiting=4)
 
-    async def story() -> None:
+    async def scenario() -> None:
         await backend.start()
         waiting = asyncio.create_task(ask(backend, max_tokens=80, n=8))
         await until(lambda: backend._responses)
         await backend.drain(0.0)
-        with contextlib.suppress(RequestError):  # 503 where it had nothing yet
+        with contextlib.suppress(RequestError):  # a 503 without any text
             assert (await waiting)[1].completion_tokens <= 640
         await backend.close()
         assert backend.died is None
         assert backend._child.exit_code == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_cannot_be_loaded_is_said_by_its_own_error(tmp_path: Path) -> None:
+def test_a_load_error_of_the_child_is_raised_in_the_parent(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or folder"):
         EngineProcessBackend({"path": str(tmp_path / "nothing")}, max_waiting=4)
 

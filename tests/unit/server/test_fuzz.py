@@ -1,4 +1,4 @@
-"""Whatever comes in on either port gets a 4xx or a gRPC status: never a 5xx, a traceback or a wait without end."""
+"""Any input on either port gets a 4xx or a gRPC status: never a 5xx, a traceback or a hang."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ from lakh.server.api import grpc as grpc_api
 from lakh.server.api import openapi
 from lakh.server.api.api_keys import ApiKeys
 from lakh.server.api.server import MAX_BODY_BYTES, running
-from lakh.server.backends.completion_cache import CompletionCache
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.store import MemoryCacheStore
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 GOOD = {"prompt": "x", "max_tokens": 1}
 
 
 @contextlib.contextmanager
 def serving(engine: Engine, **options: Any) -> Iterator[tuple[str, str]]:
-    """Both faces in a thread of their own: (URL, gRPC address)."""
+    """HTTP and gRPC in a thread: (URL, gRPC address)."""
     addresses: list[tuple[str, str]] = []
     ready, stop = threading.Event(), threading.Event()
 
     async def main() -> None:
         store = MemoryCacheStore()
-        backend = CompletionCache(InProcessBackend(engine), store)
+        backend = InProcessBackend(engine)
         async with (
             running(backend, "127.0.0.1", 0, store=store, **options) as server,
             grpc_api.running(server.handler, "127.0.0.1", 0) as address,
@@ -52,28 +51,28 @@ def serving(engine: Engine, **options: Any) -> Iterator[tuple[str, str]]:
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
     try:
-        assert ready.wait(PATIENCE_S)
+        assert ready.wait(TIMEOUT_S)
         yield addresses[0]
     finally:
         stop.set()
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
 
 
-def run(story: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
+def run(scenario: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
     async def main() -> None:
-        timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
-        connector = aiohttp.TCPConnector(force_close=True)  # after an insult a server may hang up
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        connector = aiohttp.TCPConnector(force_close=True)  # after malformed input a server may close the connection
         async with (
-            asyncio.timeout(4 * PATIENCE_S),
+            asyncio.timeout(4 * TIMEOUT_S),
             aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
         ):
-            await story(session)
+            await scenario(session)
 
     asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_the_server_holds_to_its_own_description_under_a_fuzzer(
+def test_a_fuzzer_finds_no_deviation_from_the_openapi_document(
     engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("schemathesis", reason="pip install schemathesis")
@@ -91,19 +90,19 @@ def test_the_server_holds_to_its_own_description_under_a_fuzzer(
     assert "Traceback" not in caplog.text
 
 
-def test_the_description_says_what_is_served(engine: Engine) -> None:
-    async def story(session: aiohttp.ClientSession) -> None:
+def test_every_path_of_the_openapi_document_is_served(engine: Engine) -> None:
+    async def scenario(session: aiohttp.ClientSession) -> None:
         for path, verbs in openapi.document()["paths"].items():
             for verb in verbs:
                 async with session.request(verb, url + path.format(model="tiny"), data=b"{") as response:
                     assert response.status in ({400} if verb == "post" else {200}), path
 
     with serving(engine) as (url, _):
-        run(story)
+        run(scenario)
 
 
 async def exchange(host: str, port: int, data: bytes) -> bytes:
-    """Send bytes, half-close, and read until the other side ends it or falls silent."""
+    """Send bytes, half-close, and read until the server closes the connection or is silent."""
     reader, writer = await asyncio.open_connection(host, port)
     with contextlib.suppress(OSError):
         writer.write(data)
@@ -127,12 +126,12 @@ def test_random_bytes_on_both_ports_break_nothing(engine: Engine, caplog: pytest
         head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
         head + b"Authorization: Bearer \xff\xfe\r\nContent-Length: 2\r\n\r\n{}",
         head + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",  # someone begins TLS
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",  # the start of a TLS handshake
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + rng.randbytes(500),
         b"\x00" * 10_000,
     ]
 
-    async def story(session: aiohttp.ClientSession) -> None:
+    async def scenario(session: aiohttp.ClientSession) -> None:
         for address in (url.removeprefix("http://"), grpc_at):
             host, _, port = address.rpartition(":")
             got = await asyncio.gather(*[exchange(host, int(port), blob) for blob in blobs])
@@ -140,12 +139,12 @@ def test_random_bytes_on_both_ports_break_nothing(engine: Engine, caplog: pytest
                 assert not answer.startswith((b"HTTP/1.1 5", b"HTTP/1.0 5")), answer[:300]
                 assert b"Traceback" not in answer
         async with session.post(f"{url}/v1/completions", json=GOOD) as response:
-            assert response.status == 200  # and it goes on
+            assert response.status == 200  # the server still works
         async with grpc.aio.insecure_channel(grpc_at) as channel:
-            assert [chunk async for chunk in complete_on(channel)(proto.CompleteRequest(**GOOD), timeout=PATIENCE_S)]
+            assert [chunk async for chunk in complete_on(channel)(proto.CompleteRequest(**GOOD), timeout=TIMEOUT_S)]
 
     with serving(engine) as (url, grpc_at):
-        run(story)
+        run(scenario)
     assert "Traceback" not in caplog.text
 
 
@@ -157,7 +156,7 @@ def complete_on(channel: grpc.aio.Channel) -> Any:
     )
 
 
-def test_a_body_of_100_megabytes_is_refused_without_being_kept(engine: Engine) -> None:
+def test_a_body_of_100_megabytes_is_rejected_without_being_stored(engine: Engine) -> None:
     sent = [0]
 
     async def parts() -> Any:
@@ -166,27 +165,27 @@ def test_a_body_of_100_megabytes_is_refused_without_being_kept(engine: Engine) -
             sent[0] += len(part)
             yield part
 
-    async def story(session: aiohttp.ClientSession) -> None:
+    async def scenario(session: aiohttp.ClientSession) -> None:
         for data, headers in ((parts(), {}), (b"x" * (MAX_BODY_BYTES + 1), {}), (b"{}", {"Content-Encoding": "gzip"})):
             try:
                 async with session.post(f"{url}/v1/completions", data=data, headers=headers) as response:
                     assert response.status in (400, 413)
-            except aiohttp.ClientError:  # it was told off and cut while it still sent: as good
+            except aiohttp.ClientError:  # rejected and disconnected while it still sent: also fine
                 pass
         async with session.post(f"{url}/v1/completions", json=GOOD) as response:
             assert response.status == 200
         async with grpc.aio.insecure_channel(grpc_at) as channel:
             request = proto.CompleteRequest(prompt="x" * (100 << 20))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                _ = [chunk async for chunk in complete_on(channel)(request, timeout=PATIENCE_S)]
+                _ = [chunk async for chunk in complete_on(channel)(request, timeout=TIMEOUT_S)]
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
     with serving(engine) as (url, grpc_at):
-        run(story)
+        run(scenario)
 
 
 def test_bad_keys_bad_text_and_past_deadlines_have_their_status(engine: Engine) -> None:
-    async def story(session: aiohttp.ClientSession) -> None:
+    async def scenario(session: aiohttp.ClientSession) -> None:
         good = {"Authorization": "Bearer key-of-a"}
         for key in ("Bearer", "Bearer ", "Basic !!!not base64!!!", "Bearer \udcff", "key-of-a", "Bearer key-of-a x"):
             async with session.post(f"{url}/v1/completions", json=GOOD, headers={"Authorization": key}) as response:
@@ -200,8 +199,8 @@ def test_bad_keys_bad_text_and_past_deadlines_have_their_status(engine: Engine) 
         async with grpc.aio.insecure_channel(grpc_at) as channel:
             complete, request = complete_on(channel), proto.CompleteRequest(**GOOD)
             bad = [
-                ((("authorization", "Bearer none"),), PATIENCE_S, grpc.StatusCode.UNAUTHENTICATED),
-                ((("authorization", "!!!"), ("key-bin", b"\xff\x00")), PATIENCE_S, grpc.StatusCode.UNAUTHENTICATED),
+                ((("authorization", "Bearer none"),), TIMEOUT_S, grpc.StatusCode.UNAUTHENTICATED),
+                ((("authorization", "!!!"), ("key-bin", b"\xff\x00")), TIMEOUT_S, grpc.StatusCode.UNAUTHENTICATED),
                 ((("authorization", "Bearer key-of-a"),), 0.0, grpc.StatusCode.DEADLINE_EXCEEDED),
             ]
             for metadata, timeout_s, status in bad:
@@ -210,4 +209,4 @@ def test_bad_keys_bad_text_and_past_deadlines_have_their_status(engine: Engine) 
                 assert caught.value.code() == status
 
     with serving(engine, keys=ApiKeys({"key-of-a": "a"})) as (url, grpc_at):
-        run(story)
+        run(scenario)

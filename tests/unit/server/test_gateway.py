@@ -1,4 +1,4 @@
-"""The gateway over real sockets: engines of lakh's own behind it, and one that speaks OpenAI's form only."""
+"""The gateway over real sockets, with lakh engines and with an engine that has OpenAI's form only."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from lakh.server.engine import Engine, SamplingParams
 from lakh.server.gateway.fim_template import TEMPLATES, fim_prompt, fim_template_of
 from lakh.server.gateway.gateway import Gateway
 from lakh.server.gateway.replica_set import route_key
-from lakh.server.gateway.routing import HashRing, choose_replica
+from lakh.server.gateway.routing import choose_replica
 from lakh.server.request import parse
 from lakh.server.store import MemoryCacheStore
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 ASK = {"prompt": "def add(", "max_tokens": 40, "temperature": 0}
 NAMES = st.lists(st.text("abcdef", min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
 
 
-# --- which replica ---
+# --- routing ---
 
 
 @given(names=NAMES, keys=st.lists(st.text(max_size=4), min_size=1, max_size=30))
-def test_nobody_gets_more_than_the_bound_and_everybody_gets_a_replica(names: list[str], keys: list[str]) -> None:
-    ring, loads = HashRing(names), dict.fromkeys(names, 0)
+def test_every_key_gets_a_replica_below_the_load_bound(names: list[str], keys: list[str]) -> None:
+    loads = dict.fromkeys(names, 0)
     for number, key in enumerate(keys, 1):
-        choice = choose_replica(ring, key, loads)
+        choice = choose_replica(key, loads)
         assert choice is not None
         loads[choice.name] += 1
         assert max(loads.values()) <= 1.25 * number / len(names) + 1
@@ -53,13 +53,13 @@ def test_nobody_gets_more_than_the_bound_and_everybody_gets_a_replica(names: lis
 
 
 @given(names=NAMES, key=st.text(max_size=5), data=st.data())
-def test_a_replica_that_goes_moves_only_its_own_keys(names: list[str], key: str, data: st.DataObject) -> None:
+def test_a_replica_that_leaves_moves_only_its_own_keys(names: list[str], key: str, data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(names))
     idle = dict.fromkeys(names, 0)
-    before = choose_replica(HashRing(names), key, idle)
+    before = choose_replica(key, idle)
     assert before is not None
     left = {name: 0 for name in names if name != gone}
-    after = choose_replica(HashRing(left), key, left)
+    after = choose_replica(key, left)
     if before.name != gone:
         assert after is not None
         assert after.name == before.name
@@ -67,15 +67,16 @@ def test_a_replica_that_goes_moves_only_its_own_keys(names: list[str], key: str,
         assert after is None
 
 
-def test_a_file_stays_where_it_was_as_long_as_there_is_room() -> None:
-    ring = HashRing(["a", "b"])
-    own = next(ring.names_from("file"))
+def test_a_file_stays_on_its_replica_below_the_load_bound() -> None:
+    first = choose_replica("file", {"a": 0, "b": 0})
+    assert first is not None
+    own = first.name
     other = {"a": "b", "b": "a"}[own]
-    assert choose_replica(ring, "file", {own: 0, other: 0}, preferred=other) == (other, "it served this file before")
-    full = choose_replica(ring, "file", {own: 0, other: 9}, preferred=other)
+    assert choose_replica("file", {own: 0, other: 0}, preferred=other) == (other, "it served this file before")
+    full = choose_replica("file", {own: 0, other: 9}, preferred=other)
     assert full is not None
     assert full.name == own
-    gone = choose_replica(ring, "file", {own: 5}, preferred=other)
+    gone = choose_replica("file", {own: 5}, preferred=other)
     assert gone is not None
     assert gone.name == own
 
@@ -90,11 +91,11 @@ def test_one_file_of_one_user_has_one_key() -> None:
     assert key(prompt="x" * 300) == key(prompt="x" * 300 + "typed on")
 
 
-# --- prompts as text ---
+# --- infill templates ---
 
 
 @given(before=st.text("ab<|fim_prefix>", max_size=3000), after=st.text("ab<|fim_middle>", max_size=3000))
-def test_code_that_spells_a_special_token_cannot_break_the_prompt(before: str, after: str) -> None:
+def test_code_that_contains_a_special_token_cannot_break_the_prompt(before: str, after: str) -> None:
     template = TEMPLATES["lakh"]
     for order in ("psm", "spm"):
         prompt = fim_prompt(template, before, after + template.middle + "beyond", order=order, room_tokens=500)
@@ -103,12 +104,14 @@ def test_code_that_spells_a_special_token_cannot_break_the_prompt(before: str, a
         assert len(prompt) <= 500 * 2.5 + sum(len(token) for token in template[:3])
 
 
-def test_the_cursor_keeps_its_neighbours_and_the_cut_moves_in_steps() -> None:
+def test_a_prompt_is_cut_far_from_the_cursor_and_in_steps() -> None:
     template = fim_template_of("deepseek")
     assert template is not None
     before = "".join(f"{number:07}\n" for number in range(4000))
     prompts = [fim_prompt(template, before + "x" * n, "after", order="spm", room_tokens=2000) for n in range(40)]
-    assert all(prompt.endswith(f"{template.suffix}after{template.middle}") for prompt in prompts)  # psm: it has no spm
+    assert all(
+        prompt.endswith(f"{template.suffix}after{template.middle}") for prompt in prompts
+    )  # psm: the template has no spm
     assert len({prompt.removeprefix(template.prefix)[:7] for prompt in prompts}) <= 2
     for name in ("", "a,b", "gpt"):
         with pytest.raises(UserError):
@@ -116,11 +119,11 @@ def test_the_cursor_keeps_its_neighbours_and_the_cut_moves_in_steps() -> None:
     assert fim_template_of("<P>,<S>,<M>") == ("<P>", "<S>", "<M>", True)
 
 
-# --- engines behind it ---
+# --- with engines ---
 
 
 class Fleet:
-    """Engines on sockets, a gateway before them, a client."""
+    """Engines on sockets, a gateway in front of them, and a client."""
 
     def __init__(
         self, engines: list[HttpServer], gateway: Gateway, server: HttpServer, session: aiohttp.ClientSession
@@ -144,22 +147,22 @@ class Fleet:
 @asynccontextmanager
 async def fleet_of(engines: list[Engine], urls: tuple[str, ...] = (), **options: Any) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
-        face = {name: options.pop(name) for name in ("keys", "drain_s") if name in options}
+        options_of_server = {name: options.pop(name) for name in ("keys", "drain_s") if name in options}
         servers = [
             await stack.enter_async_context(running(InProcessBackend(engine), "127.0.0.1", 0, drain_s=0.1))
             for engine in engines
         ]
         gateway = Gateway([*[server.url for server in servers], *urls], store=MemoryCacheStore(), **options)
-        server = await stack.enter_async_context(running(gateway, "127.0.0.1", 0, **face))
-        timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+        server = await stack.enter_async_context(running(gateway, "127.0.0.1", 0, **options_of_server))
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
         yield Fleet(servers, gateway, server, session)
 
 
-def run(engines: list[Engine], story: Callable[[Fleet], Awaitable[None]], **options: Any) -> None:
+def run(engines: list[Engine], scenario: Callable[[Fleet], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
-        async with asyncio.timeout(2 * PATIENCE_S), fleet_of(engines, **options) as fleet:
-            await story(fleet)
+        async with asyncio.timeout(2 * TIMEOUT_S), fleet_of(engines, **options) as fleet:
+            await scenario(fleet)
 
     asyncio.run(main())
 
@@ -177,16 +180,16 @@ def slow_down(engine: Engine, monkeypatch: pytest.MonkeyPatch, seconds: float = 
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not condition():
             await asyncio.sleep(0.01)
 
 
-def test_answers_are_the_engines_whole_streamed_sampled_and_over_grpc(pair: list[Engine]) -> None:
+def test_a_gateway_gives_the_engines_completions_over_http_and_grpc(pair: list[Engine]) -> None:
     greedy = pair[0].generate(["def add("], SamplingParams(max_tokens=40))[0]
     infill = pair[0].generate([pair[0].prompts.infill("def add(", "\n", 8, "spm")], SamplingParams(max_tokens=8))[0]
 
-    async def story(fleet: Fleet) -> None:
+    async def scenario(fleet: Fleet) -> None:
         status, whole = await fleet.post(ASK)
         assert (status, whole["choices"][0]["text"]) == (200, greedy.text)
         assert whole["usage"]["completion_tokens"] == len(greedy.tokens)
@@ -206,29 +209,29 @@ def test_answers_are_the_engines_whole_streamed_sampled_and_over_grpc(pair: list
                 response_deserializer=proto.CompleteChunk.FromString,
             )
             request = proto.CompleteRequest(prompt="def add(", max_tokens=40, temperature=0)
-            chunks = [chunk async for chunk in complete(request, timeout=PATIENCE_S)]
+            chunks = [chunk async for chunk in complete(request, timeout=TIMEOUT_S)]
             request.logprobs = 1
-            scored = [chunk async for chunk in complete(request, timeout=PATIENCE_S)]
+            scored = [chunk async for chunk in complete(request, timeout=TIMEOUT_S)]
         assert [item.token for chunk in scored for item in chunk.logprobs] == list(greedy.tokens)
         assert "".join(chunk.text for chunk in chunks) == greedy.text
         assert chunks[-1].usage.completion_tokens == len(greedy.tokens)
 
-    run(pair, story)
+    run(pair, scenario)
 
 
-def test_refusals_come_through_in_the_engines_words(pair: list[Engine]) -> None:
-    async def story(fleet: Fleet) -> None:
+def test_the_engines_error_messages_reach_the_client(pair: list[Engine]) -> None:
+    async def scenario(fleet: Fleet) -> None:
         status, answer = await fleet.post({**ASK, "prompt": "x" * 2000})
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert (await fleet.post({**ASK, "model": "gpt-9"}))[0] == 404
         assert (await fleet.post({**ASK, "n": 0}))[0] == 400
         assert all(replica.state == "up" for replica in fleet.gateway.replicas.values())
 
-    run(pair, story)
+    run(pair, scenario)
 
 
-def test_one_file_goes_to_one_engine_and_finds_its_prefix_there(pair: list[Engine]) -> None:
-    async def story(fleet: Fleet) -> None:
+def test_requests_of_one_file_go_to_one_engine_and_hit_its_prefix_cache(pair: list[Engine]) -> None:
+    async def scenario(fleet: Fleet) -> None:
         prompt = "def add(left, right):\n    return left + right\n"
         for number in range(6):
             await fleet.post({**ASK, "max_tokens": 2, "prompt": prompt + "x" * number, "user": "u", "supersede": "f"})
@@ -238,10 +241,10 @@ def test_one_file_goes_to_one_engine_and_finds_its_prefix_there(pair: list[Engin
             await fleet.post({**ASK, "max_tokens": 1, "user": "u", "supersede": f"file {number}"})
         assert all(engine.counters.prompt_tokens > 0 for engine in pair)
 
-    run(pair, story)
+    run(pair, scenario)
 
 
-def test_an_engine_that_breaks_off_in_mid_answer_is_replaced_without_a_seam(
+def test_failover_in_the_middle_of_a_completion_is_seamless(
     pair: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = pair[0].generate(["def add("], SamplingParams(max_tokens=40))[0].text
@@ -252,17 +255,17 @@ def test_an_engine_that_breaks_off_in_mid_answer_is_replaced_without_a_seam(
 
     def held(engine: Engine, step: Callable[[], object]) -> object:
         if is_amid(engine):
-            may_go_on.wait(PATIENCE_S)
+            may_go_on.wait(TIMEOUT_S)
         return step()
 
     for engine in pair:
         monkeypatch.setattr(engine, "step", partial(held, engine, engine.step))
 
-    async def story(fleet: Fleet) -> None:
+    async def scenario(fleet: Fleet) -> None:
         for body in (ASK, {**ASK, "temperature": 1}):
             may_go_on.clear()
             task = asyncio.create_task(fleet.stream({**body, "user": "u", "supersede": "f"}))
-            await until(lambda: any(map(is_amid, pair)))  # some text has gone out
+            await until(lambda: any(map(is_amid, pair)))  # some text was sent
             at = next(index for index, engine in enumerate(pair) if is_amid(engine))
             server = fleet.engines[at]
             backend = server.handler.backend
@@ -278,10 +281,10 @@ def test_an_engine_that_breaks_off_in_mid_answer_is_replaced_without_a_seam(
             await until(lambda: all(replica.state == "up" for replica in fleet.gateway.replicas.values()))
         assert fleet.gateway.num_failovers == 2
 
-    run(pair, story)
+    run(pair, scenario)
 
 
-def test_a_gone_client_a_newer_request_and_a_deadline_end_the_engines_work(
+def test_disconnect_supersede_and_deadline_cancel_the_request_in_the_engine(
     pair: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for engine in pair:
@@ -290,7 +293,7 @@ def test_a_gone_client_a_newer_request_and_a_deadline_end_the_engines_work(
     def idle() -> bool:
         return not any(engine.num_running or engine.num_waiting or engine.pool.num_used for engine in pair)
 
-    async def story(fleet: Fleet) -> None:
+    async def scenario(fleet: Fleet) -> None:
         task = asyncio.create_task(fleet.stream(ASK))
         await until(lambda: not idle())
         task.cancel()
@@ -304,13 +307,13 @@ def test_a_gone_client_a_newer_request_and_a_deadline_end_the_engines_work(
         assert (status, late["choices"][0]["finish_reason"]) == (200, "abort")
         await until(idle)
 
-    run(pair, story)
+    run(pair, scenario)
 
 
-def test_tenants_stay_apart_inside_the_engines(make_engine: Callable[..., Engine]) -> None:
+def test_tenants_are_isolated_inside_the_engines(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
 
-    async def story(fleet: Fleet) -> None:
+    async def scenario(fleet: Fleet) -> None:
         body = {**ASK, "prompt": "def add(left, right):\n    return left", "max_tokens": 1}
         cached = []
         for key in ("key-of-a", "key-of-b", "key-of-a"):
@@ -320,11 +323,11 @@ def test_tenants_stay_apart_inside_the_engines(make_engine: Callable[..., Engine
         assert cached[2] > 0
         assert (await fleet.post(body, "key-of-c"))[0] == 401
 
-    run([engine], story, keys=ApiKeys({"key-of-a": "a", "key-of-b": "b"}))
+    run([engine], scenario, keys=ApiKeys({"key-of-a": "a", "key-of-b": "b"}))
 
 
-def test_without_engines_it_says_so_and_waits_for_them() -> None:
-    async def story(fleet: Fleet) -> None:
+def test_a_gateway_without_engines_is_not_ready_and_waits_for_them() -> None:
+    async def scenario(fleet: Fleet) -> None:
         status, answer = await fleet.post(ASK)
         assert (status, answer["error"]["code"]) == (503, "no_engine")
         async with fleet.session.get(f"{fleet.server.url}/ready") as response:
@@ -332,23 +335,23 @@ def test_without_engines_it_says_so_and_waits_for_them() -> None:
         async with fleet.session.get(f"{fleet.server.url}/health") as response:
             assert response.status == 200
 
-    run([], story, urls=("http://127.0.0.1:1",))
+    run([], scenario, urls=("http://127.0.0.1:1",))
 
 
 @pytest.mark.parametrize("name", ["no.such.name.invalid", "a" * 70 + ".example"])
-def test_a_name_without_an_address_is_asked_again(name: str) -> None:
-    async def story() -> None:
+def test_a_name_without_an_address_is_resolved_again(name: str) -> None:
+    async def scenario() -> None:
         gateway = Gateway([f"dns:{name}:8000"])
         await gateway.start()
         await gateway._set._resolve()
         assert gateway.models() == []
         await gateway.close()
 
-    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
 
 
-def test_a_gateway_tells_the_phases_that_it_sees(pair: list[Engine]) -> None:
-    async def story(fleet: Fleet) -> None:
+def test_a_gateway_reports_phase_latencies(pair: list[Engine]) -> None:
+    async def scenario(fleet: Fleet) -> None:
         await fleet.stream(ASK)
         families = fleet.gateway.metric_families()
         found = {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
@@ -358,25 +361,25 @@ def test_a_gateway_tells_the_phases_that_it_sees(pair: list[Engine]) -> None:
             found[f"{phases[1]}_sum"] + found[f"{phases[2]}_sum"], abs=1e-5
         )
 
-    run(pair, story)
+    run(pair, scenario)
 
 
-def test_a_gateway_needs_no_torch() -> None:
-    faces = "lakh.server.api.http, lakh.server.api.grpc"
-    rooms = f"lakh.cli.gateway, lakh.server.gateway.gateway, lakh.server.backends.completion_cache, {faces}"
+def test_a_gateway_does_not_import_torch() -> None:
+    apis = "lakh.server.api.http, lakh.server.api.grpc"
+    rooms = f"lakh.cli.gateway, lakh.server.gateway.gateway, lakh.server.backends.completion_cache, {apis}"
     code = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("engine", ["", "localhost", "127.0.0.1:8000", "ftp://a", "dns:name", "http://", "http://a:x"])
-def test_what_is_no_address_is_the_users(engine: str) -> None:
+def test_an_invalid_address_is_a_user_error(engine: str) -> None:
     with pytest.raises(UserError):
         Gateway([engine])
 
 
 @asynccontextmanager
 async def other_engine(asked: list[dict[str, Any]], pieces: list[str]) -> AsyncIterator[str]:
-    """What an engine other than lakh shows of itself: OpenAI's form, /health, no suffix, a pause between pieces."""
+    """An engine other than lakh: OpenAI's form, /health, no suffix, a pause between deltas."""
 
     async def complete(request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -413,18 +416,18 @@ async def other_engine(asked: list[dict[str, Any]], pieces: list[str]) -> AsyncI
         await runner.cleanup()
 
 
-def test_an_engine_without_suffix_gets_the_hole_as_text_and_nothing_it_does_not_know() -> None:
+def test_an_engine_without_suffix_gets_a_template_prompt_and_no_unknown_fields() -> None:
     asked: list[dict[str, Any]] = []
 
     async def main() -> None:
         async with (
-            asyncio.timeout(2 * PATIENCE_S),
+            asyncio.timeout(2 * TIMEOUT_S),
             other_engine(asked, ["a + ", "b\n", "print(", "1)"]) as url,
             fleet_of([], (url,), template=fim_template_of("starcoder")) as fleet,
         ):
             body = {"prompt": "def f(a, b):\n    return ", "suffix": "\n", "temperature": 0, "max_tokens": 8}
             _, answer = await fleet.post({**body, "stop_rule": "line", "user": "u", "supersede": "f", "order": "psm"})
-            assert answer["choices"][0]["text"] == "a + b"  # the rule is kept here
+            assert answer["choices"][0]["text"] == "a + b"  # the gateway applies the stop rule
             assert answer["choices"][0]["finish_reason"] == "stop"
             assert asked[0]["prompt"] == "<fim_prefix>def f(a, b):\n    return <fim_suffix>\n<fim_middle>"
             assert not {"suffix", "stop_rule", "order", "supersede", "timeout_ms", "reuse"} & set(asked[0])
@@ -438,9 +441,9 @@ def test_an_engine_without_suffix_gets_the_hole_as_text_and_nothing_it_does_not_
     asyncio.run(main())
 
 
-def test_an_engine_that_takes_no_suffix_and_has_no_template_says_so_to_the_client() -> None:
+def test_a_missing_template_is_reported_to_the_client() -> None:
     async def main() -> None:
-        async with asyncio.timeout(2 * PATIENCE_S), other_engine([], ["x"]) as url, fleet_of([], (url,)) as fleet:
+        async with asyncio.timeout(2 * TIMEOUT_S), other_engine([], ["x"]) as url, fleet_of([], (url,)) as fleet:
             status, answer = await fleet.post({**ASK, "suffix": "\n"})
             assert (status, answer["error"]["message"]) == (400, "suffix is not currently supported")
 

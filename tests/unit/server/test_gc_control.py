@@ -1,4 +1,4 @@
-"""Full collections of garbage come where nobody waits, and nowhere else."""
+"""Full garbage collections run only while the process is idle."""
 
 import asyncio
 import gc
@@ -18,34 +18,34 @@ class Knot:
         self.itself = self
 
 
-def forgotten_knot() -> weakref.ref[Knot]:
-    """One that outlived its youth: only a full collection finds it."""
-    knot = Knot()
+def garbage_cycle() -> weakref.ref[Knot]:
+    """A cycle in the oldest generation: only a full collection finds it."""
+    garbage = Knot()
     gc.collect(1)
     gc.collect(1)
-    return weakref.ref(knot)
+    return weakref.ref(garbage)
 
 
-def test_a_quiet_process_collects_when_told_and_another_is_left_alone() -> None:
+def test_collect_now_collects_only_where_automatic_collections_are_disabled() -> None:
     before = gc.get_threshold()
     with gc_control.full_collections_disabled():
         assert gc.get_threshold()[:2] == before[:2]
-        old = forgotten_knot()
+        old = garbage_cycle()
         gc.collect(1)
         assert old() is not None
         gc_control.collect_now()
         assert old() is None
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
-    old = forgotten_knot()
+    old = garbage_cycle()
     gc_control.collect_now()
     assert old() is not None
 
 
-def test_a_worker_tidies_up_once_it_has_nothing_to_do(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    tidied = threading.Event()
+def test_an_idle_engine_thread_collects_garbage(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected = threading.Event()
     monkeypatch.setattr(engine_thread, "COLLECT_IDLE_S", 0.01)
-    monkeypatch.setattr(engine_thread, "collect_now", tidied.set)
+    monkeypatch.setattr(engine_thread, "collect_now", collected.set)
     worker = EngineThread(engine, 4)
 
     async def ask() -> None:
@@ -53,14 +53,14 @@ def test_a_worker_tidies_up_once_it_has_nothing_to_do(engine: Engine, monkeypatc
         worker.submit(
             EngineJob(
                 [engine.make_sequence((5, 6), SamplingParams(max_tokens=2))],
-                lambda heard: over.set() if not heard else None,
+                lambda update: over.set() if not update else None,
             )
         )
         await asyncio.wait_for(over.wait(), 30)
 
     try:
-        assert not tidied.wait(0.1)  # it has not worked yet
+        assert not collected.wait(0.1)  # it has had no work yet
         asyncio.run(ask())
-        assert tidied.wait(30)
+        assert collected.wait(30)
     finally:
         worker.close(30)

@@ -1,4 +1,4 @@
-"""The gRPC face: the same answers in pieces; deadlines and cancellation reach the engine; statuses mean something."""
+"""The gRPC API: the same completions in chunks; deadlines and cancellation reach the engine; status codes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from lakh.server.api.server import HttpServer
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine, SamplingParams
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
-def run(engine: Engine, story: Callable[[Any, grpc.aio.Channel, HttpServer], Awaitable[None]], **options: Any) -> None:
+def run(
+    engine: Engine, scenario: Callable[[Any, grpc.aio.Channel, HttpServer], Awaitable[None]], **options: Any
+) -> None:
     async def main() -> None:
         async with (
-            asyncio.timeout(2 * PATIENCE_S),
+            asyncio.timeout(2 * TIMEOUT_S),
             api_server.running(InProcessBackend(engine), "127.0.0.1", 0, **options) as server,
             grpc_api.running(server.handler, "127.0.0.1", 0) as address,
             grpc.aio.insecure_channel(address) as channel,
@@ -37,15 +39,15 @@ def run(engine: Engine, story: Callable[[Any, grpc.aio.Channel, HttpServer], Awa
                 request_serializer=proto.CompleteRequest.SerializeToString,
                 response_deserializer=proto.CompleteChunk.FromString,
             )
-            await story(complete, channel, server)
+            await scenario(complete, channel, server)
 
     asyncio.run(main())
 
 
-def test_a_stream_carries_the_engines_answer(engine: Engine) -> None:
+def test_a_stream_has_the_engines_completion(engine: Engine) -> None:
     expected = engine.generate(["def add("], SamplingParams(max_tokens=30))[0]
 
-    async def story(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
+    async def scenario(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
         request = proto.CompleteRequest(prompt="def add(", max_tokens=30, temperature=0, logprobs=2)
         chunks = [chunk async for chunk in complete(request)]
         assert "".join(chunk.text for chunk in chunks) == expected.text
@@ -58,7 +60,7 @@ def test_a_stream_carries_the_engines_answer(engine: Engine) -> None:
         infill = proto.CompleteRequest(prompt="def add(", suffix="\n", max_tokens=4, temperature=0, order="spm")
         assert [chunk async for chunk in complete(infill)]
 
-    run(engine, story)
+    run(engine, scenario)
 
 
 REFUSED = [
@@ -73,19 +75,21 @@ REFUSED = [
 ]
 
 
-def test_refusals_have_the_status_that_means_them(engine: Engine) -> None:
-    async def story(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
+def test_errors_have_the_corresponding_grpc_status(engine: Engine) -> None:
+    async def scenario(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
         for fields, status in REFUSED:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                _ = [chunk async for chunk in complete(proto.CompleteRequest(**fields), timeout=PATIENCE_S)]
+                _ = [chunk async for chunk in complete(proto.CompleteRequest(**fields), timeout=TIMEOUT_S)]
             assert caught.value.code() == status, fields
             assert "Traceback" not in (caught.value.details() or "")
-        raw = channel.unary_unary(f"/{proto.SERVICE}/Complete")  # bytes that are no message
+        raw = channel.unary_unary(f"/{proto.SERVICE}/Complete")  # bytes that are not a message
         with pytest.raises(grpc.aio.AioRpcError):
-            await raw(b"\xff\xfe\x00garbage", timeout=PATIENCE_S)
-        assert [chunk async for chunk in complete(proto.CompleteRequest(prompt="x", max_tokens=2))]  # and it goes on
+            await raw(b"\xff\xfe\x00garbage", timeout=TIMEOUT_S)
+        assert [
+            chunk async for chunk in complete(proto.CompleteRequest(prompt="x", max_tokens=2))
+        ]  # the server still works
 
-    run(engine, story)
+    run(engine, scenario)
 
 
 def test_a_deadline_and_a_cancelled_call_free_their_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +98,7 @@ def test_a_deadline_and_a_cancelled_call_free_their_blocks(engine: Engine, monke
     forward = engine.runner.forward
     monkeypatch.setattr(engine.runner, "forward", lambda segments: time.sleep(0.02) or forward(segments))
 
-    async def story(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
+    async def scenario(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
         request = proto.CompleteRequest(prompt="def add(", max_tokens=80, temperature=0)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             _ = [chunk async for chunk in complete(request, timeout=0.2)]
@@ -102,15 +106,15 @@ def test_a_deadline_and_a_cancelled_call_free_their_blocks(engine: Engine, monke
         call = complete(request)
         await call.read()
         call.cancel()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while engine.num_running or engine.num_waiting or engine.pool.num_used:
                 await asyncio.sleep(0.01)
 
-    run(engine, story)
+    run(engine, scenario)
 
 
-def test_keys_are_asked_for_and_name_the_tenant(engine: Engine) -> None:
-    async def story(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
+def test_keys_are_required_and_identify_the_tenant(engine: Engine) -> None:
+    async def scenario(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
         request = proto.CompleteRequest(prompt="def add(", max_tokens=2)
         for metadata in ((), (("authorization", "Bearer wrong-key"),), (("authorization", "secret-1"),)):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -119,33 +123,33 @@ def test_keys_are_asked_for_and_name_the_tenant(engine: Engine) -> None:
         good = (("authorization", "Bearer secret-1"),)
         assert [chunk async for chunk in complete(request, metadata=good)]
 
-    run(engine, story, keys=ApiKeys({"secret-1": "a"}))
+    run(engine, scenario, keys=ApiKeys({"secret-1": "a"}))
 
 
 def test_health_answers_and_reflection_names_the_service(engine: Engine) -> None:
     pytest.importorskip("grpc_reflection", reason="pip install grpcio-reflection")
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-    async def story(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
+    async def scenario(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
         stub = health_pb2_grpc.HealthStub(channel)
         for name in ("", "ready", proto.SERVICE):
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE_S)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT_S)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         models = channel.unary_unary(
             f"/{proto.SERVICE}/Models",
             request_serializer=proto.ModelsRequest.SerializeToString,
             response_deserializer=proto.ModelsReply.FromString,
         )
-        reply = await models(proto.ModelsRequest(), timeout=PATIENCE_S)
+        reply = await models(proto.ModelsRequest(), timeout=TIMEOUT_S)
         assert [model.id for model in reply.models] == ["tiny"]
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        async for answer in stub.ServerReflectionInfo(asked, timeout=PATIENCE_S):
+        async for answer in stub.ServerReflectionInfo(asked, timeout=TIMEOUT_S):
             named = {service.name for service in answer.list_services_response.service}
             assert {proto.SERVICE, "grpc.health.v1.Health"} <= named
             break
 
-    run(engine, story)
+    run(engine, scenario)
 
 
 def test_the_descriptor_is_that_of_the_proto_file(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""The HTTP face, over real sockets: OpenAI's form in and out, short errors, and no work for clients that have
-gone.
-"""
+"""The HTTP API over real sockets: OpenAI's form in and out, short errors, and no work for disconnected clients."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ from lakh.server.backends.in_process import MAX_WAITING, InProcessBackend
 from lakh.server.engine import Engine, SamplingParams
 from lakh.workloads.code.model import CodeModel
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 LONG = {"prompt": "def add(", "max_tokens": 60, "temperature": 0}
 
 
-# What vLLM's dashboards ask for and has a meaning here; left out: LoRA, swapping to the CPU, sleeping.
+# Metrics of vLLM's dashboards that apply here; without LoRA, swapping to the CPU and sleeping.
 VLLM_NAMES = [
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
     *("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total"),
@@ -42,7 +40,7 @@ VLLM_NAMES = [
 
 
 class GatedEngine(Engine):
-    """Takes a step for every permit, and counts them: tests decide how far a generation has come."""
+    """Runs one step per permit and counts them, so tests control the progress of a generation."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -50,7 +48,7 @@ class GatedEngine(Engine):
         forward = self.runner.forward
 
         def gated(segments: Any) -> Any:
-            assert self.gate.acquire(timeout=PATIENCE_S), "the test gave no permit"
+            assert self.gate.acquire(timeout=TIMEOUT_S), "the test gave no permit"
             self.steps += 1
             return forward(segments)
 
@@ -86,7 +84,7 @@ class Client:
             return response.status, await response.text()
 
     async def events(self, body: dict[str, Any]) -> list[Any]:
-        """The data of every server-sent event, framed by hand."""
+        """The data of every server-sent event, parsed by hand."""
         async with self.session.post(f"{self.server.url}/v1/completions", json=body) as response:
             assert response.status == 200
             assert response.headers["Content-Type"].startswith("text/event-stream")
@@ -100,33 +98,33 @@ class Client:
 
 @asynccontextmanager
 async def serving(engine: Engine, max_waiting: int = MAX_WAITING, **options: Any) -> AsyncIterator[Client]:
-    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     backend = InProcessBackend(engine, max_waiting=max_waiting)
     async with running(backend, "127.0.0.1", 0, **options) as server, aiohttp.ClientSession(timeout=timeout) as session:
         yield Client(server, session)
 
 
-def run(engine: Engine, story: Callable[[Client], Awaitable[None]], **options: Any) -> None:
+def run(engine: Engine, scenario: Callable[[Client], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
-        async with asyncio.timeout(2 * PATIENCE_S), serving(engine, **options) as client:
-            await story(client)
+        async with asyncio.timeout(2 * TIMEOUT_S), serving(engine, **options) as client:
+            await scenario(client)
 
     asyncio.run(main())
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not condition():
             await asyncio.sleep(0.01)
 
 
-# --- answers ------------------------------------------------------------------------------------------------
+# --- completions ---
 
 
-def test_a_completion_is_the_engines(engine: Engine) -> None:
+def test_a_completion_equals_the_engines(engine: Engine) -> None:
     expected = engine.generate(["def add("], SamplingParams(max_tokens=60))[0]
 
-    async def story(client: Client) -> None:
+    async def scenario(client: Client) -> None:
         status, body = await client.post({**LONG, "model": "tiny", "user": "me", "unheard_of": {"x": 1}})
         assert status == 200
         assert (body["object"], body["model"]) == ("text_completion", "tiny")
@@ -141,11 +139,11 @@ def test_a_completion_is_the_engines(engine: Engine) -> None:
             "prompt_tokens_details": body["usage"]["prompt_tokens_details"],
         }
 
-    run(engine, story)
+    run(engine, scenario)
 
 
-def test_a_stream_carries_the_same_text_and_ends_with_done(engine: Engine) -> None:
-    async def story(client: Client) -> None:
+def test_a_stream_has_the_same_text_and_ends_with_done(engine: Engine) -> None:
+    async def scenario(client: Client) -> None:
         _, whole = await client.post(LONG)
         events = await client.events({**LONG, "stream": True, "stream_options": {"include_usage": True}})
         assert events.pop() == "[DONE]"
@@ -160,13 +158,13 @@ def test_a_stream_carries_the_same_text_and_ends_with_done(engine: Engine) -> No
         reasons = [choice["finish_reason"] for choice in choices]
         assert reasons == [None] * (len(reasons) - 1) + [whole["choices"][0]["finish_reason"]]
 
-    run(engine, story)
+    run(engine, scenario)
 
 
-def test_prompts_times_n_are_choices_in_order_and_alike_when_streamed(engine: Engine) -> None:
+def test_choices_of_several_prompts_and_n_are_in_order_also_when_streamed(engine: Engine) -> None:
     sampling = {"temperature": 1, "seed": 7, "max_tokens": 8, "stop": "\n", "top_p": 0.9, "top_k": 40}
 
-    async def story(client: Client) -> None:
+    async def scenario(client: Client) -> None:
         _, body = await client.post({"prompt": ["def ", "class "], "n": 2, **sampling})
         assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
         texts = [choice["text"] for choice in body["choices"]]
@@ -182,14 +180,14 @@ def test_prompts_times_n_are_choices_in_order_and_alike_when_streamed(engine: En
         _, by_ids = await client.post({"prompt": ids, "n": 2, **sampling})
         assert [choice["text"] for choice in by_ids["choices"]] == texts
 
-    run(engine, story)
+    run(engine, scenario)
 
 
-def test_a_suffix_asks_for_the_middle_and_may_be_long(engine: Engine) -> None:
+def test_a_suffix_requests_the_middle_and_may_be_long(engine: Engine) -> None:
     prompt = engine.prompts.infill("def add(", "\n    return", 10)
     expected = engine.generate([prompt], SamplingParams(max_tokens=10))[0]
 
-    async def story(client: Client) -> None:
+    async def scenario(client: Client) -> None:
         body = {"prompt": "def add(", "suffix": "\n    return", "max_tokens": 10, "temperature": 0}
         _, answer = await client.post(body)
         assert answer["choices"][0]["text"] == expected.text
@@ -198,10 +196,10 @@ def test_a_suffix_asks_for_the_middle_and_may_be_long(engine: Engine) -> None:
         assert status == 200
         assert answer["usage"]["total_tokens"] <= engine.spec.context
 
-    run(engine, story)
+    run(engine, scenario)
 
 
-def test_a_prompt_that_ends_inside_a_word_is_healed_where_that_is_asked_for(engine: Engine) -> None:
+def test_a_prompt_that_ends_inside_a_word_is_healed_on_request(engine: Engine) -> None:
     prompt = "def add(left, right):\n    re"
     healed = engine.prompts.heal(engine.prompts.encode(prompt))
     assert healed.first_token_ids is not None
@@ -213,16 +211,16 @@ def test_a_prompt_that_ends_inside_a_word_is_healed_where_that_is_asked_for(engi
         engine.step()
     expected = row.completion().text
 
-    async def story(client: Client) -> None:
+    async def scenario(client: Client) -> None:
         for heal in (True, False):
             _, answer = await client.post({"prompt": prompt, "max_tokens": 6, "temperature": 0, "heal": heal})
             plain = engine.generate([prompt], SamplingParams(max_tokens=6))[0].text
             assert answer["choices"][0]["text"] == (expected if heal else plain)
 
-    run(engine, story)
+    run(engine, scenario)
 
 
-def test_llama_vim_finds_the_content_that_it_looks_for(engine: Engine) -> None:
+def test_infill_responses_have_the_text_that_llama_vim_searches_for(engine: Engine) -> None:
     body = {
         "input_prefix": "def add(",
         "input_suffix": "\n",
@@ -232,19 +230,19 @@ def test_llama_vim_finds_the_content_that_it_looks_for(engine: Engine) -> None:
         "samplers": [],
     }
 
-    async def story(client: Client) -> None:
+    async def scenario(client: Client) -> None:
         async with client.session.post(f"{client.server.url}/infill", json=body) as response:
             text = await response.text()
-        # The plug-in drops, without a word, an answer in which this pattern is not found before it is decoded.
+        # The plug-in silently drops a response without this pattern in its raw text.
         assert re.match(r"\s*{", text)
         assert re.search(r'"content"\s*:"', text)
         assert "\n" not in text  # it reads one line
 
-    run(engine, story)
+    run(engine, scenario)
 
 
-def test_pages_about_the_server(engine: Engine) -> None:
-    async def story(client: Client) -> None:
+def test_models_health_ready_and_metrics_pages(engine: Engine) -> None:
+    async def scenario(client: Client) -> None:
         _, models = await client.get("/v1/models")
         assert [model["id"] for model in json.loads(models)["data"]] == ["tiny"]
         assert json.loads((await client.get("/health"))[1])["status"] == "ok"
@@ -265,10 +263,10 @@ def test_pages_about_the_server(engine: Engine) -> None:
         samples = [line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")]
         assert {re.sub("_(sum|count|bucket)$", "", name) for name in samples} <= names
 
-    run(engine, story)
+    run(engine, scenario)
 
 
-# --- bad requests -------------------------------------------------------------------------------------------
+# --- invalid requests ---
 
 BAD: list[tuple[Any, str | None]] = [
     (b"", None),
@@ -335,7 +333,7 @@ BAD: list[tuple[Any, str | None]] = [
 
 
 def test_bad_requests_are_400s_that_name_the_field(engine: Engine) -> None:
-    async def story(client: Client) -> None:
+    async def scenario(client: Client) -> None:
         for body, param in BAD:
             status, answer = await client.post(body)
             assert (status, answer["error"]["param"]) == (400, param), body
@@ -344,20 +342,20 @@ def test_bad_requests_are_400s_that_name_the_field(engine: Engine) -> None:
             assert message
             assert len(message) < 300
             assert "Traceback" not in message
-        assert (await client.post(LONG))[0] == 200  # and it goes on
+        assert (await client.post(LONG))[0] == 200  # the server still works
 
-    run(engine, story)
+    run(engine, scenario)
 
 
 def test_a_bad_streaming_request_is_a_plain_400(engine: Engine) -> None:
-    async def story(client: Client) -> None:
+    async def scenario(client: Client) -> None:
         status, answer = await client.post({"prompt": "x" * 2000, "stream": True})
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-        status, answer = await client.post({"prompt": "x\n" * 1_000_000})  # refused unread
+        status, answer = await client.post({"prompt": "x\n" * 1_000_000})  # rejected before it is tokenized
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert "at least" in answer["error"]["message"]
 
-    run(engine, story)
+    run(engine, scenario)
 
 
 @pytest.mark.parametrize(
@@ -368,15 +366,15 @@ def test_a_bad_streaming_request_is_a_plain_400(engine: Engine) -> None:
         {"stream": False, "stream_options": None, "stop": []},
     ],
 )
-def test_fields_that_ask_for_nothing_are_taken(engine: Engine, extra: dict[str, Any]) -> None:
-    async def story(client: Client) -> None:
+def test_unsupported_fields_with_neutral_values_are_accepted(engine: Engine, extra: dict[str, Any]) -> None:
+    async def scenario(client: Client) -> None:
         assert (await client.post({"prompt": "x", "max_tokens": 2, **extra}))[0] == 200
 
-    run(engine, story)
+    run(engine, scenario)
 
 
-def test_other_mistakes_have_their_own_status(engine: Engine) -> None:
-    async def story(client: Client) -> None:
+def test_other_errors_have_their_own_status(engine: Engine) -> None:
+    async def scenario(client: Client) -> None:
         status, answer = await client.post({**LONG, "model": "gpt-9"})
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
         assert (await client.post({}, "/v1/chat/completions"))[0] == 404
@@ -387,10 +385,10 @@ def test_other_mistakes_have_their_own_status(engine: Engine) -> None:
         status, answer = await client.post(b'{"prompt": "' + b"x" * 3000 + b'"}')
         assert (status, answer["error"]["message"]) == (413, "the body is too large")
 
-    run(engine, story, max_body_bytes=2000)
+    run(engine, scenario, max_body_bytes=2000)
 
 
-def test_a_bug_of_ours_is_a_short_500_and_logged(
+def test_a_bug_is_a_short_500_and_is_logged(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
@@ -398,37 +396,37 @@ def test_a_bug_of_ours_is_a_short_500_and_logged(
 
     monkeypatch.setattr(engine.runner, "forward", broken)
 
-    async def story(client: Client) -> None:
+    async def scenario(client: Client) -> None:
         status, answer = await client.post(LONG)
         assert (status, answer["error"]["message"]) == (500, "internal error")
-        status, streamed = await client.post({**LONG, "stream": True})  # before the first piece: a plain answer
+        status, streamed = await client.post({**LONG, "stream": True})  # before the first delta: a plain response
         assert (status, streamed) == (500, answer)
         monkeypatch.undo()
         assert (await client.post(LONG))[0] == 200
 
-    run(engine, story)
+    run(engine, scenario)
     assert "the secret inside" in caplog.text
 
 
-# --- many clients -------------------------------------------------------------------------------------------
+# --- many clients ---
 
 
-def test_concurrent_requests_each_get_their_own_answer(engine: Engine) -> None:
+def test_concurrent_requests_each_get_their_own_completion(engine: Engine) -> None:
     prompts = [f"def f{number}(" for number in range(6)]
     expected = [done.text for done in engine.generate(prompts, SamplingParams(max_tokens=12))]
 
-    async def story(client: Client) -> None:
+    async def scenario(client: Client) -> None:
         body = {"max_tokens": 12, "temperature": 0}
         answers = await asyncio.gather(*[client.post({"prompt": prompt, **body}) for prompt in prompts])
         assert [answer["choices"][0]["text"] for _, answer in answers] == expected
 
-    run(engine, story)
+    run(engine, scenario)
 
 
-def test_a_full_queue_is_a_429_and_a_gone_client_makes_room(gated: GatedEngine) -> None:
+def test_a_full_queue_is_a_429_until_a_client_disconnects(gated: GatedEngine) -> None:
     gated.max_seqs = 1
 
-    async def story(client: Client) -> None:
+    async def scenario(client: Client) -> None:
         worker = client.thread
         first = asyncio.create_task(client.post({**LONG, "max_tokens": 2}))
         await until(lambda: worker.num_running == 1)
@@ -442,14 +440,14 @@ def test_a_full_queue_is_a_429_and_a_gone_client_makes_room(gated: GatedEngine) 
         await until(lambda: worker.num_waiting == 1)
         gated.gate.release(4)
         assert (await first)[0] == (await third)[0] == 200
-        assert gated.steps == 4  # the one that went away took no step
+        assert gated.steps == 4  # the disconnected client ran no step
 
-    run(gated, story, max_waiting=1)
+    run(gated, scenario, max_waiting=1)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_disconnects_cancels_its_generation(gated: GatedEngine, stream: bool) -> None:
-    async def story(client: Client) -> None:
+    async def scenario(client: Client) -> None:
         async def ask() -> None:
             body = {**LONG, "stream": stream}
             async with client.session.post(f"{client.server.url}/v1/completions", json=body) as response:
@@ -462,16 +460,16 @@ def test_a_client_that_disconnects_cancels_its_generation(gated: GatedEngine, st
         await until(lambda: client.server.handler.metrics.cancelled._value.get() == 1)
         gated.gate.release(200)
         await until(lambda: client.thread.num_running == 0)
-        assert gated.steps <= 4  # of 60: the step at work, and no other
+        assert gated.steps <= 4  # of 60: only the running step
         assert (await client.post({**LONG, "max_tokens": 2}))[0] == 200
 
-    run(gated, story)
+    run(gated, scenario)
 
 
-# --- beginning and end --------------------------------------------------------------------------------------
+# --- start and shutdown ---
 
 
-def test_a_port_in_use_is_the_users_to_change(engine: Engine) -> None:
+def test_a_port_in_use_is_a_user_error(engine: Engine) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -482,11 +480,11 @@ def test_a_port_in_use_is_the_users_to_change(engine: Engine) -> None:
         api_server.serve(InProcessBackend(engine), "no.such.host.invalid", 0)
 
 
-def test_at_the_end_requests_at_work_are_finished(gated: GatedEngine) -> None:
+def test_running_requests_finish_at_shutdown(gated: GatedEngine) -> None:
     async def main() -> None:
         answers: list[asyncio.Task[tuple[int, Any]]] = []
-        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
-        async with session, running(InProcessBackend(gated), "127.0.0.1", 0, drain_s=PATIENCE_S) as server:
+        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
+        async with session, running(InProcessBackend(gated), "127.0.0.1", 0, drain_s=TIMEOUT_S) as server:
             client = Client(server, session)
             answers += [asyncio.create_task(client.post({**LONG, "max_tokens": 3})) for _ in range(2)]
             await until(lambda: thread_of(server).num_running + thread_of(server).num_waiting == 2)
@@ -495,25 +493,25 @@ def test_at_the_end_requests_at_work_are_finished(gated: GatedEngine) -> None:
             status, body = await answer
             assert (status, body["usage"]["completion_tokens"]) == (200, 3)
 
-    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_S))
+    asyncio.run(asyncio.wait_for(main(), 2 * TIMEOUT_S))
 
 
-def test_after_the_deadline_they_are_told(gated: GatedEngine) -> None:
-    gated.max_seqs = 1  # the second waits, whenever it comes
+def test_requests_beyond_the_drain_timeout_end_with_abort(gated: GatedEngine) -> None:
+    gated.max_seqs = 1  # the second always waits
 
     async def main() -> None:
         answers: list[asyncio.Task[tuple[int, Any]]] = []
-        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
+        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
         async with session, running(InProcessBackend(gated), "127.0.0.1", 0, drain_s=0.1) as server:
             client = Client(server, session)
             for number in (1, 2):
                 answers.append(asyncio.create_task(client.post(LONG)))
                 await until(lambda: thread_of(server).num_running + thread_of(server).num_waiting == number)  # noqa: B023
             worker = thread_of(server)
-            leaving = asyncio.create_task(until(lambda: bool(worker._cancelled)))  # the time for them is over
+            leaving = asyncio.create_task(until(lambda: bool(worker._cancelled)))  # the drain timeout has passed
             leaving.add_done_callback(lambda _: gated.gate.release())
         (status, cut), (refused, _) = [await answer for answer in answers]
         assert (status, cut["choices"][0]["finish_reason"]) == (200, "abort")
         assert refused == 503
 
-    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_S))
+    asyncio.run(asyncio.wait_for(main(), 2 * TIMEOUT_S))

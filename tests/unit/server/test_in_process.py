@@ -1,4 +1,4 @@
-"""An engine in this process: what waits for its text to be read waits in the queue, as far as clients can tell."""
+"""The in-process backend: requests that wait for an encoder thread count as waiting."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from lakh.server.backends.in_process import MAX_NEW_CHARS, InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.request import RequestError, parse
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
-def test_texts_that_wait_to_be_read_count_as_the_queue(engine: Engine) -> None:
-    prompt, suffix = "def add(", "x" * (MAX_NEW_CHARS + 1)  # is cut to what the context holds, once it is read
+def test_texts_that_wait_for_an_encoder_thread_count_as_waiting(engine: Engine) -> None:
+    prompt, suffix = "def add(", "x" * (MAX_NEW_CHARS + 1)  # cut to the context when it is tokenized
 
-    async def story() -> None:
+    async def scenario() -> None:
         backend, permit = InProcessBackend(engine, max_waiting=2), threading.Event()
-        for _ in range(2):  # both threads have something to do
-            backend.encoders.submit(permit.wait, PATIENCE_S)
+        for _ in range(2):  # both encoder threads are busy
+            backend.encoders.submit(permit.wait, TIMEOUT_S)
 
         async def ask(number: int) -> list[object]:
             request = parse({"prompt": prompt + str(number), "suffix": suffix, "max_tokens": 2})
@@ -39,4 +39,4 @@ def test_texts_that_wait_to_be_read_count_as_the_queue(engine: Engine) -> None:
         assert backend.num_waiting == 0
         await backend.close()
 
-    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))

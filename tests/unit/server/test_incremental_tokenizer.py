@@ -1,4 +1,4 @@
-"""Text read line by line has the ids of the whole text, and one tenant's lines are no other's."""
+"""Line-by-line tokenization gives the ids of the whole text; tenants share no cached lines."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def tokenizer(request: pytest.FixtureRequest, tokenizer_json: Path) -> Tokenizer
 
 @pytest.fixture(scope="module")
 def lines(tokenizer: Tokenizer) -> IncrementalTokenizer:
-    return IncrementalTokenizer(tokenizer, max_cached_chars=30 * LINE_COST_CHARS)  # forgets all the time
+    return IncrementalTokenizer(tokenizer, max_cached_chars=30 * LINE_COST_CHARS)  # evicts all the time
 
 
 @settings(max_examples=300)
@@ -72,7 +72,7 @@ def test_ids_are_those_of_the_whole_text(
     assert max(len(lines._new), len(lines._old)) <= 30 + 120
 
 
-def test_a_keystroke_reads_its_own_line(tokenizer: Tokenizer) -> None:
+def test_a_keystroke_encodes_only_its_own_line(tokenizer: Tokenizer) -> None:
     lines = IncrementalTokenizer(tokenizer)
     text = "def f(x):\n" + "    return x\n" * 50 + "    y"
     with pytest.raises(TooMuchNewText):
@@ -84,7 +84,7 @@ def test_a_keystroke_reads_its_own_line(tokenizer: Tokenizer) -> None:
     assert lines.encode(text + "z", EncodeOptions(max_new_chars=len("\n    yz"))) == tokenizer.encode(text + "z")
 
 
-def test_no_space_learns_what_another_has_sent(tokenizer: Tokenizer) -> None:
+def test_cache_spaces_do_not_share_lines(tokenizer: Tokenizer) -> None:
     lines, text = IncrementalTokenizer(tokenizer), "secret = 1\nprint(secret)"
     lines.encode(text, EncodeOptions("a"))
     lines.encode(text, EncodeOptions("a", 0))
@@ -92,7 +92,7 @@ def test_no_space_learns_what_another_has_sent(tokenizer: Tokenizer) -> None:
         lines.encode(text, EncodeOptions("b", len(text) - 1))
 
 
-def test_what_a_text_has_at_least_is_known_unread(tokenizer: Tokenizer) -> None:
+def test_min_tokens_is_a_lower_bound(tokenizer: Tokenizer) -> None:
     lines = IncrementalTokenizer(tokenizer)
     for text in ("", "x", "def add(left, right):\n    return left + right\n" * 30, "日本" * 50, " " * 500):
         assert lines.min_tokens(text) <= len(tokenizer.encode(text))
@@ -102,7 +102,7 @@ def test_what_a_text_has_at_least_is_known_unread(tokenizer: Tokenizer) -> None:
     )
 
 
-def test_what_is_kept_is_bounded_by_its_characters(tokenizer: Tokenizer) -> None:
+def test_the_cache_is_bounded_by_its_characters(tokenizer: Tokenizer) -> None:
     lines = IncrementalTokenizer(tokenizer, max_cached_chars=10_000)
     for number in range(60):
         lines.encode("x" * 900 + f"{number}")
@@ -110,7 +110,7 @@ def test_what_is_kept_is_bounded_by_its_characters(tokenizer: Tokenizer) -> None
     assert 10_000 <= kept <= 2 * 11_000
 
 
-def test_a_very_long_line_is_not_kept(tokenizer: Tokenizer) -> None:
+def test_a_very_long_line_is_not_cached(tokenizer: Tokenizer) -> None:
     lines = IncrementalTokenizer(tokenizer)
     text = "x" * (MAX_LINE_CHARS + 1)
     assert lines.encode(text) == tokenizer.encode(text)
@@ -134,12 +134,12 @@ OTHERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_tokenizers_of_another_kind_read_the_whole_text(other: dict[str, Any]) -> None:
+def test_other_tokenizers_encode_the_whole_text(other: dict[str, Any]) -> None:
     assert can_split(GOOD)
     assert not can_split({**GOOD, **other})
 
 
-def test_what_may_not_be_cut_is_read_whole(tokenizer_json: Path) -> None:
+def test_text_that_cannot_be_split_is_encoded_whole(tokenizer_json: Path) -> None:
     description = json.loads(tokenizer_json.read_bytes())
     description["pre_tokenizer"]["use_regex"] = False  # a token may now span a line break
     tokenizer = Tokenizer(json.dumps(description).encode())

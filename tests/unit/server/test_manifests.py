@@ -1,4 +1,4 @@
-"""The manifests for serving: they follow Kubernetes' schema, and say what the commands understand."""
+"""The Kubernetes manifests follow the schema and use existing command options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def documents() -> dict[tuple[str, str], dict[str, Any]]:
     return named
 
 
-def test_they_follow_the_schema_strictly(documents: dict[tuple[str, str], dict[str, Any]]) -> None:
+def test_manifests_follow_the_schema_strictly(documents: dict[tuple[str, str], dict[str, Any]]) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate to run this")
     version = validate.latest_version()
     for document in documents.values():
@@ -37,7 +37,7 @@ def test_they_follow_the_schema_strictly(documents: dict[tuple[str, str], dict[s
 
 
 @pytest.mark.parametrize("name", ["lakh-engine", "lakh-gateway"])
-def test_pods_are_probed_by_grpc_and_leave_when_their_requests_are_done(
+def test_pods_have_grpc_probes_and_drain_before_they_stop(
     documents: dict[tuple[str, str], dict[str, Any]], name: str
 ) -> None:
     pod = documents["Deployment", name]["spec"]["template"]["spec"]
@@ -46,12 +46,12 @@ def test_pods_are_probed_by_grpc_and_leave_when_their_requests_are_done(
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["grpc"]["port"] == ports["grpc"]
     assert container["readinessProbe"]["grpc"]["service"] == "ready" != proto.SERVICE
-    assert "service" not in container["livenessProbe"]["grpc"]  # a pod that drains is alive
+    assert "service" not in container["livenessProbe"]["grpc"]  # a draining pod is alive
     options = dict(word.removeprefix("--").split("=", 1) for word in container["args"] if word.startswith("--"))
     known = {option for param in COMMANDS[container["args"][0]].params for option in param.opts}
     assert {f"--{option}" for option in options} <= known
-    assert [options[face].rpartition(":")[2] for face in ("http", "grpc")] == [
-        str(ports[face]) for face in ("http", "grpc")
+    assert [options[api].rpartition(":")[2] for api in ("http", "grpc")] == [
+        str(ports[api]) for api in ("http", "grpc")
     ]
     before_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] > before_s + float(options["drain-s"])
@@ -59,14 +59,14 @@ def test_pods_are_probed_by_grpc_and_leave_when_their_requests_are_done(
     assert documents["Service", name]["spec"]["selector"]["app"] == name
 
 
-def test_engines_grow_with_the_queue_and_the_gateway_finds_them(
+def test_engines_scale_with_the_queue_and_the_gateway_finds_them(
     documents: dict[tuple[str, str], dict[str, Any]],
 ) -> None:
     scaler = documents["HorizontalPodAutoscaler", "lakh-engine"]["spec"]
     assert scaler["scaleTargetRef"]["name"] == "lakh-engine"
     assert scaler["metrics"][0]["pods"]["metric"]["name"] == "lakh_num_requests_waiting"
     service = documents["Service", "lakh-engine"]["spec"]
-    assert service["clusterIP"] == "None"  # every engine's own address
+    assert service["clusterIP"] == "None"  # the addresses of all engines
     words = documents["Deployment", "lakh-gateway"]["spec"]["template"]["spec"]["containers"][0]["args"]
     assert f"dns:lakh-engine:{service['ports'][0]['port']}" in words
     assert "--cache=redis://lakh-valkey:6379/0" in words

@@ -1,4 +1,4 @@
-"""Offline generation gives every sequence what the engine gives it, with fewer reads."""
+"""Offline generation gives the same completions as the engine, with fewer reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def byte_tokenizer() -> Tokenizer:
 def weights() -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
     found = CodeModel(SPEC).state_dict()
-    return found | {"head.weight": 20 * found["head.weight"]}  # scores that differ, as those of a trained model do
+    return found | {"head.weight": 20 * found["head.weight"]}  # logits that differ, as in a trained model
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,7 @@ def engine() -> Engine:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize(("max_seqs", "burst"), [(32, 1), (3, 4), (2, 7)])
-def test_sequences_get_what_the_engine_gives_them(
-    engine: Engine, temperature: float, max_seqs: int, burst: int
-) -> None:
+def test_completions_equal_the_engines(engine: Engine, temperature: float, max_seqs: int, burst: int) -> None:
     prompts = PROMPTS * 3
     samplings = [
         SamplingParams(max_tokens=20, temperature=temperature, top_p=0.9, seed=seed, stop=("q", "zz"))
@@ -77,7 +75,7 @@ def test_a_prompt_that_fills_the_context_ends_where_the_engine_ends_it(engine: E
     assert (found[0].tokens, found[0].finish_reason) == (expected[0].tokens, expected[0].finish_reason)
 
 
-def test_more_sequences_than_the_cache_holds_wait_for_their_turn(engine: Engine) -> None:
+def test_sequences_beyond_the_cache_wait(engine: Engine) -> None:
     small = Engine("tiny", SPEC, weights(), engine.tokenizer, device="cpu", cache_tokens=SPEC.context)
     samplings = [SamplingParams(max_tokens=40, temperature=0.5, seed=seed) for seed in range(6)]
     found = OfflineEngine(small, burst=5).generate(["def g():\n"] * 6, samplings)
@@ -93,7 +91,7 @@ def test_a_sequence_stops_when_its_text_is_complete(engine: Engine) -> None:
     assert found.finish_reason == "stop"
 
 
-def test_an_interrupt_gives_every_block_back(engine: Engine) -> None:
+def test_an_interrupt_frees_every_block(engine: Engine) -> None:
     def stop(_: int) -> None:
         raise KeyboardInterrupt
 
@@ -124,15 +122,15 @@ def test_noise_keys_are_those_of_the_engine(engine: Engine) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_captured_steps_give_what_the_engine_gives_on_a_gpu() -> None:
+def test_graph_bursts_give_the_engines_completions_on_a_gpu() -> None:
     spec = Model(layers=2, width=128, heads=2, kv_heads=1, ffn=128, vocab=288, context=256, tied=False)
     torch.manual_seed(3)
     found = CodeModel(spec).state_dict()
     engine = Engine("tiny", spec, found | {"head.weight": 20 * found["head.weight"]}, byte_tokenizer(), device="cuda")
     offline = OfflineEngine(engine)
-    assert type(offline._decoder).__name__ == "_GraphBursts"
+    assert offline._decode.func.__name__ == "_graph_burst"
     sampling = SamplingParams(max_tokens=24)
     seqs = offline.generate(PROMPTS * 8, [sampling] * 32)
     expected = engine.generate(PROMPTS, sampling)
-    # In bfloat16 batches of other sizes may round differently, so late tokens may differ; early ones have no excuse.
+    # In bfloat16 batches of other sizes may round differently, so late tokens may differ; early ones may not.
     assert [one.tokens[:4] for one in seqs] == [one.tokens[:4] for one in expected * 8]

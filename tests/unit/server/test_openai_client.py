@@ -1,4 +1,4 @@
-"""OpenAI's own Python client against the HTTP face: whole and streamed, with its types and its errors."""
+"""OpenAI's Python client against the HTTP API: whole and streamed completions, types and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lakh.server.engine import Engine, SamplingParams
 openai = pytest.importorskip("openai", reason="pip install openai")
 
 
-def test_openais_client_gets_whole_and_streamed_answers(engine: Engine) -> None:
+def test_the_openai_client_gets_whole_and_streamed_completions(engine: Engine) -> None:
     expected = engine.generate(["def add("], SamplingParams(max_tokens=12))[0]
 
     async def main() -> None:

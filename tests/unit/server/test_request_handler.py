@@ -1,4 +1,4 @@
-"""What both faces share: quotas, TLS, feedback; and loads that are made from real files."""
+"""What HTTP and gRPC share (quotas, TLS, feedback), and the load generator."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+from bench.serve.ablation import ablation_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,14 +32,13 @@ from lakh.server.backend import CompletionDelta, ModelCard, Usage
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.loadgen import generator
-from lakh.server.loadgen.ablation import ablation_rows
 from lakh.server.loadgen.generator import LoadConfig, Techniques, request_body, run_load
 from lakh.server.loadgen.report import ENDS, LoadReport, plot
 from lakh.server.loadgen.typing import EditorRequest, arrivals_s, read_source_files
 from lakh.server.request import CompletionRequest, RequestError, parse
 from lakh.server.store import CacheStore, MemoryCacheStore, RedisCacheStore
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 ASK = {"prompt": "def add(", "max_tokens": 4, "temperature": 0}
 
 
@@ -65,19 +65,19 @@ async def admit(quotas: QuotaTracker, tenant: str = "a", tokens: int = 0) -> boo
     return False
 
 
-def test_a_minute_has_so_many_requests_and_the_next_one_too() -> None:
+def test_a_quota_of_requests_renews_every_minute() -> None:
     async def main() -> None:
         clock = Clock()
         quotas = QuotaTracker({"a": Quota(requests_per_minute=3)}, None, clock)
         assert [await admit(quotas) for _ in range(5)] == [True] * 3 + [False] * 2
-        assert await admit(quotas, "b")  # has no limit
+        assert await admit(quotas, "b")  # without a limit
         clock.now_s += 60
         assert await admit(quotas)
 
     asyncio.run(main())
 
 
-def test_tokens_are_counted_when_they_are_known() -> None:
+def test_tokens_are_charged_after_the_completion() -> None:
     async def main() -> None:
         quotas = QuotaTracker({"a": Quota(tokens_per_minute=100)}, MemoryCacheStore(), Clock())
         assert [await admit(quotas, tokens=60) for _ in range(3)] == [True, True, False]
@@ -85,19 +85,19 @@ def test_tokens_are_counted_when_they_are_known() -> None:
     asyncio.run(main())
 
 
-def test_who_goes_away_before_the_end_pays_for_what_was_drawn(engine: Engine) -> None:
+def test_a_client_that_disconnects_is_charged_for_generated_tokens(engine: Engine) -> None:
     keys = ApiKeys({"key-of-a": "a"}, {"a": Quota(tokens_per_minute=3)})
 
     async def main() -> None:
         async with (
-            asyncio.timeout(2 * PATIENCE_S),
+            asyncio.timeout(2 * TIMEOUT_S),
             running(InProcessBackend(engine), "127.0.0.1", 0, keys=keys) as server,
         ):
             server.handler.quotas._clock = Clock()
             items = server.handler.complete(parse({**ASK, "max_tokens": 60}, "a"))
-            drawn = 0
-            while drawn < 4:  # pieces may hold several tokens
-                drawn += len((await anext(items)).tokens)  # type: ignore[union-attr]
+            generated = 0
+            while generated < 4:  # deltas may have several tokens
+                generated += len((await anext(items)).tokens)  # type: ignore[union-attr]
             await items.aclose()
             with pytest.raises(RequestError, match="tokens a minute"):
                 await anext(server.handler.complete(parse(ASK, "a")))
@@ -106,7 +106,7 @@ def test_who_goes_away_before_the_end_pays_for_what_was_drawn(engine: Engine) ->
 
 
 class Told:
-    """A backend that says what it was given to say; closing it is heard of."""
+    """A backend with given responses that records whether it was closed."""
 
     num_running = num_waiting = 0
 
@@ -114,7 +114,7 @@ class Told:
         self._items, self.is_closed = items, False
 
     def models(self) -> list[ModelCard]:
-        return [ModelCard("told", 96, "0")]
+        return [ModelCard("text", 96, "0")]
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
         try:
@@ -136,7 +136,7 @@ class Told:
         pass
 
 
-def test_an_answer_whose_tokens_a_gateway_does_not_know_is_charged_by_its_characters(
+def test_a_completion_without_token_counts_is_charged_by_its_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     late = [CompletionDelta(0, "x" * 40), CompletionDelta(0, "", "abort"), Usage(0, 0)]
@@ -151,12 +151,12 @@ def test_an_answer_whose_tokens_a_gateway_does_not_know_is_charged_by_its_charac
     asyncio.run(main())
 
 
-def test_a_client_that_reads_nothing_is_one_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_counts_as_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses, "READER_TIMEOUT_S", 0.2)
     backend = Told(CompletionDelta(0, "x" * 1_000_000) for _ in range(1000))
 
     async def main() -> None:
-        async with asyncio.timeout(PATIENCE_S), running(backend, "127.0.0.1", 0) as server:
+        async with asyncio.timeout(TIMEOUT_S), running(backend, "127.0.0.1", 0) as server:
             port = int(server.url.rpartition(":")[2])
             _reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
             body = json.dumps({**ASK, "stream": True})
@@ -172,7 +172,7 @@ def test_a_client_that_reads_nothing_is_one_that_has_gone(monkeypatch: pytest.Mo
     asyncio.run(main())
 
 
-def test_so_many_at_once() -> None:
+def test_a_quota_limits_concurrent_requests() -> None:
     async def main() -> None:
         quotas = QuotaTracker({"a": Quota(at_once=1)}, None)
         async with quotas.admit("a"):
@@ -182,7 +182,7 @@ def test_so_many_at_once() -> None:
     asyncio.run(main())
 
 
-def test_servers_that_share_a_redis_share_the_count_and_without_it_count_alone(redis_server: Any) -> None:
+def test_servers_share_counts_in_redis_and_count_alone_without_it(redis_server: Any) -> None:
     async def main() -> None:
         stores: list[CacheStore] = [RedisCacheStore(redis_server.url, limit_s=10.0) for _ in range(2)]
         one, other = (QuotaTracker({"a": Quota(requests_per_minute=3)}, store, Clock()) for store in stores)
@@ -197,13 +197,13 @@ def test_servers_that_share_a_redis_share_the_count_and_without_it_count_alone(r
 
 
 @given(used=st.integers(0, 100), limit=st.none() | st.integers(1, 100), now_s=st.floats(0, 1e9))
-def test_a_verdict_says_when_to_come_back(used: int, limit: int | None, now_s: float) -> None:
+def test_a_quota_decision_says_when_to_retry(used: int, limit: int | None, now_s: float) -> None:
     verdict = decide("requests", used, limit, now_s)
     assert verdict.allowed == (limit is None or used <= limit)
     assert verdict.allowed or 0 < verdict.retry_after_s <= 60
 
 
-def test_a_key_file_says_whose_and_how_much(tmp_path: Path) -> None:
+def test_a_key_file_has_tenants_and_quotas(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# ours\nkey-of-a-1 a\nkey-of-a-2 a requests_per_minute=6 at_once=2\nkey-of-b-1 b\n")
     keys = ApiKeys.load(str(path))
@@ -221,12 +221,12 @@ def test_a_key_file_says_whose_and_how_much(tmp_path: Path) -> None:
             ApiKeys.load(str(path))
 
 
-def test_a_spent_quota_is_429_on_one_face_and_resource_exhausted_on_the_other(engine: Engine) -> None:
+def test_an_exceeded_quota_is_429_on_http_and_resource_exhausted_on_grpc(engine: Engine) -> None:
     keys = ApiKeys({"key-of-a": "a"}, {"a": Quota(requests_per_minute=1)})
 
     async def main() -> None:
         async with (
-            asyncio.timeout(2 * PATIENCE_S),
+            asyncio.timeout(2 * TIMEOUT_S),
             running(InProcessBackend(engine), "127.0.0.1", 0, keys=keys) as server,
             grpc_api.running(server.handler, "127.0.0.1", 0) as address,
             aiohttp.ClientSession(headers={"Authorization": "Bearer key-of-a"}) as session,
@@ -254,12 +254,12 @@ def test_a_spent_quota_is_429_on_one_face_and_resource_exhausted_on_the_other(en
     asyncio.run(main())
 
 
-# --- feedback: a person's acceptance, apart from the model's ---
+# --- feedback: acceptance by users ---
 
 
-def test_what_became_of_suggestions_is_counted_for_a_tenant_over_all_servers(engine: Engine, redis_server: Any) -> None:
+def test_feedback_is_counted_per_tenant_over_all_servers(engine: Engine, redis_server: Any) -> None:
     async def main() -> None:
-        async with asyncio.timeout(2 * PATIENCE_S), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(2 * TIMEOUT_S), aiohttp.ClientSession() as session:
             for seen in (1, 2):
                 store = RedisCacheStore(redis_server.url, limit_s=10.0)
                 async with running(InProcessBackend(engine), "127.0.0.1", 0, store=store) as server:
@@ -281,7 +281,7 @@ def test_what_became_of_suggestions_is_counted_for_a_tenant_over_all_servers(eng
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """For 127.0.0.1, signed by itself."""
+    """Self-signed, for 127.0.0.1."""
     x509 = pytest.importorskip("cryptography.x509", reason="pip install cryptography")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -311,7 +311,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("with_client", [False, True])
-def test_both_faces_speak_tls_and_may_ask_for_a_clients_certificate(
+def test_http_and_grpc_serve_tls_and_may_require_client_certificates(
     engine: Engine, certificate: tuple[Path, Path], with_client: bool
 ) -> None:
     chain, private = certificate
@@ -323,7 +323,7 @@ def test_both_faces_speak_tls_and_may_ask_for_a_clients_certificate(
 
     async def main() -> None:
         async with (
-            asyncio.timeout(2 * PATIENCE_S),
+            asyncio.timeout(2 * TIMEOUT_S),
             running(InProcessBackend(engine), "127.0.0.1", 0, tls=tls) as server,
             grpc_api.running(server.handler, "127.0.0.1", 0, tls=tls) as address,
             aiohttp.ClientSession() as session,
@@ -345,12 +345,12 @@ def test_both_faces_speak_tls_and_may_ask_for_a_clients_certificate(
                     request_serializer=proto.ModelsRequest.SerializeToString,
                     response_deserializer=proto.ModelsReply.FromString,
                 )
-                assert (await models(proto.ModelsRequest(), timeout=PATIENCE_S)).models[0].id == "tiny"
+                assert (await models(proto.ModelsRequest(), timeout=TIMEOUT_S)).models[0].id == "tiny"
 
     asyncio.run(main())
 
 
-def test_files_that_are_no_certificate_are_the_users(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+def test_invalid_certificate_files_are_a_user_error(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     chain, private = map(str, certificate)
     junk = tmp_path / "junk"
     junk.write_text("x")
@@ -375,7 +375,7 @@ def test_bursts_keep_the_mean_and_change_the_spread() -> None:
     for burst in (1.0, 8.0):
         times = list(arrivals_s(50, 400, random.Random(1), burst))
         assert times == sorted(times)
-        assert len(times) == pytest.approx(20_000, rel=0.08)  # 400 spells of some 1 s: their sum spreads by 4 %
+        assert len(times) == pytest.approx(20_000, rel=0.08)  # 400 phases of about 1 s: a standard deviation of 4 %
         per_second = [0] * 400
         for at_s in times:
             per_second[int(at_s)] += 1
@@ -385,7 +385,7 @@ def test_bursts_keep_the_mean_and_change_the_spread() -> None:
     assert counts[8.0] > 5
 
 
-def test_what_is_sent_decides_which_techniques_can_work() -> None:
+def test_techniques_are_selected_by_what_is_sent() -> None:
     ask = EditorRequest(3, "a.py", "x" * 9000 + "\ny", "z" * 3000)
     nothing, everything = (
         request_body(ask, LoadConfig(rate=1, seconds=1, prefix_chars=400, techniques=techniques))
@@ -407,8 +407,9 @@ def test_what_is_sent_decides_which_techniques_can_work() -> None:
     assert [row.order for row in ablation_rows("none", None)] == ["none"] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["open", "closed", "grpc"])
-def test_a_load_is_counted_to_the_last_request_and_leaves_no_blocks(
+def test_a_load_counts_every_request_and_leaves_no_blocks(
     engine: Engine, tmp_path: Path, how: str, make_engine: Callable[..., Engine]
 ) -> None:
     files = tmp_path / "files"
@@ -420,7 +421,7 @@ def test_a_load_is_counted_to_the_last_request_and_leaves_no_blocks(
         clients=20 if how == "closed" else None,
         users=4,
         max_tokens=4,
-        timeout_s=PATIENCE_S,
+        timeout_s=TIMEOUT_S,
         prefix_chars=60,
         suffix_chars=20,
         burst=3,
@@ -448,6 +449,7 @@ def test_a_load_is_counted_to_the_last_request_and_leaves_no_blocks(
             assert (tmp_path / name).stat().st_size > 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [None, 5])
 def test_an_interrupted_load_reports_what_it_measured(
     tmp_path: Path, clients: int | None, make_engine: Callable[..., Engine]
@@ -455,7 +457,7 @@ def test_an_interrupted_load_reports_what_it_measured(
     files = tmp_path / "a.py"
     files.write_text("def add(left, right):\n    return left + right\n" * 60)
     load = LoadConfig(
-        rate=40, seconds=1000, clients=clients, users=4, max_tokens=4, timeout_s=PATIENCE_S, prefix_chars=60
+        rate=40, seconds=1000, clients=clients, users=4, max_tokens=4, timeout_s=TIMEOUT_S, prefix_chars=60
     )
 
     async def main() -> LoadReport:

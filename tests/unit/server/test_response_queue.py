@@ -1,4 +1,4 @@
-"""What comes for a reader: nothing is lost, nothing is mixed, and silence is told."""
+"""The response queue: nothing is lost or mixed, and silence is an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pieces = st.builds(
 
 
 @given(st.lists(st.one_of(pieces, st.just(Usage(1, 2)), st.none()), max_size=12))
-def test_merged_pieces_say_what_the_pieces_said(items: list[Any]) -> None:
+def test_merged_deltas_have_the_same_content(items: list[Any]) -> None:
     found = list(merge_deltas(items))
 
     def said(index: int, some: list[Any]) -> tuple[str, tuple[int, ...], list[str | None], int]:
@@ -47,11 +47,11 @@ def test_merged_pieces_say_what_the_pieces_said(items: list[Any]) -> None:
     assert not any(
         plain[at] and isinstance(item, CompletionDelta) and item.logprobs is None and item.index == found[at].index
         for at, item in enumerate(found[1:])
-    )  # what could be one piece is one
+    )  # everything mergeable is merged
 
 
-def test_a_slow_reader_gets_fewer_larger_pieces_and_the_end() -> None:
-    async def story() -> list[Any]:
+def test_a_slow_reader_gets_fewer_larger_deltas_and_the_end() -> None:
+    async def scenario() -> list[Any]:
         mailbox = ResponseQueue(timeout_s=60.0)
         for item in (
             CompletionDelta(0, "a"),
@@ -65,7 +65,7 @@ def test_a_slow_reader_gets_fewer_larger_pieces_and_the_end() -> None:
         assert mailbox.is_finished
         return found
 
-    assert asyncio.run(story()) == [CompletionDelta(0, "abc", "stop"), Usage(3, 3)]
+    assert asyncio.run(scenario()) == [CompletionDelta(0, "abc", "stop"), Usage(3, 3)]
 
 
 def test_silence_is_a_503_and_an_error_is_raised_as_it_is() -> None:
@@ -73,7 +73,7 @@ def test_silence_is_a_503_and_an_error_is_raised_as_it_is() -> None:
         async for _ in mailbox.read():
             pass
 
-    async def story() -> None:
+    async def scenario() -> None:
         with pytest.raises(RequestError) as silent:
             await read(ResponseQueue(timeout_s=0.01))
         assert (silent.value.status, silent.value.code) == (503, "timeout")
@@ -83,4 +83,4 @@ def test_silence_is_a_503_and_an_error_is_raised_as_it_is() -> None:
             await read(mailbox)
         assert mailbox.is_finished
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""Sampling: refused by name when meaningless, and distributed as its settings say."""
+"""Sampling: validation by name, and distributions that follow the parameters."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("settings", "field"), REFUSED)
-def test_a_sampling_that_cannot_be_is_refused_by_name(settings: dict[str, object], field: str) -> None:
+def test_invalid_sampling_parameters_are_rejected_by_name(settings: dict[str, object], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         SamplingParams(**settings)  # type: ignore[arg-type]
     assert caught.value.where == field
 
 
-def test_a_sampling_is_frozen() -> None:
+def test_sampling_parameters_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams().max_tokens = 3  # type: ignore[misc]
 
 
 def draw(logits: torch.Tensor, sampling: SamplingParams, times: int = 2000) -> torch.Tensor:
-    """How often each token came, as fractions."""
+    """The frequency of each token."""
     keys = NoiseKeys(sampling)
     rows = logits[None].expand(times, -1)
     picks = sample(rows, [sampling] * times, [keys[i] for i in range(times)])
@@ -56,21 +56,21 @@ def test_frequencies_follow_the_softmax_at_the_temperature() -> None:
     for temperature in (0.5, 1.0, 2.0):
         found = draw(logits, SamplingParams(temperature=temperature, seed=11))
         expected = (logits / temperature).softmax(dim=-1)
-        # Standard deviation of a fraction of 2000 draws is at most 0.0112; 4.5 of them.
+        # The standard deviation of a fraction of 2000 samples is at most 0.0112; 4.5 of them.
         assert (found - expected).abs().max() < 0.05
 
 
-def test_top_k_and_top_p_keep_the_likeliest() -> None:
+def test_top_k_and_top_p_keep_the_most_likely() -> None:
     logits = torch.tensor([0.2, 0.4, 0.1, 0.3]).log()
     kept = draw(logits, SamplingParams(temperature=1.0, top_k=2, seed=1)) > 0
     assert kept.tolist() == [False, True, False, True]
     kept = draw(logits, SamplingParams(temperature=1.0, top_p=0.75, seed=1)) > 0  # 0.4 + 0.3 is not yet 0.75
     assert kept.tolist() == [True, True, False, True]
-    kept = draw(logits, SamplingParams(temperature=1.0, top_p=0.01, seed=1)) > 0  # one always stays
+    kept = draw(logits, SamplingParams(temperature=1.0, top_p=0.01, seed=1)) > 0  # at least one id stays
     assert kept.tolist() == [False, True, False, False]
 
 
-def test_rows_with_different_settings_share_a_batch() -> None:
+def test_sequences_with_different_settings_share_a_batch() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0]] * 3)
     samplings = [
         SamplingParams(),
@@ -88,7 +88,7 @@ def test_a_tiny_temperature_is_greedy_and_finite(temperature: float) -> None:
     assert sample(logits.expand(50, -1), [SamplingParams(temperature=temperature, seed=1)] * 50, range(50)) == [1] * 50
 
 
-def test_random_numbers_are_a_function_of_seed_copy_and_place() -> None:
+def test_noise_keys_are_a_function_of_seed_copy_and_position() -> None:
     sampling = SamplingParams(temperature=1.0, seed=3)
     late, early = NoiseKeys(sampling), NoiseKeys(sampling)
     assert [late[i] for i in (5, 0, 3)] == [[early[i] for i in range(6)][i] for i in (5, 0, 3)]
@@ -96,8 +96,8 @@ def test_random_numbers_are_a_function_of_seed_copy_and_place() -> None:
     assert len({early[i] for i in range(100)}) == 100
 
 
-def test_noise_is_gumbels_and_no_two_keys_or_ids_share_it() -> None:
-    made = gumbel_noise(torch.arange(400), 500).double()  # keys that follow each other are the hardest to tell apart
+def test_noise_is_gumbel_and_differs_between_keys_and_ids() -> None:
+    made = gumbel_noise(torch.arange(400), 500).double()  # consecutive keys are the hardest to separate
     uniform = (-(-made).exp()).exp()
     # 200,000 numbers: a mean has a standard deviation of 0.00065, a correlation of 0.0022, a tenth of them of 134.
     assert abs(float(uniform.mean()) - 0.5) < 0.004
@@ -109,7 +109,7 @@ def test_noise_is_gumbels_and_no_two_keys_or_ids_share_it() -> None:
 
 
 @pytest.mark.parametrize("limits", [{}, {"top_k": 500}, {"top_p": 0.9}])
-def test_rounding_changes_a_token_as_seldom_as_the_distance_of_probabilities_allows(limits: dict[str, float]) -> None:
+def test_rounding_changes_a_token_with_the_total_variation_distance(limits: dict[str, float]) -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(2000, generator=generator)
     moved = logits + 1e-3 * torch.randn(2000, generator=generator)
@@ -117,13 +117,13 @@ def test_rounding_changes_a_token_as_seldom_as_the_distance_of_probabilities_all
     keys = [NoiseKeys(sampling)[i] for i in range(times)]
     left, right = (sample(scores.expand(times, -1), [sampling] * times, keys) for scores in (logits, moved))
     p, q = (probabilities(scores[None], [sampling])[0] for scores in (logits, moved))
-    # At most twice the distance of the two distributions, and five standard deviations of a count. A number looked up
-    # in cumulated probabilities would change 31, 350 and 11 tokens here.
+    # At most twice the distance of the two distributions, and five standard deviations of a count. Inverting the
+    # cumulative distribution would change 31, 350 and 11 tokens here.
     expected = times * float((p - q).abs().sum())
     assert sum(a != b for a, b in zip(left, right, strict=True)) < expected + 5 * expected**0.5
 
 
-def test_log_probabilities_are_those_of_the_scores_before_temperature() -> None:
+def test_logprobs_are_those_before_temperature() -> None:
     logits = torch.tensor([0.5, 2.0, -1.0, 1.0])
     found = token_logprobs(logits, 2, 2)
     expected = logits.log_softmax(dim=-1)

@@ -1,4 +1,4 @@
-"""Guesses: looked up in the text so far, and made only where measurement says that they pay."""
+"""Prompt lookup, draft lengths that pay off, token budgets and decode-ahead limits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from lakh.server.speculation.policy import AcceptanceRate, StepCosts, choose_dra
 from lakh.server.speculation.prompt_lookup import PromptLookup
 
 
-def test_a_lookup_goes_on_as_the_text_did_before() -> None:
+def test_prompt_lookup_proposes_what_followed_before() -> None:
     ids = [1, 2, 3, 4, 5, 6, 9, 2, 3]
     assert PromptLookup().propose(ids, 3) == [4, 5, 6]
     assert PromptLookup().propose([1, 2, 3, 4], 3) == []
     assert PromptLookup().propose([7, 8, 7, 8], 5) == [7, 8, 7, 8, 7]
 
 
-def test_a_lookup_learns_as_the_text_grows() -> None:
+def test_prompt_lookup_follows_growing_text() -> None:
     lookup, ids = PromptLookup(), [1, 2, 3]
     assert lookup.propose(ids, 2) == []
     ids += [50, 51, 1, 2, 3]
@@ -25,7 +25,7 @@ def test_a_lookup_learns_as_the_text_grows() -> None:
     assert lookup.propose(ids, 1) == [60]  # the newest occurrence
 
 
-def test_guesses_pay_where_a_larger_step_costs_little() -> None:
+def test_draft_tokens_pay_off_where_a_larger_step_costs_little() -> None:
     flat = StepCosts({n: 1.0 + 0.01 * n for n in range(1, 9)})
     steep = StepCosts({n: float(n) for n in range(1, 9)})
     assert choose_draft_length(acceptance=0.8, num_seqs=1, costs=flat).num_tokens == 7
@@ -34,7 +34,7 @@ def test_guesses_pay_where_a_larger_step_costs_little() -> None:
     assert choose_draft_length(acceptance=0.01, num_seqs=1, costs=flat).num_tokens <= 1
 
 
-def test_what_was_never_measured_is_tried_once() -> None:
+def test_an_unmeasured_step_size_is_tried_once() -> None:
     costs = StepCosts({1: 1.0})
     assert choose_draft_length(acceptance=0.5, num_seqs=1, costs=costs).num_tokens == 1
     costs.record(2, 5.0)
@@ -51,24 +51,24 @@ def test_the_cost_of_a_step_is_that_of_an_undisturbed_one() -> None:
     assert costs.of(1) == pytest.approx(0.55, abs=0.06)
 
 
-def test_acceptance_counts_only_guesses_that_had_a_chance() -> None:
+def test_acceptance_counts_only_verified_draft_tokens() -> None:
     record = AcceptanceRate()
     for _ in range(200):
-        record.add(num_drafted=4, num_accepted=1)  # one right, one wrong, two never looked at
+        record.add(num_drafted=4, num_accepted=1)  # one accepted, one rejected, two not verified
     assert record.acceptance == pytest.approx(0.5, abs=0.1)
     assert (record.num_drafted, record.num_accepted) == (800, 200)
     assert expected_tokens(0.5, 2) == pytest.approx(1.75)
 
 
-def test_rows_that_draw_go_first_and_prompts_share_the_rest() -> None:
+def test_decoding_sequences_go_first_and_prompts_share_the_rest() -> None:
     assert split_token_budget([1, 1, 50], 10).counts == [1, 1, 8]
     assert split_token_budget([50, 50], 10).counts == [10, 0]
-    assert split_token_budget([1] * 20, 10).counts == [1] * 20  # a row that draws never waits
-    assert split_token_budget([5], 0).counts == [1]  # and something always moves
+    assert split_token_budget([1] * 20, 10).counts == [1] * 20  # a decoding sequence never waits
+    assert split_token_budget([5], 0).counts == [1]  # at least one sequence advances
     assert "1 decode" in split_token_budget([1, 50], 10).reason
 
 
-def test_few_steps_are_ahead_where_a_newcomer_would_wait_and_few_share_the_work() -> None:
+def test_the_number_of_steps_ahead_depends_on_the_batch() -> None:
     rows = (1, 2, 8, 9, 31, 32, 128)
     assert [steps_to_launch([99] * count, 0) for count in rows] == [2, 1, 1, 1, 1, 2, 2]
     assert [steps_to_launch([99] * count, 1) for count in rows] == [2, 1, 1, 1, 1, 2, 2]
@@ -77,15 +77,15 @@ def test_few_steps_are_ahead_where_a_newcomer_would_wait_and_few_share_the_work(
     assert [steps_between_proposals(count) for count in rows] == [8, 2, 2, 4, 4, 8, 8]
 
 
-def test_no_step_is_launched_that_no_row_needs() -> None:
+def test_no_step_is_launched_that_no_sequence_needs() -> None:
     assert [steps_to_launch([left], 0) for left in (0, 1, 2, 3)] == [0, 1, 2, 2]
     assert [steps_to_launch([3], unread) for unread in (2, 3)] == [1, 0]
-    assert steps_to_launch([5, 1], 1) == 0  # the other alone is faster alone
+    assert steps_to_launch([5, 1], 1) == 0  # a single sequence is faster alone
     assert steps_to_launch([0, 0], 0) == 0
 
 
-def test_steps_go_past_the_end_of_some_rows_but_not_of_most() -> None:
+def test_steps_may_exceed_the_end_of_some_sequences_but_not_of_most() -> None:
     assert steps_to_launch([1] * 20 + [50] * 44, 0) == 2
-    assert steps_to_launch([1] * 40 + [50] * 24, 0) == 1  # which all need
+    assert steps_to_launch([1] * 40 + [50] * 24, 0) == 1  # needed by all
     assert steps_to_launch([0] * 31 + [50] * 33, 0) == 2
     assert steps_to_launch([0] * 32 + [50] * 32, 0) == 0

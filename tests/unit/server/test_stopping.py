@@ -1,4 +1,4 @@
-"""Text in pieces: never taken back, never different from the whole."""
+"""Stop strings and detokenization: emitted text is final and equals the whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ stops = st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3
 
 
 @given(pieces=pieces, stops=stops)
-def test_shown_text_ends_before_the_first_stop_and_is_otherwise_whole(pieces: list[str], stops: list[str]) -> None:
+def test_emitted_text_ends_before_the_first_stop_and_is_otherwise_complete(pieces: list[str], stops: list[str]) -> None:
     stop, shown, whole = StopStrings(stops), "", ""
     for piece in pieces:
         whole += piece
@@ -34,7 +34,7 @@ def test_shown_text_ends_before_the_first_stop_and_is_otherwise_whole(pieces: li
 
 
 @given(pieces=pieces, stops=stops)
-def test_no_more_is_held_back_than_a_stop_needs(pieces: list[str], stops: list[str]) -> None:
+def test_only_the_start_of_a_stop_string_is_held_back(pieces: list[str], stops: list[str]) -> None:
     stop, shown, whole = StopStrings(stops), "", ""
     for piece in pieces:
         whole += piece
@@ -54,7 +54,7 @@ class UncachedDetokenizer:
 
 
 @given(st.binary(max_size=40))
-def test_bytes_in_pieces_decode_as_they_do_together(data: bytes) -> None:
+def test_a_byte_stream_decodes_like_the_whole(data: bytes) -> None:
     def decode(ids: object) -> str:
         return bytes(ids).decode("utf-8", "replace")  # type: ignore[call-overload, no-any-return]
 
@@ -66,16 +66,14 @@ def test_bytes_in_pieces_decode_as_they_do_together(data: bytes) -> None:
     assert shown + stream.finish() == decode(data)
 
 
-def test_a_decoder_that_drops_the_first_space_still_spaces_words() -> None:
+def test_a_decoder_that_drops_the_first_space_keeps_later_spaces() -> None:
     stream = DetokenizerStream(UncachedDetokenizer(lambda ids: " ".join(f"w{number}" for number in ids)))  # type: ignore[arg-type]
     assert [stream.append(number) for number in (1, 2, 3)] == ["w1", " w2", " w3"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ids=st.lists(st.integers(0, 299), max_size=40), skip=st.sampled_from(["", "d", "de"]))
-def test_tokens_that_are_remembered_read_as_those_that_are_decoded(
-    tokenizer_json: Path, ids: list[int], skip: str
-) -> None:
+def test_table_lookups_give_the_same_text_as_decoding(tokenizer_json: Path, ids: list[int], skip: str) -> None:
     tokenizer = Tokenizer.load(tokenizer_json)
     remembered, decoded = (
         DetokenizerStream(Detokenizer(tokenizer), skip),

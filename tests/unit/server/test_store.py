@@ -1,4 +1,4 @@
-"""Stores: bytes and counts with a time to live; a Redis that fails is a miss, soon, and is found again."""
+"""Stores: values and counts that expire; a failing Redis is a quick miss and is used again later."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Clock:
 
 
 def patient(url: str, **options: Any) -> RedisCacheStore:
-    """On a machine with other things to do, 20 ms may pass without Redis being at fault."""
+    """On a busy machine a working Redis may take more than 20 ms."""
     return RedisCacheStore(url, limit_s=10.0, **options)
 
 
 async def written(store: RedisCacheStore) -> None:
-    """Until nothing is on its way to Redis."""
+    """Until all writes are done."""
     await asyncio.gather(*store._writes)
 
 
-def test_memory_forgets_after_a_time_and_counts() -> None:
+def test_memory_entries_expire_and_count() -> None:
     async def main() -> None:
         clock = Clock()
         store = MemoryCacheStore(clock=clock)
@@ -60,7 +60,7 @@ def test_memory_keeps_the_newest_within_its_bytes(sizes: list[int]) -> None:
     asyncio.run(main())
 
 
-def test_redis_keeps_and_counts_for_all_who_share_it(redis_server: Any) -> None:
+def test_redis_stores_and_counts_for_all_servers(redis_server: Any) -> None:
     async def main() -> None:
         one, other = patient(redis_server.url), patient(redis_server.url)
         one.put("a", b"\xff\x00", ttl_s=60)
@@ -79,7 +79,7 @@ def test_redis_keeps_and_counts_for_all_who_share_it(redis_server: Any) -> None:
     asyncio.run(main())
 
 
-def test_a_killed_redis_is_a_miss_left_alone_and_found_again(redis_server: Any) -> None:
+def test_a_killed_redis_is_a_miss_and_is_used_again_after_a_restart(redis_server: Any) -> None:
     async def main() -> None:
         clock = Clock()
         store = patient(redis_server.url, clock=clock)
@@ -90,7 +90,7 @@ def test_a_killed_redis_is_a_miss_left_alone_and_found_again(redis_server: Any) 
         assert await store.increment("n", 1, ttl_s=60) is None
         assert not store.is_up
         failures = store.num_failures
-        for _ in range(50):  # it rests: nobody asks, nobody waits
+        for _ in range(50):  # it is not asked during the pause
             assert await store.get("a") is None
         assert store.num_failures == failures
         redis_server.start()
@@ -102,19 +102,19 @@ def test_a_killed_redis_is_a_miss_left_alone_and_found_again(redis_server: Any) 
     asyncio.run(main())
 
 
-def test_a_redis_that_hangs_costs_a_request_its_limit_once(redis_server: Any) -> None:
+def test_a_hanging_redis_costs_a_request_its_limit_once(redis_server: Any) -> None:
     async def main() -> None:
         clock = Clock()
         store = RedisCacheStore(redis_server.url, clock=clock)
         os.kill(redis_server.process.pid, signal.SIGSTOP)
         try:
             for late in range(1, stores.MAX_LATE + 1):
-                for _ in range(4):  # one waits for its answer; what is asked right after it does not
+                for _ in range(4):  # only the first call waits
                     assert await store.get("a") is None
                 assert store.num_failures == late
                 assert store.is_up == (late < stores.MAX_LATE)
                 clock.now_s += stores.LATE_PAUSE_S
-            assert await store.get("a") is None  # down: it is left alone for longer
+            assert await store.get("a") is None  # down: the pause is longer
             assert store.num_failures == stores.MAX_LATE
         finally:
             os.kill(redis_server.process.pid, signal.SIGCONT)
@@ -123,7 +123,7 @@ def test_a_redis_that_hangs_costs_a_request_its_limit_once(redis_server: Any) ->
     asyncio.run(main())
 
 
-def test_a_redis_that_was_never_there_is_no_error(tmp_path: Any) -> None:
+def test_a_missing_redis_is_no_error(tmp_path: Any) -> None:
     async def main() -> None:
         store = RedisCacheStore(f"unix://{tmp_path}/none.sock")
         assert await store.get("a") is None
@@ -134,12 +134,12 @@ def test_a_redis_that_was_never_there_is_no_error(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "disk", "http://a:1", "redis://u:secret@h:port", "redis://h:1/x?db=y"])
-def test_an_address_that_means_nothing_is_the_users_and_tells_no_password(address: str) -> None:
+def test_an_invalid_cache_address_is_a_user_error_without_the_password(address: str) -> None:
     with pytest.raises(UserError) as caught:
         open_store(address)
     assert "secret" not in str(caught.value)
 
 
-def test_off_keeps_nothing() -> None:
+def test_cache_off_has_no_store() -> None:
     assert open_store("off") is None
     assert isinstance(open_store("memory"), MemoryCacheStore)

@@ -1,4 +1,4 @@
-"""Token healing: the last token may turn out longer, and what the prompt said already is not said again."""
+"""Token healing: the last token may be replaced by a longer one, and the prompt's text is not repeated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lakh.server.engine import Engine, SamplingParams
 from lakh.server.prompts.token_healing import TokenHealer
 
 
-def test_the_last_token_may_be_any_that_begins_with_its_text(engine: Engine) -> None:
+def test_the_first_token_may_be_any_that_starts_with_the_removed_text(engine: Engine) -> None:
     encode, decode = engine.tokenizer.encode, engine.tokenizer.decode
     ids = (*encode("def "), *encode("r"))
     healed = engine.prompts.heal(ids)
@@ -24,7 +24,7 @@ def test_the_last_token_may_be_any_that_begins_with_its_text(engine: Engine) -> 
     assert len(healed.first_token_ids) == len(others) > 1
 
 
-def test_what_cannot_be_healed_stays(engine: Engine) -> None:
+def test_prompts_that_cannot_be_healed_stay_unchanged(engine: Engine) -> None:
     encode, special = engine.tokenizer.encode, engine.tokenizer.special
     half = encode("🙂")[:-1]
     for ids in ((), tuple(encode("r"))[:1], (20, special("<|fim_middle|>")), (20, *half)):
@@ -32,7 +32,9 @@ def test_what_cannot_be_healed_stays(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_healed_answer_continues_the_prompt_as_text(make_engine: Callable[..., Engine], temperature: float) -> None:
+def test_a_healed_completion_continues_the_prompt_as_text(
+    make_engine: Callable[..., Engine], temperature: float
+) -> None:
     engine = make_engine()
     ids = (*engine.tokenizer.encode("x = "), *engine.tokenizer.encode("r"))
     for seed in range(8):
@@ -49,19 +51,19 @@ def test_a_healed_answer_continues_the_prompt_as_text(make_engine: Callable[...,
         assert seq.completion().text == whole[1:]
 
 
-def test_nothing_of_a_prompt_is_remembered_that_could_make_another_tenants_faster(engine: Engine) -> None:
+def test_healing_caches_nothing_that_another_tenant_could_detect(engine: Engine) -> None:
     healer = TokenHealer(engine.tokenizer)
     before = {name: (id(value), repr(value)) for name, value in vars(healer).items()}
     assert healer.heal((20, *engine.tokenizer.encode("r"))).first_token_ids
     assert {name: (id(value), repr(value)) for name, value in vars(healer).items()} == before
 
 
-def test_after_its_first_token_a_healed_row_is_drawn_ahead(
-    make_engine: Callable[..., Engine], make_flying: Callable[..., Any]
+def test_a_healed_sequence_decodes_ahead_after_its_first_token(
+    make_engine: Callable[..., Engine], make_ahead_engine: Callable[..., Any]
 ) -> None:
-    plain, (flying, decoder) = make_engine(), make_flying()
+    plain, (ahead_engine, decoder) = make_engine(), make_ahead_engine()
     answers = []
-    for one in (plain, flying):
+    for one in (plain, ahead_engine):
         healed = one.prompts.heal((*one.tokenizer.encode("x = "), *one.tokenizer.encode("r")))
         seq = one.make_sequence(
             healed.ids, SamplingParams(max_tokens=17), first_token_ids=healed.first_token_ids, skip=healed.skip

@@ -1,4 +1,4 @@
-"""The model behind a path, also while its run goes on."""
+"""The model of a path, also while its run continues."""
 
 import shutil
 from pathlib import Path
@@ -31,7 +31,7 @@ def save(run_dir: Path, step: int) -> str:
     return folder
 
 
-def test_a_checkpoint_that_its_run_removes_meanwhile_gives_way_to_the_next(
+def test_a_checkpoint_removed_meanwhile_is_replaced_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = save(tmp_path, 5)

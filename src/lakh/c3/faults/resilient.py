@@ -12,7 +12,7 @@ epoch, restore the kept inputs and repeat the reductions with the divisor of the
 commit and another has not, all results were complete before it: the other one treats it as passed and returns the same
 value to its caller (`merge_progress`). The unit of failure is the caller: in hybrid sharding, a replica.
 
-Costs one copy of each bucket until the commit. Names follow torchcomms: `reconfigure`, `get_reconfigure_handle`.
+Costs one copy of each bucket until the commit. `reconfigure` is named as in torchcomms.
 """
 
 from __future__ import annotations
@@ -158,10 +158,6 @@ class ResilientGroup:
         )
 
     # --- epochs -----------------------------------------------------------------------------------------------------
-
-    def get_reconfigure_handle(self) -> str:
-        """Identifies this member to others that call `reconfigure` for it."""
-        return f"{self.name}/{self.member}"
 
     def reconfigure(
         self, reason: str, *, dead: Iterable[int] = (), suspects: Iterable[int] = (), joining: bool = False

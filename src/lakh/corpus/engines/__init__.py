@@ -19,9 +19,11 @@ depends on the rows, never on their order, on the number of workers or on the en
 
 from __future__ import annotations
 
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from lakh.corpus.build_plan import CorpusBuildPlan
 from lakh.corpus.document import Progress
@@ -34,6 +36,7 @@ __all__ = [
     "MEMBER_TIMEOUT_S",
     "MEMORY_PER_WORKER_BYTES",
     "CorpusEngine",
+    "EngineOptions",
     "PipelineStep",
     "PortRows",
     "StepFunction",
@@ -72,53 +75,62 @@ class PipelineStep:
     """Sum of the reported progress; 0 if only finished buckets count."""
 
 
-class CorpusEngine(Protocol):
-    name: str
-    leads: bool
-    """Whether this engine sums up and commits; one engine of a job array does."""
-    peak_rss_bytes: int
-    """Largest resident set of a worker, 0 if unknown."""
-    cpu_seconds: float
-    """CPU time of the workers, 0 if unknown."""
-    tasks_run: int
-    tasks_reused: int
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How an engine runs; each engine uses the part that applies to it."""
 
+    workers: int = 0
+    """Processes; 0 is one per core."""
+    memory_bytes: int = MEMORY_PER_WORKER_BYTES
+    """Memory limit of a local worker."""
+    member: tuple[int, int] = (0, 1)
+    """(index, count) of this part of a job array of local engines."""
+    framework: Sequence[str] = ()
+    """Beam's or Spark's own options."""
+    progress: Progress | None = None
+
+    @property
+    def num_workers(self) -> int:
+        return self.workers or len(os.sched_getaffinity(0))
+
+
+class CorpusEngine(ABC):
+    def __init__(self, plan: CorpusBuildPlan, options: EngineOptions) -> None:
+        self.plan, self.options, self.progress = plan, options, options.progress
+        self.leads = options.member[0] == 0
+        """Whether this engine sums up and commits; one engine of a job array does."""
+        self.peak_rss_bytes = 0
+        """Largest resident set of a worker, 0 if unknown."""
+        self.cpu_seconds = 0.0
+        """CPU time of the workers, 0 if unknown."""
+        self.tasks_run = self.tasks_reused = 0
+
+    @abstractmethod
     def run(self, step: PipelineStep, inputs: Mapping[str, Sequence[PortRows]]) -> dict[str, PortRows]:
         """Call the step for every bucket; returns one handle per port of the step."""
-        ...
 
+    @abstractmethod
     def collect(self, rows: PortRows) -> Iterator[Any]:
         """Fetch the rows of a small port to this process; ends the current chain (Beam runs its pipeline)."""
-        ...
 
-    def keep(self, *rows: PortRows) -> None:
-        """Keep these handles usable after the next `collect`."""
-        ...
+    def keep(self, *rows: PortRows) -> None:  # noqa: B027
+        """Keep these handles usable after the next `collect`; by default all of them stay usable."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027
+        """Release the workers."""
 
 
-def open_engine(
-    name: str,
-    plan: CorpusBuildPlan,
-    *,
-    workers: int = 0,
-    memory_bytes: int = MEMORY_PER_WORKER_BYTES,
-    member: tuple[int, int] = (0, 1),
-    options: Sequence[str] = (),
-    progress: Progress | None = None,
-) -> CorpusEngine:
-    """The engine of that name; `options` are Beam's or Spark's own, `memory_bytes` is for each local worker."""
+def open_engine(name: str, plan: CorpusBuildPlan, options: EngineOptions) -> CorpusEngine:
     if name == "local":
         from lakh.corpus.engines.local import LocalEngine
 
-        return LocalEngine(plan, workers=workers, memory_bytes=memory_bytes, member=member, progress=progress)
+        return LocalEngine(plan, options)
     if name == "beam":
         from lakh.corpus.engines.beam import BeamEngine
 
-        return BeamEngine(plan, options=options, workers=workers, progress=progress)
+        return BeamEngine(plan, options)
     if name == "spark":
         from lakh.corpus.engines.spark import SparkEngine
 
-        return SparkEngine(plan, options=options, workers=workers, progress=progress)
+        return SparkEngine(plan, options)
     raise UserError(f"--engine {name}", "no such engine", f"choose one of: {', '.join(ENGINES)}")

@@ -23,9 +23,8 @@ from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions
 
 from lakh import storage
 from lakh.corpus.build_plan import CorpusBuildPlan
-from lakh.corpus.document import Progress
-from lakh.corpus.engines import PipelineStep, PortRows
-from lakh.corpus.engines.cluster import START, ClusterEngine, call_step, runner_failed
+from lakh.corpus.engines import CorpusEngine, EngineOptions, PipelineStep, PortRows
+from lakh.corpus.engines.cluster import START, call_step, runner_failed
 from lakh.corpus.engines.exchange import decode, encode
 from lakh.errors import LakhError, PeerLost
 
@@ -44,14 +43,9 @@ class BeamRows:
     files: tuple[str, ...] | None = None
 
 
-class BeamEngine(ClusterEngine):
-    name = "beam"
-
-    def __init__(
-        self, plan: CorpusBuildPlan, *, options: Sequence[str] = (), workers: int = 0, progress: Progress | None = None
-    ) -> None:
-        super().__init__(plan, workers, progress)
-        self.options = list(options) or _direct_options(self.num_workers)
+class BeamEngine(CorpusEngine):
+    def __init__(self, plan: CorpusBuildPlan, options: EngineOptions) -> None:
+        super().__init__(plan, options)
         self._kept: list[BeamRows] = []
         self._runs = 0
         self._open()
@@ -84,11 +78,8 @@ class BeamEngine(ClusterEngine):
     def keep(self, *rows: PortRows) -> None:
         self._kept += [item for item in rows if item not in self._kept]
 
-    def close(self) -> None:
-        """No-op: nothing is open between pipelines."""
-
     def _open(self) -> None:
-        options = PipelineOptions(self.options)
+        options = PipelineOptions(list(self.options.framework) or _direct_options(self.options.num_workers))
         options.view_as(SetupOptions).save_main_session = False
         self._pipeline = beam.Pipeline(options=options)
 

@@ -6,35 +6,21 @@ not matter to them.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from lakh.corpus.build_plan import CorpusBuildPlan
-from lakh.corpus.document import Progress
 from lakh.corpus.engines import PipelineStep
 from lakh.corpus.engines.exchange import decode, encode, split_rows
 from lakh.corpus.task_progress import TaskProgress
 from lakh.errors import PeerLost
 
-__all__ = ["START", "ClusterEngine", "Payload", "call_step", "runner_failed"]
+__all__ = ["START", "Payload", "call_step", "runner_failed"]
 
 Payload = tuple[str, int, bytes]
 START = ""
 """The port of an empty payload that every bucket gets, so that a step also runs for empty buckets."""
 MAX_PAYLOAD_BYTES = 16 << 20
-
-
-class ClusterEngine:
-    """State that the engines of other frameworks share; their workers' memory and CPU time are unknown."""
-
-    leads = True
-
-    def __init__(self, plan: CorpusBuildPlan, workers: int, progress: Progress | None) -> None:
-        self.plan, self.progress = plan, progress
-        self.num_workers = workers or len(os.sched_getaffinity(0))
-        self.peak_rss_bytes, self.cpu_seconds = 0, 0.0
-        self.tasks_run = self.tasks_reused = 0
 
 
 def call_step(

@@ -33,7 +33,6 @@ from lakh.errors import CorruptShard
 
 __all__ = [
     "BUCKET",
-    "ShuffleWriter",
     "TaskMarker",
     "by_bucket",
     "decode",
@@ -41,6 +40,7 @@ __all__ = [
     "read_marker",
     "read_section",
     "split_rows",
+    "write_runs",
 ]
 
 BUCKET = "bucket"
@@ -90,61 +90,44 @@ def decode(section: bytes) -> Iterator[Any]:
             yield from reader
 
 
-class ShuffleWriter:
-    """The output of one task, by port; `marker()` closes it."""
+class _Run:
+    """The run of one port: rows wait by bucket and are written when they exceed SPILL_BYTES."""
 
-    def __init__(self, folder: str, task: str) -> None:
-        self.folder, self.task = folder, task
-        self._stack = contextlib.ExitStack()
-        self._files: dict[str, storage.HashingFile] = {}
-        self._waiting: dict[str, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
-        self._waiting_bytes: dict[str, int] = defaultdict(int)
-        self._index: dict[str, dict[str, list[list[int]]]] = defaultdict(lambda: defaultdict(list))
-        self.rows: dict[str, int] = defaultdict(int)
+    def __init__(self, file: storage.HashingFile) -> None:
+        self._file = file
+        self._waiting: dict[int, list[Any]] = defaultdict(list)
+        self._waiting_bytes = 0
+        self.index: dict[str, list[list[int]]] = defaultdict(list)
 
-    def __enter__(self) -> ShuffleWriter:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
-
-    def write(self, port: str, batch: Any) -> None:
-        if not batch.num_rows:
-            return
+    def write(self, batch: Any) -> None:
         for bucket, rows in split_rows(batch):
-            self._waiting[port][bucket].append(rows)
-        self.rows[port] += batch.num_rows
-        self._waiting_bytes[port] += batch.nbytes
-        if self._waiting_bytes[port] > SPILL_BYTES:
-            self._spill(port)
+            self._waiting[bucket].append(rows)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes > SPILL_BYTES:
+            self.spill()
 
-    def marker(self) -> TaskMarker:
-        """Write the remaining rows, commit the runs, and return their index."""
-        for port in list(self._waiting):
-            self._spill(port)
-        self._stack.close()
-        self._stack = contextlib.ExitStack()
-        return {
-            "rows": dict(self.rows),
-            "runs": {
-                port: {"file": self._file_name(port), "index": dict(index)} for port, index in self._index.items()
-            },
-        }
+    def spill(self) -> None:
+        for bucket in sorted(self._waiting):
+            section = encode(self._waiting[bucket])
+            self.index[str(bucket)].append([self._file.size_bytes, len(section), zlib.crc32(section)])
+            self._file.write(section)
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
-    def _file_name(self, port: str) -> str:
-        return f"{self.task}.{port}.run"
 
-    def _spill(self, port: str) -> None:
-        if port not in self._files:
-            url = storage.join(self.folder, self._file_name(port))
-            self._files[port] = storage.HashingFile(self._stack.enter_context(storage.create(url)))
-        file = self._files[port]
-        for bucket in sorted(self._waiting[port]):
-            section = encode(self._waiting[port][bucket])
-            self._index[port][str(bucket)].append([file.size_bytes, len(section), zlib.crc32(section)])
-            file.write(section)
-        del self._waiting[port]
-        self._waiting_bytes[port] = 0
+def write_runs(folder: str, task: str, output: Iterable[tuple[str, Any]]) -> TaskMarker:
+    """Write the output of a task, pairs of port and rows; returns its marker."""
+    runs: dict[str, _Run] = {}
+    with contextlib.ExitStack() as stack:
+        for port, batch in output:
+            if batch.num_rows:
+                if port not in runs:
+                    url = storage.join(folder, f"{task}.{port}.run")
+                    runs[port] = _Run(storage.HashingFile(stack.enter_context(storage.create(url))))
+                runs[port].write(batch)
+        for run in runs.values():
+            run.spill()
+    return {"runs": {port: {"file": f"{task}.{port}.run", "index": run.index} for port, run in runs.items()}}
 
 
 def read_marker(url: str) -> TaskMarker | None:

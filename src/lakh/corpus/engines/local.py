@@ -13,7 +13,6 @@ Fails with the errors of tasks; PeerTimeout if another member's markers do not a
 from __future__ import annotations
 
 import json
-import os
 import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +22,15 @@ from typing import Any
 
 from lakh import storage
 from lakh.corpus.build_plan import AlreadyBuilt, CorpusBuildPlan
-from lakh.corpus.document import Progress
-from lakh.corpus.engines import MEMBER_POLL_S, MEMBER_TIMEOUT_S, MEMORY_PER_WORKER_BYTES, PipelineStep, PortRows
-from lakh.corpus.engines.exchange import ShuffleWriter, TaskMarker, read_marker, read_section
+from lakh.corpus.engines import (
+    MEMBER_POLL_S,
+    MEMBER_TIMEOUT_S,
+    CorpusEngine,
+    EngineOptions,
+    PipelineStep,
+    PortRows,
+)
+from lakh.corpus.engines.exchange import TaskMarker, read_marker, read_section, write_runs
 from lakh.corpus.engines.worker_pool import TaskDone, WorkerPool
 from lakh.corpus.task_progress import TaskProgress
 from lakh.errors import CorruptShard, PeerTimeout
@@ -65,29 +70,16 @@ class StepTasks:
         return self.step.name
 
 
-class LocalEngine:
-    name = "local"
-
-    def __init__(
-        self,
-        plan: CorpusBuildPlan,
-        *,
-        workers: int = 0,
-        memory_bytes: int = MEMORY_PER_WORKER_BYTES,
-        member: tuple[int, int] = (0, 1),
-        progress: Progress | None = None,
-    ) -> None:
-        self.plan, self.member, self.progress = plan, member, progress
-        self.leads = member[0] == 0
-        self._pool = WorkerPool(workers or len(os.sched_getaffinity(0)), memory_bytes)
-        self.peak_rss_bytes, self.cpu_seconds = 0, 0.0
-        self.tasks_run = self.tasks_reused = 0
+class LocalEngine(CorpusEngine):
+    def __init__(self, plan: CorpusBuildPlan, options: EngineOptions) -> None:
+        super().__init__(plan, options)
+        self._pool = WorkerPool(options.num_workers, options.memory_bytes)
         _marker.cache_clear()  # an earlier build in this process may have used the same folder
 
     def run(self, step: PipelineStep, inputs: Mapping[str, Sequence[PortRows]]) -> dict[str, PortRows]:
         folder = storage.join(self.plan.work, step.name)
         finished = _finished_tasks(folder)
-        index, count = self.member
+        index, count = self.options.member
         mine = [task for task in range(step.num_buckets) if task % count == index]
         todo = [task for task in mine if task not in finished]
         self.tasks_reused += len(mine) - len(todo)
@@ -101,9 +93,6 @@ class LocalEngine:
         for run in rows.runs():
             for bucket in sorted(map(int, run["index"])):
                 yield from read_section(rows.folder, run, bucket)
-
-    def keep(self, *rows: PortRows) -> None:
-        """No-op: files stay in the work folder."""
 
     def close(self) -> None:
         self._pool.close()
@@ -151,10 +140,7 @@ def run_task(tasks: StepTasks, number: int, progress: TaskProgress) -> None:
                 yield from read_section(rows.folder, run, number)
 
     name = f"task-{number:05d}"
-    with ShuffleWriter(tasks.folder, name) as out:
-        for port, batch in tasks.step.function(tasks.plan, number, inputs, progress):
-            out.write(port, batch)
-        marker = out.marker()
+    marker = write_runs(tasks.folder, name, tasks.step.function(tasks.plan, number, inputs, progress))
     storage.write_bytes(storage.join(tasks.folder, f"{name}.json"), json.dumps(marker).encode())
 
 

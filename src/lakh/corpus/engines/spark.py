@@ -31,9 +31,9 @@ from pyspark.sql import functions as F
 
 from lakh import errors
 from lakh.corpus.build_plan import CorpusBuildPlan
-from lakh.corpus.document import Progress, rows_of
-from lakh.corpus.engines import PipelineStep, PortRows
-from lakh.corpus.engines.cluster import START, ClusterEngine, call_step, runner_failed
+from lakh.corpus.document import rows_of
+from lakh.corpus.engines import CorpusEngine, EngineOptions, PipelineStep, PortRows
+from lakh.corpus.engines.cluster import START, call_step, runner_failed
 from lakh.corpus.engines.exchange import decode
 from lakh.errors import LakhError, PeerLost, UserError
 
@@ -50,15 +50,11 @@ class SparkRows:
     port: str
 
 
-class SparkEngine(ClusterEngine):
-    name = "spark"
-
-    def __init__(
-        self, plan: CorpusBuildPlan, *, options: Sequence[str] = (), workers: int = 0, progress: Progress | None = None
-    ) -> None:
-        super().__init__(plan, workers, progress)
+class SparkEngine(CorpusEngine):
+    def __init__(self, plan: CorpusBuildPlan, options: EngineOptions) -> None:
+        super().__init__(plan, options)
         self._frames: list[DataFrame] = []
-        self._session = _session(options, self.num_workers)
+        self._session = _session(options.framework, options.num_workers)
 
     def run(self, step: PipelineStep, inputs: Mapping[str, Sequence[PortRows]]) -> dict[str, PortRows]:
         frame = self._session.createDataFrame(
@@ -88,9 +84,6 @@ class SparkEngine(ClusterEngine):
         chosen = rows.frame.filter(F.col("port") == rows.port).select("content")
         for row in self._act(chosen.collect):
             yield from decode(bytes(row["content"]))
-
-    def keep(self, *rows: PortRows) -> None:
-        """No-op: all frames are persisted."""
 
     def close(self) -> None:
         for frame in self._frames:

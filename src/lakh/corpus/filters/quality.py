@@ -1,4 +1,4 @@
-"""Drop texts that are not code of their language, by limits per language in one table.
+"""Drop texts that are not code of their language, by the limits of their language (parsing/languages.toml).
 
     error share     bytes that do not fit the syntax tree (syntax.py); languages without a grammar skip this check
     comment, string and number shares   from parsing/text_features.py: licence texts, data tables, escaped blobs
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from lakh.corpus.document import Filter, drop_for, rows_of, with_columns
 from lakh.corpus.filters.coverage import read_coverage
 from lakh.corpus.filters.syntax import error_share
-from lakh.corpus.parsing.languages import is_test
+from lakh.corpus.parsing.languages import LANGUAGES, is_test
 from lakh.errors import ConfigError
 
 __all__ = ["LIMITS", "QualityLimits", "QualitySettings", "has_assertions", "quality_filter", "quality_reason"]
@@ -32,22 +32,7 @@ class QualityLimits(NamedTuple):
     number: float = 0.60
 
 
-# C and C++ stand out: macros are not in the grammar. Markup has no tokens.
-LIMITS = {
-    "c": QualityLimits(error=0.35),
-    "cpp": QualityLimits(error=0.35),
-    "cuda": QualityLimits(error=0.35),
-    "go": QualityLimits(error=0.05),
-    "java": QualityLimits(error=0.05),
-    "javascript": QualityLimits(error=0.05),
-    "python": QualityLimits(error=0.05),
-    "rust": QualityLimits(error=0.10),
-    "typescript": QualityLimits(error=0.10),
-    "html": QualityLimits(comment=0.95, string=1.0, number=0.8),
-    "markdown": QualityLimits(comment=1.0, string=1.0, number=0.8),
-    "restructuredtext": QualityLimits(comment=1.0, string=1.0, number=0.8),
-    "sql": QualityLimits(string=1.0, number=0.8),
-}
+LIMITS = {language: QualityLimits(**row.get("limits", {})) for language, row in LANGUAGES.items()}
 MIN_JUDGED_CHARS = 400  # shorter texts skip the share limits: a version file is one string
 # Each pattern begins with a literal that is searched first, at memory speed; one pattern for all of them would be
 # tried at every character and cost as much as the parse.

@@ -17,21 +17,12 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
+from lakh.corpus.parsing.languages import LANGUAGES
+
 __all__ = ["GRAMMARS", "PARSED_BYTES", "error_share", "has_grammar", "parser_of"]
 
-# language: (module, function); .tsx has its own grammar
-GRAMMARS = {
-    "c": ("tree_sitter_c", "language"),
-    "cpp": ("tree_sitter_cpp", "language"),
-    "cuda": ("tree_sitter_cpp", "language"),
-    "go": ("tree_sitter_go", "language"),
-    "java": ("tree_sitter_java", "language"),
-    "javascript": ("tree_sitter_javascript", "language"),
-    "python": ("tree_sitter_python", "language"),
-    "rust": ("tree_sitter_rust", "language"),
-    "tsx": ("tree_sitter_typescript", "language_tsx"),
-    "typescript": ("tree_sitter_typescript", "language_typescript"),
-}
+GRAMMARS: dict[str, str] = {name: row["grammar"] for name, row in LANGUAGES.items() if "grammar" in row}
+GRAMMARS["tsx"] = "tree_sitter_typescript:language_tsx"  # .tsx files have their own grammar
 PARSED_BYTES = 16_384
 CHUNK_BYTES = 4096  # the parser asks for more, and the clock is checked, this often
 
@@ -110,7 +101,7 @@ def parser_of(language: str) -> Any:
     """The tree-sitter parser of a language; None without a grammar."""
     if language not in GRAMMARS:
         return None
-    module, function = GRAMMARS[language]
+    module, _, function = GRAMMARS[language].partition(":")
     try:
         import tree_sitter
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from lakh.corpus.licences.expressions import TABLES
 from lakh.corpus.licences.metadata import classify_metadata
 from lakh.corpus.licences.spdx_texts import SIMILAR, identify_text
 
@@ -31,6 +32,7 @@ LICENCE_NAME = re.compile(
     r"(un)?licen[cs]e(s)?([._\-].*)?|.*[._\-]licen[cs]e(\.(txt|md|rst))?|copying([._\-].*)?|copyright(\.(txt|md))?|patents(\.(txt|md))?",
     re.IGNORECASE,
 )
+NOTICES = [(re.compile(pattern.encode()), licence) for pattern, licence in TABLES["notices"]]
 NOT_TEXT = re.compile(r"\.(py|js|ts|go|rs|java|c|h|cpp|json|html|xml|header|spdx|tmpl|template)$", re.IGNORECASE)
 
 
@@ -94,32 +96,6 @@ def header_licence(head: bytes) -> DetectedLicence:
                 expression = _gnu(expression, words)
             return DetectedLicence(expression, "notice in the header")
     return DetectedLicence("", "")
-
-
-NOTICES = tuple(
-    (re.compile(pattern.encode()), name)
-    for pattern, name in (
-        (r"gnu affero general public license[a-z ,]{0,80}version (\d)", r"AGPL-\1.0"),
-        (r"gnu (?:lesser|library) general public license[a-z ,]{0,90}version (\d(?:\.\d)?)", r"LGPL-\1"),
-        (r"gnu general public license[a-z ,]{0,90}version (\d)", r"GPL-\1.0"),
-        (r"gnu general public license v(?:ersion )?(\d)", r"GPL-\1.0"),
-        (r"licensed under the apache license version 2.0", "Apache-2.0"),
-        (r"licensed under the apache 2.0 license|apache license v2.0", "Apache-2.0"),
-        (r"mozilla public license v(?:ersion)?\.? ?(\d\.\d)", r"MPL-\1"),
-        (r"eclipse public license v(?:ersion)?\.? ?(\d\.\d)", r"EPL-\1"),
-        (r"common development and distribution license", "CDDL-1.0"),
-        (r"distributed under the boost software license", "BSL-1.0"),
-        (r"permission is hereby granted free of charge to any person obtaining a copy of this software and", "MIT"),
-        (
-            r"permission to use copy modify and (?:or )?distribute this software for any purpose with or without fee",
-            "ISC",
-        ),
-        (r"neither the name of .{1,120} may be used to endorse", "BSD-3-Clause"),
-        (r"redistribution and use in source and binary forms", "BSD-2-Clause"),
-        (r"governed by a bsd style license|use of this source code is governed by a bsd", "BSD-3-Clause"),
-        (r"(?:governed by an|under the|use of this .{0,60} governed by the|licensed under) mit license", "MIT"),
-    )
-)
 
 
 def _gnu(name: str, words: bytes) -> str:

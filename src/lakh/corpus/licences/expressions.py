@@ -1,29 +1,23 @@
 """Is an SPDX licence expression permissive?
 
-Permissive means: the text may be copied and changed for any purpose, without an obligation to publish derived work.
-What is not recognised is not permissive.
+licences.toml lists the permissive licences; what is not recognised is not permissive.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from lakh.errors import MissingExtra
 
-__all__ = ["PERMISSIVE", "LicenceDecision", "classify_expression"]
+__all__ = ["PERMISSIVE", "TABLES", "LicenceDecision", "classify_expression"]
 
-# SPDX identifiers, lower case.
-PERMISSIVE = frozenset({
-    "0bsd", "afl-3.0", "apache-1.1", "apache-2.0", "artistic-2.0", "blueoak-1.0.0", "bsd-1-clause", "bsd-2-clause",
-    "bsd-2-clause-patent", "bsd-3-clause", "bsd-3-clause-clear", "bsd-3-clause-lbnl", "bsd-4-clause", "bsl-1.0",
-    "bzip2-1.0.6", "cc0-1.0", "cnri-python", "curl", "hpnd", "icu", "isc", "libpng", "libpng-2.0", "mit", "mit-0",
-    "mit-cmu", "mit-modern-variant", "ms-pl", "ncsa", "openssl", "postgresql", "psf-2.0", "python-2.0",
-    "python-2.0.1", "tcl", "unicode-3.0", "unicode-dfs-2016", "unlicense", "upl-1.0", "w3c", "wtfpl", "x11", "zlib",
-    "zpl-2.0", "zpl-2.1",
-})  # fmt: skip
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("licences.toml").read_text(encoding="utf-8"))
+PERMISSIVE = frozenset(TABLES["permissive"])
 DANGLING = re.compile(r"(?i)(?:^|\s)(?:and|or|with)\s*(?:\)|$)")  # an operator without a right side: "MIT OR"
 
 

@@ -9,41 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lakh.corpus.licences.expressions import PERMISSIVE, LicenceDecision, classify_expression
+from lakh.corpus.licences.expressions import PERMISSIVE, TABLES, LicenceDecision, classify_expression
 
 __all__ = ["classify_metadata"]
 
-# For free text and trove classifiers, tried in this order. A match of RESTRICTIVE anywhere in a short text refuses it.
+# A match anywhere in a short text refuses it.
 RESTRICTIVE = re.compile(
     r"\b(a|l)?gpl|gnu\b|copyleft|mozilla|\bmpl|eclipse|\bepl\b|cddl|eupl|proprietary|commercial"
     r"|all rights reserved|nvidia|cc[- ]by|creative commons attribution|share ?alike|\bsspl\b"
     r"|business source|\bbusl",
     re.IGNORECASE,
 )
-WORDS = (
-    (re.compile(r"apache", re.I), "Apache-2.0"),
-    (re.compile(r"\bmit[- ]cmu\b|hpnd|historical permission", re.I), "MIT-CMU"),
-    (re.compile(r"\bmit\b|expat", re.I), "MIT"),
-    (re.compile(r"\b0bsd\b|zero[- ]clause bsd", re.I), "0BSD"),
-    (re.compile(r"bsd[- ]?(2|two)|\b(2|two)[- ]clause|simplified bsd", re.I), "BSD-2-Clause"),
-    (re.compile(r"bsd", re.I), "BSD-3-Clause"),
-    (re.compile(r"\bisc\b|\bISCL\b", re.I), "ISC"),
-    (re.compile(r"\bpsf|python software foundation", re.I), "PSF-2.0"),
-    (re.compile(r"zlib", re.I), "Zlib"),
-    (re.compile(r"unlicense", re.I), "Unlicense"),
-    (re.compile(r"boost software", re.I), "BSL-1.0"),
-    (re.compile(r"\bzpl\b|zope public", re.I), "ZPL-2.1"),
-    (re.compile(r"cc0", re.I), "CC0-1.0"),
-    (re.compile(r"\bw3c\b", re.I), "W3C"),
-    (re.compile(r"public domain", re.I), "Unlicense"),
-)
-# Some distributions paste the whole licence: phrases of the licence texts.
-TEXTS = (
-    ("permission is hereby granted, free of charge", "MIT"),
-    ("redistribution and use in source and binary forms", "BSD-3-Clause"),
-    ("apache license", "Apache-2.0"),
-    ("permission to use, copy, modify, and/or distribute this software for any purpose", "ISC"),
-)
+NAMES = [(re.compile(pattern, re.IGNORECASE), licence) for pattern, licence in TABLES["names"]]
 SHORT_CHARS = 120
 CLASSIFIER = "License :: "
 
@@ -72,7 +49,7 @@ def _classify_text(text: str) -> LicenceDecision | None:
         head = text.lower()
         if "gnu " in head[:400] or "general public license" in head:
             return LicenceDecision(False, "", "the licence text is not known to be permissive")
-        found = next((name for phrase, name in TEXTS if phrase in head), None)
+        found = next((name for phrase, name in TABLES["phrases"] if phrase in head), None)
         return LicenceDecision(True, found, f"the licence text is that of {found}") if found else None
     if text.lower() in PERMISSIVE:
         return LicenceDecision(True, text, f"{text} is permissive")
@@ -94,4 +71,4 @@ def _classify_classifiers(names: Sequence[str]) -> LicenceDecision:
 
 
 def _first_name(text: str) -> str:
-    return next((name for pattern, name in WORDS if pattern.search(text)), "")
+    return next((name for pattern, name in NAMES if pattern.search(text)), "")

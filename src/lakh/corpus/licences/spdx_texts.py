@@ -1,8 +1,7 @@
 """Licence texts to SPDX identifiers, by comparison with profiles of known licences.
 
 A profile is the bag of hashed word pairs of a licence's text, without copyright lines, case and punctuation; the texts
-themselves are not shipped. `python -m lakh.corpus.licences.spdx_texts FOLDER` makes spdx_profiles.npz from the JSON
-files of the npm package spdx-license-list (CC0-1.0).
+themselves are not shipped. scripts/make_spdx_profiles.py makes spdx_profiles.npz.
 
 Similarity is the Dice coefficient of two bags. From SAME upwards a text *is* the licence; from SIMILAR upwards it is a
 modified form of it, reported as unknown with the name as evidence: a changed licence is another licence.
@@ -12,8 +11,6 @@ Cost: linear, about 10 ns a byte. Accepts any text.
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,29 +20,15 @@ import numpy as np
 
 from lakh.corpus.compiled import compiled
 
-__all__ = ["SAME", "SIMILAR", "LicenceMatch", "identify_text"]
+__all__ = ["PROFILES", "SAME", "SIMILAR", "LicenceMatch", "identify_text", "word_pairs"]
 
 SAME, SIMILAR = 0.94, 0.80
-TWINS = ("MPL-2.0-no-copyleft-exception", "OFL-1.1-RFN", "OFL-1.1-no-RFN", "OFL-1.0-RFN", "OFL-1.0-no-RFN")
-"""Identifiers with the same text as another one."""
 MAX_BYTES = 200_000
 SLOT_BITS = 17
 RARE = 40
 SAMPLE = 7
 CANDIDATES = 10
 PROFILES = Path(__file__).with_name("spdx_profiles.npz")
-# Common licences that the Open Source Initiative has not approved.
-ALSO = """
-CC-BY-3.0 CC-BY-4.0 CC-BY-SA-3.0 CC-BY-SA-4.0 CC-BY-NC-4.0 CC-BY-NC-SA-4.0 CC-BY-ND-4.0 CC-BY-NC-ND-4.0
-CC0-1.0 CC-BY-NC-3.0 CC-BY-NC-SA-3.0 CC-BY-ND-3.0 CC-BY-NC-ND-3.0 WTFPL SSPL-1.0 BUSL-1.1 Elastic-2.0
-JSON Vim OpenSSL OFL-1.1 curl X11 Ruby ODbL-1.0 GFDL-1.3-only GFDL-1.2-only BSD-4-Clause
-BSD-3-Clause-Clear HPND ICU MIT-CMU Libpng libpng-2.0 bzip2-1.0.6 Beerware FTL IJG Info-ZIP TCL PSF-2.0
-Python-2.0 NAIST-2003 Unicode-DFS-2016 Unicode-3.0 SGI-B-2.0 Spencer-94 TU-Berlin-2.0 ClArtistic
-Artistic-1.0-Perl Apache-1.0 CDLA-Permissive-2.0 CECILL-2.0 CECILL-B CECILL-C EUPL-1.1
-PolyForm-Noncommercial-1.0.0 Parity-7.0.0 Linux-man-pages-copyleft MulanPSL-1.0 NTP-0 PHP-3.01 Plexus
-SMLNL SWL Sendmail Xerox blessing psutils snprintf MIT-feh MIT-advertising CPAL-1.0 BSD-Source-Code
-BSD-Protection BSD-3-Clause-Attribution BSD-3-Clause-LBNL BSD-1-Clause AFL-2.1 OSL-2.1
-"""
 
 
 @dataclass(frozen=True)
@@ -236,43 +219,3 @@ def _pairs(data: Any, pairs: Any) -> int:
         count += 1
         last = h
     return count
-
-
-def make_profiles(folder: Path, target: Path = PROFILES) -> int:
-    """Write the profiles of the licences in `folder` (NAME.json with osiApproved and licenseText)."""
-    names: list[str] = []
-    sizes: list[int] = []
-    rows: list[tuple[Any, ...]] = []
-    for path in sorted(folder.glob("*.json")):
-        entry = json.loads(path.read_text(encoding="utf-8"))
-        name = path.stem
-        if name.endswith(("-or-later", "+")) or name in TWINS or not (entry["osiApproved"] or name in ALSO.split()):
-            continue
-        if f"{name}-only.json" in {p.name for p in folder.glob(f"{name}-only.json")}:
-            continue  # the deprecated identifier
-        text = entry["licenseText"]
-        forms = [text]
-        if name.startswith("LGPL-3.0"):  # SPDX appends the GPL; most repositories keep it in a separate file
-            forms.append(text[: text.index("GNU GENERAL PUBLIC LICENSE\n")])
-        for form in forms:
-            pairs = word_pairs(form.encode())
-            bag, counts = np.unique(pairs, return_counts=True)
-            rows.append((bag, np.full(len(bag), len(names), np.uint16), np.minimum(counts, 255).astype(np.uint8)))
-            names.append(name)
-            sizes.append(len(pairs))
-    keys, owners, counts = (np.concatenate(column) for column in zip(*rows, strict=True))
-    order = np.lexsort((owners, keys))
-    with target.open("wb") as file:
-        np.savez_compressed(
-            file,
-            names=np.frombuffer("\n".join(names).encode(), np.uint8),
-            sizes=np.array(sizes, np.uint32),
-            keys=keys[order],
-            owners=owners[order],
-            counts=counts[order],
-        )
-    return len(names)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(f"{make_profiles(Path(sys.argv[1]))} licences\n")

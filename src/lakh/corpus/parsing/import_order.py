@@ -14,6 +14,7 @@ files). `in_import_order` orders a stream; it holds one repository, or WINDOW_BY
 from __future__ import annotations
 
 import heapq
+import itertools
 import posixpath
 import re
 from collections import defaultdict
@@ -40,10 +41,7 @@ def order_files(files: Sequence[SourceFile]) -> list[int]:
     """Positions of the files of one repository in import order."""
     index = _PathIndex(file.path for file in files)
     by_path = {file.path: position for position, file in reversed(list(enumerate(files)))}
-    needs: list[set[int]] = []
-    for position, file in enumerate(files):
-        targets = (by_path[path] for path in imports_of(file, index))
-        needs.append({target for target in targets if target != position})
+    needs = [{by_path[path] for path in imports_of(file, index)} - {at} for at, file in enumerate(files)]
     users: dict[int, list[int]] = defaultdict(list)
     for position, wanted in enumerate(needs):
         for target in wanted:
@@ -93,12 +91,11 @@ def in_import_order(batches: Iterator[Any]) -> Iterator[Any]:
 
 def _by_repo(batch: Any) -> Iterator[Any]:
     """Slices of adjacent rows of one repository."""
-    repos = batch.column("repo").to_pylist()
     start = 0
-    for row in range(1, len(repos) + 1):
-        if row == len(repos) or repos[row] != repos[start]:
-            yield batch.slice(start, row - start)
-            start = row
+    for _, rows in itertools.groupby(batch.column("repo").to_pylist()):
+        size = len(list(rows))
+        yield batch.slice(start, size)
+        start += size
 
 
 def _ordered(held: list[Any]) -> Iterator[Any]:
@@ -110,7 +107,7 @@ def _ordered(held: list[Any]) -> Iterator[Any]:
 def imports_of(file: SourceFile, index: _PathIndex) -> list[str]:
     """Paths of the repository that a file imports."""
     resolve = _RESOLVERS.get(file.language)
-    return sorted(set(resolve(file, index))) if resolve else []
+    return sorted(set(resolve(file, index)) - {""}) if resolve else []
 
 
 class _PathIndex:
@@ -118,32 +115,39 @@ class _PathIndex:
 
     def __init__(self, paths: Iterable[str]) -> None:
         self.paths = set(paths)
-        self.by_tail: dict[str, list[str]] = defaultdict(list)
         self.by_folder: dict[str, list[str]] = defaultdict(list)
         for path in sorted(self.paths):
-            parts = path.split("/")
-            for start in range(len(parts)):
-                self.by_tail["/".join(parts[start:])].append(path)
             self.by_folder[posixpath.dirname(path)].append(path)
-        self.folders_by_tail: dict[str, list[str]] = defaultdict(list)
-        for folder in sorted(self.by_folder):
-            parts = folder.split("/")
-            for start in range(len(parts)):
-                self.folders_by_tail["/".join(parts[start:])].append(folder)
+        self._by_tail, self._folders_by_tail = _by_tail(self.paths), _by_tail(self.by_folder)
 
-    def nearest(self, tail: str, near: str) -> str:
-        """The path that ends in `tail` and shares the longest prefix with `near`, or ""."""
-        found = self.by_tail.get(tail, [])
-        return max(found, key=lambda path: (_shared(path, near), -len(path)), default="")
+    def first(self, candidates: Iterable[str]) -> str:
+        """The first candidate that is a path of the repository, or ""."""
+        return next((path for path in candidates if path in self.paths), "")
+
+    def nearest(self, tails: Iterable[str], near: str) -> str:
+        """Of the paths that end in the first known tail, the one that shares the longest prefix with `near`, or ""."""
+        return _nearest(next((self._by_tail[tail] for tail in tails if tail in self._by_tail), []), near)
+
+    def nearest_folder(self, tails: Iterable[str], near: str) -> list[str]:
+        """The files of the nearest folder that ends in the first known tail."""
+        found = next((self._folders_by_tail[tail] for tail in tails if tail in self._folders_by_tail), [])
+        return self.by_folder[_nearest(found, near)] if found else []
 
 
-def _shared(left: str, right: str) -> int:
-    count = 0
-    for a, b in zip(left.split("/"), right.split("/"), strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+def _by_tail(paths: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(paths):
+        parts = path.split("/")
+        for start in range(len(parts)):
+            found["/".join(parts[start:])].append(path)
+    return found
+
+
+def _nearest(paths: Iterable[str], near: str) -> str:
+    def closeness(path: str) -> tuple[int, int]:
+        return len(posixpath.commonprefix([path.split("/"), near.split("/")])), -len(path)
+
+    return max(paths, key=closeness, default="")
 
 
 PY_IMPORT = re.compile(
@@ -165,7 +169,7 @@ GO_IMPORT = re.compile(r"^import\s*(?:\(([^)]*)\)|(?:[\w.]+\s+)?\"([^\"\n]+)\")"
 RUST_MOD = re.compile(r"^\s*(?:pub(?:\([^)]*\))?\s+)?mod\s+(\w+)\s*;", re.MULTILINE)
 RUST_USE = re.compile(r"use(?<=\buse)\s+((?:crate|super|self)(?:::\w+)+)")
 C_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*([\"<])([^\">\n]+)[\">]", re.MULTILINE)
-JS_TRIES = ("", ".ts", ".tsx", ".d.ts", ".js", ".jsx", ".mjs", ".cjs", "/index.ts", "/index.tsx", "/index.js")
+JS_ENDINGS = ("", ".ts", ".tsx", ".d.ts", ".js", ".jsx", ".mjs", ".cjs", "/index.ts", "/index.tsx", "/index.js")
 
 
 def _lines_with(word: str, pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, ...]]:
@@ -178,8 +182,10 @@ def _lines_with(word: str, pattern: re.Pattern[str], text: str) -> Iterator[tupl
         at = text.find(word, max(found.end(), at + 1) if found else at + len(word))
 
 
+# Each resolver yields the path of every import that it finds, or "" for one that is not in the repository.
+
+
 def _python(file: SourceFile, index: _PathIndex) -> Iterable[str]:
-    folder = posixpath.dirname(file.path)
     for source, names, plain in _lines_with("import", PY_IMPORT, file.text):
         modules = [item.split()[0] for item in plain.split(",") if item.split()] if plain else [source]
         imported = re.findall(r"\w+", re.sub(r"\bas\s+\w+", "", names)) if source else []
@@ -187,86 +193,58 @@ def _python(file: SourceFile, index: _PathIndex) -> Iterable[str]:
             dots = len(module) - len(module.lstrip("."))
             place = module.lstrip(".").replace(".", "/")
             if dots:
-                base = folder
+                base = posixpath.dirname(file.path)
                 for _ in range(dots - 1):
                     base = posixpath.dirname(base)
                 place = posixpath.join(base, place) if place else base
-                exact = True
-            else:
-                exact = False
-            tried = [f"{place}/{name}" for name in imported] + [place]
-            for name in tried:
-                for tail in (f"{name}.py", f"{name}/__init__.py", f"{name}.pyi"):
-                    found = (tail if tail in index.paths else "") if exact else index.nearest(tail, file.path)
-                    if found:
-                        yield found
-                        break
+            for name in [*(f"{place}/{name}" for name in imported), place]:
+                tails = (f"{name}.py", f"{name}/__init__.py", f"{name}.pyi")
+                yield index.first(tails) if dots else index.nearest(tails, file.path)
 
 
 def _javascript(file: SourceFile, index: _PathIndex) -> Iterable[str]:
     folder = posixpath.dirname(file.path)
-    statements = (match.groups() for pattern in JS_IMPORTS for match in pattern.finditer(file.text))
-    for groups in statements:
-        name = next(filter(None, groups), "")
-        if not name.startswith("."):
-            continue
-        place = posixpath.normpath(posixpath.join(folder, name))
-        stem = re.sub(r"\.(m|c)?js$", "", place)
-        for base in (place, stem):
-            found = next((base + end for end in JS_TRIES if base + end in index.paths), "")
-            if found:
-                yield found
-                break
+    for match in itertools.chain.from_iterable(pattern.finditer(file.text) for pattern in JS_IMPORTS):
+        name = next(filter(None, match.groups()), "")
+        if name.startswith("."):
+            place = posixpath.normpath(posixpath.join(folder, name))
+            stem = re.sub(r"\.(m|c)?js$", "", place)
+            yield index.first(base + ending for base in (place, stem) for ending in JS_ENDINGS)
 
 
 def _java(file: SourceFile, index: _PathIndex) -> Iterable[str]:
     for (name,) in _lines_with("import", JAVA_IMPORT, file.text):
         parts = name.split(".")
         # import static a.B.c names a member, import a.B.C may name an inner class: shorten until a file fits
-        for end in range(len(parts), 1, -1):
-            found = index.nearest("/".join(parts[:end]) + ".java", file.path)
-            if found:
-                yield found
-                break
+        yield index.nearest(("/".join(parts[:end]) + ".java" for end in range(len(parts), 1, -1)), file.path)
 
 
 def _go(file: SourceFile, index: _PathIndex) -> Iterable[str]:
     for block, single in _lines_with("import", GO_IMPORT, file.text):
         for name in [single] if single else re.findall(r"\"([^\"\n]+)\"", block):
-            parts = name.split("/")
-            for start in range(len(parts)):  # the repository's own prefix is not in its paths
-                folders = index.folders_by_tail.get("/".join(parts[start:]))
-                if folders:
-                    folder = max(folders, key=lambda item: (_shared(item, file.path), -len(item)))
-                    yield from (path for path in index.by_folder[folder] if path.endswith(".go"))
-                    break
+            parts = name.split("/")  # the repository's own prefix is not in its paths
+            found = index.nearest_folder(("/".join(parts[start:]) for start in range(len(parts))), file.path)
+            yield from (path for path in found if path.endswith(".go"))
 
 
 def _rust(file: SourceFile, index: _PathIndex) -> Iterable[str]:
     folder, name = posixpath.split(file.path)
     own = folder if name in ("mod.rs", "lib.rs", "main.rs") else posixpath.join(folder, name.removesuffix(".rs"))
+
+    def first(stems: Iterable[str]) -> str:
+        return index.first(stem.lstrip("/") + ending for stem in stems for ending in (".rs", "/mod.rs"))
+
     for (module,) in _lines_with("mod", RUST_MOD, file.text):
-        for base in (own, folder):
-            found = next(
-                (p for p in (f"{base}/{module}.rs", f"{base}/{module}/mod.rs") if _clean(p) in index.paths), ""
-            )
-            if found:
-                yield _clean(found)
-                break
+        yield first(f"{base}/{module}" for base in (own, folder))
     root = folder.strip("/")
-    while root and not any(_clean(f"{root}/{top}") in index.paths for top in ("lib.rs", "main.rs")):
+    while root and not index.first(f"{root}/{top}" for top in ("lib.rs", "main.rs")):
         root = posixpath.dirname(root)
     for path in RUST_USE.findall(file.text):
         head, *parts = path.split("::")
         base = {"crate": root, "self": own, "super": posixpath.dirname(own)}[head]
         while parts and parts[0] == "super":
             base, parts = posixpath.dirname(base), parts[1:]
-        for end in range(len(parts), 0, -1):
-            stem = _clean(posixpath.join(base, *parts[:end]))
-            found = next((p for p in (f"{stem}.rs", f"{stem}/mod.rs") if p in index.paths), "")
-            if found:
-                yield found
-                break
+        yield first(posixpath.join(base, *parts[:end]) for end in range(len(parts), 0, -1))
 
 
 def _c(file: SourceFile, index: _PathIndex) -> Iterable[str]:
@@ -275,14 +253,8 @@ def _c(file: SourceFile, index: _PathIndex) -> Iterable[str]:
         beside = posixpath.normpath(posixpath.join(folder, name))
         if sign == '"' and beside in index.paths:
             yield beside
-            continue
-        found = index.nearest(posixpath.normpath(name).lstrip("./"), file.path)
-        if found:
-            yield found
-
-
-def _clean(path: str) -> str:
-    return path.lstrip("/")
+        else:
+            yield index.nearest([posixpath.normpath(name).lstrip("./")], file.path)
 
 
 _RESOLVERS: dict[str, Callable[[SourceFile, _PathIndex], Iterable[str]]] = {

@@ -1,4 +1,4 @@
-"""The language of a file, by its name and if needed by its content, and the lexer profile of each language.
+"""The language of a file, by its name and if needed by its content; languages.toml has the table of languages.
 
 `language_of(path)` needs only the name; `identify(path, head)` also reads the first bytes, for names that several
 languages share (.h, .m, .pl, .ts, .v) and for scripts without an extension.
@@ -7,12 +7,15 @@ languages share (.h, .m, .pl, .ts, .v) and for scripts without an extension.
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from lakh.corpus.parsing import lexer as lex
 
 __all__ = [
-    "EXTENSIONS",
     "LANGUAGES",
     "DetectedLanguage",
     "LexerProfile",
@@ -22,62 +25,13 @@ __all__ = [
     "language_of",
     "lexer_profile",
     "may_be_vendored",
+    "suffix_of",
 ]
 
-EXTENSIONS = {
-    "bash": "sh bash zsh",
-    "c": "c h",
-    "clojure": "clj cljs cljc",
-    "cmake": "cmake",
-    "cpp": "cc cpp cxx c++ hpp hh hxx h++ ipp tpp inl",
-    "csharp": "cs",
-    "css": "css scss less",
-    "cuda": "cu cuh",
-    "dart": "dart",
-    "elixir": "ex exs",
-    "erlang": "erl hrl",
-    "fortran": "f90 f95 f03 f08",
-    "fsharp": "fs fsi fsx",
-    "go": "go",
-    "groovy": "groovy gradle",
-    "haskell": "hs",
-    "html": "html htm",
-    "java": "java",
-    "javascript": "js jsx mjs cjs",
-    "julia": "jl",
-    "kotlin": "kt kts",
-    "lua": "lua",
-    "markdown": "md markdown",
-    "matlab": "m",
-    "ocaml": "ml mli",
-    "perl": "pl pm",
-    "php": "php",
-    "powershell": "ps1 psm1",
-    "protobuf": "proto",
-    "python": "py pyi pyx",
-    "r": "r",
-    "restructuredtext": "rst",
-    "ruby": "rb rake",
-    "rust": "rs",
-    "scala": "scala sc",
-    "solidity": "sol",
-    "sql": "sql",
-    "swift": "swift",
-    "typescript": "ts tsx mts cts",
-    "verilog": "v sv svh",
-    "zig": "zig",
-}
-LANGUAGES = {extension: language for language, names in EXTENSIONS.items() for extension in names.split()}
-NAMES = {"cmakelists.txt": "cmake", "rakefile": "ruby", "gemfile": "ruby", "wscript": "python", "sconstruct": "python"}
-SHEBANGS = (
-    (re.compile(rb"\bpython[0-9.]*\b"), "python"),
-    (re.compile(rb"\b(ba|z|k|da)?sh\b"), "bash"),
-    (re.compile(rb"\bnode\b"), "javascript"),
-    (re.compile(rb"\bperl\b"), "perl"),
-    (re.compile(rb"\bruby\b"), "ruby"),
-    (re.compile(rb"\blua\b"), "lua"),
-    (re.compile(rb"\bphp\b"), "php"),
-)
+TABLE = tomllib.loads(Path(__file__).with_name("languages.toml").read_text(encoding="utf-8"))
+LANGUAGES: dict[str, dict[str, Any]] = TABLE["languages"]
+BY_EXTENSION = {extension: name for name, row in LANGUAGES.items() for extension in row["extensions"]}
+SHEBANGS = {language: re.compile(rf"\b{pattern}\b".encode()) for language, pattern in TABLE["shebangs"].items()}
 HEAD_BYTES = 16_384
 
 CPP_SIGNS = re.compile(
@@ -113,16 +67,23 @@ class LexerProfile:
     flags: int
 
 
+def suffix_of(path: str) -> str:
+    """Like PurePosixPath.suffix, which is slower than everything else that decides by a name."""
+    stem, dot, end = path.rpartition("/")[2].rpartition(".")
+    return dot + end if stem and end else ""
+
+
 def language_of(path: str) -> str:
     """The language by name only, "" if it is not collected."""
     name = path.rpartition("/")[2].lower()
-    return LANGUAGES.get(_suffix(name)[1:], "") or NAMES.get(name, "")
+    found: str = BY_EXTENSION.get(suffix_of(name)[1:], "") or TABLE["names"].get(name, "")
+    return found
 
 
 def identify(path: str, head: bytes) -> DetectedLanguage:
     """The language by name and, for shared names, by the first bytes of the content."""
     name = path.rpartition("/")[2]
-    suffix = _suffix(name.lower())
+    suffix = suffix_of(name.lower())
     language = language_of(path)
     head = head[:HEAD_BYTES]
     if suffix == ".h":
@@ -143,7 +104,7 @@ def identify(path: str, head: bytes) -> DetectedLanguage:
         return DetectedLanguage(language, f"named {name}")
     if not suffix and head.startswith(b"#!"):
         line = head.split(b"\n", 1)[0]
-        for pattern, found in SHEBANGS:
+        for found, pattern in SHEBANGS.items():
             if pattern.search(line):
                 return DetectedLanguage(found, f"begins with {line.decode(errors='replace')[:60]}")
     return DetectedLanguage("", f"no language has the extension {suffix!r}")
@@ -165,46 +126,13 @@ def may_be_vendored(path: str) -> bool:
     return not PERHAPS_VENDORED_FOLDERS.isdisjoint(path.lower().split("/")[:-1])
 
 
-def _suffix(name: str) -> str:
-    """The suffix of a file name: ".py"; "" for a name such as .bashrc."""
-    stem, dot, end = name.rpartition(".")
-    return dot + end if stem and end else ""
-
-
-_C = lex.PREPROCESSOR | lex.DIGIT_QUOTE
-_CLIKE = {
-    "c": _C,
-    "cpp": _C | lex.RAW_CPP,
-    "cuda": _C | lex.RAW_CPP,
-    "java": lex.TRIPLE,
-    "csharp": lex.PREPROCESSOR | lex.TRIPLE,
-    "go": lex.BACKTICK_RAW | lex.TRAILING_ALL,
-    "rust": lex.NESTED | lex.RUST | lex.TRAILING_ALL,
-    "javascript": lex.TEMPLATE | lex.REGEX | lex.SINGLE_STRING | lex.TRAILING_ALL,
-    "typescript": lex.TEMPLATE | lex.REGEX | lex.SINGLE_STRING | lex.TRAILING_ALL,
-    "kotlin": lex.NESTED | lex.TRIPLE | lex.TRAILING_ALL,
-    "scala": lex.NESTED | lex.TRIPLE,
-    "swift": lex.NESTED | lex.TRIPLE,
-    "dart": lex.TRIPLE | lex.SINGLE_STRING | lex.TRAILING_ALL,
-    "protobuf": lex.SINGLE_STRING,
-    "solidity": lex.SINGLE_STRING,
-}
-# Comment marker of comment-only lines, for languages whose quoting is not modelled.
-_LINE_COMMENT = {
-    **dict.fromkeys(("bash", "cmake", "elixir", "julia", "perl", "powershell", "r", "ruby"), "#"),
-    **dict.fromkeys(("haskell", "lua", "sql"), "--"),
-    **dict.fromkeys(("erlang", "matlab"), "%"),
-    **dict.fromkeys(("fsharp", "groovy", "php", "verilog", "zig"), "//"),
-    "clojure": ";",
-    "fortran": "!",
-}
-
-
+@lru_cache(maxsize=256)
 def lexer_profile(language: str) -> LexerProfile:
     """How to lex a language; an unknown one keeps all of its lines."""
-    if language == "python":
+    row = LANGUAGES.get(language, {})
+    if row.get("lexer") == "python":
         return LexerProfile(lex.PYTHON, 0)
-    if language in _CLIKE:
-        return LexerProfile(lex.CLIKE, _CLIKE[language])
-    mark = _LINE_COMMENT.get(language, "").encode().ljust(2, b"\0")
+    if "lexer" in row:
+        return LexerProfile(lex.CLIKE, sum(getattr(lex, flag.upper()) for flag in row["lexer"]))
+    mark = row.get("comment", "").encode().ljust(2, b"\0")
     return LexerProfile(lex.LINES, mark[0] | mark[1] << 8)

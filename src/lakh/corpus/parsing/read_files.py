@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from lakh.config import require_positive
 from lakh.corpus.document import STREAM, complete, document_id
-from lakh.corpus.parsing.languages import EXTENSIONS, identify, is_test, is_vendored, language_of
+from lakh.corpus.parsing.languages import LANGUAGES, identify, is_test, is_vendored, language_of, suffix_of
 from lakh.corpus.sources.listing import RawDocument
 from lakh.corpus.sources.readers import DOCUMENTATION, open_listed
 from lakh.corpus.task_progress import TaskProgress
@@ -63,9 +63,9 @@ class FileFilterSettings:
 
     def __post_init__(self) -> None:
         for language in self.languages:
-            if language not in EXTENSIONS:
-                near = difflib.get_close_matches(language, EXTENSIONS, n=1)
-                todo = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(sorted(EXTENSIONS))}"
+            if language not in LANGUAGES:
+                near = difflib.get_close_matches(language, LANGUAGES, n=1)
+                todo = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(sorted(LANGUAGES))}"
                 raise ConfigError("languages", f"{language!r} is not known", todo)
         require_positive(self, "max_file_bytes", "max_line_chars", "max_mean_line_chars")
         for name in ("min_alphanumeric_share", "min_blank_share"):
@@ -84,12 +84,12 @@ class Parsed(NamedTuple):
 def admit(path: str, size_bytes: int, filters: FileFilterSettings, *, documentation: bool = False) -> tuple[str, str]:
     """(reason, detail) if a file need not be opened; ("", "") admits it."""
     language = language_of(path)
-    if not language and (_suffix(path) or documentation):  # without a suffix it may be a script: see its first line
-        return "not-code", _suffix(path)
+    if not language and (suffix_of(path) or documentation):  # without a suffix it may be a script: see its first line
+        return "not-code", suffix_of(path)
     if language and (language in DOCUMENTATION) is not documentation:
-        return "not-code", _suffix(path)
+        return "not-code", suffix_of(path)
     if language and filters.languages:  # a header may be C or C++
-        possible = {"c", "cpp"} if language == "c" and _suffix(path).lower() == ".h" else {language}
+        possible = {"c", "cpp"} if language == "c" and suffix_of(path).lower() == ".h" else {language}
         if possible.isdisjoint(filters.languages):
             return "other-language", language
     if filters.drop_vendored and is_vendored(path):
@@ -97,12 +97,6 @@ def admit(path: str, size_bytes: int, filters: FileFilterSettings, *, documentat
     if size_bytes > filters.max_file_bytes:
         return "too-large", f"{size_bytes} bytes"
     return "", ""
-
-
-def _suffix(path: str) -> str:
-    """Like PurePosixPath.suffix, which is slower than everything else here."""
-    stem, dot, ending = path.rpartition("/")[2].rpartition(".")
-    return f".{ending}" if dot and stem and ending else ""
 
 
 def parse(raw: bytes, path: str, filters: FileFilterSettings) -> Parsed:

@@ -1,7 +1,7 @@
 """Personal and internal data: e-mail addresses, public IP addresses, phone numbers, internal hosts, employee numbers.
 
-Internal hosts and employee numbers are patterns from the settings. Reserved addresses (example.com, RFC 5737, private
-networks, git@host) identify nobody and stay.
+The patterns are in rules.toml; internal hosts and employee numbers come from the settings. Reserved addresses
+(example.com, RFC 5737, private networks, git@host) identify nobody and stay.
 """
 
 from __future__ import annotations
@@ -9,28 +9,11 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from lakh.corpus.secrets.rules import SecretRule
+from lakh.corpus.secrets.rules import SecretRule, written_rules
 
 __all__ = ["PII_KINDS", "rejection_of_pii", "rules_of"]
 
 PII_KINDS = ("email", "ipv4", "ipv6", "phone")
-
-EMAIL = r"\b([A-Za-z0-9][\w.+\-]{0,63}@[A-Za-z0-9\-]{1,63}(?:\.[A-Za-z0-9\-]{1,63}){0,4}\.[A-Za-z]{2,18})\b"
-IPV4 = r"(?:^|[^\w.\-])((?:[0-9]{1,3}\.){3}[0-9]{1,3})(?:$|[^\w.\-]|\.(?:$|[^\w]))"
-IPV6 = r"(?:^|[^\w:.])([0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){7}|(?:[0-9A-Fa-f]{1,4}:){2,6}:[0-9A-Fa-f:]{1,20})(?:$|[^\w:.])"  # noqa: E501
-PHONE = (
-    r"(?:^|[^\w+./\-])(\+[1-9][0-9]{0,2}[ .\-]\(?[0-9]{1,4}\)?(?:[ .\-][0-9]{2,8}){1,4}"
-    r"|\([2-9][0-9]{2}\) ?[2-9][0-9]{2}[\-. ][0-9]{4})(?:$|[^\w./\-])"
-)
-HINTS = {"email": ("@",), "ipv4": (".",), "ipv6": (":",), "phone": ("+", "(")}
-PATTERNS = {"email": EMAIL, "ipv4": IPV4, "ipv6": IPV6, "phone": PHONE}
-# For hyperscan: what surrounds a literal or a digit; the full patterns take ten times as long.
-QUICK: dict[str, str | tuple[str, ...]] = {
-    "email": r"@[A-Za-z0-9\-]{1,63}\.[A-Za-z0-9]",
-    "ipv4": r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]",
-    "ipv6": r"[0-9A-Fa-f]:[0-9A-Fa-f]{0,4}:[0-9A-Fa-f]{0,4}:",
-    "phone": (r"\+[1-9][0-9]{0,2}[ .\-]\(?[0-9]", r"\([2-9][0-9]{2}\) ?[2-9][0-9]{2}[\-. ]"),
-}
 
 RESERVED_DOMAIN = re.compile(
     r"(?i)(?:^|\.)(?:example\.(?:com|org|net|edu)|example|invalid|localhost|test|local|domain\.(?:com|tld)|email\.com"
@@ -46,7 +29,8 @@ def rules_of(
     kinds: tuple[str, ...], internal_hosts: tuple[str, ...], employee_ids: tuple[str, ...]
 ) -> list[SecretRule]:
     """The rules for these kinds, host suffixes (".corp.acme.com") and employee-number patterns (RE2)."""
-    made = [SecretRule(kind, PATTERNS[kind], QUICK[kind], HINTS[kind]) for kind in kinds]
+    known = {rule.kind: rule for rule in written_rules("pii")}
+    made = [known[kind] for kind in kinds]
     for suffix in internal_hosts:
         tail = re.escape(suffix.lstrip("."))
         pattern = rf"(?i)\b([a-z0-9](?:[a-z0-9\-]{{0,62}}\.)+{tail})\b"

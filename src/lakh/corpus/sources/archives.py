@@ -21,15 +21,15 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import IO, Any
 
 import pyarrow as pa
 
 from lakh import storage
 from lakh.corpus.sources.licence_evidence import LicenceEvidence, is_licence_evidence
+from lakh.corpus.sources.listing import RawDocument, ReadPredicate
 
-__all__ = ["ENDINGS", "ArchiveMember", "below", "evidence_of", "kind_of", "members", "stem_of"]
+__all__ = ["ENDINGS", "below", "evidence_of", "kind_of", "members", "stem_of"]
 
 MAX_RATIO = 200
 """Code compresses to a quarter, repeated code to a fiftieth; a bomb to a thousandth and less."""
@@ -48,19 +48,13 @@ DAMAGE = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class ArchiveMember:
-    """One entry of an archive: its content, or the reason why it has none."""
-
-    path: str
-    size_bytes: int = 0
-    content: bytes | None = None
-    reason: str = ""
-    detail: str = ""
+Entry = tuple[str, int, bytes | None, str, str]
+"""(path, size, content, reason, detail) of a member of an archive: its content, or the reason why it has none."""
 
 
 class _ArchiveBomb(Exception):
-    """The archive unpacks to more than the limit."""
+    def __str__(self) -> str:
+        return f"it unpacks to more than {MAX_RATIO} times its size"
 
 
 def kind_of(name: str) -> str:
@@ -77,15 +71,19 @@ def stem_of(name: str) -> str:
     )
 
 
-def members(url: str, max_file_bytes: int, wanted: Any) -> Iterator[ArchiveMember]:
+def members(url: str, max_file_bytes: int, wanted: ReadPredicate, repo: str = "") -> Iterator[RawDocument]:
     """Every entry that is or should be a file; with content if `wanted(path, size)`."""
     walk = _zip if kind_of(url) == "zip" else _tar
     try:
-        yield from walk(url, max_file_bytes, wanted)
+        with storage.open_read(url) as file:
+            limit_bytes = max(MIN_LIMIT_BYTES, file.seek(0, io.SEEK_END) * MAX_RATIO)
+            file.seek(0)
+            for path, size, content, reason, detail in walk(file, limit_bytes, max_file_bytes, wanted):
+                yield RawDocument(repo, path, size, content, reason=reason, detail=detail)
     except _ArchiveBomb as error:
-        yield ArchiveMember("", reason="unsafe-archive", detail=f"the rest: {error}")
+        yield RawDocument(repo, "", reason="unsafe-archive", detail=f"the rest: {error}")
     except DAMAGE as error:
-        yield ArchiveMember("", reason="unreadable", detail=f"the rest of the archive: {_line(error)}")
+        yield RawDocument(repo, "", reason="unreadable", detail=f"the rest of the archive: {_line(error)}")
 
 
 def evidence_of(url: str) -> LicenceEvidence:
@@ -109,12 +107,9 @@ def below(path: str, top: str) -> str:
     )
 
 
-def _tar(url: str, max_file_bytes: int, wanted: Any) -> Iterator[ArchiveMember]:
+def _tar(file: IO[bytes], limit_bytes: int, max_file_bytes: int, wanted: ReadPredicate) -> Iterator[Entry]:
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(storage.open_read(url))
-        packed_bytes = file.seek(0, io.SEEK_END)
-        file.seek(0)
-        plain: Any = _LimitedStream(_unpacked(file, stack), max(MIN_LIMIT_BYTES, packed_bytes * MAX_RATIO))
+        plain: Any = _LimitedStream(_unpacked(file, stack), limit_bytes)
         archive = stack.enter_context(tarfile.open(fileobj=plain, mode="r|"))
         for entry in archive:
             archive.__dict__["members"] = []  # the module keeps every entry; free them
@@ -122,51 +117,45 @@ def _tar(url: str, max_file_bytes: int, wanted: Any) -> Iterator[ArchiveMember]:
             if entry.isdir():
                 continue
             if entry.issym() or entry.islnk():
-                yield ArchiveMember(path, reason=reason or "symlink", detail=f"a link to {entry.linkname[:100]}")
+                yield path, 0, None, reason or "symlink", f"a link to {entry.linkname[:100]}"
             elif not entry.isfile():
-                yield ArchiveMember(path, reason="unsafe-archive", detail="no plain file")
+                yield path, 0, None, "unsafe-archive", "no plain file"
             elif reason:
-                yield ArchiveMember(path, entry.size, reason=reason, detail="its name leads out of the archive")
+                yield path, entry.size, None, reason, "its name leads out of the archive"
             elif wanted(path, entry.size):
                 opened = archive.extractfile(entry)
                 assert opened is not None
-                yield ArchiveMember(path, entry.size, opened.read(max_file_bytes + 1))
+                yield path, entry.size, opened.read(max_file_bytes + 1), "", ""
             else:
-                yield ArchiveMember(path, entry.size)
+                yield path, entry.size, None, "", ""
 
 
-def _zip(url: str, max_file_bytes: int, wanted: Any) -> Iterator[ArchiveMember]:
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(storage.open_read(url))
-        packed_bytes = file.seek(0, io.SEEK_END)
-        archive = stack.enter_context(zipfile.ZipFile(file))
-        left = max(MIN_LIMIT_BYTES, packed_bytes * MAX_RATIO)
+def _zip(file: IO[bytes], limit_bytes: int, max_file_bytes: int, wanted: ReadPredicate) -> Iterator[Entry]:
+    with zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             path, reason = _safe(entry.filename)
-            mode = entry.external_attr >> 16
+            size, mode = entry.file_size, entry.external_attr >> 16
             if entry.is_dir():
                 continue
             if stat.S_ISLNK(mode):
-                yield ArchiveMember(path, reason=reason or "symlink", detail="a link")
+                yield path, 0, None, reason or "symlink", "a link"
             elif reason or (mode and stat.S_IFMT(mode) and not stat.S_ISREG(mode)):
-                yield ArchiveMember(
-                    path, entry.file_size, reason="unsafe-archive", detail="leads out, or is no plain file"
-                )
+                yield path, size, None, "unsafe-archive", "leads out, or is no plain file"
             elif entry.flag_bits & 1:
-                yield ArchiveMember(path, entry.file_size, reason="unreadable", detail="encrypted")
-            elif not wanted(path, entry.file_size):
-                yield ArchiveMember(path, entry.file_size)
+                yield path, size, None, "unreadable", "encrypted"
+            elif not wanted(path, size):
+                yield path, size, None, "", ""
             else:
                 try:
                     with archive.open(entry) as opened:
                         content = opened.read(max_file_bytes + 1)
                 except DAMAGE as error:
-                    yield ArchiveMember(path, entry.file_size, reason="unreadable", detail=_line(error))
+                    yield path, size, None, "unreadable", _line(error)
                     continue
-                left -= len(content)
-                if left < 0:
-                    raise _ArchiveBomb(f"it unpacks to more than {MAX_RATIO} times its size")
-                yield ArchiveMember(path, entry.file_size, content)
+                limit_bytes -= len(content)
+                if limit_bytes < 0:
+                    raise _ArchiveBomb
+                yield path, size, content, "", ""
 
 
 def _safe(name: str) -> tuple[str, str]:
@@ -230,7 +219,7 @@ class _LimitedStream:
         data: bytes = self._file.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise _ArchiveBomb(f"it unpacks to more than {MAX_RATIO} times its size")
+            raise _ArchiveBomb
         return data
 
 

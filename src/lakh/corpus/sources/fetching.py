@@ -9,10 +9,11 @@ Fails with UserError (names), PeerLost (the network) and DataError (a file with 
 
 from __future__ import annotations
 
-import queue
-import threading
+import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from multiprocessing.pool import ThreadPool
 
 from lakh.corpus.document import Progress
 from lakh.corpus.sources.listing import CorpusSource
@@ -24,9 +25,6 @@ __all__ = ["fetch_all"]
 THREADS = 8
 THREADS_OF = {"npm": 2}
 SHOWN = 12
-WAIT_S = 1.0
-
-Result = tuple[str, BaseException | None]
 
 
 def fetch_all(
@@ -62,42 +60,26 @@ def _combined(failed: Mapping[str, LakhError], total: int, kind: type[LakhError]
 
 def _fetch_each(packages: Sequence[str], progress: Progress) -> dict[str, LakhError]:
     """Fetch all; returns the errors by argument."""
-    results: queue.Queue[Result] = queue.Queue()
-    by_kind: dict[str, queue.Queue[str]] = {}
+    by_kind: dict[str, list[str]] = {}
     for argument in packages:
-        by_kind.setdefault(argument.partition(":")[0], queue.Queue()).put(argument)
-    for kind, waiting in by_kind.items():
-        for _ in range(min(THREADS_OF.get(kind, THREADS), waiting.qsize())):
-            # Daemons: Ctrl-C ends the program, not the last of a thousand downloads.
-            threading.Thread(target=_work, args=(waiting, results), daemon=True).start()
+        by_kind.setdefault(argument.partition(":")[0], []).append(argument)
     failed: dict[str, LakhError] = {}
-    for done in range(len(packages)):
-        argument, error = _next_result(results)
-        progress("fetching", done + 1, len(packages))
-        if isinstance(error, LakhError):
-            failed[argument] = error
-        elif error is not None:
-            raise error
+    with contextlib.ExitStack() as stack:
+        results = []
+        for kind, few in by_kind.items():
+            # The threads of a ThreadPool are daemons: Ctrl-C ends the program, not the last of a thousand downloads.
+            pool = stack.enter_context(ThreadPool(min(THREADS_OF.get(kind, THREADS), len(few))))
+            results.append(pool.imap_unordered(_try_fetch, few))
+        for done, (argument, error) in enumerate(itertools.chain.from_iterable(results), 1):
+            progress("fetching", done, len(packages))
+            if error is not None:
+                failed[argument] = error
     return failed
 
 
-def _next_result(results: queue.Queue[Result]) -> Result:
-    """Each fetch has its own time limit, so a result comes; the short waits let Ctrl-C through."""
-    while True:
-        try:
-            return results.get(timeout=WAIT_S)
-        except queue.Empty:
-            continue
-
-
-def _work(waiting: queue.Queue[str], results: queue.Queue[Result]) -> None:
-    while True:
-        try:
-            argument = waiting.get_nowait()
-        except queue.Empty:
-            return
-        try:
-            fetch(argument)
-            results.put((argument, None))
-        except BaseException as error:  # noqa: BLE001 - raised by the waiting thread
-            results.put((argument, error))
+def _try_fetch(argument: str) -> tuple[str, LakhError | None]:
+    try:
+        fetch(argument)
+    except LakhError as error:
+        return argument, error
+    return argument, None

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from lakh.corpus.document import LISTING
+from lakh.corpus.document import LISTING, rows_of
 from lakh.errors import UserError
 
 __all__ = ["CorpusSource", "Fingerprint", "ListedFile", "RawDocument", "ReadPredicate", "as_text", "batches"]
@@ -76,18 +77,13 @@ class CorpusSource(Protocol):
 def batches(sources: Iterable[CorpusSource]) -> Iterator[Any]:
     """The listings of all sources as record batches. Fails with UserError on a source that lists nothing."""
     for source in sources:
-        rows: list[ListedFile] = []
-        empty = True
-        for listed in source.files():
-            empty = False
-            rows.append(listed)
-            if len(rows) == BATCH_ROWS:
-                yield _batch(rows)
-                rows = []
-        if rows:
-            yield _batch(rows)
-        if empty:
+        listed = source.files()
+        rows = list(islice(listed, BATCH_ROWS))
+        if not rows:
             raise UserError(source.name.removeprefix("folder:"), "holds no files", "choose a folder with source code")
+        while rows:
+            yield _batch(rows)
+            rows = list(islice(listed, BATCH_ROWS))
 
 
 class Fingerprint:
@@ -100,7 +96,7 @@ class Fingerprint:
         """Pass the batches through and add them to the hash."""
         for batch in listing:
             names = ("repo", "path", "size_bytes", "mtime_ns", "reason", "detail", "kind", "part")
-            for row in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+            for row in rows_of(batch, *names):
                 self._digest.update(repr(row).encode())
             yield batch
 

@@ -9,6 +9,7 @@ Dumps are CC BY-SA: the licence of each post is its ContentLicense field.
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import tempfile
 import xml.etree.ElementTree as ET
@@ -74,35 +75,27 @@ def _load(url: str, repo: str, database: sqlite3.Connection) -> Iterator[RawDocu
 
 
 def _documents(repo: str, database: sqlite3.Connection) -> Iterator[RawDocument]:
-    columns = "question, kind, score, id, title, body, licence"
-    parts: list[str] = []
-    current, answers, licence = -1, 0, ""
-    for question, kind, score, _, title, body, stated in database.execute(
-        f"SELECT {columns} FROM posts ORDER BY question, kind, score DESC, id"
-    ):
-        if question != current:
-            yield from _finished(repo, current, parts, answers, licence)
-            current, parts, answers, licence = question, [], 0, stated
-        if kind == int(QUESTION):
-            parts.append(f"# {title}\n\n{to_markdown(body)}")
-        elif score >= MIN_SCORE:
-            parts.append(f"## Answer (score {score})\n\n{to_markdown(body)}")
-            answers += 1
-    yield from _finished(repo, current, parts, answers, licence)
-
-
-def _finished(repo: str, question: int, parts: list[str], answers: int, licence: str) -> Iterator[RawDocument]:
-    if not parts:
-        return
-    raw = RawDocument(repo, f"questions/{question}.md", documentation=True, language="markdown")
-    if not parts[0].startswith("# ") or not answers:
-        raw.reason, raw.detail = "bad-record", "answers without their question" if answers else "no answer"
+    columns = "question, kind, score, title, body, licence"
+    rows = database.execute(f"SELECT {columns} FROM posts ORDER BY question, kind, score DESC, id")
+    for question, posts in itertools.groupby(rows, key=lambda row: row[0]):
+        parts, answers, licence = [], 0, ""
+        for number, (_, kind, score, title, body, stated) in enumerate(posts):
+            licence = licence if number else stated  # of the question, which comes first
+            if kind == int(QUESTION):
+                parts.append(f"# {title}\n\n{to_markdown(body)}")
+            elif score >= MIN_SCORE:
+                parts.append(f"## Answer (score {score})\n\n{to_markdown(body)}")
+                answers += 1
+        raw = RawDocument(repo, f"questions/{question}.md", documentation=True, language="markdown")
+        if not parts:
+            continue
+        if not parts[0].startswith("# ") or not answers:
+            raw.reason, raw.detail = "bad-record", "answers without their question" if answers else "no answer"
+        else:
+            raw.content = ("\n\n".join(parts) + "\n").encode("utf-8", "replace")
+            raw.size_bytes = len(raw.content)
+            raw.licence, raw.licence_evidence = licence, "ContentLicense" if licence else ""
         yield raw
-        return
-    raw.content = ("\n\n".join(parts) + "\n").encode("utf-8", "replace")
-    raw.size_bytes = len(raw.content)
-    raw.licence, raw.licence_evidence = licence, "ContentLicense" if licence else ""
-    yield raw
 
 
 def _int(text: str) -> int:

@@ -72,14 +72,7 @@ def _file(listed: Mapping[str, Any], max_file_bytes: int, wanted: ReadPredicate)
 def _archive(url: str, repo: str, licence: str, max_file_bytes: int, wanted: ReadPredicate) -> Iterator[RawDocument]:
     found = evidence_of(url).classify()
     top = stem_of(url.rpartition("/")[2])
-    for member in members(url, max_file_bytes, wanted):
-        yield RawDocument(
-            repo,
-            below(member.path, top) or top,
-            member.size_bytes,
-            member.content,
-            licence=licence or found.expression,
-            licence_evidence=found.evidence,
-            reason=member.reason,
-            detail=member.detail,
-        )
+    for raw in members(url, max_file_bytes, wanted, repo):
+        raw.path = below(raw.path, top) or top
+        raw.licence, raw.licence_evidence = licence or found.expression, found.evidence
+        yield raw

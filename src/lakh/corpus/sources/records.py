@@ -150,7 +150,7 @@ def _licence(value: Any) -> str:
 
 def _extension(record: Mapping[str, Any]) -> str:
     """The file extension of the language that a record states."""
-    from lakh.corpus.parsing.languages import EXTENSIONS
+    from lakh.corpus.parsing.languages import LANGUAGES
 
     language = str(record.get("language") or record.get("lang") or "").lower()
-    return EXTENSIONS.get(language, "txt").split()[0]
+    return str(LANGUAGES[language]["extensions"][0]) if language in LANGUAGES else "txt"

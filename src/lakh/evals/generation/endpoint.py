@@ -62,7 +62,7 @@ class EndpointClient:
         stop_when: Callable[[str], bool] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        """`stop_when` is not used: a server cannot be stopped by it."""
+        """One sampling for each prompt. `stop_when` is not used: a server cannot be stopped by it."""
         return asyncio.run(self._generate(prompts, samplings, progress))
 
     async def _generate(

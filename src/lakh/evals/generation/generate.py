@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lakh import __version__, storage
 from lakh.errors import UserError
@@ -31,45 +31,24 @@ from lakh.evals.scoring.protocol import Origin
 from lakh.evals.task import Problem, Task
 
 if TYPE_CHECKING:
-    from lakh.server.engine import Completion, SamplingParams
+    from lakh.evals.generation.endpoint import EndpointClient
+    from lakh.server.offline import OfflineEngine
     from lakh.server.prompts.fim import Order
 
+    CompletionGenerator = OfflineEngine | EndpointClient
+
 __all__ = [
-    "GENERATED",
-    "CompletionGenerator",
     "check_request",
-    "code_block",
     "generate",
     "generated",
     "load_engine",
     "origin_from",
-    "origin_of",
     "samples_to_score",
     "write_generated",
 ]
 
 GENERATED = "generated.json"
 BATCHES_PER_CALL = 4  # so that the last, partly filled batch of a call matters little
-
-
-class CompletionGenerator(Protocol):
-    """A source of completions: lakh's engine or an endpoint."""
-
-    max_seqs: int
-    """How many completions it generates at one time."""
-
-    def generate(
-        self,
-        prompts: Sequence[Any],
-        samplings: Sequence[SamplingParams],
-        *,
-        stop_when: Callable[[str], bool] | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> list[Completion]:
-        """One sampling for each prompt. Generation may stop as soon as `stop_when(text)` is true."""
-        ...
-
-    def infill(self, prefix: str, suffix: str, max_tokens: int, order: Order = "psm") -> Any: ...
 
 
 def load_engine(model: str, *, chat: bool = False, served_name: str | None = None) -> CompletionGenerator:
@@ -132,12 +111,8 @@ def generate(
             )
             for index in range(first, first + num)
         ]
-        completions = engine.generate(
-            prompts * num,
-            [sampling for sampling in samplings for _ in prompts],
-            stop_when=task.ended,
-            progress=report,
-        )
+        each = [sampling for sampling in samplings for _ in prompts]
+        completions = engine.generate(prompts * num, each, stop_when=task.ended, progress=report)
         texts = [completion.text for completion in completions]
         for start in range(0, len(texts), len(prompts)):
             passes.append(texts[start : start + len(prompts)])

@@ -29,7 +29,6 @@ __all__ = [
     "fingerprint",
     "program_of",
     "read_samples",
-    "whole_program",
     "write_samples",
 ]
 
@@ -51,13 +50,6 @@ def program_of(task: Task, problem: Problem, sample: Sample) -> Program | Comman
     if not isinstance(built, Program):
         raise UserError(f"task {task.name}", "takes completions, not whole solutions", 'write them as "completion"')
     return replace(built, source=sample.completion + "\n")
-
-
-def whole_program(task: Task, problem: Problem, sample: Sample) -> str:
-    built = program_of(task, problem, sample)
-    if not isinstance(built, Program):
-        raise UserError(f"task {task.name}", "has no whole programs in Python", "export another task")
-    return built.source
 
 
 def read_samples(path: str, task: Task, *, partial: bool = False, n: int | None = None) -> list[Sample]:
@@ -92,9 +84,14 @@ def read_samples(path: str, task: Task, *, partial: bool = False, n: int | None 
 def export_whole(path: str, task: Task, out: str, *, partial: bool = False) -> int:
     """Write the samples of a file as whole programs, in the form of EvalPlus. Returns their number."""
     problems = {problem.id: problem for problem in task.problems}
-    found = read_samples(path, task, partial=partial)
-    write_samples(out, [Sample(s.task_id, whole_program(task, problems[s.task_id], s), whole=True) for s in found])
-    return len(found)
+    written = []
+    for sample in read_samples(path, task, partial=partial):
+        built = program_of(task, problems[sample.task_id], sample)
+        if not isinstance(built, Program):
+            raise UserError(f"task {task.name}", "has no whole programs in Python", "export another task")
+        written.append(Sample(sample.task_id, built.source, whole=True))
+    write_samples(out, written)
+    return len(written)
 
 
 def write_samples(path: str, samples: Iterable[Sample]) -> None:

@@ -15,7 +15,7 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from lakh.child_process import Channel, ChannelClosed
 from lakh.evals.sandboxed import messages
@@ -23,18 +23,6 @@ from lakh.evals.sandboxed import messages
 __all__ = ["PipeChannel", "SandboxChannel", "SocketChannel"]
 
 LARGEST_RESPONSE_BYTES = 1 << 24
-
-
-class SandboxChannel(Protocol):
-    def send_setup(self, setup: dict[str, Any], descriptors: Sequence[int]) -> None: ...
-
-    def send_request(self, request: dict[str, Any], texts: Sequence[bytes]) -> None: ...
-
-    def receive(self, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-        """A response and the examiner's outcome. TimeoutError if nothing comes in time."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class SocketChannel:
@@ -50,15 +38,16 @@ class SocketChannel:
 
     def send_request(self, request: dict[str, Any], texts: Sequence[bytes]) -> None:
         self._outcome, outcome_writer = os.pipe()
-        descriptors: list[int] = []
+        descriptors = [outcome_writer]
         try:
             for text in texts:
-                descriptors.append(_sealed(text))
-            self._send(request, [*descriptors, outcome_writer])
+                descriptors.insert(-1, _sealed(text))
+            self._send(request, descriptors)
         finally:
-            messages.close(*descriptors, outcome_writer)
+            messages.close(*descriptors)
 
     def receive(self, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+        """A response and the examiner's outcome. TimeoutError if nothing comes in time."""
         self._socket.settimeout(timeout_s)
         try:
             data = self._socket.recv(messages.PACKET_BYTES)
@@ -105,6 +94,9 @@ class PipeChannel:
         if "response" not in document:
             return document, b""
         return document["response"], base64.b64decode(document["outcome"])
+
+
+SandboxChannel = SocketChannel | PipeChannel
 
 
 def _sealed(data: bytes) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["NONCE", "CommandProgram", "Program"]
 
-NONCE = "THE_NONCE_GOES_HERE"
+NONCE = "THE_NONCE_GOES_HERE"  # replaced by the nonce in the files of a CommandProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,5 +33,3 @@ class CommandProgram:
     files: dict[str, str]
     commands: tuple[tuple[str, ...], ...]
     environment: dict[str, str] = field(default_factory=dict)
-    nonce_mark: str = NONCE
-    """Replaced by the nonce in every file."""

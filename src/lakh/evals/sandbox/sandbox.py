@@ -13,6 +13,9 @@ import contextlib
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TypeVar
 
 from lakh.errors import Interrupted, UserError
 from lakh.evals.sandbox import cgroup
@@ -26,6 +29,8 @@ from lakh.evals.sandbox.worker import SandboxWorker, WorkerLost, WorkerOutOfMemo
 __all__ = ["Sandbox"]
 
 UNSAFE_HINT = "or accept the risk with --unsafe"
+Item = TypeVar("Item")
+Output = TypeVar("Output")
 
 
 class Sandbox:
@@ -89,6 +94,28 @@ class Sandbox:
             finally:
                 self._release(worker, clean)
         return SandboxVerdict("failed", f"its sandbox ended with it, twice ({reason})")
+
+    def map(
+        self, function: Callable[[Item], Output], items: Iterable[Item], workers: int | None, *,
+        progress: Callable[[int], None] | None = None, already_done: int = 0,
+    ) -> list[Output]:  # fmt: skip
+        """Call a function that runs programs, on threads. The results are in the order of the items.
+
+        `progress` gets the number done so far, `already_done` included. An error or Ctrl-C stops the running programs.
+        """
+        pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="lakh-eval")
+        try:
+            futures = [pool.submit(function, item) for item in items]
+            for done, future in enumerate(as_completed(futures), start=already_done + 1):
+                future.result()
+                if progress:
+                    progress(done)
+            return [future.result() for future in futures]
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def stop(self) -> None:
         """End every running program soon; later ones do not start."""

@@ -28,7 +28,7 @@ from lakh.errors import Interrupted
 from lakh.evals.sandbox.cgroup import ControlGroup, ControlGroupParent
 from lakh.evals.sandbox.channel import PipeChannel, SandboxChannel, SocketChannel
 from lakh.evals.sandbox.isolation import TOTAL_MEMORY_FACTOR, IsolationBackend, SandboxLaunch, total_limits
-from lakh.evals.sandbox.program import CommandProgram, Program
+from lakh.evals.sandbox.program import NONCE, CommandProgram, Program
 from lakh.evals.sandbox.resident_memory import descendants, resident_MiB
 from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict, decide
 
@@ -172,8 +172,7 @@ class SandboxWorker:
     def _check_memory(self, *, poll: bool = False) -> None:
         """Raise WorkerOutOfMemory if the group had an OOM kill or, without a group, if polling finds too much."""
         limit_MiB = TOTAL_MEMORY_FACTOR * self._limits.memory_MiB
-        if self._process is None:
-            return
+        assert self._process is not None
         if self._group is not None:
             too_much = self._group.oom_kills() > 0
         else:
@@ -198,15 +197,13 @@ class SandboxWorker:
 @functools.lru_cache(maxsize=256)
 def _request(of_commands: bool, limits: SandboxLimits) -> dict[str, Any]:
     """Shared by programs with the same limits: do not modify."""
-    if of_commands:
-        return {"mode": "commands", "limits": asdict(limits) | {"limit_data": True}}
-    return {"mode": "python", "limits": asdict(limits)}
+    return {"mode": "commands" if of_commands else "python", "limits": asdict(limits) | {"limit_data": of_commands}}
 
 
 def _texts(program: Program | CommandProgram, nonce: str) -> Sequence[bytes]:
     if isinstance(program, CommandProgram):
         document = asdict(program) | {"nonce": nonce}
-        document["files"] = {name: text.replace(program.nonce_mark, nonce) for name, text in program.files.items()}
+        document["files"] = {name: text.replace(NONCE, nonce) for name, text in program.files.items()}
         return [json.dumps(document).encode()]
     test = {"nonce": nonce, "reference": program.reference, "names": program.names, "test": program.test}
     return [program.source.encode("utf-8", "surrogatepass"), json.dumps(test).encode()]

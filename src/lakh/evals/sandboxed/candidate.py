@@ -114,14 +114,8 @@ class CallHandler:
 def _error(error: BaseException) -> list[Any]:
     """Types, message and line of an error. str() runs the program's own code, so anything may happen here."""
     try:
-        where, trace = "", error.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename == "<solution>":
-                where = f" (solution line {trace.tb_lineno})"
-            trace = trace.tb_next
-        if where == "" and isinstance(error, SyntaxError) and error.lineno:
-            where = f" (solution line {error.lineno})"
+        line = messages.last_line_in(error, "<solution>") or (isinstance(error, SyntaxError) and error.lineno)
         kinds = [kind.__name__ for kind in type(error).__mro__]
-        return ["error", kinds, str(error)[:MESSAGE_CHARS], where]
+        return ["error", kinds, str(error)[:MESSAGE_CHARS], f" (solution line {line})" if line else ""]
     except BaseException:  # noqa: BLE001
         return ["error", ["Exception"], "an error that cannot be described", ""]

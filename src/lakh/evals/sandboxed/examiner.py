@@ -171,15 +171,13 @@ def serve(connection: Any) -> None:
         connection.send(b".")
 
 
+@functools.lru_cache(maxsize=256)  # consecutive samples of one problem share their test
 def _compile(text: str, name: str) -> types.CodeType:
     return compile(text, name, "exec", dont_inherit=True)
 
 
-_compile_cached = functools.lru_cache(maxsize=256)(_compile)  # consecutive samples of one problem share their test
-
-
 def _code(text: str, name: str) -> types.CodeType:
-    return (_compile if len(text) > LARGEST_CACHED_CHARS else _compile_cached)(text, name)
+    return (_compile if len(text) <= LARGEST_CACHED_CHARS else _compile.__wrapped__)(text, name)
 
 
 def examine(test_fd: int, outcome_fd: int, requests: int, replies: int) -> None:
@@ -212,9 +210,5 @@ def _describe(error: BaseException) -> str:
     text = getattr(error, "lakh_description", "")
     if not text:
         text = f"{type(error).__name__}: {str(error)[:MESSAGE_CHARS]}".rstrip(": ")
-    line, trace = 0, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == "<test>":
-            line = trace.tb_lineno
-        trace = trace.tb_next
+    line = messages.last_line_in(error, "<test>")
     return text + (f" (test line {line})" if line and "(solution line" not in text else "")

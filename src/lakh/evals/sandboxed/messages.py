@@ -50,6 +50,16 @@ def parse_json(text: str) -> Any:
     return document
 
 
+def last_line_in(error: BaseException, file: str) -> int:
+    """The line of this file at which an error was raised or passed; 0 if it never was there."""
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
 # --- over a pipe: a length, then bytes ----------------------------------------------------------------------------
 
 

@@ -44,7 +44,7 @@ BEFORE_LANDLOCK = "cmath collections datetime decimal fractions hashlib random s
 OUTPUT_BLOCK_BYTES = 1 << 16
 REAP_TIMEOUT_S = 5.0
 # Its CPU limit is set again for every program; the others bound what a candidate can make it do.
-EXAMINER_LIMITS = {"cpu_s": 3600, "memory_MiB": 2048, "file_MiB": 1, "processes": 4}
+EXAMINER_LIMITS = {"cpu_s": 3600, "memory_MiB": 2048, "file_MiB": 1, "processes": 4, "limit_data": False}
 REQUEST_FD = 0
 WARM_UPS = 10  # after these, a candidate's first steps change, and so copy, less of the shared memory
 
@@ -249,7 +249,7 @@ def _limit(limits: dict[str, Any], processes_before: int) -> None:
     hard_s = resource.RLIM_INFINITY if limits is EXAMINER_LIMITS else cpu_s + 1
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, hard_s))  # SIGXCPU, and a second later SIGKILL
     # Runtimes of other languages reserve far more addresses than they use: there, writable memory is what counts.
-    space = resource.RLIMIT_DATA if limits.get("limit_data") else resource.RLIMIT_AS
+    space = resource.RLIMIT_DATA if limits["limit_data"] else resource.RLIMIT_AS
     resource.setrlimit(space, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

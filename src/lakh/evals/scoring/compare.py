@@ -4,7 +4,7 @@ Problems are paired. With one sample per problem on both sides the test is McNem
 the two disagree, how likely is a split at least this uneven if both sides win equally often. With several samples it is
 a sign-flip test on the differences per problem. The interval of the difference is a bootstrap over pairs.
 
-Pure functions over result documents; randomness comes from a seed.
+Pure functions over result documents; randomness has a fixed seed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lakh import storage
 from lakh.errors import UserError
 from lakh.evals.scoring.score import bootstrap_interval
 
-__all__ = ["ResultComparison", "compare", "mcnemar", "read_result", "sign_flip"]
+__all__ = ["ResultComparison", "compare", "read_result"]
 
 RESAMPLES = 10_000
 ALPHA = 0.05
@@ -54,8 +54,7 @@ def read_result(path: str) -> dict[str, Any]:
         raise UserError(file, "is not JSON", todo) from None
     if not _is_result(document):
         raise UserError(file, "is not a result of an evaluation", todo)
-    found: dict[str, Any] = document
-    return found
+    return dict(document)
 
 
 def _is_result(document: Any) -> bool:
@@ -67,7 +66,7 @@ def _is_result(document: Any) -> bool:
         return False
 
 
-def compare(left: Mapping[str, Any], right: Mapping[str, Any], *, seed: int = 0) -> ResultComparison:
+def compare(left: Mapping[str, Any], right: Mapping[str, Any]) -> ResultComparison:
     if left["task"] != right["task"]:
         raise UserError("diff", f"one is {left['task']} and one {right['task']}", "compare results of one task")
     if left["settings"]["data_sha256"] != right["settings"]["data_sha256"]:
@@ -81,25 +80,22 @@ def compare(left: Mapping[str, Any], right: Mapping[str, Any], *, seed: int = 0)
         won, lost = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
         p_value, test = mcnemar(won, lost), "McNemar, exact, two-sided"
     else:
-        p_value, test = sign_flip(differences, seed=seed), f"sign flips per problem ({RESAMPLES} draws), two-sided"
+        p_value, test = sign_flip(differences), f"sign flips per problem ({RESAMPLES} draws), two-sided"
     mean = sum(differences) / len(differences)
-    better = "right" if mean > 0 else "left"
-    verdict = (
-        f"{better} is better (p = {p_value:.4g})" if p_value < ALPHA else f"no difference shown (p = {p_value:.4g})"
-    )
+    better = "right is better" if mean > 0 else "left is better"
     return ResultComparison(
         task=left["task"],
         problems=len(shared),
         left=sum(a[key][0] for key in shared) / len(shared),
         right=sum(b[key][0] for key in shared) / len(shared),
         difference=mean,
-        interval=bootstrap_interval(differences, seed=seed),
+        interval=bootstrap_interval(differences),
         p_value=p_value,
         test=test,
         gained=tuple(key for key, d in zip(shared, differences, strict=True) if d > 0),
         lost=tuple(key for key, d in zip(shared, differences, strict=True) if d < 0),
         settings=tuple(_differing(left["settings"], right["settings"])),
-        verdict=verdict,
+        verdict=f"{better if p_value < ALPHA else 'no difference shown'} (p = {p_value:.4g})",
     )
 
 
@@ -112,14 +108,14 @@ def mcnemar(won: int, lost: int) -> float:
     return min(1.0, 2 * tail / 2**total)
 
 
-def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
+def sign_flip(differences: Sequence[float]) -> float:
     """How often the mean is at least this far from zero when each difference has a random sign."""
     import numpy as np
 
     values = np.asarray([d for d in differences if d], dtype=np.float64)
     if not len(values):
         return 1.0
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     seen = abs(values.sum())
     beyond = 0
     for _ in range(10):
@@ -134,11 +130,7 @@ def _pass_rates(result: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
     }
 
 
-def _differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    keys = [*left, *(key for key in right if key not in left)]
-    skipped = (
-        "samples_sha256",
-        "source",
-        "calibration",
-    )  # of the calibration only the limits matter, which are compared
-    return [(k, left.get(k), right.get(k)) for k in keys if k not in skipped and left.get(k) != right.get(k)]
+def _differing(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    # Of the calibration only the limits matter, which are compared.
+    keys = [key for key in left | right if key not in ("samples_sha256", "source", "calibration")]
+    return [(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)]

@@ -15,7 +15,6 @@ from typing import Any
 
 from lakh import __version__
 from lakh.errors import UserError
-from lakh.evals.sandbox.verdict import SandboxLimits
 from lakh.evals.task import Task
 
 __all__ = ["EvalProtocol", "Origin", "parse"]
@@ -47,7 +46,6 @@ class Origin:
 class EvalProtocol:
     task: Task
     origin: Origin
-    limits: SandboxLimits
     sandbox: str
     num_problems: int
     samples_per_problem: str
@@ -60,7 +58,7 @@ class EvalProtocol:
 
     def parts(self) -> dict[str, Any]:
         known = {key: value for key, value in asdict(self.origin).items() if value is not None}
-        usual, exceptions = _usual(self.cpu_s, self.limits.cpu_s)
+        usual, exceptions = _usual(self.cpu_s, self.task.limits.cpu_s)
         return {
             "task": self.task.name,
             "data_sha256": self.task.data_sha256,
@@ -71,7 +69,7 @@ class EvalProtocol:
             "n": self.samples_per_problem,
             **known,
             "samples_sha256": self.samples_sha256,
-            "limits": asdict(self.limits) | {"cpu_s": usual},
+            "limits": asdict(self.task.limits) | {"cpu_s": usual},
             "cpu_s_of": exceptions,
             "calibration": self.calibration,
             "sandbox": self.sandbox,

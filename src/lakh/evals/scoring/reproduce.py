@@ -8,21 +8,21 @@ Limits are those of the protocol: nothing is calibrated again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from lakh import storage
+from lakh import config, storage
 from lakh.errors import DataError, UserError
 from lakh.evals.generation.samples import CANONICAL, Sample, canonical_samples, fingerprint, read_samples
 from lakh.evals.run import EvalResult, score_samples
-from lakh.evals.sandbox import Sandbox, SandboxLimits, SandboxVerdict
+from lakh.evals.sandbox import Sandbox, SandboxLimits
 from lakh.evals.scoring.compare import read_result
 from lakh.evals.scoring.protocol import Origin, parse
 from lakh.evals.task import Task
 from lakh.evals.tasks import load_task
 
-__all__ = ["Reproduction", "ReproductionRequest", "read_request", "reproduce"]
+__all__ = ["read_request", "reproduce"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def read_request(path: str, data: str | None, *, samples: str | None = None) -> 
             raise UserError(path, "was made with other data", f"give --data with sha256 {settings['data_sha256']}")
         names = {field.name for field in fields(Origin)}
         origin = Origin(**{key: settings[key] for key in names if key in settings})
-        limits = _limits(settings["limits"])
-        others = {name: _limits(settings["limits"] | {"cpu_s": s}).cpu_s for name, s in settings["cpu_s_of"].items()}
+        limits = _limits(settings["limits"], path)
+        others = {name: _limits({"cpu_s": s}, path).cpu_s for name, s in settings["cpu_s_of"].items()}
         cpu_s = {problem.id: others.get(problem.id, limits.cpu_s) for problem in task.problems}
         task = replace(task, limits=replace(limits, cpu_s=task.limits.cpu_s))
         n, num_problems = int(str(settings["n"]).partition("-")[0]), int(settings["problems"])
@@ -67,14 +67,8 @@ def read_request(path: str, data: str | None, *, samples: str | None = None) -> 
     return ReproductionRequest(task, origin, n, cpu_s, given, kinds, settings)
 
 
-def _limits(document: dict[str, Any]) -> SandboxLimits:
-    """ValueError or TypeError for invalid limits."""
-    odd = [
-        name for name, value in document.items() if type(value) is not int and (name, type(value)) != ("wall_s", float)
-    ]
-    if odd:
-        raise ValueError(f"{odd[0]} is not a number")
-    return SandboxLimits(**document)
+def _limits(document: dict[str, Any], path: str) -> SandboxLimits:
+    return config.from_dict(SandboxLimits, document, origin=path)
 
 
 def _kinds(path: str, samples: int) -> list[str]:
@@ -132,15 +126,10 @@ def reproduce(
     )  # fmt: skip
     parts = result.protocol.parts()
     settings = {key: [value, parts.get(key)] for key, value in request.settings.items() if value != parts.get(key)}
-    return Reproduction(result, differences(request, result.verdicts), settings)
-
-
-def differences(request: ReproductionRequest, verdicts: Sequence[SandboxVerdict]) -> list[dict[str, str]]:
-    if request.kinds is None or request.samples is None:
-        return []
-    rows = zip(request.samples, request.kinds, verdicts, strict=True)
-    return [
-        {"task_id": sample.task_id, "before": before, "now": verdict.kind}
-        for sample, before, verdict in rows
-        if before != verdict.kind
+    before = request.kinds or [verdict.kind for verdict in result.verdicts]
+    changed = [
+        {"task_id": sample.task_id, "before": kind, "now": verdict.kind}
+        for sample, kind, verdict in zip(samples, before, result.verdicts, strict=True)
+        if kind != verdict.kind
     ]
+    return Reproduction(result, changed, settings)

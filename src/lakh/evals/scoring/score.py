@@ -3,7 +3,7 @@
 pass@k is the probability that k of n samples, drawn without replacement, hold at least one of the c that passed:
 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374). 1 - (1 - c/n)^k, which draws with replacement, is too low.
 
-Pure functions; randomness comes from a seed.
+Pure functions; randomness has a fixed seed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,7 @@ from typing import get_args
 
 from lakh.evals.sandbox.verdict import SandboxVerdict, VerdictKind
 
-__all__ = [
-    "DEFAULT_KS",
-    "ProblemScore",
-    "ScoreSummary",
-    "bootstrap_interval",
-    "bootstrap_ratio",
-    "pass_at_k",
-    "summarise",
-]
+__all__ = ["ProblemScore", "ScoreSummary", "bootstrap_interval", "pass_at_k", "summarise"]
 
 DEFAULT_KS = (1, 10, 100)
 RESAMPLES = 2000
@@ -42,36 +34,26 @@ def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
     return 1.0 - all_fail
 
 
-def bootstrap_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile interval of the mean, over values drawn with replacement. Has no width if all are equal."""
-    if not values:
-        raise ValueError("no values")
-    return _bootstrap(values, None, seed)
+def bootstrap_interval(values: Sequence[float], sizes: Sequence[float] | None = None) -> tuple[float, float]:
+    """95 % percentile interval of the mean, or of sum(values) / sum(sizes), over draws with replacement.
 
-
-def bootstrap_ratio(above: Sequence[float], below: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile interval of sum(above) / sum(below), over pairs drawn with replacement."""
-    return _bootstrap(above, below, seed)
-
-
-def _bootstrap(above: Sequence[float], below: Sequence[float] | None, seed: int) -> tuple[float, float]:
+    Has no width if all values are equal.
+    """
     import numpy as np
 
-    table = np.asarray(above, dtype=np.float64)
-    drawn = np.random.default_rng(seed).integers(0, len(table), (RESAMPLES, len(table)))
-    if below is None:
-        means = table[drawn].mean(axis=1)
-    else:
-        means = table[drawn].sum(axis=1) / np.asarray(below, dtype=np.float64)[drawn].sum(axis=1)
+    if not values:
+        raise ValueError("no values")
+    above, below = np.asarray(values, dtype=float), np.asarray(sizes or [1.0] * len(values), dtype=float)
+    drawn = np.random.default_rng(0).integers(0, len(above), (RESAMPLES, len(above)))
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
+    low, high = np.quantile(above[drawn].sum(axis=1) / below[drawn].sum(axis=1), [tail, 1 - tail])
     return float(low), float(high)
 
 
-def _interval(values: Sequence[float], *, seed: int) -> tuple[float, float]:
+def _interval(values: Sequence[float]) -> tuple[float, float]:
     """Bootstrap, or the exact binomial interval if all problems passed or none did and resampling has no spread."""
     if len(set(values)) > 1 or values[0] not in (0.0, 1.0):
-        return bootstrap_interval(values, seed=seed)
+        return bootstrap_interval(values)
     reach = ((1 - CONFIDENCE) / 2) ** (1 / len(values))
     return (0.0, 1 - reach) if values[0] == 0.0 else (reach, 1.0)
 
@@ -103,9 +85,7 @@ class ScoreSummary:
         return self.intervals.get(1)
 
 
-def summarise(
-    verdicts: Iterable[tuple[str, SandboxVerdict]], *, ks: Sequence[int] = DEFAULT_KS, seed: int = 0
-) -> ScoreSummary:
+def summarise(verdicts: Iterable[tuple[str, SandboxVerdict]], *, ks: Sequence[int] = DEFAULT_KS) -> ScoreSummary:
     """Scores from (task id, verdict) pairs; problems keep the order of their first sample.
 
     Includes each k of `ks` for which every problem has enough samples. Samples that could not run here (a language
@@ -131,7 +111,7 @@ def summarise(
         passed=sum(problem.num_passed for problem in problems),
         total=sum(problem.num_samples for problem in problems),
         pass_at_k={k: sum(values) / len(values) for k, values in scores.items()},
-        intervals={k: _interval(values, seed=seed) for k, values in scores.items()},
+        intervals={k: _interval(values) for k, values in scores.items()},
         kinds=totals,
         problems=problems,
     )

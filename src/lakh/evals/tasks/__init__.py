@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from lakh.errors import UserError
 from lakh.evals.task import Task
@@ -12,21 +12,20 @@ from lakh.evals.tasks import cruxeval, humaneval, humaneval_plus, infilling, lin
 
 __all__ = ["TASKS", "load_task"]
 
-TASKS: dict[str, Callable[[str | None], Task]] = {
+Loader = Callable[[str | None], Task]
+
+
+def _variants(load: Callable[..., Task], names: Iterable[str]) -> dict[str, Loader]:
+    return {name: functools.partial(load, name=name) for name in names}
+
+
+TASKS: dict[str, Loader] = {
     "humaneval": humaneval.load,
-    "humaneval-plus": humaneval_plus.load,
-    "humaneval-plus-mini": humaneval_plus.load_mini,
-    "mbpp": mbpp.load,
-    "mbpp-test": mbpp.load_test,
-    "mbpp-sanitized": mbpp.load_sanitized,
-    "infilling": infilling.load,
-    "infilling-multi-line": infilling.load_multi_line,
-    "infilling-random-span": infilling.load_random_span,
-    "infilling-random-span-light": infilling.load_random_span_light,
-    "cruxeval": cruxeval.load,
-    "cruxeval-output": cruxeval.load_output,
-    "cruxeval-input": cruxeval.load_input,
-    **{name: functools.partial(multilingual.load, name=name) for name in multilingual.FILES},
+    **_variants(humaneval_plus.load, humaneval_plus.FILES),
+    **_variants(mbpp.load, mbpp.FILES),
+    **_variants(infilling.load, infilling.FILES),
+    **_variants(cruxeval.load, cruxeval.NAMES),
+    **_variants(multilingual.load, multilingual.FILES),
     "mbxp": multilingual.load_any,
     "line-completion": lines.load,
 }

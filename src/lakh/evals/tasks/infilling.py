@@ -8,33 +8,31 @@ A model without fill-in-the-middle tokens cannot generate for it; samples can st
 
 from __future__ import annotations
 
-import functools
-
-from lakh.evals.data import BenchmarkFile, read_rows
+from lakh.evals.data import BenchmarkFile
 from lakh.evals.task import Task, problems_from
 from lakh.evals.tasks.humaneval import KEYS, program
 
-__all__ = ["FILES", "load", "load_multi_line", "load_random_span", "load_random_span_light"]
+__all__ = ["FILES", "load"]
 
 _FOLDER = "https://raw.githubusercontent.com/openai/human-eval-infilling/88062ff9859c875d04db115b698ed4b0f0395170/data/"
-_SHA256 = {
-    "SingleLineInfilling": "1277073e7ddce163ef68598c2bca777f688a53df99422f097e37362090f88e1f",
-    "MultiLineInfilling": "2f341612eee1d35da1357a4f365e0c0b3ba6e2b62eb491e88aaefa4855af0349",
-    "RandomSpanInfilling": "b4f330d8a8ff97bf85d9def497dffcae4d741e506449386a877236e422e33e8d",
-    "RandomSpanInfillingLight": "1432250ecac0cb56e6f97f8faf0970419ef892a98fda7e1f5aa4c4b87209b760",
-}
+_TABLE = """
+    infilling SingleLineInfilling 1277073e7ddce163ef68598c2bca777f688a53df99422f097e37362090f88e1f
+    infilling-multi-line MultiLineInfilling 2f341612eee1d35da1357a4f365e0c0b3ba6e2b62eb491e88aaefa4855af0349
+    infilling-random-span RandomSpanInfilling b4f330d8a8ff97bf85d9def497dffcae4d741e506449386a877236e422e33e8d
+    infilling-random-span-light RandomSpanInfillingLight \
+        1432250ecac0cb56e6f97f8faf0970419ef892a98fda7e1f5aa4c4b87209b760
+"""
 FILES = {
-    kind: BenchmarkFile(f"HumanEval-{kind}.jsonl.gz", sha256, f"{_FOLDER}HumanEval-{kind}.jsonl.gz")
-    for kind, sha256 in _SHA256.items()
+    name: BenchmarkFile(f"HumanEval-{kind}.jsonl.gz", sha256, _FOLDER)
+    for name, kind, sha256 in (row.split() for row in _TABLE.strip().splitlines())
 }
 
 
-def load(data: str | None = None, *, name: str = "infilling", kind: str = "SingleLineInfilling") -> Task:
-    file = FILES[kind]
-    one_line = kind == "SingleLineInfilling"
+def load(data: str | None = None, *, name: str = "infilling") -> Task:
+    file, one_line = FILES[name], name == "infilling"
     return Task(
         name=name,
-        problems=problems_from(read_rows(file.name, file.read(data), (*KEYS, "suffix"))),
+        problems=problems_from(file.rows(data, (*KEYS, "suffix"))),
         stops=(),
         prompt_form="prefix and suffix around a hole",
         extraction="the first line" if one_line else "all that was written",
@@ -44,11 +42,6 @@ def load(data: str | None = None, *, name: str = "infilling", kind: str = "Singl
         ended=_has_line if one_line else None,
         is_infilling=True,
     )
-
-
-load_multi_line = functools.partial(load, name="infilling-multi-line", kind="MultiLineInfilling")
-load_random_span = functools.partial(load, name="infilling-random-span", kind="RandomSpanInfilling")
-load_random_span_light = functools.partial(load, name="infilling-random-span-light", kind="RandomSpanInfillingLight")
 
 
 def _first_line(text: str) -> str:

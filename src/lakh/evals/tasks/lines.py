@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from pathlib import Path
 
 from lakh import storage
 from lakh.errors import UserError
@@ -36,21 +35,16 @@ def source_texts(data: str | None, task: str) -> list[tuple[str, str]]:
     texts = []
     for path in paths:
         if path.is_file() and path.stat().st_size <= LARGEST_FILE_BYTES:
+            name = path.name if path == base else str(path.relative_to(base))
             try:
-                name = path.name if path == base else str(path.relative_to(base))
-                texts.append(
-                    (name.encode("utf-8", "backslashreplace").decode(), _read(path))
-                )  # a name need not be valid text
+                text = storage.read_bytes(path).decode().replace("\r\n", "\n")
             except UnicodeDecodeError:
                 continue
-    texts = [(name, text) for name, text in texts if text.strip()]
+            if text.strip():
+                texts.append((name.encode("utf-8", "backslashreplace").decode(), text))  # a name may not be valid text
     if not texts:
         raise UserError(data, "holds no source files", f"names end in {', '.join(SUFFIXES)}")
     return texts
-
-
-def _read(path: Path) -> str:
-    return storage.read_bytes(path).decode("utf-8").replace("\r\n", "\n")
 
 
 def load(data: str | None = None) -> Task:
@@ -74,18 +68,14 @@ def load(data: str | None = None) -> Task:
 
 def _problems(name: str, text: str) -> list[Problem]:
     lines = text.split("\n")
-    usable = [
-        number
-        for number, line in enumerate(lines)
-        if number >= 3 and len(line.strip()) >= MIN_CHARS and not line.strip().startswith(COMMENTS)
-    ]
+    stripped = [line.strip() for line in lines]
+    usable = [n for n, s in enumerate(stripped) if n >= 3 and len(s) >= MIN_CHARS and not s.startswith(COMMENTS)]
     chosen = random.Random(hashlib.sha256(text.encode()).digest()).sample(usable, min(LINES_PER_FILE, len(usable)))
     problems = []
     for number in sorted(chosen):
-        line = lines[number]
-        indentation = line[: len(line) - len(line.lstrip())]
-        before = "\n".join(lines[:number]) + "\n" + indentation
-        problems.append(Problem(f"{name}:{number + 1}", before[-CONTEXT_CHARS:], line.strip(), ""))
+        indentation = lines[number].partition(stripped[number])[0]
+        before = "\n".join([*lines[:number], indentation])
+        problems.append(Problem(f"{name}:{number + 1}", before[-CONTEXT_CHARS:], stripped[number], ""))
     return problems
 
 

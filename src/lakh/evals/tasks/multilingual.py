@@ -3,7 +3,7 @@
 A row is one program in three parts: prompt, completion, test. It runs if the language's tools are installed on this
 machine; otherwise its verdict is "not_run" and it is not part of the score. Only some rows have canonical solutions.
 
-The JavaScript tests use lodash's isEqual; a small implementation of it is included, so nothing has to be installed.
+How programs of a language are compiled and run is in languages.toml.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from lakh import storage
+from lakh import config, storage
 from lakh.errors import UserError
 from lakh.evals.data import BenchmarkFile, read_rows
 from lakh.evals.sandbox.isolation import ENVIRONMENT
 from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict
 from lakh.evals.task import NONCE, CommandProgram, Problem, Task, problems_from
 
-__all__ = ["FILES", "LANGUAGES", "Language", "load", "load_any"]
+__all__ = ["FILES", "languages", "load", "load_any"]
 
 _BASE = "https://raw.githubusercontent.com/amazon-science/mxeval/e09974f990eeaf0c0e8f2b5eaff4be66effb2c86/data/"
 
@@ -39,7 +39,7 @@ _TABLE = """
 """
 _FOLDERS = {"mbxp": "mbxp", "humaneval": "multilingual_humaneval"}
 FILES = {
-    name: BenchmarkFile(f"{file}.jsonl", sha256, f"{_BASE}{_FOLDERS[name.partition('-')[0]]}/{file}.jsonl")
+    name: BenchmarkFile(f"{file}.jsonl", sha256, f"{_BASE}{_FOLDERS[name.partition('-')[0]]}/")
     for name, file, sha256 in (row.split() for row in _TABLE.strip().splitlines())
 }
 KEYS = ("task_id", "prompt", "test", "language", "entry_point")
@@ -47,83 +47,36 @@ KEYS = ("task_id", "prompt", "test", "language", "entry_point")
 LIMITS = SandboxLimits(cpu_s=20, wall_s=240, memory_MiB=2048, file_MiB=64, tmp_MiB=128, processes=128)
 TOOL_FOLDERS = "/usr/bin:/bin"  # visible in the sandbox
 
-_IS_EQUAL = """
-function same(a, b) {
-  if (a === b || (a !== a && b !== b)) return true;
-  if (typeof a !== 'object' || typeof b !== 'object' || a === null || b === null) return false;
-  if (Object.getPrototypeOf(a) !== Object.getPrototypeOf(b)) return false;
-  if (a instanceof Date) return a.getTime() === b.getTime();
-  if (a instanceof Set || a instanceof Map) {
-    if (a.size !== b.size) return false;
-    const left = [...b];
-    return [...a].every((x) => { const i = left.findIndex((y) => same(x, y)); return i >= 0 && (left.splice(i, 1),
-    true); });
-  }
-  const keys = Object.keys(a);
-  return keys.length === Object.keys(b).length && keys.every((k) => Object.hasOwn(b, k) && same(a[k], b[k]));
-}
-exports.isEqual = same;
-"""
-
 
 @dataclass(frozen=True)
 class Language:
+    """An entry of languages.toml."""
+
     tools: tuple[str, ...]
     file: str
-    commands: Callable[[dict[str, str]], tuple[tuple[str, ...], ...]]
-    """Paths of the tools -> commands to run."""
-    with_nonce: Callable[[str], str]
-    """The test, changed to print the nonce after its last check."""
+    commands: tuple[tuple[str, ...], ...]
+    closing: str
+    statement: str
     stops: tuple[str, ...]
-    extra: tuple[tuple[str, str], ...] = ()
+    extra_files: dict[str, str] = field(default_factory=dict)
+
+    def program(self, problem: Problem, completion: str, tools: dict[str, str]) -> CommandProgram:
+        """`tools` has the paths of the tools."""
+        statement = self.statement.replace("NONCE", NONCE)
+        test = re.sub(self.closing, lambda found: statement + found.group(0), problem.test, count=1)
+        environment = dict(ENVIRONMENT)
+        if "java" in tools:
+            environment["LD_LIBRARY_PATH"] = str(Path(tools["java"]).parents[1] / "lib")
+        commands = tuple(tuple(tools.get(word, word) for word in command) for command in self.commands)
+        files = {self.file: f"{problem.prompt}{completion}\n{test}", **self.extra_files}
+        return CommandProgram(files, commands, environment)
 
 
-def _before_last(closing: str, statement: str) -> Callable[[str], str]:
-    """Put a statement before the match of a pattern that ends the test."""
-    return lambda test: re.sub(closing, lambda found: statement + found.group(0), test, count=1)
-
-
-LANGUAGES = {
-    "javascript": Language(
-        ("node",),
-        "main.js",
-        lambda tool: ((tool["node"], "--max-old-space-size=512", "main.js"),),
-        lambda test: f"{test}\nconsole.log('{NONCE}');\n",
-        ("\n}\n",),
-        (("node_modules/lodash/index.js", _IS_EQUAL),),
-    ),
-    "java": Language(
-        ("javac", "java"),
-        "main.java",
-        lambda tool: (
-            (tool["javac"], "-J-Xmx512m", "-J-XX:+UseSerialGC", "-J-XX:TieredStopAtLevel=1", "-d", ".", "main.java"),
-            (tool["java"], "-Xmx512m", "-Xss64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", ".", "Main"),
-        ),
-        _before_last(r"\}\s*\}\s*$", f'System.out.println("{NONCE}");\n'),
-        ("\n    }\n",),
-    ),
-    "cpp": Language(
-        ("g++",),
-        "main.cpp",
-        lambda tool: ((tool["g++"], "-std=c++17", "-O1", "-w", "-o", "main", "main.cpp"), ("/tmp/main",)),
-        _before_last(r"return 0;\s*\}\s*$", f'std::cout << std::endl << "{NONCE}" << std::endl;\n    '),
-        ("\n}\n",),
-    ),
-    "go": Language(
-        ("go",),
-        "main.go",
-        lambda tool: ((tool["go"], "build", "-o", "main", "main.go"), ("/tmp/main",)),
-        _before_last(r"\}\s*$", f'println("{NONCE}")\n'),
-        ("\n}\n",),
-    ),
-    "rust": Language(
-        ("rustc",),
-        "main.rs",
-        lambda tool: ((tool["rustc"], "-A", "warnings", "-o", "main", "main.rs"), ("/tmp/main",)),
-        _before_last(r"\}\s*$", f'println!("{NONCE}");\n'),
-        ("\n}\n",),
-    ),
-}
+@functools.cache
+def languages() -> dict[str, Language]:
+    path = Path(__file__).with_name("languages.toml")
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {name: config.from_dict(Language, table, origin=str(path)) for name, table in tables.items()}
 
 
 def load(data: str | None = None, *, name: str) -> Task:
@@ -142,12 +95,11 @@ def load_any(data: str | None = None) -> Task:
 def _task(name: str, file: str, raw: bytes, sha256: str) -> Task:
     rows = read_rows(file, raw, KEYS)
     language = rows[0]["language"]
-    stops = LANGUAGES[language].stops if language in LANGUAGES else ("\n}\n",)
+    stops = languages()[language].stops if language in languages() else ("\n}\n",)
     return Task(
         name=name,
         problems=problems_from(rows),
         stops=stops,
-        prompt_form="raw prompt",
         extraction="up to and with the first stop string",
         data_sha256=sha256,
         build=_program,
@@ -163,7 +115,7 @@ def _through_stop(text: str, stops: tuple[str, ...]) -> str:
 
 
 def _program(problem: Problem, completion: str) -> CommandProgram | SandboxVerdict:
-    language = LANGUAGES.get(problem.language)
+    language = languages().get(problem.language)
     if language is None:
         return SandboxVerdict("not_run", f"{problem.language} is not supported")
     found = {tool: shutil.which(tool, path=TOOL_FOLDERS) for tool in language.tools}
@@ -172,8 +124,4 @@ def _program(problem: Problem, completion: str) -> CommandProgram | SandboxVerdi
         return SandboxVerdict("not_run", f"{missing[0]} is not installed in {TOOL_FOLDERS}")
     # Real paths: without /proc, a program started through a link cannot find the files next to it.
     tools = {tool: os.path.realpath(path) for tool, path in found.items() if path is not None}
-    text = f"{problem.prompt}{completion}\n{language.with_nonce(problem.test)}"
-    environment = dict(ENVIRONMENT)
-    if "java" in tools:
-        environment["LD_LIBRARY_PATH"] = str(Path(tools["java"]).parents[1] / "lib")
-    return CommandProgram({language.file: text, **dict(language.extra)}, language.commands(tools), environment)
+    return language.program(problem, completion, tools)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import grpc
@@ -60,22 +60,15 @@ async def running(
     ]
     grpc_server = grpc.aio.server(options=options)
     service = _CompletionService(handler)
+    unary, streaming = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+    methods = [
+        ("Complete", streaming, service.complete, proto.CompleteRequest, proto.CompleteChunk),
+        ("Models", unary, service.models, proto.ModelsRequest, proto.ModelsReply),
+        ("Feedback", unary, service.feedback, proto.FeedbackRequest, proto.FeedbackReply),
+    ]
     handlers = {
-        "Complete": grpc.unary_stream_rpc_method_handler(
-            service.complete,
-            request_deserializer=proto.CompleteRequest.FromString,
-            response_serializer=proto.CompleteChunk.SerializeToString,
-        ),
-        "Models": grpc.unary_unary_rpc_method_handler(
-            service.models,
-            request_deserializer=proto.ModelsRequest.FromString,
-            response_serializer=proto.ModelsReply.SerializeToString,
-        ),
-        "Feedback": grpc.unary_unary_rpc_method_handler(
-            service.feedback,
-            request_deserializer=proto.FeedbackRequest.FromString,
-            response_serializer=proto.FeedbackReply.SerializeToString,
-        ),
+        name: kind(method, request_deserializer=sent.FromString, response_serializer=reply.SerializeToString)
+        for name, kind, method, sent, reply in methods
     }
     grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(proto.SERVICE, handlers),))
     checks = health.aio.HealthServicer()
@@ -153,13 +146,7 @@ class _CompletionService:
 
 def _chunk(item: CompletionDelta | Usage) -> Any:
     if isinstance(item, Usage):
-        return proto.CompleteChunk(
-            usage={
-                "prompt_tokens": item.prompt_tokens,
-                "completion_tokens": item.completion_tokens,
-                "cached_tokens": item.cached_tokens,
-            }
-        )
+        return proto.CompleteChunk(usage=asdict(item))
     scores = [] if item.logprobs is None else item.logprobs["token_logprobs"]
     return proto.CompleteChunk(
         index=item.index,

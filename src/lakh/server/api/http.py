@@ -26,10 +26,10 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from lakh.metrics import CONTENT_TYPE
 from lakh.server.api import openapi, responses
 from lakh.server.api.dialects import DIALECTS, Dialect
 from lakh.server.api.request_handler import RequestHandler, to_request_error
-from lakh.server.metrics import CONTENT_TYPE
 from lakh.server.request import RequestError, parse
 
 __all__ = ["HttpApi"]

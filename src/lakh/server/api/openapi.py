@@ -12,9 +12,9 @@ from lakh.server.api.schema import Schema, integer, nullable, object_of, string
 __all__ = ["document"]
 
 _MODEL = object_of({"id": string()}, required=["id", "object"])
-_STATUS = object_of({"status": string()}, required=["status"])
+_STATUS = object_of({"status": string()})
 _ERROR_FIELDS = {"message": string(), "type": string(), "param": nullable(string()), "code": nullable(string())}
-_ERROR = object_of({"error": object_of(_ERROR_FIELDS, required=list(_ERROR_FIELDS))}, required=["error"])
+_ERROR = object_of({"error": object_of(_ERROR_FIELDS)})
 _ERRORS = {
     "400": "invalid request",
     "401": "no valid key",
@@ -29,8 +29,8 @@ _ERRORS = {
 
 @cache
 def document() -> Schema:
-    feedback = object_of({"event": {"enum": list(FEEDBACK)}}, required=["event"])
-    totals = object_of({kind: integer(0) for kind in FEEDBACK}, required=FEEDBACK)
+    feedback = object_of({"event": {"enum": list(FEEDBACK)}})
+    totals = object_of({kind: integer(0) for kind in FEEDBACK})
     models = object_of({"data": {"type": "array", "items": _MODEL}}, required=["object", "data"])
     model = _get("One model", _MODEL)
     model["get"]["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": string(minLength=1)}]
@@ -61,7 +61,7 @@ def document() -> Schema:
 def _post(summary: str, request: Schema, response: Schema, *, streams: bool = True) -> Schema:
     content: Schema = {"application/json": {"schema": response}}
     if streams:
-        content["text/event-stream"] = {"schema": object_of({"data": string()})}  # one event
+        content["text/event-stream"] = {"schema": object_of({"data": string()}, ())}  # one event
     retry = {"headers": {"Retry-After": {"schema": string()}}}
     errors = {status: _error(text) | (retry if status in ("429", "503") else {}) for status, text in _ERRORS.items()}
     return {

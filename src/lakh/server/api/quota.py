@@ -73,9 +73,7 @@ class QuotaTracker:
             yield charge
             return
         if quota.at_once is not None and self._running[tenant] >= quota.at_once:
-            raise _quota_error(
-                QuotaDecision(False, 1.0, f"more than {quota.at_once} concurrent requests; try again later")
-            )
+            raise _quota_error(f"more than {quota.at_once} concurrent requests; try again later")
         self._running[tenant] += 1
         try:
             await self._check(tenant, quota)
@@ -86,17 +84,15 @@ class QuotaTracker:
                 await self._add(tenant, "tokens", used[0])
 
     async def _check(self, tenant: str, quota: Quota) -> None:
-        now_s = self._clock()
-        if quota.tokens_per_minute is not None:
-            used = await self._add(tenant, "tokens", 0)
-            decision = decide("tokens", used + 1, quota.tokens_per_minute, now_s)
-            if not decision.allowed:
-                raise _quota_error(decision)
-        if quota.requests_per_minute is not None:
-            used = await self._add(tenant, "requests", 1)
-            decision = decide("requests", used, quota.requests_per_minute, now_s)
-            if not decision.allowed:
-                raise _quota_error(decision)
+        for what, limit, amount in (
+            ("tokens", quota.tokens_per_minute, 0),
+            ("requests", quota.requests_per_minute, 1),
+        ):
+            if limit is not None:
+                used = await self._add(tenant, what, amount) + 1 - amount
+                decision = decide(what, used, limit, self._clock())
+                if not decision.allowed:
+                    raise _quota_error(decision.reason, decision.retry_after_s)
 
     async def _add(self, tenant: str, what: str, amount: int) -> int:
         key = f"quota:{what}:{int(self._clock() // WINDOW_S)}:{tenant}"
@@ -105,7 +101,5 @@ class QuotaTracker:
         return max(local or 0, shared or 0)
 
 
-def _quota_error(decision: QuotaDecision) -> RequestError:
-    return RequestError(
-        None, decision.reason, status=429, code="quota_exceeded", retry_after_s=max(decision.retry_after_s, 1.0)
-    )
+def _quota_error(reason: str, retry_after_s: float = 1.0) -> RequestError:
+    return RequestError(None, reason, status=429, code="quota_exceeded", retry_after_s=max(retry_after_s, 1.0))

@@ -1,4 +1,4 @@
-"""Handles requests between the API and the backend: authentication, quotas, metrics and error mapping.
+"""Handles requests between the API and the backend: authentication, quotas, cached completions, metrics, errors.
 
 HTTP and gRPC share it, so both have the same keys, quotas, errors and metrics.
 """
@@ -16,8 +16,9 @@ from lakh.errors import UserError
 from lakh.server.api.api_keys import ApiKeys
 from lakh.server.api.quota import QuotaTracker
 from lakh.server.backend import Backend, CompletionDelta, Usage
+from lakh.server.backends.completion_cache import CompletionCache
 from lakh.server.metrics import ServerMetrics
-from lakh.server.request import CompletionRequest, RequestError
+from lakh.server.request import CompletionRequest, RequestError, ServerStopping
 from lakh.server.store import CacheStore
 
 __all__ = ["FEEDBACK", "RequestHandler", "to_request_error"]
@@ -33,7 +34,8 @@ class RequestHandler:
     def __init__(self, backend: Backend, *, keys: ApiKeys | None = None, store: CacheStore | None = None) -> None:
         self.backend, self.keys, self.store = backend, keys, store
         self.quotas = QuotaTracker({} if keys is None else keys.quotas, store)
-        self.metrics = ServerMetrics(backend, store)
+        self.cache = None if store is None else CompletionCache(backend, store)
+        self.metrics = ServerMetrics(backend, [one for one in (self.cache, store) if one is not None])
         self.is_draining = False
 
     def tenant(self, authorization: str) -> str:
@@ -49,7 +51,7 @@ class RequestHandler:
     def model(self, request: CompletionRequest) -> str:
         """The model for a request. Raises a RequestError if it is not served, or not now."""
         if self.is_draining:
-            raise RequestError(None, "the server is shutting down", status=503)
+            raise ServerStopping
         served = [card.id for card in self.backend.models()]
         if not served:
             raise RequestError(None, "no engine can be reached; try again later", status=503, code="no_engine")
@@ -71,7 +73,7 @@ class RequestHandler:
         metrics.num_choices.observe(request.n)
         async with (
             self.quotas.admit(request.tenant) as charge,
-            contextlib.aclosing(self.backend.complete(request)) as items,
+            contextlib.aclosing((self.cache or self.backend).complete(request)) as items,
         ):
             async for item in items:
                 now_s = time.monotonic()

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from lakh.server.request import MAX_SALT_CHARS, MAX_TIMEOUT_MS
 from lakh.server.sampling_params import MAX_STOPS, MAX_TEMPERATURE
 from lakh.server.stopping import STOP_RULES
 
-__all__ = [
-    "CODE_FIELDS",
-    "ENVELOPE",
-    "EXTENSION_FIELDS",
-    "FINISH_REASON",
-    "PROMPT_FIELDS",
-    "SAMPLING_FIELDS",
-    "USAGE",
-    "Schema",
-    "array",
-    "integer",
-    "nullable",
-    "object_of",
-    "string",
-]
+__all__ = ["CHOICE", "COMMON_FIELDS", "Schema", "array", "completion", "integer", "nullable", "object_of", "string"]
 
 Schema = dict[str, Any]
 
@@ -44,17 +30,18 @@ def array(items: Schema, most: int | None = None) -> Schema:
     return {"type": "array", "items": items, "minItems": 1, **({} if most is None else {"maxItems": most})}
 
 
-def object_of(properties: Schema, required: Sequence[str] = ()) -> Schema:
-    return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
+def object_of(properties: Schema, required: Iterable[str] | None = None) -> Schema:
+    """An object that has all `properties`, unless `required` names others."""
+    names = list(properties if required is None else required)
+    return {"type": "object", "properties": properties, **({"required": names} if names else {})}
 
 
-ENVELOPE = ("id", "object", "created", "model")
-FINISH_REASON = {"enum": ["stop", "length", "abort", None]}
-_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
-USAGE = object_of({name: {"type": "integer"} for name in _COUNTS}, required=_COUNTS)
+CHOICE = {"index": {"type": "integer"}, "finish_reason": {"enum": ["stop", "length", "abort", None]}}
+USAGE = object_of({name: {"type": "integer"} for name in ("prompt_tokens", "completion_tokens", "total_tokens")})
 
-PROMPT_FIELDS = {"prompt": string(), "suffix": nullable(string())}
-SAMPLING_FIELDS = {
+COMMON_FIELDS = {
+    "prompt": string(),
+    "suffix": nullable(string()),
     "max_tokens": integer(1),
     "temperature": nullable({"type": "number", "minimum": 0, "maximum": MAX_TEMPERATURE}),
     "top_p": nullable({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
@@ -63,18 +50,19 @@ SAMPLING_FIELDS = {
         {"anyOf": [string(minLength=1), {"type": "array", "items": string(minLength=1), "maxItems": MAX_STOPS}]}
     ),
     "stream": nullable({"type": "boolean"}),
-}
-CODE_FIELDS = {
     "stop_rule": nullable({"enum": list(STOP_RULES)}),
     "order": nullable({"enum": ["psm", "spm"]}),
     "supersede": nullable(string()),
     "user": nullable(string()),
-}
-EXTENSION_FIELDS = {
-    **CODE_FIELDS,
     "timeout_ms": nullable({"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_MS}),
     "cache_salt": nullable(string(maxLength=MAX_SALT_CHARS)),
     "reuse": nullable({"type": "boolean"}),
     "heal": nullable({"type": "boolean"}),
     "model": nullable(string()),
 }
+
+
+def completion(choice: Schema) -> Schema:
+    """A response in OpenAI's envelope."""
+    fields = {"id": string(), "model": string(), "choices": {"type": "array", "items": choice}, "usage": USAGE}
+    return object_of(fields, required=["object", "created", *fields])

@@ -21,15 +21,12 @@ import itertools
 import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from lakh.server.backend import Backend, CompletionDelta, ModelCard, Usage
-from lakh.server.metrics import counter
+from lakh.server.metrics import MetricFamily, counter
 from lakh.server.request import CompletionRequest
 from lakh.server.store import CacheStore
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 __all__ = ["CacheQuery", "CachedCompletion", "CompletionCache", "cache_query_of", "find_continuation", "remainders_of"]
 
@@ -61,30 +58,9 @@ class CacheQuery:
 
 
 class CompletionCache:
-    def __init__(self, backend: Backend, store: CacheStore, ttl_s: float = TTL_S) -> None:
+    def __init__(self, backend: Backend, store: CacheStore) -> None:
         self.backend, self.store = backend, store
-        self._ttl_s = ttl_s
         self.num_queries = self.num_repeated = self.num_typed = 0
-
-    @property
-    def num_running(self) -> int:
-        return self.backend.num_running
-
-    @property
-    def num_waiting(self) -> int:
-        return self.backend.num_waiting
-
-    def models(self) -> list[ModelCard]:
-        return self.backend.models()
-
-    async def start(self) -> None:
-        await self.backend.start()
-
-    async def drain(self, timeout_s: float) -> None:
-        await self.backend.drain(timeout_s)
-
-    async def close(self) -> None:
-        await self.backend.close()
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
         query = cache_query_of(request, self.backend.models())
@@ -121,11 +97,10 @@ class CompletionCache:
     def _put(self, query: CacheQuery | None, completions: Sequence[CachedCompletion]) -> None:
         if query is not None:
             value = json.dumps([asdict(one) for one in completions[:MAX_PER_KEY]]).encode()
-            self.store.put(query.key, value, self._ttl_s)
+            self.store.put(query.key, value, TTL_S)
 
-    def metric_families(self) -> list[Metric]:
+    def metric_families(self) -> list[MetricFamily]:
         return [
-            *self.backend.metric_families(),
             counter("text_cache_queries_total", "Requests that can be cached.", self.num_queries),
             counter("text_cache_hits_total", "Repeated requests.", self.num_repeated),
             counter("text_reuse_hits_total", "Suggestions that were typed into.", self.num_typed),

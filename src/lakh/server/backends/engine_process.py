@@ -13,24 +13,21 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lakh.child_process import AsyncChannel, ChannelClosed, ChildProcess
 from lakh.errors import PeerLost
-from lakh.server.backend import CompletionDelta, ModelCard, Usage
+from lakh.server.backend import CompletionDelta, ModelCard, Usage, wait_until
 from lakh.server.backends.engine_process_main import EngineStatus
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
+from lakh.server.metrics import MetricFamily
 from lakh.server.request import CompletionRequest, RequestError
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 __all__ = ["EngineProcessBackend"]
 
 MAIN = "lakh.server.backends.engine_process_main:main"
 LOAD_TIMEOUT_S = 900.0  # a large model from a slow disk, and the capture of CUDA graphs
 CLOSE_S = 5.0  # for the child to end by itself
-POLL_S = 0.02
 
 
 class EngineProcessBackend:
@@ -71,7 +68,7 @@ class EngineProcessBackend:
     def models(self) -> list[ModelCard]:
         return [] if self.died else self.status.models
 
-    def metric_families(self) -> list[Metric]:
+    def metric_families(self) -> list[MetricFamily]:
         return self.status.metric_families
 
     async def start(self) -> None:
@@ -93,16 +90,10 @@ class EngineProcessBackend:
                 self._channel.send(("cancel", number))
 
     async def drain(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._responses:
-                    await asyncio.sleep(POLL_S)
+        await wait_until(lambda: not self._responses, timeout_s)
         if self._channel is not None:
             self._channel.send(("drain",))  # the rest ends with the text it has
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                while self._responses and not self.died:
-                    await asyncio.sleep(POLL_S)
+        await wait_until(lambda: not self._responses or self.died is not None, CLOSE_S)
 
     async def close(self) -> None:
         self._closed = True

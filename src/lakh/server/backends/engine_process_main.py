@@ -16,15 +16,14 @@ from lakh.child_process import AsyncChannel, Channel, ChannelClosed
 from lakh.errors import LakhError
 from lakh.server.backend import ModelCard
 from lakh.server.gc_control import disable_full_collections
+from lakh.server.metrics import MetricFamily
 from lakh.server.request import CompletionRequest, RequestError
 
 if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-
     from lakh.server.backends.in_process import InProcessBackend
     from lakh.server.engine import Engine
 
-__all__ = ["EngineStatus", "describe", "load_engine", "main"]
+__all__ = ["EngineStatus", "load_engine", "main"]
 
 STATUS_EVERY_S = 0.1
 SWITCH_S = 0.0005  # thread switch interval: the engine waits no longer than this for the thread that handles messages
@@ -35,7 +34,7 @@ class EngineStatus:
     num_running: int = 0
     num_waiting: int = 0
     models: list[ModelCard] = field(default_factory=list)
-    metric_families: list[Metric] = field(default_factory=list)
+    metric_families: list[MetricFamily] = field(default_factory=list)
 
 
 def load_engine(load: dict[str, Any]) -> Engine:
@@ -57,10 +56,6 @@ def load_engine(load: dict[str, Any]) -> Engine:
     return engine
 
 
-def describe(engine: Engine) -> str:
-    return f"{engine.name} ({engine.spec.parameters:,} parameters, {engine.device})"
-
-
 def _print_swap(folder: str, seconds: float) -> None:
     sys.stderr.write(f"now serving the weights of {folder}; no step for {seconds * 1e3:.1f} ms\n")
 
@@ -71,7 +66,7 @@ def main(channel: Channel, load: dict[str, Any], max_waiting: int) -> None:
     engine = load_engine(load)
     sys.setswitchinterval(SWITCH_S)
     backend = InProcessBackend(engine, max_waiting=max_waiting)
-    channel.send((_status(backend), describe(engine)))
+    channel.send((_status(backend), backend.description))
     try:
         asyncio.run(_serve(backend, channel))
     finally:

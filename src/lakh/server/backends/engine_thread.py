@@ -15,28 +15,17 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
 
+from lakh.server.backend import wait_until
 from lakh.server.engine import Engine
 from lakh.server.gc_control import collect_now
+from lakh.server.request import RequestError, ServerStopping, Superseded
 from lakh.server.sequence import Chunk, Sequence
 
-__all__ = ["EngineJob", "EngineStopped", "EngineThread", "JobUpdate", "QueueFull", "Superseded"]
+__all__ = ["EngineJob", "EngineThread", "JobUpdate"]
 
-POLL_S = 0.05
 IDLE_S = 60.0  # the thread wakes up this often without work
 COLLECT_IDLE_S = 1.0  # idle time after which garbage is collected
 COLLECT_LATEST_S = 600.0  # collect garbage after this time even under load
-
-
-class QueueFull(Exception):
-    """The waiting queue is full; try again later."""
-
-
-class EngineStopped(Exception):
-    """The thread stopped before the job finished."""
-
-
-class Superseded(Exception):
-    """A newer job with the same key replaced this one."""
 
 
 JobUpdate = tuple[int, Chunk] | Exception | None
@@ -92,20 +81,22 @@ class EngineThread:
     def num_running(self) -> int:
         return self.engine.num_running
 
-    def would_supersede(self, key: Hashable) -> bool:
-        return key is not None and key in self._by_key
+    def check_room(self, key: Hashable, num_encoding: int = 0) -> None:
+        """Raise a 429 if the waiting queue is full, unless the job replaces another. `num_encoding`: more that wait."""
+        if self.num_waiting + num_encoding >= self.max_waiting and (key is None or key not in self._by_key):
+            message = f"{self.max_waiting} requests are waiting already; try again later"
+            raise RequestError(None, message, status=429, code="queue_full")
 
     def submit(self, job: EngineJob) -> None:
-        """Raises QueueFull or EngineStopped."""
+        """Raises a RequestError if the waiting queue is full or the thread has stopped."""
         with self._changed:
             if self._closed:
-                raise EngineStopped
+                raise ServerStopping
+            self.check_room(job.key)
             older = self._by_key.get(job.key) if job.key is not None else None
             if older is not None:
                 self._cancelled.append((older, Superseded()))
                 self.num_superseded += 1
-            elif self.num_waiting >= self.max_waiting:
-                raise QueueFull
             if job.key is not None:
                 self._by_key[job.key] = job
             self._submitted.append(job)
@@ -123,13 +114,10 @@ class EngineThread:
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for all jobs, then stop the rest; returns whether all finished. Stopped jobs keep the text they have."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._submitted or self._jobs:
-                    await asyncio.sleep(POLL_S)
-                return True
+        if await wait_until(lambda: not (self._submitted or self._jobs), timeout_s):
+            return True
         with self._changed:
-            self._cancelled.extend((job, EngineStopped()) for job in [*self._jobs, *self._submitted])
+            self._cancelled.extend((job, ServerStopping()) for job in [*self._jobs, *self._submitted])
             self._changed.notify()
         return False
 
@@ -191,7 +179,7 @@ class EngineThread:
 
     def _remove(self, job: EngineJob, error: Exception | None) -> None:
         self.engine.abort(*job.seqs)
-        if isinstance(error, EngineStopped) and any(seq.tokens for seq in job.seqs):
+        if isinstance(error, ServerStopping) and any(seq.tokens for seq in job.seqs):
             error = None
         with self._changed:
             self._forget_key(job)

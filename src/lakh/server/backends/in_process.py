@@ -14,30 +14,21 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from lakh.metrics import MetricsRegistry
 from lakh.server.backend import CompletionDelta, ModelCard, Usage
-from lakh.server.backends.engine_thread import (
-    EngineJob,
-    EngineStopped,
-    EngineThread,
-    JobUpdate,
-    QueueFull,
-    Superseded,
-)
+from lakh.server.backends.engine_thread import EngineJob, EngineThread, JobUpdate
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
 from lakh.server.engine import Engine
-from lakh.server.metrics import PREFIX, EngineMetrics, counter, gauge, resident_bytes
+from lakh.server.metrics import PREFIX, EngineMetrics, MetricFamily, counter, gauge
 from lakh.server.prompts.incremental_tokenizer import EncodeOptions, TooMuchNewText
 from lakh.server.prompts.token_healing import HealedPrompt
 from lakh.server.request import CompletionRequest, RequestError
 from lakh.server.sampling import Logprobs
 from lakh.server.sequence import Sequence
 from lakh.server.stopping import stop_rule_for
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 __all__ = ["MAX_WAITING", "InProcessBackend", "make_sequences"]
 
@@ -54,6 +45,7 @@ OnItem = Callable[[CompletionDelta | Usage | Exception | None], None]
 class InProcessBackend:
     def __init__(self, engine: Engine, *, max_waiting: int = MAX_WAITING) -> None:
         self.engine = engine
+        self.description = f"{engine.name} ({engine.spec.parameters:,} parameters, {engine.device})"
         self._registry = MetricsRegistry(PREFIX)
         engine.observe(EngineMetrics(self._registry))
         self._registry.collect_from(self._engine_families)
@@ -92,15 +84,11 @@ class InProcessBackend:
         except TooMuchNewText:
             seqs = await self._encode_in_thread(request, now_s)
         job = EngineJob(seqs, _JobListener(self.engine, request, seqs, on_item), request.supersede)
-        try:
-            self.thread.submit(job)
-        except (QueueFull, EngineStopped) as error:
-            raise self._request_error(error) from None
+        self.thread.submit(job)
         return lambda: self.thread.cancel(job)
 
     async def _encode_in_thread(self, request: CompletionRequest, now_s: float) -> list[Sequence]:
-        if self.num_waiting >= self.thread.max_waiting and not self.thread.would_supersede(request.supersede):
-            raise self._request_error(QueueFull())
+        self.thread.check_room(request.supersede, self._num_encoding)
         self._num_encoding += request.num_choices
         try:
             loop = asyncio.get_running_loop()
@@ -108,16 +96,10 @@ class InProcessBackend:
         finally:
             self._num_encoding -= request.num_choices
 
-    def _request_error(self, error: Exception) -> Exception:
-        if isinstance(error, QueueFull):
-            message = f"{self.thread.max_waiting} requests are waiting already; try again later"
-            return RequestError(None, message, status=429, code="queue_full")
-        return _to_request_error(error)
-
-    def metric_families(self) -> list[Metric]:
+    def metric_families(self) -> list[MetricFamily]:
         return self._registry.families()
 
-    def _engine_families(self) -> list[Metric]:
+    def _engine_families(self) -> list[MetricFamily]:
         counters, pool = self.engine.counters, self.engine.pool
         return [
             gauge("kv_cache_usage_perc", "Share of KV-cache blocks in use.", pool.num_used / pool.num_blocks),
@@ -130,7 +112,7 @@ class InProcessBackend:
             counter("spec_decode_num_draft_tokens_total", "Draft tokens.", counters.draft_tokens),
             counter("spec_decode_num_accepted_tokens_total", "Accepted draft tokens.", counters.accepted_tokens),
             gauge("engine_process_id", "Id of the engine's process.", os.getpid()),
-            gauge("engine_resident_memory_bytes", "Memory of the engine's process.", resident_bytes()),
+            gauge("engine_resident_memory_bytes", "Memory of the engine's process.", _resident_bytes()),
             counter("engine_cpu_seconds_total", "CPU time of the engine's process.", time.process_time()),
             gauge("weights_version", "Number of weight swaps.", self.engine.weights_version),
         ]
@@ -160,7 +142,7 @@ class _JobListener:
             self._on_item(Usage(prompt_tokens, self._num_tokens, sum(seq.num_cached for seq in self._seqs)))
             self._on_item(None)
         elif isinstance(update, Exception):
-            self._on_item(_to_request_error(update))
+            self._on_item(update)
         else:
             index, chunk = update
             self._num_tokens += len(chunk.tokens)
@@ -169,15 +151,6 @@ class _JobListener:
                 logprobs = _openai_logprobs(self._engine, chunk.logprobs, self._text_offsets[index])
                 self._text_offsets[index] += len(chunk.text)
             self._on_item(CompletionDelta(index, chunk.text, chunk.finish_reason, chunk.tokens, logprobs))
-
-
-def _to_request_error(error: Exception) -> Exception:
-    """What the client sees; a bug stays as it is."""
-    if isinstance(error, Superseded):
-        return RequestError(None, "superseded by a newer request", status=409, code="superseded")
-    if isinstance(error, EngineStopped):
-        return RequestError(None, "the server is shutting down", status=503)
-    return error
 
 
 def make_sequences(
@@ -208,7 +181,7 @@ def make_sequences(
             ids = prompts.truncate(ids, sampling.max_tokens)
         # The cursor is at the end of the prompt only if nothing follows it.
         ends_at_cursor = isinstance(prompt, str) and (request.suffix is None or request.order == "spm")
-        healed = prompts.heal(ids) if request.heal and ends_at_cursor else HealedPrompt(ids, None, "")
+        healed = prompts.heal(ids) if request.heal and ends_at_cursor else HealedPrompt(ids)
         for _ in range(request.n):
             seq = engine.make_sequence(
                 healed.ids,
@@ -255,3 +228,11 @@ def _fingerprint(engine: Engine) -> str:
     for tensor in (network.norms, network.head_norms, network.embed[::step]):
         digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not report it."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -78,21 +78,15 @@ def response_timeout_s(request: CompletionRequest) -> float:
 
 def merge_deltas(items: Iterable[Any]) -> Iterator[Any]:
     """The same items, with consecutive deltas of one choice merged."""
-    last: Any = None
+    held: CompletionDelta | None = None
     for item in items:
-        is_mergeable = isinstance(item, CompletionDelta) and item.logprobs is None
-        if last is not None:
-            if is_mergeable and last.index == item.index:
-                last = CompletionDelta(last.index, last.text + item.text, item.finish_reason, last.tokens + item.tokens)
-                if last.finish_reason is not None:
-                    yield last
-                    last = None
-                continue
-            yield last
-            last = None
-        if is_mergeable and item.finish_reason is None:
-            last = item
-        else:
+        is_plain = isinstance(item, CompletionDelta) and item.logprobs is None
+        if held is not None and is_plain and held.index == item.index:
+            item = CompletionDelta(held.index, held.text + item.text, item.finish_reason, held.tokens + item.tokens)
+        elif held is not None:
+            yield held
+        held = item if is_plain and item.finish_reason is None else None
+        if held is None:
             yield item
-    if last is not None:
-        yield last
+    if held is not None:
+        yield held

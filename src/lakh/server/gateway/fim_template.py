@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lakh.errors import UserError
+from lakh.server.prompts.fim import SUFFIX_SHARE, cut_before
 
 __all__ = ["TEMPLATES", "FimTemplate", "fim_prompt", "fim_template_of"]
 
 CHARS_PER_TOKEN = 2.5  # conservative: code has 3 to 4 with such vocabularies
-SUFFIX_SHARE = 4
 QUANTUM_CHARS = 1024
 
 
@@ -52,9 +52,7 @@ def fim_prompt(template: FimTemplate, before: str, after: str, *, order: str, ro
         before, after = before.rpartition(token)[2], after.partition(token)[0]
     room = int(max(room_tokens, 1) * CHARS_PER_TOKEN)
     after = after[: max(room // SUFFIX_SHARE, room - len(before))]
-    over = len(before) - (room - len(after))
-    if over > 0:
-        before = before[min(-(-over // QUANTUM_CHARS) * QUANTUM_CHARS, max(len(before) - QUANTUM_CHARS, over)) :]
+    before = cut_before(before, room - len(after), QUANTUM_CHARS)
     if order == "spm" and template.has_spm:
         return f"{template.prefix}{template.suffix}{after}{template.middle}{before}"
     return f"{template.prefix}{before}{template.suffix}{after}{template.middle}"

@@ -18,17 +18,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Hashable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lakh.metrics import MetricsRegistry
-from lakh.server.backend import CompletionDelta, ModelCard, Usage
+from lakh.server.backend import CompletionDelta, ModelCard, Usage, wait_until
 from lakh.server.gateway.replica import Replica, ReplicaBusy, ReplicaFailed
 from lakh.server.gateway.replica_set import ReplicaSet
-from lakh.server.metrics import PREFIX, PhaseLatencies, counter, gauge
-from lakh.server.request import CompletionRequest, RequestError
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
+from lakh.server.metrics import PREFIX, MetricFamily, PhaseLatencies, counter, gauge
+from lakh.server.request import CompletionRequest, RequestError, ServerStopping, Superseded
 
 __all__ = ["Gateway"]
 
@@ -89,10 +86,10 @@ class Gateway:
                 cards[card.id] = replace(card, weights=weights)
         return list(cards.values())
 
-    def metric_families(self) -> list[Metric]:
+    def metric_families(self) -> list[MetricFamily]:
         return self._registry.families()
 
-    def _gateway_families(self) -> list[Metric]:
+    def _gateway_families(self) -> list[MetricFamily]:
         by_state = Counter(replica.state for replica in self.replicas.values())
         running = {url: replica.num_running for url, replica in self.replicas.items()}
         return [
@@ -121,10 +118,10 @@ class Gateway:
             while True:
                 try:
                     async with asyncio.timeout(None if deadline_s is None else max(deadline_s - time.monotonic(), 0)):
-                        item = await routed.items.get()
+                        item: CompletionDelta | Usage | Exception | None = await routed.items.get()
                 except TimeoutError:
-                    item = _DeadlineExceeded()
-                if isinstance(item, _DeadlineExceeded) or (isinstance(item, _GatewayStopped) and has_text):
+                    item = None
+                if item is None or (isinstance(item, ServerStopping) and has_text):
                     for index in sorted(open_choices):  # end with the text that was sent
                         yield CompletionDelta(index, "", "abort")
                     yield Usage(0, 0)
@@ -147,22 +144,15 @@ class Gateway:
     def _observe(self, routed: _RoutedRequest, item: CompletionDelta | Usage) -> None:
         now_s = time.monotonic()
         routed.first_token_s = routed.first_token_s or now_s
-        if isinstance(item, Usage) and routed.started_s is not None:
-            self._latencies.observe_completion(
-                arrived_s=routed.arrived_s,
-                started_s=routed.started_s,
-                first_token_s=routed.first_token_s,
-                finished_s=now_s,
-                num_tokens=item.completion_tokens,
-            )
+        if isinstance(item, Usage):
+            self._latencies.observe_completion(routed, now_s, item.completion_tokens)
 
     def _supersede(self, key: Hashable, routed: _RoutedRequest) -> None:
         if key is None:
             return
         older = self._by_key.get(key)
         if older is not None:
-            message = "superseded by a newer request"
-            older.items.put_nowait(RequestError(None, message, status=409, code="superseded"))
+            older.items.put_nowait(Superseded())
             self.num_superseded += 1
         self._by_key[key] = routed
 
@@ -252,23 +242,10 @@ class Gateway:
         await self._set.start()
 
     async def drain(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._requests:
-                    await asyncio.sleep(POLL_S)
-                return
-        for routed in list(self._requests):
-            routed.items.put_nowait(_GatewayStopped(None, "the server is shutting down", status=503))
-        await asyncio.sleep(POLL_S)
+        if not await wait_until(lambda: not self._requests, timeout_s):
+            for routed in self._requests:
+                routed.items.put_nowait(ServerStopping())
+            await asyncio.sleep(POLL_S)  # for their readers
 
     async def close(self) -> None:
         await self._set.close()
-
-
-class _GatewayStopped(RequestError):
-    """The gateway is draining."""
-
-
-class _DeadlineExceeded(RequestError):
-    def __init__(self) -> None:
-        super().__init__(None, "no answer in time", status=408, code="timeout")

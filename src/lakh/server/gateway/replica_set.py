@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from lakh.errors import UserError
-from lakh.server.gateway.fim_template import FimTemplate
 from lakh.server.gateway.replica import Replica
-from lakh.server.gateway.routing import HashRing, choose_replica
+from lakh.server.gateway.routing import choose_replica
 from lakh.server.request import CompletionRequest
 from lakh.server.store import CacheStore
 
@@ -41,22 +40,18 @@ class ReplicaSet:
         engines: Iterable[str],
         *,
         store: CacheStore | None = None,
-        template: FimTemplate | None = None,
-        key: str = "",
-        stall_s: float = 30.0,
         on_down: Callable[[Replica], None] = lambda replica: None,
+        **replica_options: Any,
     ) -> None:
         """`engines`: URLs, or dns:HOST:PORT for every address of a name. Calls `on_down` at each check of a replica
-        that is down.
+        that is down. `replica_options` are those of Replica.
         """
         self._engines = list(engines)
         for engine in self._engines:
             _check_address(engine)
-        self._store, self._on_down = store, on_down
-        self._options: dict[str, Any] = {"template": template, "key": key, "stall_s": stall_s}
+        self._store, self._on_down, self._options = store, on_down, replica_options
         self._session: aiohttp.ClientSession | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._ring = HashRing(())
         self.by_url: dict[str, Replica] = {}
 
     def usable(self) -> list[Replica]:
@@ -73,7 +68,7 @@ class ReplicaSet:
         key = route_key(request)
         stored = None if self._store is None or len(usable) < 2 else await self._store.get(f"route:{key}")
         previous = None if stored is None else stored.decode("utf-8", "replace")
-        decision = choose_replica(self._ring, key, loads, previous)
+        decision = choose_replica(key, loads, previous)
         if decision is None:
             return None
         if self._store is not None and len(usable) > 1 and decision.name != previous:
@@ -136,7 +131,6 @@ class ReplicaSet:
                 self.by_url[url] = Replica(url, self._session, **self._options)
         for url in [url for url, one in self.by_url.items() if url not in urls and not one.num_running]:
             del self.by_url[url]
-        self._ring = HashRing(self.by_url)
 
 
 def route_key(request: CompletionRequest) -> str:

@@ -2,7 +2,7 @@
 
     typing.py      what users request and when          generator.py   sends the requests (open or closed loop)
     target.py      the service over HTTP or gRPC        report.py      latencies, the server's metrics, plots
-    ablation.py    the same load with one server feature after another
 
+The ablation of the server's techniques (`lakh loadgen --before-after`) is in the benchmarks: bench/serve/ablation.py.
 Independent of torch and of the server's internals.
 """

@@ -27,10 +27,11 @@ from lakh.server.gc_control import full_collections_disabled
 from lakh.server.loadgen.report import GaugeSample, LoadReport, both_processes
 from lakh.server.loadgen.target import RequestOutcome, Target, read_metrics, target_of
 from lakh.server.loadgen.typing import EditorRequest, TypingUser, arrivals_s, read_source_files
+from lakh.server.prompts.fim import cut_before
 
 __all__ = ["LoadConfig", "Techniques", "request_body", "run_load"]
 
-QUANTUM_CHARS = 1024
+QUANTUM_CHARS = 1024  # the prompt's start moves in such steps, or a quarter of the prompt
 SAMPLE_EVERY_S = 1.0
 THINK_S = 1.0  # mean time between a response and the client's next request
 CANCELLED_SHARE, CANCEL_AFTER_S = 0.2, 0.3  # of the clients' requests
@@ -203,7 +204,7 @@ class _LoadRun:
 def request_body(request: EditorRequest, load: LoadConfig) -> dict[str, Any]:
     techniques = load.techniques
     body: dict[str, Any] = {
-        "prompt": _end_of(request.prefix, load.prefix_chars),
+        "prompt": cut_before(request.prefix, load.prefix_chars, min(QUANTUM_CHARS, load.prefix_chars // 4)),
         "max_tokens": load.max_tokens,
         "temperature": 0.0,
         "user": str(request.user),
@@ -218,14 +219,6 @@ def request_body(request: EditorRequest, load: LoadConfig) -> dict[str, Any]:
     if load.stop_rule:
         body["stop_rule"] = load.stop_rule
     return body
-
-
-def _end_of(text: str, most: int) -> str:
-    """The end of a text; its start moves in steps of a quarter of what is sent, at most QUANTUM_CHARS."""
-    if len(text) <= most:
-        return text
-    step = max(min(QUANTUM_CHARS, most // 4), 1)
-    return text[-(-(len(text) - most) // step) * step :]
 
 
 def _sample(page: dict[str, float], at_s: float) -> GaugeSample:

@@ -16,7 +16,7 @@ from typing import Any
 from lakh import storage
 from lakh.errors import UserError
 
-__all__ = ["GaugeSample", "LoadReport", "both_processes", "percentiles", "plot", "plot_rows"]
+__all__ = ["GaugeSample", "LoadReport", "both_processes", "check_image", "percentiles", "plot", "save", "subplots"]
 
 ENDS = ("completed", "cancelled", "timeouts", "rejected", "failed")
 
@@ -118,8 +118,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
 
 def plot(report: LoadReport, path: Path, title: str) -> None:
     """Latency over time, its distribution, and the server's gauges, as PNG or SVG."""
-    pyplot = _pyplot(path)
-    figure, (over_time, spread, gauges) = pyplot.subplots(3, 1, figsize=(8, 9), layout="constrained")
+    figure, (over_time, spread, gauges) = subplots(3, 1, figsize=(8, 9))
     figure.suptitle(title)
     for name, column, colour in (("first token", 1, "tab:orange"), ("last token", 2, "tab:blue")):
         times = [one[0] for one in report.latencies]
@@ -141,41 +140,27 @@ def plot(report: LoadReport, path: Path, title: str) -> None:
     gauges.set(xlabel="s", ylabel="requests")
     gauges.legend(loc="upper left")
     memory.legend(loc="upper right")
-    _save(figure, path)
+    save(figure, path)
 
 
-def plot_rows(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """An ablation: latencies and CPU time per request, with one more technique in each row."""
-    pyplot = _pyplot(path)
-    figure, (latency, work) = pyplot.subplots(2, 1, figsize=(8, 7), layout="constrained")
-    figure.suptitle(title, fontsize="small")
-    names = [row["row"] for row in rows]
-    figures = [("first token, p50", "ttft_ms", "p50"), ("last token, p50", "e2e_ms", "p50"), ("p99", "e2e_ms", "p99")]
-    for number, (label, what, mark) in enumerate(figures):
-        places = [at + (number - 1) * 0.27 for at in range(len(rows))]
-        latency.bar(places, [row[what][mark] or 0.0 for row in rows], width=0.25, label=label)
-    work.bar(range(len(rows)), [row["server_cpu_ms_per_request"] or 0.0 for row in rows], color="tab:gray")
-    latency.set(ylabel="ms, as seen by clients")
-    work.set(ylabel="server CPU ms per request")
-    for axis in (latency, work):
-        axis.set_xticks(range(len(rows)), names, rotation=20, ha="right", fontsize="small")
-        axis.grid(alpha=0.3, axis="y")
-    latency.legend()
-    _save(figure, path)
-
-
-def _pyplot(path: Path) -> Any:
+def check_image(path: Path) -> Path:
+    """Raises a UserError, before anything is measured, if the file cannot be plotted to."""
     if path.suffix not in (".png", ".svg"):
-        raise UserError(str(path), "is not a supported image format", "end its name in .png or .svg")
+        raise UserError(f"--plot {path}", "is not a supported image format", "end its name in .png or .svg")
+    return path
+
+
+def subplots(*args: Any, **options: Any) -> Any:
+    """A matplotlib figure and its axes, without a display."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot
+    return pyplot.subplots(*args, layout="constrained", **options)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 
     image = io.BytesIO()

@@ -60,18 +60,15 @@ def arrivals_s(rate: float, seconds: float, rng: random.Random, burst: float = 1
     at_s, is_busy = 0.0, True
     phase_end_s = rng.expovariate(1 / PHASE_S)
     quiet = 2 / (1 + burst) if burst > 1 else 1.0
-    while True:
+    while at_s < seconds:
         wait_s = rng.expovariate(rate * quiet * (burst if is_busy and burst > 1 else 1.0))
         if burst > 1 and at_s + wait_s > phase_end_s:  # exponential waits are memoryless: restart at the phase change
             at_s, is_busy = phase_end_s, not is_busy
             phase_end_s += rng.expovariate(1 / PHASE_S)
         else:
             at_s += wait_s
-            if at_s >= seconds:
-                return
-            yield at_s
-        if at_s >= seconds:
-            return
+            if at_s < seconds:
+                yield at_s
 
 
 def read_source_files(folder: Path, most: int = 400) -> list[tuple[str, str]]:

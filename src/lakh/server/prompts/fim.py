@@ -13,7 +13,7 @@ every keystroke would invalidate every cached block.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from lakh.errors import UserError
 from lakh.server.model.block_pool import BLOCK_TOKENS
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Order", "cut_before", "prompt", "quantum"]
 
 Order = Literal["psm", "spm"]
+T = TypeVar("T", str, tuple[int, ...])
 FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"
 SUFFIX_SHARE = 4  # the suffix gets at least a quarter of the room, if it needs it
 MAX_QUANTUM = 256
@@ -55,12 +56,12 @@ def quantum(context: int) -> int:
     return min(MAX_QUANTUM, max(context // 16 // BLOCK_TOKENS, 1) * BLOCK_TOKENS)
 
 
-def cut_before(ids: tuple[int, ...], room: int, step: int) -> tuple[int, ...]:
-    """The end of `ids` that fits; its start moves only every `step` tokens."""
-    if len(ids) <= room:
-        return ids
-    drop = _steps_up(len(ids) - room, step)
-    return ids[drop:] if drop < len(ids) else ids[len(ids) - room :]
+def cut_before(before: T, room: int, step: int) -> T:
+    """The end of a prefix that fits, in tokens or characters; its start moves only every `step` of them."""
+    if len(before) <= room:
+        return before
+    drop = _steps_up(len(before) - room, step)
+    return before[drop:] if drop < len(before) else before[len(before) - room :]
 
 
 def _steps_up(number: int, step: int) -> int:

@@ -21,9 +21,9 @@ __all__ = ["HealedPrompt", "TokenHealer"]
 
 class HealedPrompt(NamedTuple):
     ids: tuple[int, ...]
-    first_token_ids: tuple[int, ...] | None
+    first_token_ids: tuple[int, ...] | None = None
     """Allowed first tokens; None allows any."""
-    skip: str
+    skip: str = ""
     """Text that the completion repeats first."""
 
 
@@ -39,10 +39,10 @@ class TokenHealer:
         """At least one token stays in the prompt."""
         text = self._tokenizer.decode(ids[-1:]) if ids else ""
         if len(ids) < 2 or not text or REPLACEMENT in text:
-            return HealedPrompt(ids, None, "")
+            return HealedPrompt(ids)
         # Searched each time: a cache of one tenant's prompts would show in another's timing.
         low, high = bisect_left(self._texts, text), bisect_left(self._texts, text + "\U0010ffff")
         candidates = self._tokens[low:high]
         if len(candidates) == 1:
-            return HealedPrompt(ids, None, "")
+            return HealedPrompt(ids)
         return HealedPrompt(ids[:-1], candidates, text)

@@ -34,9 +34,6 @@ def _message(name: str) -> Any:
     return message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName(f"lakh.v1.{name}"))
 
 
-CompleteRequest = _message("CompleteRequest")
-CompleteChunk = _message("CompleteChunk")
-ModelsRequest = _message("ModelsRequest")
-ModelsReply = _message("ModelsReply")
-FeedbackRequest = _message("FeedbackRequest")
-FeedbackReply = _message("FeedbackReply")
+CompleteRequest, CompleteChunk = _message("CompleteRequest"), _message("CompleteChunk")
+ModelsRequest, ModelsReply = _message("ModelsRequest"), _message("ModelsReply")
+FeedbackRequest, FeedbackReply = _message("FeedbackRequest"), _message("FeedbackReply")

@@ -45,29 +45,23 @@ class DraftModel:
         active = [
             (seq, most, state) for seq, most in wanted if most > 0 and (state := self._state(seq, most)) is not None
         ]
-        if not active:
-            return {}
         drafts = {seq: DraftTokens([], []) for seq, _, _ in active}
-        segments = [
-            SequenceChunk(seq.ids[len(state.ids) :], len(state.ids), state.lease.blocks) for seq, _, state in active
-        ]
-        logits = self._runner.forward(segments)
-        for seq, _, state in active:
-            state.ids = list(seq.ids)
-        self._sample(logits, [seq for seq, _, _ in active], drafts)
-        done = 1
+        done = 0
         while active := [(seq, most, state) for seq, most, state in active if most > done]:
-            if all(seq.sampling.temperature == 0 for seq, _, _ in active):
+            if done and all(seq.sampling.temperature == 0 for seq, _, _ in active):
                 steps = min(most for _, most, _ in active) - done
                 self._continue_greedily(active, drafts, steps)
                 done += steps
                 continue
-            segments = [
-                SequenceChunk([drafts[seq].tokens[-1]], len(state.ids), state.lease.blocks) for seq, _, state in active
-            ]
-            logits = self._runner.forward(segments)
-            for seq, _, state in active:
-                state.ids.append(drafts[seq].tokens[-1])
+            new = [drafts[seq].tokens[-1:] or seq.ids[len(state.ids) :] for seq, _, state in active]
+            logits = self._runner.forward(
+                [
+                    SequenceChunk(tokens, len(state.ids), state.lease.blocks)
+                    for tokens, (_, _, state) in zip(new, active, strict=True)
+                ]
+            )
+            for tokens, (_, _, state) in zip(new, active, strict=True):
+                state.ids += tokens
             self._sample(logits, [seq for seq, _, _ in active], drafts)
             done += 1
         return drafts

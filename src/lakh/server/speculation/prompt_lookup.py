@@ -8,24 +8,24 @@ from collections.abc import Sequence
 __all__ = ["PromptLookup"]
 
 WIDTH = array("i").itemsize
+SIZES = (4, 3, 2)
 
 
 class PromptLookup:
-    """Proposes what followed the last occurrence of the last `longest` .. `shortest` tokens.
+    """Proposes what followed the last occurrence of the last 4, 3 or 2 tokens.
 
     Keeps tokens as bytes, so a search is one memory search: microseconds for thousands of tokens, and no index to build
     when a prompt arrives.
     """
 
-    def __init__(self, shortest: int = 2, longest: int = 4) -> None:
-        self._sizes = range(longest, shortest - 1, -1)
+    def __init__(self) -> None:
         self._bytes = bytearray()
 
     def propose(self, ids: Sequence[int], max_tokens: int) -> list[int]:
         """Up to `max_tokens` tokens. `ids` only grows between calls."""
         end = len(ids)
         self._bytes += array("i", ids[len(self._bytes) // WIDTH :]).tobytes()
-        for size in self._sizes:
+        for size in SIZES:
             if end > size:
                 index = self._find(self._bytes[(end - size) * WIDTH :], (end - 1) * WIDTH)
                 if index is not None:

@@ -76,13 +76,13 @@ def send(
     began_s = time.perf_counter()
     device = torch.device(device)
     _agree(torch.tensor([version, KINDS.index(dtype), bucket_bytes, _shape_id(spec)], device=device), src, group)
-    pending: list[Any] = []
+    sending, wait = None, lambda: None
     for bucket in buckets(spec, dtype.itemsize, bucket_bytes):
         flat = torch.cat([get(name).detach().to(device, dtype).flatten() for name, _ in bucket])
-        if pending:
-            pending.pop()[0].wait()
-        pending.append((_broadcast(flat, src, group), flat))  # keeps the buffer until it is sent
-    pending.pop()[0].wait()
+        wait()
+        sending = flat  # keeps the buffer until it is sent
+        wait = _broadcast(sending, src, group)
+    wait()
     return time.perf_counter() - began_s
 
 
@@ -110,18 +110,18 @@ class WeightReceiver:
         """Each bucket with its data, while the next one is in transit."""
         sizes = [sum(shape.numel() for _, shape in bucket) for bucket in plan]
         buffers = [torch.empty(max(sizes), dtype=dtype, device=self._device) for _ in range(2)]
-        work = _broadcast(buffers[0][: sizes[0]], self._src, self._group)
+        wait = _broadcast(buffers[0][: sizes[0]], self._src, self._group)
         for number, bucket in enumerate(plan):
-            work.wait()
+            wait()
             if number + 1 < len(plan):
-                work = _broadcast(buffers[(number + 1) % 2][: sizes[number + 1]], self._src, self._group)
+                wait = _broadcast(buffers[(number + 1) % 2][: sizes[number + 1]], self._src, self._group)
             yield bucket, buffers[number % 2][: sizes[number]]
 
 
 def _agree(header: Tensor, src: int, group: Any) -> list[int]:
     """The sender's header, after every rank has confirmed the shape of the model."""
     own_shape = int(header[-1])
-    _broadcast(header, src, group).wait()
+    _broadcast(header, src, group)()
     differs = torch.tensor([int(int(header[-1]) != own_shape)], device=header.device)
     _with_peer_errors(lambda: dist.all_reduce(differs, group=group))
     if int(differs):
@@ -131,19 +131,10 @@ def _agree(header: Tensor, src: int, group: Any) -> list[int]:
     return [int(number) for number in header]
 
 
-def _broadcast(tensor: Tensor, src: int, group: Any) -> Any:
+def _broadcast(tensor: Tensor, src: int, group: Any) -> Callable[[], None]:
+    """Start a broadcast; returns a function that waits for it."""
     work = _with_peer_errors(lambda: dist.broadcast(tensor, src=src, group=group, async_op=True))
-    return _BroadcastWork(work)
-
-
-class _BroadcastWork:
-    """A broadcast in progress, with our error types."""
-
-    def __init__(self, work: Any) -> None:
-        self._work = work
-
-    def wait(self) -> None:
-        _with_peer_errors(self._work.wait)
+    return lambda: _with_peer_errors(work.wait)
 
 
 def _with_peer_errors(call: Callable[[], Any]) -> Any:

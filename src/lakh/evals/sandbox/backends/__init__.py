@@ -32,13 +32,13 @@ def make_backend(name: str) -> IsolationBackend:
     if name == "bubblewrap":
         from lakh.evals.sandbox.backends import bubblewrap
 
-        return bubblewrap.Bubblewrap.here()
+        return bubblewrap.Bubblewrap()
     if name == "landlock":
         from lakh.evals.sandbox.backends import landlock
 
-        return landlock.Landlock.here()
+        return landlock.Landlock()
     if name in ("gvisor", "docker"):
         from lakh.evals.sandbox.backends import container
 
-        return container.Container.here(gvisor=name == "gvisor")
+        return container.Container(gvisor=name == "gvisor")
     raise UserError(f"--sandbox {name}", "no such isolation backend", f"choose one of: {', '.join(BACKENDS)}")

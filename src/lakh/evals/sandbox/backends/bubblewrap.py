@@ -19,14 +19,15 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lakh.errors import UserError
 from lakh.evals.sandbox import isolation, seccomp
 from lakh.evals.sandbox.verdict import SandboxLimits
+from lakh.evals.sandboxed import messages
 
-__all__ = ["Bubblewrap", "command", "find"]
+__all__ = ["Bubblewrap", "command"]
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64", "/nix/store", "/etc/ld.so.cache", "/etc/alternatives")
 MADE_FOLDERS = ("/dev", "/etc", "/nix")
@@ -37,17 +38,12 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 class Bubblewrap:
     no_commands = None
 
-    def __init__(self, bwrap: str) -> None:
-        self._bwrap = bwrap
-        self._filter = seccomp.filter_bytes()
-
-    @staticmethod
-    def here() -> Bubblewrap:
-        bwrap = find()
+    def __init__(self) -> None:
+        bwrap = shutil.which("bwrap")
         if bwrap is None:
             found = "bubblewrap is not installed: there is no bwrap on the PATH"
             raise UserError("sandbox", found, "install it (apt-get install bubblewrap)")
-        return Bubblewrap(bwrap)
+        self._bwrap, self._filter = bwrap, seccomp.filter_bytes()
 
     @property
     def description(self) -> str:
@@ -57,27 +53,21 @@ class Bubblewrap:
     @contextlib.contextmanager
     def launch(self, limits: SandboxLimits) -> Iterator[isolation.SandboxLaunch]:
         setup = isolation.setup_message(tmp="/tmp", pid_namespace=True)
-        descriptor = None if self._filter is None else os.memfd_create("seccomp")
+        descriptors = [] if self._filter is None else [messages.memory_file(self._filter)]
         try:
-            if descriptor is not None and self._filter is not None:
-                os.write(descriptor, self._filter)
+            for descriptor in descriptors:
                 os.lseek(descriptor, 0, os.SEEK_SET)
-            prefix = command(self._bwrap, tmp_bytes=limits.tmp_MiB << 20, seccomp_fd=descriptor)
-            inherited = () if descriptor is None else (descriptor,)
-            yield isolation.SandboxLaunch([*prefix, "--", *isolation.python_command()], setup, inherited_fds=inherited)
+            prefix = command(self._bwrap, tmp_bytes=limits.tmp_MiB << 20, seccomp_fds=descriptors)
+            words = [*prefix, "--", *isolation.python_command()]
+            yield isolation.SandboxLaunch(words, setup, inherited_fds=descriptors)
         finally:
-            if descriptor is not None:
-                os.close(descriptor)
+            messages.close(*descriptors)
 
     def probe(self) -> str:
         return _PROBE.replace("VISIBLE", repr(_visible())).replace("FILTERED", str(bool(self._filter)))
 
 
-def find() -> str | None:
-    return shutil.which("bwrap")
-
-
-def command(bwrap: str, *, tmp_bytes: int, seccomp_fd: int | None) -> list[str]:
+def command(bwrap: str, *, tmp_bytes: int, seccomp_fds: Sequence[int]) -> list[str]:
     """Everything before the `--`."""
     arguments = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     arguments += ["--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
@@ -98,8 +88,8 @@ def command(bwrap: str, *, tmp_bytes: int, seccomp_fd: int | None) -> list[str]:
             arguments += ["--dir", str(parent)]
         arguments += ["--ro-bind", str(prefix), str(prefix)]
     arguments += ["--remount-ro", "/", "--chdir", "/tmp"]
-    if seccomp_fd is not None:
-        arguments += ["--seccomp", str(seccomp_fd)]
+    for descriptor in seccomp_fds:
+        arguments += ["--seccomp", str(descriptor)]
     return arguments
 
 

@@ -29,7 +29,7 @@ from lakh.evals import sandboxed
 from lakh.evals.sandbox import isolation, seccomp
 from lakh.evals.sandbox.verdict import SandboxLimits
 
-__all__ = ["Container", "command", "find", "image"]
+__all__ = ["Container", "command", "find"]
 
 ENGINES = ("docker", "podman")
 INFO_TIMEOUT_S = 20.0
@@ -41,20 +41,16 @@ _counter = itertools.count()
 class Container:
     no_commands = "the image of a container has no tools of other languages"
 
-    def __init__(self, engine: str, *, gvisor: bool) -> None:
-        self._engine, self._gvisor = engine, gvisor
-        self._image = image()
-        self._filter = seccomp.filter_bytes() or b""
-
-    @staticmethod
-    def here(*, gvisor: bool) -> Container:
+    def __init__(self, *, gvisor: bool) -> None:
         engine = find()
         if engine is None:
             found = "there is no docker and no podman on the PATH"
             raise UserError("sandbox", found, "install podman or docker (apt-get install podman)")
         if gvisor and not _has_runsc(engine):
             raise UserError("sandbox", f"{engine} has no runtime runsc", "install gVisor (apt-get install runsc)")
-        return Container(engine, gvisor=gvisor)
+        self._engine, self._gvisor, self._filter = engine, gvisor, seccomp.filter_bytes() or b""
+        ours = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim"
+        self._image = os.environ.get("LAKH_EVAL_IMAGE") or ours
 
     @property
     def description(self) -> str:
@@ -83,10 +79,6 @@ class Container:
 
 def find() -> str | None:
     return next((name for name in ENGINES if shutil.which(name)), None)
-
-
-def image() -> str:
-    return os.environ.get("LAKH_EVAL_IMAGE") or f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim"
 
 
 def command(engine: str, image_name: str, name: str, limits: SandboxLimits, *, gvisor: bool) -> list[str]:

@@ -32,7 +32,6 @@ VERSION_FLAG, PATH_BENEATH = 1, 1
 MIN_ABI = 3  # the first that also refuses truncation (Linux 6.2)
 # Rights: execute 1, write file 2, read file 4, read dir 8, then remove, make, refer, truncate, ioctl up to 1 << 15.
 READ, READ_FILE = 1 | 4 | 8, 4
-RIGHTS_BY_ABI = {3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 READABLE_FOLDERS = ("/usr", "/bin", "/lib", "/lib64", "/nix/store", "/etc/alternatives")
 READABLE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
@@ -40,11 +39,7 @@ READABLE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/random", "
 class Landlock:
     no_commands = "this sandbox has no /tmp to compile in"
 
-    def __init__(self, abi: int, seccomp_filter: bytes) -> None:
-        self._abi, self._filter = abi, seccomp_filter
-
-    @staticmethod
-    def here() -> Landlock:
+    def __init__(self) -> None:
         abi = _syscall(CREATE_RULESET, None, 0, VERSION_FLAG)
         if abi < MIN_ABI:
             found = "landlock is not available" if abi < 0 else f"landlock has version {abi} and {MIN_ABI} is needed"
@@ -52,7 +47,7 @@ class Landlock:
         seccomp_filter = seccomp.filter_bytes(without_namespaces=True)
         if seccomp_filter is None:
             raise UserError("sandbox", "landlock needs a seccomp filter", "use x86_64 or aarch64")
-        return Landlock(abi, seccomp_filter)
+        self._abi, self._filter = abi, seccomp_filter
 
     @property
     def description(self) -> str:
@@ -61,7 +56,7 @@ class Landlock:
 
     @contextlib.contextmanager
     def launch(self, limits: SandboxLimits) -> Iterator[isolation.SandboxLaunch]:
-        rights = RIGHTS_BY_ABI[min(self._abi, 5)]
+        rights = (1 << (15 if self._abi < 5 else 16)) - 1
         attributes = struct.pack("<QQ", rights, 0)[: 8 if self._abi < 4 else 16]
         ruleset = _syscall(CREATE_RULESET, attributes, len(attributes), 0)
         if ruleset < 0:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lakh.server.api import schema
 from lakh.server.api.dialects.dialect import Dialect, DialectResponse
-from lakh.server.api.schema import CODE_FIELDS, SAMPLING_FIELDS, integer, nullable, object_of, string
 from lakh.server.request import MAX_TIMEOUT_MS, RequestError
 from lakh.server.sampling_params import MAX_SEED
 
@@ -64,18 +64,18 @@ LLAMA_CPP = Dialect(
     summary="llama.cpp's form",
     to_openai=_to_openai,
     render=_render,
-    request_schema=object_of(
+    request_schema=schema.object_of(
         {
-            "input_prefix": string(),
-            "input_suffix": nullable(string()),
-            "prompt": nullable(string()),
-            "n_predict": integer(-1),
-            "seed": integer(-1, MAX_SEED),
-            "t_max_predict_ms": nullable({"type": "number", "minimum": 0, "maximum": MAX_TIMEOUT_MS}),
-            **{name: schema for name, schema in SAMPLING_FIELDS.items() if name != "max_tokens"},
-            **CODE_FIELDS,
-        }
+            "input_prefix": schema.string(),
+            "input_suffix": schema.nullable(schema.string()),
+            "prompt": schema.nullable(schema.string()),
+            "n_predict": schema.integer(-1),
+            "seed": schema.integer(-1, MAX_SEED),
+            "t_max_predict_ms": schema.nullable({"type": "number", "minimum": 0, "maximum": MAX_TIMEOUT_MS}),
+            **{name: schema.COMMON_FIELDS[name] for name in ("temperature", *_SAME_NAME)},
+        },
+        required=(),
     ),
-    response_schema=object_of({"content": string(), "stop": {"type": "boolean"}}, required=["content", "stop"]),
+    response_schema=schema.object_of({"content": schema.string(), "stop": {"type": "boolean"}}),
     last_line=None,
 )

@@ -5,30 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lakh.server.api import schema
 from lakh.server.api.dialects.dialect import Dialect, DialectResponse
-from lakh.server.api.schema import (
-    ENVELOPE,
-    EXTENSION_FIELDS,
-    FINISH_REASON,
-    PROMPT_FIELDS,
-    SAMPLING_FIELDS,
-    USAGE,
-    integer,
-    object_of,
-    string,
-)
 from lakh.server.sampling_params import MAX_SEED
 
 __all__ = ["MISTRAL"]
 
-_MESSAGE = object_of(
-    {
-        "index": {"type": "integer"},
-        "message": object_of({"role": string(), "content": string()}),
-        "finish_reason": FINISH_REASON,
-    },
-    required=["index", "message", "finish_reason"],
-)
+_MESSAGE = schema.object_of({"role": schema.string(), "content": schema.string()})
 
 
 def _to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,11 +41,8 @@ MISTRAL = Dialect(
     summary="Mistral's form",
     to_openai=_to_openai,
     render=_render,
-    request_schema=object_of(
-        {**PROMPT_FIELDS, "random_seed": integer(0, MAX_SEED), **SAMPLING_FIELDS, **EXTENSION_FIELDS},
-        required=["prompt"],
+    request_schema=schema.object_of(
+        {**schema.COMMON_FIELDS, "random_seed": schema.integer(0, MAX_SEED)}, required=["prompt"]
     ),
-    response_schema=object_of(
-        {"choices": {"type": "array", "items": _MESSAGE}, "usage": USAGE}, required=[*ENVELOPE, "choices", "usage"]
-    ),
+    response_schema=schema.completion(schema.object_of({**schema.CHOICE, "message": _MESSAGE})),
 )

@@ -1,4 +1,4 @@
-"""A thinned curve is small and keeps every spike."""
+"""Downsampled curves are small and keep every spike."""
 
 import math
 
@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.dashboard.downsample import bucket_means, downsample, running_means
+from lakh.dashboard.curves import bucket_means, downsample, running_means
 
 VALUES = st.lists(st.floats(width=32), min_size=1, max_size=400)
 
 
 @given(VALUES, st.integers(10, 100))
-def test_few_points_stay_in_order_with_the_least_and_the_greatest(values: list[float], most: int) -> None:
+def test_downsampling_keeps_order_minimum_and_maximum(values: list[float], most: int) -> None:
     kept = downsample(np.array(values), most)
     assert len(kept) <= most
     assert list(kept) == sorted(set(kept))
@@ -23,10 +23,10 @@ def test_few_points_stay_in_order_with_the_least_and_the_greatest(values: list[f
         assert min(finite) in np.array(values)[kept]
         assert max(finite) in np.array(values)[kept]
     else:
-        assert not np.isfinite(np.array(values)[kept]).all()  # what is no number is still seen
+        assert not np.isfinite(np.array(values)[kept]).all()  # a value that is not finite is kept
 
 
-def test_one_spike_of_a_million_points_is_still_there() -> None:
+def test_one_spike_in_a_million_points_is_kept() -> None:
     values = np.sin(np.arange(1_000_000) / 1e5)
     values[654_321] = 9.0
     values[654_322] = np.nan
@@ -38,7 +38,7 @@ def test_one_spike_of_a_million_points_is_still_there() -> None:
 
 
 @given(VALUES, st.integers(1, 50))
-def test_means_lie_between_the_least_and_the_greatest(values: list[float], most: int) -> None:
+def test_means_are_between_minimum_and_maximum(values: list[float], most: int) -> None:
     x, y = bucket_means(np.arange(len(values), dtype=float), np.array(values), most)
     finite = [value for value in values if math.isfinite(value)]
     assert len(x) == len(y) <= max(1, most)
@@ -56,7 +56,7 @@ def test_the_mean_of_a_flat_curve_is_the_curve() -> None:
 
 
 @given(st.lists(st.one_of(st.floats(-1e9, 1e9), st.just(math.nan)), max_size=60), st.integers(1, 9))
-def test_running_means_stand_at_every_number_and_begin_and_end_with_the_curve(values: list[float], width: int) -> None:
+def test_running_means_cover_every_finite_value_and_both_ends(values: list[float], width: int) -> None:
     x, y = running_means(np.arange(len(values), dtype=float), np.array(values), width)
     finite = [value for value in values if math.isfinite(value)]
     assert len(x) == len(y) == len(finite)
@@ -66,6 +66,6 @@ def test_running_means_stand_at_every_number_and_begin_and_end_with_the_curve(va
         assert all(min(finite) - room <= mean <= max(finite) + room for mean in y)
 
 
-def test_one_huge_value_leaves_no_trace_in_later_means() -> None:
+def test_one_huge_value_does_not_affect_later_means() -> None:
     values = np.array([1.0, 1e300, *[2.0] * 20])
     assert running_means(np.arange(22.0), values, 5)[1][-10:].tolist() == [2.0] * 10

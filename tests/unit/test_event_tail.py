@@ -1,4 +1,4 @@
-"""Event files are read a bite at a time, in order of time, and never wrongly."""
+"""RunEventTail reads event files in order of time, a bounded amount per call."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lakh.dashboard import tail
-from lakh.dashboard.tail import EventFilesReplaced, RunEventTail
+from lakh import events
+from lakh.events import EventFilesReplaced, RunEventTail
 
 
 def write(path: Path, *times: float, mode: str = "a", end: str = "\n") -> None:
@@ -16,80 +16,81 @@ def write(path: Path, *times: float, mode: str = "a", end: str = "\n") -> None:
         file.write("\n".join(json.dumps({"time_s": t, "rank": 0, "step": 1, "kind": "x"}) for t in times) + end)
 
 
-def times_of(tails: RunEventTail) -> list[float]:
-    records, _ = tails.new_records(5.0)
+def times_of(tail: RunEventTail) -> list[float]:
+    records, _ = tail.new_records(5.0)
     return [record["time_s"] for record in records]
 
 
-def test_a_half_written_line_waits_until_it_is_whole(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_read_once_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "events" / "rank-00000.jsonl"
-    tails = RunEventTail(tmp_path)
-    assert times_of(tails) == []  # no folder of events yet
+    tail = RunEventTail(tmp_path)
+    assert times_of(tail) == []  # no folder of events yet
     write(path, 1.0)
     with path.open("a") as file:
         file.write('{"time_s": 2.0, "ra')
-    assert times_of(tails) == [1.0]
-    assert tails.new_records(5.0) == ([], False)
+    assert times_of(tail) == [1.0]
+    assert tail.new_records(5.0) == ([], False)
     with path.open("a") as file:
         file.write('nk": 0, "step": 1, "kind": "x"}\n')
-    assert times_of(tails) == [2.0]
-    assert tails.unreadable == 0
+    assert times_of(tail) == [2.0]
+    assert tail.progress()["unreadable_lines"] == 0
 
 
-def test_lines_that_are_no_records_are_counted_and_passed_over(tmp_path: Path) -> None:
+def test_malformed_lines_are_counted_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "events" / "rank-00000.jsonl"
     write(path, 1.0)
     with path.open("ab") as file:
         file.write(b'\x00\x00\xff\n[1]\n{"kind": 3, "time_s": 1, "step": 0}\n{"kind": "x", "time_s": null}\n')
     write(path, 2.0)
-    tails = RunEventTail(tmp_path)
-    assert times_of(tails) == [1.0, 2.0]
-    assert tails.unreadable == 4
+    tail = RunEventTail(tmp_path)
+    assert times_of(tail) == [1.0, 2.0]
+    assert tail.progress()["unreadable_lines"] == 4
 
 
 @pytest.mark.parametrize("read_bytes", [64, 150, 1 << 20])
-def test_files_of_several_ranks_come_in_order_of_time_whatever_the_bite(
+def test_records_of_several_ranks_come_in_order_of_time_for_any_block_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
 ) -> None:
-    monkeypatch.setattr(tail, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(events, "READ_BYTES", read_bytes)
     write(tmp_path / "events" / "rank-00000.jsonl", *[float(t) for t in range(0, 100, 2)])
     write(tmp_path / "events" / "rank-00001.jsonl", *[float(t) for t in range(1, 100, 2)])
-    tails, found, more = RunEventTail(tmp_path), [], True
+    tail, found, more = RunEventTail(tmp_path), [], True
     while more:
-        records, more = tails.new_records(0.0)
+        records, more = tail.new_records(0.0)
         found += [record["time_s"] for record in records]
     assert found == [float(t) for t in range(100)]
-    assert tails.read_bytes == tails.size_bytes
+    progress = tail.progress()
+    assert progress["bytes"] == progress["of_bytes"]
 
 
-def test_a_hole_longer_than_any_record_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "READ_BYTES", 128)
+def test_garbage_longer_than_a_block_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "READ_BYTES", 128)
     path = tmp_path / "events" / "rank-00000.jsonl"
     write(path, 1.0)
     with path.open("ab") as file:
         file.write(b"\0" * 1000 + b"\n")
     write(path, 2.0)
-    tails = RunEventTail(tmp_path)
-    assert times_of(tails) == [1.0, 2.0]
-    assert tails.unreadable > 0
+    tail = RunEventTail(tmp_path)
+    assert times_of(tail) == [1.0, 2.0]
+    assert tail.progress()["unreadable_lines"] > 0
 
 
-def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+def test_a_replaced_or_removed_file_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "events" / "rank-00000.jsonl"
     write(path, 1.0, 2.0, 3.0)
-    tails = RunEventTail(tmp_path)
-    assert len(times_of(tails)) == 3
+    tail = RunEventTail(tmp_path)
+    assert len(times_of(tail)) == 3
     write(path, 9.0, mode="w")
     with pytest.raises(EventFilesReplaced):
-        tails.new_records(5.0)
-    tails = RunEventTail(tmp_path)
-    assert times_of(tails) == [9.0]
+        tail.new_records(5.0)
+    tail = RunEventTail(tmp_path)
+    assert times_of(tail) == [9.0]
     path.unlink()
     with pytest.raises(EventFilesReplaced):
-        tails.new_records(5.0)
+        tail.new_records(5.0)
 
 
-def test_a_file_that_may_not_be_read_is_counted_and_the_others_are_read(
+def test_a_file_without_read_permission_is_counted_and_the_others_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "events" / "rank-00000.jsonl", 1.0)
@@ -101,10 +102,10 @@ def test_a_file_that_may_not_be_read_is_counted_and_the_others_are_read(
             raise PermissionError(13, "Permission denied")
         return opened(path, *arguments)
 
-    tails = RunEventTail(tmp_path)
+    tail = RunEventTail(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", refuse)
-        assert times_of(tails) == [2.0]
-        assert tails.unreadable == 1
+        assert times_of(tail) == [2.0]
+        assert tail.progress()["unreadable_lines"] == 1
     write(tmp_path / "events" / "rank-00000.jsonl", 3.0)
-    assert times_of(tails) == [1.0, 3.0]
+    assert times_of(tail) == [1.0, 3.0]
