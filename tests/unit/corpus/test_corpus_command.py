@@ -56,7 +56,7 @@ def test_errors_have_an_exit_code_and_a_remedy(
     assert lakh("corpus", "report", str(out), "--verify")[0] == 65
 
 
-def test_the_help_is_the_one_in_the_table() -> None:
+def test_the_help_equals_the_command_table() -> None:
     assert (corpus.help or "").splitlines()[0] == COMMANDS["corpus"][1]
 
 

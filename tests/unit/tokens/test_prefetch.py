@@ -82,7 +82,7 @@ def test_batches_are_taken_strictly_in_order(packed: Path) -> None:
             prefetcher.take(5)
 
 
-def test_an_error_of_the_reader_is_raised_in_the_trainer(packed: Path, tmp_path: Path) -> None:
+def test_errors_of_the_child_are_raised_in_the_trainer(packed: Path, tmp_path: Path) -> None:
     with (
         closing(Prefetcher(request(tmp_path / "nowhere"))) as prefetcher,
         pytest.raises(UserError, match="lakh tokens pack"),
@@ -98,7 +98,7 @@ def test_an_error_of_the_reader_is_raised_in_the_trainer(packed: Path, tmp_path:
         prefetcher.take(0)
 
 
-def test_a_reader_that_was_killed_raises_peer_lost(packed: Path) -> None:
+def test_a_killed_child_raises_peer_lost(packed: Path) -> None:
     with closing(Prefetcher(request(packed, last_step=10**6, prefetch=2))) as prefetcher:
         prefetcher.take(0)
         os.kill(prefetcher._child.pid, signal.SIGKILL)
@@ -106,7 +106,7 @@ def test_a_reader_that_was_killed_raises_peer_lost(packed: Path) -> None:
             take_all(prefetcher, range(1, 10))  # what is in the ring is still good
 
 
-def test_a_reader_that_hangs_raises_peer_timeout(packed: Path) -> None:
+def test_a_hanging_child_raises_peer_timeout(packed: Path) -> None:
     with closing(Prefetcher(request(packed, last_step=10**6, prefetch=2), timeout_s=0.5)) as prefetcher:
         prefetcher.timeout_s = 120.0
         prefetcher.take(0)
@@ -120,7 +120,7 @@ def test_a_reader_that_hangs_raises_peer_timeout(packed: Path) -> None:
             os.kill(prefetcher._child.pid, signal.SIGCONT)
 
 
-def test_signals_that_stop_a_trainer_leave_its_reader_working(packed: Path) -> None:
+def test_the_child_ignores_signals_that_stop_the_trainer(packed: Path) -> None:
     with closing(Prefetcher(request(packed, last_step=50, prefetch=2))) as prefetcher:
         prefetcher.take(0)
         for number in (signal.SIGINT, signal.SIGTERM):

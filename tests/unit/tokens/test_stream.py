@@ -1,4 +1,4 @@
-"""The stream of training data is a function of one integer, whatever packs, mixes, turns or skips it."""
+"""The training stream depends only on the position, with any packing, mixture, FIM and skips."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def data_of(packed: Path, other: Path | None = None, **more: object) -> Data:
     mixed=st.booleans(),
     skip=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=3),
 )
-def test_no_ranks_micro_batches_or_restarts_change_the_stream(
+def test_ranks_micro_batches_and_restarts_do_not_change_the_stream(
     packed: Path, other: Path, ranks: int, micro: int, resume: int, seed: int, packing, fim, mixed, skip
 ) -> None:
     ranges = tuple((first, first + size) for first, size in skip)
@@ -80,7 +80,7 @@ def test_no_ranks_micro_batches_or_restarts_change_the_stream(
     assert np.array_equal(np.concatenate([part for _, part in sorted(tokens, key=lambda item: item[0])]), whole.tokens)
 
 
-def test_the_hash_sees_a_token_a_swap_and_a_repeat(packed: Path) -> None:
+def test_the_hash_detects_changed_swapped_and_repeated_rows(packed: Path) -> None:
     rows = TokenStream(data_of(packed), 1).read_range(0, 6)
     good = digest_sequences(0, rows.tokens, rows.lengths)
     changed = rows.tokens.copy()
@@ -105,7 +105,7 @@ def test_best_fit_overfills_no_row_and_wastes_little(lengths: list[int], capacit
 
 
 @pytest.mark.parametrize("capacity", [9, 33, 200])
-def test_best_fit_loses_no_token_and_cuts_only_what_is_too_long(
+def test_best_fit_keeps_all_tokens_and_splits_only_long_documents(
     packed: Path, tokenizer: Tokenizer, capacity: int
 ) -> None:
     tokens = TokenSet.open(packed, "train")
@@ -129,7 +129,7 @@ def test_best_fit_loses_no_token_and_cuts_only_what_is_too_long(
         assert (np.asarray(shard)[again] != tokenizer.eot).all()
 
 
-def test_padding_does_not_count_and_is_a_document_of_its_own(packed: Path) -> None:
+def test_padding_is_a_separate_document(packed: Path) -> None:
     rows = TokenStream(data_of(packed, packing="best-fit"), 1).read_range(0, 40)
     short = rows.lengths < SEQUENCE + 1
     assert short.any()
@@ -142,7 +142,7 @@ def test_padding_does_not_count_and_is_a_document_of_its_own(packed: Path) -> No
 
 @settings(max_examples=20)
 @given(st.lists(st.floats(1, 100), min_size=1, max_size=6), st.integers(0, 5))
-def test_shares_are_exact_in_every_block_and_every_number_occurs(weights: list[float], block: int) -> None:
+def test_shares_are_exact_in_every_block(weights: list[float], block: int) -> None:
     mixture = Mixture(weights, seed=3)
     found = [mixture.locate(index) for index in range(block * BLOCK, (block + 1) * BLOCK)]
     for source, count in enumerate(counts_of(weights)):
@@ -151,13 +151,13 @@ def test_shares_are_exact_in_every_block_and_every_number_occurs(weights: list[f
         assert abs(count - weights[source] / sum(weights) * BLOCK) < 1
 
 
-def test_a_weight_too_small_to_ever_be_seen_is_refused() -> None:
+def test_a_weight_below_one_sequence_per_block_is_rejected() -> None:
     with pytest.raises(UserError, match="larger weight"):
         counts_of([1.0, 1e-6])
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=5), st.integers(0, 60))
-def test_skips_leave_out_exactly_what_they_say(spans: list[tuple[int, int]], position: int) -> None:
+def test_skips_remove_exactly_the_named_ranges(spans: list[tuple[int, int]], position: int) -> None:
     skips = SkipRanges((first, first + size) for first, size in spans)
     hidden = {index for first, size in spans for index in range(first, first + size)}
     shown = [index for index in range(400) if index not in hidden]
@@ -167,7 +167,7 @@ def test_skips_leave_out_exactly_what_they_say(spans: list[tuple[int, int]], pos
     assert more.index_of(position) == shown[position + 3]
 
 
-def test_sources_of_two_tokenizers_are_refused(corpus: Path, packed: Path, tmp_path: Path) -> None:
+def test_sources_with_different_tokenizers_are_rejected(corpus: Path, packed: Path, tmp_path: Path) -> None:
     from lakh.tokens.tokenizer.training import train
 
     train(corpus, tmp_path / "words", vocab=300)
@@ -192,7 +192,7 @@ def plain_text(ids: list[int], t: Tokenizer) -> str:
 
 
 @pytest.mark.parametrize("packing", ["concat", "best-fit"])
-def test_turned_documents_hold_the_same_text_and_rows_never_overflow(
+def test_fim_documents_hold_the_same_text_and_rows_never_overflow(
     packed: Path, tokenizer: Tokenizer, packing: str
 ) -> None:
     tokens = TokenSet.open(packed, "train")
@@ -215,7 +215,7 @@ def test_turned_documents_hold_the_same_text_and_rows_never_overflow(
     assert 0 < forms < marked  # both forms occur
 
 
-def test_an_epoch_cuts_elsewhere_and_a_seed_decides(packed: Path) -> None:
+def test_fim_splits_depend_on_the_epoch_and_the_seed(packed: Path) -> None:
     tokens = TokenSet.open(packed, "train")
     loaders = [TokenSetLoader(tokens, sequence=128, seed=seed, fim_rate=1.0) for seed in (5, 5, 6)]
     count = loaders[0].num_sequences
@@ -229,7 +229,7 @@ def test_an_epoch_cuts_elsewhere_and_a_seed_decides(packed: Path) -> None:
     assert same < count / 2
 
 
-def test_room_is_kept_only_where_it_is_used() -> None:
+def test_tokens_are_reserved_only_with_fim() -> None:
     assert reserved_tokens(4096, 0.0) == 0
     assert reserved_tokens(4096, 0.5) == 64
 
@@ -237,7 +237,7 @@ def test_room_is_kept_only_where_it_is_used() -> None:
 # --- repositories --------------------------------------------------------------------------------
 
 
-def test_a_repository_is_one_document_with_its_paths(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_repository_is_one_document_with_paths(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     pack(corpus, tokenizer, tmp_path, heldout_fraction=0, order="repository")
     tokens = TokenSet.open(tmp_path, "train")
     assert tokens.num_documents == 1
@@ -252,7 +252,7 @@ def test_a_repository_is_one_document_with_its_paths(corpus: Path, tokenizer: To
     assert body == (corpus.parent / "proj" / "f3.py").read_text()
 
 
-def test_files_of_a_repository_are_turned_one_by_one_with_their_path_in_the_prefix(
+def test_fim_transforms_each_file_and_keeps_its_path_in_the_prefix(
     corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     pack(corpus, tokenizer, tmp_path, heldout_fraction=0, order="repository")

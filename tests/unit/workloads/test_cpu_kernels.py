@@ -41,7 +41,7 @@ def documents_of(rows: int, tokens: int, length: int) -> Documents:
     group=st.integers(1, 3),
     length=st.one_of(st.none(), st.integers(1, 90)),
 )
-def test_attention_by_blocks_is_attention(
+def test_blocked_attention_equals_plain_attention(
     rows: int, tokens: int, kv_heads: int, group: int, length: int | None
 ) -> None:
     documents = None if length is None else documents_of(rows, tokens, length)
@@ -53,7 +53,8 @@ def test_attention_by_blocks_is_attention(
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_are_those_of_small_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_gradients_match_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "BLOCK", 3)
     packed = documents_of(2, 7, 4)
     for documents in (None, packed):
@@ -62,12 +63,12 @@ def test_gradients_are_those_of_small_changes(monkeypatch: pytest.MonkeyPatch) -
     assert torch.autograd.gradcheck(cpu.swiglu, torch.randn(3, 10, dtype=torch.float64, requires_grad=True))
 
 
-def test_swiglu_is_the_plain_one() -> None:
+def test_swiglu_equals_the_plain_form() -> None:
     x = 4 * torch.randn(5, 7, 64, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(cpu.swiglu(x), ops.swiglu(x), atol=2e-6, rtol=1e-6)
 
 
-def test_what_would_keep_much_and_half_precision_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_layers_and_half_precision_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     monkeypatch.setattr(cpu, "sdpa_attention", lambda *parts: called.append(parts[0].dtype) or sdpa_attention(*parts))
     monkeypatch.setattr(cpu, "SAVED_BYTES", 16 * 16 // 2 * 4)
@@ -88,7 +89,7 @@ def test_what_would_keep_much_and_half_precision_go_to_torch(monkeypatch: pytest
         ("aarch64", {"kernels": False}, False),
     ],
 )
-def test_blocks_are_chosen_where_they_are_faster(
+def test_blocked_attention_is_chosen_where_it_is_faster(
     machine: str, options: dict[str, object], by_blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
@@ -126,7 +127,7 @@ main(sys.argv[1:])
 
 
 @pytest.mark.parametrize("words", [["train", "recipes/laptop.py"], ["bench", "train"]])
-def test_the_allocator_is_told_before_torch_is_there(words: list[str], tmp_path: Path) -> None:
+def test_the_allocator_is_configured_before_torch_is_imported(words: list[str], tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "run")]
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     command = [sys.executable, "-c", TOLD_IN_TIME, *words, *out]
@@ -135,7 +136,8 @@ def test_the_allocator_is_told_before_torch_is_there(words: list[str], tmp_path:
 
 
 @pytest.mark.skipif(platform.machine() != "aarch64", reason="torch's allocator is mimalloc on ARM only")
-def test_freed_memory_is_used_again() -> None:
+@pytest.mark.slow
+def test_freed_memory_is_reused() -> None:
     as_found = {name: value for name, value in os.environ.items() if name != "MIMALLOC_PURGE_DELAY"}
 
     def faults(how: str) -> int:

@@ -57,7 +57,7 @@ def test_a_budget_needs_a_compiler() -> None:
         choose_ops(SPEC, Training(recompute="budget"), bf16=False, device="cpu")
 
 
-def test_choices_come_with_reasons_and_impossible_ones_are_refused() -> None:
+def test_choices_have_reasons_and_invalid_ones_are_rejected() -> None:
     assert choose_kernel("auto", device="cuda", bf16=True, head_dim=128)[1] == "cudnn"
     assert choose_kernel("auto", device="cpu", bf16=False, head_dim=64) == (
         sdpa_attention,
@@ -74,7 +74,7 @@ def test_choices_come_with_reasons_and_impossible_ones_are_refused() -> None:
 
 @settings(max_examples=25)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8))
-def test_packed_documents_are_as_if_alone(lengths: list[int]) -> None:
+def test_packed_documents_equal_separate_sequences(lengths: list[int]) -> None:
     model = CodeModel(SPEC)
     init_weights(model, 1)
     total = sum(lengths)
