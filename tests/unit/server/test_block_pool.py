@@ -12,10 +12,10 @@ SIZE = 4
 
 def check(pool: BlockPool, leases: list[Lease]) -> None:
     """Every block is either free, cached, or owned by one lease."""
-    remembered = [node.block for root in pool._roots.values() for node in _below(root)]
+    cached_blocks = [node.block for root in pool._roots.values() for node in _below(root)]
     own = [block for lease in leases for block in lease.blocks[len(lease.nodes) :]]
-    forgotten = {node.block for lease in leases for node in lease.nodes if node.is_removed}
-    everything = sorted([*pool._free, *remembered, *own, *forgotten])
+    removed = {node.block for lease in leases for node in lease.nodes if node.is_removed}
+    everything = sorted([*pool._free, *cached_blocks, *own, *removed])
     assert everything == list(range(pool.num_blocks))
     held = {node.block for lease in leases for node in lease.nodes}
     assert pool.num_available == pool.num_blocks - len(held) - len(own)
@@ -25,7 +25,7 @@ def num_cached(pool: BlockPool) -> int:
     return sum(len(_below(root)) for root in pool._roots.values())
 
 
-def remember(pool: BlockPool, tokens: list[int], space: str = "") -> None:
+def cache_tokens(pool: BlockPool, tokens: list[int], space: str = "") -> None:
     lease = pool.open(space, [*tokens, -1])
     assert pool.extend(lease, len(tokens))
     pool.close(lease, tokens)
@@ -33,7 +33,7 @@ def remember(pool: BlockPool, tokens: list[int], space: str = "") -> None:
 
 def test_cached_prefixes_are_found_to_the_token() -> None:
     pool = BlockPool(16, SIZE)
-    remember(pool, list(range(10)))
+    cache_tokens(pool, list(range(10)))
     for length, cached in ((11, 10), (10, 9), (5, 4), (1, 0)):
         lease = pool.open("", [*range(length)])
         assert lease.num_cached == cached
@@ -46,7 +46,7 @@ def test_cached_prefixes_are_found_to_the_token() -> None:
 
 def test_spaces_do_not_share_tokens() -> None:
     pool = BlockPool(16, SIZE)
-    remember(pool, list(range(12)), "mine")
+    cache_tokens(pool, list(range(12)), "mine")
     assert pool.open("mine", list(range(13))).num_cached == 12
     assert pool.open("yours", list(range(13))).num_cached == 0
     assert pool.open(("mine", 1), list(range(13))).num_cached == 0
@@ -70,11 +70,11 @@ def test_eviction_is_least_recently_used_and_skips_leased_blocks() -> None:
     held = pool.open("", [*range(5)])
     assert pool.extend(held, 4)
     pool.share(held, [*range(4)])
-    remember(pool, [10, 11, 12, 13])
-    remember(pool, [20, 21, 22, 23])
+    cache_tokens(pool, [10, 11, 12, 13])
+    cache_tokens(pool, [20, 21, 22, 23])
     pool.close(pool.open("", [10, 11, 12, 13, 0]))  # used again
-    remember(pool, [30, 31, 32, 33])
-    remember(pool, [40, 41, 42, 43])
+    cache_tokens(pool, [30, 31, 32, 33])
+    cache_tokens(pool, [40, 41, 42, 43])
     lengths = [pool.open("", [n, n + 1, n + 2, n + 3, 0]).num_cached for n in (0, 10, 20, 40)]
     assert lengths == [4, 4, 0, 4]
 
@@ -92,7 +92,7 @@ def test_a_failed_extend_changes_nothing() -> None:
 def test_extending_a_prompt_does_not_accumulate_blocks() -> None:
     pool = BlockPool(64, SIZE)
     for length in range(1, 40):
-        remember(pool, list(range(length)))
+        cache_tokens(pool, list(range(length)))
     assert num_cached(pool) == 10
 
 
@@ -101,7 +101,7 @@ def test_reset_keeps_leased_blocks() -> None:
     lease = pool.open("", list(range(9)))
     assert pool.extend(lease, 9)
     pool.share(lease, list(range(8)))
-    remember(pool, [50, 51, 52, 53])
+    cache_tokens(pool, [50, 51, 52, 53])
     pool.reset()
     assert num_cached(pool) == 0
     check(pool, [lease])

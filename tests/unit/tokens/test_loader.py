@@ -131,7 +131,7 @@ def test_the_stream_does_not_depend_on_ranks_micro_batches_or_restarts(
     whole = TokenSetLoader(token_set, sequence=16, seed=seed).read(range(batch * steps)).tokens
     got: list[np.ndarray] = []
     for first, last in ((0, resume), (resume, steps)):
-        loader = TokenSetLoader(token_set, sequence=16, seed=seed)  # a restart: nothing is remembered
+        loader = TokenSetLoader(token_set, sequence=16, seed=seed)  # a restart: no state is kept
         for step in range(first, last):
             share = batch // ranks
             for rank in range(ranks):

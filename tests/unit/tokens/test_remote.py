@@ -71,10 +71,10 @@ def test_s3_gives_the_same_stream_as_the_disk(
 
 
 def test_a_missing_or_short_object_is_an_error(s3, local: Path, tmp_path: Path) -> None:
-    s3.put(str(local), "bucket/hurt", recursive=True)
-    s3.pipe_file("bucket/hurt/train/tokens-00001.bin", b"short")
-    s3.rm("bucket/hurt/train/tokens-00002.bin")
-    stream = TokenStream(data_of("s3://bucket/hurt", tmp_path), 3)
+    s3.put(str(local), "bucket/damaged", recursive=True)
+    s3.pipe_file("bucket/damaged/train/tokens-00001.bin", b"short")
+    s3.rm("bucket/damaged/train/tokens-00002.bin")
+    stream = TokenStream(data_of("s3://bucket/damaged", tmp_path), 3)
     for shard, words in ((1, "its manifest says"), (2, "is missing")):
         with pytest.raises(CorruptShard, match=words):
             stream.sources[0].tokens[shard][0:5]

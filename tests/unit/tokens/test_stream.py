@@ -67,7 +67,7 @@ def test_ranks_micro_batches_and_restarts_do_not_change_the_stream(
     want = digest_sequences(0, whole.tokens, whole.lengths)
     got, tokens = StreamDigest(), []
     for first, last in ((0, resume), (resume, steps)):
-        stream = TokenStream(data, seed)  # a restart: nothing is remembered
+        stream = TokenStream(data, seed)  # a restart: no state is kept
         for step in range(first, last):
             share = batch // ranks
             for rank in reversed(range(ranks)):  # who comes first does not matter to the hash
@@ -196,12 +196,12 @@ def test_fim_documents_hold_the_same_text_and_rows_never_overflow(
     packed: Path, tokenizer: Tokenizer, packing: str
 ) -> None:
     tokens = TokenSet.open(packed, "train")
-    turned = TokenSetLoader(tokens, sequence=128, seed=5, packing=packing, fim_rate=0.7)
-    rows, layout = turned.read(range(turned.num_sequences)), turned._layout
+    loader = TokenSetLoader(tokens, sequence=128, seed=5, packing=packing, fim_rate=0.7)
+    rows, layout = loader.read(range(loader.num_sequences)), loader._layout
     prefix, suffix = (tokenizer.special(token) for token in ("<|fim_prefix|>", "<|fim_suffix|>"))
-    order = turned._order.permute(np.arange(turned.num_sequences)).tolist()
+    order = loader._order.permute(np.arange(loader.num_sequences)).tolist()
     marked = forms = 0
-    for index in range(turned.num_sequences):
+    for index in range(loader.num_sequences):
         edges = [0, *rows.starts[index], int(rows.lengths[index])]
         pieces = layout.spans(order[index])
         for piece, (a, b) in zip(pieces, itertools.pairwise(edges), strict=False):
@@ -260,8 +260,8 @@ def test_fim_transforms_each_file_and_keeps_its_path_in_the_prefix(
     texts = [
         tokenizer.decode(row.tolist(), show_special=True) for row in loader.read(range(loader.num_sequences)).tokens
     ]
-    turned = [part for text in texts for part in text.split("<|file_sep|>")[1:-1] if "<|fim_prefix|>" in part]
-    assert turned
-    for part in turned:
+    transformed = [part for text in texts for part in text.split("<|file_sep|>")[1:-1] if "<|fim_prefix|>" in part]
+    assert transformed
+    for part in transformed:
         assert part.startswith("<|fim_prefix|>")
         assert part.removeprefix("<|fim_prefix|>").partition("\n")[0].endswith(".py")

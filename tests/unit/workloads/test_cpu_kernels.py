@@ -117,7 +117,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-TOLD_IN_TIME = """
+CHECK_ALLOCATOR = """
 import os, sys
 import lakh.trainer.tuning.memory as memory
 memory.keep_freed_memory = lambda: os._exit(3 if "torch" in sys.modules else 42)
@@ -130,7 +130,7 @@ main(sys.argv[1:])
 def test_the_allocator_is_configured_before_torch_is_imported(words: list[str], tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "run")]
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    command = [sys.executable, "-c", TOLD_IN_TIME, *words, *out]
+    command = [sys.executable, "-c", CHECK_ALLOCATOR, *words, *out]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **rank})
     assert done.returncode == 42, done.stderr
 

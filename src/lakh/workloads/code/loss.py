@@ -3,7 +3,7 @@
 Shapes: N tokens, W width, V vocabulary (this rank's part, where the head is sharded).
 
 `linear_cross_entropy` takes the hidden states and the weight of the head and goes through the tokens in chunks: the
-forward pass turns a chunk of logits into its loss and its gradient at once, and the backward pass only scales the
+forward pass turns a chunk of logits into its loss and its gradient, and the backward pass only scales the
 gradient. Cost: three matrix products per chunk, as plain autograd; memory: one chunk of logits (LOGIT_BYTES), the
 gradient of the hidden states, and that of the head in float32.
 
