@@ -22,7 +22,7 @@ import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -34,6 +34,9 @@ __all__ = [
     "fingerprint",
     "from_dict",
     "load",
+    "read_toml",
+    "require",
+    "require_not_negative",
     "require_positive",
     "settings",
     "to_dict",
@@ -57,16 +60,19 @@ class Setting:
 
 def load(cls: type[T], path: str | Path, sets: Sequence[str] = ()) -> T:
     """Read a TOML file into `cls`, then apply `--set` values."""
-    path = Path(path)
+    return from_dict(cls, _merge_sets(cls, read_toml(path), sets), origin=Path(path).name, sets=sets)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file; ConfigError says why it cannot be read."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(str(path), "no such file", "check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), f"cannot be read ({error})", "check the file") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(path), f"is not TOML ({error})", "fix that line") from None
-    return from_dict(cls, _merge_sets(cls, data, sets), origin=path.name, sets=sets)
 
 
 def with_sets(config: T, sets: Sequence[str], origin: str = "recipe") -> T:
@@ -131,10 +137,22 @@ def settings(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
 
 def require_positive(config: Any, *names: str) -> None:
     """For `__post_init__`: reject whole-number fields below 1."""
-    for name in names:
+    require(config, names, lambda value: value >= 1, "is not positive", "choose 1 or more")
+
+
+def require_not_negative(config: Any, *names: str) -> None:
+    """For `__post_init__`: reject fields below 0."""
+    require(config, names, lambda value: value >= 0, "is negative", "use 0 or more")
+
+
+def require(
+    config: Any, names: str | Sequence[str], is_valid: Callable[[Any], bool], found: str, todo: str = "change the value"
+) -> None:
+    """For `__post_init__`: reject a field whose value is not None and not valid: "NAME: VALUE FOUND; TODO"."""
+    for name in [names] if isinstance(names, str) else names:
         value = getattr(config, name)
-        if value < 1:
-            raise ConfigError(name, f"{value} is not positive", "choose 1 or more")
+        if value is not None and not is_valid(value):
+            raise ConfigError(name, f"{value} {found}", todo)
 
 
 # --- reading -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from lakh.c3 import native
 from lakh.c3.selection import DEFAULT_LINKS, AlgorithmChoice, choose_all_reduce, choose_gather, fastest_first
 from lakh.c3.topology import Link, Topology
 from lakh.spec import collectives
-from lakh.spec.collectives import Schedule
+from lakh.spec.schedule import Schedule
 
 __all__ = ["CachedSchedule", "ScheduleCache"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lakh.config import require
 from lakh.errors import ConfigError
 
 __all__ = ["GPU_FAMILIES", "Gpu", "GpuFamily", "gpu_family"]
@@ -77,21 +78,15 @@ class Gpu:
     """Board power of one accelerator, for plans of power and cost."""
 
     def __post_init__(self) -> None:
-        for name in ("memory_GiB", "dense_bf16_TFLOPs", "memory_bandwidth_GBps"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(name, f"{getattr(self, name)} is not positive", "give the data-sheet value")
+        positive = ("memory_GiB", "dense_bf16_TFLOPs", "memory_bandwidth_GBps", "power_W")
+        require(self, positive, lambda value: value > 0, "is not positive", "give the data-sheet value")
         if not self.source.strip():
             raise ConfigError("source", "is empty", "say where the numbers come from")
-        if self.power_W is not None and self.power_W <= 0:
-            raise ConfigError("power_W", f"{self.power_W} is not positive", "give the data-sheet value, or omit it")
         dense = self.traits.dense_bf16_TFLOPs
         if dense is not None and self.dense_bf16_TFLOPs > 1.1 * dense:
-            raise ConfigError(
-                "dense_bf16_TFLOPs",
-                f"{self.dense_bf16_TFLOPs:g} is more than a {self.kind} can do in dense bf16 ({dense:g}): "
-                "data sheets print the figure with sparsity, or that of fp8",
-                f"give the dense figure, {dense:g}",
-            )
+            found = f"{self.dense_bf16_TFLOPs:g} is more than a {self.kind} can do in dense bf16 ({dense:g})"
+            found += ": data sheets print the figure with sparsity, or that of fp8"
+            raise ConfigError("dense_bf16_TFLOPs", found, f"give the dense figure, {dense:g}")
 
     @property
     def family(self) -> str:

@@ -96,7 +96,7 @@ def test_held_out_errors_are_within_their_bars(
 def test_fitted_on_one_source_the_others_are_near(points: MeasuredPoints, source: str, kind: str, bar: float) -> None:
     pytest.importorskip("scipy", reason="install the planner's extra: pip install 'lakh[plan]'")
     rows = [p for p in points.kept if p.kind == kind]
-    assert transfer(rows, source)[f"{kind}, all"].mape <= bar
+    assert transfer(rows, source)[f"{kind}, all"]["mape"] <= bar
 
 
 def test_layouts_of_one_cluster_are_put_in_order(points: MeasuredPoints) -> None:

@@ -137,9 +137,7 @@ def test_work_beside_the_products_is_counted() -> None:
     for extra in ({"qk_norm": True}, {"experts": replace(plain.experts, bias=True)}):
         more = step_time(replace(plain, **extra), layout, CLUSTER, EFFICIENCY)
         assert more.elementwise_s > step_time(plain, layout, CLUSTER, EFFICIENCY).elementwise_s
-    fused, eager = (
-        float(elementwise_traffic(MODELS[0], replace(layout, eager=e), 1.0).forward_bytes) for e in (0.0, 1.0)
-    )
+    fused, eager = (float(elementwise_traffic(MODELS[0], replace(layout, eager=e), 1.0)[0]) for e in (0.0, 1.0))
     rotary = 4 * (64 + 8) * 128  # queries and keys of Llama 3 70B, read and written
     assert eager == pytest.approx(3 * (fused - rotary))
 

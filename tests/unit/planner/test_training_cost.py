@@ -101,7 +101,7 @@ def test_a_price_book_can_be_a_file(tmp_path: Path) -> None:
         load_prices(file)
     load_prices.cache_clear()
     file.write_text("[rnted.H100]\n")
-    with pytest.raises(ConfigError, match="no such section"):
+    with pytest.raises(ConfigError, match="no such setting; did you mean rented"):
         load_prices(file)
 
 

@@ -6,7 +6,7 @@ import math
 
 from lakh.errors import InfeasiblePlan
 from lakh.planner.search.candidates import SearchConstraints
-from lakh.planner.search.layout_search import LayoutSearchResult, search
+from lakh.planner.search.layout_search import search
 from lakh.spec.cluster import Cluster
 from lakh.spec.model import Model
 
@@ -20,10 +20,10 @@ def rate_for_gpus(model: Model, cluster: Cluster, *, gpus: int, batch: int, sequ
     """
     node = cluster.node_size
     for count in sorted({gpus, gpus // node * node, 2 ** int(math.log2(gpus))} - {0}, reverse=True):
-        found = _search(model, cluster, count, batch, sequence)
-        if found.best is not None:
-            return _tflops(model, found, count, batch, sequence), _description(found, count)
-    raise InfeasiblePlan(f"{gpus} GPUs of {cluster.name}", found.why, "use more GPUs, or another batch")
+        rate, why = _best_rate(model, cluster, count, batch, sequence)
+        if rate:
+            return rate, why
+    raise InfeasiblePlan(f"{gpus} GPUs of {cluster.name}", why, "use more GPUs, or another batch")
 
 
 def rate_for_days(
@@ -32,31 +32,25 @@ def rate_for_days(
     """The rate on the smallest power of two of nodes that does `flops` within `seconds` of progress."""
     count, why = cluster.node_size, ""
     while count <= cluster.gpus:
-        found = _search(model, cluster, count, batch, sequence)
-        why = found.why
-        if found.best is not None:
-            rate = _tflops(model, found, count, batch, sequence)
+        rate, why = _best_rate(model, cluster, count, batch, sequence)
+        if rate:
             needed_s = flops / (rate * 1e12 * count)
             if needed_s <= seconds:
-                return rate, _description(found, count)
+                return rate, why
             why = f"{count} GPUs take {needed_s / 86400:.1f} days"
         count *= 2
-    found_text = f"is too small for the deadline: {why}"
-    raise InfeasiblePlan(f"cluster {cluster.name}", found_text, "give more days or a larger batch")
+    found = f"is too small for the deadline: {why}"
+    raise InfeasiblePlan(f"cluster {cluster.name}", found, "give more days or a larger batch")
 
 
-def _search(model: Model, cluster: Cluster, gpus: int, batch: int, sequence: int) -> LayoutSearchResult:
-    return search(model, cluster, SearchConstraints(batch=batch, sequence=sequence, gpus=(gpus,), offload=False))
-
-
-def _tflops(model: Model, found: LayoutSearchResult, gpus: int, batch: int, sequence: int) -> float:
-    assert found.best is not None
-    work = batch * sequence * model.flops_per_token(sequence)
-    return float(work / (found.best["step_s"] * gpus) / 1e12)
-
-
-def _description(found: LayoutSearchResult, gpus: int) -> str:
-    assert found.best is not None
-    low, high = (found.best["error_bar"][name] / found.best["step_s"] for name in ("low_s", "high_s"))
+def _best_rate(model: Model, cluster: Cluster, gpus: int, batch: int, sequence: int) -> tuple[float, str]:
+    """The rate and description of the best plan; 0 and the reason if there is none."""
+    limits = SearchConstraints(batch=batch, sequence=sequence, gpus=(gpus,), offload=False)
+    found = search(model, cluster, limits)
+    if found.best is None:
+        return 0.0, found.why
+    step_s, bar = found.best["step_s"], found.best["error_bar"]
+    low, high = bar["low_s"] / step_s - 1, bar["high_s"] / step_s - 1
     plan = f"best layout on {gpus:,} GPUs, simulated: {found.best_plan}"
-    return f"{plan}; time and cost may differ by {low - 1:+.0%} to {high - 1:+.0%}"
+    work = batch * sequence * model.flops_per_token(sequence)
+    return float(work / (step_s * gpus) / 1e12), f"{plan}; time and cost may differ by {low:+.0%} to {high:+.0%}"

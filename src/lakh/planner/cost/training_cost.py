@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from lakh import config
 from lakh.errors import UserError
 from lakh.planner.cost.achieved_rate import rate_for_days, rate_for_gpus
 from lakh.planner.cost.prices import GpuHour
@@ -23,17 +24,7 @@ from lakh.planner.reliability.goodput import best_goodput
 from lakh.spec.cluster import Cluster
 from lakh.spec.model import Model
 
-__all__ = [
-    "CostBreakdown",
-    "Reserves",
-    "TrainingWork",
-    "cost_breakdown",
-    "days_for_gpus",
-    "gpus_for_days",
-    "plan_cost",
-    "sensitivity",
-    "spare_nodes",
-]
+__all__ = ["CostBreakdown", "Reserves", "TrainingWork", "cost_breakdown", "plan_cost", "sensitivity", "spare_nodes"]
 
 # Assumed where goodput is not given: stall of a checkpoint, and time from a failure to the first new step.
 STALL_S, RESTART_S = 5.0, 420.0
@@ -55,13 +46,11 @@ class TrainingWork:
     gpus_per_node: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("flops", "tokens", "tflops_per_gpu", "peak_tflops"):
-            if getattr(self, name) <= 0:
-                raise UserError(name, f"{getattr(self, name)} is not positive", "give a positive number")
-        if not 0 < self.goodput <= 1 or not 0 <= self.overhead_share < 1 or self.usd_per_gpu_hour < 0:
-            raise UserError(
-                "goodput", "must be above 0 up to 1, the overhead share 0 or more and below 1", "correct them"
-            )
+        amounts = ("flops", "tokens", "tflops_per_gpu", "peak_tflops")
+        config.require(self, amounts, lambda value: value > 0, "is not positive", "give a positive number")
+        config.require(self, "goodput", lambda share: 0 < share <= 1, "is not a share", "choose above 0, up to 1")
+        config.require(self, "overhead_share", lambda share: 0 <= share < 1, "is not a share", "choose 0 up to 1")
+        config.require_not_negative(self, "usd_per_gpu_hour")
 
     @property
     def mfu(self) -> float:
@@ -77,8 +66,8 @@ class Reserves:
     confidence: float = 0.99
 
     def __post_init__(self) -> None:
-        if not 0 < self.confidence < 1 or self.failures_per_gpu_hour < 0 or self.repair_hours < 0:
-            raise UserError("--confidence", f"{self.confidence} is not a confidence", "choose e.g. 0.99")
+        config.require(self, "confidence", lambda share: 0 < share < 1, "is not a confidence", "choose e.g. 0.99")
+        config.require_not_negative(self, "failures_per_gpu_hour", "repair_hours")
 
 
 @dataclass(frozen=True)
@@ -189,21 +178,13 @@ def sensitivity(work: TrainingWork, gpus: int, reserves: Reserves, change: float
         "price per GPU-hour": lambda factor: {"usd_per_gpu_hour": work.usd_per_gpu_hour * factor},
         "time lost to failures": lambda factor: {"goodput": min(max(1 - lost * factor, 0.01), 1.0)},
     }
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, changed in levers.items():
-        low, high = (
-            cost_breakdown(replace(work, **changed(factor)), gpus, reserves) for factor in (1 - change, 1 + change)
-        )
-        rows.append(
-            {
-                "lever": name,
-                "change": change,
-                "usd_less": low.usd - base.usd,
-                "usd_more": high.usd - base.usd,
-                "days_less": low.days - base.days,
-                "days_more": high.days - base.days,
-            }
-        )
+        row: dict[str, Any] = {"lever": name, "change": change}
+        for side, factor in (("less", 1 - change), ("more", 1 + change)):
+            other = cost_breakdown(replace(work, **changed(factor)), gpus, reserves)
+            row |= {f"usd_{side}": other.usd - base.usd, f"days_{side}": other.days - base.days}
+        rows.append(row)
     return sorted(rows, key=lambda row: -abs(row["usd_more"] - row["usd_less"]))
 
 
