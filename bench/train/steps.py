@@ -32,7 +32,7 @@ from lakh.trainer.optim.schedule import learning_rate
 from lakh.trainer.step import UpdateResult, objective_of, plain_pass, update
 from lakh.trainer.tuning.cuda_graphs import GraphedPass
 from lakh.trainer.tuning.memory import is_out_of_memory
-from lakh.workloads.code.acceleration import accelerate
+from lakh.workloads.code.acceleration import choose_ops
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel, init_weights
@@ -311,12 +311,12 @@ def _batch(shape: BenchShape, device: torch.device) -> Batch:
     if not shape.document:
         return Batch(rows[:, :-1], rows[:, 1:])
     place = torch.arange(T, device=device).expand(B, T)
+    starts = torch.arange(0, B * T + 1, shape.document, dtype=torch.int32, device=device)
     return Batch(
         rows[:, :-1],
         rows[:, 1:],
         positions=place % shape.document,
-        cu_seqlens=torch.arange(0, B * T + 1, shape.document, dtype=torch.int32, device=device),
-        longest=shape.document,
+        documents=Documents.padded(starts, shape.document, T),
     )
 
 
@@ -334,7 +334,10 @@ def _lakh_model(shape: BenchShape, system: BenchSystem, device: torch.device) ->
         model.bfloat16()
     choices: dict[str, Any] = {"attention": system.attention, "recompute": system.recompute, "compile": system.compile}
     settings = Training(fp8=system.precision == "fp8", **choices)
-    accelerate(model, settings, kernels=system.kernels, device=device.type)
+    bf16 = (model.dtype or next(model.parameters()).dtype) == torch.bfloat16
+    ops, mode, _ = choose_ops(shape.model, settings, kernels=system.kernels, bf16=bf16, device=device.type)
+    model.set_ops(ops)
+    model.compile_model(mode)
     return model if system.chunked_loss else _WithLogits(model)
 
 

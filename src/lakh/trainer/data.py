@@ -9,8 +9,7 @@ from lakh.spec import Data, Mesh
 from lakh.tokens.loading.digest import StreamDigest, digest_sequences
 from lakh.tokens.loading.prefetch import BatchRequest
 from lakh.tokens.loading.skips import SkipRanges
-from lakh.tokens.loading.stream import TokenStream
-from lakh.tokens.loading.training_data import open_data
+from lakh.tokens.loading.stream import TokenStream, open_data
 from lakh.trainer.launch.world import World
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.data import Batches
@@ -36,10 +35,10 @@ class StreamPosition:
 
     def total_digest(self, world: World, read_here: StreamDigest) -> StreamDigest | None:
         """The digest of the whole stream so far, on every rank. A collective."""
-        parts = world.broadcast(world.gather(read_here.to_bytes()))
+        parts = world.broadcast(world.gather(read_here))
         if self.base is None:
             return None
-        return sum((StreamDigest.from_bytes(part) for part in parts), self.base)
+        return sum(parts, self.base)
 
 
 class DataFeed:

@@ -29,7 +29,7 @@ from lakh.server.model.kv_cache import PagedCache
 from lakh.server.model.paged_attention import PagedAttention, SequenceChunk, flat_slots, scored_positions, slots_of
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import architecture_of, parameters
-from lakh.workloads.code.ops import ModelOps, Rope, rms_norm
+from lakh.workloads.code.ops import ModelOps, Rope, rms_norm, rotary_tables
 
 __all__ = ["InferenceModel", "ModelShard", "Precision", "SequenceChunk", "check_divisible"]
 
@@ -58,16 +58,6 @@ class LayerView(NamedTuple):
 
     def vector(self, name: str) -> Tensor:
         return self.model.vectors[name][self.layer]
-
-
-class _Arrays(NamedTuple):
-    """The weights as numpy arrays on the same memory, for the compiled CPU kernels."""
-
-    embed: Any
-    weights: tuple[tuple[Any, ...], ...]
-    norms: tuple[Any, Any]
-    rope: tuple[Any, Any]
-    head: tuple[Any, ...]
 
 
 class InferenceModel:
@@ -128,7 +118,7 @@ class InferenceModel:
         self.embed = torch.empty((spec.vocab, spec.width), dtype=self.dtype, device=device)
         self.head = self.embed[: self.num_ids] if spec.tied else torch.empty_like(self.embed[: self.num_ids])
         self._head_int8: tuple[Tensor, Tensor] | None = None
-        self._arrays: _Arrays | None = None
+        self._arrays: tuple[Any, ...] | None = None
         is_small = precision == "f32" and self.weight_bytes <= kernels.SMALL_MODEL_BYTES
         has_kernels = self.architecture.name in kernels.ARCHITECTURES and self.shard.size == 1
         on_cpu = device.type == "cpu" and self.dtype == torch.float32 and has_kernels
@@ -258,32 +248,26 @@ class InferenceModel:
         """Normalize each query and key head in place, before rotary positions, in a model with QK norm."""
         if len(self.head_norms):
             heads = qkv_NX.unflatten(-1, (-1, self.spec.head_dim))
-            for norm, here in zip(
-                self.head_norms[layer], (slice(self.heads), slice(self.heads, self.heads + self.kv_heads)), strict=True
-            ):
-                heads[:, here] = F.rms_norm(heads[:, here], (self.spec.head_dim,), norm, self.spec.norm_eps)
+            queries, keys, _ = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+            for part, norm in zip((queries, keys), self.head_norms[layer], strict=True):
+                part.copy_(F.rms_norm(part, (self.spec.head_dim,), norm, self.spec.norm_eps))
         return qkv_NX
 
     def _forward_kernels(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
         """A few tokens on the CPU."""
-        if self._arrays is None:
-            self._arrays = self._as_arrays()
-        at = self._arrays
-        x = at.embed[[token for chunk in chunks for token in chunk.tokens]]
+        self._arrays = self._arrays or self._as_arrays()
+        embed, weights, norms, rope, head = self._arrays
+        x = embed[[token for chunk in chunks for token in chunk.tokens]]
         place = flat_slots(chunks, slots_of(chunks))
-        rest = (at.norms, self.spec.norm_eps, place[2] - 1, at.rope, cache.arrays, self.spec.heads, place)
-        x = kernels.run(x, at.weights, *rest)
-        return torch.from_numpy(kernels.head(at.head, x[scored_positions(chunks)]))
+        eps, positions, heads = self.spec.norm_eps, place[2] - 1, self.spec.heads
+        x = kernels.run(x, weights, norms, eps, positions, rope, cache.arrays, heads, place)
+        return torch.from_numpy(kernels.head(head, x[scored_positions(chunks)]))
 
-    def _as_arrays(self) -> _Arrays:
-        names = ("qkv", "o", "gate_up", "down")
-        return _Arrays(
-            embed=self.embed.numpy(),
-            weights=tuple(tuple(tensor.numpy() for tensor in self._w[name]) for name in names),
-            norms=(self.norms.numpy(), self.head_norms.numpy()),
-            rope=(self.cos.numpy(), self.sin.numpy()),
-            head=self._head_arrays(),
-        )
+    def _as_arrays(self) -> tuple[Any, ...]:
+        """Embedding, matrices, norms, rotary tables and head as numpy arrays on the same memory, for the kernels."""
+        matrices = tuple(tuple(part.numpy() for part in self._w[name]) for name in ("qkv", "o", "gate_up", "down"))
+        norms, rope = (self.norms.numpy(), self.head_norms.numpy()), (self.cos.numpy(), self.sin.numpy())
+        return self.embed.numpy(), matrices, norms, rope, self._head_arrays()
 
     def _head_arrays(self) -> tuple[Any, ...]:
         """The head as a matrix of one layer, for the CPU kernels."""
@@ -292,9 +276,8 @@ class InferenceModel:
 
 def _rope_tables(spec: Model, device: torch.device) -> Rope:
     """Cosines and sines of every position, context x D/2, in float32."""
-    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
-    angles = torch.arange(spec.context, dtype=torch.float32)[:, None] / spec.rope_base**exponents
-    return angles.cos().to(device), angles.sin().to(device)
+    cos, sin = (table[0, :, 0, : spec.head_dim // 2] for table in rotary_tables(spec, torch.arange(spec.context)[None]))
+    return cos.contiguous().to(device), sin.contiguous().to(device)
 
 
 def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:

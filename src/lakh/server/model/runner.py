@@ -50,9 +50,7 @@ class Runner:
         most_tokens: int | None = None,
         team: TensorParallelGroup | None = None,
     ) -> None:
-        """The cache holds `cache_tokens`, by default as many as fit, up to `most_tokens`. With a `team` this process
-        holds a share of the model (tensor_parallel.py).
-        """
+        """The cache holds `cache_tokens`, by default as many as fit, up to `most_tokens`."""
         self._team = team
         self.network = InferenceModel(
             spec, weights, num_ids, device, precision, ModelShard() if team is None else team.shard
@@ -132,9 +130,7 @@ def _num_blocks(
     most_tokens: int | None,
     free_bytes: int | None,
 ) -> int:
-    """Blocks of the cache: as requested, else as many as fit into CACHE_BYTES and most of a GPU's free memory; always
-    enough for one full context.
-    """
+    """Blocks of the cache: as requested, else as many as fit; always enough for one full context."""
     most = MAX_KERNEL_INDEX // spec.head_dim - 3 * BLOCK_TOKENS if device_type == "cuda" else CACHE_TOKENS
     if cache_tokens is None:
         room_bytes = CACHE_BYTES[device_type]

@@ -166,7 +166,7 @@ def _scatter(
         files = [stack.enter_context(storage.create(_bucket(buckets, i))) for i in range(num_buckets)]
         for batch in read_documents(corpus, ["id", "repo", "path", "language", "sha256", "text"]):
             ids, repos, paths, languages, hashes = (batch.column(i).to_pylist() for i in range(5))
-            for number, text in enumerate(_utf8(batch.column(5))):
+            for number, text in enumerate(batch.column(5).cast("large_binary").to_pylist()):
                 if order == "repository":
                     key = sort_key(repos[number], b"lakh-repo")
                     heldout = is_heldout(hashlib.sha256(repos[number].encode()).hexdigest(), heldout_fraction)
@@ -181,16 +181,6 @@ def _scatter(
                 done += len(text)
             if progress:
                 progress("sorting", done, total_bytes)
-
-
-def _utf8(column: Any) -> Iterator[memoryview]:
-    """The texts of an Arrow string column as UTF-8, without Python strings."""
-    wide = str(column.type).startswith("large")
-    _, offsets, data = column.buffers()
-    starts = np.frombuffer(offsets, np.int64 if wide else np.int32)[column.offset : column.offset + len(column) + 1]
-    view = memoryview(data) if data is not None else memoryview(b"")
-    for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        yield view[start:stop]
 
 
 def _sorted_entries(bucket: str) -> list[_BucketEntry]:

@@ -34,10 +34,7 @@ FAST_FROM_CHARACTERS = 500_000  # from here on, compiling the fast encoder pays 
 
 
 def reserved_tokens(sequence: int, rate: float) -> int:
-    """Tokens per sequence that are reserved for FIM: 1 in 64.
-
-    A transformed document needs 3 special tokens and 2 or 3 tokens for words that were split.
-    """
+    """1 in 64 tokens: a transformed document needs 3 special tokens, and 2 or 3 tokens for words that were split."""
     return max(8, sequence // 64) if rate > 0 else 0
 
 
@@ -112,9 +109,7 @@ class FimTransform:
         """Both encoders give the same ids; the fast one needs seconds to compile."""
         before, self._encoded = self._encoded, self._encoded + sum(map(len, texts))
         if before < FAST_FROM_CHARACTERS <= self._encoded:
-            from lakh.tokens.tokenizer.fast_encoder import (
-                FastEncoder,  # imports numba, which takes a second
-            )
+            from lakh.tokens.tokenizer.fast_encoder import FastEncoder  # imports numba, which takes a second
 
             self._fast = FastEncoder.of(self.tokenizer.raw)
         if self._fast is None:

@@ -139,12 +139,6 @@ class Prefetcher:
         """End the child process and discard the prefetched batches."""
         self._child.stop(CLOSE_TIMEOUT_S)
 
-    def __enter__(self) -> Prefetcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _update_ready(self, timeout_s: float) -> None:
         """Count the batches that the child has finished; waits up to `timeout_s` for the first one."""
         try:

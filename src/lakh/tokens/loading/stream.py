@@ -10,7 +10,8 @@ is the position, the seed and the fingerprint of the data.
     spans    -> tokens      this module, through fim.py
 
 `TokenSetLoader` reads one source, `TokenStream` all sources of a run. They hold no position and can be shared between
-threads.
+threads. `open_data` checks the data of a run without torch, so that the launcher can reject a run before it starts
+ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from lakh.tokens.loading.fim import FimSegment, FimTransform, reserved_tokens
 from lakh.tokens.loading.skips import SkipRanges
 from lakh.tokens.tokenizer import Tokenizer
 
-__all__ = ["SequenceBatch", "TokenSet", "TokenSetLoader", "TokenStream", "data_fingerprint", "document_numbers"]
+__all__ = ["SequenceBatch", "TokenSet", "TokenSetLoader", "TokenStream", "document_numbers", "open_data"]
 
 LAYOUTS: dict[str, Callable[[TokenSet, int], SequenceLayout]] = {"concat": ConcatLayout, "best-fit": BestFitLayout}
 
@@ -80,10 +81,6 @@ class TokenSetLoader:
                 "choose a shorter sequence or pack more text",
             )
         self._order = ShuffleOrder(self.num_sequences, seed)
-
-    def read_range(self, first_index: int, count: int) -> SequenceBatch:
-        """Sequences first_index .. first_index + count - 1 of this source."""
-        return self.read(range(first_index, first_index + count))
 
     def read(self, indexes: Sequence[int]) -> SequenceBatch:
         layouts = [self._layout.spans(number) for number in self._order.permute(np.asarray(indexes, np.int64)).tolist()]
@@ -176,6 +173,37 @@ def open_sources(data: Data) -> list[tuple[TokenSet, float]]:
     """The training split of each source, and its weight."""
     sources = data.mixture or (Source(tokens=data.tokens),)
     return [(TokenSet.open(source.tokens, "train", cache=data.cache), source.weight) for source in sources]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The data of a run."""
+
+    fingerprint: str
+    tokenizer_path: str
+    heldout: TokenSet
+
+
+def open_data(data: Data, vocab: int) -> TrainingData:
+    """Open every source of a run. Raises UserError if the data does not fit the settings or the vocabulary."""
+    opened = open_sources(data)
+    heldout = TokenSet.open(data.tokens, "heldout", cache=data.cache)
+    for tokens in (*(tokens for tokens, _ in opened), heldout):
+        if tokens.vocab > vocab:
+            raise UserError(
+                f"model.vocab = {vocab}",
+                f"is smaller than the tokenizer of {tokens.url} ({tokens.vocab})",
+                f"set model.vocab = {tokens.vocab} or more, or pack with a smaller tokenizer",
+            )
+    for name, sets, needed in (("train", [t for t, _ in opened], data.batch), ("heldout", [heldout], 1)):
+        available = sum(tokens.count_sequences(data.sequence) for tokens in sets)
+        if available < needed:
+            raise UserError(
+                f"{data.tokens}, {name}",
+                f"holds {available} sequences of {data.sequence} tokens; {needed} are needed",
+                "pack a larger corpus, or make data.batch or data.sequence smaller",
+            )
+    return TrainingData(data_fingerprint(opened), opened[0][0].tokenizer_path, heldout)
 
 
 def data_fingerprint(sources: Sequence[tuple[TokenSet, float]]) -> str:

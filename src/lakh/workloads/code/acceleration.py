@@ -9,7 +9,7 @@ Names of parameters do not change. Each choice comes with its reason, for the lo
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +20,9 @@ from lakh.workloads.code import ops as plain
 from lakh.workloads.code.activation_checkpointing import checkpoint_for
 from lakh.workloads.code.attention import choose_kernel
 from lakh.workloads.code.kernels.fp8 import fp8_linear
-from lakh.workloads.code.model import CodeModel
 from lakh.workloads.code.ops import ModelOps
 
-__all__ = ["BackendChoice", "accelerate", "choose_compile", "choose_ops"]
+__all__ = ["BackendChoice", "choose_compile", "choose_ops"]
 
 
 class BackendChoice(NamedTuple):
@@ -66,26 +65,13 @@ def choose_ops(
     return ops, mode, [BackendChoice("attention", name, reason), BackendChoice("compile", mode, mode_reason)]
 
 
-def accelerate(
-    model: CodeModel, settings: Training | None = None, *, kernels: bool = True, device: str
-) -> list[BackendChoice]:
-    """Choose and set the operations of a model on one device, and compile it; returns the choices."""
-    bf16 = (model.dtype or next(model.parameters()).dtype) == torch.bfloat16
-    ops, mode, choices = choose_ops(model.spec, settings or Training(), kernels=kernels, bf16=bf16, device=device)
-    model.set_ops(ops)
-    model.compile_model(mode)
-    return choices
-
-
 def _with_triton(ops: ModelOps, spec: Model) -> ModelOps:
     from lakh.workloads.code.kernels import triton
 
     def norm_add(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return plain.norm_add(x, None, weight, eps) if delta is None else triton.add_norm(x, delta, weight, eps)
 
-    def split_rotary(
-        qkv: Tensor, rope: plain.Rope, heads: int, kv_heads: int, norms: object, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def split_rotary(qkv: Tensor, rope: plain.Rope, heads: int, kv_heads: int, *_: object) -> Any:
         return triton.split_rotary(qkv, *rope, heads, kv_heads)
 
     ops = replace(ops, activation=triton.swiglu, norm_add=norm_add)

@@ -18,6 +18,7 @@ from lakh.tokens.loading.digest import StreamDigest
 from lakh.tokens.loading.prefetch import BatchRequest, Prefetcher
 from lakh.tokens.loading.skips import SkipRanges
 from lakh.tokens.loading.stream import TokenSet, TokenSetLoader, document_numbers
+from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import IGNORED, Batch
 
 __all__ = ["Batches", "heldout_batches", "to_batch"]
@@ -75,8 +76,7 @@ def to_batch(
         whole[:, :-1],
         targets,
         positions=_send(positions, device),
-        cu_seqlens=_send(edges, device),
-        longest=int(np.diff(edges).max()),
+        documents=Documents.padded(_send(edges, device), int(np.diff(edges).max()), width - 1),
         weight=weight,
     )
 

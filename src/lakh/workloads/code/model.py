@@ -147,10 +147,7 @@ class CodeModel(nn.Module):
     def hidden(
         self, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents: Documents | None = None
     ) -> Tensor:
-        """The hidden states B T W after the final norm.
-
-        A pipeline stage without an embedding takes the hidden states of the previous stage in place of tokens.
-        """
+        """The hidden states B T W after the final norm."""
         ops = self.ops
         if positions_BT is None:
             length = tokens_BT.shape[1] * (1 if self.embed is not None else ops.context_parallel * ops.tensor_parallel)

@@ -49,10 +49,7 @@ def parallelise(
     device: torch.device,
     on_choice: Callable[[BackendChoice], None] = lambda choice: None,
 ) -> nn.Module:
-    """This rank's part of the model; `on_choice` receives each choice of a backend.
-
-    `build` makes the whole model, with equal weights on every rank.
-    """
+    """This rank's part of the model that `build` makes, with equal weights on every rank."""
     if groups.pp is None:
         chunks = [build()]
     else:

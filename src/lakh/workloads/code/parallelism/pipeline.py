@@ -26,7 +26,6 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from lakh.spec.parallel_check import STAGES_PER_RANK
-from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.loss import PLAIN, Objective
 from lakh.workloads.code.model import CodeModel
@@ -116,7 +115,7 @@ class Pipeline(nn.Module):
             {
                 "positions_BT": batch.positions,
                 "targets_BT": batch.targets,
-                "documents": Documents.of(batch),
+                "documents": batch.documents,
                 "scale": scale,
                 "objective": objective,
             }
