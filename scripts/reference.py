@@ -53,7 +53,11 @@ def errors_page() -> str:
 
 
 def commands_page() -> str:
-    lines = ["# Commands", "", "Results go to stdout, progress and messages to stderr; `--json` ends stdout with one JSON document."]
+    lines = [
+        "# Commands",
+        "",
+        "Results go to stdout, progress and messages to stderr; `--json` ends stdout with one JSON document.",
+    ]
     lines += ["Exit codes: 0 done, 2 your input, 65 damaged data, 75 try again, 1 a bug in lakh.", ""]
     for path, command in _commands(cli, "lakh"):
         settings = {**cli.context_settings, **command.context_settings}  # a command inherits those of `lakh`

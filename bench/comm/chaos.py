@@ -18,6 +18,7 @@ import json
 import os
 import random
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -31,9 +32,10 @@ from typing import Any
 from bench.comm.network_namespaces import NetworkNamespaces, unavailable_reason
 from lakh.c3.directory_store import DirectoryStore
 from lakh.c3.topology import Topology
+from lakh.child_process import die_with_parent
 from lakh.errors import LakhError, PeerError, PeerTimeout, UserError
 
-__all__ = ["ChaosReport", "find_wrong_sums", "run_chaos"]
+__all__ = ["ChaosReport", "find_wrong_sums", "read_records", "run_chaos", "run_member"]
 
 BUCKETS = (10, 20_000, 150_000)
 SETTLE_S = 8.0
@@ -43,7 +45,6 @@ TIMEOUT_S = 60.0
 COMPUTE_S = 0.01
 MAX_PROBLEMS = 5
 CLONE_NEWNET = 0x40000000
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -218,6 +219,7 @@ class _ChaosRun:
     # --- processes ---
 
     def _start(self, member: int, rejoining: bool) -> None:
+        parent = os.getpid()
         pid = os.fork()
         if pid:
             self._pids[member] = pid
@@ -226,7 +228,7 @@ class _ChaosRun:
         code = 1
         try:
             os.setsid()
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # members die with the test
+            die_with_parent(parent, signal.SIGKILL)
             output = os.open(self.folder / f"output-{member}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.dup2(output, 1)
             os.dup2(output, 2)
@@ -234,7 +236,7 @@ class _ChaosRun:
                 _enter_namespace(self.net.namespaces[self.topology.hosts[member]])
                 os.environ["LAKH_C3_ADDRESS"] = self.net.address(member)
                 os.environ["LAKH_C3_HOST"] = f"h{member}"
-            code = _run_member(self.folder, member, self.size, rejoining)
+            code = run_member(self.folder, member, self.size, rejoining)
         except BaseException as error:  # noqa: BLE001 - the last frame of a forked process
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
         finally:
@@ -258,11 +260,7 @@ class _ChaosRun:
 
     def records(self, kind: str = "") -> list[dict[str, Any]]:
         if self.folder.exists():  # afterwards, the last content
-            self._records = []
-            for path in sorted(self.folder.glob("records-*")):
-                lines = path.read_text().splitlines(keepends=True)
-                self._records += [json.loads(line) for line in lines if line.endswith("}\n")]
-            self._records.sort(key=lambda record: record["time_s"])
+            self._records = read_records(self.folder)
         return [record for record in self._records if not kind or record["kind"] == kind]
 
     def _output(self, member: int) -> str:
@@ -286,7 +284,18 @@ def _enter_namespace(namespace: str) -> None:
             raise UserError(namespace, os.strerror(ctypes.get_errno()), "run as root")
 
 
-def _run_member(folder: Path, member: int, size: int, rejoining: bool) -> int:
+def run_member(
+    folder: Path,
+    member: int,
+    size: int,
+    rejoining: bool,
+    *,
+    steps: int = sys.maxsize,
+    pause_s: float = COMPUTE_S,
+    settle_s: float = SETTLE_S,
+    timeout_s: float = TIMEOUT_S,
+) -> int:
+    """Be a member: reduce and record until the file `stop` exists, or for `steps`. Returns the exit code."""
     import torch
 
     from lakh.c3.faults.resilient import ResilientGroup
@@ -296,8 +305,8 @@ def _run_member(folder: Path, member: int, size: int, rejoining: bool) -> int:
         def on_epoch(epoch: Any) -> None:
             record("epoch", number=epoch.number, members=epoch.members, reason=epoch.reason)
 
-        store = DirectoryStore(folder / "store", TIMEOUT_S)
-        options: dict[str, Any] = {"timeout_s": TIMEOUT_S, "settle_s": SETTLE_S, "on_epoch": on_epoch}
+        store = DirectoryStore(folder / "store", timeout_s)
+        options: dict[str, Any] = {"timeout_s": timeout_s, "settle_s": settle_s, "on_epoch": on_epoch}
         try:
             if rejoining:
                 group = ResilientGroup.rejoin(store, member, **options)
@@ -313,13 +322,13 @@ def _run_member(folder: Path, member: int, size: int, rejoining: bool) -> int:
                 buckets = [torch.full((count,), float((member + 1) * step)) for count in BUCKETS]
                 for bucket in buckets:
                     group.all_reduce(bucket)
-                ends = torch.tensor([float((folder / "stop").exists())])
+                ends = torch.tensor([float(step >= steps or (folder / "stop").exists())])
                 group.all_reduce(ends, "max")
                 changed = group.commit()
                 samples = ((bucket, index) for bucket in buckets for index in (0, len(bucket) // 2, -1))
                 values = sorted({float(bucket[index]) for bucket, index in samples})
-                record("step", step=step, values=values)
-                time.sleep(COMPUTE_S * random.random())  # ranks reach the next step at different times
+                record("step", step=step, values=values, members=group.epoch.members)
+                time.sleep(pause_s * random.random())  # ranks reach the next step at different times
                 step_done += 1
                 if changed:
                     group.synchronise([step_done])
@@ -329,6 +338,12 @@ def _run_member(folder: Path, member: int, size: int, rejoining: bool) -> int:
             os.write(2, f"{error}\n".encode())
             return error.exit_code
     return 0
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """The complete records of all members so far, in order of time."""
+    lines = [line for path in folder.glob("records-*") for line in path.read_text().splitlines(keepends=True)]
+    return sorted((json.loads(line) for line in lines if line.endswith("}\n")), key=lambda record: record["time_s"])
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from lakh.c3 import native
-from lakh.spec.collectives import codec_bytes
+from lakh.spec.schedule import codec_bytes
 
 VARIANTS = [
     ("float32", "none", False, 2),

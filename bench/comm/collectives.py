@@ -23,7 +23,7 @@ from bench.comm.slow_ranks import find_slow_ranks
 from bench.harness import BenchRow, module_command, module_environment, start_process, wait_for_ranks
 from lakh.c3.topology import Topology, read_topology
 from lakh.errors import UserError
-from lakh.spec.collectives import codec_bytes
+from lakh.spec.schedule import codec_bytes
 
 __all__ = ["BACKENDS", "DTYPES", "OPS", "CommSweep", "bench_collectives", "calls_of", "calls_within", "parse_size"]
 
@@ -51,7 +51,7 @@ class CommSweep:
     codec: str = "none"
     algorithm: str = ""
     emulate: str = ""
-    untold: bool = False
+    measure_links: bool = False
     """c3 gets the emulated hosts but not the speed of their links, and must measure them."""
     repeats: int | None = None
     """Timed calls of each operation; None: chosen by the size."""
@@ -73,8 +73,8 @@ class CommSweep:
                     raise UserError(f"{what} {name}", "is unknown", f"choose from: {', '.join(known)}")
         if self.ranks < 2:
             raise UserError(f"--ranks {self.ranks}", "a collective needs at least 2 ranks", "give 2 or more")
-        if self.untold and not self.emulate:
-            raise UserError("--untold", "applies to emulated links only", "add --emulate FILE")
+        if self.measure_links and not self.emulate:
+            raise UserError("--measure-links", "applies to emulated links only", "add --emulate FILE")
         if self.find_slow and "c3" not in self.backends:
             raise UserError("--find-slow", "sends messages over c3", "add c3 to --backends")
         if self.metrics_port is not None and not 0 < self.metrics_port <= 65536 - self.ranks:
@@ -164,13 +164,14 @@ def _run(sweep: CommSweep, backends: list[str], topology: Topology | None, notes
         if topology is not None:
             topology_file = Path(folder) / "topology.toml"
             # The comment makes the file unique: cached measurements of an earlier emulation are of other links.
-            head = f"# {folder}\n" if sweep.untold else ""
-            topology_file.write_text(head + to_toml(topology, links=not sweep.untold), encoding="utf-8")
+            head = f"# {folder}\n" if sweep.measure_links else ""
+            topology_file.write_text(head + to_toml(topology, links=not sweep.measure_links), encoding="utf-8")
             environment["LAKH_C3_TOPOLOGY"] = job["emulate"] = str(topology_file)
             reason = unavailable_reason(topology)
-            if reason and sweep.untold:  # the in-library shaper slows collectives, not the messages that measure links
+            # The in-library shaper slows collectives, not the messages that measure links.
+            if reason and sweep.measure_links:
                 raise UserError(
-                    "--untold", f"{reason}, which link measurements do not see", "run as root, without delays"
+                    "--measure-links", f"{reason}, which link measurements do not see", "run as root, without delays"
                 )
             if reason:
                 if "gloo" in backends:

@@ -28,7 +28,8 @@ COLUMNS = ["what", "size", "min us", "median", "p99", "algbw", "busbw", "bound",
 @click.option("--percent", default="100", show_default=True, help="Also measure with a part of the ranks: 10,50,100.")
 @click.option("--registered", is_flag=True, help="Use registered memory, which the ranks of a host share.")
 @click.option("--emulate", type=click.Path(dir_okay=False), help="Topology file: emulate its hosts, racks and links.")
-@click.option("--untold", is_flag=True, help="With --emulate: c3 must measure the speed of the links itself.")
+@click.option("--untold", "measure_links", is_flag=True, hidden=True)  # the former name
+@click.option("--measure-links", is_flag=True, help="With --emulate: c3 measures the speed of the links itself.")
 @click.option("--codec", default="none", show_default=True, help="Codec between outer groups: none, bf16, int8, int4.")
 @click.option("--algorithm", default="", help="Override c3's choice: flat, halving_doubling, ring, hierarchical.")
 @click.option("--repeats", type=click.IntRange(min=5), help="Timed calls; default: 200 up to 64KB, else 25 or 10 s.")

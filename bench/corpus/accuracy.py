@@ -29,12 +29,12 @@ from bench.corpus.relayout import relayout
 from lakh.corpus.dedup.near import NearDedupSettings, band_rows, candidate_pairs, verify_pairs
 from lakh.corpus.filters.decontaminate import DecontaminationSettings, read_benchmarks, read_records
 from lakh.corpus.filters.quality import LIMITS
-from lakh.corpus.filters.syntax import error_share, has_grammar
+from lakh.corpus.filters.syntax import error_share, parser_of
 from lakh.corpus.licences.detect import header_licence, repository_licence
 from lakh.corpus.licences.spdx_texts import identify_text
 from lakh.corpus.parsing.import_order import SourceFile as CorpusSource
 from lakh.corpus.parsing.import_order import order_files
-from lakh.corpus.parsing.text_features import digest_of, text_features, tokens_of
+from lakh.corpus.parsing.text_features import text_features, tokens_of
 from lakh.corpus.secrets import SecretSettings, scanner_of
 
 SYNTAX = ("python", "javascript", "typescript", "java", "go", "rust", "c", "cpp")
@@ -58,12 +58,12 @@ def exact(files: list[SourceFile], rng: random.Random, _: argparse.Namespace) ->
             other = relayout(file.text, language, rng)
             if other is not None:
                 total += 1
-                found += digest_of(other, language) == digest_of(file.text, language)
+                found += text_features(other, language).digest == text_features(file.text, language).digest
         yield f"exact dedup, {language}: layout and comments changed", interval(found, total), "1.0"
     distinct: dict[bytes, set[bytes]] = defaultdict(set)
     for file in files:
         # compared with: all characters but blanks, comments included
-        distinct[digest_of(file.text, file.language)].add(re.sub(rb"\s+", b"", file.text.encode()))
+        distinct[text_features(file.text, file.language).digest].add(re.sub(rb"\s+", b"", file.text.encode()))
     merged = sum(len(texts) - 1 for texts in distinct.values())
     yield (
         "files merged although their non-blank characters differ",
@@ -232,7 +232,7 @@ def speed(files: list[SourceFile], rng: random.Random, options: argparse.Namespa
     scanner = scanner_of(SecretSettings())
     hints = scanner_of(SecretSettings(engine="hints"))
     targets = read_benchmarks(DecontaminationSettings(benchmarks=(str(options.benchmarks / "mbpp.jsonl"),)))
-    parsed = [(raw, file) for raw, file in data if has_grammar(file.language)]
+    parsed = [(raw, file) for raw, file in data if parser_of(file.language) is not None]
     jobs: list[tuple[str, list[Any], Callable[[bytes, SourceFile], object]]] = [
         ("analyse (lex, digest, MinHash, sketch)", data, lambda raw, file: text_features(raw, file.language)),
         (

@@ -21,7 +21,7 @@ from typing import Any
 from lakh.cli.output import CommandResult, console, table
 from lakh.errors import Interrupted, PeerLost, PeerTimeout, from_dict
 from lakh.server.loadgen.generator import LoadConfig, Techniques, run_load
-from lakh.server.loadgen.report import LoadReport, save, subplots
+from lakh.server.loadgen.report import LoadReport, save
 
 __all__ = ["AblationRow", "ablation_rows", "before_after", "run_ablation"]
 
@@ -185,7 +185,10 @@ def _formatted(value: Any, form: str) -> str:
 
 def _plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
     """An ablation: latencies and CPU time per request, with one more technique in each row."""
-    figure, (latency, work) = subplots(2, 1, figsize=(8, 7))
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    latency, work = figure.subplots(2, 1)
     figure.suptitle(title, fontsize="small")
     names = [row["row"] for row in rows]
     figures = [("first token, p50", "ttft_ms", "p50"), ("last token, p50", "e2e_ms", "p50"), ("p99", "e2e_ms", "p99")]

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.harness import alternate, medians
@@ -31,10 +32,9 @@ from lakh.trainer.optim.schedule import learning_rate
 from lakh.trainer.step import UpdateResult, objective_of, plain_pass, update
 from lakh.trainer.tuning.cuda_graphs import GraphedPass
 from lakh.trainer.tuning.memory import is_out_of_memory
-from lakh.workloads.code.acceleration import accelerate
+from lakh.workloads.code.acceleration import choose_ops
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.loss import next_token_loss
 from lakh.workloads.code.model import CodeModel, init_weights
 
 __all__ = ["ABLATIONS", "PEERS", "SHAPES", "BenchShape", "BenchSystem", "TrainRow", "bench_train", "measure", "stepper"]
@@ -321,13 +321,12 @@ def _batch(shape: BenchShape, device: torch.device) -> Batch:
     if not shape.document:
         return Batch(rows[:, :-1], rows[:, 1:])
     place = torch.arange(T, device=device).expand(B, T)
+    starts = torch.arange(0, B * T + 1, shape.document, dtype=torch.int32, device=device)
     return Batch(
         rows[:, :-1],
         rows[:, 1:],
-        documents=(place // shape.document).int(),
         positions=place % shape.document,
-        cu_seqlens=torch.arange(0, B * T + 1, shape.document, dtype=torch.int32, device=device),
-        longest=shape.document,
+        documents=Documents.padded(starts, shape.document, T),
     )
 
 
@@ -343,15 +342,12 @@ def _lakh_model(shape: BenchShape, system: BenchSystem, device: torch.device) ->
     model.dtype = {"mixed": torch.bfloat16}.get(system.precision)
     if system.precision in ("bf16", "fp8"):
         model.bfloat16()
-    accelerate(
-        model,
-        attention=system.attention,
-        recomputation=system.recompute,
-        compilation=system.compile,
-        kernels=system.kernels,
-        fp8=system.precision == "fp8",
-        device=device.type,
-    )
+    choices: dict[str, Any] = {"attention": system.attention, "recompute": system.recompute, "compile": system.compile}
+    settings = Training(fp8=system.precision == "fp8", **choices)
+    bf16 = (model.dtype or next(model.parameters()).dtype) == torch.bfloat16
+    ops, mode, _ = choose_ops(shape.model, settings, kernels=system.kernels, bf16=bf16, device=device.type)
+    model.set_ops(ops)
+    model.compile_model(mode)
     return model if system.chunked_loss else _WithLogits(model)
 
 
@@ -399,6 +395,11 @@ class _TransformersModel(nn.Module):
 
     def forward(self, inputs: Tensor, positions: Tensor | None, *, targets_BT: Tensor, **_: object) -> Tensor:
         return next_token_loss(self.inner(inputs, use_cache=False).logits, targets_BT)
+
+
+def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Computed in float32 for logits of any type: the sum over a vocabulary needs it."""
+    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
 
 
 def _timed(step: Callable[[], object]) -> tuple[float, float]:

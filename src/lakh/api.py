@@ -10,6 +10,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ __all__ = [
     "train_tokenizer",
 ]
 
+READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 120.0
 
@@ -118,13 +120,17 @@ def serve(model: str | Path, *arguments: str) -> Iterator[CompletionServer]:
     command = [sys.executable, "-m", "lakh", "serve", str(model), *options, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        watchdog = threading.Timer(READY_TIMEOUT_S, process.kill)
+        watchdog.start()
         try:
             line = process.stdout.readline()
+            watchdog.cancel()
             if not line:
                 found = f"ended with exit code {process.wait(STOP_TIMEOUT_S)} before it was ready"
                 raise PeerLost(f"lakh serve {model}", found, "see what it printed")
             yield CompletionServer(json.loads(line)["url"])
         finally:
+            watchdog.cancel()
             process.terminate()
             try:
                 process.wait(STOP_TIMEOUT_S)

@@ -208,27 +208,28 @@ class Channel:
         return True
 
     def _has_message(self) -> bool:
-        """Whether the buffer holds a whole message that is not a heartbeat, which are removed."""
+        """Whether the buffer holds a whole message that is not a heartbeat; heartbeats are removed."""
         while self._buffer.startswith(HEARTBEAT):
             del self._buffer[: len(HEARTBEAT)]
-        return len(self._buffer) >= LENGTH_BYTES and len(self._buffer) >= LENGTH_BYTES + self._body_bytes()
-
-    def _body_bytes(self) -> int:
-        size = int.from_bytes(self._buffer[:LENGTH_BYTES], "little")
-        if size > self._max_bytes:  # not a message of ours: nothing that follows can be trusted
-            self._at_end = True
-            raise ChannelClosed(f"a message of {size:,} bytes exceeds the limit of {self._max_bytes:,}")
-        return size
+        return self._message_end() is not None
 
     def _next_body(self) -> bytearray | None:
-        if len(self._buffer) < LENGTH_BYTES:
-            return None
-        end = LENGTH_BYTES + self._body_bytes()
-        if len(self._buffer) < end:
+        end = self._message_end()
+        if end is None:
             return None
         body = self._buffer[LENGTH_BYTES:end]
         del self._buffer[:end]
         return body
+
+    def _message_end(self) -> int | None:
+        """Where the first message in the buffer ends; None while it is incomplete."""
+        if len(self._buffer) < LENGTH_BYTES:
+            return None
+        size = int.from_bytes(self._buffer[:LENGTH_BYTES], "little")
+        if size > self._max_bytes:  # not a message of ours: nothing that follows can be trusted
+            self._at_end = True
+            raise ChannelClosed(f"a message of {size:,} bytes exceeds the limit of {self._max_bytes:,}")
+        return LENGTH_BYTES + size if len(self._buffer) >= LENGTH_BYTES + size else None
 
 
 def wait_readable(channels: Sequence[Channel], timeout_s: float | None) -> list[Channel]:

@@ -22,7 +22,7 @@ import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -34,6 +34,9 @@ __all__ = [
     "fingerprint",
     "from_dict",
     "load",
+    "read_toml",
+    "require",
+    "require_not_negative",
     "require_positive",
     "settings",
     "to_dict",
@@ -42,6 +45,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_UNIONS = (typing.Union, types.UnionType)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,16 +60,19 @@ class Setting:
 
 def load(cls: type[T], path: str | Path, sets: Sequence[str] = ()) -> T:
     """Read a TOML file into `cls`, then apply `--set` values."""
-    path = Path(path)
+    return from_dict(cls, _merge_sets(cls, read_toml(path), sets), origin=Path(path).name, sets=sets)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file; ConfigError says why it cannot be read."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(str(path), "no such file", "check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), f"cannot be read ({error})", "check the file") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(path), f"is not TOML ({error})", "fix that line") from None
-    return from_dict(cls, _merge_sets(cls, data, sets), origin=path.name, sets=sets)
 
 
 def with_sets(config: T, sets: Sequence[str], origin: str = "recipe") -> T:
@@ -78,9 +85,8 @@ def with_sets(config: T, sets: Sequence[str], origin: str = "recipe") -> T:
 
 def from_dict(cls: type[T], data: Mapping[str, Any], *, origin: str, sets: Sequence[str] = ()) -> T:
     """Build `cls` from plain data; unknown keys are errors."""
-    from_sets = {item.partition("=")[0].strip() for item in sets}
-    result = _build(cls, data, path="", origin=origin, from_sets=from_sets)
-    return typing.cast(T, result)
+    from_sets = frozenset(item.partition("=")[0].strip() for item in sets)
+    return typing.cast(T, _build(cls, data, "", _Origin(origin, from_sets)))
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -118,11 +124,7 @@ def settings(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
     for field in dataclasses.fields(cls):
         hint, path = hints[field.name], f"{prefix}{field.name}"
         tables = [part for part in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(part)]
-        if tables and typing.get_origin(hint) in (
-            None,
-            typing.Union,
-            types.UnionType,
-        ):  # a table, or an optional one
+        if tables and typing.get_origin(hint) in (None, *_UNIONS):  # a table, or an optional one
             yield from settings(typing.cast(type[Any], tables[0]), f"{path}.")
             continue
         default: Any = "required"
@@ -135,51 +137,79 @@ def settings(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
 
 def require_positive(config: Any, *names: str) -> None:
     """For `__post_init__`: reject whole-number fields below 1."""
-    for name in names:
+    require(config, names, lambda value: value >= 1, "is not positive", "choose 1 or more")
+
+
+def require_not_negative(config: Any, *names: str) -> None:
+    """For `__post_init__`: reject fields below 0."""
+    require(config, names, lambda value: value >= 0, "is negative", "use 0 or more")
+
+
+def require(
+    config: Any, names: str | Sequence[str], is_valid: Callable[[Any], bool], found: str, todo: str = "change the value"
+) -> None:
+    """For `__post_init__`: reject a field whose value is not None and not valid: "NAME: VALUE FOUND; TODO"."""
+    for name in [names] if isinstance(names, str) else names:
         value = getattr(config, name)
-        if value < 1:
-            raise ConfigError(name, f"{value} is not positive", "choose 1 or more")
+        if value is not None and not is_valid(value):
+            raise ConfigError(name, f"{value} {found}", todo)
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
 
 
-def _build(cls: type[Any], data: Any, *, path: str, origin: str, from_sets: set[str]) -> Any:
+@dataclasses.dataclass(frozen=True)
+class _Origin:
+    """Where values come from, for error messages."""
+
+    file: str
+    from_sets: frozenset[str]
+    """Paths that `--set` has given."""
+
+    def where(self, path: str) -> str:
+        path = path.rstrip(".")
+        is_set = any(path == item or path.startswith(f"{item}.") for item in self.from_sets)
+        return f"{path} ({'from --set' if is_set else self.file})" if path else self.file
+
+
+def _build(cls: type[Any], data: Any, path: str, origin: _Origin) -> Any:
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     if not isinstance(data, Mapping):
-        raise ConfigError(_where(path, origin, from_sets), f"{data!r} is not a table", "write it as [section]")
+        raise ConfigError(origin.where(path), f"{data!r} is not a table", "write it as [section]")
     for key in data:
         if key not in names:
-            raise _unknown(f"{path}{key}", path, key, names, origin, from_sets)
+            near = difflib.get_close_matches(key, names, n=1)
+            todo = f"did you mean {path}{near[0]}?" if near else f"known here: {', '.join(names)}"
+            raise ConfigError(origin.where(f"{path}{key}"), "no such setting", todo)
     values = {}
     for field in dataclasses.fields(cls):
+        full = f"{path}{field.name}"
         if field.name in data:
-            values[field.name] = _convert(hints[field.name], data[field.name], f"{path}{field.name}", origin, from_sets)
+            values[field.name] = _convert(hints[field.name], data[field.name], full, origin)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            where = _where(f"{path}{field.name}", origin, from_sets)
-            raise ConfigError(where, "is missing", f"give it a value of type {_type_name(hints[field.name])}")
+            todo = f"give it a value of type {_type_name(hints[field.name])}"
+            raise ConfigError(origin.where(full), "is missing", todo)
     try:
         return cls(**values)
     except (ConfigError, InfeasiblePlan) as error:
-        where = _where(f"{path}{error.where}", origin, from_sets)
-        raise type(error)(where, error.found, error.todo) from None
+        raise type(error)(origin.where(f"{path}{error.where}"), error.found, error.todo) from None
 
 
-def _convert(hint: Any, value: Any, path: str, origin: str, from_sets: set[str]) -> Any:
+def _convert(hint: Any, value: Any, path: str, origin: _Origin) -> Any:
     if dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type[Any], hint), value, path=f"{path}.", origin=origin, from_sets=from_sets)
+        return _build(typing.cast(type[Any], hint), value, f"{path}.", origin)
     kind, args = typing.get_origin(hint), typing.get_args(hint)
-    wrong = ConfigError(_where(path, origin, from_sets), f"{value!r} is not {_type_name(hint)}", "change the value")
+    wrong = ConfigError(origin.where(path), f"{value!r} is not {_type_name(hint)}", "change the value")
     if kind is Literal:
         if value in args:
             return value
         near = difflib.get_close_matches(str(value), [str(arg) for arg in args], n=1)
         todo = f"did you mean {near[0]!r}?" if near else "choose one of them"
         raise ConfigError(wrong.where, wrong.found, todo)
-    if kind in (typing.Union, types.UnionType):
+    if kind in _UNIONS:
         options = [arg for arg in args if arg is not type(None)]
-        return _convert(options[0], value, path, origin, from_sets)
+        return _convert(options[0], value, path, origin)
     if kind is tuple:
         if not isinstance(value, list | tuple):
             raise wrong
@@ -190,11 +220,11 @@ def _convert(hint: Any, value: Any, path: str, origin: str, from_sets: set[str])
         else:
             raise wrong
         pairs = zip(inner, value, strict=True)
-        return tuple(_convert(t, v, f"{path}[{i}]", origin, from_sets) for i, (t, v) in enumerate(pairs))
+        return tuple(_convert(t, v, f"{path}[{i}]", origin) for i, (t, v) in enumerate(pairs))
     if kind is dict:
         if not isinstance(value, Mapping):
             raise wrong
-        return {str(k): _convert(args[1], v, f"{path}.{k}", origin, from_sets) for k, v in value.items()}
+        return {str(k): _convert(args[1], v, f"{path}.{k}", origin) for k, v in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
@@ -213,11 +243,10 @@ def _merge_sets(cls: type[Any], data: Mapping[str, Any], sets: Sequence[str]) ->
             raise ConfigError(f"--set {item}", "is not of the form path=value", "write e.g. --set optim.lr=1e-3")
         table = merged
         for depth, key in enumerate(keys[:-1]):
-            inner = table.setdefault(key, {})
-            if not isinstance(inner, dict):
-                where = f"--set {item}"
-                raise ConfigError(where, f"{'.'.join(keys[: depth + 1])} is a value", "set it as a whole")
-            table = inner
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                found = f"{'.'.join(keys[: depth + 1])} is a value"
+                raise ConfigError(f"--set {item}", found, "set it as a whole")
         table[keys[-1]] = text.strip() if _hint_at(cls, keys) is str else _parse_value(text.strip())
     return merged
 
@@ -238,23 +267,11 @@ def _parse_value(text: str) -> Any:
         return text  # an unquoted string, e.g. --set train.precision=bf16
 
 
-def _unknown(full: str, path: str, key: str, names: Sequence[str], origin: str, from_sets: set[str]) -> ConfigError:
-    near = difflib.get_close_matches(key, names, n=1)
-    todo = f"did you mean {path}{near[0]}?" if near else f"known here: {', '.join(names)}"
-    return ConfigError(_where(full, origin, from_sets), "no such setting", todo)
-
-
-def _where(path: str, origin: str, from_sets: set[str]) -> str:
-    path = path.rstrip(".")
-    set_here = any(path == item or path.startswith(f"{item}.") for item in from_sets)
-    return f"{path} ({'from --set' if set_here else origin})" if path else origin
-
-
 def _type_name(hint: Any) -> str:
     kind, args = typing.get_origin(hint), typing.get_args(hint)
     if kind is Literal:
         return "one of " + ", ".join(repr(arg) for arg in args)
-    if kind in (typing.Union, types.UnionType):
+    if kind in _UNIONS:
         return " or ".join(_type_name(arg) for arg in args if arg is not type(None))
     if kind is tuple:
         return f"a list of {_type_name(args[0])}"
@@ -345,13 +362,8 @@ def _field_docs(cls: type[Any]) -> dict[str, str]:
         return {}
     docs: dict[str, str] = {}
     body = typing.cast(ast.ClassDef, tree.body[0]).body
-    for before, after in itertools.pairwise(body):
-        if (
-            isinstance(before, ast.AnnAssign)
-            and isinstance(before.target, ast.Name)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-            and isinstance(after.value.value, str)
-        ):
-            docs[before.target.id] = " ".join(after.value.value.split())
+    for pair in itertools.pairwise(body):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                docs[name] = " ".join(doc.split())
     return docs

@@ -112,7 +112,7 @@ def goodput(events: Iterable[Event]) -> dict[str, Any]:
     """Total seconds, the productive share, and seconds by class, of one rank's events in order of time."""
     account = GoodputAccount()
     for event in events:
-        account.add({"kind": event.kind, **vars(event)})
+        account.add(event.as_dict())
     classes = account.seconds()
     total_s = sum(classes.values())
     return {"total_s": total_s, "ratio": classes["productive"] / total_s if total_s else None, "classes_s": classes}

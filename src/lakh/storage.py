@@ -14,6 +14,7 @@ import contextlib
 import errno
 import functools
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -184,9 +185,10 @@ def remove_tree(url: str | Path) -> None:
     if is_local(url):
         path = local_path(url)
         with _local_errors(url):
-            # The manifest goes first: a partly removed set must not look complete.
-            (path / MANIFEST).unlink(missing_ok=True) if path.is_dir() else None
-            path.unlink(missing_ok=True) if not path.is_dir() else None
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
+                return
+            (path / MANIFEST).unlink(missing_ok=True)  # first: a partly removed set must not look complete
             while path.is_dir():
                 with contextlib.suppress(FileNotFoundError):  # another process removes it too
                     shutil.rmtree(path)
@@ -204,13 +206,12 @@ def sha256(url: str | Path) -> str:
     return digest.hexdigest()
 
 
-class HashingFile:
-    """A binary file to write to that counts and hashes the bytes."""
+class HashingFile(io.RawIOBase):
+    """A binary file to write to that counts and hashes the bytes. Does not close the file that it writes to."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
         self.size_bytes = 0
-        self.closed = False
         self._digest = hashlib.sha256()
 
     def write(self, data: Any) -> int:
@@ -224,24 +225,11 @@ class HashingFile:
     def sha256(self) -> str:
         return self._digest.hexdigest()
 
-    # required by pyarrow
     def tell(self) -> int:
         return self.size_bytes
 
-    def flush(self) -> None:
-        self.file.flush()
-
     def writable(self) -> bool:
         return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        self.closed = True  # the caller closes the file itself
 
 
 def cache_folder(name: str) -> Path:
@@ -309,11 +297,10 @@ def retry(
     call: Callable[[], T],
     what: str,
     *,
-    attempts: int = RETRY_ATTEMPTS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
     """Call until it succeeds, with waits of 0.2, 0.4, 0.8 ... s. A missing file is not retried."""
-    for attempt in range(attempts):
+    for attempt in range(RETRY_ATTEMPTS):
         try:
             return call()
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
@@ -321,10 +308,9 @@ def retry(
         except LakhError:
             raise
         except Exception as error:  # every fsspec back-end has its own error types
-            if attempt == attempts - 1:
-                raise PeerLost(
-                    what, f"failed {attempts} times ({type(error).__name__}: {error})", "try again later"
-                ) from error
+            if attempt == RETRY_ATTEMPTS - 1:
+                found = f"failed {RETRY_ATTEMPTS} times ({type(error).__name__}: {error})"
+                raise PeerLost(what, found, "try again later") from error
             sleep(RETRY_FIRST_WAIT_S * 2**attempt)
     raise AssertionError("unreachable")
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lakh.spec import Data, Model, Optimizer, Run
+from lakh.spec import Data, Model, Optimizer, Run, Training
 from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.optim.schedule import learning_rate
 from lakh.trainer.step import plain_pass, update
 from lakh.trainer.tuning.cuda_graphs import GraphedPass
-from lakh.workloads.code.acceleration import accelerate
+from lakh.workloads.code.acceleration import choose_ops
 from lakh.workloads.code.attention import KERNELS, Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.loss import Objective, _cross_entropy, linear_cross_entropy
@@ -125,6 +125,12 @@ def test_packed_documents_do_not_see_each_other(name: str) -> None:
             assert distance(a, b) < 5 * BF16
 
 
+def accelerate(model: CodeModel, settings: Training | None = None) -> None:
+    ops, mode, _ = choose_ops(model.spec, settings or Training(), bf16=True, device="cuda")
+    model.set_ops(ops)
+    model.compile_model(mode)
+
+
 @pytest.mark.parametrize("recomputation", ["none", "selective", "full"])
 def test_the_fast_model_has_the_loss_and_gradient_of_the_plain_one(recomputation: str) -> None:
     tokens = torch.randint(0, 515, (4, 257), generator=torch.Generator().manual_seed(0)).cuda()
@@ -135,7 +141,7 @@ def test_the_fast_model_has_the_loss_and_gradient_of_the_plain_one(recomputation
         model.cuda()
         if fast:
             model.dtype = torch.bfloat16
-            accelerate(model, recomputation=recomputation, device="cuda")
+            accelerate(model, Training(recompute=recomputation))
         loss = model(tokens[:, :-1], targets_BT=tokens[:, 1:])
         loss.backward()
         results.append((float(loss.detach()), torch.cat([p.grad.flatten() for p in model.parameters()])))
@@ -153,7 +159,7 @@ def test_a_captured_pass_trains_like_a_plain_one(weight: float | None, micro_bat
         model = CodeModel(SPEC)
         init_weights(model, 1)
         model.cuda().bfloat16()
-        accelerate(model, device="cuda")
+        accelerate(model)
         data, optim = Data(sequence=64, batch=4, micro_batch=2), Optimizer(lr=3e-3, warmup_steps=0)
         run = Run(name="r", model=SPEC, data=data, optim=optim)
         optimizer = build_optimizer(model, run.optim)

@@ -25,6 +25,7 @@ from lakh.trainer.observability.traffic import TrafficCounter
 from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.optim.schedule import learning_rate
 from lakh.trainer.step import loss_sum, objective_of, update
+from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.parallel import parallelise
@@ -52,10 +53,8 @@ def micro_batches(step: int, case: dict, part: int, parts: int) -> list[Batch]:
         Batch(
             row[:, :-1],
             row[:, 1:],
-            documents=documents,
             positions=place - starts[documents],
-            cu_seqlens=torch.tensor([0, 20, 47, SEQUENCE], dtype=torch.int32),
-            longest=27,
+            documents=Documents.padded(torch.tensor([0, 20, 47, SEQUENCE], dtype=torch.int32), 27, SEQUENCE),
         )
         for row in mine
     ]

@@ -1,10 +1,8 @@
 """Ranks are killed, stopped and disconnected, and the others continue: no hang, no wrong sum, no leftovers.
 
-Ranks are this very file. Member m contributes m + 1 (times the step) to every bucket, so the right average of any
-set of members is known; every member checks every result.
+Ranks are members of the chaos test (bench/comm/chaos.py), which records every result.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -13,62 +11,19 @@ import time
 from pathlib import Path
 
 import pytest
+from bench.comm.chaos import find_wrong_sums, read_records
 
-BUCKETS = (10, 50_000, 400_000)
+ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 30.0  # of an operation; a loss detected much earlier was detected by other means than the timeout
+MEMBER = f"""
+import sys
+from pathlib import Path
+from bench.comm.chaos import run_member
 
-
-def train(member: int, size: int, folder: str, steps: int, pause_s: float, rejoining: bool) -> None:
-    import torch
-    import torch.distributed as dist
-
-    from lakh.c3.faults.resilient import ResilientGroup
-
-    torch.set_num_threads(1)
-    # The store must outlive every rank; in a cluster it is the launcher's.
-    store = dist.FileStore(f"{folder}/store", -1)
-    log = Path(folder) / f"member-{member}-{os.getpid()}.jsonl"
-
-    def say(**fact) -> None:
-        with log.open("a") as file:
-            file.write(json.dumps({"member": member, "pid": os.getpid(), "time_s": time.time(), **fact}) + "\n")
-
-    def on_epoch(epoch) -> None:
-        say(kind="epoch", number=epoch.number, members=epoch.members, reason=epoch.reason)
-
-    options = {"timeout_s": TIMEOUT_S, "settle_s": 2.0, "on_epoch": on_epoch}
-    if rejoining:
-        group = ResilientGroup.rejoin(store, member, **options)
-    else:
-        group = ResilientGroup(store, member, size, **options)
-    weight = torch.zeros(3)
-    if rejoining:
-        group.synchronise([weight])
-    say(kind="ready")
-    stop = torch.zeros(1)  # all stop at the same step: when one has seen the file, or after `steps`
-    while not int(stop):
-        step = int(weight[0]) + 1
-        buckets = [torch.full((count,), float((member + 1) * step)) for count in BUCKETS]
-        for bucket in buckets:
-            group.all_reduce(bucket)
-        stop = torch.tensor([float(step >= steps or (Path(folder) / "stop").exists())])
-        group.all_reduce(stop, "max")
-        changed = group.commit()
-        values = {float(value) for bucket in buckets for value in (bucket[0], bucket[-1], bucket[len(bucket) // 2])}
-        say(
-            kind="step",
-            step=step,
-            values=sorted(values),
-            members=group.epoch.members,
-            committed=group.committed,
-            stop=float(stop),
-        )
-        weight += 1
-        if changed:
-            group.synchronise([weight])
-        time.sleep(pause_s)
-    say(kind="done", epoch=group.epoch.number)
-    group.close()
+folder, member, size, rejoining, steps, pause_s = sys.argv[1:]
+options = {{"steps": int(steps), "pause_s": float(pause_s), "settle_s": 2.0, "timeout_s": {TIMEOUT_S}}}
+sys.exit(run_member(Path(folder), int(member), int(size), rejoining == "1", **options))
+"""
 
 
 class Ranks:
@@ -78,21 +33,15 @@ class Ranks:
         self.processes: dict[int, subprocess.Popen] = {}
 
     def start(self, member: int, rejoining: bool = False, prefix: tuple[str, ...] = (), **environment: str) -> None:
-        arguments = [member, self.size, self.folder, self.steps, self.pause_s, int(rejoining)]
+        arguments = [self.folder, member, self.size, int(rejoining), self.steps, self.pause_s]
         self.processes[member] = subprocess.Popen(
-            [*prefix, sys.executable, __file__, *map(str, arguments)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            [*prefix, sys.executable, "-c", MEMBER, *map(str, arguments)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
             stderr=(self.folder / f"stderr-{member}").open("a"),
         )
 
     def facts(self, kind: str | None = None) -> list[dict]:
-        found = [
-            json.loads(line)
-            for path in sorted(self.folder.glob("member-*.jsonl"))
-            for line in path.read_text().splitlines()
-            if line.endswith("}")
-        ]
-        return [fact for fact in found if kind is None or fact["kind"] == kind]
+        return [fact for fact in read_records(self.folder) if kind is None or fact["kind"] == kind]
 
     def until(self, condition, timeout_s: float = 150.0) -> float:
         """Wait for it. Returns the seconds by which this sleeping process woke too late."""
@@ -116,8 +65,6 @@ class Ranks:
 
     def right(self) -> None:
         """Every result is the average over exactly the members of some epoch, and all members agree."""
-        from bench.comm.chaos import find_wrong_sums
-
         assert find_wrong_sums(self.facts(), self.size) == []
 
 
@@ -180,7 +127,9 @@ def test_a_rank_that_is_stopped_for_5_s_is_waited_for(ranks) -> None:
 def test_twenty_random_faults_leave_correct_sums_and_no_leftovers() -> None:
     """In a separate process, which forks the ranks. For more: lakh bench comm --chaos 200."""
     program = "from bench.comm.chaos import run_chaos; result = run_chaos(20, 1); print(result.problems, result.total)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=270, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=270, check=False
+    )
     assert done.stdout.strip().endswith("[] 20"), done.stdout[-3000:] + done.stderr[-3000:]
 
 
@@ -211,14 +160,3 @@ def test_a_cut_link_is_detected_within_2_s_and_the_isolated_rank_stops(ranks, tm
         assert run.processes[2].returncode != 0
         run.end()
     run.right()
-
-
-if __name__ == "__main__":
-    member_, size_, folder_, steps_, pause_, rejoining_ = sys.argv[1:]
-    from lakh.errors import LakhError
-
-    try:
-        train(int(member_), int(size_), folder_, int(steps_), float(pause_), rejoining_ == "1")
-    except LakhError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)

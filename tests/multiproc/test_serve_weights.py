@@ -40,8 +40,7 @@ from lakh.workloads.code.model import CodeModel, init_weights
 rank, store, backend, tokenizer, wrong = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5] == "wrong"
 torch.set_num_threads(1)
 if backend == "c3":
-    import lakh.c3
-    lakh.c3.register()
+    import lakh.c3.torch.backend
 spec = Model(layers=2, width=64, heads=4, kv_heads=2, ffn=96, vocab=280, context=128)
 limit = datetime.timedelta(seconds=200)
 dist.init_process_group(backend, init_method="file://" + store, rank=rank, world_size=2, timeout=limit)

@@ -52,7 +52,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
-def test_messages_go_both_ways_in_order(env: dict[str, str]) -> None:
+def test_messages_arrive_in_order_in_both_directions(env: dict[str, str]) -> None:
     child = ChildProcess.start("child_functions:echo", "first", {"second": 2}, env=env)
     large = b"x" * 3_000_000
     assert [child.channel.receive(30), child.channel.receive(30)] == ["first", {"second": 2}]
@@ -70,14 +70,14 @@ def test_an_error_of_the_child_is_raised_in_the_parent(env: dict[str, str]) -> N
     assert child.exit_reason() == "exit code 75"
 
 
-def test_a_crash_carries_its_traceback(env: dict[str, str]) -> None:
+def test_a_crash_has_the_traceback_of_the_child(env: dict[str, str]) -> None:
     child = ChildProcess.start("child_functions:crash", env=env)
     with pytest.raises(ChildCrashed, match="ZeroDivisionError: a bug"):
         child.channel.receive(30)
     assert child.exit_reason() == "exit code 1"
 
 
-def test_a_missing_package_is_named(env: dict[str, str]) -> None:
+def test_a_missing_package_of_the_child_is_named(env: dict[str, str]) -> None:
     child = ChildProcess.start("child_functions:missing", env=env)
     with pytest.raises(ModuleNotFoundError) as caught:
         child.channel.receive(30)
@@ -155,7 +155,7 @@ def test_json_is_never_unpickled_and_its_size_is_bounded() -> None:
     theirs.close()
 
 
-def test_an_event_loop_takes_over_what_was_already_read(env: dict[str, str]) -> None:
+def test_an_async_channel_takes_over_buffered_messages(env: dict[str, str]) -> None:
     child = ChildProcess.start("child_functions:echo", 1, 2, 3, env=env)
     assert child.channel.receive(30) == 1
     assert child.channel.poll(30)

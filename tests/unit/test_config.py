@@ -1,4 +1,4 @@
-"""Settings are strict, complete and reversible."""
+"""Settings: strict reading, `--set`, and writing that can be read back."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -35,6 +35,7 @@ def _runnable(page: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [page for page in PAGES if _runnable(page)], ids=lambda path: path.stem)
 def test_python_examples_run_as_they_stand(page: Path, tmp_path: Path) -> None:
     done = subprocess.run(
@@ -43,7 +44,7 @@ def test_python_examples_run_as_they_stand(page: Path, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},  # examples for contributors import from the tests
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Errors carry a place, a finding and a remedy, and survive a trip between processes."""
+"""Errors have a place, a finding and a remedy, and can be sent between processes."""
 
 import pickle
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from lakh import events
 from lakh.events import EventFilesReplaced, RunEventTail
 
 
@@ -51,7 +50,7 @@ def test_malformed_lines_are_counted_and_skipped(tmp_path: Path) -> None:
 def test_records_of_several_ranks_come_in_order_of_time_for_any_block_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
 ) -> None:
-    monkeypatch.setattr(events, "READ_BYTES", read_bytes)
+    monkeypatch.setattr("lakh.events.reading.READ_BYTES", read_bytes)
     write(tmp_path / "events" / "rank-00000.jsonl", *[float(t) for t in range(0, 100, 2)])
     write(tmp_path / "events" / "rank-00001.jsonl", *[float(t) for t in range(1, 100, 2)])
     tail, found, more = RunEventTail(tmp_path), [], True
@@ -64,7 +63,7 @@ def test_records_of_several_ranks_come_in_order_of_time_for_any_block_size(
 
 
 def test_garbage_longer_than_a_block_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "READ_BYTES", 128)
+    monkeypatch.setattr("lakh.events.reading.READ_BYTES", 128)
     path = tmp_path / "events" / "rank-00000.jsonl"
     write(path, 1.0)
     with path.open("ab") as file:

@@ -28,7 +28,7 @@ def test_one_bad_step_does_not_move_the_median() -> None:
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=MIN_HISTORY, max_size=80), st.floats(1.1, 10))
-def test_the_limit_of_gradient_norms_is_above_half_of_them(norms: list[float], factor: float) -> None:
+def test_the_limit_of_gradient_norms_is_a_multiple_of_the_median(norms: list[float], factor: float) -> None:
     recent = norms[-64:]
     assert sum(norm < grad_norm_limit(norms, factor) for norm in recent) * 2 >= len(recent)
 

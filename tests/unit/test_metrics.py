@@ -36,7 +36,7 @@ def test_families_cross_a_process_boundary() -> None:
     assert 'lakh:cached_total{kind="hit"} 2.0' in page
 
 
-def test_a_server_answers_on_a_free_port_until_it_is_closed() -> None:
+def test_a_server_listens_on_a_free_port_until_it_is_closed() -> None:
     metrics = MetricsRegistry()
     metrics.gauge("up", "Whether it runs.").set(1)
     server = metrics.serve(0)

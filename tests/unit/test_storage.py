@@ -59,7 +59,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_a_link_stays_and_the_file_behind_it_is_replaced(tmp_path: Path) -> None:
+def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"old")
     (tmp_path / "link").symlink_to("real")
     storage.write_bytes(tmp_path / "link", b"new")
@@ -87,7 +87,7 @@ def test_only_the_manifest_makes_a_set_complete(base: str) -> None:
     assert storage.read_manifest(base, made_by="lakh x") == {"parts": 1}
 
 
-def test_a_damaged_manifest_is_damaged_data(base: str) -> None:
+def test_a_damaged_manifest_is_a_data_error(base: str) -> None:
     storage.write_bytes(storage.join(base, storage.MANIFEST), b"{trunc")
     with pytest.raises(DataError, match="damaged"):
         storage.read_manifest(base, made_by="lakh x")

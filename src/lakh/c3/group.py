@@ -74,7 +74,6 @@ class CommGroup:
         name: str = "c3",
         timeout_s: float = 600.0,
         topology: Topology | None = None,
-        single_copy_from_bytes: int = SINGLE_COPY_FROM_BYTES,
         place: tuple[str, str, str] | None = None,
     ) -> CommGroup:
         """Join the other ranks. `topology` overrides the detected topology, `place` this rank's detected place."""
@@ -116,17 +115,7 @@ class CommGroup:
             found = topology or Topology(tuple(tuple(one["place"]) for one in records))
             problem = _find_contradiction(records, found)
             if not problem:
-                status = library.lakh_c3_join(
-                    handle,
-                    _int32s(found.host_numbers),
-                    _int32s([one["pid"] for one in records]),
-                    _int32s([one["memory"] for one in records]),
-                    (ctypes.c_char_p * size)(*[one["address"].encode() for one in records]),
-                    int(timeout_s * 1000),
-                    found.wires["host"].streams,
-                    single_copy_from_bytes,
-                )
-                status = status or _set_wires(library, handle, rank, found)
+                status = _connect(library, handle, rank, found, records, timeout_s)
                 joined = {"problem": str(native.last_error(status, f"rank {rank}")) if status else ""}
                 for one in exchange_records(store, f"{name}/joined", rank, size, joined):
                     problem = problem or one["problem"]
@@ -309,8 +298,22 @@ def _find_contradiction(records: list[dict[str, Any]], topology: Topology) -> st
     return ""
 
 
-def _set_wires(library: Any, handle: int, rank: int, topology: Topology) -> int:
-    """Configure the transport to each rank on another host. Returns 0 or the first failing status."""
+def _connect(
+    library: Any, handle: int, rank: int, topology: Topology, records: list[dict[str, Any]], timeout_s: float
+) -> int:
+    """Give the core all ranks and the transport to each other host. Returns 0 or the first failing status."""
+    status = library.lakh_c3_join(
+        handle,
+        _int32s(topology.host_numbers),
+        _int32s([one["pid"] for one in records]),
+        _int32s([one["memory"] for one in records]),
+        (ctypes.c_char_p * topology.size)(*[one["address"].encode() for one in records]),
+        int(timeout_s * 1000),
+        topology.wires["host"].streams,
+        SINGLE_COPY_FROM_BYTES,
+    )
+    if status:
+        return int(status)
     default = WIRES["host"]
     if topology.wires["host"] == default and len({place[1:] for place in topology.places}) == 1:
         return 0  # one rack: the core's default

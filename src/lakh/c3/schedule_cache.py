@@ -15,7 +15,7 @@ from lakh.c3 import native
 from lakh.c3.selection import DEFAULT_LINKS, AlgorithmChoice, choose_all_reduce, choose_gather, fastest_first
 from lakh.c3.topology import Link, Topology
 from lakh.spec import collectives
-from lakh.spec.collectives import Schedule
+from lakh.spec.schedule import Schedule
 
 __all__ = ["CachedSchedule", "ScheduleCache"]
 
@@ -34,8 +34,9 @@ class CachedSchedule:
 class ScheduleCache:
     """Schedules of one rank of a topology. `algorithm` overrides the selection, for experiments."""
 
-    def __init__(self, rank: int, topology: Topology, links: Mapping[str, Link] | None = None) -> None:
-        self.rank, self.topology, self.links = rank, topology, links or {}
+    def __init__(self, rank: int, topology: Topology) -> None:
+        self.rank, self.topology = rank, topology
+        self.links: Mapping[str, Link] = {}
         self.algorithm: str | None = None
         self._cached: OrderedDict[tuple[Any, ...], CachedSchedule] = OrderedDict()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lakh.c3.topology import Link, Topology
 from lakh.spec import collectives
-from lakh.spec.collectives import Schedule, StepKind
+from lakh.spec.schedule import Buffer, Schedule, StepKind
 
 __all__ = [
     "DEFAULT_LINKS",
@@ -66,7 +66,7 @@ def estimate_s(schedules: Sequence[Schedule], topology: Topology, links: Mapping
             delay_us = sum(links[tier].delay_us for tier, _, way in path if way == "out") or links["memory"].delay_us
             delays_us[step.stage] = max(delays_us.get(step.stage, 0.0), delay_us)
             if step.kind == StepKind.SEND:
-                size = step.count * (1 if step.src == collectives.Buffer.WIRE else width)
+                size = step.count * (1 if step.src == Buffer.WIRE else width)
                 for link in path or [("memory", topology.hosts[rank], "")]:
                     load[link] = load.get(link, 0.0) + size
     busiest_s = sum(

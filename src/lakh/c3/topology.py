@@ -91,6 +91,14 @@ class Topology:
     def num_hosts(self) -> int:
         return len(set(self.hosts))
 
+    @property
+    def first_of_hosts(self) -> list[int]:
+        """The first rank of each host."""
+        first: dict[str, int] = {}
+        for rank, host in enumerate(self.hosts):
+            first.setdefault(host, rank)
+        return list(first.values())
+
     def bytes_per_s(self, tier: str, group: str, links: Mapping[str, Link]) -> float:
         """Bandwidth of the link of one group of a tier."""
         return self.host_rates.get(group, links[tier].bytes_per_s) if tier == "host" else links[tier].bytes_per_s

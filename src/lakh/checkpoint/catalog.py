@@ -38,7 +38,7 @@ def find(path: str | Path) -> str:
     raise UserError(str(path), found, "give the folder of a run or checkpoint, or train first: lakh train")
 
 
-def verify(folder: str, *, hashes: bool = True) -> Manifest:
+def verify(folder: str) -> Manifest:
     """Check that every file exists and matches its size and hash; returns the manifest."""
     manifest = Manifest.read(folder)
     for name, entry in manifest.files.items():
@@ -49,7 +49,7 @@ def verify(folder: str, *, hashes: bool = True) -> Manifest:
             size = storage.local_path(url).stat().st_size
             if size != entry["bytes"]:
                 raise corrupt(url, f"has {size:,} bytes instead of {entry['bytes']:,}")
-        if hashes and storage.sha256(url) != entry["sha256"]:
+        if storage.sha256(url) != entry["sha256"]:
             raise corrupt(url, "does not match its hash")
     return manifest
 

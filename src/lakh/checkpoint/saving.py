@@ -32,16 +32,11 @@ Gather = Callable[[Any], list[Any] | None]
 """Gathers one value of each rank on rank 0; returns None on the others."""
 
 
-def save(
-    folder: str, tensors: Mapping[str, Tensor], *, gather: Gather = lambda value: [value], **facts: Any
-) -> Manifest | None:
-    """Write `tensors` and, on rank 0, the attachments and the manifest. Returns the manifest on rank 0.
-
-    `facts` are the keyword arguments of CheckpointSave. `gather` is called exactly once.
-    """
+def save(folder: str, tensors: Mapping[str, Tensor], **facts: Any) -> Manifest | None:
+    """Write a checkpoint from one process. `facts` are the keyword arguments of CheckpointSave."""
     saving = CheckpointSave(folder, tensors, **facts)
     saving.write()
-    return saving.finish(gather)
+    return saving.finish()
 
 
 class CheckpointSave:

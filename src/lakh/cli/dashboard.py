@@ -77,17 +77,9 @@ def _summary(runs: list[dict[str, Any]]) -> Any:
     columns = {"loss": "loss", "held-out": "heldout_loss", "tokens/s": "tokens_per_s", "goodput": "goodput"}
     if any(run["restarts"] for run in runs):
         columns["restarts"] = "restarts"
-    rows = [
-        [
-            run["name"],
-            run["state"]["word"],
-            _progress(run["step"], run["steps"]),
-            *(run[key] for key in columns.values()),
-        ]
-        for run in runs
-    ]
+    rows = []
+    for run in runs:
+        of_steps = f"/{run['steps']:,}" if run["steps"] and run["step"] != run["steps"] else ""
+        progress = f"{run['step'] or 0:,}{of_steps}"
+        rows.append([run["name"], run["state"]["word"], progress, *(run[key] for key in columns.values())])
     return table(["run", "state", "step", *columns], rows)
-
-
-def _progress(step: int | None, steps: int | None) -> str:
-    return f"{step or 0:,}" if not steps or step == steps else f"{step or 0:,}/{steps:,}"

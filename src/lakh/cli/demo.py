@@ -9,12 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-import signal
 import subprocess
 import sys
-import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,14 +20,12 @@ from typing import Any
 
 import click
 
-from lakh import errors, storage
+from lakh import api, errors, storage
 from lakh.cli.output import CommandResult, console, print_result, table
-from lakh.errors import Interrupted, LakhError, PeerTimeout
+from lakh.errors import Interrupted, LakhError
 
 __all__ = ["demo"]
 
-READY_TIMEOUT_S = 120.0
-COMPLETION_TIMEOUT_S = 120.0
 INTERRUPT_GRACE_S = 130.0  # a little more than the launcher's limit for a last checkpoint
 PROMPT = "class Reader:\n    def __init__(self, "
 RESULTS, OLD_RESULTS = "stages.json", "story.json"
@@ -176,12 +171,13 @@ class DemoResults:
         command = ("serve", model, "--http", "127.0.0.1:0", "--json")
         _say_command("serve", command)
         began = time.monotonic()
-        with _served(command) as ready:
-            completion = _complete(ready["url"], PROMPT)
+        with api.serve(model) as server:
+            # Not greedy: so small a model soon repeats itself.
+            completion = server.complete(PROMPT, max_tokens=48, temperature=0.5, seed=1)
         entry = {
             "name": "serve",
             "command": list(command),
-            "output": f"{ready['url']}, stopped",
+            "output": f"{server.url}, stopped",
             "summary": f"one completion of {len(completion)} characters, shown above",
             "seconds": time.monotonic() - began,
             "result": {"prompt": PROMPT, "completion": completion},
@@ -226,39 +222,6 @@ def _lakh(command: tuple[str, ...]) -> dict[str, Any]:
         error = document["error"]
         raise errors.from_dict({**error, "where": f"lakh demo, in lakh {command[0]}: {error['where']}"})
     raise LakhError(f"lakh {command[0]}", f"ended with exit code {process.returncode}", "see above")
-
-
-@contextlib.contextmanager
-def _served(command: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Run a server during the block; yields the JSON document that it prints when it is ready."""
-    process = subprocess.Popen([sys.executable, "-m", "lakh", *command], stdout=subprocess.PIPE, text=True)
-    watchdog = threading.Timer(READY_TIMEOUT_S, process.kill)
-    watchdog.start()
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        watchdog.cancel()
-        if not line:
-            raise PeerTimeout("lakh serve", f"was not ready within {READY_TIMEOUT_S:g} s", "run it by hand")
-        yield json.loads(line)
-    finally:
-        watchdog.cancel()
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(10.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _complete(url: str, prompt: str) -> str:
-    # Not greedy: so small a model soon repeats itself.
-    body = json.dumps({"prompt": prompt, "max_tokens": 48, "temperature": 0.5, "seed": 1}).encode()
-    request = urllib.request.Request(
-        f"{url}/v1/completions", data=body, headers={"Content-Type": "application/json"}, method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=COMPLETION_TIMEOUT_S) as response:
-        return str(json.load(response)["choices"][0]["text"])
 
 
 def _trained(run_dir: str, result: dict[str, Any]) -> str:

@@ -172,7 +172,7 @@ def _bits_per_byte(model: str, data: str | None, limit: int | None) -> dict[str,
 
     texts = source_texts(data, BITS_PER_BYTE)[:limit]
     with bar(BITS_PER_BYTE) as stage:
-        return measure(model, texts, progress=stage("measuring", len(texts))).as_dict()
+        return measure(model, texts, progress=stage("measuring", len(texts)))
 
 
 for command in (diff, reproduce, export, watch, curve):

@@ -49,12 +49,7 @@ def export(ckpt: str, form: str, out: str, force: bool) -> CommandResult:
         else:
             files = hf.save(out, model.spec, model.weights, model.tokenizer_json)
     size_bytes = sum(storage.local_path(storage.join(out, name)).stat().st_size for name in files)
-    data = {
-        "format": form,
-        "out": out,
-        "parameters": model.spec.parameters,
-        "files": files,
-        "bytes": size_bytes,
-    }
-    text = f"{out}: {model.spec.parameters:,} parameters, {len(files)} files, {size_bytes:,} bytes"
+    parameters = model.spec.parameters
+    data = {"format": form, "out": out, "parameters": parameters, "files": files, "bytes": size_bytes}
+    text = f"{out}: {parameters:,} parameters, {len(files)} files, {size_bytes:,} bytes"
     return CommandResult(data, text)

@@ -38,9 +38,7 @@ FLOAT = click.FloatRange(min=0, min_open=True)
 @click.option("--suffix-chars", type=click.IntRange(0), default=2000, help="Characters sent after the cursor.")
 @click.option("--stop-rule", type=click.Choice(["line", "block", "dedent"]), help="Where completions end.")
 @click.option(
-    "--before-after",
-    is_flag=True,
-    help="Ablation, in a checkout of lakh: serve the MODEL with one more technique each time.",
+    "--before-after", is_flag=True, help="Ablation, in a checkout: serve the MODEL with one more technique each time."
 )
 @click.option("--draft", type=click.Path(), help="With --before-after: a draft model for the last row.")
 @click.option("--threads", type=click.IntRange(1), help="With --before-after: CPU threads of the server.")

@@ -1,6 +1,9 @@
-"""lakh plan: the table of plan commands; each has its own file."""
+"""lakh plan: the table of plan commands, and options that several of them have."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -10,17 +13,39 @@ __all__ = ["PLANS", "plan"]
 
 # name -> (where it is, what it does)
 PLANS = {
-    "estimate": ("lakh.cli.plan_estimate:estimate", "Memory, step time and cost of one layout, with an error bar."),
-    "search": ("lakh.cli.plan_search:search", "The best of all layouts of a model on a cluster."),
-    "cost": ("lakh.cli.plan_cost:cost", "GPUs for a deadline or days on a number of GPUs, with reserves and cost."),
-    "goodput": ("lakh.cli.plan_goodput:goodput", "Goodput under failures, and the best checkpoint interval."),
-    "hall": ("lakh.cli.plan_hall:hall", "How many GPUs a data hall holds, and what limits it."),
+    "estimate": ("lakh.cli.plan_layout:estimate", "Estimate memory, step time and cost of one layout."),
+    "search": ("lakh.cli.plan_layout:search", "Find the best of all layouts of a model on a cluster."),
+    "cost": ("lakh.cli.plan_cost:cost", "Compute GPUs for a deadline, or days on a number of GPUs, and the cost."),
+    "goodput": ("lakh.cli.plan_goodput:goodput", "Simulate goodput under failures; find the best checkpoint interval."),
+    "hall": ("lakh.cli.plan_hall:hall", "Compute how many GPUs a data hall holds, and what limits it."),
     "audit": ("lakh.cli.plan_audit:audit", "Recompute the claims of an article and mark each one."),
-    "validate": ("lakh.cli.plan_validate:validate", "The planner's error on published measurements."),
+    "validate": ("lakh.cli.plan_validate:validate", "Measure the planner's error on published measurements."),
     "calibrate": ("lakh.cli.plan_validate:calibrate", "Fit the planner to published measurements."),
 }
+NUMBER = click.IntRange(min=1)
+FILE = click.Path(dir_okay=False)
+MODEL_HELP = "Model of the catalogue, or a .toml file with the settings of [model]."
+
+owned_option = click.option("--owned", is_flag=True, help="Price owned GPUs instead of rented ones.")
+prices_option = click.option("--prices", type=FILE, help="Your own price book (TOML).")
+failures_option = click.option(
+    "--failures", default="llama3", show_default=True, help="Failure rates: a preset, or a .toml file."
+)
+
+
+def plot_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option("--plot", type=FILE, help=f"Plot {what} to this .png or .svg file.")
+
+
+def add_options(options: list[Callable[..., Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 @click.group(cls=LazyGroup, commands_table=PLANS)
 def plan() -> None:
-    """What a run costs, how fast it goes and whether it fits, before money is spent."""
+    """Estimate cost, speed and memory of a run before it starts."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
 import click
 
 from lakh.cli.output import CommandResult, print_result, table
+
+if TYPE_CHECKING:
+    from lakh.planner.validation.claims_audit import ClaimCheck
 
 __all__ = ["audit"]
 
@@ -22,12 +28,11 @@ def audit(file: str | None, seed: bool) -> CommandResult:
         raise UserError("lakh plan audit", "needs one of FILE and --seed", "give a claims file (TOML), or --seed")
     claims = claims_audit.load_claims(file)
     found = claims_audit.audit(claims)
-    data = {"title": claims.title, "claims": [check.as_dict() for check in found]}
-    rows = [
-        [
-            v.verdict,
-            f"{v.id}. {v.claim}\nstated {v.stated:,.6g}, right {v.right:,.6g} {v.unit}  [{v.formula}]\n{v.reason}\n",
-        ]
-        for v in found
-    ]
+    data = {"title": claims.title, "claims": [asdict(check) for check in found]}
+    rows = [(check.verdict, _text(check)) for check in found]
     return CommandResult(data, table(["verdict", "claim, figures, why"], rows, claims.title))
+
+
+def _text(check: ClaimCheck) -> str:
+    figures = f"stated {check.stated:,.6g}, right {check.right:,.6g} {check.unit}  [{check.formula}]"
+    return f"{check.id}. {check.claim}\n{figures}\n{check.reason}\n"

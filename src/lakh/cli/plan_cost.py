@@ -8,40 +8,41 @@ from typing import Any
 import click
 
 from lakh.cli.output import CommandResult, print_result, table
+from lakh.cli.plan import MODEL_HELP, NUMBER, failures_option, owned_option, plot_option, prices_option
 
 __all__ = ["cost"]
 
 
 @click.command()
-@click.option("--model", required=True, help="A model of the catalogue, or a .toml file with the settings of [model].")
-@click.option("--cluster", default="h100-pod", show_default=True)
+@click.option("--model", required=True, help=MODEL_HELP)
+@click.option("--cluster", default="h100-pod", show_default=True, help="Cluster file, or a name that ships with lakh.")
 @click.option("--tokens", type=float, required=True, help="Tokens of the run, e.g. 1.4e12.")
-@click.option("--sequence", type=click.IntRange(min=1), default=4096, show_default=True)
-@click.option("--batch", type=click.IntRange(min=1), help="Sequences per step  [default: 4M tokens]")
+@click.option("--sequence", type=NUMBER, default=4096, show_default=True, help="Tokens per sequence.")
+@click.option("--batch", type=NUMBER, help="Sequences per step  [default: 4M tokens]")
 @click.option("--days", type=click.FloatRange(min=0, min_open=True), help="Deadline: how many GPUs does it take?")
-@click.option("--gpus", type=click.IntRange(min=1), help="Number of GPUs: how many days does it take?")
+@click.option("--gpus", type=NUMBER, help="Number of GPUs: how many days does it take?")
 @click.option("--tflops", type=float, help="TFLOP/s of a GPU in a step  [default: of the best layout]")
 @click.option("--goodput", type=float, help="Share of useful time  [default: from the failure rates]")
 @click.option("--overhead", type=float, default=0.0, show_default=True, help="Share for evaluation and checkpoints.")
-@click.option("--failures", default="llama3", show_default=True, help="Failure rates that size the spares.")
-@click.option("--repair-hours", type=float, default=24.0, show_default=True)
-@click.option("--confidence", type=float, default=0.99, show_default=True, help="Probability of enough spares.")
-@click.option("--owned", is_flag=True, help="Price owned GPUs instead of rented ones.")
-@click.option("--prices", type=click.Path(dir_okay=False), help="Your own price book (TOML).")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Plot the sensitivity to this .png or .svg.")
+@failures_option
+@click.option("--repair-hours", default=24.0, show_default=True, help="Hours until a node is repaired.")
+@click.option("--confidence", default=0.99, show_default=True, help="Probability of enough spares.")
+@owned_option
+@prices_option
+@plot_option("the sensitivity")
 @print_result
 def cost(
     model: str, cluster: str, failures: str, owned: bool, prices: str | None, plot: str | None, **options: Any
 ) -> CommandResult:
-    """GPUs for a deadline or days on a number of GPUs, with reserves and cost."""
+    """Compute GPUs for a deadline, or days on a number of GPUs, and the cost."""
     from lakh.planner.catalogue import load_model
-    from lakh.planner.cost.prices import gpu_hour, load_prices
+    from lakh.planner.cost.prices import cluster_price
     from lakh.planner.cost.training_cost import plan_cost
     from lakh.planner.reliability.failures import load_failures
     from lakh.spec.cluster import load_cluster
 
     place = load_cluster(cluster)
-    price = gpu_hour(load_prices(prices), place.gpu.family, owned=owned, power_W=place.gpu.power_W)
+    price = cluster_price(place, prices, owned=owned)
     data = plan_cost(load_model(model), place, price, load_failures(failures), **options)
     if plot:
         from lakh.planner.plots import tornado

@@ -18,7 +18,7 @@ __all__ = ["hall"]
 @click.option("--map", "with_map", is_flag=True, help="Print the floor plan: zones as digits, N network, S services.")
 @print_result
 def hall(file: str | None, cooling: str, moved: tuple[str, ...], with_map: bool) -> CommandResult:
-    """How many GPUs a data hall holds, and what limits it."""
+    """Compute how many GPUs a data hall holds, and what limits it."""
     from rich.console import Group
 
     from lakh.planner.facility.hall import fill_hall, load_hall, scenarios

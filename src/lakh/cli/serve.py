@@ -35,19 +35,9 @@ __all__ = ["serve"]
 )
 @click.option("--draft", metavar="MODEL", help="A smaller model with the same tokenizer that proposes draft tokens.")
 @click.option("--cache-tokens", type=click.IntRange(1), help="Size of the KV cache in tokens.")
-@click.option(
-    "--max-waiting",
-    type=click.IntRange(1),
-    default=64,
-    help="Requests in the waiting queue; beyond that the answer is a 429.",
-)
+@click.option("--max-waiting", type=click.IntRange(1), default=64, help="Maximum waiting requests; others get a 429.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
-@click.option(
-    "--tensor",
-    type=click.IntRange(1),
-    default=1,
-    help="Tensor parallelism: processes of this machine that share every layer.",
-)
+@click.option("--tensor", type=click.IntRange(1), default=1, help="Tensor-parallel processes on this machine.")
 @click.option(
     "--follow",
     "follow_s",
@@ -64,13 +54,7 @@ __all__ = ["serve"]
 )
 @click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON line: url, model, pid.")
 def serve(
-    model: str,
-    options: ServeOptions,
-    speculate: bool,
-    max_waiting: int,
-    engine_in: str,
-    as_json: bool,
-    **load: Any,
+    model: str, options: ServeOptions, speculate: bool, max_waiting: int, engine_in: str, as_json: bool, **load: Any
 ) -> None:
     """Serve completions over HTTP.
 

@@ -97,9 +97,14 @@ class ServeOptions:
         if self._grpc_address is not None:
             check_free("--grpc", *self._grpc_address)
         self._keys = ApiKeys.load(keys_file) if keys_file else None
-        self._tls = tls_of(tls_cert, tls_key, tls_client_ca)
         self.store = open_store(cache)
-        self._limits = {"drain_s": drain_s, "max_body_bytes": int(max_body_mb * 2**20)}
+        self._options = {
+            "keys": self._keys,
+            "store": self.store,
+            "tls": tls_of(tls_cert, tls_key, tls_client_ca),
+            "drain_s": drain_s,
+            "max_body_bytes": int(max_body_mb * 2**20),
+        }
 
     def serve(self, backend: Backend, talk: Console, ready: Callable[[str, str | None], None]) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -108,9 +113,8 @@ class ServeOptions:
 
         if self.host not in LOOPBACK and self._keys is None:
             talk.print(f"{self.host} may be reachable by others, and there are no API keys: see --keys", style="yellow")
-        options: dict[str, Any] = {"keys": self._keys, "store": self.store, "tls": self._tls, **self._limits}
         freeze()
-        server.serve(backend, self.host, self.port, on_ready=ready, grpc_address=self._grpc_address, **options)
+        server.serve(backend, self.host, self.port, on_ready=ready, grpc_address=self._grpc_address, **self._options)
 
 
 def listen_address(option: str, address: str) -> tuple[str, int]:

@@ -94,7 +94,7 @@ def stream(run: str, sets: tuple[str, ...], steps: int | None, show: int | None)
     from lakh.tokens.tokenizer import Tokenizer
 
     loaded = load_run(run, sets)
-    opened = TokenStream.open(loaded.data, loaded.seed)
+    opened = TokenStream(loaded.data, loaded.seed)
     if show is not None:
         rows = opened.read_range(show, 1)
         ids = rows.tokens[0, : rows.lengths[0]].tolist()

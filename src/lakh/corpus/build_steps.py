@@ -2,7 +2,7 @@
 
     read       split  -> files become documents and pass the first filters; texts go to the spool, keys to the exchange
     ...               -> deduplication (dedup/steps.py)
-    finish     split  -> dropped rows meet the texts; the rest passes the other filters and is ordered and written
+    finish     split  -> the duplicates are dropped; the rest passes the other filters, is ordered and written
 
 `read` and `finish` write files whose names and bytes depend on the split only: a step may run twice, anywhere.
 """
@@ -96,8 +96,8 @@ def _drop_rows(drops: Iterator[Any]) -> Filter:
 
     def apply(batch: Any) -> Any:
         nonlocal first
-        fates = [found.get(first + at, ("", "")) for at in range(batch.num_rows)]
+        decisions = [found.get(first + at, ("", "")) for at in range(batch.num_rows)]
         first += batch.num_rows
-        return drop(batch, [reason for reason, _ in fates], [detail for _, detail in fates])
+        return drop(batch, [reason for reason, _ in decisions], [detail for _, detail in decisions])
 
     return apply

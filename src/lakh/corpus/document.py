@@ -132,8 +132,7 @@ def complete(batch: Any) -> Any:
         if column.name in batch.schema.names:
             arrays.append(batch.column(column.name))
         else:
-            is_text, is_binary = pa.types.is_string(column.type), pa.types.is_binary(column.type)
-            empty = "" if is_text else b"" if is_binary else 0
+            empty = {pa.string(): "", pa.binary(): b""}.get(column.type, 0)
             arrays.append(pa.repeat(pa.scalar(empty, column.type), batch.num_rows))
     return pa.record_batch(arrays, schema=STREAM)
 

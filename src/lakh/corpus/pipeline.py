@@ -84,37 +84,47 @@ def build(
     with _lock(work, member):
         found = survey(opened, settings, work, member[0])
         report = _reusable(url, settings, found, earlier, force)
-        cpu_seconds = 0.0
         if report is None:
-            storage.require_space(url, found.code_bytes // 2)  # spool and shards compress to about a quarter each
-            try:
-                plan = make_build_plan(found, settings, url, work, earlier, member[0])
-                if member[0] == 0:
-                    _clear(url, plan)
-                running = open_engine(engine, plan, engine_options)
-                with contextlib.closing(running):
-                    counts = run_steps(running, plan)
-            except (AlreadyBuilt, LakhError, OSError):
-                # A member with nothing left to do may still be reading when the others finish the build and remove the
-                # work folder.
-                if member[0] == 0 or not storage.is_complete(url):
-                    raise
-                counts = None
-            if counts is None:  # member 0 commits
-                return _await_corpus(url)
-            report = _report(plan, counts, earlier)
-            _write_card(url, card(report))
-            storage.commit(url, report.manifest())
-            cpu_seconds = running.cpu_seconds
-            report = replace(
-                report,
-                engine=engine,
-                peak_rss_bytes=running.peak_rss_bytes,
-                tasks={"run": running.tasks_run, "reused": running.tasks_reused},
-            )
+            report = _build_new(found, settings, url, work, earlier, engine, engine_options)
+        if report is None:
+            return _await_corpus(url)
     storage.remove_tree(work)
-    cpu_seconds += time.process_time() - cpu_started_s
+    cpu_seconds = report.cpu_seconds + time.process_time() - cpu_started_s
     return replace(report, seconds=time.monotonic() - started_s, cpu_seconds=cpu_seconds)
+
+
+def _build_new(
+    found: SourceSurvey,
+    settings: Settings,
+    url: str,
+    work: str,
+    earlier: Sequence[CorpusReport],
+    engine: str,
+    options: EngineOptions,
+) -> CorpusReport | None:
+    """Run the build and commit the corpus; None in a member of a job array for which member 0 commits."""
+    storage.require_space(url, found.code_bytes // 2)  # spool and shards compress to about a quarter each
+    index = options.member[0]
+    try:
+        plan = make_build_plan(found, settings, url, work, earlier, index)
+        if index == 0:
+            _clear(url, plan)
+        running = open_engine(engine, plan, options)
+        with contextlib.closing(running):
+            counts = run_steps(running, plan)
+    except (AlreadyBuilt, LakhError, OSError):
+        # A member with nothing left to do may still be reading when the others finish the build and remove the work
+        # folder.
+        if index == 0 or not storage.is_complete(url):
+            raise
+        return None
+    if counts is None:
+        return None
+    report = _report(plan, counts, earlier)
+    _write_card(url, card(report))
+    storage.commit(url, report.manifest())
+    tasks, peak = {"run": running.tasks_run, "reused": running.tasks_reused}, running.peak_rss_bytes
+    return replace(report, engine=engine, tasks=tasks, peak_rss_bytes=peak, cpu_seconds=running.cpu_seconds)
 
 
 def _write_card(url: str, text: str) -> None:

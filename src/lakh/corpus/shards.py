@@ -21,10 +21,11 @@ from lakh.errors import CorruptShard, UserError
 __all__ = [
     "FORMAT",
     "MADE_BY",
-    "READABLE",
+    "REBUILD",
     "ParquetShard",
     "check_shard",
     "create_shard",
+    "read_corpus_manifest",
     "read_documents",
     "read_group",
     "read_rows",
@@ -82,13 +83,18 @@ def check_shard(folder: str, entry: Mapping[str, Any], remedy: str = REBUILD) ->
     return url
 
 
-def read_documents(url: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """The kept documents of a finished corpus as record batches, in the order of the shards."""
+def read_corpus_manifest(url: str) -> dict[str, Any]:
+    """The manifest of a finished corpus; fails with the command that builds one if there is none."""
     manifest = storage.read_manifest(url, made_by=MADE_BY)
     if manifest.get("format") not in READABLE:
-        raise UserError(
-            str(url), f"is not a corpus: its format is {manifest.get('format')!r}", f"make one with: {MADE_BY}"
-        )
+        found = f"is not a corpus: its format is {manifest.get('format')!r}"
+        raise UserError(str(url), found, f"make one with: {MADE_BY}")
+    return manifest
+
+
+def read_documents(url: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """The kept documents of a finished corpus as record batches, in the order of the shards."""
+    manifest = read_corpus_manifest(url)
     names = list(columns) if columns is not None else DOCUMENT.names
     shards = [(entry, check_shard(str(url), entry)) for entry in manifest["shards"]]  # check all before the first row
     for entry, shard in shards:

@@ -15,15 +15,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-__all__ = [
-    "MARKER_BYTES",
-    "MAX_SKIPPED",
-    "TASK_ATTEMPTS",
-    "ProgressMarker",
-    "RetryDecision",
-    "TaskProgress",
-    "decide_retry",
-]
+__all__ = ["MARKER_BYTES", "MAX_SKIPPED", "TASK_ATTEMPTS", "ProgressMarker", "TaskProgress", "decide_retry"]
 
 TASK_ATTEMPTS = 3
 """Worker deaths that end the retries of a task, or of one document of it."""

@@ -2,8 +2,8 @@
 
     find.py             finds run folders
     table.py            per-step measurements in columns, and which steps were kept
-    curves.py           curves for the page: a million points become a few hundred that keep every spike, and means
-    goodput_timeline.py the share of every goodput class over time
+    curves.py           curves for the page: a million points become a few hundred that keep every spike, means, and
+                        the share of every goodput class over time
     notable.py          one sentence for each notable event
     state.py            what the run is doing now, and the reason
     run_view.py         one run: consumes events, returns plain data

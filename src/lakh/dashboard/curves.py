@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Markers", "curve", "downsampled", "exact_curve"]
+from lakh.goodput import CLASSES, GoodputAccount
+
+__all__ = ["curve", "downsampled", "exact_curve", "goodput_timeline"]
 
 MEAN_POINTS = 80
 SHORT_POINTS = 4 * MEAN_POINTS
@@ -55,26 +57,6 @@ def downsampled(steps: Floats, times: Floats, values: Floats, max_points: int) -
     """The downsampled points without means, for values that are measured only now and then."""
     kept = downsample(values, max_points)
     return as_points(steps[kept], times[kept], values[kept])
-
-
-class Markers:
-    """Positions of a regular event, such as checkpoints. Above MAX_MARKERS, only every second one is kept."""
-
-    MAX_MARKERS = 512
-
-    def __init__(self) -> None:
-        self._every, self._seen = 1, 0
-        self._positions: list[tuple[float, float]] = []
-
-    def append(self, step: float, time_s: float) -> None:
-        if self._seen % self._every == 0:
-            self._positions.append((step, time_s))
-        self._seen += 1
-        if len(self._positions) > self.MAX_MARKERS:
-            self._positions, self._every = self._positions[::2], 2 * self._every
-
-    def points(self) -> dict[str, list[float]]:
-        return {"step": [step for step, _ in self._positions], "time_s": [time_s for _, time_s in self._positions]}
 
 
 def downsample(values: Floats, max_points: int) -> NDArray[np.int64]:
@@ -123,3 +105,38 @@ def _rows(values: Floats, buckets: int) -> Floats:
     padded = np.full(filled * width, np.nan)
     padded[: len(values)] = values
     return padded.reshape(filled, width)
+
+
+def goodput_timeline(account: GoodputAccount, parts: int) -> tuple[list[float], dict[str, list[float]]]:
+    """Goodput over time, in equal parts of a run's clock: the edges of the parts, and the share of each class in them.
+
+    The shares of a part sum to one.
+    """
+    if account.first_s is None or account.last_s is None or account.last_s <= account.first_s:
+        return [], {}
+    edges = np.linspace(account.first_s, account.last_s, parts + 1)
+    width_s = (account.last_s - account.first_s) / parts
+    ends, step_s, wait_s = (np.array(column) for column in (account.step_ends, account.step_s, account.wait_s))
+    kept = np.array(account.kept, dtype=bool)
+    starts = ends - step_s
+    spans = {name: np.array(found, dtype=float).reshape(-1, 2) for name, found in account.spans.items()}
+    spans["productive"] = np.stack([starts + wait_s, ends], axis=1)[kept]
+    spans["data_wait"] = np.stack([starts, starts + wait_s], axis=1)[kept]
+    spans["lost"] = np.stack([starts, ends], axis=1)[~kept]
+    shares = {name: np.diff(_seconds_before(edges, found)) / width_s for name, found in spans.items()}
+    known = sum(shares.values())
+    shares["other"] = np.maximum(0.0, 1.0 - known)
+    scale = np.maximum(1.0, known)  # spans may overlap a little
+    return edges.tolist(), {name: (shares[name] / scale).tolist() for name in CLASSES}
+
+
+def _seconds_before(edges: Floats, spans: Floats) -> Floats:
+    """The length of the spans that lies before each edge."""
+    if not len(spans):
+        return np.zeros(len(edges))
+    knots = np.concatenate([spans[:, 0], spans[:, 1]])
+    slopes = np.concatenate([np.ones(len(spans)), -np.ones(len(spans))])
+    order = np.argsort(knots, kind="stable")
+    knots, open_spans = knots[order], np.cumsum(slopes[order])
+    before = np.concatenate([[0.0], np.cumsum(np.diff(knots) * open_spans[:-1])])
+    return np.interp(edges, knots, before)

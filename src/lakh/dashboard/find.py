@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from lakh.errors import UserError
-from lakh.events import FOLDER
+from lakh.events.log import FOLDER
 from lakh.storage import local_path
 
 __all__ = ["find_runs"]

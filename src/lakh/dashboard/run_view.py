@@ -13,8 +13,7 @@ import numpy as np
 
 from lakh import storage
 from lakh.dashboard import notable, state
-from lakh.dashboard.curves import Markers, curve, downsampled, exact_curve
-from lakh.dashboard.goodput_timeline import goodput_timeline
+from lakh.dashboard.curves import curve, downsampled, exact_curve, goodput_timeline
 from lakh.dashboard.table import StepTable, number
 from lakh.errors import LakhError
 from lakh.events import EventFilesReplaced, Record, RunEventTail, current_kind
@@ -25,6 +24,7 @@ __all__ = ["RunView"]
 
 MAX_NOTABLE = 500
 MAX_MARKS = 400
+MAX_MARKERS = 512  # checkpoints
 MAX_RANKS = 8
 RATES = ("tokens_per_s", "mfu")
 TIMELINE_PARTS = 120
@@ -58,7 +58,8 @@ class RunView:
         self._restarts = 0
         self._lost_ranks = 0
         self.counts: dict[str, int] = {}
-        self._checkpoints = Markers()
+        self._checkpoints: list[tuple[float, float]] = []
+        """(step, time_s)"""
 
     @property
     def last_s(self) -> float:
@@ -100,7 +101,7 @@ class RunView:
             for name in values.keys() - bounds:
                 self._measure(f"{record.get('hook')}: {name}", record | bounds, values[name])
         elif kind == "checkpoint_saved" and rank == 0:
-            self._checkpoints.append(record["step"], record["time_s"])
+            self._checkpoints.append((record["step"], record["time_s"]))
         else:
             self._add_rare(record, kind, rank)
 
@@ -166,11 +167,12 @@ class RunView:
 
     def data(self, now_s: float, *, points: int, window: tuple[float, float] | None = None) -> dict[str, Any]:
         """Everything the page shows; curves have at most `points` points, within a window of steps if given."""
+        saved_at = self._checkpoints[:: -(-len(self._checkpoints) // MAX_MARKERS) or 1]
         return {
             **self.summary(now_s),
             "curves": self._curves(points, window),
             "marks": self._marks,
-            "checkpoints_at": self._checkpoints.points(),
+            "checkpoints_at": {"step": [step for step, _ in saved_at], "time_s": [time_s for _, time_s in saved_at]},
             "scores": {
                 task: [{key: found[step].get(key) for key in SCORE_KEYS} for step in sorted(found)]
                 for task, found in sorted(self._scores.items())
@@ -259,7 +261,7 @@ class RunView:
                 )
                 found[name] = downsampled(steps, times, values, points)
                 if "low" in chosen[-1] and len(found[name]["value"]) == len(chosen):
-                    found[name] |= {key: [_or_none(row.get(key)) for row in chosen] for key in ("low", "high")}
+                    found[name] |= {key: [number(row.get(key)) for row in chosen] for key in ("low", "high")}
         return found
 
     def _timeline(self) -> dict[str, Any]:
@@ -277,7 +279,3 @@ def _median(table: StepTable, name: str) -> float | None:
 def _last(table: StepTable, name: str) -> float | None:
     values = table.recent(name)
     return float(values[-1]) if len(values) else None
-
-
-def _or_none(value: Any) -> float | None:
-    return value if isinstance(value, int | float) else None

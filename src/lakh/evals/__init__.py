@@ -7,7 +7,7 @@
     scoring/      pass@k and intervals, comparison, reproduction
 
     run.py        runs many samples on a pool of workers and writes result files; journal.py resumes after a stop
-    calibrate.py  CPU limit of each problem, from its reference solution; calibration_cache.py keeps the measurements
+    calibrate.py  CPU limit of each problem, from its reference solution, and the cache of these measurements
     perplexity.py bits per byte on held-out code        watch.py   scores checkpoints as they appear
 
 Scoring needs no torch and generating needs no sandbox: generation/, perplexity.py and watch.py import a model when

@@ -50,11 +50,8 @@ class BenchmarkFile:
     def _checked(self, where: str, raw: bytes) -> bytes:
         found = hashlib.sha256(raw).hexdigest()
         if found != self.sha256:
-            raise UserError(
-                where,
-                f"has sha256 {found} and {self.name} has {self.sha256}",
-                f"give --data the original {self.name} as it was published",
-            )
+            todo = f"give --data the original {self.name} as it was published"
+            raise UserError(where, f"has sha256 {found} and {self.name} has {self.sha256}", todo)
         return raw
 
     def _download(self) -> bytes:
@@ -78,9 +75,8 @@ def read_rows(name: str, raw: bytes, needed: Sequence[str]) -> list[dict[str, An
     todo = "give --data the benchmark's own file"
     try:
         text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        rows = (
-            json.loads(text) if text.lstrip()[:1] == b"[" else [json.loads(x) for x in text.splitlines() if x.strip()]
-        )
+        is_list = text.lstrip()[:1] == b"["
+        rows = json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
         raise UserError(name, f"is not JSON lines ({error})", todo) from None
     for number, row in enumerate(rows, start=1):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,19 +41,17 @@ class PendingEval:
     out: str
 
 
-def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> list[PendingEval]:
+def pending(run_dir: str, names: Sequence[str], *, every: int = 1) -> Iterator[PendingEval]:
     """Checkpoints without a result, the newest first, of every `every`-th step."""
     from lakh.checkpoint import list_complete
 
-    found = []
     for step, folder in reversed(list_complete(run_dir)):
         if step % every:
             continue
         for name in names:
             out = storage.join(run_dir, FOLDER, f"{step:08d}", name)
             if not storage.exists(storage.join(out, RESULT)):
-                found.append(PendingEval(name, step, folder, out))
-    return found
+                yield PendingEval(name, step, folder, out)
 
 
 def watch(
@@ -62,7 +60,7 @@ def watch(
     on_result: Callable[[int, dict[str, Any]], None] | None = None,
     on_skip: Callable[[str, LakhError], None] | None = None,
     load: Callable[[str], CompletionGenerator] = load_engine,
-    measure: Callable[[str, Sequence[tuple[str, str]]], perplexity.BitsPerByte] = perplexity.measure,
+    measure: Callable[[str, Sequence[tuple[str, str]]], dict[str, Any]] = perplexity.measure,
     workers: int | None = None,
 ) -> int:  # fmt: skip
     """Score checkpoints until `until()` is true and none is left. Returns the number of results.
@@ -76,7 +74,7 @@ def watch(
     def evaluate(item: PendingEval) -> tuple[dict[str, Any], events.Event]:
         nonlocal loaded
         if item.task == perplexity.NAME:
-            found = measure(item.checkpoint, texts).as_dict()
+            found = measure(item.checkpoint, texts)
             storage.write_bytes(storage.join(item.out, RESULT), json.dumps(found, indent=1).encode())
             low, high = found["interval"]
             values = {"bits_per_byte": found["bits_per_byte"], "low": low, "high": high}

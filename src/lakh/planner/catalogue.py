@@ -7,17 +7,16 @@ keys of earlier versions (experts = 8, top_k, expert_ffn, head_dim, q_rank, wind
 from __future__ import annotations
 
 import difflib
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from lakh import config
-from lakh.errors import ConfigError, UserError
+from lakh.errors import UserError
 from lakh.spec.model import Model
 
-__all__ = ["catalogue_names", "catalogue_source", "load_model"]
+__all__ = ["DATA", "load_model", "named_table"]
 
-CATALOGUE = Path(__file__).parent / "data" / "models.toml"
+DATA = Path(__file__).parent / "data"
 
 # Old flat key -> (table, key in it).
 _OLD_KEYS = {
@@ -38,33 +37,18 @@ _OLD_KEYS = {
 def load_model(name: str) -> Model:
     """A model of the catalogue, or of a TOML file."""
     if name.endswith(".toml"):
-        path = Path(name)
-        try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(name, "no such file", "give a model file, or a name of the catalogue") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(name, f"cannot be read ({error})", "give a model file in TOML") from None
-        return _model(data, origin=path.name)
-    models = _catalogue()
-    if name not in models:
-        near = difflib.get_close_matches(name, models, n=1)
-        todo = f"did you mean {near[0]}?" if near else f"give a .toml file, or one of: {', '.join(models)}"
-        raise UserError(f"--model {name}", "no such model", todo)
-    return _model(models[name], origin=f"models.toml [{name}]")
+        return _model(config.read_toml(name), origin=Path(name).name)
+    return _model(named_table("models.toml", name, "--model"), origin=f"models.toml [{name}]")
 
 
-def catalogue_names() -> list[str]:
-    return list(_catalogue())
-
-
-def catalogue_source(name: str) -> str:
-    """Where the numbers of a catalogue model come from."""
-    return str(_catalogue()[name]["source"])
-
-
-def _catalogue() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))
+def named_table(file: str, name: str, option: str) -> dict[str, Any]:
+    """Table `name` of a data file of the planner; `option` selects it on the command line."""
+    tables = config.read_toml(DATA / file)
+    if name not in tables:
+        near = difflib.get_close_matches(name, tables, n=1)
+        todo = f"did you mean {near[0]}?" if near else f"give a .toml file, or one of: {', '.join(tables)}"
+        raise UserError(f"{option} {name}", f"is not in {file}", todo)
+    return dict(tables[name])
 
 
 def _model(data: dict[str, Any], origin: str) -> Model:

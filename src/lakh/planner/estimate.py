@@ -14,7 +14,7 @@ from typing import Any
 
 from lakh.errors import InfeasiblePlan, UserError
 from lakh.planner.calibration.fit import Calibration, calibration_for
-from lakh.planner.cost.prices import GpuHour, gpu_hour, load_prices
+from lakh.planner.cost.prices import GpuHour, cluster_price
 from lakh.planner.execution_plan import FULL, ExecutionPlan, plan_of_run
 from lakh.planner.memory import MemoryUse, memory_use
 from lakh.planner.timing.data_parallel import HOST_Bps
@@ -80,7 +80,7 @@ def estimate_plan(
     Without `checkpoint_every_steps` a checkpoint every ten minutes is assumed.
     """
     check_plan(model, plan, cluster)
-    gpu = cluster.gpu
+    gpu, price = cluster.gpu, price or cluster_price(cluster, free_if_unknown=True)
     calibration, basis = calibration_for(gpu.family)
     step = step_time(model, plan, cluster, calibration.efficiency)
     used = memory_use(model, plan)
@@ -109,7 +109,7 @@ def estimate_plan(
         tok_per_s=step_tokens / step_s,
         memory_bytes={**_memory_parts(used), "total": float(used.total_bytes), "limit": limit},
         step_parts_s=parts,
-        cost=_cost(step_s + sum(stalls.values()), step_tokens, gpus, tokens, price or _rented_price(cluster)),
+        cost=_cost(step_s + sum(stalls.values()), step_tokens, gpus, tokens, price),
         stalls=stalls,
         error_bar=error_bar(step_s, calibration, basis),
         layout=plan.summary(),
@@ -192,13 +192,6 @@ def _binds(parts: dict[str, float], used: MemoryUse, fits: bool) -> str:
         return f"{name.removesuffix('_s')} ({value / sum(parts.values()):.0%} of the step)"
     name, size = max(_memory_parts(used).items(), key=lambda item: item[1])
     return f"memory: {float(used.total_bytes) / 2**30:.1f} GiB, most of it {name} ({size / 2**30:.1f} GiB)"
-
-
-def _rented_price(cluster: Cluster) -> GpuHour:
-    prices = load_prices()
-    if cluster.gpu.family in prices.rented:
-        return gpu_hour(prices, cluster.gpu.family)
-    return GpuHour(0.0, {}, [f"{cluster.gpu.kind} is not in the price book: counted as free"])
 
 
 def _stalls(model: Model, plan: ExecutionPlan, cluster: Cluster, step_s: float, every: int | None) -> dict[str, float]:

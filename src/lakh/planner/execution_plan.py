@@ -23,19 +23,7 @@ from lakh.spec.model import Model
 from lakh.spec.parallel_check import STAGES_PER_RANK
 from lakh.spec.run import Data, Run, Training
 
-__all__ = [
-    "CUDA_GRAPHS",
-    "FULL",
-    "HALF",
-    "NONE",
-    "RECOMPUTE",
-    "SCHEDULES",
-    "SELECTIVE",
-    "ExecutionPlan",
-    "plan_of_run",
-    "run_of_model",
-    "run_with_plan",
-]
+__all__ = ["CUDA_GRAPHS", "RECOMPUTE", "SCHEDULES", "ExecutionPlan", "plan_of_run", "run_of_model", "run_with_plan"]
 
 NONE, SELECTIVE, FULL, HALF = 0, 1, 2, 3
 RECOMPUTE = ("none", "selective", "full", "half")
@@ -146,6 +134,11 @@ class ExecutionPlan:
         replicas = int(self.data_ranks) // shard
         return Mesh(dp_replicate=replicas, dp_shard=shard, pp_schedule=schedule, tp=tp, pp=pp, cp=cp, ep=ep)
 
+    @classmethod
+    def of(cls, **values: float) -> ExecutionPlan:
+        """A single plan; whole numbers and flags become floats, as in an array of plans."""
+        return cls(**{name: float(value) for name, value in values.items()})
+
     def take(self, index: Any) -> ExecutionPlan:
         """Some of an array of plans."""
         return replace(self, **{f.name: v[index] for f in fields(self) if np.ndim(v := getattr(self, f.name))})
@@ -182,51 +175,43 @@ def plan_of_run(run: Run, world: int) -> ExecutionPlan:
     run.accumulation(world)  # refuses a batch that does not divide, with the reason
     mesh, recompute = run.mesh.resolve(world), run.train.recompute
     schedule = mesh.pp_schedule if mesh.pp > 1 else "1f1b"
-    return ExecutionPlan(
-        gpus=float(world),
-        sequence=float(run.data.sequence),
-        batch=float(run.data.batch),
-        micro_batch=float(run.data.micro_batch),
-        tp=float(mesh.tp),
-        pp=float(mesh.pp),
-        cp=float(mesh.cp),
-        ep=float(mesh.ep),
-        shard=float(mesh.dp_shard * mesh.cp),
-        chunks=float(STAGES_PER_RANK[schedule]),
-        chunks_ahead=1.0 if schedule == "zero_bubble" else 2.0,
-        gpipe=float(schedule == "gpipe"),
-        zero_bubble=float(schedule == "zero_bubble"),
-        low_precision=float(run.train.fp8),
-        recompute=float(RECOMPUTE.index(recompute) if recompute in RECOMPUTE else FULL),
-        sequence_parallel=float(mesh.tp > 1),
-        eager=float(run.train.compile == "none"),
-        native_attention=float(run.train.attention in ("auto", "cudnn")),
-        pp_inside=float(mesh.dp_replicate > 1),
-        gradient_bytes=4.0,
-        weight_bytes=4.0,
-        optimizer_bytes=8.0 if run.optim.kind == "adamw" else 4.0,  # moments; the float32 weight is its own master
+    return ExecutionPlan.of(
+        gpus=world,
+        sequence=run.data.sequence,
+        batch=run.data.batch,
+        micro_batch=run.data.micro_batch,
+        **{axis: getattr(mesh, axis) for axis in ("tp", "pp", "cp", "ep")},
+        shard=mesh.dp_shard * mesh.cp,
+        chunks=STAGES_PER_RANK[schedule],
+        chunks_ahead=1 if schedule == "zero_bubble" else 2,
+        gpipe=schedule == "gpipe",
+        zero_bubble=schedule == "zero_bubble",
+        low_precision=run.train.fp8,
+        recompute=RECOMPUTE.index(recompute) if recompute in RECOMPUTE else FULL,
+        sequence_parallel=mesh.tp > 1,
+        eager=run.train.compile == "none",
+        native_attention=run.train.attention in ("auto", "cudnn"),
+        pp_inside=mesh.dp_replicate > 1,
+        gradient_bytes=4,
+        weight_bytes=4,
+        optimizer_bytes=8 if run.optim.kind == "adamw" else 4,  # moments; the float32 weight is its own master
     )
 
 
 def run_with_plan(run: Run, plan: ExecutionPlan, cluster: Cluster) -> Run:
     """The same run with the mesh, micro-batch and recomputation of a single plan."""
     run.model.require_plain()
-    planned = {name: getattr(plan.mesh, name) for name in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")}
-    settings = {f"mesh.{name}": size for name, size in planned.items()} | {"mesh.pp_schedule": plan.mesh.pp_schedule}
-    settings |= {"data.micro_batch": int(plan.micro_batch), "train.recompute": RECOMPUTE[int(plan.recompute)]}
-    sets = [f"{name}={value}" for name, value in settings.items()]
+    planned = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "pp_schedule")
+    sets = [f"mesh.{name}={getattr(plan.mesh, name)}" for name in planned]
+    sets += [f"data.micro_batch={int(plan.micro_batch)}", f"train.recompute={RECOMPUTE[int(plan.recompute)]}"]
     return config.with_sets(replace(run, cluster=cluster), sets, origin="the plan")
 
 
-def run_of_model(
-    name: str, model: Model, plan: ExecutionPlan, cluster: Cluster, *, tokens: float, seed: int = 1
-) -> Run:
+def run_of_model(name: str, model: Model, plan: ExecutionPlan, cluster: Cluster, *, tokens: float) -> Run:
     """A run that trains a catalogue model by this plan."""
     model.require_plain()
     batch, sequence = int(plan.batch), int(plan.sequence)
     data = Data(sequence=sequence, batch=batch, micro_batch=int(plan.micro_batch))
     train = Training(steps=max(int(tokens // (batch * sequence)), 20), precision="bf16")
     trained = replace(model, context=sequence, rope_base=500_000.0)
-    return run_with_plan(
-        Run(name=name, seed=seed, model=trained, cluster=cluster, data=data, train=train), plan, cluster
-    )
+    return run_with_plan(Run(name=name, model=trained, cluster=cluster, data=data, train=train), plan, cluster)

@@ -17,15 +17,7 @@ from lakh.planner.execution_plan import FULL, HALF, NONE, ExecutionPlan
 from lakh.planner.stacked import Array
 from lakh.spec.model import Model
 
-__all__ = [
-    "OPTIMIZER_BYTES",
-    "MemoryUse",
-    "expert_copies",
-    "in_flight",
-    "memory_use",
-    "stage_experts",
-    "stage_parameters",
-]
+__all__ = ["OPTIMIZER_BYTES", "MemoryUse", "expert_copies", "memory_use", "stage_experts", "stage_parameters"]
 
 # Bytes of optimizer state per parameter, including the master copy where there is one.
 OPTIMIZER_BYTES = {"adamw": 12.0, "adamw-8bit": 6.0, "adamw-bf16": 4.0, "muon": 8.0, "sgd": 8.0}

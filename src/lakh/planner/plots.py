@@ -6,7 +6,8 @@ matplotlib (the [plan] extra) is imported on use and needs no display. Every plo
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,66 +38,56 @@ def roofline(model: Model, plan: ExecutionPlan, cluster: Cluster, path: Path) ->
         "down": (tokens, model.ffn / tp, h),
         "logits": (tokens, h, model.vocab / tp),
     }
-    figure, axes = _figure("FLOP per byte", "TFLOP/s", f"{gpu.kind}: simulated")
     x = np.logspace(0, 4.5, 200)
-    axes.loglog(x, np.minimum(gpu.peak_FLOPs, x * gpu.memory_Bps) / 1e12, color="black", label="roofline (data sheet)")
-    for name, (m, k, n) in products.items():
-        flops, traffic = 2 * m * k * n, 2 * (m * k + k * n + m * n)
-        axes.plot(flops / traffic, flops / float(gemm_s(m, k, n, gpu, efficiency)) / 1e12, "o", label=name)
-    axes.legend()
-    _save(figure, path)
+    roof = np.minimum(gpu.peak_FLOPs, x * gpu.memory_Bps) / 1e12
+    with _plot(path, "FLOP per byte", "TFLOP/s", f"{gpu.kind}: simulated") as axes:
+        axes.loglog(x, roof, color="black", label="roofline (data sheet)")
+        for name, (m, k, n) in products.items():
+            flops, traffic = 2 * m * k * n, 2 * (m * k + k * n + m * n)
+            axes.plot(flops / traffic, flops / float(gemm_s(m, k, n, gpu, efficiency)) / 1e12, "o", label=name)
 
 
 def pareto(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    figure, axes = _figure("seconds per step", "GiB on the fullest GPU", "Pareto front: simulated")
     x = [row["step_s"] for row in rows]
     y = [row["memory_bytes"] / 2**30 for row in rows]
-    axes.plot(x, y, "o-")
-    for a, b, row in zip(x, y, rows, strict=True):
-        axes.annotate(f"{row['gpus']} GPUs, tp{row['tp']} pp{row['pp']}", (a, b), fontsize=7)
-    _save(figure, path)
+    with _plot(path, "seconds per step", "GiB on the fullest GPU", "Pareto front: simulated") as axes:
+        axes.plot(x, y, "o-")
+        for a, b, row in zip(x, y, rows, strict=True):
+            axes.annotate(f"{row['gpus']} GPUs, tp{row['tp']} pp{row['pp']}", (a, b), fontsize=7)
 
 
 def goodput_curve(scenario: FailureScenario, policy: RecoveryPolicy, path: Path) -> None:
-    figure, axes = _figure("seconds between checkpoints", "goodput", f"{scenario.gpus:,} GPUs: simulated")
-    grid = np.geomspace(20, 7200, 120)
-    axes.semilogx(
-        grid, daly_efficiency(scenario.mtbf_s, grid, policy.stall_s, policy.down_s), label="exponential form (Daly)"
-    )
-    points = np.geomspace(30, 7200, 9)
-    shares = [simulate(scenario, replace(policy, interval_s=float(s)), runs=300).goodput for s in points]
-    axes.plot(points, shares, "o", label="Monte Carlo, this policy")
-    axes.legend()
-    _save(figure, path)
+    grid, points = np.geomspace(20, 7200, 120), np.geomspace(30, 7200, 9)
+    exact = daly_efficiency(scenario.mtbf_s, grid, policy.stall_s, policy.down_s)
+    with _plot(path, "seconds between checkpoints", "goodput", f"{scenario.gpus:,} GPUs: simulated") as axes:
+        axes.semilogx(grid, exact, label="exponential form (Daly)")
+        shares = [simulate(scenario, replace(policy, interval_s=float(s)), runs=300).goodput for s in points]
+        axes.plot(points, shares, "o", label="Monte Carlo, this policy")
 
 
 def tornado(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    figure, axes = _figure("change of the cost, USD", "", "20 % less or more of each: simulated")
     names = [row["lever"] for row in rows][::-1]
-    axes.barh(names, [row["usd_less"] for row in rows][::-1], label="less")
-    axes.barh(names, [row["usd_more"] for row in rows][::-1], label="more")
-    axes.legend()
-    _save(figure, path)
+    with _plot(path, "change of the cost, USD", "", "20 % less or more of each: simulated") as axes:
+        for side in ("less", "more"):
+            axes.barh(names, [row[f"usd_{side}"] for row in rows][::-1], label=side)
 
 
-def _figure(x: str, y: str, title: str) -> tuple[Any, Any]:
+@contextmanager
+def _plot(path: Path, x: str, y: str, title: str) -> Iterator[Any]:
+    """The axes of a figure that is written to `path`."""
+    kind = path.suffix.lstrip(".").lower()
+    if kind not in ("png", "svg"):
+        raise UserError(f"--plot {path}", "is neither .png nor .svg", "choose one of them")
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise MissingExtra("--plot", "matplotlib", "plan") from None
     figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.set_title(title)
+    axes = figure.add_subplot(xlabel=x, ylabel=y, title=title)
     axes.grid(alpha=0.3)
-    return figure, axes
-
-
-def _save(figure: Any, path: Path) -> None:
-    kind = path.suffix.lstrip(".").lower()
-    if kind not in ("png", "svg"):
-        raise UserError(f"--plot {path}", "is neither .png nor .svg", "choose one of them")
+    yield axes
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
     data = io.BytesIO()
     figure.savefig(data, format=kind, dpi=120)
     storage.write_bytes(path, data.getvalue())

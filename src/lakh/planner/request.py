@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lakh.errors import UserError
 from lakh.planner.catalogue import load_model
-from lakh.planner.cost.prices import GpuHour, gpu_hour, load_prices
-from lakh.planner.execution_plan import (
-    CUDA_GRAPHS,
-    RECOMPUTE,
-    ExecutionPlan,
-    plan_of_run,
-    run_of_model,
-    run_with_plan,
-)
+from lakh.planner.cost.prices import cluster_price
+from lakh.planner.execution_plan import CUDA_GRAPHS, RECOMPUTE, ExecutionPlan, plan_of_run, run_of_model, run_with_plan
 from lakh.planner.memory import OPTIMIZER_BYTES
 from lakh.planner.search.candidates import SearchConstraints
 from lakh.planner.search.layout_search import LayoutSearchResult, search
@@ -23,12 +17,23 @@ from lakh.spec.cluster import Cluster, load_cluster
 from lakh.spec.model import Model
 from lakh.spec.run import Run, load_run
 
-__all__ = ["PRECISIONS", "PlanRequest", "plan_request"]
+__all__ = ["PRECISIONS", "PlanRequest"]
 
 PRECISIONS = {"bf16": 0.0, "fp8": 1.0, "nvfp4": 2.0}
 STEP_TOKENS = 2**22
 """Tokens per step where no batch is given."""
+REQUEST_NAMES = ("run", "model", "cluster", "gpus", "batch", "sequence", "tokens")
 _MESH_OPTIONS = {"tp", "pp", "cp", "ep", "shard"}  # giving any of them replaces the whole mesh of a run
+
+
+# Option with a choice -> field of an ExecutionPlan, value of each choice.
+_CHOICES: dict[str, tuple[str, Mapping[str, float]]] = {
+    "recompute": ("recompute", {name: i for i, name in enumerate(RECOMPUTE)}),
+    "graphs": ("cuda_graphs", {name: i for i, name in enumerate(CUDA_GRAPHS)}),
+    "precision": ("low_precision", PRECISIONS),
+    "attention": ("native_attention", {"older": 0, "native": 1}),
+    "optimizer": ("optimizer_bytes", OPTIMIZER_BYTES),
+}
 
 
 @dataclass(frozen=True)
@@ -44,14 +49,33 @@ class PlanRequest:
     run: Run | None
     """The run file, if the request names one."""
 
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> PlanRequest:
+        """The request in options of a command, which are removed; the rest are options of a plan or a search."""
+        run, model, cluster, gpus, batch, sequence, tokens = (options.pop(name) for name in REQUEST_NAMES)
+        if tokens is not None and tokens <= 0:
+            raise UserError("--tokens", f"{tokens:g} is not positive", "give e.g. 1.4e12")
+        if run and model:
+            raise UserError("lakh plan", "got a run and --model", "give one of them")
+        if run:
+            loaded = load_run(run)
+            data = replace(loaded.data, batch=batch or loaded.data.batch, sequence=sequence or loaded.data.sequence)
+            loaded = replace(loaded, data=data, cluster=load_cluster(cluster) if cluster else loaded.cluster)
+            gpus, tokens = gpus or loaded.mesh.ranks, tokens or float(loaded.tokens)
+            return cls("plan", loaded.model, loaded.cluster, gpus, data.batch, data.sequence, tokens, loaded)
+        if not (model and cluster and gpus):
+            todo = "give a run, or --model, --cluster and --gpus"
+            raise UserError("lakh plan", "got neither a run nor a model", todo)
+        sequence = sequence or 8192
+        batch = batch or max(STEP_TOKENS // sequence, 1)
+        return cls(model, load_model(model), load_cluster(cluster), gpus, batch, sequence, tokens, None)
+
     def execution_plan(self, **options: Any) -> ExecutionPlan:
         """The plan of the run, or of a modern fused program, changed by the options that are not None."""
         given = {name: value for name, value in options.items() if value is not None}
         if self.run is None:
-            plan = ExecutionPlan(
-                gpus=float(self.gpus), sequence=float(self.sequence), batch=float(self.batch), zero=1.0,
-                gradient_bytes=4.0, tensor_overlap=1.0,
-            )  # fmt: skip
+            sizes = {"gpus": self.gpus, "sequence": self.sequence, "batch": self.batch}
+            plan = ExecutionPlan.of(**sizes, zero=1, gradient_bytes=4, tensor_overlap=1)
         elif _MESH_OPTIONS & given.keys():
             plan = self._plan_without_mesh(self.run)
         else:
@@ -66,9 +90,6 @@ class PlanRequest:
         mesh = replace(run.mesh, dp_replicate=1, dp_shard=1, tp=1, pp=1, cp=1, ep=1)
         alone = plan_of_run(replace(run, mesh=mesh, data=replace(run.data, micro_batch=1)), 1)
         return replace(alone, gpus=float(self.gpus), micro_batch=float(run.data.micro_batch))
-
-    def price(self, prices: str | None = None, *, owned: bool = False) -> GpuHour:
-        return gpu_hour(load_prices(prices), self.cluster.gpu.family, owned=owned, power_W=self.cluster.gpu.power_W)
 
     def search(
         self,
@@ -92,8 +113,8 @@ class PlanRequest:
             low_precision=PRECISIONS[precision], cuda_graphs=float(CUDA_GRAPHS.index(graphs)), offload=offload,
             trainable=trainable or (self.run is not None and self.model.is_plain),
         )  # fmt: skip
-        rented = load_prices(prices).rented.get(self.cluster.gpu.family)
-        return search(self.model, self.cluster, limits, rented.usd_per_gpu_hour if rented else 0.0)
+        price = cluster_price(self.cluster, prices, free_if_unknown=True)
+        return search(self.model, self.cluster, limits, price.usd)
 
     def run_of(self, plan: ExecutionPlan) -> Run:
         """The run that executes this plan; a catalogue model trains on 20 tokens per parameter unless stated."""
@@ -103,50 +124,12 @@ class PlanRequest:
         return run_of_model(self.name, self.model, plan, self.cluster, tokens=tokens)
 
 
-def plan_request(
-    run: str | None,
-    model: str | None,
-    cluster: str | None,
-    gpus: int | None,
-    batch: int | None,
-    sequence: int | None,
-    tokens: float | None,
-) -> PlanRequest:
-    if tokens is not None and tokens <= 0:
-        raise UserError("--tokens", f"{tokens:g} is not positive", "give e.g. 1.4e12")
-    if run and model:
-        raise UserError("lakh plan", "got a run and --model", "give one of them")
-    if run:
-        loaded = load_run(run)
-        if cluster:
-            loaded = replace(loaded, cluster=load_cluster(cluster))
-        if batch or sequence:
-            data = replace(loaded.data, batch=batch or loaded.data.batch, sequence=sequence or loaded.data.sequence)
-            loaded = replace(loaded, data=data)
-        return PlanRequest(
-            "plan", loaded.model, loaded.cluster, gpus or loaded.mesh.ranks, loaded.data.batch, loaded.data.sequence,
-            tokens or float(loaded.tokens), loaded,
-        )  # fmt: skip
-    if not (model and cluster and gpus):
-        raise UserError("lakh plan", "got neither a run nor a model", "give a run, or --model, --cluster and --gpus")
-    length = sequence or 8192
-    size = batch or max(STEP_TOKENS // length, 1)
-    return PlanRequest(model, load_model(model), load_cluster(cluster), gpus, size, length, tokens, None)
-
-
 def _as_fields(options: dict[str, Any]) -> dict[str, Any]:
     """Options of the command line as fields of an ExecutionPlan."""
     fields = dict(options)
-    if "recompute" in fields:
-        fields["recompute"] = RECOMPUTE.index(fields["recompute"])
-    if "graphs" in fields:
-        fields["cuda_graphs"] = CUDA_GRAPHS.index(fields.pop("graphs"))
-    if "precision" in fields:
-        fields["low_precision"] = PRECISIONS[fields.pop("precision")]
-    if "attention" in fields:
-        fields["native_attention"] = fields.pop("attention") == "native"
-    if "optimizer" in fields:
-        fields["optimizer_bytes"] = OPTIMIZER_BYTES[fields.pop("optimizer")]
+    for option, (field, values) in _CHOICES.items():
+        if option in fields:
+            fields[field] = values[fields.pop(option)]
     if "schedule" in fields:
         schedule, chunks = fields.pop("schedule"), fields.get("chunks", 1)
         if (chunks > 1) != (schedule in ("interleaved", "lean")):

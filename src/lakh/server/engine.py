@@ -99,7 +99,6 @@ class Engine:
         on_release = (lambda seq: None) if self._proposer is None else self._proposer.release
         self.scheduler = Scheduler(self.runner, self.counters, clock, on_release)
         self._decode_ahead: DecodeAhead | None = None
-        self._observer: EngineMetrics | None = None
         self._lock = threading.RLock()
 
     @staticmethod
@@ -172,12 +171,7 @@ class Engine:
         return [seq.completion() for seq in seqs]
 
     def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        cancelled: Callable[[], bool] = lambda: False,
-        copy: int = 0,
+        self, prompt: Prompt, sampling: SamplingParams, *, cancelled: Callable[[], bool] = lambda: False, copy: int = 0
     ) -> Iterator[Chunk]:
         """The completion that `generate` gives copy number `copy` of this prompt, in chunks as its text becomes final.
 
@@ -264,7 +258,7 @@ class Engine:
 
     def observe(self, observer: EngineMetrics) -> None:
         """Report every step and every completion to `observer`."""
-        self._observer = self.scheduler.observer = observer
+        self.scheduler.observer = observer
 
     # --- weights ---
 
@@ -353,8 +347,8 @@ class Engine:
             self.scheduler.finish_step(seq)
         counters.steps += 1
         counters.computed_tokens += num_tokens
-        if self._observer is not None:
-            self._observer.observe_step(num_tokens)
+        if self.scheduler.observer is not None:
+            self.scheduler.observer.observe_step(num_tokens)
         if self._proposer is not None and all(work.segment.start for work in batch):
             self._proposer.record_step(num_tokens, self.clock() - began_s)
         return [work.seq for work, result in zip(batch, sampled, strict=True) if result.num_new_tokens]
@@ -374,9 +368,9 @@ class Engine:
         num_seqs = len(decode_ahead.seqs)
         self.counters.steps += launched
         self.counters.computed_tokens += launched * num_seqs
-        if self._observer is not None:
+        if self.scheduler.observer is not None:
             for _ in range(launched):
-                self._observer.observe_step(num_seqs)
+                self.scheduler.observer.observe_step(num_seqs)
         decode_ahead.spent_s += self.clock() - began_s
         if decode_ahead.is_done:
             self._decode_ahead = None

@@ -43,7 +43,7 @@ def sample_batch(batch: ListOf[ScheduledSequence], logits: Tensor) -> list[Sampl
         tokens = sampled[start:end]
         if draft.probabilities:
             target = probabilities(logits[start:end], samplings[start:end])
-            tokens = rejection_sample(draft, list(target), _uniform)
+            tokens = rejection_sample(draft, list(target), lambda: float(torch.rand(())))
         seq.num_computed = segment.start + len(segment.tokens) - len(draft.tokens)
         result = _append(seq, tokens, draft.tokens, logits, start)
         seq.num_computed += result.num_accepted
@@ -67,7 +67,3 @@ def _append(seq: Sequence, tokens: ListOf[int], draft: ListOf[int], logits: Tens
 def _restrict(logits_V: Tensor, ids: ListOf[int]) -> Tensor:
     allowed = torch.tensor(ids, device=logits_V.device)
     return torch.full_like(logits_V, -torch.inf).index_copy(0, allowed, logits_V[allowed])
-
-
-def _uniform() -> float:
-    return float(torch.rand(()))

@@ -25,7 +25,6 @@ __all__ = [
     "Logprobs",
     "NoiseKeys",
     "SamplingParams",
-    "gumbel_noise",
     "probabilities",
     "sample",
     "sample_uniform_batch",

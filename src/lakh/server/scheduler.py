@@ -237,25 +237,28 @@ class Scheduler:
 
 
 class TokenBudget(NamedTuple):
+    pending: list[int]
+    """Tokens that each running sequence has to compute, in order of arrival."""
     counts: list[int]
-    """Tokens of each sequence in this step; 0 waits for the next step."""
-    reason: str
+    """Of these, in this step; 0 waits for the next step."""
+
+    @property
+    def reason(self) -> str:
+        given = [(pending, count) for pending, count in zip(*self, strict=True) if count]
+        prompts = [pending > count for pending, count in given if pending > 1]
+        part = f"{len(prompts)} prompts advance ({sum(prompts)} in part)"
+        return f"{len(given) - len(prompts)} decode, {part}, {self.counts.count(0)} wait"
 
 
 def split_token_budget(pending: list[int], budget: int) -> TokenBudget:
-    """`pending`: tokens that each running sequence has to compute, in order of arrival. At least one gets work."""
+    """At least one sequence gets work."""
     counts = [int(count == 1) for count in pending]
     left = max(budget - sum(counts), 0 if any(counts) else 1)
-    num_prompts = 0
     for index, count in enumerate(pending):
         if count > 1 and left > 0:
             counts[index] = min(count, left)
             left -= counts[index]
-            num_prompts += 1
-    partial = sum(count > given > 0 for count, given in zip(pending, counts, strict=True))
-    waits = sum(given == 0 for given in counts)
-    decodes = sum(count == 1 for count in pending)
-    return TokenBudget(counts, f"{decodes} decode, {num_prompts} prompts advance ({partial} in part), {waits} wait")
+    return TokenBudget(pending, counts)
 
 
 class _DecodeAheadLimits(NamedTuple):

@@ -75,6 +75,8 @@ class Sequence:
         self._stop_strings = StopStrings(self.sampling.stop)
         self._text: list[str] = []
         self._num_sent = 0
+        self.is_taken = False
+        """The last chunk was taken."""
         self.ids = list(self.prompt)
         """Prompt and sampled tokens."""
 
@@ -125,10 +127,13 @@ class Sequence:
         return text
 
     def take_chunk(self) -> Chunk | None:
-        """What is new since the last call; None if no text is final yet."""
+        """What is new since the last call; None if no text is final yet, and after the last chunk."""
+        if self.is_taken:
+            return None
         text = self.take_text()
         if not text and self.finish_reason is None:
             return None
+        self.is_taken = self.finish_reason is not None
         logprobs = None if self.sampling.logprobs is None else tuple(self.logprobs[self._num_sent :])
         chunk = Chunk(text, tuple(self.tokens[self._num_sent :]), self.finish_reason, logprobs)
         self._num_sent = len(self.tokens)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from lakh import config
@@ -36,12 +37,10 @@ class Tier:
     """Where these numbers come from."""
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError("size", f"{self.size} GPUs", "choose 1 or more")
-        if self.bandwidth_GBps <= 0 or self.latency_us < 0:
-            raise ConfigError("bandwidth_GBps", "bandwidth must be above 0 and latency_us 0 or more", "correct them")
-        if self.oversubscription < 1:
-            raise ConfigError("oversubscription", f"{self.oversubscription} is below 1", "1 means full bisection")
+        config.require_positive(self, "size")
+        config.require(self, "bandwidth_GBps", lambda rate: rate > 0, "is not positive", "give GB/s per GPU")
+        config.require_not_negative(self, "latency_us")
+        config.require(self, "oversubscription", lambda k: k >= 1, "is below 1", "1 means full bisection")
 
     @property
     def bandwidth_Bps(self) -> float:
@@ -68,16 +67,13 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.tiers:
             raise ConfigError("tiers", "is empty", "describe at least the node as [[tiers]]")
-        for name in ("storage_read_GBps", "storage_write_GBps"):
-            if (rate := getattr(self, name)) is not None and rate <= 0:
-                raise ConfigError(name, f"{rate} is not positive", "give a rate, or omit it")
-        for inner, outer in zip(self.tiers, self.tiers[1:], strict=False):
+        rates = ("storage_read_GBps", "storage_write_GBps")
+        config.require(self, rates, lambda rate: rate > 0, "is not positive", "give a rate, or omit it")
+        for inner, outer in pairwise(self.tiers):
             if outer.size % inner.size or outer.size <= inner.size:
-                raise ConfigError(
-                    "tiers",
-                    f"{outer.name} of {outer.size} GPUs is not a whole number of {inner.name} groups ({inner.size})",
-                    "list tiers from the smallest to the largest, each a multiple of the one before",
-                )
+                found = f"{outer.name} of {outer.size} GPUs is not a whole number of {inner.name} groups ({inner.size})"
+                todo = "list tiers from the smallest to the largest, each a multiple of the one before"
+                raise ConfigError("tiers", found, todo)
 
     @property
     def gpus(self) -> int:

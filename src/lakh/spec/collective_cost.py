@@ -57,13 +57,6 @@ class CollectiveCost:
     def bytes_sent(self) -> Number:
         return sum(tier.bytes_sent for tier in self.tiers)
 
-    def seconds(self, latency_s: Sequence[Number], bytes_per_s: Sequence[Number]) -> Number:
-        """Time with stages one after another, from each tier's one-way latency and its bandwidth per rank."""
-        return sum(
-            tier.stages * latency + tier.bytes_sent / rate
-            for tier, latency, rate in zip(self.tiers, latency_s, bytes_per_s, strict=True)
-        )
-
 
 def collective_cost(operation: str, algorithm: str, size_bytes: Number, tiers: Sequence[Number]) -> CollectiveCost:
     """Cost of one `operation` over ranks placed in `tiers`.

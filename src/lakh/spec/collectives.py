@@ -21,39 +21,19 @@ from collections.abc import Sequence
 
 from lakh.errors import UserError
 from lakh.spec.reductions import all_gather, all_reduce, is_regular, reduce_scatter
-from lakh.spec.schedule import (
-    ALGORITHMS,
-    CODEC_GROUP,
-    Buffer,
-    Schedule,
-    ScheduleBuilder,
-    ScheduleStep,
-    StepKind,
-    check_arguments,
-    check_order,
-    codec_bytes,
-    split_points,
-)
+from lakh.spec.schedule import Buffer, Schedule, ScheduleBuilder, StepKind, check_arguments, check_order
 
 __all__ = [
-    "ALGORITHMS",
-    "CODEC_GROUP",
-    "Buffer",
-    "Schedule",
-    "ScheduleStep",
-    "StepKind",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "barrier",
     "broadcast",
-    "codec_bytes",
     "gather",
     "is_regular",
     "reduce",
     "reduce_scatter",
     "scatter",
-    "split_points",
 ]
 
 

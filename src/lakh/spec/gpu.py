@@ -1,13 +1,15 @@
 """One kind of GPU: its data-sheet numbers, and what is published about the parts of its family.
 
 `Gpu` holds what a cluster file states. Everything the planner needs beyond that (multiprocessors, matrix tile width,
-attention kernels, power limits) belongs to the part's family and is looked up in `GPU_FAMILIES` by name.
+attention kernels, power limits) belongs to the family of the part: gpu_families.toml.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from lakh.config import from_dict, read_toml, require
 from lakh.errors import ConfigError
 
 __all__ = ["GPU_FAMILIES", "Gpu", "GpuFamily", "gpu_family"]
@@ -36,20 +38,9 @@ class GpuFamily:
     """Set for parts of one design that run at their power limit under matrix products."""
 
 
-_HOPPER = {"dense_bf16_TFLOPs": 989.4, "processors": 132, "tile_columns": 256, "switch_reduces": True,
-           "attention_gain": 1.66, "softmax_head_dim": 64.0}  # fmt: skip
-_BLACKWELL = {"processors": 148, "tile_columns": 256, "switch_reduces": True, "softmax_head_dim": 128.0}
-
 GPU_FAMILIES = {
-    "V100": GpuFamily(processors=80),
-    "A100": GpuFamily(dense_bf16_TFLOPs=312.0, processors=108),
-    "H100": GpuFamily(**_HOPPER),  # type: ignore[arg-type]
-    "H200": GpuFamily(**_HOPPER),  # type: ignore[arg-type]
-    "H800": GpuFamily(dense_bf16_TFLOPs=989.4),
-    "B200": GpuFamily(dense_bf16_TFLOPs=2250.0, power_limit_W=1000.0, **_BLACKWELL),  # type: ignore[arg-type]
-    "B300": GpuFamily(dense_bf16_TFLOPs=2250.0, power_limit_W=1100.0, **_BLACKWELL),  # type: ignore[arg-type]
-    "GB200": GpuFamily(dense_bf16_TFLOPs=2500.0, power_limit_W=1200.0, **_BLACKWELL),  # type: ignore[arg-type]
-    "GB300": GpuFamily(dense_bf16_TFLOPs=2500.0, power_limit_W=1400.0, **_BLACKWELL),  # type: ignore[arg-type]
+    name: from_dict(GpuFamily, family, origin=f"gpu_families.toml [{name}]")
+    for name, family in read_toml(Path(__file__).with_name("gpu_families.toml")).items()
 }
 
 
@@ -77,21 +68,15 @@ class Gpu:
     """Board power of one accelerator, for plans of power and cost."""
 
     def __post_init__(self) -> None:
-        for name in ("memory_GiB", "dense_bf16_TFLOPs", "memory_bandwidth_GBps"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(name, f"{getattr(self, name)} is not positive", "give the data-sheet value")
+        positive = ("memory_GiB", "dense_bf16_TFLOPs", "memory_bandwidth_GBps", "power_W")
+        require(self, positive, lambda value: value > 0, "is not positive", "give the data-sheet value")
         if not self.source.strip():
             raise ConfigError("source", "is empty", "say where the numbers come from")
-        if self.power_W is not None and self.power_W <= 0:
-            raise ConfigError("power_W", f"{self.power_W} is not positive", "give the data-sheet value, or omit it")
         dense = self.traits.dense_bf16_TFLOPs
         if dense is not None and self.dense_bf16_TFLOPs > 1.1 * dense:
-            raise ConfigError(
-                "dense_bf16_TFLOPs",
-                f"{self.dense_bf16_TFLOPs:g} is more than a {self.kind} can do in dense bf16 ({dense:g}): "
-                "data sheets print the figure with sparsity, or that of fp8",
-                f"give the dense figure, {dense:g}",
-            )
+            found = f"{self.dense_bf16_TFLOPs:g} is more than a {self.kind} can do in dense bf16 ({dense:g})"
+            found += ": data sheets print the figure with sparsity, or that of fp8"
+            raise ConfigError("dense_bf16_TFLOPs", found, f"give the dense figure, {dense:g}")
 
     @property
     def family(self) -> str:

@@ -51,13 +51,8 @@ class Mesh:
             if size < 1 and not (name == "dp_shard" and size == -1):
                 raise ConfigError(name, f"{size} is not a number of ranks", "choose 1 or more")
         if sorted(self.order) != sorted(AXES):
-            raise ConfigError(
-                "order", f"{list(self.order)} is not an order of the axes", f"name each once: {list(AXES)}"
-            )
-
-    @property
-    def is_resolved(self) -> bool:
-        return self.dp_shard != -1
+            found = f"{list(self.order)} is not an order of the axes"
+            raise ConfigError("order", found, f"name each once: {list(AXES)}")
 
     @property
     def ranks(self) -> int:
@@ -87,36 +82,25 @@ class Mesh:
 
     def resolve(self, world: int) -> Mesh:
         """The mesh for exactly `world` ranks, with dp_shard = -1 replaced by a number."""
-        if self.is_resolved:
-            if self.ranks != world:
-                raise InfeasiblePlan(
-                    "mesh",
-                    f"{self} needs {self.ranks} ranks and there are {world}",
-                    f"start {self.ranks} ranks, or set mesh.dp_shard = -1 to use all ranks",
-                )
-            return self
-        if world % self.ranks:
-            raise InfeasiblePlan(
-                "mesh",
-                f"{self} comes in multiples of {self.ranks} ranks and there are {world}",
-                f"start a multiple of {self.ranks} ranks, or make an axis smaller",
-            )
-        return replace(self, dp_shard=world // self.ranks)
+        if self.dp_shard == -1:
+            if world % self.ranks:
+                found = f"{self} comes in multiples of {self.ranks} ranks and there are {world}"
+                raise InfeasiblePlan("mesh", found, f"start a multiple of {self.ranks} ranks, or make an axis smaller")
+            return replace(self, dp_shard=world // self.ranks)
+        if self.ranks != world:
+            todo = f"start {self.ranks} ranks, or set mesh.dp_shard = -1 to use all ranks"
+            raise InfeasiblePlan("mesh", f"{self} needs {self.ranks} ranks and there are {world}", todo)
+        return self
 
     def check(self, model: Model) -> None:
         """Refuse a mesh that does not divide this model, naming the setting and the values that would work."""
-        self._divides("tp", model.heads, "model.heads")
-        self._divides("tp", model.kv_heads, "model.kv_heads")
-        self._divides("tp", model.ffn, "model.ffn")
-        self._divides("tp", model.vocab, "model.vocab")
+        for name in ("heads", "kv_heads", "ffn", "vocab"):
+            self._divides("tp", getattr(model, name), f"model.{name}")
         self._divides("pp", model.layers, "model.layers")
         if self.cp > 1 and model.context % (2 * self.cp):
-            raise InfeasiblePlan(
-                "mesh.cp",
-                f"each of {self.cp} ranks takes two pieces of a sequence, and 2 x {self.cp} does not divide "
-                f"model.context {model.context}",
-                "choose a multiple of it",
-            )
+            pieces = f"each of {self.cp} ranks takes two pieces of a sequence, and 2 x {self.cp}"
+            found = f"{pieces} does not divide model.context {model.context}"
+            raise InfeasiblePlan("mesh.cp", found, "choose another size or context")
         if self.ep > 1:
             if model.experts is None:
                 raise InfeasiblePlan("mesh.ep", f"is {self.ep}, and the model has no experts", "set it to 1")

@@ -11,13 +11,14 @@ a plain feed-forward or its own head size is counted and planned; `require_plain
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
-from lakh.config import require_positive
+from lakh.config import require, require_not_negative, require_positive
 from lakh.errors import ConfigError, InfeasiblePlan
 
 __all__ = ["DTYPE_BYTES", "Experts", "Latent", "Model", "SlidingWindow"]
 
+N = TypeVar("N", int, float)
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
 
 
@@ -44,9 +45,7 @@ class Experts:
         require_positive(self, "count", "top_k", "ffn")
         if self.top_k > self.count:
             raise ConfigError("top_k", f"{self.top_k} of {self.count} experts", "choose at most all of them")
-        for name in ("shared", "dense_layers", "most_nodes"):
-            if getattr(self, name) < 0:
-                raise ConfigError(name, f"{getattr(self, name)} is negative", "use 0 or more")
+        require_not_negative(self, "shared", "dense_layers", "most_nodes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +61,7 @@ class Latent:
 
     def __post_init__(self) -> None:
         require_positive(self, "kv_rank", "rope_dim")
-        if self.q_rank < 0:
-            raise ConfigError("q_rank", f"{self.q_rank} is negative", "use 0 or more")
+        require_not_negative(self, "q_rank")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +75,18 @@ class SlidingWindow:
 
     def __post_init__(self) -> None:
         require_positive(self, "tokens")
-        if not 0 < self.share <= 1:
-            raise ConfigError("share", f"{self.share} is not a share of the layers", "choose a value above 0, up to 1")
+        require(self, "share", lambda share: 0 < share <= 1, "is not a share of the layers", "choose above 0, up to 1")
+
+
+class _PartNumber(Generic[N]):
+    """Attribute of a model: a number of one of its optional parts, or 0 if the model does not have that part."""
+
+    def __init__(self, part: str, name: str) -> None:
+        self.part, self.name = part, name
+
+    def __get__(self, model: Model, owner: type[Model]) -> N:
+        part = getattr(model, self.part)
+        return cast(N, getattr(part, self.name) if part is not None else 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,29 +125,20 @@ class Model:
     """Sliding-window attention in some layers: planned, not trained."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "layers", "width", "heads", "kv_heads", "ffn", "vocab", "context")
-        if self.head_size is not None:
-            require_positive(self, "head_size")
-        elif self.width % self.heads:
-            raise ConfigError(
-                "heads", f"{self.heads} does not divide width {self.width}", f"choose one of {_divisors(self.width)}"
-            )
+        require_positive(self, "layers", "width", "heads", "kv_heads", "ffn", "vocab", "context", "head_size")
+        if self.head_size is None and self.width % self.heads:
+            todo = f"choose one of {_divisors(self.width)}"
+            raise ConfigError("heads", f"{self.heads} does not divide width {self.width}", todo)
         if self.head_dim % 2:
             raise ConfigError("heads", f"gives heads of odd size {self.head_dim}", "rotary positions need an even size")
         if self.heads % self.kv_heads:
-            raise ConfigError(
-                "kv_heads",
-                f"{self.kv_heads} does not divide heads {self.heads}",
-                f"choose one of {_divisors(self.heads)}",
-            )
-        if not 1 < self.rope_base < float("inf") or not 0 < self.norm_eps < 1:
-            raise ConfigError(
-                "rope_base", "rope_base must be above 1, and norm_eps between 0 and 1", "use 10000 and 1e-5"
-            )
+            todo = f"choose one of {_divisors(self.heads)}"
+            raise ConfigError("kv_heads", f"{self.kv_heads} does not divide heads {self.heads}", todo)
+        require(self, "rope_base", lambda base: 1 < base < float("inf"), "is not above 1", "use e.g. 10000")
+        require(self, "norm_eps", lambda eps: 0 < eps < 1, "is not between 0 and 1", "use e.g. 1e-5")
         if self.experts and self.experts.dense_layers > self.layers:
-            raise ConfigError(
-                "experts.dense_layers", f"{self.experts.dense_layers} of {self.layers} layers", "choose fewer"
-            )
+            found = f"{self.experts.dense_layers} of {self.layers} layers"
+            raise ConfigError("experts.dense_layers", found, "choose fewer")
 
     @property
     def head_dim(self) -> int:
@@ -159,38 +158,25 @@ class Model:
                 found = f"is set: {what} is planned (lakh plan estimate) and not trained"
                 raise InfeasiblePlan(f"model.{name}", found, f"remove [model.{name}]")
         if not self.gated:
-            raise InfeasiblePlan(
-                "model.gated", "is false: a plain feed-forward is planned and not trained", "remove it"
-            )
+            found = "is false: a plain feed-forward is planned and not trained"
+            raise InfeasiblePlan("model.gated", found, "remove it")
         if not self.is_plain:
             found = f"{self.head_dim} x {self.heads} heads is not width {self.width}: planned and not trained"
             raise InfeasiblePlan("model.head_size", found, "remove it")
 
     # --- optional parts as plain numbers: 0 where the model does not have the part ---
 
-    @property
-    def num_experts(self) -> int:
-        return self.experts.count if self.experts else 0
-
-    @property
-    def top_k(self) -> int:
-        return self.experts.top_k if self.experts else 0
-
-    @property
-    def expert_ffn(self) -> int:
-        return self.experts.ffn if self.experts else 0
-
-    @property
-    def shared_experts(self) -> int:
-        return self.experts.shared if self.experts else 0
-
-    @property
-    def expert_bias(self) -> bool:
-        return self.experts is not None and self.experts.bias
-
-    @property
-    def most_nodes(self) -> int:
-        return self.experts.most_nodes if self.experts else 0
+    num_experts = _PartNumber[int]("experts", "count")
+    top_k = _PartNumber[int]("experts", "top_k")
+    expert_ffn = _PartNumber[int]("experts", "ffn")
+    shared_experts = _PartNumber[int]("experts", "shared")
+    expert_bias = _PartNumber[bool]("experts", "bias")
+    most_nodes = _PartNumber[int]("experts", "most_nodes")
+    q_rank = _PartNumber[int]("latent", "q_rank")
+    kv_rank = _PartNumber[int]("latent", "kv_rank")
+    rope_dim = _PartNumber[int]("latent", "rope_dim")
+    window_tokens = _PartNumber[int]("sliding_window", "tokens")
+    window_share = _PartNumber[float]("sliding_window", "share")
 
     @property
     def mixture_layers(self) -> int:
@@ -200,26 +186,6 @@ class Model:
     @property
     def is_latent(self) -> bool:
         return self.latent is not None
-
-    @property
-    def q_rank(self) -> int:
-        return self.latent.q_rank if self.latent else 0
-
-    @property
-    def kv_rank(self) -> int:
-        return self.latent.kv_rank if self.latent else 0
-
-    @property
-    def rope_dim(self) -> int:
-        return self.latent.rope_dim if self.latent else 0
-
-    @property
-    def window_tokens(self) -> int:
-        return self.sliding_window.tokens if self.sliding_window else 0
-
-    @property
-    def window_share(self) -> float:
-        return self.sliding_window.share if self.sliding_window else 0.0
 
     # --- parameters ---
 

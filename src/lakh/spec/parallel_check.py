@@ -21,19 +21,15 @@ def check_parallelism(run: Run, world: int) -> Mesh:
     run.model.require_plain()
     mesh = run.mesh.resolve(world)
     accumulation = run.accumulation(world)
-    if mesh.tp > 1 and (run.data.sequence // mesh.cp) % mesh.tp:
-        part = run.data.sequence // mesh.cp
-        raise InfeasiblePlan(
-            "mesh.tp", f"{mesh.tp} tensor-parallel ranks do not divide sequences of {part} tokens", "choose a divisor"
-        )
+    tokens = run.data.sequence // mesh.cp
+    if tokens % mesh.tp:
+        found = f"{mesh.tp} tensor-parallel ranks do not divide sequences of {tokens} tokens"
+        raise InfeasiblePlan("mesh.tp", found, "choose a divisor")
     if mesh.pp > 1:
         _check_pipeline(run, mesh, accumulation)
     if run.train.compile == "model" and world > 1:
-        raise InfeasiblePlan(
-            "train.compile",
-            f"{world} ranks communicate between blocks, which one graph of all blocks does not allow",
-            'set train.compile = "block"',
-        )
+        found = f"{world} ranks communicate between blocks, which one graph of all blocks does not allow"
+        raise InfeasiblePlan("train.compile", found, 'set train.compile = "block"')
     if run.train.replica_codec != "none" and run.train.backend != "c3":
         found = f"{run.train.replica_codec} needs train.backend = c3, which is {run.train.backend}"
         raise InfeasiblePlan("train.replica_codec", found, 'set train.backend = "c3", or train.replica_codec = "none"')
@@ -43,28 +39,20 @@ def check_parallelism(run: Run, world: int) -> Mesh:
 def _check_pipeline(run: Run, mesh: Mesh, accumulation: int) -> None:
     schedule = mesh.pp_schedule
     if run.model.tied:
-        raise InfeasiblePlan(
-            "mesh.pp",
-            "the embedding is on the first stage and the head on the last, and model.tied makes them one matrix",
-            "set model.tied = false, or mesh.pp = 1",
-        )
+        found = "the embedding is on the first stage and the head on the last, and model.tied makes them one matrix"
+        raise InfeasiblePlan("mesh.pp", found, "set model.tied = false, or mesh.pp = 1")
     data_parallel = mesh.dp_replicate * mesh.dp_shard * mesh.cp
     if schedule == "zero_bubble" and data_parallel > 1:
-        raise InfeasiblePlan(
-            "mesh.pp_schedule",
-            f"zero_bubble with {data_parallel} data-parallel ranks gives wrong gradients without an error: its split "
-            "backward bypasses FSDP's reduction",
-            "choose interleaved or 1f1b",
-        )
+        found = f"zero_bubble with {data_parallel} data-parallel ranks gives wrong gradients without an error"
+        found += ": its split backward bypasses FSDP's reduction"
+        raise InfeasiblePlan("mesh.pp_schedule", found, "choose interleaved or 1f1b")
     stages = mesh.pp * STAGES_PER_RANK[schedule]
     if run.model.layers % stages:
-        raise InfeasiblePlan(
-            "mesh.pp", f"{stages} stages ({schedule}) do not divide model.layers {run.model.layers}", "choose another"
-        )
+        found = f"{stages} stages ({schedule}) do not divide model.layers {run.model.layers}"
+        raise InfeasiblePlan("mesh.pp", found, "choose another")
     if accumulation < mesh.pp or (STAGES_PER_RANK[schedule] > 1 and accumulation % mesh.pp):
         need = f"a multiple of {mesh.pp}" if STAGES_PER_RANK[schedule] > 1 else f"at least {mesh.pp}"
-        raise InfeasiblePlan(
-            "data.micro_batch",
-            f"a step has {accumulation} micro-batches on each rank and {schedule} over {mesh.pp} stages needs {need}",
-            "make data.batch larger or data.micro_batch smaller",
+        found = (
+            f"a step has {accumulation} micro-batches on each rank and {schedule} over {mesh.pp} stages needs {need}"
         )
+        raise InfeasiblePlan("data.micro_batch", found, "make data.batch larger or data.micro_batch smaller")

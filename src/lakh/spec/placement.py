@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lakh.spec.cluster import Cluster, Tier
+from lakh.spec.cluster import Cluster
 from lakh.spec.mesh import AXES, Mesh
 
 __all__ = ["AxisPlacement", "place_axes"]
@@ -43,21 +43,14 @@ def place_axes(mesh: Mesh, cluster: Cluster) -> list[AxisPlacement]:
         if ranks > 1:
             tier = cluster.tier_of(ranks * stride)
             inside = cluster.tiers[0]
-            reason = (
-                f"{_TRAFFIC[axis]}; {ranks} ranks at a stride of {stride} span {ranks * stride} GPUs, one {tier.name}"
-            )
+            span = f"{ranks} ranks at a stride of {stride} span {ranks * stride} GPUs, one {tier.name}"
+            reason = f"{_TRAFFIC[axis]}; {span}"
+            bandwidth = tier.bandwidth_GBps / tier.oversubscription
             if axis == "tp" and tier is not inside:
-                reason += (
-                    f": outside a {inside.name} of {inside.size} GPUs, where bandwidth is {_times(inside, tier)} higher"
-                )
+                times = f"{inside.bandwidth_GBps / bandwidth:.0f} times"
+                reason += f": outside a {inside.name} of {inside.size} GPUs, where bandwidth is {times} higher"
             if mesh.order != AXES:
                 reason += "; placed by mesh.order"
-            bandwidth = tier.bandwidth_GBps / tier.oversubscription
             placements.append(AxisPlacement(axis, ranks, stride, tier.name, bandwidth, reason))
         stride *= ranks
     return placements
-
-
-def _times(inner: Tier, outer: Tier) -> str:
-    ratio = inner.bandwidth_GBps / (outer.bandwidth_GBps / outer.oversubscription)
-    return f"{ratio:.0f} times"

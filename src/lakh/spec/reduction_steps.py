@@ -12,14 +12,7 @@ from itertools import pairwise
 
 from lakh.spec.schedule import Buffer, ScheduleBuilder, StepKind, codec_bytes, split_points
 
-__all__ = [
-    "PIPELINE_CHUNKS",
-    "all_gather_flat",
-    "all_gather_ring",
-    "all_reduce_range",
-    "reduce_scatter_flat",
-    "reduce_scatter_ring",
-]
+__all__ = ["PIPELINE_CHUNKS", "all_gather_flat", "all_reduce_range", "reduce_scatter_flat", "ring_pass"]
 
 PIPELINE_CHUNKS = 16
 """Chunks of a pipelined all_reduce. The first scatter and the last gather overlap nothing, so each is small."""
@@ -52,30 +45,24 @@ def all_gather_flat(build: ScheduleBuilder, ranks: Sequence[int], me: int, low: 
     build.next_stage()
 
 
-def reduce_scatter_ring(
+def ring_pass(
     build: ScheduleBuilder,
     ranks: Sequence[int],
     me: int,
     low: int,
     at: Sequence[int],
+    reduces: bool,
     buffer: Buffer = Buffer.OUTPUT,
 ) -> None:
+    """Every part travels once round the ring: summed on its way (a reduce-scatter), or copied (an all-gather)."""
     parts = len(ranks)
     right, left = ranks[(me + 1) % parts], ranks[(me - 1) % parts]
+    receive = build.recv_reduce if reduces else build.recv
     for step in range(parts - 1):
-        sent, received = (me - step - 1) % parts, (me - step - 2) % parts
+        sent = (me - step - reduces) % parts
+        received = (sent - 1) % parts
         build.send(right, low + at[sent], at[sent + 1] - at[sent], buffer)
-        build.recv_reduce(left, low + at[received], at[received + 1] - at[received], buffer)
-        build.next_stage()
-
-
-def all_gather_ring(build: ScheduleBuilder, ranks: Sequence[int], me: int, low: int, at: Sequence[int]) -> None:
-    parts = len(ranks)
-    right, left = ranks[(me + 1) % parts], ranks[(me - 1) % parts]
-    for step in range(parts - 1):
-        sent, received = (me - step) % parts, (me - step - 1) % parts
-        build.send(right, low + at[sent], at[sent + 1] - at[sent])
-        build.recv(left, low + at[received], at[received + 1] - at[received])
+        receive(left, low + at[received], at[received + 1] - at[received], buffer)
         build.next_stage()
 
 
@@ -228,8 +215,8 @@ def all_reduce_range(
         _halving_doubling(build, ranks, me, low, count)
     elif algorithm == "ring":
         at = split_points(count, len(ranks))
-        reduce_scatter_ring(build, ranks, me, low, at)
-        all_gather_ring(build, ranks, me, low, at)
+        ring_pass(build, ranks, me, low, at, reduces=True)
+        ring_pass(build, ranks, me, low, at, reduces=False)
     elif rates is not None and len(ranks) > 2:
         _all_reduce_pipelined(build, ranks, me, low, count, [rates[peer] for peer in ranks])
     else:

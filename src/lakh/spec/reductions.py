@@ -9,22 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lakh.errors import UserError
-from lakh.spec.reduction_steps import (
-    all_gather_flat,
-    all_gather_ring,
-    all_reduce_range,
-    reduce_scatter_flat,
-    reduce_scatter_ring,
-)
-from lakh.spec.schedule import (
-    Buffer,
-    Schedule,
-    ScheduleBuilder,
-    StepKind,
-    check_arguments,
-    check_order,
-    split_points,
-)
+from lakh.spec.reduction_steps import all_gather_flat, all_reduce_range, reduce_scatter_flat, ring_pass
+from lakh.spec.schedule import Buffer, Schedule, ScheduleBuilder, StepKind, check_arguments, check_order, split_points
 
 __all__ = ["all_gather", "all_reduce", "is_regular", "reduce_scatter"]
 
@@ -141,8 +127,11 @@ def all_gather(algorithm: str, rank: int, size: int, count: int, *, places: Plac
     build.local(StepKind.COPY, Buffer.INPUT, 0, Buffer.OUTPUT, rank * count, count)
     build.next_stage()
     if size > 1:
-        gather = all_gather_ring if algorithm == "ring" else all_gather_flat
-        gather(build, range(size), rank, 0, split_points(size * count, size))
+        at = split_points(size * count, size)
+        if algorithm == "ring":
+            ring_pass(build, range(size), rank, 0, at, reduces=False)
+        else:
+            all_gather_flat(build, range(size), rank, 0, at)
     return build.finish(algorithm)
 
 
@@ -157,7 +146,8 @@ def reduce_scatter(algorithm: str, rank: int, size: int, count: int, *, places: 
         # In place in scratch: the input must stay unchanged.
         build.local(StepKind.COPY, Buffer.INPUT, 0, Buffer.SCRATCH, 0, size * count)
         build.next_stage()
-        reduce_scatter_ring(build, range(size), rank, 0, split_points(size * count, size), Buffer.SCRATCH)
+        at = split_points(size * count, size)
+        ring_pass(build, range(size), rank, 0, at, reduces=True, buffer=Buffer.SCRATCH)
         build.local(StepKind.COPY, Buffer.SCRATCH, rank * count, Buffer.OUTPUT, 0, count)
         return build.finish("ring")
     for peer in range(size):

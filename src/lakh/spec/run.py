@@ -11,8 +11,10 @@ import difflib
 import importlib.util
 import inspect
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,8 +35,7 @@ class Source:
     """Its share of the sequences, relative to the other sources."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.weight < float("inf"):
-            raise ConfigError("weight", f"{self.weight} is not a share", "choose a number above 0")
+        config.require(self, "weight", lambda w: 0 < w < math.inf, "is not a share", "choose a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,14 +68,11 @@ class Data:
     def __post_init__(self) -> None:
         config.require_positive(self, "sequence", "batch", "micro_batch", "prefetch")
         _require_at_most(self, prefetch=10_000)
-        for name in ("fim_rate", "fim_spm"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(name, f"{getattr(self, name)} is not a share", "choose 0 to 1")
+        config.require(self, ("fim_rate", "fim_spm"), lambda v: 0 <= v <= 1, "is not a share", "choose 0 to 1")
         for first, end in self.skip:
             if not 0 <= first < end < 2**62:
-                raise ConfigError(
-                    "skip", f"[{first}, {end}] is not a range", "give the first sequence and the end (exclusive)"
-                )
+                todo = "give the first sequence and the end (exclusive)"
+                raise ConfigError("skip", f"[{first}, {end}] is not a range", todo)
         if len(self.mixture) != len({source.tokens for source in self.mixture}):
             raise ConfigError("mixture", "names a source twice", "list each source once, with its total weight")
 
@@ -106,20 +104,13 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         _require_finite(self)
-        if not 0 < self.lr < 1:
-            raise ConfigError("lr", f"{self.lr} is out of range", "choose a value between 0 and 1")
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise ConfigError("min_lr_ratio", f"{self.min_lr_ratio} is out of range", "choose 0 to 1")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError("betas", f"{self.betas} are out of range", "choose values from 0 up to 1")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError("momentum", f"{self.momentum} is out of range", "choose a value from 0 up to 1")
-        if not 0 < self.decay_share <= 1:
-            raise ConfigError("decay_share", f"{self.decay_share} is not a share", "choose a value above 0, up to 1")
-        if self.warmup_steps < 0 or self.weight_decay < 0 or self.clip_norm < 0 or self.eps <= 0:
-            raise ConfigError(
-                "warmup_steps", "warmup_steps, weight_decay, clip_norm or eps is negative", "use 0 or more"
-            )
+        config.require(self, "lr", lambda lr: 0 < lr < 1, "is out of range", "choose a value between 0 and 1")
+        config.require(self, "min_lr_ratio", lambda ratio: 0 <= ratio <= 1, "is out of range", "choose 0 to 1")
+        config.require(self, "betas", lambda both: all(0 <= b < 1 for b in both), "is out of range", "choose 0 up to 1")
+        config.require(self, "momentum", lambda m: 0 <= m < 1, "is out of range", "choose a value from 0 up to 1")
+        config.require(self, "decay_share", lambda s: 0 < s <= 1, "is not a share", "choose a value above 0, up to 1")
+        config.require_not_negative(self, "warmup_steps", "weight_decay", "clip_norm")
+        config.require(self, "eps", lambda eps: eps > 0, "is not positive", "choose e.g. 1e-8")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,21 +168,14 @@ class Training:
         config.require_positive(self, "steps", "eval_sequences")
         _require_finite(self)
         _require_at_most(self, threads=1024, peer_timeout_s=1e6)
-        if self.eval_every < 0 or self.threads < 0:
-            raise ConfigError("eval_every", "eval_every or threads is negative", "use 0 or more")
-        if self.z_loss < 0:
-            raise ConfigError("z_loss", f"{self.z_loss} is negative", "use 0 or more, e.g. 1e-4")
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError("label_smoothing", f"{self.label_smoothing} is not a share", "choose 0 up to 1, e.g. 0.1")
-        if self.spike_factor <= 1:
-            raise ConfigError("spike_factor", f"{self.spike_factor} is not above 1", "choose e.g. 4")
-        if not 0 <= self.prometheus_port < 65536:
-            raise ConfigError("prometheus_port", f"{self.prometheus_port} is not a port", "choose 0 to 65535")
+        config.require_not_negative(self, "eval_every", "threads", "z_loss")
+        config.require(self, "label_smoothing", lambda s: 0 <= s < 1, "is not a share", "choose 0 up to 1, e.g. 0.1")
+        config.require(self, "spike_factor", lambda factor: factor > 1, "is not above 1", "choose e.g. 4")
+        config.require(self, "prometheus_port", lambda port: 0 <= port < 65536, "is not a port", "choose 0 to 65535")
+        config.require(self, "peer_timeout_s", lambda s: s > 0, "is not positive", "choose e.g. 120")
         for hook in self.hooks:
             if hook.count(":") != 1 or not all(hook.split(":")):
                 raise ConfigError("hooks", f"{hook!r} is not a function", 'write "package.module:function"')
-        if self.peer_timeout_s <= 0:
-            raise ConfigError("peer_timeout_s", f"{self.peer_timeout_s} is not positive", "choose e.g. 120")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,8 +188,7 @@ class Checkpoints:
     """Write checkpoints in the background, from a copy of the state in host memory; "auto" does so if the copy fits."""
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ConfigError("every", f"{self.every} is negative", "use 0 or more")
+        config.require_not_negative(self, "every")
         config.require_positive(self, "keep")
 
 
@@ -230,30 +213,20 @@ class Run:
     def __post_init__(self) -> None:
         if not self.name.strip() or "/" in self.name:
             raise ConfigError("name", f"{self.name!r} is not a name", "choose a name without slashes")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError("seed", f"{self.seed} is out of range", "choose 0 up to 2**63 - 1")
-        if self.data.sequence > self.model.context:
-            raise ConfigError(
-                "data.sequence",
-                f"{self.data.sequence} is longer than model.context {self.model.context}",
-                "shorten the sequence or increase the context",
-            )
-        if self.data.batch % self.data.micro_batch:
-            raise ConfigError(
-                "data.micro_batch",
-                f"{self.data.micro_batch} does not divide data.batch {self.data.batch}",
-                "choose a divisor of the batch",
-            )
-        if self.optim.warmup_steps > self.train.steps:
-            raise ConfigError(
-                "optim.warmup_steps",
-                f"{self.optim.warmup_steps} is more than train.steps {self.train.steps}",
-                "warm up for fewer steps",
-            )
-        if self.data.sequence % (2 * self.mesh.cp) and self.mesh.cp > 1:
-            raise InfeasiblePlan(
-                "mesh.cp", f"2 x {self.mesh.cp} does not divide data.sequence {self.data.sequence}", "choose another"
-            )
+        config.require(self, "seed", lambda seed: 0 <= seed < 2**63, "is out of range", "choose 0 up to 2**63 - 1")
+        data, cp, warmup, steps = self.data, self.mesh.cp, self.optim.warmup_steps, self.train.steps
+        if data.sequence > self.model.context:
+            found = f"{data.sequence} is longer than model.context {self.model.context}"
+            raise ConfigError("data.sequence", found, "shorten the sequence or increase the context")
+        if data.batch % data.micro_batch:
+            found = f"{data.micro_batch} does not divide data.batch {data.batch}"
+            raise ConfigError("data.micro_batch", found, "choose a divisor of the batch")
+        if warmup > steps:
+            found = f"{warmup} is more than train.steps {steps}"
+            raise ConfigError("optim.warmup_steps", found, "warm up for fewer steps")
+        if data.sequence % (2 * cp) and cp > 1:
+            found = f"2 x {cp} does not divide data.sequence {data.sequence}"
+            raise InfeasiblePlan("mesh.cp", found, "choose another")
         self.mesh.check(self.model)
 
     @property
@@ -271,16 +244,12 @@ class Run:
 
     def accumulation(self, world: int) -> int:
         """Gradient accumulation: micro-batches of each rank in one step, on `world` ranks."""
-        ranks = self.mesh.resolve(world).data_ranks
-        per_pass = ranks * self.data.micro_batch
-        if self.data.batch % per_pass:
-            raise InfeasiblePlan(
-                "data.batch",
-                f"{self.data.batch} sequences cannot be split over {ranks} data-parallel ranks x micro_batch "
-                f"{self.data.micro_batch}",
-                f"choose a multiple of {per_pass}, or another micro_batch",
-            )
-        return self.data.batch // per_pass
+        ranks, batch, micro_batch = self.mesh.resolve(world).data_ranks, self.data.batch, self.data.micro_batch
+        per_pass = ranks * micro_batch
+        if batch % per_pass:
+            found = f"{batch} sequences cannot be split over {ranks} data-parallel ranks x micro_batch {micro_batch}"
+            raise InfeasiblePlan("data.batch", found, f"choose a multiple of {per_pass}, or another micro_batch")
+        return batch // per_pass
 
     def memory_bytes(self, world: int) -> dict[str, int]:
         """First estimate of the bytes on one rank: sharded states and the activations of one micro-batch."""
@@ -294,16 +263,13 @@ class Run:
 
 def _require_finite(settings: Any) -> None:
     """Refuse NaN and infinity, which pass comparisons."""
-    for setting in fields(settings):
-        value = getattr(settings, setting.name)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(setting.name, f"{value} is not a finite number", "choose a finite number")
+    floats = [f.name for f in fields(settings) if isinstance(getattr(settings, f.name), float)]
+    config.require(settings, floats, math.isfinite, "is not a finite number", "choose a finite number")
 
 
 def _require_at_most(settings: Any, **limits: float) -> None:
     for name, limit in limits.items():
-        if getattr(settings, name) > limit:
-            raise ConfigError(name, f"{getattr(settings, name)} is too large", f"choose {limit:g} or less")
+        config.require(settings, name, partial(operator.ge, limit), "is too large", f"choose {limit:g} or less")
 
 
 def load_run(source: str | Path, sets: Sequence[str] = ()) -> Run:
@@ -345,11 +311,8 @@ def _call_recipe(path: Path, typed: str, function: str) -> Run:
 
 
 def _recipe_function(typed: str, module: Any, name: str) -> Callable[[], Any]:
-    own = {
-        key: value
-        for key, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
-    }
+    functions = inspect.getmembers_static(module, inspect.isfunction)
+    own = {key: value for key, value in functions if value.__module__ == module.__name__ and not key.startswith("_")}
     if name:
         if name not in own:
             near = difflib.get_close_matches(name, own, n=1)

@@ -13,19 +13,7 @@ from typing import Any
 
 from lakh.errors import UserError
 
-__all__ = [
-    "ALGORITHMS",
-    "CODEC_GROUP",
-    "Buffer",
-    "Schedule",
-    "ScheduleBuilder",
-    "ScheduleStep",
-    "StepKind",
-    "check_arguments",
-    "check_order",
-    "codec_bytes",
-    "split_points",
-]
+__all__ = ["ALGORITHMS", "Buffer", "Schedule", "ScheduleBuilder", "ScheduleStep", "StepKind", "codec_bytes"]
 
 ALGORITHMS = ("flat", "halving_doubling", "ring", "hierarchical")
 CODEC_GROUP = 32

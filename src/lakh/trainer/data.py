@@ -9,8 +9,7 @@ from lakh.spec import Data, Mesh
 from lakh.tokens.loading.digest import StreamDigest, digest_sequences
 from lakh.tokens.loading.prefetch import BatchRequest
 from lakh.tokens.loading.skips import SkipRanges
-from lakh.tokens.loading.stream import TokenStream
-from lakh.tokens.loading.training_data import open_data
+from lakh.tokens.loading.stream import TokenStream, open_data
 from lakh.trainer.launch.world import World
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.data import Batches
@@ -36,10 +35,10 @@ class StreamPosition:
 
     def total_digest(self, world: World, read_here: StreamDigest) -> StreamDigest | None:
         """The digest of the whole stream so far, on every rank. A collective."""
-        parts = world.broadcast(world.gather(read_here.to_bytes()))
+        parts = world.broadcast(world.gather(read_here))
         if self.base is None:
             return None
-        return sum((StreamDigest.from_bytes(part) for part in parts), self.base)
+        return sum(parts, self.base)
 
 
 class DataFeed:
@@ -75,14 +74,14 @@ class DataFeed:
         """Continue at `position` after ranks were lost: read again what they have read since the `known` digest."""
         first, digest = known
         if digest is not None and position > first:
-            batch = TokenStream.open(data, self._seed).read_range(first, position - first)
+            batch = TokenStream(data, self._seed).read_range(first, position - first)
             digest += digest_sequences(first, batch.tokens, batch.lengths)
         self.stream.restore(position, digest)
 
     def micro_batches(self, step: int) -> tuple[list[Batch], float]:
         """This rank's micro-batches of a step, and the seconds spent waiting for them."""
-        before_s = self.batches.wait_s
-        return self.batches.micro_batches(step, self._device), self.batches.wait_s - before_s
+        before_s = self.batches.prefetcher.wait_s
+        return self.batches.micro_batches(step, self._device), self.batches.prefetcher.wait_s - before_s
 
     @property
     def digest(self) -> StreamDigest:
@@ -96,7 +95,7 @@ class DataFeed:
         return dataclasses.replace(data, skip=skips.ranges)
 
     def close(self) -> None:
-        self.batches.close()
+        self.batches.prefetcher.close()
 
 
 def merge_skips(before: Ranges, requested: Ranges, position: int) -> Ranges:

@@ -18,7 +18,7 @@ __all__ = ["check_run", "estimate_run"]
 
 def check_run(run: Run, ranks: int, faults: Sequence[str] = ()) -> None:
     """Raise for faults that cannot be parsed, a mesh that does not work, too little memory, and unsuitable data."""
-    from lakh.tokens.loading.training_data import open_data
+    from lakh.tokens.loading.stream import open_data
 
     for fault in faults:
         Fault.parse(fault)

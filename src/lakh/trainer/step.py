@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 
 from lakh.spec import Training
 from lakh.trainer.tuning.cuda_graphs import GraphedPass, Pass
-from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.loss import PLAIN, Objective
 from lakh.workloads.code.parallelism.pipeline import Pipeline
@@ -94,7 +93,7 @@ def _loss(model: nn.Module, batch: Batch, scale: float | Tensor, objective: Obje
         batch.inputs,
         batch.positions,
         targets_BT=batch.targets,
-        documents=Documents.of(batch),
+        documents=batch.documents,
         scale=scale,
         objective=objective,
     )

@@ -33,6 +33,7 @@ def test_records_grow_by_repeated_and_changed_copies(tree: Callable[..., Path], 
     assert texts(tmp_path / "again" / "large") == first
 
 
+@pytest.mark.slow
 def test_stages_and_builds_are_measured_whole(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {f"m{number}.py": code(number) for number in range(20)})
     sizes = {"sample": 0.02, "full": 0.05, "memory": 0.1}

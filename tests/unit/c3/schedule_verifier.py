@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lakh.errors import UserError
-from lakh.spec.collectives import Buffer, Schedule, ScheduleStep, StepKind, split_points
+from lakh.spec.schedule import Buffer, Schedule, ScheduleStep, StepKind, split_points
 
 __all__ = ["SymbolicBuffer", "rank_input", "run_symbolically"]
 

@@ -11,7 +11,7 @@ from tests.unit.c3.schedule_verifier import SymbolicBuffer, rank_input, run_symb
 
 from lakh.errors import UserError
 from lakh.spec import collectives
-from lakh.spec.collectives import Buffer, ScheduleStep, StepKind
+from lakh.spec.schedule import Buffer, ScheduleStep, StepKind, codec_bytes, split_points
 
 RANKS = st.integers(1, 64)
 COUNTS = st.integers(0, 200)
@@ -66,7 +66,7 @@ def test_all_reduce_with_unequal_parts_is_correct_for_any_rates(rates, count) ->
 @given(RATES)
 def test_the_parts_minimise_the_time_of_the_slowest_rank(rates) -> None:
     size, count = len(rates), 1_000_000
-    at = collectives.split_points(count, size, rates)
+    at = split_points(count, size, rates)
     assert (at[0], at[-1], len(at)) == (0, count, size + 1)
     assert at == sorted(at)
     if size > 2:
@@ -259,7 +259,7 @@ def test_tiers_keep_traffic_local() -> None:
 @pytest.mark.parametrize("codec", ["bf16", "int8", "int4"])
 def test_encoded_sizes_include_the_scales(codec) -> None:
     bits = {"bf16": 16, "int8": 8.5, "int4": 4.5}[codec]
-    assert collectives.codec_bytes(codec, 3200) == bits * 3200 / 8
+    assert codec_bytes(codec, 3200) == bits * 3200 / 8
 
 
 WRONG = {

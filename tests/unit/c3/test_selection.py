@@ -78,12 +78,12 @@ BAD = {
     "a rank twice": '[[hosts]]\nname="a"\nranks=[0,1]\n[[hosts]]\nname="b"\nranks=[1]',
     "a rank missing": '[[hosts]]\nname="a"\nranks=[0]\n[[hosts]]\nname="b"\nranks=[2]',
     "a host twice": '[[hosts]]\nname="a"\nranks=[0]\n[[hosts]]\nname="a"\nranks=[1]',
-    "an unknown word": '[[hosts]]\nname="a"\nranks=[0,1]\ncolour="red"',
-    "a host of no speed": '[[hosts]]\nname="a"\nranks=[0,1]\nMbit_per_s=0',
-    "a link of no speed": '[[hosts]]\nname="a"\nranks=[0,1]\n[links.host]\nMbit_per_s=0',
-    "a wire of no connections": '[[hosts]]\nname="a"\nranks=[0,1]\n[wire.zone]\nstreams=0',
-    "a wire of an unknown word": '[[hosts]]\nname="a"\nranks=[0,1]\n[wire.zone]\nspeed=1',
-    "a link of no tier": '[[hosts]]\nname="a"\nranks=[0,1]\n[links.moon]\nMbit_per_s=1',
+    "an unknown key of a host": '[[hosts]]\nname="a"\nranks=[0,1]\ncolour="red"',
+    "a host without bandwidth": '[[hosts]]\nname="a"\nranks=[0,1]\nMbit_per_s=0',
+    "a link without bandwidth": '[[hosts]]\nname="a"\nranks=[0,1]\n[links.host]\nMbit_per_s=0',
+    "a wire without connections": '[[hosts]]\nname="a"\nranks=[0,1]\n[wire.zone]\nstreams=0',
+    "an unknown key of a wire": '[[hosts]]\nname="a"\nranks=[0,1]\n[wire.zone]\nspeed=1',
+    "a link of an unknown tier": '[[hosts]]\nname="a"\nranks=[0,1]\n[links.moon]\nMbit_per_s=1',
 }
 
 

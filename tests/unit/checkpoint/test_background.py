@@ -1,4 +1,4 @@
-"""Checkpoints are written behind the steps where the copy that it takes finds room, and the choice says why."""
+"""Checkpoints are written in the background if a copy of the state fits into host memory."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ GB = 10**9
 
 
 @pytest.mark.parametrize(
-    ("wanted", "copy_bytes", "free_bytes", "behind", "words"),
+    ("wanted", "copy_bytes", "free_bytes", "background", "text"),
     [
         ("auto", 3 * GB, 10 * GB, True, "a copy of the state takes 3.00 GB of 10.00 GB of free host memory"),
         ("auto", 7 * GB, 10 * GB, False, "takes 7.00 GB of 10.00 GB of free host memory, more than 60%"),
@@ -19,15 +19,15 @@ GB = 10**9
         ("off", 0, 10 * GB, False, "requested"),
     ],
 )
-def test_room_decides_unless_somebody_did(
-    wanted: str, copy_bytes: int, free_bytes: int | None, behind: bool, words: str
+def test_free_memory_decides_unless_the_setting_does(
+    wanted: str, copy_bytes: int, free_bytes: int | None, background: bool, text: str
 ) -> None:
     found, reason = choose_background(wanted, copy_bytes=copy_bytes, free_bytes=free_bytes)
-    assert found is behind
-    assert words in reason
+    assert found is background
+    assert text in reason
 
 
-def test_free_memory_is_the_lesser_of_the_machines_and_the_containers(tmp_path: Path) -> None:
+def test_free_memory_is_the_minimum_of_machine_and_container(tmp_path: Path) -> None:
     assert free_host_bytes(tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 2000 kB\nMemAvailable:    1000 kB\n")
@@ -45,5 +45,5 @@ def test_free_memory_is_the_lesser_of_the_machines_and_the_containers(tmp_path: 
     assert free_host_bytes(tmp_path) == 1_024_000
 
 
-def test_this_machine_says_what_is_free() -> None:
+def test_this_machine_reports_free_memory() -> None:
     assert (free_host_bytes() or 0) > 0

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or is not one, and any layout reads what any other wrote."""
+"""Checkpoints are complete or ignored, and can be read with any sharding."""
 
 import errno
 import json
@@ -48,7 +48,7 @@ def save(run_dir: Path, step: int = 5) -> str:
     return folder
 
 
-def test_all_bits_come_back(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_back_bit_for_bit(tmp_path: Path) -> None:
     folder = save(tmp_path)
     into = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
     manifest = checkpoint.load(folder, into)
@@ -57,7 +57,7 @@ def test_all_bits_come_back(tmp_path: Path) -> None:
         assert torch.equal(into[name], tensor), name
 
 
-def test_the_model_alone_comes_with_its_run(tmp_path: Path) -> None:
+def test_read_model_returns_the_weights_and_the_run(tmp_path: Path) -> None:
     run, weights = checkpoint.read_model(save(tmp_path))
     assert run == Run(name="x")
     assert set(weights) == {"a", "b"}
@@ -85,7 +85,7 @@ def test_damaged_checkpoints_are_detected_named_and_skipped(tmp_path: Path, dama
     assert [error.where for error in passed] == [f"{new}/rank-00000.safetensors"]
 
 
-def test_a_folder_without_a_manifest_does_not_exist(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_ignored(tmp_path: Path) -> None:
     folder = save(tmp_path)
     (Path(folder) / "manifest.json").unlink()
     assert checkpoint.list_complete(tmp_path) == []
@@ -104,7 +104,7 @@ def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
             checkpoint.verify(folder)
 
 
-def test_a_run_is_as_good_as_its_newest_checkpoint(tmp_path: Path) -> None:
+def test_find_returns_the_newest_checkpoint_of_a_run(tmp_path: Path) -> None:
     save(tmp_path, 5)
     newest = save(tmp_path, 20)
     assert checkpoint.find(tmp_path) == newest
@@ -127,7 +127,7 @@ def test_other_shapes_are_refused_before_anything_is_overwritten(tmp_path: Path)
     written_by=st.integers(1, 5),
     read_by=st.integers(1, 5),
 )
-def test_any_number_of_ranks_reads_what_any_other_wrote(
+def test_any_number_of_ranks_reads_slices_of_any_other_number(
     rows: int, columns: int, written_by: int, read_by: int, tmp_path_factory
 ) -> None:
     whole = torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns)
@@ -161,7 +161,7 @@ steps = st.lists(st.integers(0, 50), unique=True, max_size=8)
 
 
 @given(complete=steps, unfinished=steps, keep=st.integers(1, 4))
-def test_what_goes_is_never_among_the_newest(complete: list[int], unfinished: list[int], keep: int) -> None:
+def test_the_newest_checkpoints_are_never_removed(complete: list[int], unfinished: list[int], keep: int) -> None:
     unfinished = [step for step in unfinished if step not in complete]
     gone = to_remove(complete, unfinished, keep=keep)
     assert not set(gone) & set(sorted(complete)[-keep:])
@@ -169,7 +169,7 @@ def test_what_goes_is_never_among_the_newest(complete: list[int], unfinished: li
     assert all(step < max(complete, default=-1) for step in gone)
 
 
-def test_thinning_out_removes_folders(tmp_path: Path) -> None:
+def test_prune_removes_old_folders(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         save(tmp_path, step)
     (Path(save(tmp_path, 12)) / "manifest.json").unlink()
@@ -210,7 +210,7 @@ def begin(run_dir: Path, written: dict[str, torch.Tensor], step: int = 5) -> che
     return saving
 
 
-def test_what_changes_behind_a_save_is_not_in_it(tmp_path: Path) -> None:
+def test_changes_after_the_copy_are_not_saved(tmp_path: Path) -> None:
     changing = tensors()
     saving = begin(tmp_path, changing)
     for tensor in changing.values():
@@ -223,7 +223,7 @@ def test_what_changes_behind_a_save_is_not_in_it(tmp_path: Path) -> None:
         assert torch.equal(into[name], tensor), name
 
 
-def test_the_memory_of_copies_is_used_again(tmp_path: Path) -> None:
+def test_host_copies_reuse_their_memory(tmp_path: Path) -> None:
     copies = checkpoint.HostCopies()
     first = copies.take({"a": torch.ones(4), "b": torch.ones(2)})
     second = copies.take({"a": torch.zeros(4), "b": torch.zeros(3)})
@@ -244,7 +244,7 @@ def test_a_full_disk_in_the_background_is_raised_by_finish(tmp_path: Path, monke
     assert checkpoint.list_complete(tmp_path) == []
 
 
-def test_a_disk_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_disk_is_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = threading.Event()
     monkeypatch.setattr("lakh.checkpoint.saving.WRITE_TIMEOUT_S", 0.01)
     monkeypatch.setattr("lakh.checkpoint.saving.write_tensors", lambda url, tensors: hangs.wait(60))
@@ -260,7 +260,7 @@ types = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int
 
 @pytest.mark.slow
 @given(written=st.dictionaries(st.text(min_size=1, max_size=5), st.tuples(shapes, types), max_size=6))
-def test_safetensors_reads_what_is_written_tensor_by_tensor(written, tmp_path_factory) -> None:
+def test_the_safetensors_package_reads_our_files(written, tmp_path_factory) -> None:
     wanted = {name: (torch.rand(shape) * 9).to(kind) for name, (shape, kind) in written.items()}
     path = tmp_path_factory.mktemp("t") / "x.safetensors"
     entry = write_tensors(str(path), wanted)
@@ -284,7 +284,7 @@ def test_a_damaged_manifest_does_not_hide_the_other_checkpoints(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "gc"])
-def test_looking_after_checkpoints_needs_no_torch(command: str, tmp_path: Path) -> None:
+def test_listing_checkpoints_does_not_import_torch(command: str, tmp_path: Path) -> None:
     save(tmp_path)
     program = "import sys; sys.modules['torch'] = None; from lakh.cli import main; main(sys.argv[1:])"
     words = [sys.executable, "-c", program, "checkpoint", command, str(tmp_path), "--json"]
@@ -293,6 +293,6 @@ def test_looking_after_checkpoints_needs_no_torch(command: str, tmp_path: Path) 
     assert command == "gc" or len(json.loads(done.stdout)["checkpoints"]) == 1
 
 
-def test_a_name_that_is_not_there_is_no_other_error() -> None:
+def test_an_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'lod'"):
         checkpoint.lod  # noqa: B018

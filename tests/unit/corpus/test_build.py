@@ -56,7 +56,7 @@ def test_every_file_is_kept_or_dropped_with_a_reason(tree: Callable[..., Path], 
     assert set(named.values()) <= set(REASONS)
 
 
-def test_a_file_that_fails_while_it_is_read_is_dropped_by_name(
+def test_file_that_fails_while_it_is_read_is_dropped_by_name(
     tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tree("proj", {"a.py": "x = 1\n", "b.py": "y = 2\n"})
@@ -75,7 +75,8 @@ def test_a_file_that_fails_while_it_is_read_is_dropped_by_name(
     assert (dropped.reason, dropped.detail) == ("unreadable", "Input/output error")
 
 
-def test_the_result_does_not_depend_on_the_order_of_sources_or_the_size_of_shards(
+@pytest.mark.slow
+def test_result_does_not_depend_on_the_order_of_sources_or_the_size_of_shards(
     tree: Callable[..., Path], tmp_path: Path
 ) -> None:
     one = tree("one", {f"f{i}.py": f"value = {i % 7}\n" for i in range(20)})
@@ -90,7 +91,8 @@ def test_the_result_does_not_depend_on_the_order_of_sources_or_the_size_of_shard
     assert build([str(one), str(two)], tmp_path / "third").output_sha256 != left.output_sha256
 
 
-def test_every_split_gives_a_shard_and_the_manifest_knows_each(tree: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_every_split_gives_a_shard_that_the_manifest_lists(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {f"f{i}.py": f"value = {i}\n" for i in range(9)})
     report = build([str(root)], tmp_path / "out", Settings(split_bytes=20), workers=1)
     assert [shard["file"] for shard in report.shards] == [f"docs-{i:05d}.parquet" for i in range(5)]
@@ -99,14 +101,14 @@ def test_every_split_gives_a_shard_and_the_manifest_knows_each(tree: Callable[..
     assert len(texts(tmp_path / "out")) == 9
 
 
-def test_no_repository_gives_more_than_its_share(tree: Callable[..., Path], tmp_path: Path) -> None:
+def test_no_repository_exceeds_its_share(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {f"f{i}.py": f"value = {i}\n" for i in range(10)})
     report = build([str(root)], tmp_path / "out", Settings(per_repo_bytes=35))
     assert report.bytes_out <= 35
     assert (report.kept, report.dropped) == (3, {"over-repo-share": 7})
 
 
-def test_a_finished_corpus_is_reused_until_something_changed(tree: Callable[..., Path], tmp_path: Path) -> None:
+def test_finished_corpus_is_reused_until_something_changed(tree: Callable[..., Path], tmp_path: Path) -> None:
     root, out = tree("proj", FILES), tmp_path / "out"
     first = build([str(root)], out)
     again = build([str(root)], out)
@@ -143,7 +145,7 @@ def test_force_replaces_a_corpus_and_nothing_else(tree: Callable[..., Path], tmp
 
 
 @pytest.mark.parametrize("calls_before", [0, 5, 20])
-def test_a_full_disk_is_reported_and_leaves_nothing_that_looks_complete(
+def test_full_disk_raises_a_clear_error_and_leaves_no_complete_corpus(
     tree: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -159,7 +161,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing_that_looks_complete(
     assert build([str(root)], out).verify()
 
 
-def test_a_failed_commit_leaves_no_manifest(
+def test_failed_commit_leaves_no_manifest(
     tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, out = tree("proj", FILES), tmp_path / "out"
@@ -177,7 +179,7 @@ def test_a_failed_commit_leaves_no_manifest(
         read_report(str(out))
 
 
-def test_an_interrupted_build_is_not_complete_and_the_next_one_works(tree: Callable[..., Path], tmp_path: Path) -> None:
+def test_interrupted_build_is_not_complete_and_the_next_one_works(tree: Callable[..., Path], tmp_path: Path) -> None:
     root, out = tree("proj", FILES), tmp_path / "out"
 
     def interrupt(what: str, done: int, total: int) -> None:
@@ -190,7 +192,7 @@ def test_an_interrupted_build_is_not_complete_and_the_next_one_works(tree: Calla
     assert build([str(root)], out).kept == 3
 
 
-def test_a_corpus_that_is_not_there_names_the_command_that_makes_one(tmp_path: Path) -> None:
+def test_error_for_a_missing_corpus_names_the_build_command(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="lakh corpus build"):
         list(read_documents(str(tmp_path / "nowhere")))
     with pytest.raises(UserError, match="lakh corpus build"):
@@ -204,7 +206,7 @@ def corpus(tree: Callable[..., Path], tmp_path: Path) -> Path:
     return tmp_path / "corpus"
 
 
-def test_a_truncated_shard_is_found_on_opening(corpus: Path) -> None:
+def test_truncated_shard_is_found_on_opening(corpus: Path) -> None:
     shard = corpus / "docs-00000.parquet"
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(CorruptShard, match=r"bytes, its manifest says.*--force"):
@@ -213,13 +215,13 @@ def test_a_truncated_shard_is_found_on_opening(corpus: Path) -> None:
         read_report(str(corpus)).verify()
 
 
-def test_a_missing_shard_is_found_on_opening(corpus: Path) -> None:
+def test_missing_shard_is_found_on_opening(corpus: Path) -> None:
     (corpus / "docs-00000.parquet").unlink()
     with pytest.raises(CorruptShard, match="is missing"):
         next(iter(read_documents(str(corpus))))
 
 
-def test_a_flipped_byte_is_found_or_harmless(corpus: Path) -> None:
+def test_flipped_byte_is_detected_or_harmless(corpus: Path) -> None:
     shard = corpus / "docs-00000.parquet"
     good, documents = shard.read_bytes(), texts(corpus)
     found = 0
@@ -236,7 +238,7 @@ def test_a_flipped_byte_is_found_or_harmless(corpus: Path) -> None:
     assert found > 10
 
 
-def test_a_manifest_without_its_parts_is_damage(corpus: Path) -> None:
+def test_incomplete_manifest_is_reported_as_damaged(corpus: Path) -> None:
     manifest = json.loads((corpus / "manifest.json").read_text())
     del manifest["output_sha256"]
     (corpus / "manifest.json").write_text(json.dumps(manifest))
@@ -244,7 +246,7 @@ def test_a_manifest_without_its_parts_is_damage(corpus: Path) -> None:
         read_report(str(corpus))
 
 
-def test_a_document_is_found_by_id_prefix_and_place(corpus: Path) -> None:
+def test_document_is_found_by_id_prefix_and_place(corpus: Path) -> None:
     by_place = find_document(str(corpus), "proj/f7.py")
     assert by_place.document is not None
     assert by_place.document.text.startswith("value_7")
@@ -253,7 +255,7 @@ def test_a_document_is_found_by_id_prefix_and_place(corpus: Path) -> None:
         find_document(str(corpus), "proj/ff7.py")
 
 
-def test_a_prefix_of_several_ids_lists_them(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ambiguous_id_prefix_lists_the_matches(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakh.corpus.reports.lookup.MIN_PREFIX", 1)
     with pytest.raises(UserError, match="give more of the id"):
         find_document(str(corpus), find_document(str(corpus), "proj/f1.py").id[:1])

@@ -52,9 +52,7 @@ def rows(out: Path) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip"])
-def test_an_archive_is_a_repository_with_the_licence_that_it_carries(
-    tree: Callable[..., Path], tmp_path: Path, ending: str
-) -> None:
+def test_archive_is_a_repository_with_its_own_licence(tree: Callable[..., Path], tmp_path: Path, ending: str) -> None:
     root = tree("pkg-1.0", {"LICENSE": MIT, "src/a.py": CODE})
     target = tmp_path / f"pkg-1.0{ending}"
     if ending == ".zip":
@@ -78,7 +76,7 @@ def test_an_archive_is_a_repository_with_the_licence_that_it_carries(
     assert "LICENSE" in row["licence_evidence"]
 
 
-def test_a_wheel_speaks_through_its_metadata(tmp_path: Path) -> None:
+def test_licence_of_a_wheel_comes_from_its_metadata(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "pkg-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr("pkg/a.py", CODE)
         archive.writestr(
@@ -88,7 +86,7 @@ def test_a_wheel_speaks_through_its_metadata(tmp_path: Path) -> None:
     assert {row["licence"] for row in rows(tmp_path / "out").values()} == {"Apache-2.0"}
 
 
-def test_records_of_several_forms_are_understood(tmp_path: Path) -> None:
+def test_records_of_several_formats_are_read(tmp_path: Path) -> None:
     stack = {
         "content": CODE,
         "max_stars_repo_name": "a/b",
@@ -102,7 +100,7 @@ def test_records_of_several_forms_are_understood(tmp_path: Path) -> None:
     assert set(rows(tmp_path / "out")) == {"a/b/x.py", "c/d/y.py", "e/f/z.py"}
 
 
-def test_a_parquet_file_is_shared_out_by_row_group(tmp_path: Path) -> None:
+def test_parquet_file_is_split_by_row_group(tmp_path: Path) -> None:
     texts = [f"value_{number} = {number}\n" for number in range(30)]
     table = pa.table({"content": texts, "path": [f"f{number}.py" for number in range(30)]})
     pq.write_table(table, tmp_path / "r.parquet", row_group_size=10)
@@ -126,7 +124,7 @@ POSTS = """<?xml version="1.0" encoding="utf-8"?>
 """
 
 
-def test_a_question_comes_with_its_answers_the_best_first(tmp_path: Path) -> None:
+def test_question_has_its_answers_best_first(tmp_path: Path) -> None:
     (tmp_path / "Posts.xml").write_text(POSTS)
     settings = Settings(licences=LicenceSettings(also=("CC-BY-SA-4.0",)))
     report = build([f"exchange={tmp_path / 'Posts.xml'}"], tmp_path / "out", settings, workers=1)
@@ -138,7 +136,7 @@ def test_a_question_comes_with_its_answers_the_best_first(tmp_path: Path) -> Non
     assert build([f"exchange={tmp_path / 'Posts.xml'}"], tmp_path / "strict", workers=1).dropped["licence"] == 1
 
 
-def test_documentation_is_a_source_of_its_own(tree: Callable[..., Path], tmp_path: Path) -> None:
+def test_documentation_is_a_separate_source(tree: Callable[..., Path], tmp_path: Path) -> None:
     page = "<head><title>t</title></head><body><nav>menu</nav><h1>Adding</h1><p>Use <code>add</code> often.</p></body>"
     root = tree(
         "manual",
@@ -151,14 +149,14 @@ def test_documentation_is_a_source_of_its_own(tree: Callable[..., Path], tmp_pat
     assert report.dropped == {"not-code": 1}
 
 
-def test_html_becomes_text_whatever_it_is() -> None:
+def test_any_html_becomes_text() -> None:
     assert to_markdown("<ul><li>a<li>b</ul>") == "- a\n- b"
     assert to_markdown("<script>x</script><p>a &lt; b &amp; c") == "a < b & c"
     assert to_markdown("<" * 1000) == "<" * 1000
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git: apt-get install git")
-def test_a_commit_is_a_source_whatever_the_working_tree_holds(
+def test_commit_is_a_source_independent_of_the_working_tree(
     tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -200,7 +198,7 @@ def index(tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyP
     return folder
 
 
-def test_a_package_is_fetched_by_name_once_and_none_of_its_code_is_run(index: Path, tmp_path: Path) -> None:
+def test_package_is_fetched_once_and_its_code_never_runs(index: Path, tmp_path: Path) -> None:
     build(["pypi:pkg"], tmp_path / "out", workers=1)
     row = rows(tmp_path / "out")["pkg/pkg.py"]
     assert (row["licence"], row["source"]) == ("MIT", "pypi:pkg")
@@ -212,7 +210,7 @@ def test_a_package_is_fetched_by_name_once_and_none_of_its_code_is_run(index: Pa
         packages.fetch("pypi:nothing")
 
 
-def test_missing_packages_are_told_together_or_counted(index: Path, tmp_path: Path) -> None:
+def test_missing_packages_are_reported_together_or_counted(index: Path, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("pypi:pkg  # the one that is there\n\npypi:nothing\npypi:nobody\n")
     words = [f"@{tmp_path / 'words.txt'}"]
     with pytest.raises(UserError, match=r"2 of 3 packages.*pypi:nobody.*pypi:nothing.*--skip-missing"):
@@ -223,7 +221,7 @@ def test_missing_packages_are_told_together_or_counted(index: Path, tmp_path: Pa
     assert ("fetching", 3, 3) in seen
 
 
-def test_the_network_is_worth_another_try_and_keeps_what_came(
+def test_network_errors_are_retried_and_keep_what_was_fetched(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lakh.storage.RETRY_FIRST_WAIT_S", 0.001)
@@ -241,14 +239,12 @@ def test_the_network_is_worth_another_try_and_keeps_what_came(
     assert packages.fetch("pypi:pkg")
 
 
-def test_packages_of_one_name_are_told_apart(index: Path) -> None:
+def test_packages_with_the_same_name_get_distinct_names(index: Path) -> None:
     repos = [source.repo for source in open_sources(["pypi:pkg==2.0", "pypi:pkg", "npm:pkg@1", "npm:other"])]  # type: ignore[attr-defined]
     assert sorted(repos) == ["npm-pkg-1", "other", "pypi-pkg", "pypi-pkg-2.0"]
 
 
-def test_a_package_with_other_bytes_than_its_index_says_is_refused(
-    index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_package_with_a_wrong_hash_is_rejected(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakh.storage.RETRY_FIRST_WAIT_S", 0.001)
     (index / "pkg-2.0.tar.gz").write_bytes(b"something else")
     with pytest.raises(DataError, match="do not use it"):
@@ -256,16 +252,14 @@ def test_a_package_with_other_bytes_than_its_index_says_is_refused(
 
 
 @pytest.mark.parametrize("word", ["pypi:", "npm:../../etc", "debian:--help", "pypi:a b", "file.unknown"])
-def test_words_that_mean_nothing_are_the_users_to_mend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
-) -> None:
+def test_invalid_source_arguments_are_user_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.unknown").write_text("x")
     with pytest.raises(UserError):
         build([word], tmp_path / "out")
 
 
-def test_the_life_of_a_document_names_whom_it_won_over(tree: Callable[..., Path], tmp_path: Path) -> None:
+def test_history_of_a_document_lists_the_copies_it_replaced(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {"a.py": CODE, "b.py": "# a comment\n" + CODE, "LICENSE": MIT})
     build([str(root)], tmp_path / "out", Settings(dropped_texts=True), workers=1)
     history = find_document(str(tmp_path / "out"), "proj/a.py")

@@ -9,7 +9,7 @@ from lakh.cli.main import COMMANDS
 from lakh.corpus import engines
 
 
-def test_a_build_ends_with_one_json_document(
+def test_build_ends_with_one_json_document(
     lakh: Callable[..., Any], last_line: Callable[..., Any], tree: Callable[..., Path], tmp_path: Path
 ) -> None:
     root, out = tree("proj", {"a.py": "x = 1\n", "b.py": "x = 1\n\n", "c.md": "hi"}), tmp_path / "out"
@@ -23,7 +23,7 @@ def test_a_build_ends_with_one_json_document(
     assert last_line(lakh("corpus", "build", str(root), "--out", str(out), "--json")[1])["reused"] is True
 
 
-def test_report_and_show_answer_people_too(
+def test_report_and_show_print_text(
     lakh: Callable[..., Any], last_line: Callable[..., Any], tree: Callable[..., Path], tmp_path: Path
 ) -> None:
     root, out = tree("proj", {"a.py": "x = 1\n", "b.py": ""}), str(tmp_path / "out")
@@ -56,9 +56,9 @@ def test_errors_have_an_exit_code_and_a_remedy(
     assert lakh("corpus", "report", str(out), "--verify")[0] == 65
 
 
-def test_the_help_is_the_one_in_the_table() -> None:
+def test_help_matches_the_command_table() -> None:
     assert (corpus.help or "").splitlines()[0] == COMMANDS["corpus"][1]
 
 
-def test_the_command_knows_the_engines() -> None:
+def test_command_lists_all_engines() -> None:
     assert engines.ENGINES == ENGINES

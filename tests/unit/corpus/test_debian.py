@@ -85,7 +85,7 @@ def names(paths: list[Path]) -> list[str]:
     return [path.name for path in paths]
 
 
-def test_the_newest_version_by_debians_order_comes_without_the_packaging(mirror: Path) -> None:
+def test_newest_version_in_debian_order_is_fetched_without_packaging(mirror: Path) -> None:
     assert names(packages.fetch("debian:tool")) == ["tool_1.10.orig.tar.gz"]
     assert names(packages.fetch("debian:tool=1.9-1")) == ["tool_1.9.orig.tar.gz"]
 
@@ -96,20 +96,20 @@ def error_of(call: Callable[[], object]) -> LakhError:
     return caught.value
 
 
-def test_what_the_lists_or_the_mirror_lack_is_named(mirror: Path) -> None:
+def test_error_names_what_the_lists_or_the_mirror_lack(mirror: Path) -> None:
     assert "1.10-1, 1.10~rc1-1, 1.9-1" in error_of(lambda: packages.fetch("debian:tool=7")).todo
     assert "source package" in error_of(lambda: packages.fetch("debian:nothing")).found
     lost = error_of(lambda: packages.fetch("debian:gone"))
     assert "gone_1.orig.tar.gz" in lost.found
 
 
-def test_a_file_with_another_hash_is_not_taken(mirror: Path) -> None:
+def test_file_with_another_hash_is_rejected(mirror: Path) -> None:
     path = mirror / "pool/main/t/tool/tool_1.9.orig.tar.gz"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert isinstance(error_of(lambda: packages.fetch("debian:tool=1.9-1")), (PeerLost, UserError))
 
 
-def test_a_thousand_names_read_the_lists_once(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_read_once_for_many_packages(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[str] = []
     really = debian.run
     monkeypatch.setattr(

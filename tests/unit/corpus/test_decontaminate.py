@@ -48,12 +48,12 @@ def hit(text: str, targets, language: str = "python") -> str:
     return f"{found.task} {found.how}" if found else ""
 
 
-def test_a_program_is_found_as_it_is(targets) -> None:
+def test_program_is_found_verbatim(targets) -> None:
     assert hit(TASKS[0]["prompt"] + TASKS[0]["canonical_solution"], targets).startswith("tasks:T/0")
     assert hit(TASKS[1]["code"], targets) == "tasks:1 program"
 
 
-def test_a_program_is_found_with_other_indentation_comments_and_names(targets) -> None:
+def test_program_is_found_with_other_indentation_comments_and_names(targets) -> None:
     disguised = """def zz(q1: List[float], q2: float) -> bool:
 \t# no docstring, tabs, comments
 \tfor k, u in enumerate(q1):
@@ -76,7 +76,7 @@ def test_a_program_is_found_with_other_indentation_comments_and_names(targets) -
         "def area(r, h):\n  total = 2 * 3.14 * r * h\n",  # not all of it
     ],
 )
-def test_another_program_is_not(text: str, targets) -> None:
+def test_other_program_is_not_found(text: str, targets) -> None:
     assert hit(text, targets) == ""
 
 
@@ -86,7 +86,7 @@ def test_sixteen_words_of_a_task_are_found_in_any_language(targets) -> None:
     assert hit("// Are any two of the numbers nearer", targets, "java") == ""
 
 
-def test_tables_of_numbers_are_no_evidence(tmp_path: Path) -> None:
+def test_tables_of_numbers_do_not_match(tmp_path: Path) -> None:
     file = tmp_path / "n.jsonl"
     numbers = ", ".join(str(i % 10) for i in range(60))
     file.write_text(json.dumps({"prompt": "x", "canonical_solution": "y", "test": numbers}))
@@ -126,7 +126,7 @@ def renamed(program: str) -> str:
     return tokenize.untokenize(tokens)
 
 
-def test_the_stage_drops_with_the_name_of_the_task(tmp_path: Path) -> None:
+def test_filter_drops_with_the_name_of_the_task(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl.gz"
     file.write_bytes(gzip.compress(json.dumps(TASKS[1]).encode()))
     batch = complete(pa.record_batch({"text": [TASKS[1]["code"], "x = 1\n"], "language": ["python"] * 2}))
@@ -135,7 +135,7 @@ def test_the_stage_drops_with_the_name_of_the_task(tmp_path: Path) -> None:
     assert decontamination_filter(DecontaminationSettings())(batch) is batch
 
 
-def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_benchmark_is_rejected(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"a": 1}\nnot json\n')
     with pytest.raises(DataError, match="is not JSONL"):

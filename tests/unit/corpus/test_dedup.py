@@ -24,7 +24,7 @@ def losers_of(rows: list[tuple[str, str, bytes]]) -> dict[str, str]:
 
 
 @given(ROWS, st.randoms())
-def test_all_copies_but_the_preferred_one_lose_whatever_their_order(rows, shuffle: random.Random) -> None:
+def test_only_the_preferred_copy_stays_in_any_order(rows, shuffle: random.Random) -> None:
     other = list(rows)
     shuffle.shuffle(other)
     assert losers_of(rows) == losers_of(other)
@@ -40,7 +40,7 @@ def test_all_copies_but_the_preferred_one_lose_whatever_their_order(rows, shuffl
     assert losers_of(rows) == expected
 
 
-def test_the_kept_copy_is_earlier_then_permissive_then_not_vendored_then_the_smallest_place() -> None:
+def test_kept_copy_is_earlier_then_permissive_then_not_vendored_then_the_smallest_place() -> None:
     keys = [
         node_of(repo="z", path="z.py", licence="GPL-3.0-only", split=EARLIER),
         node_of(repo="y", path="vendor/a.py", licence="MIT"),
@@ -52,12 +52,12 @@ def test_the_kept_copy_is_earlier_then_permissive_then_not_vendored_then_the_sma
 
 
 @given(st.text(st.characters(exclude_characters="\0")), st.text(st.characters(exclude_characters="\0")))
-def test_a_key_gives_its_place_back(repo: str, path: str) -> None:
+def test_node_contains_its_place(repo: str, path: str) -> None:
     assert place_of(node_of(repo=repo, path=path)) == (repo, path)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 200), st.integers(0, 3))
-def test_a_repository_never_gives_more_than_its_share(sizes: list[int], share: int, seed: int) -> None:
+def test_repository_never_exceeds_its_share(sizes: list[int], share: int, seed: int) -> None:
     copies = [SizedDocument("r", f"{i}.py", size) for i, size in enumerate(sizes)]
     over = over_repo_share(copies, share, seed)
     kept = [copy for copy in copies if document_id(copy.repo, copy.path) not in over]
@@ -68,7 +68,7 @@ def test_a_repository_never_gives_more_than_its_share(sizes: list[int], share: i
         assert not over
 
 
-def test_the_share_counts_per_repository_and_zero_means_no_limit() -> None:
+def test_share_counts_per_repository_and_zero_means_no_limit() -> None:
     copies = [SizedDocument(repo, f"{i}.py", 10) for repo in "ab" for i in range(5)]
     assert len(over_repo_share(copies, 30, 0)) == 4
     assert over_repo_share(copies, 30, 0) != over_repo_share(copies, 30, 1)  # another seed, another choice

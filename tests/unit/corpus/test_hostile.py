@@ -27,7 +27,7 @@ def paths(out: Path) -> set[str]:
     return {path for batch in read_documents(str(out), ["path"]) for path in batch.column("path").to_pylist()}
 
 
-def fate(out: Path, place: str) -> str:
+def reason_of(out: Path, place: str) -> str:
     return find_document(str(out), place).reason
 
 
@@ -45,7 +45,7 @@ def info(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.Ta
     return made
 
 
-def test_members_that_lead_out_of_a_tar_are_dropped_by_name(tmp_path: Path) -> None:
+def test_unsafe_members_of_a_tar_are_dropped_by_name(tmp_path: Path) -> None:
     entries = [
         (info("pkg-1.0/ok.py"), CODE),
         (info("../../escape.py"), CODE + b"1\n"),
@@ -62,10 +62,10 @@ def test_members_that_lead_out_of_a_tar_are_dropped_by_name(tmp_path: Path) -> N
     assert paths(tmp_path / "out") == {"ok.py"}
     assert report.dropped == {"symlink": 2, "unsafe-archive": 5}
     assert set(os.listdir(tmp_path)) == before | {"out"}  # nothing was unpacked anywhere
-    assert fate(tmp_path / "out", "pkg-1.0/../../escape.py") == "unsafe-archive"
+    assert reason_of(tmp_path / "out", "pkg-1.0/../../escape.py") == "unsafe-archive"
 
 
-def test_members_that_lead_out_of_a_zip_are_dropped_by_name(tmp_path: Path) -> None:
+def test_unsafe_members_of_a_zip_are_dropped_by_name(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "pkg.zip", "w") as archive:
         archive.writestr("ok.py", CODE)
         archive.writestr("../escape.py", CODE)
@@ -79,7 +79,7 @@ def test_members_that_lead_out_of_a_zip_are_dropped_by_name(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("form", ["tar", "zip"])
-def test_a_bomb_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_archive_bomb_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     monkeypatch.setattr(archives, "MIN_LIMIT_BYTES", 1 << 20)
     line = b"value = 0  # the same line again and again\n"
     if form == "tar":
@@ -103,7 +103,7 @@ def test_a_bomb_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("cut", [0.3, 0.7, 0.99])
-def test_a_truncated_archive_gives_what_could_be_read_and_says_so(tmp_path: Path, cut: float) -> None:
+def test_truncated_archive_gives_what_could_be_read_and_a_reason(tmp_path: Path, cut: float) -> None:
     entries = [(info(f"f{number}.py"), CODE + os.urandom(3000).hex().encode()) for number in range(30)]
     source = tar(tmp_path / "cut.tar.gz", entries)
     source.write_bytes(source.read_bytes()[: int(source.stat().st_size * cut)])
@@ -113,7 +113,7 @@ def test_a_truncated_archive_gives_what_could_be_read_and_says_so(tmp_path: Path
 
 
 @pytest.mark.parametrize("ending", sorted(archives.ENDINGS))
-def test_noise_with_the_name_of_an_archive_is_named_and_passed_over(tmp_path: Path, ending: str) -> None:
+def test_noise_with_the_name_of_an_archive_is_unreadable(tmp_path: Path, ending: str) -> None:
     source = tmp_path / f"noise{ending}"
     source.write_bytes(os.urandom(2000))
     read = list(archives.members(str(source), 1000, lambda path, size: True))
@@ -145,7 +145,7 @@ def test_damaged_records_are_counted_one_by_one(tmp_path: Path) -> None:
     assert find_document(str(tmp_path / "out"), "jane/parser/a.py").document is not None
 
 
-def test_a_corrupt_parquet_row_group_leaves_the_others(tmp_path: Path) -> None:
+def test_corrupt_parquet_row_group_leaves_the_others(tmp_path: Path) -> None:
     source = tmp_path / "records.parquet"
     rows = pa.table(
         {"content": [f"value = {number}\n" * 50 for number in range(40)], "path": [f"f{n}.py" for n in range(40)]}
@@ -162,13 +162,13 @@ def test_a_corrupt_parquet_row_group_leaves_the_others(tmp_path: Path) -> None:
     assert report.kept >= 20
 
 
-def test_a_parquet_file_that_is_none_is_named(tmp_path: Path) -> None:
+def test_file_that_is_not_parquet_is_reported(tmp_path: Path) -> None:
     (tmp_path / "noise.parquet").write_bytes(b"PAR1 no such thing PAR1")
     report = build([str(tmp_path / "noise.parquet")], tmp_path / "out", workers=1)
     assert (report.kept, report.dropped) == (0, {"bad-record": 1})
 
 
-def test_texts_that_hurt_parsers_do_not_stop_a_build(tree: Callable[..., Path], tmp_path: Path) -> None:
+def test_texts_that_are_hard_to_parse_do_not_stop_a_build(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree(
         "proj",
         {
@@ -187,10 +187,15 @@ def test_texts_that_hurt_parsers_do_not_stop_a_build(tree: Callable[..., Path], 
     report = build([str(root)], tmp_path / "out", workers=1)
     assert "ok.py" in paths(tmp_path / "out")
     assert report.read == report.kept + sum(report.dropped.values()) == 10
-    assert fate(tmp_path / "out", "proj/one_line.js") == "too-large"
-    assert fate(tmp_path / "out", "proj/invalid.py") == fate(tmp_path / "out", "proj/surrogates.py") == "bad-encoding"
+    assert reason_of(tmp_path / "out", "proj/one_line.js") == "too-large"
+    assert (
+        reason_of(tmp_path / "out", "proj/invalid.py")
+        == reason_of(tmp_path / "out", "proj/surrogates.py")
+        == "bad-encoding"
+    )
 
 
+@pytest.mark.slow
 def test_many_tiny_files_become_several_splits(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {f"d{number % 40}/f{number}.py": f"value = {number}\n" for number in range(3000)})
     report = build([str(root)], tmp_path / "out", Settings(split_bytes=10_000), workers=1)
@@ -198,7 +203,7 @@ def test_many_tiny_files_become_several_splits(tree: Callable[..., Path], tmp_pa
     assert len(report.shards) > 3
 
 
-def test_a_very_long_line_in_records_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_long_line_in_records_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakh.corpus.sources.records.MAX_LINE_BYTES", 1000)
     good = json.dumps({"content": CODE.decode(), "path": "a.py"}).encode()
     long = json.dumps({"content": "x" * 5000, "path": "b.py"}).encode()
@@ -207,7 +212,7 @@ def test_a_very_long_line_in_records_is_passed_over(tmp_path: Path, monkeypatch:
     assert (report.kept, report.dropped) == (1, {"too-large": 2})
 
 
-def test_synthetic_records_must_say_where_they_come_from(tmp_path: Path) -> None:
+def test_synthetic_records_must_state_their_origin(tmp_path: Path) -> None:
     records = [
         {"text": CODE.decode(), "path": "a.py", "model": "some-model", "prompt": "write add"},
         {"text": CODE.decode() + "# other\ny = 2\n", "path": "b.py"},

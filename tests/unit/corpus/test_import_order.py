@@ -57,7 +57,7 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("language", sorted(REPOSITORIES))
-def test_what_a_file_uses_comes_before_it_whatever_the_order_of_arrival(language: str) -> None:
+def test_dependencies_come_first_in_any_order_of_arrival(language: str) -> None:
     files = [SourceFile(path, language, text) for path, text in REPOSITORIES[language].items()]
     orders = set()
     for seed in range(5):
@@ -95,6 +95,6 @@ def test_any_texts_and_paths_have_an_order(rows: list[tuple[str, str]]) -> None:
         assert sorted(order_files(files)) == list(range(len(files)))
 
 
-def test_a_large_repository_is_ordered_in_time() -> None:
+def test_large_repository_is_ordered_in_time() -> None:
     files = [SourceFile(f"p/m{i}.py", "python", f"from p import m{i - 1}\n" if i else "") for i in range(3000)]
     assert order_files(files) == list(range(3000))

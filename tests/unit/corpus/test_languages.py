@@ -27,15 +27,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("path", "head", "language"), CASES)
-def test_a_language_is_known_by_name_and_where_names_are_shared_by_content(
-    path: str, head: bytes, language: str
-) -> None:
+def test_language_is_detected_by_name_and_for_shared_names_by_content(path: str, head: bytes, language: str) -> None:
     found = identify(path, head)
     assert found.language == language
     assert found.reason
 
 
-def test_a_name_alone_is_enough_for_most_files() -> None:
+def test_name_alone_is_enough_for_most_files() -> None:
     assert language_of("src/deep/main.go") == "go"
     assert language_of("Makefile") == ""
 
@@ -43,16 +41,16 @@ def test_a_name_alone_is_enough_for_most_files() -> None:
 @pytest.mark.parametrize(
     "path", ["tests/x.py", "a/test_b.py", "a/b_test.go", "x.spec.ts", "src/__tests__/a.js", "FooTest.java"]
 )
-def test_tests_are_known_by_their_place(path: str) -> None:
+def test_test_files_are_detected_by_path(path: str) -> None:
     assert is_test(path)
 
 
 @pytest.mark.parametrize("path", ["src/contest.py", "latest/x.py", "a/testify.go", "attest.c"])
-def test_what_only_sounds_like_a_test_is_none(path: str) -> None:
+def test_similar_names_are_not_test_files(path: str) -> None:
     assert not is_test(path)
 
 
-def test_other_people_s_code_is_known_by_its_folder() -> None:
+def test_vendored_code_is_detected_by_folder() -> None:
     assert is_vendored("node_modules/x/a.js")
     assert is_vendored("src/third_party/a.c")
     assert not is_vendored("src/vendor.py")

@@ -37,14 +37,14 @@ THIS SOFTWARE, EVEN IF ADVISED OF THE POSSIBILITY OF SUCH DAMAGE.
 """
 
 
-def test_a_licence_text_is_recognised_whoever_the_holder_and_whatever_the_layout() -> None:
+def test_licence_text_is_recognised_with_any_holder_and_layout() -> None:
     assert identify_text(APACHE).licence == "Apache-2.0"
     assert identify_text(BSD % b"1999-2024 Jane Doe and others").licence == "BSD-2-Clause"
     assert identify_text((BSD % b"2020, ACME").replace(b"\n", b"\r\n").upper()).licence == "BSD-2-Clause"
     assert identify_text(b"# " + (BSD % b"2020").replace(b"\n", b"\n# ")).licence == "BSD-2-Clause"
 
 
-def test_a_modified_licence_is_another_licence() -> None:
+def test_modified_licence_is_another_licence() -> None:
     text = (
         BSD % b"2024 ACME" + b"3. You may not use this software for evil, nor in a country that begins with an A. " * 3
     )
@@ -56,14 +56,14 @@ def test_a_modified_licence_is_another_licence() -> None:
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_can_be_asked_for_their_licence(data: bytes) -> None:
+def test_licence_detection_accepts_any_bytes(data: bytes) -> None:
     assert identify_text(data).similarity <= 1
     assert len(word_pairs(data)) <= len(data)
     header_licence(data)
     repository_licence({"LICENSE": data, "package.json": data, "README": data, "Cargo.toml": data})
 
 
-def test_a_huge_licence_file_is_no_trouble() -> None:
+def test_huge_licence_file_is_handled_in_time() -> None:
     begin = time.process_time()
     repository_licence({"LICENSE": b"lorem ipsum " * 2_000_000})
     assert time.process_time() - begin < 60
@@ -83,11 +83,11 @@ def test_a_huge_licence_file_is_no_trouble() -> None:
         ("README", False),
     ],
 )
-def test_licence_files_are_known_by_their_place(path: str, is_one: bool) -> None:
+def test_licence_files_are_detected_by_path(path: str, is_one: bool) -> None:
     assert is_licence_file(path) is is_one
 
 
-def test_what_a_repository_says_is_joined_carefully() -> None:
+def test_licence_statements_of_a_repository_are_joined() -> None:
     bsd = BSD % b"2024 X"
     assert repository_licence({}).expression == ""
     assert repository_licence({"LICENSE": bsd}).expression == "BSD-2-Clause"
@@ -120,7 +120,7 @@ def test_what_a_repository_says_is_joined_carefully() -> None:
         (b"x = 1\n", ""),
     ],
 )  # fmt: skip
-def test_headers_are_read(head: bytes, expression: str) -> None:
+def test_licence_headers_are_read(head: bytes, expression: str) -> None:
     assert header_licence(head).expression == expression
 
 
@@ -145,7 +145,7 @@ def batch_of(rows: list[dict[str, str]]) -> pa.RecordBatch:
     return complete(pa.record_batch({name: [row.get(name, "") for row in rows] for name in names}))
 
 
-def test_the_policy_drops_with_its_evidence_and_a_header_goes_before_the_repository() -> None:
+def test_licence_filter_drops_with_evidence_and_header_takes_precedence() -> None:
     rows = [
         {"licence": "MIT", "text": "x = 1\n"},
         {"licence": "GPL-3.0-only", "text": "x = 1\n"},
@@ -178,7 +178,7 @@ def test_opt_out_requests_are_honoured_by_owner_repository_path_and_hash(tmp_pat
     assert opt_out_filter("")(batch_of(rows)).column("reason").to_pylist() == [""] * 6
 
 
-def test_a_request_that_cannot_be_understood_is_never_forgotten(tmp_path: Path) -> None:
+def test_malformed_opt_out_request_is_an_error(tmp_path: Path) -> None:
     listed = tmp_path / "out.txt"
     listed.write_text("repo:ann/tool\nplease remove me\n")
     with pytest.raises(UserError, match=r"out\.txt, line 2: 'please remove me' is not a request"):

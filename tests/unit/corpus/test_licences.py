@@ -29,7 +29,7 @@ from lakh.corpus.licences.metadata import classify_metadata
         ("MIT/0", False),  # not MIT-0
     ],
 )
-def test_an_spdx_expression_is_permissive_when_its_choices_are(expression: str, permissive: bool) -> None:
+def test_spdx_expression_is_permissive_if_a_choice_is(expression: str, permissive: bool) -> None:
     assert classify_expression(expression).permissive is permissive
 
 
@@ -42,7 +42,7 @@ def test_an_spdx_expression_is_permissive_when_its_choices_are(expression: str, 
         ("ISC", "ISC"),
     ],
 )
-def test_the_free_text_that_people_write_is_understood(text: str, licence: str) -> None:
+def test_free_text_licences_are_recognised(text: str, licence: str) -> None:
     assert classify_metadata(text=text) == classify_metadata(text=text)
     assert (classify_metadata(text=text).permissive, classify_metadata(text=text).licence) == (True, licence)
 
@@ -50,18 +50,18 @@ def test_the_free_text_that_people_write_is_understood(text: str, licence: str) 
 @pytest.mark.parametrize(
     "text", ["GPLv3", "GNU LGPL", "MPL 2.0", "Proprietary", "NVIDIA Proprietary Software", "MIT and GPL", "LGPL/MIT"]
 )
-def test_copyleft_and_proprietary_words_refuse_whatever_stands_beside_them(text: str) -> None:
+def test_copyleft_and_proprietary_words_are_refused_in_any_context(text: str) -> None:
     decision = classify_metadata(text=text, classifiers=["License :: OSI Approved :: MIT License"])
     assert not decision.permissive
 
 
-def test_a_pasted_licence_text_is_recognised_by_its_own_words() -> None:
+def test_pasted_licence_text_is_recognised() -> None:
     text = "Copyright (c) someone\n\nPermission is hereby granted, free of charge, to any person obtaining a copy " * 3
     assert classify_metadata(text=text).licence == "MIT"
     assert not classify_metadata(text="GNU GENERAL PUBLIC LICENSE Version 3 " * 10).permissive
 
 
-def test_classifiers_decide_where_the_text_says_nothing() -> None:
+def test_classifiers_decide_if_the_text_does_not() -> None:
     bsd, apache = "License :: OSI Approved :: BSD License", "License :: OSI Approved :: Apache Software License"
     assert classify_metadata(text="Dual License", classifiers=[bsd, apache]).permissive
     mozilla = "License :: OSI Approved :: Mozilla Public License 2.0 (MPL 2.0)"
@@ -69,7 +69,7 @@ def test_classifiers_decide_where_the_text_says_nothing() -> None:
     assert not classify_metadata(classifiers=["Programming Language :: Python"]).permissive
 
 
-def test_silence_is_not_permission_and_the_reason_says_so() -> None:
+def test_missing_licence_is_not_permissive_and_has_a_reason() -> None:
     decision = classify_metadata()
     assert not decision.permissive
     assert "no licence" in decision.reason

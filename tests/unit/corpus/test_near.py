@@ -41,7 +41,7 @@ def find(texts: dict[str, list[str]], threshold: float = 0.8) -> set[tuple[str, 
 
 
 @given(st.integers(0, 10**6), st.integers(20, 900))
-def test_the_similarity_of_short_texts_is_exact(seed: int, size: int) -> None:
+def test_similarity_of_short_texts_is_exact(seed: int, size: int) -> None:
     rng = random.Random(seed)
     left = rng.sample(WORDS, size)
     right = list(left)
@@ -52,7 +52,7 @@ def test_the_similarity_of_short_texts_is_exact(seed: int, size: int) -> None:
     assert jaccard(a.sketch, b.sketch) == pytest.approx(true_jaccard(left, right), abs=2e-3)
 
 
-def test_the_similarity_of_long_texts_is_an_estimate_within_its_error() -> None:
+def test_similarity_of_long_texts_is_an_estimate_within_its_error() -> None:
     rng = random.Random(5)
     for _ in range(20):
         left = [rng.choice(WORDS) for _ in range(20_000)]
@@ -84,19 +84,19 @@ def test_almost_all_near_copies_are_found_and_nothing_else() -> None:
     )  # KeyError: two texts that have nothing to do with each other
 
 
-def test_a_threshold_out_of_range_is_refused() -> None:
+def test_threshold_out_of_range_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"threshold: 1\.5"):
         NearDedupSettings(threshold=1.5)
 
 
-def test_a_crowded_key_costs_linear_pairs_and_still_joins_all() -> None:
+def test_crowded_key_gives_linear_pairs_that_join_all_nodes() -> None:
     nodes = [f"{i:05}" for i in range(3000)]
     made = candidate_pairs(pa.table({"key": pa.array(np.zeros(len(nodes), np.int64)), "node": nodes}))
     assert made.num_rows < 10 * len(nodes)
     assert set(components(made)["root"].to_pylist()) == {"00000"}
 
 
-def test_a_key_with_few_nodes_pairs_all_of_them_once() -> None:
+def test_key_with_few_nodes_pairs_all_of_them_once() -> None:
     nodes = [f"{i:02}" for i in range(MAX_PAIRED)] * 2  # two bands in common
     keys = np.repeat(np.array([1, 2]), MAX_PAIRED)
     assert candidate_pairs(pa.table({"key": keys, "node": nodes})).num_rows == MAX_PAIRED * (MAX_PAIRED - 1) // 2

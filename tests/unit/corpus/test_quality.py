@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lakh.corpus.document import complete
 from lakh.corpus.filters.coverage import read_coverage
 from lakh.corpus.filters.quality import QualitySettings, has_assertions, quality_filter, quality_reason
-from lakh.corpus.filters.syntax import GRAMMARS, PARSED_BYTES, error_share, has_grammar
+from lakh.corpus.filters.syntax import GRAMMARS, PARSED_BYTES, error_share, parser_of
 from lakh.corpus.parsing.text_features import add_text_features
 from lakh.errors import ConfigError, DataError
 
@@ -30,18 +30,18 @@ PROSE = "this is a plain letter; it has (no code at all, and } brackets [ that d
 
 @pytest.mark.parametrize("language", sorted(GOOD))
 def test_code_has_no_error_bytes_and_prose_has_many(language: str) -> None:
-    assert has_grammar(language)
+    assert parser_of(language) is not None
     good = error_share(GOOD[language].encode() * 20, language)
     bad = error_share(PROSE.encode() * 20, language)
     assert good <= 0.02 < 0.2 < bad
 
 
-def test_one_broken_line_does_not_condemn_a_file() -> None:
+def test_one_broken_line_does_not_drop_a_file() -> None:
     text = GOOD["python"] * 30 + "def broken(:\n" + GOOD["python"] * 30
     assert 0 < error_share(text.encode(), "python") < 0.05
 
 
-def test_a_header_that_is_not_c_is_tried_as_cpp() -> None:
+def test_header_that_is_not_c_is_tried_as_cpp() -> None:
     text = (
         b"class A : public B<int> { public: A() = default; virtual ~A() noexcept(false); T operator()(U&& u) const; };\n"  # noqa: E501
         * 9
@@ -49,12 +49,12 @@ def test_a_header_that_is_not_c_is_tried_as_cpp() -> None:
     assert error_share(text, "c", "a.h") < 0.02 < 0.1 < error_share(text, "c", "a.c")
 
 
-def test_tsx_has_a_grammar_of_its_own() -> None:
+def test_tsx_has_its_own_grammar() -> None:
     text = b"const a = <div className='x'>it's {b}</div>;\n" * 5
     assert error_share(text, "typescript", "a.tsx") == 0
 
 
-def test_a_long_file_is_judged_by_its_beginning_unless_that_looks_bad() -> None:
+def test_long_file_is_judged_by_its_beginning_unless_that_looks_bad() -> None:
     clean = GOOD["python"] * (2 * PARSED_BYTES // len(GOOD["python"]))
     assert error_share(clean.encode(), "python") < 0.01
     in_a_string = 'x = """\n' + "it's text }{\n" * (2 * PARSED_BYTES // 13) + '"""\n'  # cut in the middle of a string
@@ -64,18 +64,18 @@ def test_a_long_file_is_judged_by_its_beginning_unless_that_looks_bad() -> None:
 @pytest.mark.parametrize(
     ("language", "piece"), [("java", "a<"), ("rust", "\"'"), ("python", "a?b:"), ("go", "a?b:"), ("c", "(")]
 )
-def test_a_hostile_text_cannot_hold_a_parser_for_long(language: str, piece: str) -> None:
+def test_hostile_text_cannot_block_a_parser(language: str, piece: str) -> None:
     begin = time.process_time()
     error_share(piece.encode() * (8_000 // len(piece)), language, cpu_s=0.5)
     assert time.process_time() - begin < 60  # without limits, minutes
 
 
 @given(st.binary(max_size=200), st.sampled_from([*sorted(GRAMMARS), "lua", ""]))
-def test_any_bytes_have_a_share(data: bytes, language: str) -> None:
+def test_error_share_accepts_any_bytes(data: bytes, language: str) -> None:
     assert 0 <= error_share(data, language) <= 1
 
 
-def test_the_verdict_names_share_limit_and_language() -> None:
+def test_quality_reason_names_share_limit_and_language() -> None:
     found = quality_reason(language="python", error=0.5, comment=0, string=0, number=0)
     assert found == "50% syntax errors, over 5% for python"
     assert quality_reason(language="c", error=0.2, comment=0, string=0, number=0) == ""
@@ -89,7 +89,7 @@ def run(rows: list[tuple[str, str, str]], settings: QualitySettings) -> list[dic
     return quality_filter(settings)(add_text_features(batch)).to_pylist()
 
 
-def test_the_stage_drops_and_marks() -> None:
+def test_filter_drops_and_tags() -> None:
     rows = [
         ("a.py", "python", GOOD["python"]),
         ("tests/test_a.py", "python", "def test_a():\n    assert f(1) == 2\n"),
@@ -105,7 +105,7 @@ def test_the_stage_drops_and_marks() -> None:
     assert all(not row["reason"] for row in run(rows, QualitySettings(enabled=False)))
 
 
-def test_coverage_reports_mark_the_files_they_name(tmp_path: Path) -> None:
+def test_coverage_reports_tag_their_files(tmp_path: Path) -> None:
     xml = tmp_path / "coverage.xml"
     xml.write_text('<coverage><class filename="a.py" line-rate="0.835"/></coverage>')
     lcov = tmp_path / "lcov.info"
@@ -122,7 +122,7 @@ def test_coverage_reports_mark_the_files_they_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["hello", "<a/>", "<broken", '<!DOCTYPE x [<!ENTITY a "b">]><coverage/>', "<!DOCTYPE x [ ]><coverage/>"]
 )
-def test_a_report_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+def test_file_that_is_not_a_coverage_report_is_rejected(tmp_path: Path, text: str) -> None:
     file = tmp_path / "c.xml"
     file.write_text(text)
     with pytest.raises(DataError):
@@ -149,5 +149,5 @@ def test_a_report_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
         ("assertions", False),
     ],
 )
-def test_assertions_are_known_by_their_form(text: str, expected: bool) -> None:
+def test_assertions_are_detected_by_form(text: str, expected: bool) -> None:
     assert has_assertions(f"line\n{text}\nline\n") is expected

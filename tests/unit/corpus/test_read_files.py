@@ -41,7 +41,7 @@ def test_each_kind_of_bad_file_has_its_own_reason(raw: bytes, reason: str) -> No
     assert reason in REASONS or reason == ""
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+def test_byte_order_mark_is_removed_from_the_text() -> None:
     assert parse(b"\xef\xbb\xbf" + CODE.encode(), "a.py", FileFilterSettings()).text == CODE
 
 
@@ -49,7 +49,7 @@ def test_line_ends_are_kept_as_they_are() -> None:
     assert parse(b"x = 1\r\ny = 2\r\n", "a.py", FileFilterSettings()).text == "x = 1\r\ny = 2\r\n"
 
 
-def test_a_minified_file_is_known_by_its_name() -> None:
+def test_minified_file_is_detected_by_name() -> None:
     assert parse(b"var a = 1\n", "jquery.min.js", FileFilterSettings()).reason == "generated"
 
 
@@ -72,14 +72,14 @@ def test_languages_can_be_chosen() -> None:
         FileFilterSettings(languages=("pyton",))
 
 
-def test_a_header_is_taken_by_what_it_holds(tree: Callable[..., Path], tmp_path: Path) -> None:
+def test_header_is_selected_by_its_content(tree: Callable[..., Path], tmp_path: Path) -> None:
     files = {"a.h": "int add(int a, int b);\n", "b.h": "namespace x { int add(int a, int b); }\n", "c.py": CODE}
     settings = Settings(filters=FileFilterSettings(languages=("cpp",)))
     report = build([str(tree("proj", files))], tmp_path / "out", settings, workers=1)
     assert (report.languages, report.dropped) == ({"cpp": 1}, {"other-language": 2})
 
 
-def test_a_file_that_cannot_be_wanted_is_not_opened() -> None:
+def test_file_excluded_by_name_or_size_is_not_opened() -> None:
     assert admit("logo.png", 10, FileFilterSettings()) == ("not-code", ".png")
     assert admit("README.md", 10, FileFilterSettings())[0] == "not-code"
     assert admit("README.md", 10, FileFilterSettings(), documentation=True)[0] == ""

@@ -55,7 +55,7 @@ def table(name: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("kind", "shape"), table("tokens"))
-def test_a_token_is_found_wherever_it_stands(kind: str, shape: str) -> None:
+def test_token_is_found_anywhere_in_a_text(kind: str, shape: str) -> None:
     rng = random.Random(shape)
     found = 0
     for _ in range(20):
@@ -67,7 +67,7 @@ def test_a_token_is_found_wherever_it_stands(kind: str, shape: str) -> None:
 
 
 @pytest.mark.parametrize(("words", "shape"), table("named"))
-def test_a_random_value_behind_the_name_of_its_service_is_found(words: str, shape: str) -> None:
+def test_random_value_after_the_name_of_its_service_is_found(words: str, shape: str) -> None:
     rng = random.Random(shape)
     found = 0
     for _ in range(20):
@@ -97,7 +97,7 @@ CLEAN = [
 
 
 @pytest.mark.parametrize("line", CLEAN)
-def test_what_people_write_is_no_secret(line: str) -> None:
+def test_hand_written_values_are_not_secrets(line: str) -> None:
     assert scanner_of(NO_PII).find(line.encode()) == []
 
 
@@ -121,7 +121,7 @@ def test_key_blocks_headers_urls_and_generic_assignments_are_found() -> None:
         assert [f.kind for f in scanner_of(NO_PII).find(text.encode())] == [kind], text
 
 
-def test_both_ways_to_pick_rules_find_the_same() -> None:
+def test_hyperscan_and_hints_give_the_same_findings() -> None:
     if not has_hyperscan():
         pytest.skip("hyperscan is not installed: pip install hyperscan")
     rng = random.Random(9)
@@ -141,7 +141,7 @@ def test_any_text_can_be_scanned_and_redaction_leaves_nothing_to_find(text: str)
     assert scanner.find(redacted(data, scanner.find(data))) == []
 
 
-def test_redaction_keeps_length_and_punctuation_and_is_final() -> None:
+def test_redaction_keeps_length_and_punctuation_and_is_idempotent() -> None:
     rng = random.Random(1)
     scanner = scanner_of(NO_PII)
     for kind, shape in table("tokens"):
@@ -152,7 +152,7 @@ def test_redaction_keeps_length_and_punctuation_and_is_final() -> None:
         assert scanner.find(after) == [], (kind, after)
 
 
-def test_a_placeholder_names_its_kind_and_keeps_the_token_s_own_prefix() -> None:
+def test_placeholder_names_its_kind_and_keeps_the_prefix_of_the_token() -> None:
     made = placeholder("github-token", "ghp_" + "a1" * 18)
     assert made.startswith("ghp_REDACTEDGITHUBTOKEN")
     assert placeholder("discord-credential", "123456789012345678") == "0" * 18
@@ -174,7 +174,7 @@ PII = [
 
 
 @pytest.mark.parametrize(("kind", "value", "is_someones"), PII)
-def test_personal_data_is_found_and_reserved_names_stay(kind: str, value: str, is_someones: bool) -> None:
+def test_personal_data_is_found_and_reserved_names_are_kept(kind: str, value: str, is_someones: bool) -> None:
     found = scanner_of(SecretSettings(pii=("email", "ipv4", "ipv6", "phone"))).find(
         f"# see {value} for more\n".encode()
     )
@@ -187,7 +187,7 @@ def test_hosts_and_employee_numbers_come_from_the_settings() -> None:
     assert [(f.kind, f.value) for f in found] == [("employee-id", "E123456"), ("host", "git.build.corp.acme.com")]
 
 
-def test_wrong_settings_are_rejected_by_name() -> None:
+def test_invalid_settings_raise_an_error_with_their_name() -> None:
     with pytest.raises(ConfigError, match=r"pii: 'emial'"):
         SecretSettings(pii=("emial",))
     with pytest.raises(ConfigError, match=r"employee_ids: the pattern"):
@@ -200,7 +200,7 @@ def batch_of(texts: list[str]) -> pa.RecordBatch:
     )
 
 
-def test_the_stage_redacts_counts_and_hashes_again_or_drops() -> None:
+def test_filter_redacts_counts_and_rehashes_or_drops() -> None:
     secret = "ghp_" + random_text(random.Random(2), 36)
     batch = batch_of([f"x = '{secret}'\n", "y = 1\n"])
     rows = redaction(NO_PII)(batch).to_pylist()
@@ -213,14 +213,14 @@ def test_the_stage_redacts_counts_and_hashes_again_or_drops() -> None:
     assert redaction(SecretSettings(action="keep"))(batch) is batch
 
 
-def test_patterns_cannot_be_made_slow() -> None:
+def test_hostile_texts_do_not_slow_the_patterns() -> None:
     begin = time.process_time()
     for piece in ("curl ", "kind: secret data: ", "password=", "ey", "key=key=", "a@a.", "-----BEGIN PRIVATE KEY"):
         scanner_of(SecretSettings()).find((piece * (200_000 // len(piece))).encode())
     assert time.process_time() - begin < 120  # seconds where a backtracking engine takes years
 
 
-def test_every_rule_compiles_and_says_what_it_looks_for() -> None:
+def test_every_rule_compiles_and_has_hints() -> None:
     assert len({rule.kind for rule in rules()}) > 80
     assert all(rule.hints and all(rule.hints) for rule in rules())
     assert regex_of("a.<x2>{b|c}[-<d1>]") == r"a\.[0-9a-fA-F]{2}(?:b|c)(?:\-[0-9]{1})?"

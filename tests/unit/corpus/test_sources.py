@@ -14,7 +14,7 @@ def listed(*words: str, exclude: Path | None = None) -> list[dict[str, object]]:
     return [row for batch in batches(open_sources(words, exclude)) for row in batch.to_pylist()]
 
 
-def test_a_folder_is_walked_in_order_without_hidden_and_vendored_folders(tree: Callable[..., Path]) -> None:
+def test_folder_is_walked_in_order_without_hidden_and_vendored_folders(tree: Callable[..., Path]) -> None:
     files = dict.fromkeys(("b.py", "a.py", ".git/config", ".hidden/c.py", "node_modules/d.js"), "x")
     root = tree("proj", files | {"sub/__pycache__/e.py": "x", "sub/f.py": "x", ".eslintrc.js": "x"})
     assert [(row["repo"], row["path"]) for row in listed(str(root))] == [
@@ -30,8 +30,8 @@ def test_links_are_never_followed_out_of_the_folder(tree: Callable[..., Path]) -
     (root / "folder").symlink_to(outside)
     (root / "dangling.py").symlink_to(root / "nowhere.py")
     (root / "loop.py").symlink_to(root / "loop.py")
-    fate = {row["path"]: row["reason"] for row in listed(str(root))}
-    assert fate == {
+    reasons = {row["path"]: row["reason"] for row in listed(str(root))}
+    assert reasons == {
         "a.py": "",
         "in.py": "",
         "out.py": "symlink",
@@ -41,13 +41,13 @@ def test_links_are_never_followed_out_of_the_folder(tree: Callable[..., Path]) -
     }
 
 
-def test_a_pipe_is_not_waited_for(tree: Callable[..., Path]) -> None:
+def test_pipe_is_not_read(tree: Callable[..., Path]) -> None:
     root = tree("proj", {"a.py": "x"})
     os.mkfifo(root / "pipe.py")
     assert {row["path"]: row["reason"] for row in listed(str(root))} == {"a.py": "", "pipe.py": "unreadable"}
 
 
-def test_a_file_name_that_is_not_text_is_escaped(tree: Callable[..., Path]) -> None:
+def test_file_name_that_is_not_text_is_escaped(tree: Callable[..., Path]) -> None:
     root = tree("proj", {"a.py": "x"})
     (Path(os.fsdecode(os.fsencode(root) + b"/b\xff.py"))).write_text("x")
     assert [row["path"] for row in listed(str(root))] == ["a.py", "b\\udcff.py"]
@@ -62,7 +62,7 @@ def test_a_file_name_that_is_not_text_is_escaped(tree: Callable[..., Path]) -> N
         ("empty", "no files"),
     ],
 )
-def test_a_source_that_cannot_be_read_is_a_user_error(
+def test_source_that_cannot_be_read_is_a_user_error(
     tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, message: str
 ) -> None:
     tree("proj", {"a.py": "x"})
@@ -72,7 +72,7 @@ def test_a_source_that_cannot_be_read_is_a_user_error(
         listed(word)
 
 
-def test_two_folders_of_one_name_need_names(tree: Callable[..., Path]) -> None:
+def test_two_folders_with_the_same_name_need_explicit_names(tree: Callable[..., Path]) -> None:
     one, two = tree("one/api", {"a.py": "x"}), tree("two/api", {"a.py": "y"})
     with pytest.raises(UserError, match="NEWNAME=PATH"):
         listed(str(one), str(two))
@@ -80,14 +80,14 @@ def test_two_folders_of_one_name_need_names(tree: Callable[..., Path]) -> None:
     assert len(listed(str(one), str(one) + "/")) == 1  # the same folder twice is one source
 
 
-def test_the_corpus_itself_is_no_source(tree: Callable[..., Path]) -> None:
+def test_output_folder_is_not_a_source(tree: Callable[..., Path]) -> None:
     root = tree("proj", {"a.py": "x", "corpus/docs-00000.parquet": "x"})
     assert [row["path"] for row in listed(str(root), exclude=root / "corpus")] == ["a.py"]
     with pytest.raises(UserError, match="choose another --out"):
         listed(str(root), exclude=root)
 
 
-def test_a_fingerprint_changes_with_the_files(tree: Callable[..., Path]) -> None:
+def test_fingerprint_changes_with_the_files(tree: Callable[..., Path]) -> None:
     def fingerprint() -> str:
         watch = Fingerprint()
         list(watch.watch(batches(open_sources([str(root)]))))
@@ -102,7 +102,7 @@ def test_a_fingerprint_changes_with_the_files(tree: Callable[..., Path]) -> None
     assert len({before, touched, fingerprint()}) == 3
 
 
-def test_the_standard_library_is_listed_without_its_tests() -> None:
+def test_standard_library_is_listed_without_its_tests() -> None:
     rows = list(Stdlib().files())
     assert any(row.path == "json/decoder.py" for row in rows)
     assert {row.licence for row in rows} == {"PSF-2.0"}
@@ -116,7 +116,7 @@ def distribution(root: Path, name: str, metadata: str, record: str) -> None:
     (folder / "RECORD").write_text(record)
 
 
-def test_packages_with_another_licence_are_counted_not_read(tmp_path: Path) -> None:
+def test_packages_with_other_licences_are_counted_but_not_read(tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text("x = 1\n")
     distribution(tmp_path, "Good_One", "License-Expression: MIT", "good.py,,\n../../bin/tool,,\ngone.py,,\n")
     distribution(tmp_path, "viral", "License: GPL-3.0", "viral.py,,\n")

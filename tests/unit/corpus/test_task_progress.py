@@ -23,7 +23,7 @@ from lakh.corpus.task_progress import MARKER_BYTES, MAX_SKIPPED, ProgressMarker,
         (["", "a", "a"], MAX_SKIPPED, "give-up"),
     ],
 )
-def test_a_document_is_given_up_when_its_workers_die_at_it(deaths: list[str], skipped: int, action: str) -> None:
+def test_document_is_skipped_after_its_workers_died(deaths: list[str], skipped: int, action: str) -> None:
     decision = decide_retry(deaths, skipped)
     assert decision.action == action
     assert (decision.place == "a") is (deaths[-1] == "a" and action != "retry")
@@ -31,7 +31,7 @@ def test_a_document_is_given_up_when_its_workers_die_at_it(deaths: list[str], sk
 
 
 @given(st.text(max_size=3000))
-def test_a_place_is_known_again_however_long_it_is(place: str) -> None:
+def test_place_is_recognised_whatever_its_length(place: str) -> None:
     with tempfile.TemporaryFile() as file:
         file.truncate(MARKER_BYTES)
         mark, reader = ProgressMarker(file.fileno()), ProgressMarker(file.fileno())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lakh.corpus.document import STREAM, complete
 from lakh.corpus.parsing.languages import LANGUAGES
-from lakh.corpus.parsing.text_features import add_text_features, digest_of, text_features, tokens_of
+from lakh.corpus.parsing.text_features import add_text_features, text_features, tokens_of
 
 # language, a text, the same code in another layout
 SAME = [
@@ -47,25 +47,25 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("language", "text", "other"), SAME)
-def test_comments_and_layout_do_not_count(language: str, text: str, other: str) -> None:
+def test_comments_and_layout_do_not_change_the_digest(language: str, text: str, other: str) -> None:
     assert tokens_of(text, language).stream == tokens_of(other, language).stream
-    assert digest_of(text, language) == digest_of(other, language)
+    assert text_features(text, language).digest == text_features(other, language).digest
 
 
 @pytest.mark.parametrize(("language", "text", "other"), DIFFERENT)
-def test_meaning_counts(language: str, text: str, other: str) -> None:
-    assert digest_of(text, language) != digest_of(other, language)
+def test_changes_of_meaning_change_the_digest(language: str, text: str, other: str) -> None:
+    assert text_features(text, language).digest != text_features(other, language).digest
 
 
-def test_the_same_text_in_another_language_is_another_text() -> None:
-    assert digest_of("x", "c") != digest_of("x", "cpp")
+def test_digest_depends_on_the_language() -> None:
+    assert text_features("x", "c").digest != text_features("x", "cpp").digest
 
 
 HOSTILE = st.text(st.sampled_from(list("\"'`\\/*{}()[]#$r\n\t ,;<>=a1_\0é€𝄞")), max_size=200)
 
 
 @given(HOSTILE, st.sampled_from(sorted(LANGUAGES)))
-def test_any_text_has_facts_and_the_same_ones_each_time(text: str, language: str) -> None:
+def test_any_text_has_deterministic_features(text: str, language: str) -> None:
     first = text_features(text, language)
     assert text_features(text, language) == first
     assert all(0 <= share <= 1 for share in (first.comment_share, first.string_share, first.number_share))
@@ -78,13 +78,13 @@ def test_any_text_has_facts_and_the_same_ones_each_time(text: str, language: str
     "piece",
     ["(", "[{", "\"'", "`${", "/*", 'r#"', "'''", "a<", "\n    ", "#define \\\n", "/* ", 'r##"#', "x='", 'R"a('],
 )
-def test_a_long_hostile_text_costs_no_more_than_its_length(piece: str) -> None:
+def test_hostile_text_takes_linear_time(piece: str) -> None:
     text = piece * (300_000 // len(piece))
     for language in ("python", "javascript", "rust", "cpp", "go", "bash"):
         assert len(text_features(text, language).digest) == 16
 
 
-def test_shares_tell_comments_strings_and_numbers_apart() -> None:
+def test_shares_of_comments_strings_and_numbers() -> None:
     assert text_features("# only words here\n" * 9 + "x\n", "python").comment_share > 0.9
     assert text_features("x = '" + "a" * 900 + "'\n", "python").string_share > 0.9
     assert text_features("1234567 " * 100, "c").number_share == 1
@@ -100,7 +100,7 @@ def batch_of(texts: list[str], language: str = "python", reason: str = "") -> pa
     return complete(pa.record_batch(columns))
 
 
-def test_the_stage_fills_what_facts_says_also_in_a_slice_of_a_batch() -> None:
+def test_features_of_a_batch_equal_those_of_single_texts_also_in_a_slice() -> None:
     texts = [f"def f{i}(a, b):\n    return a * {i} + b\n" * 5 for i in range(6)]
     batch = batch_of(texts)
     whole = add_text_features(batch).to_pylist()
@@ -112,7 +112,7 @@ def test_the_stage_fills_what_facts_says_also_in_a_slice_of_a_batch() -> None:
         assert row["text"] == text  # as it was written
 
 
-def test_a_dropped_document_is_left_alone() -> None:
+def test_dropped_document_gets_no_features() -> None:
     row = add_text_features(batch_of([""], reason="empty")).to_pylist()[0]
     assert (row["digest"], row["bands"], row["sketch"]) == (b"", b"", b"")
     assert set(row) == set(STREAM.names)

@@ -87,6 +87,7 @@ async def browser(folder: Path) -> AsyncIterator[Tab]:
 
 
 @needs_chromium
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_page_draws_zooms_and_follows_in_a_browser(faulty_run: Any, tmp_path: Path) -> None:
     asyncio.run(_drive(faulty_run, tmp_path))

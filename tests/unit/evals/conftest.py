@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lakh.evals import calibration_cache
+from lakh.evals import calibrate
 from lakh.evals.sandbox import Sandbox, isolation
 from lakh.evals.sandbox.backends import bubblewrap
 from lakh.evals.task import Problem, Program, Task
@@ -51,7 +51,7 @@ def marked_processes() -> None:
 def own_calibrations(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests neither read nor write the calibrations of the user."""
     folder = tmp_path_factory.mktemp("calibrations")
-    monkeypatch.setattr(calibration_cache, "cache_folder", lambda name: folder / name)
+    monkeypatch.setattr(calibrate, "cache_folder", lambda name: folder / name)
 
 
 @pytest.fixture

@@ -13,9 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.evals import calibrate as calibrate_module
-from lakh.evals import calibration_cache
-from lakh.evals.calibrate import STEPS_S, CpuCalibration, calibrate, cpu_limit, probe_s, slowdown_since
-from lakh.evals.calibration_cache import CachedCalibration, cache_key, path_of, problem_hash, read, write
+from lakh.evals.calibrate import (
+    STEPS_S,
+    CachedCalibration,
+    CpuCalibration,
+    cache_key,
+    cache_path,
+    calibrate,
+    cpu_limit,
+    probe_s,
+    problem_hash,
+    read_cache,
+    slowdown_since,
+    write_cache,
+)
 from lakh.evals.generation.samples import canonical_samples
 from lakh.evals.run import score_samples
 from lakh.evals.sandbox import Sandbox
@@ -162,10 +173,10 @@ DAMAGED = {
 def test_a_damaged_cache_file_is_ignored(toy_task: Task, name: str) -> None:
     sandbox = Counting()
     measure(toy_task, sandbox)
-    path = path_of(cache_key(toy_task, sandbox.description))
+    path = cache_path(cache_key(toy_task, sandbox.description))
     whole = path.read_bytes()
     path.write_bytes(DAMAGED[name](whole))
-    assert read(cache_key(toy_task, sandbox.description)) is None
+    assert read_cache(cache_key(toy_task, sandbox.description)) is None
     measure(toy_task, sandbox)
     assert sandbox.ran == 6
     assert json.loads(path.read_bytes())["reference_s"] == json.loads(whole)["reference_s"]
@@ -174,8 +185,8 @@ def test_a_damaged_cache_file_is_ignored(toy_task: Task, name: str) -> None:
 @pytest.mark.parametrize("figure", [-1.0, float("nan"), float("inf")])
 def test_invalid_numbers_are_ignored_even_with_a_valid_checksum(toy_task: Task, figure: float) -> None:
     key = cache_key(toy_task, "some isolation")
-    write(key, CachedCalibration(TODAY, 0.002, {("Toy/0", problem_hash(toy_task.problems[0])): figure}))
-    assert read(key) is None
+    write_cache(key, CachedCalibration(TODAY, 0.002, {("Toy/0", problem_hash(toy_task.problems[0])): figure}))
+    assert read_cache(key) is None
 
 
 def test_isolation_data_and_limits_have_separate_calibrations(toy_task: Task) -> None:
@@ -192,7 +203,7 @@ def test_a_cache_folder_that_cannot_be_written_is_not_an_error(
     toy_task: Task, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr(calibration_cache, "cache_folder", lambda name: tmp_path / "file" / name)
+    monkeypatch.setattr(calibrate_module, "cache_folder", lambda name: tmp_path / "file" / name)
     sandbox = Counting()
     for _ in range(2):
         assert measure(toy_task, sandbox).limits(10)["Toy/0"] == 3

@@ -224,7 +224,13 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+# Two seconds of CPU until SIGKILL.
+HOSTILE_PROGRAMS = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if "SIGXCPU" in name else name for name in HOSTILE]
+)
+
+
+@HOSTILE_PROGRAMS
 def test_a_hostile_program_gets_the_right_verdict_and_leaves_no_process(
     sandbox: Sandbox, alive: Callable[[Sandbox], list[int]], name: str
 ) -> None:
@@ -488,6 +494,7 @@ ORDINARY_USER = (
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change its uid; the other tests run as a user then")
+@pytest.mark.slow
 def test_an_ordinary_user_has_the_same_isolation(sandbox: Sandbox) -> None:
     *kinds, description = run_as_ordinary_user(ORDINARY_USER)
     assert kinds == ["passed", "timeout", "failed", "memory"]
@@ -564,7 +571,7 @@ def locked(sandbox: Sandbox) -> Iterator[Sandbox]:
 WITHOUT_TMP = {"a hundred thousand files", "kills its parent", "kills itself", "stops its siblings", "kills everything"}
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@HOSTILE_PROGRAMS
 def test_landlock_stops_the_same_hostile_programs(
     locked: Sandbox, alive: Callable[[Sandbox], list[int]], name: str
 ) -> None:
@@ -597,6 +604,7 @@ def test_landlock_refuses_what_namespaces_would_contain(locked: Sandbox, tmp_pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change its uid")
+@pytest.mark.slow
 def test_landlock_is_chosen_where_user_namespaces_are_forbidden(locked: Sandbox) -> None:
     *kinds, description = run_as_ordinary_user(ORDINARY_USER, without_user_namespaces=True)
     assert kinds == ["passed", "timeout", "failed", "memory"]

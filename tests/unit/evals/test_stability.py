@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from bench.eval.stability import FAILING, busy_machine, failing_samples, repeat
 
 from lakh.evals.run import run_samples
@@ -15,6 +16,7 @@ from lakh.evals.task import CommandProgram, Problem, Program, Task
 from lakh.evals.tasks import load_task
 
 
+@pytest.mark.slow
 def test_verdicts_do_not_change_under_load(sandbox: Sandbox) -> None:
     found = repeat(load_task("humaneval").first(20), sandbox, loaded_passes=1, busy=2 * (os.cpu_count() or 1))
     assert found.solutions_passed == (20, 20)
@@ -22,6 +24,7 @@ def test_verdicts_do_not_change_under_load(sandbox: Sandbox) -> None:
     assert found.changed == 0
 
 
+@pytest.mark.slow
 def test_each_failing_sample_gets_its_verdict(sandbox: Sandbox, toy_task: Task) -> None:
     one = replace(toy_task, problems=toy_task.problems[:1])
     samples = failing_samples(one)
@@ -35,6 +38,7 @@ def test_each_failing_sample_gets_its_verdict(sandbox: Sandbox, toy_task: Task) 
     }
 
 
+@pytest.mark.slow
 def test_a_changed_verdict_is_counted(sandbox: Sandbox, toy_task: Task) -> None:
     first = toy_task.problems[0]
     built: list[str] = []

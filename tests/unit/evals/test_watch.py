@@ -13,7 +13,6 @@ import pytest
 from lakh import events
 from lakh.cli import main
 from lakh.errors import DataError, LakhError, UserError
-from lakh.evals.perplexity import BitsPerByte
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.scoring.protocol import Origin
 from lakh.evals.task import Task
@@ -116,10 +115,11 @@ def test_a_removed_checkpoint_is_skipped(run_dir: Path, toy_task: Task, sandbox:
 TEXTS = [("a.py", "x = 1\n")]
 
 
-def measure_by_step(path: str, given: Sequence[tuple[str, str]]) -> BitsPerByte:
+def measure_by_step(path: str, given: Sequence[tuple[str, str]]) -> dict[str, Any]:
     assert given == TEXTS
     bits = 48.0 / int(Path(path).name)
-    return BitsPerByte(path, 1, 5, 6, bits, (bits / 6 - 0.1, bits / 6 + 0.1), 512, "sha", 0.1)
+    interval = [bits / 6 - 0.1, bits / 6 + 0.1]
+    return {"task": "bits-per-byte", "bits_per_byte": bits / 6, "interval": interval, "bytes": 6}
 
 
 def test_bits_per_byte_alone_needs_no_sandbox(run_dir: Path) -> None:

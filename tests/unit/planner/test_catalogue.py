@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from lakh import config
 from lakh.errors import ConfigError, InfeasiblePlan, UserError
-from lakh.planner.catalogue import catalogue_names, catalogue_source, load_model
+from lakh.planner.catalogue import DATA, load_model
 from lakh.spec import Model
 from lakh.spec.model import Experts, Latent, SlidingWindow
 
@@ -38,10 +39,10 @@ def test_flops_of_published_tables() -> None:
 
 
 def test_every_catalogue_model_has_a_source() -> None:
-    assert all(catalogue_source(name) for name in catalogue_names())
+    assert all(table["source"] for table in config.read_toml(DATA / "models.toml").values())
 
 
-def test_a_model_nobody_knows_is_answered_with_the_nearest_name(tmp_path) -> None:
+def test_an_unknown_model_is_answered_with_the_nearest_name(tmp_path) -> None:
     with pytest.raises(UserError, match="did you mean llama3-70b"):
         load_model("lama3-70b")
     file = tmp_path / "m.toml"
@@ -57,8 +58,8 @@ MIXTURE = Model(
 )  # fmt: skip
 
 
-def test_a_run_may_have_the_model_of_the_catalogue() -> None:
-    """DeepSeek-V3 as a run's model and as a name: one count of parameters and FLOPs."""
+def test_a_run_can_describe_a_catalogue_model() -> None:
+    """DeepSeek-V3 as the model of a run equals the catalogue model."""
     assert replace(load_model("deepseek-v3"), context=4096) == MIXTURE
     # All tensors of the released checkpoint without its block for multi-token prediction; its routers have a bias, too.
     assert MIXTURE.parameters + 58 * 256 == 671_026_419_200
@@ -79,7 +80,7 @@ def test_model_files_with_the_flat_keys_of_earlier_versions_are_read(tmp_path) -
         load_model("nowhere.toml")
 
 
-def test_plain_queries_beside_latent_keys() -> None:
+def test_latent_keys_with_uncompressed_queries() -> None:
     """DeepSeek-V2-Lite (arXiv 2405.04434, appendix B) compresses no queries: 15.7B parameters, 2.4B of them active."""
     lite = Model(
         layers=27, width=2048, heads=16, kv_heads=16, head_size=128, ffn=10944, vocab=102400, tied=False, context=4096,
@@ -100,7 +101,7 @@ def test_plain_queries_beside_latent_keys() -> None:
         ({"sliding_window": SlidingWindow(tokens=128)}, "model.sliding_window"),
     ],
 )
-def test_what_lakh_plans_and_does_not_train_is_refused_by_the_trainer(change: dict, where: str) -> None:
+def test_the_trainer_refuses_models_that_are_only_planned(change: dict, where: str) -> None:
     from lakh.spec.parallel_check import check_parallelism
     from lakh.spec.run import Run
 
@@ -124,7 +125,7 @@ def test_impossible_mixtures_are_refused(change: dict, words: str) -> None:
         Experts(**{"count": 8, "top_k": 2, "ffn": 64, **change})
 
 
-def test_gpt_oss_has_its_published_size_and_work() -> None:
+def test_gpt_oss_has_its_published_parameters_and_flops() -> None:
     """116.8 billion parameters, 5.1 active beside the embedding; NVIDIA counts 32.6 GFLOP per token at 4,096."""
     model = load_model("gpt-oss-120b")
     assert model.parameters / 1e9 == pytest.approx(116.8, rel=0.005)

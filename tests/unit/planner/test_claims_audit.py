@@ -63,7 +63,7 @@ def test_formulas_that_are_not_arithmetic_are_refused(formula: str) -> None:
         evaluate(formula, {"x": 4.0}, "claim a")
 
 
-def test_two_claims_of_one_id_are_refused(tmp_path: Path) -> None:
+def test_duplicate_claim_ids_are_refused(tmp_path: Path) -> None:
     again = '[[claims]]\nid = "a"\nclaim = "c"\nstated = 1\nformula = "1"\nsource = "s"\n'
     with pytest.raises(ConfigError, match="appears twice"):
         load_claims(write(tmp_path, "x", extra=again))

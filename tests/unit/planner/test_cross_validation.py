@@ -20,7 +20,7 @@ def rows(points: MeasuredPoints) -> list[MeasuredPoint]:
     return [p for p in points.kept if p.source == SOURCE]
 
 
-def test_no_fit_sees_a_row_that_it_judges_or_a_near_duplicate(
+def test_no_fit_sees_the_rows_it_predicts_or_their_near_duplicates(
     points: MeasuredPoints, rows: list[MeasuredPoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[tuple[set[str], set[str]]] = []
@@ -48,7 +48,7 @@ def test_no_fit_sees_a_row_that_it_judges_or_a_near_duplicate(
     assert (found.score.kendall_tau, found.tau_low, found.tau_high, found.wrong) == (1.0, 1.0, 1.0, ())
 
 
-def test_rows_that_differ_in_their_micro_batch_alone_are_near_duplicates(rows: list[MeasuredPoint]) -> None:
+def test_rows_that_differ_only_in_micro_batch_are_near_duplicates(rows: list[MeasuredPoint]) -> None:
     first = rows[0]
     assert near_duplicate_key(first) == near_duplicate_key(replace(first, plan=replace(first.plan, micro_batch=64.0)))
     assert near_duplicate_key(first) != near_duplicate_key(replace(first, plan=replace(first.plan, tp=16.0)))
@@ -63,7 +63,7 @@ def test_a_pair_in_the_wrong_order_names_the_faster_row_first(rows: list[Measure
     assert wrong.predicted_gap == pytest.approx(1 / 1.5 - 1)
 
 
-def test_the_interval_of_tau_holds_it_and_narrows_with_rows(rows: list[MeasuredPoint]) -> None:
+def test_the_interval_of_tau_contains_it_and_narrows_with_more_rows(rows: list[MeasuredPoint]) -> None:
     first = rows[0]
 
     def interval(count: int) -> tuple[float, float]:

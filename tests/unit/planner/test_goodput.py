@@ -29,7 +29,7 @@ def test_the_llama_3_table_adds_up() -> None:
     assert load_failures("rsc-1").count > 0
 
 
-def test_ten_minute_checkpoints_and_seven_minute_restarts_leave_over_ninety_per_cent() -> None:
+def test_ten_minute_checkpoints_and_seven_minute_restarts_give_over_90_percent_goodput() -> None:
     found = simulate(SCENARIO, RecoveryPolicy(interval_s=600, stall_s=5, detect_s=60, restart_s=360), runs=2000)
     assert 0.92 < found.goodput < 0.94
     assert found.failures_per_day == pytest.approx(419 / 54, rel=0.02)
@@ -38,7 +38,7 @@ def test_ten_minute_checkpoints_and_seven_minute_restarts_leave_over_ninety_per_
 @pytest.mark.parametrize(
     ("stall_s", "restart_s", "goodput"), [(30, 300, 0.70), (5, 300, 0.79), (5, 900, 0.57), (1, 60, 0.94)]
 )
-def test_a_hundred_thousand_gpus_follow_the_exponential_form(stall_s: float, restart_s: float, goodput: float) -> None:
+def test_goodput_of_100k_gpus_follows_the_exponential_form(stall_s: float, restart_s: float, goodput: float) -> None:
     mtbf_s = LLAMA3.mtbf_s(100_000)
     interval_s = best_interval_s(mtbf_s, stall_s, restart_s)
     exact = float(daly_efficiency(mtbf_s, interval_s, stall_s, restart_s))
@@ -66,7 +66,7 @@ policies = st.builds(
 
 @settings(max_examples=30)
 @given(policy=policies, lemons=st.sampled_from([0, 20]))
-def test_goodput_and_badput_add_up_to_all_of_the_time(policy: RecoveryPolicy, lemons: int) -> None:
+def test_goodput_and_badput_sum_to_one(policy: RecoveryPolicy, lemons: int) -> None:
     found = simulate(replace(SCENARIO, days=5.0, lemon_nodes=lemons), policy, runs=50)
     assert found.goodput + sum(found.badput.values()) == pytest.approx(1.0)
     assert min(found.badput.values()) >= 0
@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_answer() -> None:
     )
 
 
-def test_better_recovery_raises_goodput_and_lemons_lower_it() -> None:
+def test_better_recovery_raises_goodput_and_lemon_nodes_lower_it() -> None:
     plain = simulate(SCENARIO, RecoveryPolicy(), runs=300).goodput
     assert (
         simulate(SCENARIO, RecoveryPolicy(near_interval_s=60, near_stall_s=0.2, near_restart_s=60), runs=300).goodput
@@ -111,5 +111,5 @@ def test_impossible_values_are_refused() -> None:
         simulate(SCENARIO, RecoveryPolicy(), runs=0)
 
 
-def test_joining_is_a_small_part_of_a_restart_that_grows_with_the_ranks() -> None:
+def test_joining_time_is_small_and_grows_with_the_ranks() -> None:
     assert joining_s(8) < joining_s(512) < joining_s(16_384) < RecoveryPolicy(interval_s=600).restart_s / 100

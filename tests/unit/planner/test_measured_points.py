@@ -63,7 +63,7 @@ def test_hardware_flops_count_four_passes_over_the_blocks(read: Callable[..., Me
     assert one(read(row)).step_s == pytest.approx(flops / (64 * 140e12))
 
 
-def test_a_micro_batch_that_is_not_stated_is_tried_in_several_sizes(read: Callable[..., MeasuredPoints]) -> None:
+def test_an_unstated_micro_batch_is_tried_in_several_sizes(read: Callable[..., MeasuredPoints]) -> None:
     sizes = [plan.micro_batch for plan in one(read({"micro_batch": ""})).candidates]
     assert sizes == [1, 2, 4, 8]
     assert len(one(read({})).candidates) == 1
@@ -83,7 +83,7 @@ def test_the_network_of_a_row_is_the_one_it_states(read: Callable[..., MeasuredP
     assert one(read(rails)).cluster.tiers[1].bandwidth_Bps == 50e9
 
 
-def test_rows_of_one_configuration_share_a_digest_whatever_their_source(read: Callable[..., MeasuredPoints]) -> None:
+def test_rows_of_one_configuration_share_a_digest_across_sources(read: Callable[..., MeasuredPoints]) -> None:
     same, other, another = read({}, {"source": "Megatron-LM 2021", "value": "3.6"}, {"tp": "2"}).kept
     assert same.config == other.config != another.config
 
@@ -96,14 +96,14 @@ def test_rows_of_one_configuration_share_a_digest_whatever_their_source(read: Ca
         (",".join(COLUMNS) + "\n", UserError, "has no row"),
     ],
 )
-def test_a_file_that_holds_no_points_is_refused(text: str, error: type, words: str, tmp_path: Path) -> None:
+def test_a_file_without_points_is_refused(text: str, error: type, words: str, tmp_path: Path) -> None:
     file = tmp_path / "points.csv"
     file.write_text(text)
     with pytest.raises(error, match=words):
         read_points(file)
 
 
-def test_a_damaged_row_is_named_by_its_line(read: Callable[..., MeasuredPoints], tmp_path: Path) -> None:
+def test_an_error_in_a_row_names_its_line(read: Callable[..., MeasuredPoints], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 3"):
         read({}, {"n_gpus": "many"})
     binary = tmp_path / "b.csv"
@@ -112,7 +112,7 @@ def test_a_damaged_row_is_named_by_its_line(read: Callable[..., MeasuredPoints],
         read_points(binary)
 
 
-def test_what_a_recipe_says_about_experts_is_read_from_the_note(read: Callable[..., MeasuredPoints]) -> None:
+def test_expert_settings_are_read_from_the_note(read: Callable[..., MeasuredPoints]) -> None:
     mixture = {"source": "Megatron-Bridge", "gpu": "H100-80", "precision": "bf16"}
     facts = "model=m; MoE 128 experts top-8 (ffn is the expert ffn)"
 
@@ -128,7 +128,7 @@ def test_what_a_recipe_says_about_experts_is_read_from_the_note(read: Callable[.
     assert plan("dropless", source="vTrain multi-node").whole_experts == 0
 
 
-def test_parts_of_one_design_sustain_what_their_power_limit_allows(read: Callable[..., MeasuredPoints]) -> None:
+def test_blackwell_parts_sustain_in_proportion_to_their_power_limit(read: Callable[..., MeasuredPoints]) -> None:
     speed = {}
     for gpu in ("B200", "B300", "GB200", "GB300"):
         speed[gpu] = one(read({"gpu": gpu})).cluster.gpu.sustained_FLOPs
@@ -151,7 +151,7 @@ def test_parts_of_one_design_sustain_what_their_power_limit_allows(read: Callabl
         ("H100-80", "qwen3-30b-a3b", "NeMo container 26.02", "fp8", 0),
     ],
 )
-def test_published_recipes_say_who_replays_graphs(
+def test_cuda_graphs_are_set_by_published_recipes(
     gpu: str, model: str, note: str, precision: str, cuda_graphs: int, read: Callable[..., MeasuredPoints]
 ) -> None:
     row = {"source": "Megatron-Bridge", "gpu": gpu, "precision": precision, "note": f"model={model}; {note}"}
@@ -182,7 +182,7 @@ def test_tensor_traffic_is_exposed_where_the_recipe_disables_overlap(
         ("Megatron-Bridge", "GB200", "model=deepseek-v3; MLA; NeMo container 25.09", 1),
     ],
 )
-def test_latent_heads_on_blackwell_were_not_fused_at_first(
+def test_early_containers_on_blackwell_do_not_fuse_latent_attention(
     source: str, gpu: str, note: str, fused: int, read: Callable[..., MeasuredPoints]
 ) -> None:
     plan = one(read({"source": source, "gpu": gpu, "note": note, "recompute": "", "precision": "bf16"})).plan
@@ -190,7 +190,7 @@ def test_latent_heads_on_blackwell_were_not_fused_at_first(
     assert plan.recompute == (0 if fused else 1)
 
 
-def test_published_recipes_say_what_is_computed_again(read: Callable[..., MeasuredPoints]) -> None:
+def test_recomputation_is_set_by_published_recipes(read: Callable[..., MeasuredPoints]) -> None:
     def plan(gpu: str, note: str, precision: str = "bf16") -> ExecutionPlan:
         row = {"source": "Megatron-Bridge", "gpu": gpu, "precision": precision, "note": note}
         return one(read(row)).plan

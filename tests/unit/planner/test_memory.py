@@ -1,4 +1,4 @@
-"""Memory: what is known from papers, and laws that hold for every layout."""
+"""Memory: published figures, and laws that hold for every layout."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_activations_of_a_plain_block_are_those_of_the_paper() -> None:
     size=st.sampled_from([1.0, 2.0]),
     recompute=st.sampled_from([NONE, SELECTIVE, FULL]),
 )
-def test_no_parallel_degree_makes_a_gpu_fuller(tp: float, pp: float, cp: float, size: float, recompute: int) -> None:
+def test_more_parallelism_never_increases_memory(tp: float, pp: float, cp: float, size: float, recompute: int) -> None:
     here = replace(BASE, tp=tp, pp=pp, cp=cp, micro_batch=size, recompute=float(recompute), sequence_parallel=1.0)
     for axis in ("tp", "pp", "cp"):
         more = replace(here, **{axis: 2 * getattr(here, axis)})
@@ -56,31 +56,31 @@ def test_no_parallel_degree_makes_a_gpu_fuller(tp: float, pp: float, cp: float, 
 
 
 @given(shard=st.sampled_from([1.0, 8.0, 64.0, 512.0]), tp=powers)
-def test_sharding_over_more_ranks_never_makes_a_gpu_fuller(shard: float, tp: float) -> None:
+def test_sharding_over_more_ranks_never_increases_memory(shard: float, tp: float) -> None:
     here = replace(BASE, tp=tp, shard=shard, zero=0.0)
     gathered = memory_use(MODEL, here).gathered_bytes
     assert total(replace(here, shard=2 * shard)) <= total(here) + (0 if gathered else 3e9 / tp)  # two gathered layers
 
 
 @given(ep=st.sampled_from([1.0, 4.0, 32.0]), tp=powers, pp=powers, zero=st.sampled_from([1.0, 2.0]))
-def test_spreading_experts_never_makes_a_gpu_fuller(ep: float, tp: float, pp: float, zero: float) -> None:
+def test_more_expert_parallelism_never_increases_memory(ep: float, tp: float, pp: float, zero: float) -> None:
     mixture = load_model("deepseek-v3")
     here = replace(BASE, tp=tp, pp=pp, ep=ep, zero=zero)
     more, less = (float(memory_use(mixture, replace(here, ep=n)).total_bytes) for n in (2 * ep, ep))
     assert more <= less * (1 + 1e-9)
 
 
-def test_recomputation_and_smaller_micro_batches_keep_less() -> None:
+def test_recomputation_and_smaller_micro_batches_reduce_memory() -> None:
     kept = [total(replace(BASE, flash=0.0, recompute=float(policy))) for policy in (NONE, SELECTIVE, FULL)]
     assert kept == sorted(kept, reverse=True)
     assert total(replace(BASE, micro_batch=1.0)) < total(replace(BASE, micro_batch=2.0, batch=2048.0))
 
 
-def test_offload_takes_the_optimizer_out_of_the_gpu() -> None:
+def test_offload_removes_optimizer_states_from_the_gpu() -> None:
     assert float(memory_use(MODEL, replace(BASE, offload=1.0)).optimizer_bytes) == 0.0
 
 
-def test_whole_experts_over_more_ranks_weigh_what_cut_ones_do() -> None:
+def test_whole_and_split_experts_take_the_same_memory() -> None:
     mixture = load_model("deepseek-v3")
     cut = replace(BASE, tp=4.0, ep=8.0, whole_experts=0.0)
     whole = replace(cut, whole_experts=1.0, ep=32.0)
@@ -91,8 +91,8 @@ def test_whole_experts_over_more_ranks_weigh_what_cut_ones_do() -> None:
     assert float(memory_use(mixture, fewer).weights_bytes) > float(memory_use(mixture, cut).weights_bytes)
 
 
-def test_experts_that_exist_once_are_shared_by_nobody() -> None:
-    """DeepSeek-V3 over 64 of 64 ranks: ZeRO-1 has no second copy of an expert to cut its optimizer states up over."""
+def test_states_of_experts_without_copies_are_not_sharded() -> None:
+    """DeepSeek-V3 over 64 of 64 ranks: no expert has a second copy over which ZeRO-1 could shard its states."""
     mixture = load_model("deepseek-v3")
     layout = replace(BASE, gpus=64.0, ep=64.0)
     once = float(memory_use(mixture, layout).optimizer_bytes)
@@ -151,9 +151,7 @@ def _order(rank: int, pp: int, chunks: int, count: int, ahead: int) -> Iterator[
 @pytest.mark.parametrize("chunks", [1, 2, 4])
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("ahead", [1, 2])
-def test_micro_batches_in_flight_are_those_of_the_played_schedule(
-    pp: int, chunks: int, rounds: int, ahead: int
-) -> None:
+def test_micro_batches_in_flight_match_a_simulated_schedule(pp: int, chunks: int, rounds: int, ahead: int) -> None:
     count = pp * rounds
     layout = ExecutionPlan(
         gpus=float(pp), sequence=64.0, batch=float(count), pp=float(pp), chunks=float(chunks), chunks_ahead=float(ahead)
@@ -164,7 +162,7 @@ def test_micro_batches_in_flight_are_those_of_the_played_schedule(
     assert length == pytest.approx(3 * count * chunks * (1 + (pp - 1) / (chunks * count)))
 
 
-def test_a_stage_that_runs_ahead_less_waits_for_every_transfer() -> None:
+def test_the_lean_schedule_exposes_every_transfer() -> None:
     calm = played(8, 4, 64, 2)[0]
     lean, ahead = (played(8, 4, 64, n, hop=0.05)[0] - calm for n in (1, 2))
     assert lean == pytest.approx(2 * 0.05 * 4 * 64, rel=0.1)  # two transfers per chunk and micro-batch
@@ -172,7 +170,7 @@ def test_a_stage_that_runs_ahead_less_waits_for_every_transfer() -> None:
 
 
 def test_llama_3_405b_fits_where_it_was_trained() -> None:
-    """TP8, PP16, 8K tokens without recomputation on GPUs of 80 GB, gradients and optimizer states cut up, one layer
+    """TP8, PP16, 8K tokens without recomputation on GPUs of 80 GB, gradients and optimizer states sharded, one layer
     less on the first and the last stage (arXiv 2407.21783, section 3.3.2): 16,384 GPUs with 16 micro-batches each."""
     shape = load_model("llama3-405b")
     meta = ExecutionPlan(gpus=16384.0, sequence=8192.0, batch=2048.0, tp=8.0, pp=16.0, chunks=8.0, zero=2.0,
@@ -187,14 +185,14 @@ def test_llama_3_405b_fits_where_it_was_trained() -> None:
     assert float(memory_use(shape, replace(meta, zero=1.0)).total_bytes) > limit
 
 
-def test_cutting_gradients_up_leaves_two_chunks_of_them_whole() -> None:
+def test_zero_2_keeps_gradients_of_two_chunks() -> None:
     base = replace(BASE, pp=8.0, chunks=5.0)
     whole, cut = (float(memory_use(MODEL, replace(base, zero=z)).gradients_bytes) for z in (1.0, 2.0))
     assert cut == pytest.approx(whole * (2 / 5 + 1 / 128))
 
 
 @given(chunks=st.sampled_from([1.0, 2.0, 5.0]), pp=powers, recompute=st.sampled_from([NONE, SELECTIVE, FULL]))
-def test_leaner_choices_never_make_a_gpu_fuller(chunks: float, pp: float, recompute: int) -> None:
+def test_memory_saving_options_never_increase_memory(chunks: float, pp: float, recompute: int) -> None:
     here = replace(BASE, pp=pp, chunks=chunks, recompute=float(recompute))
     assert total(replace(here, zero=2.0)) <= total(here)
     assert total(replace(here, chunks_ahead=1.0)) <= total(here)

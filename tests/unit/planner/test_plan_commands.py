@@ -1,4 +1,4 @@
-"""The commands as people and programs use them: fields, exit codes, and words for what cannot be."""
+"""The plan commands: fields of their JSON, exit codes and error messages."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ Lakh = Callable[..., tuple[int, str, str]]
 Json = Callable[[str], dict]
 
 
-def test_estimate_answers_with_its_fields(lakh: Lakh, last_line: Json) -> None:
+def test_estimate_returns_its_fields(lakh: Lakh, last_line: Json) -> None:
     code, out, _ = lakh("plan", "estimate", *ASK, "--tp", "2", "--recompute", "full", "--tokens", "1e12", "--json")
     data = last_line(out)
     assert code == 0
@@ -45,7 +45,7 @@ def test_options_of_a_layout_change_what_they_name(lakh: Lakh, last_line: Json) 
     assert lean["layout"]["schedule"] == "lean"
 
 
-def test_exchanges_behind_computation_are_an_option(lakh: Lakh, last_line: Json) -> None:
+def test_expert_overlap_reduces_exposed_exchange_time(lakh: Lakh, last_line: Json) -> None:
     words = ["--model", "qwen3-30b-a3b", "--cluster", "h100-pod", "--gpus", "16", "--batch", "256", "--ep", "16"]
     plain, hidden = (
         last_line(lakh("plan", "estimate", *words, "--sequence", "4096", *more, "--json")[1])
@@ -55,7 +55,9 @@ def test_exchanges_behind_computation_are_an_option(lakh: Lakh, last_line: Json)
     assert hidden["layout"]["expert_overlap"] is True
 
 
-def test_an_estimate_that_does_not_fit_leaves_with_two_and_says_what_would(lakh: Lakh, last_line: Json) -> None:
+def test_an_estimate_that_does_not_fit_exits_with_2_and_names_the_nearest_that_fits(
+    lakh: Lakh, last_line: Json
+) -> None:
     big = ["--model", "code-70b", "--cluster", "8xh100", "--gpus", "8", "--batch", "64"]
     code, out, _ = lakh("plan", "estimate", *big, "--json")
     assert code == 2
@@ -66,14 +68,14 @@ def test_an_estimate_that_does_not_fit_leaves_with_two_and_says_what_would(lakh:
     assert "nearest that fits" in out
 
 
-def test_a_search_without_an_answer_is_one(lakh: Lakh, last_line: Json) -> None:
+def test_a_search_without_a_feasible_layout_returns_the_reason(lakh: Lakh, last_line: Json) -> None:
     code, out, _ = lakh("plan", "search", "--model", "llama3-405b", "--cluster", "8xh100", "--gpus", "8", "--json")
     assert code == 0
     assert last_line(out)["best"] is None
     assert "nothing fits" in last_line(out)["why"]
 
 
-def test_a_search_writes_a_run_that_the_trainer_takes(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
+def test_a_search_writes_a_run_that_loads(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
     file, picture = tmp_path / "run.toml", tmp_path / "front.svg"
     pytest.importorskip("matplotlib", reason="install the planner's extra: pip install 'lakh[plan]'")
     code, out, _ = lakh("plan", "search", "node", "--gpus", "8", "--out", str(file), "--plot", str(picture), "--json")
@@ -104,7 +106,7 @@ def test_a_run_with_experts_is_planned_and_not_trained(lakh: Lakh, last_line: Js
     assert "planned (lakh plan estimate) and not trained" in err.replace("\n", " ")
 
 
-def test_goodput_answers_with_its_fields(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
+def test_goodput_returns_its_fields(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="install the planner's extra: pip install 'lakh[plan]'")
     picture = tmp_path / "g.png"
     code, out, _ = lakh("plan", "goodput", "--interval", "600", "--runs", "200", "--plot", str(picture), "--json")
@@ -129,7 +131,8 @@ def test_cost_of_a_deadline_and_of_a_cluster(lakh: Lakh, last_line: Json) -> Non
     assert lakh(*job)[0] == 2
 
 
-def test_audit_hall_and_validate_answer(lakh: Lakh, last_line: Json, points_file: Path) -> None:
+@pytest.mark.slow
+def test_audit_hall_and_validate_return_their_fields(lakh: Lakh, last_line: Json, points_file: Path) -> None:
     code, out, _ = lakh("plan", "audit", "--seed", "--json")
     assert code == 0
     claims = last_line(out)["claims"]
@@ -167,19 +170,20 @@ def test_audit_hall_and_validate_answer(lakh: Lakh, last_line: Json, points_file
         (["estimate", *ASK, "--plot", "x.pdf"], "neither .png nor .svg"),
         (["search", *ASK, "--days", "3"], "give --tokens too"),
         (["search", *ASK, "--also-gpus", "a,b"], "not a list of whole numbers"),
-        (["goodput", "--failures", "none"], "no such preset"),
-        (["goodput", "--interval", "-1"], "interval_s must be above 0"),
+        (["goodput", "--failures", "none"], "is not in failures.toml"),
+        (["goodput", "--interval", "-1"], "interval_s: -1.0 is not positive"),
         (["validate", "--points", "/nowhere.csv"], "no such file"),
         (["hall", "/nowhere.toml"], "no such file"),
     ],
 )
-def test_wrong_words_get_a_reason_and_a_remedy(words: list[str], told: str, lakh: Lakh) -> None:
+def test_invalid_options_are_refused_with_a_reason(words: list[str], told: str, lakh: Lakh) -> None:
     code, _, err = lakh("plan", *words)
     assert code == 2
     assert told in err.replace("\n", " ")
 
 
-def test_plans_need_neither_torch_nor_numba_nor_scipy() -> None:
+@pytest.mark.slow
+def test_planning_imports_neither_torch_nor_numba_nor_scipy() -> None:
     blocked = "import sys\nfor name in ('torch', 'numba', 'scipy', 'matplotlib'):\n    sys.modules[name] = None\n"
     words = ["plan", "search", *ASK, "--json"]
     program = f"{blocked}from lakh.cli import main\nmain({words!r})"
@@ -202,6 +206,7 @@ def test_a_hall_can_be_read_on_a_narrow_terminal(lakh: Lakh, last_line: Json, mo
         assert f"{fill['scenario']}: {fill['binds']} binds" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -210,13 +215,13 @@ def test_a_hall_can_be_read_on_a_narrow_terminal(lakh: Lakh, last_line: Json, mo
         ["validate", "--cross-validate", "vTrain", "--repeats", "0"],
     ],
 )
-def test_a_source_that_nobody_published_is_an_error(arguments: list[str], lakh: Lakh, points_file: Path) -> None:
+def test_an_unknown_source_is_an_error(arguments: list[str], lakh: Lakh, points_file: Path) -> None:
     code, _, err = lakh("plan", *arguments, "--points", str(points_file))
     assert code == 2
     assert "names no source" in err or "--repeats" in err
 
 
-def test_an_option_that_is_no_degree_keeps_the_mesh_of_a_run(lakh: Lakh, last_line: Json) -> None:
+def test_options_other_than_degrees_keep_the_mesh_of_a_run(lakh: Lakh, last_line: Json) -> None:
     def layout(*more: str) -> dict:
         return last_line(lakh("plan", "estimate", "recipes/cluster.py:code_70b_24k", *more, "--json")[1])["layout"]
 
@@ -226,7 +231,7 @@ def test_an_option_that_is_no_degree_keeps_the_mesh_of_a_run(lakh: Lakh, last_li
     assert layout("--tp", "8", "--pp", "2")["shard"] != own["shard"]  # a degree stands for a whole new mesh
 
 
-def test_an_estimate_says_what_is_cut_up_and_what_is_switched_on(lakh: Lakh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_estimate_prints_degrees_and_enabled_options(lakh: Lakh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     words = ["plan", "estimate", "--model", "llama3-8b", "--cluster", "8xh100", "--gpus", "8", "--tp", "2", "--offload"]
     _, out, _ = lakh(*words, "--recompute", "full", "--batch", "64")

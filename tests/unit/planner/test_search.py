@@ -22,7 +22,7 @@ MODEL = load_model("llama3-8b")
 LIMITS = SearchConstraints(batch=256, sequence=8192, gpus=(64,), tokens=1e11)
 
 
-def test_the_winner_is_the_best_of_all_that_were_counted() -> None:
+def test_the_winner_is_the_fastest_candidate_that_fits() -> None:
     found = search(MODEL, POD, LIMITS, 2.0)
     layouts, _ = candidate_plans(MODEL, LIMITS)
     assert found.best_plan is not None
@@ -38,26 +38,26 @@ def test_the_winner_is_the_best_of_all_that_were_counted() -> None:
         assert not other.fits or other.step_s >= found.best["step_s"] * (1 - 1e-9)
 
 
-def test_every_candidate_can_be_laid_out() -> None:
+def test_every_candidate_divides() -> None:
     layouts, _ = candidate_plans(MODEL, LIMITS)
     for i in range(0, np.size(layouts.tp), 997):
         check_plan(MODEL, layouts.take(i), POD)
 
 
-def test_nothing_on_the_pareto_front_is_beaten_in_everything() -> None:
+def test_no_plan_on_the_pareto_front_is_dominated() -> None:
     front = search(MODEL, POD, LIMITS, 2.0).pareto
     keys = [(row["step_s"], row["usd_per_step"], row["memory_bytes"]) for row in front]
     for a in keys:
         assert not any(b != a and all(x <= y for x, y in zip(b, a, strict=True)) for b in keys)
 
 
-def test_the_reason_names_the_runner_up_and_what_it_lost_by() -> None:
+def test_the_reason_compares_the_winner_with_the_runner_up() -> None:
     why = search(MODEL, POD, LIMITS).why
     assert "runner-up" in why
     assert re.search(r"takes [\d.]+% more: \+[\d.e-]+ s in \w+", why)
 
 
-def test_what_fits_nowhere_is_an_answer_with_its_reason() -> None:
+def test_a_search_without_a_feasible_plan_gives_the_reason() -> None:
     big = load_model("llama3-405b")
     found = search(big, load_cluster("8xh100"), SearchConstraints(batch=8, sequence=8192, gpus=(8,)))
     assert found.best is None
@@ -71,7 +71,7 @@ def test_what_fits_nowhere_is_an_answer_with_its_reason() -> None:
     assert "the batch does not divide" in odd.why
 
 
-def test_more_gpus_never_take_longer_and_fewer_never_more_than_all() -> None:
+def test_more_gpus_are_never_slower() -> None:
     times = [
         search(MODEL, POD, SearchConstraints(batch=256, sequence=8192, gpus=(n,))).best["step_s"] for n in (16, 32, 64)
     ]
@@ -91,7 +91,7 @@ def test_the_winner_becomes_a_run_that_loads_and_is_estimated_the_same(tmp_path:
     assert estimate(again).step_s == pytest.approx(found.best["step_s"], rel=0.1)  # HSDP is placed by the mesh's order
 
 
-def test_whatever_is_called_trainable_is_taken_by_the_trainer() -> None:
+def test_trainable_plans_pass_the_checks_of_the_trainer() -> None:
     from lakh.spec.parallel_check import check_parallelism
 
     limits = SearchConstraints(batch=64, sequence=8192, gpus=(32,), trainable=True)
@@ -117,14 +117,14 @@ def test_a_run_keeps_its_model_and_gets_the_mesh() -> None:
     assert planned.mesh.ranks == 8
 
 
-def test_a_model_that_lakh_cannot_train_is_planned_and_not_written() -> None:
+def test_a_model_that_lakh_cannot_train_is_not_written_as_a_run() -> None:
     with pytest.raises(InfeasiblePlan, match=r"planned .* and not trained"):
         run_of_model(
             "m", load_model("mixtral-8x7b"), ExecutionPlan(gpus=8.0, sequence=64.0, batch=8.0), POD, tokens=1e9
         )
 
 
-def test_a_plan_that_does_not_fit_says_what_binds_and_what_would() -> None:
+def test_a_plan_that_does_not_fit_names_the_limit_and_the_nearest_that_fits() -> None:
     layout = ExecutionPlan(gpus=8.0, sequence=8192.0, batch=64.0, zero=1.0)
     answer = estimate_plan(load_model("code-70b"), layout, load_cluster("8xh100"))
     assert not answer.fits
@@ -156,7 +156,7 @@ def test_plans_that_do_not_divide_are_refused() -> None:
         check_plan(load_model("deepseek-v3"), ExecutionPlan(gpus=64.0, sequence=64.0, batch=64.0, ep=256.0), POD)
 
 
-def test_a_run_of_the_trainer_is_laid_out_as_it_trains() -> None:
+def test_the_plan_of_a_run_describes_how_it_trains() -> None:
     run = load_run("node")
     layout = plan_of_run(run, 8)
     assert (layout.shard, layout.data_ranks, layout.micro_batches) == (8.0, 8.0, 4.0)

@@ -1,4 +1,4 @@
-"""Laws of the step-time model: they hold for every layout, whatever the calibration."""
+"""Laws of the step-time model: they hold for every layout, with any calibration."""
 
 from dataclasses import fields, replace
 
@@ -78,13 +78,13 @@ def at_half_speed(cluster: Cluster, part: str) -> Cluster:
     model=st.integers(0, 2),
     part=st.sampled_from(["dense_bf16_TFLOPs", "memory_bandwidth_GBps", "node", "network"]),
 )
-def test_a_slower_part_never_speeds_a_step_up(layout: ExecutionPlan, model: int, part: str) -> None:
+def test_slower_hardware_never_makes_a_step_faster(layout: ExecutionPlan, model: int, part: str) -> None:
     slower = at_half_speed(CLUSTER, part)
     assert seconds(layout, model=model) <= seconds(layout, slower, model=model) * (1 + 1e-9)
 
 
 @given(layout=layouts, model=st.integers(0, 2))
-def test_every_part_of_a_step_is_there_and_none_is_negative(layout: ExecutionPlan, model: int) -> None:
+def test_parts_of_a_step_are_finite_and_not_negative(layout: ExecutionPlan, model: int) -> None:
     step = step_time(MODELS[model], layout, CLUSTER, EFFICIENCY)
     parts = [float(getattr(step, f.name)) for f in fields(step)]
     assert min(parts) >= -1e-12
@@ -93,7 +93,7 @@ def test_every_part_of_a_step_is_there_and_none_is_negative(layout: ExecutionPla
 
 
 @given(layout=layouts)
-def test_an_array_of_layouts_is_many_single_ones(layout: ExecutionPlan) -> None:
+def test_arrays_of_layouts_give_the_times_of_single_ones(layout: ExecutionPlan) -> None:
     other = replace(layout, tp=2.0, micro_batch=1.0)
     both = replace(
         layout, **{f.name: np.array([getattr(layout, f.name), getattr(other, f.name)]) for f in fields(layout)}
@@ -102,7 +102,7 @@ def test_an_array_of_layouts_is_many_single_ones(layout: ExecutionPlan) -> None:
     assert together.tolist() == pytest.approx([seconds(layout), seconds(other)])
 
 
-def test_the_answer_changes_with_the_topology() -> None:
+def test_step_time_depends_on_the_topology() -> None:
     layout = ExecutionPlan(gpus=8192.0, sequence=8192.0, batch=8192.0, shard=8192.0)
     roce, infiniband = (load_cluster(f"llama3-24k-{kind}") for kind in ("roce", "ib"))
     assert seconds(layout, roce) > 1.02 * seconds(layout, infiniband)  # 1:7 between zones against full bisection
@@ -122,7 +122,7 @@ def test_recomputation_costs_a_third_and_a_bubble_shrinks_with_chunks() -> None:
 
 
 @pytest.mark.parametrize("part", ["recompute_latent", "recompute_expert_activation"])
-def test_repeating_a_part_of_a_layer_costs_less_than_repeating_all_of_it(part: str) -> None:
+def test_partial_recomputation_costs_less_than_full(part: str) -> None:
     layout = ExecutionPlan(gpus=1024.0, sequence=4096.0, batch=2048.0, pp=8.0, ep=64.0)
     plain, some, all_ = (seconds(replace(layout, **what), model=1) for what in ({}, {part: 1.0}, {"recompute": 2.0}))
     assert plain < some < all_
@@ -130,21 +130,19 @@ def test_repeating_a_part_of_a_layer_costs_less_than_repeating_all_of_it(part: s
     assert seconds(replace(layout, recompute=2.0, **{part: 1.0}), model=1) == all_  # nothing is repeated twice
 
 
-def test_work_beside_the_products_is_counted() -> None:
+def test_elementwise_work_is_counted() -> None:
     layout = ExecutionPlan(gpus=64.0, sequence=4096.0, batch=512.0, ep=8.0)
     plain = replace(MODELS[1], latent=None)
     assert plain.experts is not None
     for extra in ({"qk_norm": True}, {"experts": replace(plain.experts, bias=True)}):
         more = step_time(replace(plain, **extra), layout, CLUSTER, EFFICIENCY)
         assert more.elementwise_s > step_time(plain, layout, CLUSTER, EFFICIENCY).elementwise_s
-    fused, eager = (
-        float(elementwise_traffic(MODELS[0], replace(layout, eager=e), 1.0).forward_bytes) for e in (0.0, 1.0)
-    )
+    fused, eager = (float(elementwise_traffic(MODELS[0], replace(layout, eager=e), 1.0)[0]) for e in (0.0, 1.0))
     rotary = 4 * (64 + 8) * 128  # queries and keys of Llama 3 70B, read and written
     assert eager == pytest.approx(3 * (fused - rotary))
 
 
-def test_products_that_do_not_fill_their_last_tile_pay_for_it() -> None:
+def test_products_are_padded_to_whole_tiles() -> None:
     def per_column(columns: float) -> float:
         return float(gemm_s(65536.0, 8192.0, columns, CLUSTER.gpu, EFFICIENCY)) / columns
 
@@ -152,7 +150,7 @@ def test_products_that_do_not_fill_their_last_tile_pay_for_it() -> None:
     assert per_column(640.0) < per_column(1152.0)  # narrow products have narrower tiles to choose from
 
 
-def test_attention_kernels_of_the_gpu_count_where_sequences_are_long() -> None:
+def test_native_attention_kernels_matter_for_long_sequences() -> None:
     def gain(sequence: float) -> float:
         layout = ExecutionPlan(gpus=64.0, sequence=sequence, batch=64.0, tp=8.0)
         return seconds(replace(layout, native_attention=0.0)) / seconds(layout)
@@ -176,7 +174,7 @@ def test_small_heads_spend_more_of_attention_on_exponentials() -> None:
     assert score_s(256) < score_s(128)
 
 
-def test_less_memory_is_paid_for_in_traffic() -> None:
+def test_the_lean_schedule_and_zero_2_cost_traffic() -> None:
     layout = ExecutionPlan(
         gpus=1024.0, sequence=4096.0, batch=2048.0, tp=8.0, pp=8.0, chunks=5.0, zero=1.0, gradient_bytes=4.0
     )
@@ -239,7 +237,7 @@ def test_a_tree_between_nodes_has_the_hops_of_halving_and_doubling() -> None:
     assert float(all_gather_s(group, 0.0)) == pytest.approx(stages * float(group.hop_s))
 
 
-def test_a_token_that_goes_once_to_a_node_spares_the_nics() -> None:
+def test_sending_once_per_node_reduces_nic_traffic() -> None:
     two_nodes = fast_inside().group(16.0, 1.0)
     token = 1e9
     latency = float(two_nodes.hop_s)
@@ -256,7 +254,7 @@ def test_a_router_with_a_limit_of_nodes_sends_less() -> None:
     assert float(dispatch_s(eight_nodes, 1e9, 8.0, 8.0)) == pytest.approx(free)
 
 
-def test_whole_experts_keep_to_a_node_where_cut_ones_leave_it() -> None:
+def test_whole_experts_stay_in_a_node_where_split_ones_do_not() -> None:
     layout = ExecutionPlan(gpus=64.0, sequence=4096.0, batch=64.0, tp=2.0, ep=8.0, sequence_parallel=1.0)
     cut, whole = (
         float(step_time(MODELS[1], replace(layout, whole_experts=w), CLUSTER, EFFICIENCY).expert_s) for w in (0.0, 1.0)
@@ -264,7 +262,7 @@ def test_whole_experts_keep_to_a_node_where_cut_ones_leave_it() -> None:
     assert whole < cut  # eight ranks in a row against eight that lie two apart, in two nodes
 
 
-def test_exchanges_behind_computation_cost_less() -> None:
+def test_overlapped_exchanges_cost_less() -> None:
     layout = ExecutionPlan(gpus=64.0, sequence=4096.0, batch=128.0, ep=64.0)
     open_, hidden = (
         float(step_time(MODELS[1], replace(layout, expert_overlap=o), CLUSTER, EFFICIENCY).expert_s) for o in (0.0, 1.0)
@@ -282,7 +280,7 @@ def test_a_group_of_one_costs_nothing() -> None:
 
 
 @given(layout=layouts, model=st.integers(0, 2))
-def test_frozen_weights_and_recorded_graphs_never_cost_time_or_memory(layout: ExecutionPlan, model: int) -> None:
+def test_adapters_and_cuda_graphs_never_add_time_or_memory(layout: ExecutionPlan, model: int) -> None:
     plain = replace(layout, adapters=0.0, cuda_graphs=0.0)
     frozen, one, two = (
         replace(plain, **change) for change in ({"adapters": 1.0}, {"cuda_graphs": 1.0}, {"cuda_graphs": 2.0})
@@ -292,15 +290,15 @@ def test_frozen_weights_and_recorded_graphs_never_cost_time_or_memory(layout: Ex
     assert memory_use(MODELS[model], frozen).total_bytes < memory_use(MODELS[model], plain).total_bytes
 
 
-def test_gradients_of_experts_go_to_the_ranks_that_hold_the_same_ones() -> None:
-    """Eight experts' ranks fill a node: their copies lie in other nodes, one NIC each, and nobody else shares them."""
+def test_expert_gradients_are_reduced_among_ranks_with_the_same_experts() -> None:
+    """The eight expert ranks fill a node, so copies of an expert are in other nodes and use one NIC each."""
     mixture = load_model("deepseek-v3")
     base = ExecutionPlan(gpus=256.0, sequence=4096.0, batch=256.0, zero=1.0, pp=4.0, overlap=0.0)
     few, many = (float(step_time(mixture, replace(base, ep=ep), CLUSTER, EFFICIENCY).data_s) for ep in (64.0, 8.0))
     assert many > 4 * few  # eight times the experts per rank, and copies to agree with
 
 
-def test_a_window_leaves_out_scores_and_their_flops() -> None:
+def test_a_sliding_window_reduces_scores_and_flops() -> None:
     full = load_model("llama3-70b")
     half = replace(full, sliding_window=SlidingWindow(tokens=128, share=0.5))
     assert half.attended_tokens(8192) == 0.5 * 8192 + 0.5 * 256
@@ -315,7 +313,7 @@ def seconds_of(model: Model) -> float:
     return float(step_time(model, layout, CLUSTER, EFFICIENCY).total_s)
 
 
-def test_members_of_a_node_meet_one_after_another_unless_the_switch_reduces() -> None:
+def test_collective_latency_grows_with_the_node_unless_the_switch_reduces() -> None:
     def launches(members: float, cluster: str) -> float:
         group = fabric(load_cluster(cluster), collective_us=100.0).group(members, 1.0)
         return float(all_gather_s(group, 0.0)) / 1e-4
@@ -324,8 +322,8 @@ def test_members_of_a_node_meet_one_after_another_unless_the_switch_reduces() ->
     assert [launches(n, "h100-pod") for n in (2.0, 4.0, 8.0)] == pytest.approx([1, 1, 1])
 
 
-def test_the_last_stage_has_the_logits_and_one_neighbour_the_others_two() -> None:
-    """Whichever is slower sets the pace: logits as quick as a transfer are free."""
+def test_logits_as_fast_as_a_transfer_are_free() -> None:
+    """The slower of logits and transfer sets the pace."""
     layout = ExecutionPlan(gpus=512.0, sequence=4096.0, batch=1024.0, tp=8.0, pp=8.0, overlap=0.0)
     none, small = (step_time(replace(MODELS[0], vocab=v), layout, CLUSTER, EFFICIENCY) for v in (1, 64))
     grown = float(small.compute_s + small.elementwise_s - none.compute_s - none.elementwise_s)

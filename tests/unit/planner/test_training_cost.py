@@ -28,7 +28,7 @@ NO_FAILURES = Reserves(failures_per_gpu_hour=0.0)
 LLAMA3 = Reserves(failures_per_gpu_hour=1.973e-5)
 
 
-def test_the_articles_question_answered_right() -> None:
+def test_gpus_for_the_seed_article() -> None:
     """70B, 1.4T tokens, 21 days at 214 TFLOP/s: 1,514.4 GPUs, 190 nodes; at 41 % MFU 799."""
     assert gpus_for_days(WORK, 21) == 1520
     assert gpus_for_days(replace(WORK, tflops_per_gpu=0.41 * 989.4), 21) == 800
@@ -39,7 +39,7 @@ def test_the_articles_question_answered_right() -> None:
 
 
 @given(days=st.floats(1, 400), goodput=st.floats(0.3, 1), overhead=st.floats(0, 0.3))
-def test_the_gpus_for_a_deadline_keep_it_and_a_node_less_does_not(days: float, goodput: float, overhead: float) -> None:
+def test_the_gpus_for_a_deadline_are_the_fewest_whole_nodes(days: float, goodput: float, overhead: float) -> None:
     work = replace(WORK, goodput=goodput, overhead_share=overhead)
     gpus = gpus_for_days(work, days)
     assert days_for_gpus(work, gpus) <= days * (1 + 1e-9)
@@ -101,7 +101,7 @@ def test_a_price_book_can_be_a_file(tmp_path: Path) -> None:
         load_prices(file)
     load_prices.cache_clear()
     file.write_text("[rnted.H100]\n")
-    with pytest.raises(ConfigError, match="no such section"):
+    with pytest.raises(ConfigError, match="no such setting; did you mean rented"):
         load_prices(file)
 
 

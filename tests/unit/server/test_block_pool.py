@@ -1,4 +1,4 @@
-"""Blocks: none is ever lost or had twice, prefixes are found, and no tenant sees another's."""
+"""The block pool never loses or duplicates a block, finds prefixes, and keeps tenants apart."""
 
 from __future__ import annotations
 
@@ -11,25 +11,29 @@ SIZE = 4
 
 
 def check(pool: BlockPool, leases: list[Lease]) -> None:
-    """Every block is free, remembered, or one lease's own: exactly one of these."""
-    remembered = [node.block for root in pool._roots.values() for node in _below(root)]
+    """Every block is either free, cached, or owned by one lease."""
+    cached_blocks = [node.block for root in pool._roots.values() for node in _below(root)]
     own = [block for lease in leases for block in lease.blocks[len(lease.nodes) :]]
-    forgotten = {node.block for lease in leases for node in lease.nodes if node.is_removed}
-    everything = sorted([*pool._free, *remembered, *own, *forgotten])
+    removed = {node.block for lease in leases for node in lease.nodes if node.is_removed}
+    everything = sorted([*pool._free, *cached_blocks, *own, *removed])
     assert everything == list(range(pool.num_blocks))
     held = {node.block for lease in leases for node in lease.nodes}
     assert pool.num_available == pool.num_blocks - len(held) - len(own)
 
 
-def remember(pool: BlockPool, tokens: list[int], space: str = "") -> None:
+def num_cached(pool: BlockPool) -> int:
+    return sum(len(_below(root)) for root in pool._roots.values())
+
+
+def cache_tokens(pool: BlockPool, tokens: list[int], space: str = "") -> None:
     lease = pool.open(space, [*tokens, -1])
     assert pool.extend(lease, len(tokens))
     pool.close(lease, tokens)
 
 
-def test_what_was_computed_is_found_again_to_the_token() -> None:
+def test_cached_prefixes_are_found_to_the_token() -> None:
     pool = BlockPool(16, SIZE)
-    remember(pool, list(range(10)))
+    cache_tokens(pool, list(range(10)))
     for length, cached in ((11, 10), (10, 9), (5, 4), (1, 0)):
         lease = pool.open("", [*range(length)])
         assert lease.num_cached == cached
@@ -40,15 +44,15 @@ def test_what_was_computed_is_found_again_to_the_token() -> None:
     check(pool, [other])
 
 
-def test_a_space_never_sees_anothers_tokens() -> None:
+def test_spaces_do_not_share_tokens() -> None:
     pool = BlockPool(16, SIZE)
-    remember(pool, list(range(12)), "mine")
+    cache_tokens(pool, list(range(12)), "mine")
     assert pool.open("mine", list(range(13))).num_cached == 12
     assert pool.open("yours", list(range(13))).num_cached == 0
     assert pool.open(("mine", 1), list(range(13))).num_cached == 0
 
 
-def test_rows_with_the_same_beginning_share_its_blocks() -> None:
+def test_sequences_with_a_common_prefix_share_blocks() -> None:
     pool = BlockPool(8, SIZE)
     first, second = pool.open("", list(range(9))), pool.open("", list(range(9)))
     assert pool.extend(first, 9)
@@ -61,21 +65,21 @@ def test_rows_with_the_same_beginning_share_its_blocks() -> None:
     check(pool, [first, second])
 
 
-def test_the_least_recently_used_goes_first_and_what_is_held_never() -> None:
+def test_eviction_is_least_recently_used_and_skips_leased_blocks() -> None:
     pool = BlockPool(4, SIZE)
     held = pool.open("", [*range(5)])
     assert pool.extend(held, 4)
     pool.share(held, [*range(4)])
-    remember(pool, [10, 11, 12, 13])
-    remember(pool, [20, 21, 22, 23])
+    cache_tokens(pool, [10, 11, 12, 13])
+    cache_tokens(pool, [20, 21, 22, 23])
     pool.close(pool.open("", [10, 11, 12, 13, 0]))  # used again
-    remember(pool, [30, 31, 32, 33])
-    remember(pool, [40, 41, 42, 43])
+    cache_tokens(pool, [30, 31, 32, 33])
+    cache_tokens(pool, [40, 41, 42, 43])
     lengths = [pool.open("", [n, n + 1, n + 2, n + 3, 0]).num_cached for n in (0, 10, 20, 40)]
     assert lengths == [4, 4, 0, 4]
 
 
-def test_no_room_changes_nothing() -> None:
+def test_a_failed_extend_changes_nothing() -> None:
     pool = BlockPool(3, SIZE)
     lease = pool.open("", [1, 2])
     assert pool.extend(lease, 8)
@@ -85,21 +89,21 @@ def test_no_room_changes_nothing() -> None:
     check(pool, [lease])
 
 
-def test_typing_on_does_not_pile_up_blocks() -> None:
+def test_extending_a_prompt_does_not_accumulate_blocks() -> None:
     pool = BlockPool(64, SIZE)
     for length in range(1, 40):
-        remember(pool, list(range(length)))
-    assert pool.num_cached_blocks == 10
+        cache_tokens(pool, list(range(length)))
+    assert num_cached(pool) == 10
 
 
-def test_forgetting_keeps_held_blocks_with_their_holder() -> None:
+def test_reset_keeps_leased_blocks() -> None:
     pool = BlockPool(8, SIZE)
     lease = pool.open("", list(range(9)))
     assert pool.extend(lease, 9)
     pool.share(lease, list(range(8)))
-    remember(pool, [50, 51, 52, 53])
+    cache_tokens(pool, [50, 51, 52, 53])
     pool.reset()
-    assert pool.num_cached_blocks == 0
+    assert num_cached(pool) == 0
     check(pool, [lease])
     pool.close(lease, list(range(9)))
     assert pool.num_available == 8
@@ -117,7 +121,9 @@ tokens = st.lists(st.integers(0, 2), min_size=1, max_size=22)
     ),
     num_blocks=st.integers(2, 12),
 )
-def test_in_any_story_no_block_is_lost_or_had_twice(story: list[tuple[str, list[int], int]], num_blocks: int) -> None:
+def test_no_sequence_of_operations_loses_or_duplicates_a_block(
+    story: list[tuple[str, list[int], int]], num_blocks: int
+) -> None:
     pool = BlockPool(num_blocks, SIZE)
     open_rows: list[tuple[Lease, list[int]]] = []
     for what, ids, pick in story:

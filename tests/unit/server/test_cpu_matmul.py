@@ -7,7 +7,7 @@ from lakh.server.model.cpu.matmul import matmul_f32
 
 
 @pytest.mark.parametrize("num", range(1, 18))
-def test_a_product_is_numpys_for_any_number_of_tokens(num: int) -> None:
+def test_matmul_equals_numpy_for_any_number_of_tokens(num: int) -> None:
     rng = np.random.default_rng(num)
     w = rng.standard_normal((5, 37), dtype=np.float32)
     x = rng.standard_normal((num + 2, 37), dtype=np.float32)

@@ -16,7 +16,7 @@ from lakh.server.api.api_keys import ApiKeys
 from lakh.server.api.dialects import DIALECTS, DialectResponse
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.loadgen.report import percentiles
-from lakh.server.loadgen.typing import TypingUser, arrivals_s, read_source_files
+from lakh.server.loadgen.typing import arrivals_s, read_source_files, typing_requests
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.prompts import fim
 from lakh.server.request import RequestError, parse
@@ -147,9 +147,9 @@ def test_a_typing_user_retypes_the_file_and_repeats_with_the_seed(tmp_path: Path
     (tmp_path / "short.py").write_text("x = 1\n")
     files = read_source_files(tmp_path)
     assert [name for name, _ in files] == ["a.py"]
-    typing_user, again = TypingUser(3, files, random.Random(1)), TypingUser(3, files, random.Random(1))
-    asks = [typing_user.next_request() for _ in range(200)]
-    assert asks == [again.next_request() for _ in range(200)]
+    typing_user, again = typing_requests(3, files, random.Random(1)), typing_requests(3, files, random.Random(1))
+    asks = [next(typing_user) for _ in range(200)]
+    assert asks == [next(again) for _ in range(200)]
     for ask in asks:
         assert text.startswith(ask.prefix)
         assert text.endswith(ask.suffix)

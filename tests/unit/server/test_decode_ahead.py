@@ -44,7 +44,7 @@ def submit(engine: Engine, prompt: list[int], limit: int, eot: int = 0) -> Seque
     return seq
 
 
-def assert_remembers_what_it_says(found: Engine, engine: Engine) -> None:
+def assert_cached_blocks_are_correct(found: Engine, engine: Engine) -> None:
     """Every cached block holds the keys and values of the tokens on its path; every block has exactly one owner."""
     owned = [*found.pool._free]
     for seq in found.scheduler.running:
@@ -107,7 +107,7 @@ def test_sequences_that_arrive_and_leave_during_decode_ahead(
                 ahead_engine.abort(seqs[number])
         ahead_engine.step()
         if now % 7 == 0:
-            assert_remembers_what_it_says(ahead_engine, engine)
+            assert_cached_blocks_are_correct(ahead_engine, engine)
         if len(seqs) == len(coming) and all(seq.finish_reason is not None for seq in seqs.values()):
             break
     for number, (prompt, limit, _, _, eot) in enumerate(coming):
@@ -119,7 +119,7 @@ def test_sequences_that_arrive_and_leave_during_decode_ahead(
             expected = expected[: len(found)]
         assert_same([prompt], sampling, [tuple(found)], [tuple(expected)])
     assert ahead_engine.pool.num_used == 0
-    assert_remembers_what_it_says(ahead_engine, engine)
+    assert_cached_blocks_are_correct(ahead_engine, engine)
 
 
 def test_a_new_request_waits_only_for_launched_steps(make_ahead_engine: MakeAheadEngine) -> None:
@@ -244,7 +244,8 @@ def test_a_deadline_holds_during_decode_ahead(make_ahead_engine: MakeAheadEngine
 def test_counters_count_launched_steps_and_generated_tokens(make_ahead_engine: MakeAheadEngine) -> None:
     ahead_engine, decoder = make_ahead_engine()
     sizes: list[int] = []
-    ahead_engine._observer = type("Sizes", (), {"observe_step": staticmethod(sizes.append)})()
+    methods = {"observe_step": staticmethod(sizes.append), "observe_completion": lambda *_: None}
+    ahead_engine.observe(type("Sizes", (), methods)())
     seqs = [submit(ahead_engine, [30 + seq, 31], 4 if seq else 11) for seq in range(3)]
     until_done(ahead_engine, *seqs)
     launched = sum(decoder.launches)
@@ -325,7 +326,7 @@ def test_an_interrupt_loses_no_tokens(
     until_done(ahead_engine, *seqs)
     for seq in seqs[1:]:
         assert tuple(seq.tokens) == engine.generate([seq.prompt], SamplingParams(max_tokens=21))[0].tokens
-    assert_remembers_what_it_says(ahead_engine, engine)
+    assert_cached_blocks_are_correct(ahead_engine, engine)
 
 
 def test_sequences_finished_before_an_interrupt_have_left(

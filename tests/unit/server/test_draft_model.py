@@ -80,7 +80,7 @@ def test_a_draft_changes_no_greedy_or_seeded_completion(
             done = plain.generate(prompts, sampling)
             assert_same(prompts, sampling, drafted.generate(prompts, sampling), done)
     assert drafted._draft_model is not None
-    assert (drafted.pool.num_used, drafted._draft_model.num_used) == (0, 0)
+    assert (drafted.pool.num_used, drafted._draft_model._runner.pool.num_used) == (0, 0)
     if noise == 0.0 and all(
         one.finish_reason == "length" for one in done
     ):  # draft tokens past the end are not verified
@@ -112,7 +112,8 @@ def test_a_draft_on_a_cpu_uses_int8_where_its_widths_allow(make: Make, monkeypat
         prompts, SamplingParams(max_tokens=40)
     )
     assert drafted._draft_model is not None
-    assert (drafted._draft_model.precision, make(noise=0.0)._draft_model.precision) == ("int8", "f32")  # type: ignore[union-attr]
+    drafts = [engine._draft_model for engine in (drafted, make(noise=0.0))]
+    assert [draft._runner.network.precision for draft in drafts if draft is not None] == ["int8", "f32"]
     assert drafted.counters.accepted_tokens > drafted.counters.draft_tokens / 2
 
 
@@ -129,7 +130,7 @@ def test_preemption_and_a_draft_without_blocks_change_nothing(make: Make, monkey
     )
     assert small.counters.preempted_seqs > 0
     assert small._draft_model is not None
-    assert (small.pool.num_used, small._draft_model.num_used) == (0, 0)
+    assert (small.pool.num_used, small._draft_model._runner.pool.num_used) == (0, 0)
 
 
 @pytest.mark.slow

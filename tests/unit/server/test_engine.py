@@ -466,7 +466,7 @@ def test_an_infill_prompt_is_cut_far_from_the_cursor(
     before = engine.tokenizer.encode("".join(chr(48 + i % 10) for i in range(num_prefix)))
     after = engine.tokenizer.encode("".join(chr(97 + i % 26) for i in range(num_suffix)))
     prompt = engine.prompts.infill(engine.tokenizer.decode(before), engine.tokenizer.decode(after), max_tokens)
-    middle = prompt.index(engine.tokenizer.fim_suffix)
+    middle = prompt.index(engine.tokenizer.special("<|fim_suffix|>"))
     kept_before, kept_after = prompt[1:middle], prompt[middle + 1 : -1]
     assert list(kept_before) == before[len(before) - len(kept_before) :]
     assert list(kept_after) == after[: len(kept_after)]

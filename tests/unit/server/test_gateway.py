@@ -145,7 +145,7 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet_of(engines: list[Engine], urls: tuple[str, ...] = (), **options: Any) -> AsyncIterator[Fleet]:
+async def gateway_of(engines: list[Engine], urls: tuple[str, ...] = (), **options: Any) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         options_of_server = {name: options.pop(name) for name in ("keys", "drain_s") if name in options}
         servers = [
@@ -161,7 +161,7 @@ async def fleet_of(engines: list[Engine], urls: tuple[str, ...] = (), **options:
 
 def run(engines: list[Engine], scenario: Callable[[Fleet], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
-        async with asyncio.timeout(2 * TIMEOUT_S), fleet_of(engines, **options) as fleet:
+        async with asyncio.timeout(2 * TIMEOUT_S), gateway_of(engines, **options) as fleet:
             await scenario(fleet)
 
     asyncio.run(main())
@@ -250,11 +250,11 @@ def test_failover_in_the_middle_of_a_completion_is_seamless(
     expected = pair[0].generate(["def add("], SamplingParams(max_tokens=40))[0].text
     may_go_on = threading.Event()
 
-    def is_amid(engine: Engine) -> bool:
+    def is_streaming(engine: Engine) -> bool:
         return any(len(row.tokens) >= 3 for row in list(engine.scheduler.running))
 
     def held(engine: Engine, step: Callable[[], object]) -> object:
-        if is_amid(engine):
+        if is_streaming(engine):
             may_go_on.wait(TIMEOUT_S)
         return step()
 
@@ -265,8 +265,8 @@ def test_failover_in_the_middle_of_a_completion_is_seamless(
         for body in (ASK, {**ASK, "temperature": 1}):
             may_go_on.clear()
             task = asyncio.create_task(fleet.stream({**body, "user": "u", "supersede": "f"}))
-            await until(lambda: any(map(is_amid, pair)))  # some text was sent
-            at = next(index for index, engine in enumerate(pair) if is_amid(engine))
+            await until(lambda: any(map(is_streaming, pair)))  # some text was sent
+            at = next(index for index, engine in enumerate(pair) if is_streaming(engine))
             server = fleet.engines[at]
             backend = server.handler.backend
             assert isinstance(backend, InProcessBackend)
@@ -423,7 +423,7 @@ def test_an_engine_without_suffix_gets_a_template_prompt_and_no_unknown_fields()
         async with (
             asyncio.timeout(2 * TIMEOUT_S),
             other_engine(asked, ["a + ", "b\n", "print(", "1)"]) as url,
-            fleet_of([], (url,), template=fim_template_of("starcoder")) as fleet,
+            gateway_of([], (url,), template=fim_template_of("starcoder")) as fleet,
         ):
             body = {"prompt": "def f(a, b):\n    return ", "suffix": "\n", "temperature": 0, "max_tokens": 8}
             _, answer = await fleet.post({**body, "stop_rule": "line", "user": "u", "supersede": "f", "order": "psm"})
@@ -443,7 +443,7 @@ def test_an_engine_without_suffix_gets_a_template_prompt_and_no_unknown_fields()
 
 def test_a_missing_template_is_reported_to_the_client() -> None:
     async def main() -> None:
-        async with asyncio.timeout(2 * TIMEOUT_S), other_engine([], ["x"]) as url, fleet_of([], (url,)) as fleet:
+        async with asyncio.timeout(2 * TIMEOUT_S), other_engine([], ["x"]) as url, gateway_of([], (url,)) as fleet:
             status, answer = await fleet.post({**ASK, "suffix": "\n"})
             assert (status, answer["error"]["message"]) == (400, "suffix is not currently supported")
 

@@ -1,4 +1,4 @@
-"""The network as the engine runs it scores as the model that was trained does."""
+"""InferenceModel computes the logits of the trained model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_prompt_in_chunks_and_tokens_after_it_score_as_in_training(precision: 
     assert worst < TOLERANCE[precision]
 
 
-def test_exchanged_weights_bring_the_norms_of_queries_and_keys() -> None:
+def test_swapped_weights_include_the_norms_of_queries_and_keys() -> None:
     _, network, cache = make("f32", qk_norm=True)
     ids = list(range(20, 32))
     before = network.forward([SequenceChunk(ids, 0, [0])], cache)

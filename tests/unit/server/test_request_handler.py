@@ -105,7 +105,7 @@ def test_a_client_that_disconnects_is_charged_for_generated_tokens(engine: Engin
     asyncio.run(main())
 
 
-class Told:
+class FakeBackend:
     """A backend with given responses that records whether it was closed."""
 
     num_running = num_waiting = 0
@@ -140,7 +140,7 @@ def test_a_completion_without_token_counts_is_charged_by_its_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     late = [CompletionDelta(0, "x" * 40), CompletionDelta(0, "", "abort"), Usage(0, 0)]
-    handler = RequestHandler(Told(late), keys=ApiKeys({"key-of-a": "a"}, {"a": Quota(tokens_per_minute=3)}))
+    handler = RequestHandler(FakeBackend(late), keys=ApiKeys({"key-of-a": "a"}, {"a": Quota(tokens_per_minute=3)}))
     handler.quotas._clock = Clock()
 
     async def main() -> None:
@@ -153,7 +153,7 @@ def test_a_completion_without_token_counts_is_charged_by_its_characters(
 
 def test_a_client_that_reads_nothing_counts_as_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses, "READER_TIMEOUT_S", 0.2)
-    backend = Told(CompletionDelta(0, "x" * 1_000_000) for _ in range(1000))
+    backend = FakeBackend(CompletionDelta(0, "x" * 1_000_000) for _ in range(1000))
 
     async def main() -> None:
         async with asyncio.timeout(TIMEOUT_S), running(backend, "127.0.0.1", 0) as server:

@@ -28,7 +28,7 @@ pieces = st.builds(
 def test_merged_deltas_have_the_same_content(items: list[Any]) -> None:
     found = list(merge_deltas(items))
 
-    def said(index: int, some: list[Any]) -> tuple[str, tuple[int, ...], list[str | None], int]:
+    def content(index: int, some: list[Any]) -> tuple[str, tuple[int, ...], list[str | None], int]:
         mine = [item for item in some if isinstance(item, CompletionDelta) and item.index == index]
         return (
             "".join(piece.text for piece in mine),
@@ -38,7 +38,7 @@ def test_merged_deltas_have_the_same_content(items: list[Any]) -> None:
         )
 
     for index in range(3):
-        assert said(index, found) == said(index, items)
+        assert content(index, found) == content(index, items)
     others = [item for item in items if not isinstance(item, CompletionDelta)]
     assert [item for item in found if not isinstance(item, CompletionDelta)] == others
     plain = [

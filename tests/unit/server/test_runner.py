@@ -1,4 +1,4 @@
-"""A runner: how much its cache may hold."""
+"""The size of a runner's KV cache."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def tokens(spec: Model, free_bytes: int | None, asked: int | None = None, most: 
     return _num_blocks(spec, device_type, spec.kv_bytes_per_token(2), asked, most, free_bytes) * BLOCK_TOKENS
 
 
-def test_a_gpu_gives_what_is_set_aside_or_most_of_what_it_has_free() -> None:
+def test_the_cache_takes_the_requested_or_most_of_the_free_memory() -> None:
     token_bytes = LARGE.kv_bytes_per_token(2)
     assert 24 * GIB < tokens(LARGE, 130 * GIB) * token_bytes < 24.01 * GIB
     assert 0.79 < tokens(LARGE, 10 * GIB) * token_bytes / (10 * GIB) < 0.81
     assert tokens(LARGE, None) == tokens(LARGE, None, asked=2 * GIB // token_bytes)
 
 
-def test_every_place_of_a_head_is_counted_in_32_bits() -> None:
+def test_cache_indexes_fit_32_bits() -> None:
     slots = tokens(TINY, 130 * GIB) + BLOCK_TOKENS  # and the block that no row owns
     assert slots * TINY.head_dim <= 1 << 31
     assert slots * TINY.kv_bytes_per_token(2) > 15 * GIB  # or nothing was in the way
@@ -34,14 +34,14 @@ def test_every_place_of_a_head_is_counted_in_32_bits() -> None:
         tokens(TINY, 130 * GIB, asked=(1 << 31) // TINY.head_dim)
 
 
-def test_what_a_gpu_cannot_hold_is_said_before_it_is_asked_for() -> None:
+def test_a_cache_larger_than_free_memory_is_rejected_before_allocation() -> None:
     with pytest.raises(UserError, match=r"cache of 100000 tokens: needs 9.2 GiB, and the GPU has 5.0 GiB free; lower"):
         tokens(LARGE, 5 * GIB, asked=100_000)
     with pytest.raises(UserError, match=r"cache of 4112 tokens.* smaller model"):  # one context
         tokens(LARGE, GIB // 8)
 
 
-def test_a_draft_takes_what_its_model_has_left() -> None:
+def test_a_draft_model_takes_the_remaining_memory() -> None:
     draft = Model(layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=32064, context=4096)
     for free_bytes in (10 * GIB, 20 * GIB, 28 * GIB, 130 * GIB):
         model = tokens(LARGE, free_bytes)

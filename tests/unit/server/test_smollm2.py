@@ -1,4 +1,4 @@
-"""A real pretrained model: the engine's greedy text is that of transformers, with guesses and without."""
+"""A pretrained model: the engine's greedy text equals that of transformers, with and without speculation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder / "model"
 
 
-def test_greedy_text_of_twenty_prompts_is_that_of_transformers(smollm2: Path) -> None:
+def test_greedy_text_equals_transformers_for_twenty_prompts(smollm2: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     prompts = [inspect.getsource(thing)[:240] for thing in PYTHON] + PROSE
     assert len(prompts) == 20
@@ -74,7 +74,7 @@ def test_greedy_text_of_twenty_prompts_is_that_of_transformers(smollm2: Path) ->
         assert tokenizer.decode([token for token in new if token != tokenizer.eot]) == item.text
 
 
-def test_its_gguf_file_is_served_as_it_is(smollm2: Path, smollm2_gguf: Path) -> None:
+def test_the_gguf_file_is_served_directly(smollm2: Path, smollm2_gguf: Path) -> None:
     prompts, sampling = [PROSE[4]], SamplingParams(max_tokens=8)
     ours, theirs = (
         Engine.load(str(path), precision="f32").generate(prompts, sampling) for path in (smollm2_gguf, smollm2)

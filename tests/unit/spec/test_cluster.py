@@ -39,7 +39,7 @@ def test_a_value_without_a_unit_is_refused_with_the_name_that_has_one(unit: str,
         load_cluster(write(tmp_path, unit, bare))
 
 
-def test_the_sparse_figure_of_an_h100_is_flagged(tmp_path: Path) -> None:
+def test_the_sparse_peak_of_an_h100_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"1979 is more than a H100-SXM can do in dense bf16.*give the dense figure, 989\.4"
     ):

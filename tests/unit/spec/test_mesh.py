@@ -1,4 +1,4 @@
-"""A mesh knows how many ranks it needs and whether a model fits on it."""
+"""The ranks of a mesh, and meshes that do not divide a model."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ sizes = st.integers(1, 4)
 
 
 @given(replicate=sizes, tp=sizes, pp=sizes, cp=sizes, shard=sizes)
-def test_the_open_axis_takes_what_is_left(replicate: int, tp: int, pp: int, cp: int, shard: int) -> None:
+def test_dp_shard_minus_one_takes_the_remaining_ranks(replicate: int, tp: int, pp: int, cp: int, shard: int) -> None:
     world = replicate * tp * pp * cp * shard
     mesh = Mesh(dp_replicate=replicate, tp=tp, pp=pp, cp=cp).resolve(world)
     assert mesh.dp_shard == shard
@@ -21,7 +21,7 @@ def test_the_open_axis_takes_what_is_left(replicate: int, tp: int, pp: int, cp: 
     assert mesh.resolve(world) == mesh
 
 
-def test_a_world_that_does_not_fit_is_refused_with_the_number_that_would() -> None:
+def test_a_wrong_number_of_ranks_is_refused_with_the_right_one() -> None:
     with pytest.raises(InfeasiblePlan, match="multiples of 4 ranks and there are 6"):
         Mesh(tp=4).resolve(6)
     with pytest.raises(InfeasiblePlan, match=r"needs 8 ranks and there are 4; start 8 ranks"):
@@ -38,7 +38,7 @@ def test_a_world_that_does_not_fit_is_refused_with_the_number_that_would() -> No
         (Mesh(ep=2), "no experts"),
     ],
 )
-def test_a_mesh_that_cannot_carry_the_model_says_which_number_binds(mesh: Mesh, words: str) -> None:
+def test_a_mesh_that_does_not_divide_the_model_names_the_setting(mesh: Mesh, words: str) -> None:
     with pytest.raises(InfeasiblePlan, match=words):
         mesh.check(MODEL)
 

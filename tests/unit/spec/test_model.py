@@ -1,4 +1,4 @@
-"""A model counts itself as the published tables do."""
+"""Parameters, FLOPs and bytes of a model agree with published tables."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ def test_adamw_in_float32_needs_sixteen_bytes_per_parameter() -> None:
 
 
 @given(tokens=st.integers(1, 10**6))
-def test_recomputation_keeps_less(tokens: int) -> None:
+def test_recomputation_reduces_activation_memory(tokens: int) -> None:
     kept = LLAMA_3_8B.activation_bytes(tokens)
     assert LLAMA_3_8B.activation_bytes(tokens, recompute=True) < kept
     assert LLAMA_3_8B.activation_bytes(2 * tokens) == 2 * kept

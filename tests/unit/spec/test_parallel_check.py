@@ -1,4 +1,4 @@
-"""What the trainer could not cut up, or would cut up wrong, is refused before anything is built, with the reason."""
+"""Combinations that the trainer does not support are refused with the reason before anything is built."""
 
 import dataclasses
 from typing import Any
@@ -34,11 +34,11 @@ def run(*, tied: bool = False, sequence: int = 32, train: dict[str, Any] | None 
         (run(pp=4, dp_replicate=4), 16, "needs at least 4"),
     ],
 )
-def test_what_would_go_wrong_is_refused(refused: Run, world: int, words: str) -> None:
+def test_unsupported_combinations_are_refused(refused: Run, world: int, words: str) -> None:
     with pytest.raises(InfeasiblePlan, match=words):
         check_parallelism(refused, world)
 
 
-def test_what_works_comes_back_with_all_its_axes() -> None:
+def test_a_supported_mesh_is_returned_resolved() -> None:
     assert check_parallelism(run(pp=2, tp=2), 8) == Mesh(dp_shard=2, pp=2, tp=2)
     assert check_parallelism(run(train={"compile": "model"}), 1).ranks == 1

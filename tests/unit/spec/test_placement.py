@@ -1,4 +1,4 @@
-"""Each axis of a mesh is carried by the innermost tier that holds it, and says why."""
+"""Each mesh axis uses the innermost network tier that contains its ranks, with a reason."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from lakh.spec.placement import place_axes
 CLUSTER = load_cluster("llama3-24k-roce")
 
 
-def test_what_talks_most_lies_innermost() -> None:
+def test_the_axis_with_most_traffic_is_innermost() -> None:
     mesh = Mesh(dp_replicate=8, pp=4, dp_shard=16, cp=2, tp=8).resolve(8192)
     found = {place.axis: (place.stride, place.tier) for place in place_axes(mesh, CLUSTER)}
     assert found == {
@@ -28,14 +28,14 @@ def test_what_talks_most_lies_innermost() -> None:
     assert "sums gradients once per step; 8 ranks at a stride of 1024 span 8192 GPUs" in outermost.reason
 
 
-def test_matrices_cut_up_beyond_a_node_say_what_it_costs() -> None:
+def test_tensor_parallelism_beyond_a_node_states_the_lost_bandwidth() -> None:
     (place,) = place_axes(Mesh(tp=16, dp_shard=1), CLUSTER)
     assert place.tier == "rack"
     assert "outside a node of 8 GPUs, where bandwidth is 9 times higher" in place.reason
 
 
-def test_an_order_that_was_asked_for_is_followed_and_said() -> None:
-    """Copies in one node: their sums get the fast links, and the shards the slow ones."""
+def test_a_requested_order_is_used_and_named_in_the_reason() -> None:
+    """With replicas inside a node, their all-reduce uses the fast links and the shards use the slow ones."""
     order = ("pp", "tp", "dp_shard", "cp", "dp_replicate")
     mesh = Mesh(dp_replicate=8, dp_shard=16, order=order).resolve(128)
     inner, outer = place_axes(mesh, CLUSTER)
@@ -46,7 +46,7 @@ def test_an_order_that_was_asked_for_is_followed_and_said() -> None:
 
 
 @given(st.permutations(AXES))
-def test_in_any_order_every_rank_has_a_place_of_its_own(order: list[Axis]) -> None:
+def test_coordinates_are_unique_in_any_order(order: list[Axis]) -> None:
     mesh = Mesh(dp_replicate=2, pp=3, dp_shard=2, cp=2, tp=2, order=tuple(order))
     places = [tuple(mesh.coordinates(rank)[axis] for axis in AXES) for rank in range(mesh.ranks)]
     assert len(set(places)) == mesh.ranks == 48
@@ -59,11 +59,11 @@ def test_an_order_names_every_axis_once() -> None:
         Mesh(order=("tp", "cp"))
 
 
-def test_one_rank_talks_to_nobody() -> None:
+def test_one_rank_has_no_placed_axes() -> None:
     assert place_axes(Mesh(dp_shard=1), CLUSTER) == []
 
 
-def test_the_first_rank_of_a_stage_speaks_for_it() -> None:
+def test_the_first_rank_of_a_stage_leads_it() -> None:
     mesh = Mesh(dp_replicate=2, pp=2, dp_shard=2, tp=2).resolve(16)
     assert [rank for rank in range(16) if mesh.leads_stage(rank)] == [0, 4]
     assert {mesh.data_rank(rank) for rank in range(16)} == set(range(mesh.data_ranks))

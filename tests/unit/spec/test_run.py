@@ -1,4 +1,4 @@
-"""A run is one description that recipes make, files hold and `--set` changes."""
+"""Runs: from recipes and files, changed with `--set`, with all checks."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ CLUSTERS = sorted(Path("clusters").glob("*.toml"))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_gives_a_run_that_survives_its_own_file(recipe: str, tmp_path: Path) -> None:
+def test_the_run_of_every_recipe_round_trips_through_toml(recipe: str, tmp_path: Path) -> None:
     run = load_run(recipe)
     file = tmp_path / "run.toml"
     file.write_text(config.to_toml(run))
@@ -99,7 +99,7 @@ def test_a_broken_recipe_is_the_users_input(code: str, words: str, tmp_path: Pat
     assert words in str(caught.value)
 
 
-def test_a_recipe_of_several_is_chosen_by_name(tmp_path: Path) -> None:
+def test_one_of_several_recipes_is_chosen_by_name(tmp_path: Path) -> None:
     path = tmp_path / "two.py"
     path.write_text("from lakh.spec import Run\ndef a(): return Run(name='a')\ndef b(): return Run(name='b')\n")
     assert load_run(f"{path}:b").name == "b"
@@ -107,7 +107,7 @@ def test_a_recipe_of_several_is_chosen_by_name(tmp_path: Path) -> None:
         load_run(f"{path}:c")
 
 
-def test_what_is_neither_recipe_nor_run_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_neither_recipe_nor_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no run\.toml"):
         load_run(tmp_path)
     with pytest.raises(UserError, match=r"did you mean laptop\?"):
@@ -133,13 +133,13 @@ def test_what_is_neither_recipe_nor_run_is_refused(tmp_path: Path) -> None:
         "model.rope_base=inf",
     ],
 )
-def test_what_nobody_can_compute_with_is_refused_by_name(setting: str) -> None:
+def test_values_out_of_range_are_refused_by_name(setting: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_run("laptop", [setting])
     assert refused.value.where.partition(".")[0] == setting.partition(".")[0]
 
 
-def test_faults_are_words() -> None:
+def test_faults_are_parsed_and_printed() -> None:
     assert Fault.parse("kill(rank=3, step=12)") == Fault("kill", rank=3, step=12)
     assert str(Fault.parse(" stop( step=1 , rank=0 ) ")) == "stop(rank=0, step=1)"
 
@@ -152,5 +152,5 @@ def test_a_misspelt_fault_is_refused_with_examples(text: str) -> None:
         Fault.parse(text)
 
 
-def test_the_mesh_names_its_axes() -> None:
+def test_a_mesh_prints_its_axes() -> None:
     assert str(Mesh(dp_shard=4, tp=8)) == "dp_shard=4 x tp=8"

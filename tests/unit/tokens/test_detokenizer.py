@@ -1,4 +1,4 @@
-"""Many texts of ids become bytes at once, as the `tokenizers` package decodes them one by one."""
+"""The batch detokenizer gives the text of the `tokenizers` package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lakh.tokens.tokenizer.detokenizer import BatchDetokenizer
 
 @settings(max_examples=100)
 @given(data=st.data())
-def test_any_ids_decode_as_by_the_package_halved_characters_included(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_ids_decode_as_in_the_package_including_split_characters(tokenizer: Tokenizer, data: st.DataObject) -> None:
     spelling = BatchDetokenizer.of(tokenizer.raw)
     assert spelling is not None
     ids = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30)
@@ -28,14 +28,14 @@ def test_any_ids_decode_as_by_the_package_halved_characters_included(tokenizer: 
     assert [raw.decode(errors="replace") for raw in found] == [tokenizer.decode(text) for text in texts]
 
 
-def test_a_tokenizer_that_spells_in_another_way_is_left_to_the_package(tokenizer: Tokenizer) -> None:
+def test_other_decoders_are_not_supported(tokenizer: Tokenizer) -> None:
     document = json.loads(tokenizer.raw)
     assert BatchDetokenizer.of(json.dumps({**document, "decoder": {"type": "WordPiece"}}).encode()) is None
     assert BatchDetokenizer.of(json.dumps({**document, "decoder": None}).encode()) is None
     assert BatchDetokenizer.of(b"{}") is None
 
 
-def test_turned_rows_are_the_same_with_and_without_the_fast_ways(
+def test_fim_gives_the_same_rows_with_and_without_the_fast_encoder(
     corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba", reason="the compiled encoder needs numba: pip install 'lakh[corpus]'")
@@ -47,7 +47,7 @@ def test_turned_rows_are_the_same_with_and_without_the_fast_ways(
         assert loader._fim is not None
         if way == "package":
             loader._fim._detokenizer = None
-        rows[way] = loader.read_range(0, loader.num_sequences).tokens
+        rows[way] = loader.read(range(loader.num_sequences)).tokens
         assert (loader._fim._fast is not None) == (way == "fast")
     assert np.array_equal(rows["package"], rows["fast"])
-    assert (rows["fast"] == tokenizer.fim_middle).any()
+    assert (rows["fast"] == tokenizer.special("<|fim_middle|>")).any()

@@ -1,4 +1,4 @@
-"""The compiled encoder gives the ids of the `tokenizers` package, or says that it is not sure."""
+"""The compiled encoder gives the ids of the `tokenizers` package, or None."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def assert_same(fast: FastEncoder, tokenizer: Tokenizer, texts: list[str]) -> in
 
 @settings(max_examples=200)
 @given(st.lists(st.text(st.sampled_from(SIGNS), max_size=60), max_size=4))
-def test_any_text_of_hard_signs(fast: FastEncoder, tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_text_of_difficult_characters(fast: FastEncoder, tokenizer: Tokenizer, texts: list[str]) -> None:
     assert assert_same(fast, tokenizer, texts) == 0
 
 
 @settings(max_examples=100)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
-def test_any_text_at_all(fast: FastEncoder, tokenizer: Tokenizer, text: str) -> None:
+def test_arbitrary_text(fast: FastEncoder, tokenizer: Tokenizer, text: str) -> None:
     assert_same(fast, tokenizer, [text])
 
 
-def test_every_character_that_is_in_use(fast: FastEncoder, tokenizer: Tokenizer) -> None:
+def test_every_assigned_character(fast: FastEncoder, tokenizer: Tokenizer) -> None:
     """Between letters, digits, signs and blanks: its class decides where words end."""
     used = [chr(code) for code in range(0x3000) if unicodedata.category(chr(code)) not in ("Cs", "Cn")]
     assert assert_same(fast, tokenizer, [f"a{c} {c}{c} 1{c}.{c}\n{c} x{c}'s" for c in used]) == 0
@@ -60,13 +60,13 @@ def test_real_code(fast: FastEncoder, tokenizer: Tokenizer) -> None:
     assert assert_same(fast, tokenizer, texts) == 0
 
 
-def test_what_it_is_not_sure_of_is_left_to_the_package(fast: FastEncoder, tokenizer: Tokenizer) -> None:
+def test_unsupported_texts_are_left_to_the_package(fast: FastEncoder, tokenizer: Tokenizer) -> None:
     unsure = ["x" * (MAX_WORD + 1), "\U000e0001 \U0010ffff", "fine"]
     assert assert_same(fast, tokenizer, unsure) == 2
     assert assert_same(fast, tokenizer, ["x" * MAX_WORD]) == 0
 
 
-def test_words_are_forgotten_before_the_tables_overflow(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_word_table_is_cleared_before_it_overflows(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakh.tokens.tokenizer.fast_encoder.WORD_POOL_BYTES", 64)
     monkeypatch.setattr("lakh.tokens.tokenizer.fast_encoder.ID_POOL", 600)
     small = FastEncoder.of(tokenizer.raw)
@@ -74,7 +74,7 @@ def test_words_are_forgotten_before_the_tables_overflow(tokenizer: Tokenizer, mo
     assert assert_same(small, tokenizer, [f"name_{i} other{i}" for i in range(500)]) == 0
 
 
-def test_a_tokenizer_with_other_rules_is_not_ours(tokenizer: Tokenizer) -> None:
+def test_other_tokenizers_are_not_supported(tokenizer: Tokenizer) -> None:
     document = json.loads(tokenizer.raw)
     for change in (
         {"normalizer": {"type": "NFC"}},

@@ -24,7 +24,7 @@ def test_an_epoch_visits_every_window_once(count: int, seed: int, epoch: int) ->
 
 
 @given(st.integers(100, 3000), st.integers(0, 2**32))
-def test_epochs_and_seeds_have_orders_of_their_own(count: int, seed: int) -> None:
+def test_epochs_and_seeds_have_different_orders(count: int, seed: int) -> None:
     order, other = ShuffleOrder(count, seed), ShuffleOrder(count, seed + 1)
     first = order.permute(np.arange(count))
     assert first.tolist() != order.permute(np.arange(count, 2 * count)).tolist()
@@ -32,12 +32,12 @@ def test_epochs_and_seeds_have_orders_of_their_own(count: int, seed: int) -> Non
     assert first.tolist() != list(range(count))
 
 
-def test_the_order_is_the_same_for_ever() -> None:
+def test_the_order_never_changes() -> None:
     """Golden: checkpoints store an index into this order, so it may never change."""
     assert ShuffleOrder(10, 1).permute(np.arange(20)).tolist() == GOLDEN_ORDER
 
 
-def test_huge_orders_cost_nothing() -> None:
+def test_huge_orders_are_cheap() -> None:
     count = 2**50 + 12345
     windows = ShuffleOrder(count, 7).permute(np.arange(10**15, 10**15 + 1000))
     assert len(set(windows.tolist())) == 1000
@@ -92,9 +92,9 @@ def test_each_token_is_predicted_once_and_rows_never_cross_shards(token_set: Tok
 
 
 @pytest.mark.parametrize("sequence", [5, 16])
-def test_documents_of_a_row_begin_after_the_end_marks(token_set: TokenSet, tokenizer: Tokenizer, sequence: int) -> None:
+def test_documents_of_a_row_begin_after_endoftext(token_set: TokenSet, tokenizer: Tokenizer, sequence: int) -> None:
     loader = TokenSetLoader(token_set, sequence=sequence, seed=1)
-    rows = loader.read_range(0, loader.num_sequences)
+    rows = loader.read(range(loader.num_sequences))
     for row, starts in zip(rows.tokens, rows.starts, strict=True):
         assert list(starts) == (np.flatnonzero(row[:-1] == tokenizer.eot) + 1).tolist()
     numbers = document_numbers(rows)
@@ -103,14 +103,14 @@ def test_documents_of_a_row_begin_after_the_end_marks(token_set: TokenSet, token
     assert np.array_equal(numbers[:, 1:] - numbers[:, :-1], ends[:, :-1].astype(np.int32))
 
 
-def test_a_set_knows_itself(token_set: TokenSet, tokenizer: Tokenizer) -> None:
+def test_a_token_set_reports_its_size_and_tokenizer(token_set: TokenSet, tokenizer: Tokenizer) -> None:
     assert token_set.vocab == tokenizer.vocab_size
     assert token_set.num_tokens == sum(len(shard) for shard in flat(token_set)) == 40 * 41 // 2 + 40
     assert token_set.num_documents == 40
     assert Tokenizer.load(token_set.tokenizer_path).sha256 == tokenizer.sha256
 
 
-def test_large_vocabularies_take_four_bytes() -> None:
+def test_large_vocabularies_use_uint32() -> None:
     assert [dtype_for(vocab) for vocab in (300, 65536, 65537)] == ["uint16", "uint16", "uint32"]
 
 
@@ -128,23 +128,25 @@ def test_the_stream_does_not_depend_on_ranks_micro_batches_or_restarts(
     token_set: TokenSet, seed: int, ranks: int, micro: int, resume: int
 ) -> None:
     batch, steps = 12, 8
-    whole = TokenSetLoader(token_set, sequence=16, seed=seed).read_range(0, batch * steps).tokens
+    whole = TokenSetLoader(token_set, sequence=16, seed=seed).read(range(batch * steps)).tokens
     got: list[np.ndarray] = []
     for first, last in ((0, resume), (resume, steps)):
-        loader = TokenSetLoader(token_set, sequence=16, seed=seed)  # a restart: nothing is remembered
+        loader = TokenSetLoader(token_set, sequence=16, seed=seed)  # a restart: no state is kept
         for step in range(first, last):
             share = batch // ranks
             for rank in range(ranks):
                 begin = step * batch + rank * share
-                got += [loader.read_range(begin + at, min(micro, share - at)).tokens for at in range(0, share, micro)]
+                for at in range(0, share, micro):
+                    count = min(micro, share - at)
+                    got.append(loader.read(range(begin + at, begin + at + count)).tokens)
     assert np.array_equal(np.concatenate(got), whole)
 
 
-def test_rows_are_windows_and_an_epoch_shows_each_once(token_set: TokenSet) -> None:
+def test_an_epoch_reads_each_window_once(token_set: TokenSet) -> None:
     loader = TokenSetLoader(token_set, sequence=16, seed=5)
-    rows = loader.read_range(0, 2 * loader.num_sequences)
+    rows = loader.read(range(2 * loader.num_sequences))
     layout = ConcatLayout(token_set, 17)
-    shown = [loader.layout_index(i) for i in range(2 * loader.num_sequences)]
+    shown = loader._order.permute(np.arange(2 * loader.num_sequences)).tolist()
     for row, window in zip(rows.tokens, shown, strict=True):
         pieces = layout.spans(window)
         whole = token_set.tokens[pieces[0].shard][pieces[0].start : pieces[-1].stop]
@@ -156,7 +158,7 @@ def test_rows_are_windows_and_an_epoch_shows_each_once(token_set: TokenSet) -> N
     )
 
 
-def test_a_split_shorter_than_a_sequence_is_refused(token_set: TokenSet) -> None:
+def test_a_split_shorter_than_a_sequence_is_rejected(token_set: TokenSet) -> None:
     heldout = TokenSet.open(token_set.url, "heldout")
     assert heldout.count_sequences(16) == 0
     with pytest.raises(UserError, match="shorter sequence"):

@@ -41,7 +41,7 @@ def test_every_document_is_in_one_split_in_the_packed_order(corpus: Path, tokeni
     assert len(TokenSet.open(tmp_path, "train").shards) > 1
 
 
-def test_text_that_spells_the_end_mark_does_not_end_a_document(
+def test_text_that_contains_endoftext_does_not_end_a_document(
     corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     pack(corpus, tokenizer, tmp_path, heldout_fraction=0)
@@ -62,7 +62,7 @@ def test_packed_bytes_are_the_same_on_every_run_and_for_any_number_of_buckets(
     assert other.manifest["fingerprint"] != first.manifest["fingerprint"]
 
 
-def test_held_out_documents_stay_held_out_when_the_share_grows() -> None:
+def test_heldout_documents_stay_heldout_when_the_fraction_grows() -> None:
     hashes = [f"{i * 0x9E3779B97F4A7C15 % 2**64:016x}" for i in range(2000)]
     small, large = ({h for h in hashes if is_heldout(h, share)} for share in (0.02, 0.1))
     assert small < large
@@ -80,7 +80,7 @@ def test_starts_point_at_the_first_token_of_each_document(corpus: Path, tokenize
         assert flat[-1] == tokenizer.eot  # no document spans two shards
 
 
-def test_a_finished_set_is_reused_until_the_question_changes(
+def test_a_complete_set_is_reused_until_the_settings_change(
     corpus: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     pack(corpus, tokenizer_folder, tmp_path, heldout_fraction=0.1)
@@ -90,7 +90,7 @@ def test_a_finished_set_is_reused_until_the_question_changes(
     assert not pack(corpus, tokenizer_folder, tmp_path, heldout_fraction=0.2, force=True).reused
 
 
-def test_force_does_not_eat_a_corpus(corpus: Path, tokenizer: Tokenizer) -> None:
+def test_force_does_not_delete_a_corpus(corpus: Path, tokenizer: Tokenizer) -> None:
     before = files_of(corpus)
     with pytest.raises(UserError, match="something else"):
         pack(corpus, tokenizer, corpus, force=True)
@@ -98,18 +98,22 @@ def test_force_does_not_eat_a_corpus(corpus: Path, tokenizer: Tokenizer) -> None
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
-def test_a_share_that_is_none_is_refused(corpus: Path, tokenizer: Tokenizer, tmp_path: Path, fraction: float) -> None:
+def test_an_invalid_heldout_fraction_is_rejected(
+    corpus: Path, tokenizer: Tokenizer, tmp_path: Path, fraction: float
+) -> None:
     with pytest.raises(UserError, match=r"is not in \[0, 1\)"):
         pack(corpus, tokenizer, tmp_path, heldout_fraction=fraction)
 
 
-def test_an_empty_split_is_said_at_once(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_empty_split_is_an_error(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="heldout: no document"):
         pack(corpus, tokenizer, tmp_path, heldout_fraction=1e-9)
     assert not (tmp_path / "manifest.json").exists()
 
 
-def test_missing_parts_name_the_command_that_makes_them(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_errors_for_missing_inputs_name_the_command_that_makes_them(
+    corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="lakh corpus build"):
         pack(tmp_path / "nowhere", tokenizer, tmp_path / "out")
     with pytest.raises(UserError, match="lakh tokens train"):
@@ -131,7 +135,7 @@ def test_a_damaged_corpus_is_not_packed(corpus: Path, tokenizer: Tokenizer, tmp_
 
 
 @pytest.mark.parametrize("calls_before", [0, 3, 100])
-def test_a_full_disk_leaves_no_manifest_and_no_litter(
+def test_a_full_disk_leaves_no_manifest_and_no_partial_files(
     corpus: Path,
     tokenizer: Tokenizer,
     tmp_path: Path,
@@ -184,7 +188,7 @@ def test_damage_is_found_on_opening_or_by_verify(corpus: Path, tokenizer: Tokeni
     assert TokenSet.open(tmp_path, "train").verify() == 2
 
 
-def test_a_manifest_that_was_edited_is_damage(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_edited_manifest_is_rejected(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     pack(corpus, tokenizer, tmp_path, heldout_fraction=0.1)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     manifest["dtype"] = "uint32"

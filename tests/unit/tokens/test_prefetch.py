@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,8 @@ def take_all(prefetcher: Prefetcher, steps: range) -> None:
 
 def test_batches_are_those_of_the_stream_with_documents_and_hash(packed: Path) -> None:
     asked = request(packed, prefetch=3, document_mask=True, packing="best-fit", fim_rate=0.5, first_step=5)
-    stream, total = TokenStream.open(asked.data, asked.seed), StreamDigest()
-    with Prefetcher(asked) as prefetcher:
+    stream, total = TokenStream(asked.data, asked.seed), StreamDigest()
+    with closing(Prefetcher(asked)) as prefetcher:
         for step in range(5, 20):
             taken, rows = prefetcher.take(step), stream.read_range(4 * step + 2, 2)
             assert np.array_equal(taken.tokens, rows.tokens)
@@ -55,7 +56,7 @@ def test_batches_are_those_of_the_stream_with_documents_and_hash(packed: Path) -
 
 
 def test_it_prefetches_up_to_the_limit(packed: Path) -> None:
-    with Prefetcher(request(packed, last_step=1000, prefetch=5)) as prefetcher:
+    with closing(Prefetcher(request(packed, last_step=1000, prefetch=5))) as prefetcher:
         prefetcher.take(0)
         deadline = time.monotonic() + 120
         while prefetcher.ready < 4 and time.monotonic() < deadline:
@@ -71,7 +72,7 @@ def test_it_prefetches_up_to_the_limit(packed: Path) -> None:
 
 
 def test_batches_are_taken_strictly_in_order(packed: Path) -> None:
-    with Prefetcher(request(packed, first_step=3, last_step=5)) as prefetcher:
+    with closing(Prefetcher(request(packed, first_step=3, last_step=5))) as prefetcher:
         for wrong in (4, 5):
             with pytest.raises(IndexError):
                 prefetcher.take(wrong)
@@ -81,26 +82,32 @@ def test_batches_are_taken_strictly_in_order(packed: Path) -> None:
             prefetcher.take(5)
 
 
-def test_an_error_of_the_reader_is_raised_in_the_trainer(packed: Path, tmp_path: Path) -> None:
-    with Prefetcher(request(tmp_path / "nowhere")) as prefetcher, pytest.raises(UserError, match="lakh tokens pack"):
+def test_errors_of_the_child_are_raised_in_the_trainer(packed: Path, tmp_path: Path) -> None:
+    with (
+        closing(Prefetcher(request(tmp_path / "nowhere"))) as prefetcher,
+        pytest.raises(UserError, match="lakh tokens pack"),
+    ):
         prefetcher.take(0)
     broken = tmp_path / "broken"
     shutil.copytree(packed, broken)
     (broken / "train" / "tokens-00000.bin").unlink()
-    with Prefetcher(request(broken)) as prefetcher, pytest.raises(CorruptShard, match=r"tokens-00000\.bin.*is missing"):
+    with (
+        closing(Prefetcher(request(broken))) as prefetcher,
+        pytest.raises(CorruptShard, match=r"tokens-00000\.bin.*is missing"),
+    ):
         prefetcher.take(0)
 
 
-def test_a_reader_that_was_killed_raises_peer_lost(packed: Path) -> None:
-    with Prefetcher(request(packed, last_step=10**6, prefetch=2)) as prefetcher:
+def test_a_killed_child_raises_peer_lost(packed: Path) -> None:
+    with closing(Prefetcher(request(packed, last_step=10**6, prefetch=2))) as prefetcher:
         prefetcher.take(0)
         os.kill(prefetcher._child.pid, signal.SIGKILL)
         with pytest.raises(PeerLost, match="killed by SIGKILL"):
             take_all(prefetcher, range(1, 10))  # what is in the ring is still good
 
 
-def test_a_reader_that_hangs_raises_peer_timeout(packed: Path) -> None:
-    with Prefetcher(request(packed, last_step=10**6, prefetch=2), timeout_s=0.5) as prefetcher:
+def test_a_hanging_child_raises_peer_timeout(packed: Path) -> None:
+    with closing(Prefetcher(request(packed, last_step=10**6, prefetch=2), timeout_s=0.5)) as prefetcher:
         prefetcher.timeout_s = 120.0
         prefetcher.take(0)
         prefetcher.timeout_s = 0.5
@@ -113,8 +120,8 @@ def test_a_reader_that_hangs_raises_peer_timeout(packed: Path) -> None:
             os.kill(prefetcher._child.pid, signal.SIGCONT)
 
 
-def test_signals_that_stop_a_trainer_leave_its_reader_working(packed: Path) -> None:
-    with Prefetcher(request(packed, last_step=50, prefetch=2)) as prefetcher:
+def test_the_child_ignores_signals_that_stop_the_trainer(packed: Path) -> None:
+    with closing(Prefetcher(request(packed, last_step=50, prefetch=2))) as prefetcher:
         prefetcher.take(0)
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(prefetcher._child.pid, number)

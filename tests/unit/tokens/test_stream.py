@@ -1,4 +1,4 @@
-"""The stream of training data is a function of one integer, whatever packs, mixes, turns or skips it."""
+"""The training stream depends only on the position, with any packing, mixture, FIM and skips."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def data_of(packed: Path, other: Path | None = None, **more: object) -> Data:
     mixed=st.booleans(),
     skip=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=3),
 )
-def test_no_ranks_micro_batches_or_restarts_change_the_stream(
+def test_ranks_micro_batches_and_restarts_do_not_change_the_stream(
     packed: Path, other: Path, ranks: int, micro: int, resume: int, seed: int, packing, fim, mixed, skip
 ) -> None:
     ranges = tuple((first, first + size) for first, size in skip)
     data = data_of(packed, other if mixed else None, packing=packing, fim_rate=fim, skip=ranges)
     batch, steps = data.batch, 6
-    whole = TokenStream.open(data, seed).read_range(0, batch * steps)
+    whole = TokenStream(data, seed).read_range(0, batch * steps)
     want = digest_sequences(0, whole.tokens, whole.lengths)
     got, tokens = StreamDigest(), []
     for first, last in ((0, resume), (resume, steps)):
-        stream = TokenStream.open(data, seed)  # a restart: nothing is remembered
+        stream = TokenStream(data, seed)  # a restart: no state is kept
         for step in range(first, last):
             share = batch // ranks
             for rank in reversed(range(ranks)):  # who comes first does not matter to the hash
@@ -80,8 +80,8 @@ def test_no_ranks_micro_batches_or_restarts_change_the_stream(
     assert np.array_equal(np.concatenate([part for _, part in sorted(tokens, key=lambda item: item[0])]), whole.tokens)
 
 
-def test_the_hash_sees_a_token_a_swap_and_a_repeat(packed: Path) -> None:
-    rows = TokenStream.open(data_of(packed), 1).read_range(0, 6)
+def test_the_hash_detects_changed_swapped_and_repeated_rows(packed: Path) -> None:
+    rows = TokenStream(data_of(packed), 1).read_range(0, 6)
     good = digest_sequences(0, rows.tokens, rows.lengths)
     changed = rows.tokens.copy()
     changed[3, 7] += 1
@@ -89,7 +89,6 @@ def test_the_hash_sees_a_token_a_swap_and_a_repeat(packed: Path) -> None:
     for tokens in (changed, swapped):
         assert digest_sequences(0, tokens, rows.lengths).sha256 != good.sha256
     assert (good + digest_sequences(0, rows.tokens[:1], rows.lengths[:1])).sha256 != good.sha256
-    assert StreamDigest.from_bytes(good.to_bytes()) == good
 
 
 # --- packing -------------------------------------------------------------------------------------
@@ -106,7 +105,7 @@ def test_best_fit_overfills_no_row_and_wastes_little(lengths: list[int], capacit
 
 
 @pytest.mark.parametrize("capacity", [9, 33, 200])
-def test_best_fit_loses_no_token_and_cuts_only_what_is_too_long(
+def test_best_fit_keeps_all_tokens_and_splits_only_long_documents(
     packed: Path, tokenizer: Tokenizer, capacity: int
 ) -> None:
     tokens = TokenSet.open(packed, "train")
@@ -130,8 +129,8 @@ def test_best_fit_loses_no_token_and_cuts_only_what_is_too_long(
         assert (np.asarray(shard)[again] != tokenizer.eot).all()
 
 
-def test_padding_does_not_count_and_is_a_document_of_its_own(packed: Path) -> None:
-    rows = TokenStream.open(data_of(packed, packing="best-fit"), 1).read_range(0, 40)
+def test_padding_is_a_separate_document(packed: Path) -> None:
+    rows = TokenStream(data_of(packed, packing="best-fit"), 1).read_range(0, 40)
     short = rows.lengths < SEQUENCE + 1
     assert short.any()
     for length, starts in zip(rows.lengths[short].tolist(), np.array(rows.starts, object)[short], strict=True):
@@ -143,7 +142,7 @@ def test_padding_does_not_count_and_is_a_document_of_its_own(packed: Path) -> No
 
 @settings(max_examples=20)
 @given(st.lists(st.floats(1, 100), min_size=1, max_size=6), st.integers(0, 5))
-def test_shares_are_exact_in_every_block_and_every_number_occurs(weights: list[float], block: int) -> None:
+def test_shares_are_exact_in_every_block(weights: list[float], block: int) -> None:
     mixture = Mixture(weights, seed=3)
     found = [mixture.locate(index) for index in range(block * BLOCK, (block + 1) * BLOCK)]
     for source, count in enumerate(counts_of(weights)):
@@ -152,13 +151,13 @@ def test_shares_are_exact_in_every_block_and_every_number_occurs(weights: list[f
         assert abs(count - weights[source] / sum(weights) * BLOCK) < 1
 
 
-def test_a_weight_too_small_to_ever_be_seen_is_refused() -> None:
+def test_a_weight_below_one_sequence_per_block_is_rejected() -> None:
     with pytest.raises(UserError, match="larger weight"):
         counts_of([1.0, 1e-6])
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=5), st.integers(0, 60))
-def test_skips_leave_out_exactly_what_they_say(spans: list[tuple[int, int]], position: int) -> None:
+def test_skips_remove_exactly_the_named_ranges(spans: list[tuple[int, int]], position: int) -> None:
     skips = SkipRanges((first, first + size) for first, size in spans)
     hidden = {index for first, size in spans for index in range(first, first + size)}
     shown = [index for index in range(400) if index not in hidden]
@@ -168,13 +167,13 @@ def test_skips_leave_out_exactly_what_they_say(spans: list[tuple[int, int]], pos
     assert more.index_of(position) == shown[position + 3]
 
 
-def test_sources_of_two_tokenizers_are_refused(corpus: Path, packed: Path, tmp_path: Path) -> None:
+def test_sources_with_different_tokenizers_are_rejected(corpus: Path, packed: Path, tmp_path: Path) -> None:
     from lakh.tokens.tokenizer.training import train
 
     train(corpus, tmp_path / "words", vocab=300)
     pack(corpus, tmp_path / "words", tmp_path / "set", heldout_fraction=0.1)
     with pytest.raises(UserError, match="different tokenizers"):
-        TokenStream.open(data_of(packed, tmp_path / "set"), 1)
+        TokenStream(data_of(packed, tmp_path / "set"), 1)
 
 
 # --- fill in the middle --------------------------------------------------------------------------
@@ -182,7 +181,7 @@ def test_sources_of_two_tokenizers_are_refused(corpus: Path, packed: Path, tmp_p
 
 def plain_text(ids: list[int], t: Tokenizer) -> str:
     """A document in PSM or SPM form, put back into its order."""
-    pre, suf, mid = t.fim_prefix, t.fim_suffix, t.fim_middle
+    pre, suf, mid = (t.special(f"<|fim_{name}|>") for name in ("prefix", "suffix", "middle"))
     ids = [i for i in ids if i != t.eot]
     if pre not in ids:
         return t.decode(ids)
@@ -193,41 +192,44 @@ def plain_text(ids: list[int], t: Tokenizer) -> str:
 
 
 @pytest.mark.parametrize("packing", ["concat", "best-fit"])
-def test_turned_documents_hold_the_same_text_and_rows_never_overflow(
+def test_fim_documents_hold_the_same_text_and_rows_never_overflow(
     packed: Path, tokenizer: Tokenizer, packing: str
 ) -> None:
     tokens = TokenSet.open(packed, "train")
-    turned = TokenSetLoader(tokens, sequence=128, seed=5, packing=packing, fim_rate=0.7)
-    rows, layout = turned.read_range(0, turned.num_sequences), turned._layout
+    loader = TokenSetLoader(tokens, sequence=128, seed=5, packing=packing, fim_rate=0.7)
+    rows, layout = loader.read(range(loader.num_sequences)), loader._layout
+    prefix, suffix = (tokenizer.special(token) for token in ("<|fim_prefix|>", "<|fim_suffix|>"))
+    order = loader._order.permute(np.arange(loader.num_sequences)).tolist()
     marked = forms = 0
-    for index in range(turned.num_sequences):
+    for index in range(loader.num_sequences):
         edges = [0, *rows.starts[index], int(rows.lengths[index])]
-        pieces = layout.spans(turned.layout_index(index))
+        pieces = layout.spans(order[index])
         for piece, (a, b) in zip(pieces, itertools.pairwise(edges), strict=False):
             found = rows.tokens[index, a:b].tolist()
             raw = tokens.tokens[piece.shard][piece.start : piece.stop].tolist()
             assert plain_text(found, tokenizer) == plain_text(raw, tokenizer)
-            marked += tokenizer.fim_prefix in found
-            forms += found[:2] == [tokenizer.fim_prefix, tokenizer.fim_suffix]
+            marked += prefix in found
+            forms += found[:2] == [prefix, suffix]
     assert rows.lengths.max() <= 129
     assert marked > 20
     assert 0 < forms < marked  # both forms occur
 
 
-def test_an_epoch_cuts_elsewhere_and_a_seed_decides(packed: Path) -> None:
+def test_fim_splits_depend_on_the_epoch_and_the_seed(packed: Path) -> None:
     tokens = TokenSet.open(packed, "train")
     loaders = [TokenSetLoader(tokens, sequence=128, seed=seed, fim_rate=1.0) for seed in (5, 5, 6)]
     count = loaders[0].num_sequences
-    first, again, other = (loader.read_range(0, count).tokens for loader in loaders)
+    first, again, other = (loader.read(range(count)).tokens for loader in loaders)
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
-    by_window = {loaders[0].layout_index(i): row for i, row in enumerate(first)}
-    later = loaders[0].read_range(count, count).tokens
-    same = sum(np.array_equal(row, by_window[loaders[0].layout_index(count + i)]) for i, row in enumerate(later))
+    order = loaders[0]._order.permute(np.arange(2 * count)).tolist()
+    by_window = dict(zip(order, first, strict=False))
+    later = loaders[0].read(range(count, 2 * count)).tokens
+    same = sum(np.array_equal(row, by_window[window]) for window, row in zip(order[count:], later, strict=True))
     assert same < count / 2
 
 
-def test_room_is_kept_only_where_it_is_used() -> None:
+def test_tokens_are_reserved_only_with_fim() -> None:
     assert reserved_tokens(4096, 0.0) == 0
     assert reserved_tokens(4096, 0.5) == 64
 
@@ -235,7 +237,7 @@ def test_room_is_kept_only_where_it_is_used() -> None:
 # --- repositories --------------------------------------------------------------------------------
 
 
-def test_a_repository_is_one_document_with_its_paths(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_repository_is_one_document_with_paths(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     pack(corpus, tokenizer, tmp_path, heldout_fraction=0, order="repository")
     tokens = TokenSet.open(tmp_path, "train")
     assert tokens.num_documents == 1
@@ -250,16 +252,16 @@ def test_a_repository_is_one_document_with_its_paths(corpus: Path, tokenizer: To
     assert body == (corpus.parent / "proj" / "f3.py").read_text()
 
 
-def test_files_of_a_repository_are_turned_one_by_one_with_their_path_in_the_prefix(
+def test_fim_transforms_each_file_and_keeps_its_path_in_the_prefix(
     corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     pack(corpus, tokenizer, tmp_path, heldout_fraction=0, order="repository")
     loader = TokenSetLoader(TokenSet.open(tmp_path, "train"), sequence=512, seed=1, fim_rate=1.0, fim_spm=0.0)
     texts = [
-        tokenizer.decode(row.tolist(), show_special=True) for row in loader.read_range(0, loader.num_sequences).tokens
+        tokenizer.decode(row.tolist(), show_special=True) for row in loader.read(range(loader.num_sequences)).tokens
     ]
-    turned = [part for text in texts for part in text.split("<|file_sep|>")[1:-1] if "<|fim_prefix|>" in part]
-    assert turned
-    for part in turned:
+    transformed = [part for text in texts for part in text.split("<|file_sep|>")[1:-1] if "<|fim_prefix|>" in part]
+    assert transformed
+    for part in transformed:
         assert part.startswith("<|fim_prefix|>")
         assert part.removeprefix("<|fim_prefix|>").partition("\n")[0].endswith(".py")

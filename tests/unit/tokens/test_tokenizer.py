@@ -28,7 +28,7 @@ def test_any_text_survives_the_round_trip_and_never_becomes_special(tokenizer: T
 def test_special_tokens_have_the_first_ids_in_order(tokenizer: Tokenizer) -> None:
     assert [tokenizer.special(token) for token in SPECIAL_TOKENS] == list(range(16))
     assert SPECIAL_TOKENS[:4] == ("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
-    assert (tokenizer.eot, tokenizer.fim_prefix, tokenizer.fim_middle, tokenizer.fim_suffix) == (0, 1, 2, 3)
+    assert tokenizer.eot == 0
 
 
 def test_special_tokens_are_omitted_or_shown_on_request(tokenizer: Tokenizer) -> None:
@@ -48,7 +48,7 @@ def test_training_is_the_same_on_every_run(corpus: Path, tokenizer_folder: Path,
     assert again.vocab == 320
 
 
-def test_a_finished_tokenizer_is_reused_until_the_question_changes(corpus: Path, tmp_path: Path) -> None:
+def test_a_complete_tokenizer_is_reused_until_the_settings_change(corpus: Path, tmp_path: Path) -> None:
     first = train(corpus, tmp_path, vocab=300)
     assert train(corpus, tmp_path, vocab=300).reused
     with pytest.raises(UserError, match="--force"):
@@ -71,13 +71,13 @@ def test_a_small_corpus_gives_fewer_tokens_than_requested(corpus: Path, tmp_path
 
 
 @pytest.mark.parametrize("vocab", [0, 271])
-def test_a_vocabulary_too_small_for_the_bytes_is_refused(corpus: Path, tmp_path: Path, vocab: int) -> None:
+def test_a_vocabulary_smaller_than_the_bytes_is_rejected(corpus: Path, tmp_path: Path, vocab: int) -> None:
     with pytest.raises(UserError, match="choose 272 or more"):
         train(corpus, tmp_path, vocab=vocab)
     assert train(corpus, tmp_path, vocab=272).vocab == 272
 
 
-def test_a_corpus_that_is_missing_or_empty_says_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_or_empty_corpus_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="lakh corpus build"):
         train(tmp_path / "nowhere", tmp_path / "out")
     (tmp_path / "src").mkdir()
@@ -87,7 +87,7 @@ def test_a_corpus_that_is_missing_or_empty_says_what_to_do(tmp_path: Path) -> No
         train(tmp_path / "corpus", tmp_path / "out")
 
 
-def test_loading_says_what_is_wrong(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_loading_errors_name_the_problem(tokenizer_folder: Path, tmp_path: Path) -> None:
     assert Tokenizer.load(tokenizer_folder).sha256 == Tokenizer.load(tokenizer_folder / "tokenizer.json").sha256
     with pytest.raises(UserError, match="lakh tokens train"):
         Tokenizer.load(tmp_path)
@@ -109,12 +109,12 @@ def test_a_copy_is_byte_for_byte_the_same(tokenizer: Tokenizer, tmp_path: Path) 
     assert Tokenizer.load(tmp_path).sha256 == tokenizer.sha256
 
 
-def test_half_a_character_is_the_callers_fault(tokenizer: Tokenizer) -> None:
+def test_half_a_surrogate_pair_is_a_user_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="surrogate"):
         tokenizer.encode("a\ud800")
 
 
-def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_restores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     with threads():
         assert os.environ["TOKENIZERS_PARALLELISM"] == "true"

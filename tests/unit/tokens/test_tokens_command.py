@@ -37,7 +37,7 @@ def test_errors_have_an_exit_code_and_a_remedy(lakh: Callable[..., Any], corpus:
     assert "lakh tokens train" in stderr
 
 
-def test_the_stream_of_a_run_can_be_looked_at(lakh: Callable[..., Any], last_line: Callable[..., Any]) -> None:
+def test_the_stream_of_a_run_can_be_inspected(lakh: Callable[..., Any], last_line: Callable[..., Any]) -> None:
     golden = str(Path(__file__).resolve().parents[2] / "golden" / "tokens-1")
     command = ("tokens", "stream", "laptop", "--set", f"data.tokens={golden}", "--set", "data.sequence=16")
     first, again, other = (last_line(lakh(*command, "--steps", steps, "--json")[1]) for steps in ("2", "2", "3"))
@@ -52,9 +52,9 @@ def test_the_stream_of_a_run_can_be_looked_at(lakh: Callable[..., Any], last_lin
     assert "lakh tokens pack" in stderr
 
 
-def test_the_help_is_the_one_in_the_table() -> None:
+def test_the_help_equals_the_command_table() -> None:
     assert (tokens.help or "").splitlines()[0] == COMMANDS["tokens"][1]
 
 
-def test_the_command_knows_how_much_is_sampled() -> None:
+def test_the_default_sample_size_equals_that_of_training() -> None:
     assert training.SAMPLE_BYTES == SAMPLE_BYTES

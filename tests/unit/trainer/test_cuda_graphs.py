@@ -1,4 +1,4 @@
-"""When passes are recorded as CUDA graphs, and why not. What a recording computes is tested on a GPU."""
+"""When a pass is recorded as a CUDA graph, and the reason. Results of recorded passes are tested on a GPU."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ DEEP = replace(SMALL, model=replace(SMALL.model, layers=60, width=640))
 
 
 @pytest.mark.parametrize(
-    ("run", "device", "world", "records", "words"),
+    ("run", "device", "world", "records", "text"),
     [
         (SMALL, "cuda", 1, True, "before Python has launched"),
         (SMALL, "cpu", 1, False, "not available on cpu"),
@@ -30,10 +30,10 @@ DEEP = replace(SMALL, model=replace(SMALL.model, layers=60, width=640))
         (replace(SMALL, train=Training(graphs="on")), "cuda", 1, True, "requested"),
     ],
 )
-def test_short_work_on_one_gpu_is_recorded(run: Run, device: str, world: int, records: bool, words: str) -> None:
+def test_short_work_on_one_gpu_is_recorded(run: Run, device: str, world: int, records: bool, text: str) -> None:
     chosen, reason = decide_cuda_graphs(run.train, run.data, run.model, device=device, world=world)
     assert chosen is records
-    assert words in reason
+    assert text in reason
 
 
 def test_requested_graphs_that_are_impossible_are_an_error() -> None:

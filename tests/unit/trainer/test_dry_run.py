@@ -1,4 +1,4 @@
-"""lakh train --dry-run: the recipes fit where they say, and who asks for too little is told what would do."""
+"""lakh train --dry-run: recipes fit on their cluster, and a run that does not fit gets the nearest settings that do."""
 
 import json
 
@@ -23,20 +23,20 @@ def test_every_size_fits_on_a_node_of_its_cluster(size: str, capsys: pytest.Capt
     assert plan["step_s_low"] <= plan["step_s"] <= plan["step_s_high"]
 
 
-def test_what_needs_a_node_says_so_on_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_needs_a_node_is_refused_on_one_gpu_with_that_advice(capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = dry_run(capsys, "recipes/sizes.py:code_7b")
     assert code == 2
     assert "most of it optimizer" in answer["error"]["found"]
     assert answer["error"]["todo"].endswith("--nproc 8")
 
 
-def test_what_fits_nowhere_on_a_node_is_not_sent_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_does_not_fit_on_a_node_gets_no_such_advice(capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = dry_run(capsys, "recipes/sizes.py:code_7b", "--set", "model.layers=320")
     assert code == 2
     assert "--nproc" not in answer["error"]["todo"]
 
 
-def test_what_could_not_be_trained_is_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_cannot_be_trained_is_not_estimated(capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = dry_run(capsys, "laptop", "--set", "mesh.pp=2", "--nproc", "2")
     assert code == 2
     assert "model.tied makes them one matrix" in answer["error"]["found"]

@@ -40,7 +40,7 @@ def changed(run: Run, **settings: object) -> Run:
 
 
 class CorruptBatches(Batches):
-    """Data whose sequence number BAD has a broken form: what a bad shard, or a bit flipped on the way, can do."""
+    """Data whose sequence number BAD is corrupt, as by a bad shard or a flipped bit."""
 
     BAD = 88  # in step 22, counted from 0
     weight: float | None = None
@@ -59,10 +59,10 @@ def test_a_batch_with_nan_is_skipped_with_an_event(run: Run, tmp_path: Path, mon
     monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
     monkeypatch.setattr(CorruptBatches, "weight", float("nan"))
     outcome = train(run, tmp_path / "run")
-    told = events.read(tmp_path / "run")
-    skipped = [(e.step, e.reason) for e in told if isinstance(e, events.StepSkipped)]
+    written = events.read(tmp_path / "run")
+    skipped = [(e.step, e.reason) for e in written if isinstance(e, events.StepSkipped)]
     assert skipped == [(23, "gradient norm nan is not finite")]
-    assert outcome.loss == outcome.loss  # the run is whole: a NaN in the weights would be in every later loss
+    assert outcome.loss == outcome.loss  # a NaN in the weights would appear in every later loss
     assert outcome.step == 30
 
 
@@ -85,28 +85,26 @@ def test_a_spike_rewinds_to_the_checkpoint_and_never_reads_that_batch_again(
     monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
     run_dir = tmp_path / "run"
     outcome = train(changed(run, on_spike="rewind"), run_dir)
-    told = events.read(run_dir)
-    (event,) = [e for e in told if isinstance(e, events.Rewound)]
+    written = events.read(run_dir)
+    (event,) = [e for e in written if isinstance(e, events.Rewound)]
     assert event.step == 23
     assert event.to_step == 20
     assert event.skipped == [[88, 92]]
     assert "is above" in event.reason
-    steps = [e.step for e in told if isinstance(e, events.StepDone)]
+    steps = [e.step for e in written if isinstance(e, events.StepDone)]
     assert steps == [*range(1, 24), *range(21, 31)]
-    assert load_run(run_dir).data.skip == ((88, 92),)  # a restart knows it too
+    assert load_run(run_dir).data.skip == ((88, 92),)  # a restart skips them too
     assert outcome.goodput["classes_s"]["lost"] > 0
     # The hash is that of the stream without the skipped sequences, as if they had never been there.
     expected = StreamDigest()
-    stream = TokenStream.open(load_run(run_dir).data, run.seed)
+    stream = TokenStream(load_run(run_dir).data, run.seed)
     for step in range(30):
         rows = stream.read_range(4 * step, 4)
         expected += digest_sequences(4 * step, rows.tokens, rows.lengths)
     assert outcome.stream_sha256 == expected.sha256
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_back_to(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_checkpoint_a_rewind_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
     run = dataclasses.replace(changed(run, on_spike="rewind"), checkpoint=Checkpoints(every=0))
     assert train(run, tmp_path / "run").step == 30
@@ -115,7 +113,9 @@ def test_without_a_checkpoint_there_is_nothing_to_go_back_to(
 
 
 @pytest.mark.slow
-def test_steps_go_on_while_a_checkpoint_is_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_continue_while_a_checkpoint_is_written(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     far_on = threading.Event()
 
     class Watched(Batches):
@@ -132,10 +132,10 @@ def test_steps_go_on_while_a_checkpoint_is_written(run: Run, tmp_path: Path, mon
     monkeypatch.setattr("lakh.checkpoint.saving.write_tensors", slow)
     behind = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, background="on"))
     outcome = train(behind, tmp_path / "run")
-    told = events.read(tmp_path / "run")
-    saved = [event.step for event in told if isinstance(event, events.CheckpointSaved)]
+    written = events.read(tmp_path / "run")
+    saved = [event.step for event in written if isinstance(event, events.CheckpointSaved)]
     assert saved == [10, 20, 30]
-    before = told[: next(at for at, event in enumerate(told) if isinstance(event, events.CheckpointSaved))]
+    before = written[: next(at for at, event in enumerate(written) if isinstance(event, events.CheckpointSaved))]
     assert [event.step for event in before if isinstance(event, events.StepDone)][:15] == list(range(1, 16))
     monkeypatch.undo()
     train(run, tmp_path / "calm")
@@ -148,17 +148,17 @@ def test_steps_go_on_while_a_checkpoint_is_written(run: Run, tmp_path: Path, mon
     assert outcome.checkpoint.endswith("step-00000030")
 
 
-def test_where_a_copy_finds_no_room_the_run_waits_for_its_checkpoints_and_says_so(
+def test_without_memory_for_a_copy_checkpoints_block_and_an_event_reports_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "free_host_bytes", lambda: 1000)
     monkeypatch.setattr(checkpoint.HostCopies, "take", None)  # nothing is copied
     train(changed(run, steps=20), tmp_path / "run")
-    told = events.read(tmp_path / "run")
-    (chosen,) = (event for event in told if isinstance(event, events.AutoChoice) and event.what == "checkpoints")
+    written = events.read(tmp_path / "run")
+    (chosen,) = (event for event in written if isinstance(event, events.AutoChoice) and event.what == "checkpoints")
     assert chosen.choice == "blocking"
     assert "more than 60%" in chosen.reason
-    kinds = [(type(event), event.step) for event in told]
+    kinds = [(type(event), event.step) for event in written]
     assert kinds.index((events.CheckpointSaved, 10)) < kinds.index((events.StepDone, 11))
 
 
@@ -169,16 +169,16 @@ def test_hooks_are_called_after_each_evaluation(run: Run, tmp_path: Path, monkey
     monkeypatch.syspath_prepend(str(tmp_path))
     run = changed(run, steps=6, eval_every=3, hooks=("my_hooks:weights",))
     train(run, tmp_path / "run")
-    told = [e for e in events.read(tmp_path / "run") if isinstance(e, events.HookMetrics)]
-    assert [event.step for event in told] == [0, 3, 6]
-    assert told[0].values == {"count": run.model.parameters}
+    measured = [e for e in events.read(tmp_path / "run") if isinstance(e, events.HookMetrics)]
+    assert [event.step for event in measured] == [0, 3, 6]
+    assert measured[0].values == {"count": run.model.parameters}
     with pytest.raises(UserError, match="my_hooks:nothing"):
         train(changed(run, hooks=("my_hooks:nothing",)), tmp_path / "other")
     sys.modules.pop("my_hooks", None)
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         ("raise ValueError('no such table')", r"ValueError: no such table \(.*their_hooks.py, line 2\)"),
         ("return None", "returned None; return numbers by name"),
@@ -186,17 +186,17 @@ def test_hooks_are_called_after_each_evaluation(run: Run, tmp_path: Path, monkey
     ],
 )
 def test_a_hook_that_fails_is_named_with_its_line(
-    body: str, words: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    body: str, message: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "their_hooks.py").write_text(f"def f(run, step, model):\n    {body}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UserError, match=f"train.hooks: their_hooks:f: {words}"):
+    with pytest.raises(UserError, match=f"train.hooks: their_hooks:f: {message}"):
         train(changed(run, steps=2, eval_every=1, hooks=("their_hooks:f",)), tmp_path / "run")
     sys.modules.pop("their_hooks", None)
 
 
 @pytest.mark.parametrize("setting", ["data.sequence=8", "seed=2", "data.packing=best-fit", "data.fim_rate=0.5"])
-def test_what_decides_the_stream_may_not_change_under_a_run(setting: str, run: Run, tmp_path: Path) -> None:
+def test_settings_that_determine_the_stream_cannot_change_during_a_run(setting: str, run: Run, tmp_path: Path) -> None:
     from lakh import config
 
     train(changed(run, steps=2), tmp_path / "run")
@@ -209,12 +209,12 @@ def test_what_decides_the_stream_may_not_change_under_a_run(setting: str, run: R
 
 
 @pytest.mark.slow
-def test_a_restart_that_does_not_know_of_a_rewind_reads_on_where_it_was(run: Run, tmp_path: Path) -> None:
+def test_a_restart_with_old_settings_keeps_the_skips_of_a_rewind(run: Run, tmp_path: Path) -> None:
     data = dataclasses.replace(run.data, skip=((2, 5),))
     train(dataclasses.replace(changed(run, steps=2), data=data), tmp_path / "run")
     outcome = train(changed(run, steps=4), tmp_path / "run")
-    knows = train(dataclasses.replace(changed(run, steps=4), data=data), tmp_path / "calm")
-    assert outcome.stream_sha256 == knows.stream_sha256
+    with_skips = train(dataclasses.replace(changed(run, steps=4), data=data), tmp_path / "calm")
+    assert outcome.stream_sha256 == with_skips.stream_sha256
     assert load_run(tmp_path / "run").data.skip == ((2, 5),)
     late = dataclasses.replace(run.data, skip=((2, 5), (8, 9)))
     with pytest.raises(UserError, match="have been read already"):
@@ -232,7 +232,7 @@ def test_a_run_resumes_after_its_initial_model_was_removed(run: Run, tmp_path: P
         train(changed(second, steps=2), tmp_path / "other")
 
 
-def test_a_full_disk_says_how_to_go_on(run: Run, tmp_path: Path, fill_disk_after) -> None:
+def test_a_full_disk_error_names_the_command_to_resume(run: Run, tmp_path: Path, fill_disk_after) -> None:
     fill_disk_after(0)
     with pytest.raises(DiskFull, match=f"free some space, then: lakh resume {tmp_path / 'run'}"):
         train(changed(run, steps=2), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The learning rate over time, and an optimizer whose state exists from the start."""
+"""Learning rate schedules, AdamW and Muon."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from lakh.trainer.optim.schedule import learning_rate
 from lakh.workloads.code.model import CodeModel, init_weights
 
 
-def test_warm_up_then_cosine_by_hand() -> None:
+def test_warm_up_then_cosine() -> None:
     settings = Optimizer(lr=0.1, warmup_steps=4, min_lr_ratio=0.1)
     rates = [learning_rate(step, settings, 14) for step in range(14)]
     assert rates[:4] == pytest.approx([0.025, 0.05, 0.075, 0.1])
@@ -22,7 +22,7 @@ def test_warm_up_then_cosine_by_hand() -> None:
 
 
 @given(steps=st.integers(1, 50), warmup=st.integers(0, 50), ratio=st.floats(0, 1))
-def test_the_rate_stays_between_zero_and_its_peak(steps: int, warmup: int, ratio: float) -> None:
+def test_the_learning_rate_stays_between_zero_and_its_peak(steps: int, warmup: int, ratio: float) -> None:
     settings = Optimizer(lr=0.5, warmup_steps=warmup, min_lr_ratio=ratio)
     for step in range(steps):
         assert 0 <= learning_rate(step, settings, steps) <= 0.5 * (1 + 1e-12)
@@ -51,14 +51,14 @@ def test_state_is_complete_before_the_first_step_and_norms_do_not_decay() -> Non
         ("wsd", [1.0] * 8 + [0.55, 0.1]),
     ],
 )
-def test_schedules_by_hand(schedule: str, rates: list[float]) -> None:
+def test_schedules_at_known_steps(schedule: str, rates: list[float]) -> None:
     settings = Optimizer(lr=0.1, warmup_steps=0, min_lr_ratio=0.1, schedule=schedule, decay_share=0.3)  # type: ignore[arg-type]
     found = [learning_rate(step, settings, 10) / 0.1 for step in range(10)]
     assert found == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (4, 16), (24, 6)])
-def test_orthogonalising_brings_every_singular_value_near_one(shape: tuple[int, int]) -> None:
+def test_orthogonalise_brings_every_singular_value_near_one(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     values = torch.linalg.svdvals(orthogonalise(matrix))
     # Five rounds bring what is above 0.1 of the norm to 0.7..1.2; a random matrix of this size has none below.
@@ -72,7 +72,7 @@ def small_model() -> CodeModel:
     return model
 
 
-def test_muon_turns_the_matrices_of_blocks_and_learns() -> None:
+def test_muon_updates_the_matrices_of_blocks_and_the_loss_falls() -> None:
     model = small_model()
     optimizer = build_optimizer(model, Optimizer(kind="muon", lr=0.02))
     state = named_state(model, optimizer)

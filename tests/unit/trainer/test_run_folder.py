@@ -1,4 +1,4 @@
-"""One run at a time in a folder, and its run.toml says what it goes on with, from anywhere."""
+"""A folder has one run at a time, and its run.toml resumes from any working directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lakh.spec import Data, Run, Source, load_run
 from lakh.trainer.run_folder import lock_run_folder, require_run, with_absolute_paths, write_settings
 
 
-def test_a_second_run_in_a_folder_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
+def test_a_second_run_in_a_folder_is_refused_with_the_owner_of_the_lock(tmp_path: Path) -> None:
     with (
         lock_run_folder(tmp_path / "run"),
         pytest.raises(PeerTimeout, match=f"process {os.getpid()} on .* is using it"),
@@ -26,7 +26,7 @@ def test_a_second_run_in_a_folder_is_refused_and_the_first_is_named(tmp_path: Pa
         pass  # free again
 
 
-def test_ranks_keep_the_folder_when_their_launcher_has_gone(tmp_path: Path) -> None:
+def test_ranks_keep_the_lock_after_their_launcher_has_ended(tmp_path: Path) -> None:
     with lock_run_folder(tmp_path) as lock:
         rank = subprocess.Popen(
             [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, pass_fds=[lock]
@@ -38,15 +38,15 @@ def test_ranks_keep_the_folder_when_their_launcher_has_gone(tmp_path: Path) -> N
         pass
 
 
-def test_only_folders_of_this_machine_are_taken(tmp_path: Path) -> None:
+def test_only_local_folders_are_accepted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a local path"), lock_run_folder("s3://bucket/run"):
         pass
-    for path, words in (
+    for path, message in (
         ("s3://bucket/run", "not a local path"),
         (tmp_path, "has no run.toml"),
         (__file__, "is a file"),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             require_run(path)
     write_settings(Run(name="x"), tmp_path)
     require_run(tmp_path)
@@ -55,7 +55,7 @@ def test_only_folders_of_this_machine_are_taken(tmp_path: Path) -> None:
         pass
 
 
-def test_settings_are_written_where_they_changed(tmp_path: Path) -> None:
+def test_settings_are_written_only_when_they_changed(tmp_path: Path) -> None:
     write_settings(Run(name="x"), tmp_path)
     written = (tmp_path / "run.toml").stat().st_ino
     write_settings(Run(name="x"), tmp_path)
@@ -64,7 +64,7 @@ def test_settings_are_written_where_they_changed(tmp_path: Path) -> None:
     assert load_run(tmp_path).seed == 2
 
 
-def test_a_run_does_not_depend_on_where_it_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_can_be_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     data = Data(tokens="below/../tokens", mixture=(Source(tokens="near"), Source(tokens="s3://far/tokens")))
     run = with_absolute_paths(Run(name="x", data=data, init_from="model"))

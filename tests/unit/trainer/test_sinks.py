@@ -1,4 +1,4 @@
-"""Readers of a run's events: TensorBoard's files and the Prometheus page."""
+"""Sinks: TensorBoard files and the Prometheus page of a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_some(run_dir: Path, steps: int = 3) -> None:
         log.write(Evaluated(step=steps, loss=2.5, sequences=4, seconds=1.0))
 
 
-def test_tensorboard_reads_what_we_write(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_event_files(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX", reason="pip install tensorboardX to run this")
     board = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="pip install tensorboard to run this"
@@ -51,7 +51,7 @@ def test_tensorboard_reads_what_we_write(tmp_path: Path) -> None:
     assert read.Scalars("memory/bytes")[0].value == 12345
 
 
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_an_error_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with (
         pytest.raises(MissingExtra, match="needs the package tensorboardX"),
@@ -87,7 +87,7 @@ def test_prometheus_scrapes_the_run(tmp_path: Path) -> None:
             pass
 
 
-def test_other_ranks_and_runs_without_sinks_show_nothing(tmp_path: Path) -> None:
+def test_other_ranks_and_runs_without_sinks_export_nothing(tmp_path: Path) -> None:
     with export_events(Training(sinks=("tensorboard",)), tmp_path, rank=1), export_events(Training(), tmp_path, rank=0):
         pass
     assert not list(tmp_path.iterdir())

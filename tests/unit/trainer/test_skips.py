@@ -1,4 +1,4 @@
-"""What a run passes over may change ahead of where it stands, and never behind."""
+"""Skipped sequences of a run may change ahead of its position, not behind it."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ RANGES = st.lists(
 
 
 @given(before=RANGES, asked=RANGES, position=st.integers(0, 50))
-def test_the_past_is_unchanged_and_requested_ranges_ahead_are_skipped(before, asked, position) -> None:
+def test_ranges_behind_stay_and_requested_ranges_ahead_are_skipped(before, asked, position) -> None:
     here = SkipRanges(before).index_of(position)
     ahead = tuple((max(first, here), end) for first, end in asked if end > here)
     after = SkipRanges(merge_skips(before, ahead, position))
@@ -28,5 +28,5 @@ def test_the_past_is_unchanged_and_requested_ranges_ahead_are_skipped(before, as
 def test_sequences_that_were_read_cannot_be_skipped() -> None:
     with pytest.raises(UserError, match=r"data.skip = \[\[2, 5\]\]: sequences before 12 have been read already"):
         merge_skips(((4, 6),), ((2, 5),), 10)
-    assert merge_skips(((4, 6),), (), 10) == ((4, 6),)  # a recipe that does not know of a rewind
+    assert merge_skips(((4, 6),), (), 10) == ((4, 6),)  # a recipe from before a rewind
     assert merge_skips(((4, 6),), ((4, 6), (20, 22)), 10) == ((4, 6), (20, 22))

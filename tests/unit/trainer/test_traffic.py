@@ -1,4 +1,4 @@
-"""What a step sends is counted alike where blocks are compiled and where they are not."""
+"""The bytes of a step are counted equally for compiled and uncompiled blocks."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A rank joins the others over a backend that it has, and knows where it lies along each axis of the mesh."""
+"""Process groups along each axis of the mesh, and errors of joining a run."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ def test_groups_and_coordinates_agree_in_any_order_of_the_axes(order: list[Axis]
         assert int(ranks[tuple(at[axis] for axis in AXES)]) == rank
 
 
-def test_nccl_without_gpus_is_refused_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_without_gpus_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
         monkeypatch.setenv(name, value)
     with (
@@ -29,7 +29,7 @@ def test_nccl_without_gpus_is_refused_and_not_tried_again(monkeypatch: pytest.Mo
         pass
 
 
-def test_a_rank_that_does_not_know_where_to_meet_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_rendezvous_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
         monkeypatch.setenv(name, value)
     for name in ("LAKH_RENDEZVOUS", "MASTER_PORT"):

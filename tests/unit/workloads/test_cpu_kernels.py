@@ -11,13 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakh.spec import Model
+from lakh.spec import Model, Training
 from lakh.workloads.code import ops
-from lakh.workloads.code.acceleration import accelerate
+from lakh.workloads.code.acceleration import choose_ops
 from lakh.workloads.code.attention import Documents, sdpa_attention
-from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.kernels import cpu
-from lakh.workloads.code.model import CodeModel
 
 SPEC = Model(layers=1, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
 
@@ -32,10 +30,7 @@ def heads(rows: int, tokens: int, kv_heads: int, group: int, dtype: torch.dtype)
 
 def documents_of(rows: int, tokens: int, length: int) -> Documents:
     starts = sorted({*range(0, rows * tokens, length), *range(0, rows * tokens + 1, tokens)})
-    nothing = torch.zeros(rows, tokens)
-    found = Documents.of(Batch(nothing, nothing, cu_seqlens=torch.tensor(starts, dtype=torch.int32), longest=length))
-    assert found is not None
-    return found
+    return Documents.padded(torch.tensor(starts, dtype=torch.int32), length, tokens)
 
 
 @settings(max_examples=30)
@@ -46,7 +41,7 @@ def documents_of(rows: int, tokens: int, length: int) -> Documents:
     group=st.integers(1, 3),
     length=st.one_of(st.none(), st.integers(1, 90)),
 )
-def test_attention_by_blocks_is_attention(
+def test_blocked_attention_equals_plain_attention(
     rows: int, tokens: int, kv_heads: int, group: int, length: int | None
 ) -> None:
     documents = None if length is None else documents_of(rows, tokens, length)
@@ -58,7 +53,8 @@ def test_attention_by_blocks_is_attention(
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_are_those_of_small_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_gradients_match_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "BLOCK", 3)
     packed = documents_of(2, 7, 4)
     for documents in (None, packed):
@@ -67,12 +63,12 @@ def test_gradients_are_those_of_small_changes(monkeypatch: pytest.MonkeyPatch) -
     assert torch.autograd.gradcheck(cpu.swiglu, torch.randn(3, 10, dtype=torch.float64, requires_grad=True))
 
 
-def test_swiglu_is_the_plain_one() -> None:
+def test_swiglu_equals_the_plain_form() -> None:
     x = 4 * torch.randn(5, 7, 64, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(cpu.swiglu(x), ops.swiglu(x), atol=2e-6, rtol=1e-6)
 
 
-def test_what_would_keep_much_and_half_precision_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_layers_and_half_precision_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     monkeypatch.setattr(cpu, "sdpa_attention", lambda *parts: called.append(parts[0].dtype) or sdpa_attention(*parts))
     monkeypatch.setattr(cpu, "SAVED_BYTES", 16 * 16 // 2 * 4)
@@ -89,17 +85,19 @@ def test_what_would_keep_much_and_half_precision_go_to_torch(monkeypatch: pytest
         ("aarch64", {}, True),
         ("x86_64", {}, False),
         ("aarch64", {"attention": "torch"}, False),
-        ("aarch64", {"recomputation": "full"}, False),
+        ("aarch64", {"recompute": "full"}, False),
         ("aarch64", {"kernels": False}, False),
     ],
 )
-def test_blocks_are_chosen_where_they_are_faster(
+def test_blocked_attention_is_chosen_where_it_is_faster(
     machine: str, options: dict[str, object], by_blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
-    trained = CodeModel(SPEC)
-    choices = {choice.what: choice for choice in accelerate(trained, device="cpu", **options)}  # type: ignore[arg-type]
-    assert (trained.ops.attention is cpu.blocked_attention) == by_blocks
+    kernels = bool(options.pop("kernels", True))
+    settings = Training(**options)  # type: ignore[arg-type]
+    ops, _, found = choose_ops(SPEC, settings, kernels=kernels, bf16=False, device="cpu")
+    choices = {choice.what: choice for choice in found}
+    assert (ops.attention is cpu.blocked_attention) == by_blocks
     assert (choices["attention"].choice == "blocked") == by_blocks
 
 
@@ -119,7 +117,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-TOLD_IN_TIME = """
+CHECK_ALLOCATOR = """
 import os, sys
 import lakh.trainer.tuning.memory as memory
 memory.keep_freed_memory = lambda: os._exit(3 if "torch" in sys.modules else 42)
@@ -129,16 +127,17 @@ main(sys.argv[1:])
 
 
 @pytest.mark.parametrize("words", [["train", "recipes/laptop.py"], ["bench", "train"]])
-def test_the_allocator_is_told_before_torch_is_there(words: list[str], tmp_path: Path) -> None:
+def test_the_allocator_is_configured_before_torch_is_imported(words: list[str], tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "run")]
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    command = [sys.executable, "-c", TOLD_IN_TIME, *words, *out]
+    command = [sys.executable, "-c", CHECK_ALLOCATOR, *words, *out]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **rank})
     assert done.returncode == 42, done.stderr
 
 
 @pytest.mark.skipif(platform.machine() != "aarch64", reason="torch's allocator is mimalloc on ARM only")
-def test_freed_memory_is_used_again() -> None:
+@pytest.mark.slow
+def test_freed_memory_is_reused() -> None:
     as_found = {name: value for name, value in os.environ.items() if name != "MIMALLOC_PURGE_DELAY"}
 
     def faults(how: str) -> int:

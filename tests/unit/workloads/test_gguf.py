@@ -103,7 +103,7 @@ def test_quantized_types_can_be_read(kind: str) -> None:
     assert package.quants.dequantize(zeros, quant).shape == (2, block)
 
 
-def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_truncated_files_are_rejected(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.gguf", tiny_weights()).read_bytes()
     for size in [*range(4, 900, 37), len(whole) - 40]:
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
@@ -111,7 +111,7 @@ def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
             gguf.load(tmp_path / "cut.gguf")
 
 
-def test_a_header_that_claims_too_much_costs_nothing(tmp_path: Path) -> None:
+def test_a_header_with_huge_counts_is_rejected_immediately(tmp_path: Path) -> None:
     array = text("general.tags") + struct.pack("<IIQ", 9, 0, 2**60)
     (tmp_path / "array.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + array)
     with pytest.raises(DataError, match="ends before byte"):
@@ -130,12 +130,12 @@ def test_a_header_that_claims_too_much_costs_nothing(tmp_path: Path) -> None:
         ({"llama.attention.head_count": 3}, "3 does not divide width 32"),
     ],
 )
-def test_what_lakh_cannot_represent_is_named(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_unsupported_settings_are_named(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
         gguf.load(write(tmp_path / "other.gguf", tiny_weights(), {**SETTINGS, **change}))
 
 
-def test_a_run_begins_with_the_weights_of_a_file_that_fits_it(tmp_path: Path) -> None:
+def test_init_from_requires_a_matching_file(tmp_path: Path) -> None:
     path = write(tmp_path / "tiny.gguf", tiny_weights())
     assert torch.equal(read_weights(str(path), SPEC)["norm.weight"], torch.ones(32))
     with pytest.raises(UserError, match=r"model.ffn = 64: init_from .* has 32; set model.ffn = 32"):
@@ -145,7 +145,7 @@ def test_a_run_begins_with_the_weights_of_a_file_that_fits_it(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_smollm2_answers_as_in_transformers_and_knows_python(smollm2_gguf: Path, tmp_path: Path) -> None:
+def test_smollm2_logits_equal_those_of_transformers(smollm2_gguf: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     loaded = gguf.load(smollm2_gguf)
     assert loaded.spec.parameters == 134_515_008
@@ -163,7 +163,7 @@ def test_smollm2_answers_as_in_transformers_and_knows_python(smollm2_gguf: Path,
 
 
 @pytest.mark.slow
-def test_smollm2_knows_code_better_after_some_steps_on_code(smollm2_gguf: Path) -> None:
+def test_finetuning_smollm2_on_code_lowers_its_loss(smollm2_gguf: Path) -> None:
     """A fine-tuning run without its checkpoint of 1.6 GB: weights from the file, updates, held-out loss."""
     loaded = gguf.load(smollm2_gguf)
     tokenizer = Tokenizer(loaded.tokenizer_json)

@@ -60,14 +60,14 @@ def test_settings_survive_a_round_trip_as_the_same_model(tmp_path: Path, tokeniz
     assert (exact - rounded).abs().max() < 0.02  # 8 bits of weights of size 0.02, over two blocks
 
 
-def test_the_tokenizer_comes_back_with_its_marks(tmp_path: Path, tokenizer_json: Path) -> None:
+def test_the_tokenizer_round_trips_with_its_special_tokens(tmp_path: Path, tokenizer_json: Path) -> None:
     gguf.save(tmp_path / "m.gguf", "tiny", SPEC, weights_of(model_of(SPEC)), tokenizer_json)
     ours, theirs = Tokenizer.load(tokenizer_json), Tokenizer(gguf.load(tmp_path / "m.gguf").tokenizer_json)
     assert theirs.encode(TEXT) == ours.encode(TEXT)
     assert [theirs.special(mark) for mark in SPECIAL_TOKENS] == [ours.special(mark) for mark in SPECIAL_TOKENS]
 
 
-def test_llama_cpp_loads_it_and_splits_text_alike(tmp_path: Path, tokenizer_json: Path) -> None:
+def test_llama_cpp_loads_the_file_and_tokenizes_equally(tmp_path: Path, tokenizer_json: Path) -> None:
     xllamacpp = pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
     gguf.save(tmp_path / "m.gguf", "tiny", SPEC, weights_of(model_of(SPEC)), tokenizer_json)
     options = xllamacpp.CommonParams()
@@ -82,14 +82,14 @@ def test_llama_cpp_loads_it_and_splits_text_alike(tmp_path: Path, tokenizer_json
     assert usage["completion_tokens"] == 3
 
 
-def test_a_norm_on_queries_is_refused(tmp_path: Path, tokenizer_json: Path) -> None:
+def test_qk_norm_is_rejected(tmp_path: Path, tokenizer_json: Path) -> None:
     spec = Model(layers=1, width=64, heads=4, kv_heads=2, ffn=96, vocab=512, context=64, qk_norm=True)
     with pytest.raises(UserError, match="qk_norm"):
         gguf.save(tmp_path / "m.gguf", "tiny", spec, {}, tokenizer_json)
     assert not (tmp_path / "m.gguf").exists()
 
 
-def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_other_tokenizers_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {"a": 0}}}')
     with pytest.raises(UserError, match="not of the kind"):
         gguf.save(tmp_path / "m.gguf", "tiny", SPEC, weights_of(model_of(SPEC)), tmp_path / "tokenizer.json")

@@ -91,7 +91,7 @@ def test_a_new_export_leaves_no_shard_of_the_old_one(tmp_path: Path) -> None:
     assert storage.list_dir(tmp_path) == sorted([*files, "notes.txt"])
 
 
-def test_an_export_that_breaks_off_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_export_has_no_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, _, weights = make(tied)
     hf.save(tmp_path, spec, weights, None)
 
@@ -150,7 +150,7 @@ def test_transformers_reads_the_same_tokenizer(tmp_path: Path, tokenizer_json: P
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_a_llama_made_by_transformers_comes_in(tmp_path: Path, is_tied: bool) -> None:
+def test_a_llama_of_transformers_loads(tmp_path: Path, is_tied: bool) -> None:
     import transformers
 
     config = transformers.LlamaConfig(
@@ -191,7 +191,7 @@ def edit(folder: Path, changes: dict[str, Any], remove: tuple[str, ...] = ()) ->
     path.write_text(json.dumps({key: value for key, value in config.items() if key not in remove}))
 
 
-def test_older_configs_say_it_with_fewer_fields(folder: Path) -> None:
+def test_older_configs_with_fewer_fields_load(folder: Path) -> None:
     edit(folder, {"rope_theta": 77_000.0}, remove=("rope_parameters", "head_dim", "architectures"))
     assert hf.load(folder)[0].rope_base == 77_000.0
     edit(folder, {}, remove=("rope_theta",))
@@ -219,13 +219,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_we_cannot_represent_is_refused_by_name(folder: Path, changes: dict[str, Any], words: str) -> None:
+def test_unsupported_config_fields_are_named(folder: Path, changes: dict[str, Any], words: str) -> None:
     edit(folder, changes)
     with pytest.raises(UserError, match=words):
         hf.load(folder)
 
 
-def test_a_tied_model_may_repeat_its_embedding_and_not_contradict_it(folder: Path) -> None:
+def test_a_tied_model_may_store_an_equal_head_only(folder: Path) -> None:
     path = folder / "model.safetensors"
     weights = hf.safetensors.torch.load_file(path)
     table = weights["model.embed_tokens.weight"]
@@ -236,7 +236,7 @@ def test_a_tied_model_may_repeat_its_embedding_and_not_contradict_it(folder: Pat
         hf.load(folder)
 
 
-def test_a_foreign_tensor_is_refused(folder: Path) -> None:
+def test_an_unknown_tensor_is_rejected(folder: Path) -> None:
     path = folder / "model.safetensors"
     weights = hf.safetensors.torch.load_file(path)
     frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
@@ -297,7 +297,7 @@ def test_pickled_weights_are_not_read(folder: Path) -> None:
         hf.load(folder)
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, tokenizer_json: Path) -> None:
+def test_a_tokenizer_that_does_not_fit_the_model_is_rejected(tmp_path: Path, tokenizer_json: Path) -> None:
     spec, _, weights = make({**tied, "vocab": 200})
     with pytest.raises(UserError, match="vocabulary has 200"):
         hf.save(tmp_path / "out", spec, weights, tokenizer_json)

@@ -1,4 +1,4 @@
-"""The loss from hidden states is the one from whole logits, with its gradients, however it is cut into pieces."""
+"""The chunked loss and its gradients equal those of full logits."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def inputs(tokens: int, vocab: int, dtype: torch.dtype = torch.float64) -> tuple
     z=st.sampled_from([0.0, 0.1]),
     smoothing=st.sampled_from([0.0, 0.1, 0.5]),
 )
-def test_any_pieces_give_the_loss_and_gradients_of_whole_logits(
+def test_any_chunk_size_gives_the_loss_and_gradients_of_full_logits(
     tokens: int, vocab: int, logit_bytes: int, z: float, smoothing: float
 ) -> None:
     x, weight, targets = inputs(tokens, vocab, torch.float32)
@@ -39,7 +39,7 @@ def test_any_pieces_give_the_loss_and_gradients_of_whole_logits(
         assert torch.allclose(a, b, atol=2e-4, rtol=1e-4)
 
 
-def test_the_weight_keeps_its_type_and_products_are_made_in_that_of_the_input() -> None:
+def test_gradients_keep_the_type_of_the_weight() -> None:
     x, weight, targets = inputs(8, 12, torch.float32)
     half = x.detach().bfloat16().requires_grad_()
     loss = linear_cross_entropy(half, weight, targets, scale=1.0)
@@ -47,7 +47,7 @@ def test_the_weight_keeps_its_type_and_products_are_made_in_that_of_the_input() 
     assert (loss.dtype, grad_x.dtype, grad_weight.dtype) == (torch.float32, torch.bfloat16, torch.float32)
 
 
-def test_targets_that_do_not_count_leave_no_gradient() -> None:
+def test_ignored_targets_have_no_gradient() -> None:
     x, weight, targets = inputs(6, 9, torch.float32)
     targets[:] = -100
     loss = linear_cross_entropy(x, weight, targets, scale=1.0, objective=Objective(z_loss=0.1, label_smoothing=0.1))

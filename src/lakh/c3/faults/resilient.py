@@ -12,7 +12,7 @@ epoch, restore the kept inputs and repeat the reductions with the divisor of the
 commit and another has not, all results were complete before it: the other one treats it as passed and returns the same
 value to its caller (`merge_progress`). The unit of failure is the caller: in hybrid sharding, a replica.
 
-Costs one copy of each bucket until the commit. Names follow torchcomms: `reconfigure`, `get_reconfigure_handle`.
+Costs one copy of each bucket until the commit. `reconfigure` is named as in torchcomms.
 """
 
 from __future__ import annotations
@@ -123,45 +123,33 @@ class ResilientGroup:
     def commit(self) -> bool:
         """Wait until every member has all its results. True if the membership has changed since the last commit."""
         reported, target = self._progress.reported, self.committed + 1
-        for _ in range(MAX_EPOCHS_PER_CALL):
+
+        def find_joiners() -> bool:
             waiting = torch.tensor([int(self.rank == 0 and bool(self._joiners()))], dtype=torch.int32)
-            try:
-                self._reduce(waiting, "max")
-            except PeerError as error:
-                self._recover(error)
-                if self.committed >= target:  # another survivor had passed it
-                    return self._progress.reported != reported
-                continue
+            self._reduce(waiting, "max")
+            return bool(int(waiting))
+
+        joiners_wait = self._repeat(find_joiners, lambda: self.committed >= target)
+        if joiners_wait is not None:
             self._advance(replace(self._progress, committed=target, reported=self.epoch.number))
-            if int(waiting):
+            if joiners_wait:
                 self.reconfigure("ranks request to join", joining=True)
-            return self._progress.reported != reported
-        raise PeerLost(f"c3, member {self.member}", "too many losses in one commit", "restart from the last checkpoint")
+        return self._progress.reported != reported
 
     def synchronise(self, tensors: Iterable[torch.Tensor]) -> None:
         """Copy the values of the lowest member that has not just joined to all; repeats if members are lost."""
         wanted, target = list(tensors), self._progress.synchronised + 1
-        for _ in range(MAX_EPOCHS_PER_CALL):
-            try:
-                for tensor in wanted:
-                    self._broadcast(tensor)
-                self._reduce(torch.zeros(1, dtype=torch.int32), "max")  # returns when all have all tensors
-            except PeerError as error:
-                self._recover(error)
-                if self._progress.synchronised >= target:
-                    return
-                continue
+
+        def broadcast_all() -> bool:
+            for tensor in wanted:
+                self._broadcast(tensor)
+            self._reduce(torch.zeros(1, dtype=torch.int32), "max")  # returns when all have all tensors
+            return True
+
+        if self._repeat(broadcast_all, lambda: self._progress.synchronised >= target):
             self._advance(replace(self._progress, synchronised=target))
-            return
-        raise PeerLost(
-            f"c3, member {self.member}", "too many losses while synchronising", "restart from the last checkpoint"
-        )
 
     # --- epochs -----------------------------------------------------------------------------------------------------
-
-    def get_reconfigure_handle(self) -> str:
-        """Identifies this member to others that call `reconfigure` for it."""
-        return f"{self.name}/{self.member}"
 
     def reconfigure(
         self, reason: str, *, dead: Iterable[int] = (), suspects: Iterable[int] = (), joining: bool = False
@@ -245,6 +233,17 @@ class ResilientGroup:
     def _reduce(self, tensor: torch.Tensor, op: str) -> None:
         address = tensor.data_ptr()
         self._open_group().run("all_reduce", DTYPES[tensor.dtype], OPS[op], -1, address, address, tensor.numel())
+
+    def _repeat(self, attempt: Callable[[], bool], is_passed: Callable[[], bool]) -> bool | None:
+        """The result of `attempt`, repeated while members are lost; None if another survivor had passed it already."""
+        for _ in range(MAX_EPOCHS_PER_CALL):
+            try:
+                return attempt()
+            except PeerError as error:
+                self._recover(error)
+            if is_passed():
+                return None
+        raise PeerLost(f"c3, member {self.member}", "too many losses in one call", "restart from the last checkpoint")
 
     def _recover(self, error: PeerError) -> None:
         """Start a new epoch and repeat every reduction since the last commit from the kept inputs."""

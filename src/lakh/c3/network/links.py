@@ -57,13 +57,10 @@ class MeasuredNetwork:
 
 def probe_pairs(topology: Topology) -> dict[str, list[tuple[int, int]]]:
     """For each tier, the pairs of ranks that communicate concurrently: one rank of each host of two groups."""
-    first_of_host: dict[str, int] = {}
-    for rank, host in enumerate(topology.hosts):
-        first_of_host.setdefault(host, rank)
     pairs: dict[str, list[tuple[int, int]]] = {}
     for number, tier in enumerate(TIERS):
         groups: dict[tuple[str, ...], list[int]] = {}
-        for rank in first_of_host.values():
+        for rank in topology.first_of_hosts:
             groups.setdefault(topology.places[rank][number:], []).append(rank)
         members = list(groups.values())
         # Two groups of this tier inside one group of the next, so that no outer link is crossed.
@@ -98,31 +95,28 @@ def measure_network(group: CommGroup, cache: str | None = None) -> MeasuredNetwo
         return MeasuredNetwork({}, {})
     folder = cache if cache is not None else str(storage.cache_folder("c3"))
     file = storage.join(folder, f"links-{_digest(topology)}.json")
-    tiers, rates = np.zeros(2 * len(TIERS)), np.zeros(topology.size)
-    figures = np.concatenate([tiers, rates])
+    # (one-way microseconds, seconds of the bulk transfer) of each tier, then the bytes per second of each rank.
+    figures = np.zeros(2 * len(TIERS) + topology.size)
     if group.rank == 0:
         figures = _read_cache(file, figures.size)
     _max_over_ranks(group, figures)
     if not figures.any():
-        for number, tier in enumerate(TIERS):
-            if tier in tier_pairs:
-                tiers[2 * number : 2 * number + 2] = _measure_tier(group, tier_pairs[tier])
+        tiers = [_measure_tier(group, tier_pairs[tier]) if tier in tier_pairs else (0.0, 0.0) for tier in TIERS]
         rates = _measure_hosts(group, rounds)
         for _ in range(CONFIRMATIONS):
             if find_slow_hosts(topology.hosts, rates.tolist()).slow:
                 rates = np.maximum(rates, _measure_hosts(group, rounds))
-        figures = np.concatenate([tiers, rates])
+        figures = np.concatenate([np.ravel(tiers), rates])
         _max_over_ranks(group, figures)
         if group.rank == 0:
             _write_cache(file, figures)
-    tiers, rates = figures[: 2 * len(TIERS)], figures[2 * len(TIERS) :]
-    found = find_slow_hosts(topology.hosts, rates.tolist())
-    one_way_us = {tier: float(tiers[2 * number]) for number, tier in enumerate(TIERS) if tier in tier_pairs}
-    bytes_per_s = {
-        tier: len(tier_pairs[tier]) * BULK_BYTES / max(1e-9, float(tiers[2 * number + 1]))
-        for number, tier in enumerate(TIERS)
-        if tier in tier_pairs
-    }
+    found = find_slow_hosts(topology.hosts, figures[2 * len(TIERS) :].tolist())
+    one_way_us: dict[str, float] = {}
+    bytes_per_s: dict[str, float] = {}
+    for tier, (latency_us, bulk_s) in zip(TIERS, figures[: 2 * len(TIERS)].reshape(-1, 2).tolist(), strict=True):
+        if tier in tier_pairs:
+            one_way_us[tier] = latency_us
+            bytes_per_s[tier] = len(tier_pairs[tier]) * BULK_BYTES / max(1e-9, bulk_s)
     if found.typical and "host" in bytes_per_s:
         bytes_per_s["host"] = found.typical  # the median of many hosts; the probed pair may be slow
     return MeasuredNetwork(links_from_measurements(one_way_us, bytes_per_s), found.slow, found.reason)

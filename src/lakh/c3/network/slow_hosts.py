@@ -35,11 +35,8 @@ class SlowHosts:
 
 def probe_rounds(topology: Topology) -> list[list[tuple[int, int]]]:
     """For each round, the pairs of ranks that exchange data concurrently: one rank per host, a new peer every time."""
-    first_of_host: dict[str, int] = {}
-    for rank, host in enumerate(topology.hosts):
-        first_of_host.setdefault(host, rank)
     racks: dict[tuple[str, ...], list[int]] = {}
-    for rank in first_of_host.values():
+    for rank in topology.first_of_hosts:
         racks.setdefault(topology.places[rank][1:], []).append(rank)
     rounds: list[list[tuple[int, int]]] = [[] for _ in range(ROUNDS)]
     for ranks in racks.values():

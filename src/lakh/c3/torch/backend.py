@@ -9,7 +9,8 @@ common part is in process_group.py, the returned `Work` objects in work.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +19,7 @@ from torch.distributed import distributed_c10d
 
 from lakh.c3 import native
 from lakh.c3.torch.process_group import BACKEND, AnyWork, C3ProcessGroupBase
-from lakh.c3.torch.tensors import DTYPES, as_contiguous, native_op, prefix_sums, single_tensor, unpack_into
+from lakh.c3.torch.tensors import DTYPES, as_contiguous, native_op, single_tensor, unpack_into
 from lakh.c3.torch.work import CompletedWork
 from lakh.errors import LakhError, UserError
 from lakh.spec.schedule import codec_bytes
@@ -142,9 +143,7 @@ class C3ProcessGroup(C3ProcessGroupBase):
         return self._reduce_scatter_base(output, torch.cat([piece.reshape(-1) for piece in pieces]), opts)
 
     def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> AnyWork:
-        if source.numel() != output.numel() * self.group.size or source.dtype != output.dtype:
-            found = f"{source.numel()} {source.dtype} into {output.numel()} {output.dtype} on {self.group.size} ranks"
-            raise UserError("c3 reduce_scatter", found, "the input must be one output per rank")
+        self._require_parts("reduce_scatter", source, output)
         source, (flat, finish) = source.contiguous(), as_contiguous(output, copy=False)
         return self._start("reduce_scatter", opts, [output], source, flat, op=native_op(opts), finish=finish)
 
@@ -164,9 +163,7 @@ class C3ProcessGroup(C3ProcessGroupBase):
         return self._start("broadcast", opts, [tensor], None, flat, root=opts.rootRank, finish=finish)
 
     def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> AnyWork:
-        if output.numel() != source.numel() * self.group.size or source.dtype != output.dtype:
-            found = f"{source.numel()} {source.dtype} into {output.numel()} {output.dtype} on {self.group.size} ranks"
-            raise UserError("c3 all_gather", found, "the output must be one input per rank")
+        self._require_parts("all_gather", output, source)
         source, (flat, finish) = source.contiguous(), as_contiguous(output, copy=False)
         return self._start("all_gather", opts, [output], source, flat, count=source.numel(), finish=finish)
 
@@ -180,9 +177,7 @@ class C3ProcessGroup(C3ProcessGroupBase):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> AnyWork:
         source, pieces = single_tensor(inputs, "all_gather").contiguous(), outputs[0]
-        self._same_shapes("all_gather", source, pieces)
-        flat = torch.empty(source.numel() * self.group.size, dtype=source.dtype, device=source.device)
-        finish = unpack_into(flat, pieces)
+        flat, finish = self._gathered("all_gather", source, pieces)
         return self._start("all_gather", opts, list(pieces), source, flat, count=source.numel(), finish=finish)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> AnyWork:
@@ -197,9 +192,7 @@ class C3ProcessGroup(C3ProcessGroupBase):
         flat, finish, pieces = None, None, []
         if self.group.rank == opts.rootRank:
             pieces = list(outputs[0])
-            self._same_shapes("gather", source, pieces)
-            flat = torch.empty(source.numel() * self.group.size, dtype=source.dtype, device=source.device)
-            finish = unpack_into(flat, pieces)
+            flat, finish = self._gathered("gather", source, pieces)
         return self._start(
             "gather", opts, pieces, source, flat, root=opts.rootRank, count=source.numel(), finish=finish
         )
@@ -217,19 +210,16 @@ class C3ProcessGroup(C3ProcessGroupBase):
         self, output: torch.Tensor, source: torch.Tensor, receives: Any = None, sends: Any = None, opts: Any = None
     ) -> AnyWork:
         source, (flat, finish) = source.contiguous(), as_contiguous(output, copy=False)
-        splits = [
-            *self._offsets(source, sends, "input"),
-            *self._offsets(output, receives, "output"),
-        ]
-        count = 0  # sizes may differ between ranks and are source by the splits
-        return self._start("all_to_all", opts, [output], source, flat, count=count, splits=splits, finish=finish)
+        splits = [*self._offsets(source, sends, "input"), *self._offsets(output, receives, "output")]
+        # The count is 0: sizes may differ between ranks, and the splits have them.
+        return self._start("all_to_all", opts, [output], source, flat, count=0, splits=splits, finish=finish)
 
     all_to_all_single = alltoall_base
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> AnyWork:
         source = torch.cat([piece.reshape(-1) for piece in inputs])
-        flat = torch.empty(sum(piece.numel() for piece in outputs), dtype=source.dtype, device=source.device)
-        splits = prefix_sums([piece.numel() for piece in inputs]) + prefix_sums([piece.numel() for piece in outputs])
+        flat = source.new_empty(sum(piece.numel() for piece in outputs))
+        splits = [at for side in (inputs, outputs) for at in accumulate((p.numel() for p in side), initial=0)]
         finish = unpack_into(flat, outputs)
         return self._start("all_to_all", opts, list(outputs), source, flat, count=0, splits=splits, finish=finish)
 
@@ -245,10 +235,22 @@ class C3ProcessGroup(C3ProcessGroupBase):
             found = f"{what} splits {list(rows)} of {tensor.shape[0]} rows on {size} ranks"
             raise UserError("c3 all_to_all", found, "give one split per rank that add up to all rows")
         width = tensor.numel() // tensor.shape[0] if tensor.shape[0] else 1
-        return prefix_sums([int(value) * width for value in rows])
+        return list(accumulate((int(value) * width for value in rows), initial=0))
 
     def barrier(self, opts: Any = None) -> AnyWork:
         return self._start("barrier", opts, [], None, None, count=0)
+
+    def _gathered(self, operation: str, source: torch.Tensor, pieces: Any) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Memory for one input per rank, and a function that copies it into `pieces`."""
+        self._same_shapes(operation, source, pieces)
+        flat = source.new_empty(source.numel() * self.group.size)
+        return flat, unpack_into(flat, pieces)
+
+    def _require_parts(self, operation: str, whole: torch.Tensor, part: torch.Tensor) -> None:
+        size = self.group.size
+        if whole.numel() != part.numel() * size or whole.dtype != part.dtype:
+            found = f"{part.numel()} {part.dtype} per rank, {whole.numel()} {whole.dtype} in all, on {size} ranks"
+            raise UserError(f"c3 {operation}", found, "the larger tensor must hold one part per rank")
 
     def _same_shapes(self, what: str, like: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
         size = self.group.size
@@ -258,9 +260,7 @@ class C3ProcessGroup(C3ProcessGroupBase):
 
 
 def _create(options: Any, _pg_options: Any = None) -> C3ProcessGroup:
-    return C3ProcessGroup(
-        options.store, options.group_rank, options.group_size, options.timeout, getattr(options, "group_id", "")
-    )
+    return C3ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout)
 
 
 def find_failure() -> LakhError | None:

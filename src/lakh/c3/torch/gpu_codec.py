@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from lakh.errors import UserError
-from lakh.spec.collectives import codec_bytes
+from lakh.spec.schedule import codec_bytes
 
 __all__ = ["decode_sum", "encode"]
 

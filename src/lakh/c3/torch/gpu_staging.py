@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -36,6 +36,7 @@ __all__ = ["CudaWork", "GpuStaging", "StagedCollective", "StagingChunk", "split_
 CHUNK_BYTES = 8 << 20
 NUM_SLOTS = 3
 """One being copied to the host, one on the network, one being copied back."""
+_CHUNKED = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
 _U8_LIKE = (torch.bool, torch.uint8)
 
 
@@ -212,35 +213,43 @@ class GpuStaging:
     def _run(self, job: StagedCollective) -> None:
         self.to_host.wait_event(job.ready)
         self.to_device.wait_event(job.ready)  # earlier work may still read what the result overwrites
-        layout = _LAYOUTS.get(job.operation)
-        if layout is None:
+        if job.operation not in _CHUNKED:
             self._run_unchunked(job)
             return
-        tensor = job.target if job.target is not None else job.source
-        assert tensor is not None
-        chunks = split_into_chunks(job.count, layout.copies(self.group.size), tensor.element_size())
-        staged = self._stage_ahead(job, layout, chunks)
-        for slot, chunk, source, result in staged:
+        is_root = job.root == self.group.rank
+        has_result = {"reduce": is_root, "broadcast": not is_root}.get(job.operation, True)
+        for slot, chunk, source, result in self._stage_ahead(job):
             self.copied[slot].synchronize()
             size = (chunk.end - chunk.begin) * job.factor
             addresses = (source.data_ptr(), result.data_ptr())
             self.group.run(job.operation, job.dtype, job.op, job.root, *addresses, size, **job.extra)
             with torch.cuda.stream(self.to_device):
-                layout.copy_back(job, chunk, result, self.group)
+                if has_result:
+                    _copy_rows(_rows(job.target, job.count, chunk), result)
                 self.free[slot].record(self.to_device)
 
-    def _stage_ahead(
-        self, job: StagedCollective, layout: _InPlaceLayout, chunks: Sequence[StagingChunk]
-    ) -> Iterator[tuple[int, StagingChunk, Any, Any]]:
-        """Yields each chunk whose copy to the host was started; the next copy is started before."""
-        ahead: list[tuple[int, StagingChunk, Any, Any]] = []
-        for chunk in chunks:
+    def _stage_ahead(self, job: StagedCollective) -> Iterator[tuple[int, StagingChunk, torch.Tensor, torch.Tensor]]:
+        """Yields the slot, the chunk, and its staged input and result. The next copy to the host is started before.
+
+        A slot holds one row for each rank if the operation gathers or scatters; this rank's own row is then its input
+        or its result, which saves a copy.
+        """
+        rank, ranks = self.group.rank, self.group.size
+        source = job.source if job.source is not None else job.target
+        assert source is not None
+        rows = ranks if job.operation in ("all_gather", "reduce_scatter") else 1
+        own = slice(rank, rank + 1) if rows > 1 else slice(0, 1)
+        ahead: list[tuple[int, StagingChunk, torch.Tensor, torch.Tensor]] = []
+        for chunk in split_into_chunks(job.count, rows, source.element_size()):
             slot, self._next_slot = self._next_slot, (self._next_slot + 1) % NUM_SLOTS
             self.free[slot].synchronize()
+            memory = _view_as(self.memory[slot], (chunk.end - chunk.begin) * rows, source.dtype).view(rows, -1)
+            staged = memory[own] if job.operation == "all_gather" else memory
             with torch.cuda.stream(self.to_host):
-                source, result = layout.stage(job, chunk, self.memory[slot], self.group)
+                if job.operation != "broadcast" or job.root == rank:
+                    _copy_rows(staged, _rows(source, job.count, chunk))
                 self.copied[slot].record(self.to_host)
-            ahead.append((slot, chunk, source, result))
+            ahead.append((slot, chunk, staged, memory[own] if job.operation == "reduce_scatter" else memory))
             if len(ahead) == NUM_SLOTS - 1:
                 yield ahead.pop(0)
         yield from ahead
@@ -265,80 +274,10 @@ class GpuStaging:
                 job.target.copy_(target)
 
 
-# --- layouts of a chunk in the staging memory ------------------------------------------------------------------------
-
-
-class _InPlaceLayout:
-    """In place: all_reduce, reduce, broadcast."""
-
-    def copies(self, ranks: int) -> int:
-        return 1
-
-    def stage(
-        self, job: StagedCollective, chunk: StagingChunk, memory: torch.Tensor, group: CommGroup
-    ) -> tuple[Any, Any]:
-        assert job.target is not None
-        part = job.target.view(-1)[chunk.begin : chunk.end]
-        staged = _view_as(memory, part.numel(), part.dtype)
-        if job.operation != "broadcast" or job.root == group.rank:
-            staged.copy_(part, non_blocking=True)
-        return staged, staged
-
-    def copy_back(self, job: StagedCollective, chunk: StagingChunk, result: torch.Tensor, group: CommGroup) -> None:
-        assert job.target is not None
-        if (job.operation == "reduce" and job.root != group.rank) or (
-            job.operation == "broadcast" and job.root == group.rank
-        ):
-            return
-        job.target.view(-1)[chunk.begin : chunk.end].copy_(result, non_blocking=True)
-
-
-class _GatherLayout(_InPlaceLayout):
-    """all_gather: the ranks' chunks one after another; this rank's own is staged in place, which saves a copy."""
-
-    def copies(self, ranks: int) -> int:
-        return ranks
-
-    def stage(
-        self, job: StagedCollective, chunk: StagingChunk, memory: torch.Tensor, group: CommGroup
-    ) -> tuple[Any, Any]:
-        assert job.source is not None
-        part = job.source.view(-1)[chunk.begin : chunk.end]
-        result = _view_as(memory, part.numel() * group.size, part.dtype)
-        source = result.view(group.size, -1)[group.rank]
-        source.copy_(part, non_blocking=True)
-        return source, result
-
-    def copy_back(self, job: StagedCollective, chunk: StagingChunk, result: torch.Tensor, group: CommGroup) -> None:
-        assert job.target is not None
-        _copy_rows(job.target.view(group.size, -1)[:, chunk.begin : chunk.end], result.view(group.size, -1))
-
-
-class _ScatterLayout(_GatherLayout):
-    """reduce_scatter: the ranks' chunks one after another; the result replaces this rank's own."""
-
-    def stage(
-        self, job: StagedCollective, chunk: StagingChunk, memory: torch.Tensor, group: CommGroup
-    ) -> tuple[Any, Any]:
-        assert job.source is not None
-        columns = job.source.view(group.size, -1)[:, chunk.begin : chunk.end]
-        source = _view_as(memory, (chunk.end - chunk.begin) * group.size, job.source.dtype)
-        rows = source.view(group.size, -1)
-        _copy_rows(rows, columns)
-        return source, rows[group.rank]
-
-    def copy_back(self, job: StagedCollective, chunk: StagingChunk, result: torch.Tensor, group: CommGroup) -> None:
-        assert job.target is not None
-        job.target.view(-1)[chunk.begin : chunk.end].copy_(result, non_blocking=True)
-
-
-_LAYOUTS: dict[str, _InPlaceLayout] = {
-    "all_reduce": _InPlaceLayout(),
-    "reduce": _InPlaceLayout(),
-    "broadcast": _InPlaceLayout(),
-    "all_gather": _GatherLayout(),
-    "reduce_scatter": _ScatterLayout(),
-}
+def _rows(tensor: torch.Tensor | None, count: int, chunk: StagingChunk) -> torch.Tensor:
+    """The chunk of each rank's part of a tensor, one row per part; a tensor of `count` elements has one part."""
+    assert tensor is not None
+    return tensor.view(-1, count)[:, chunk.begin : chunk.end]
 
 
 def _copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from lakh.c3.torch.backend import C3ProcessGroup
 from lakh.c3.torch.fsdp import PlainReduceScatter
 from lakh.errors import UserError
-from lakh.spec.collectives import codec_bytes
+from lakh.spec.schedule import codec_bytes
 
 __all__ = ["EncodedReduceScatter", "encode_replicas"]
 

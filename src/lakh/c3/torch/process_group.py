@@ -40,10 +40,9 @@ AnyWork = C3Work | CudaWork | CompletedWork
 class C3ProcessGroupBase(ProcessGroup):
     """Starts operations. `calls` counts them by name."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str = "") -> None:
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._timeout = timeout
-        self._label = name
         self.calls: dict[str, int] = {}
         self.codec = "none"
         """Encoding of float32 sums between the outermost groups of hosts: "none", "bf16", "int8" or "int4"."""

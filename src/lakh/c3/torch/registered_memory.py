@@ -7,6 +7,7 @@ stays in a pool by size, because peers map it when they first use it.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import weakref
 from typing import Any
@@ -25,9 +26,7 @@ _lock = threading.Lock()
 def registered_empty(*shape: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """An uninitialised CPU tensor in registered memory."""
     sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-    count = 1
-    for size in sizes:
-        count *= int(size)
+    count = math.prod(int(size) for size in sizes)
     size_bytes = max(1, count * dtype.itemsize)
     with _lock:
         free = _pool.get(size_bytes)

@@ -21,7 +21,6 @@ __all__ = [
     "copy_into",
     "native_dtype",
     "native_op",
-    "prefix_sums",
     "require_dense",
     "single_tensor",
     "unpack_into",
@@ -104,17 +103,7 @@ def unpack_into(flat: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Callable[
     """A function that copies consecutive parts of `flat` into `pieces`."""
 
     def finish() -> None:
-        at = 0
-        for piece in pieces:
-            copy_into(piece, flat[at : at + piece.numel()])
-            at += piece.numel()
+        for piece, part in zip(pieces, flat.split([piece.numel() for piece in pieces]), strict=True):
+            copy_into(piece, part)
 
     return finish
-
-
-def prefix_sums(values: Sequence[int]) -> list[int]:
-    """Partial sums, beginning with 0."""
-    totals = [0]
-    for value in values:
-        totals.append(totals[-1] + value)
-    return totals

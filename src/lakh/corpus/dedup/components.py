@@ -19,72 +19,56 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["EDGES", "as_array", "components", "directed", "large_star", "small_star"]
+__all__ = ["EDGES", "as_array", "components", "directed", "large_star", "small_star", "sorted_codes"]
 
 EDGES = pa.schema([("a", pa.string()), ("b", pa.string())])
 
 
 def directed(edges: Any, *, both: bool) -> Any:
     """Edges as rows (key, other), to exchange by key: both ways for large_star, larger first for small_star."""
-    a, b = _codes(edges)
-    high, low = np.maximum(a.codes, b.codes), np.minimum(a.codes, b.codes)
+    (a, b), names = sorted_codes(edges.column("a"), edges.column("b"))
+    high, low = np.maximum(a, b), np.minimum(a, b)
     keys, others = (np.concatenate([high, low]), np.concatenate([low, high])) if both else (high, low)
-    return pa.table({"key": a.take(keys), "other": a.take(others)})
+    return pa.table({"key": names.take(pa.array(keys)), "other": names.take(pa.array(others))})
 
 
 def large_star(rows: Any) -> Any:
     """EDGES from rows (key, other), with all rows of each key and both directions."""
-    keys, others = _codes(rows, ("key", "other"))
-    if not len(keys.codes):
-        return EDGES.empty_table()
-    smallest = _smallest_with_self(keys.codes, others.codes, len(keys.names))
-    larger = others.codes > keys.codes
-    return _edges(keys, others.codes[larger], smallest[keys.codes[larger]])
+    (keys, others), names = sorted_codes(rows.column("key"), rows.column("other"))
+    smallest = _smallest_with_self(keys, others, len(names))
+    larger = others > keys
+    return _edges(names, others[larger], smallest[keys[larger]])
 
 
 def small_star(rows: Any) -> Any:
     """EDGES from rows (key, other) with other < key and all rows of each key."""
-    keys, others = _codes(rows, ("key", "other"))
-    if not len(keys.codes):
-        return EDGES.empty_table()
-    smallest = _smallest_with_self(keys.codes, others.codes, len(keys.names))
-    a = np.concatenate([others.codes, np.unique(keys.codes)])
-    b = np.concatenate([smallest[keys.codes], smallest[np.unique(keys.codes)]])
-    return _edges(keys, a, b)
+    (keys, others), names = sorted_codes(rows.column("key"), rows.column("other"))
+    smallest = _smallest_with_self(keys, others, len(names))
+    distinct = np.unique(keys)
+    return _edges(names, np.concatenate([others, distinct]), smallest[np.concatenate([keys, distinct])])
 
 
 def components(edges: Any) -> Any:
     """(node, root) of every node that has an edge; the root is the smallest node of its component."""
-    a, b = _codes(edges)
-    parent = np.arange(len(a.names))
-    for x, y in zip(a.codes.tolist(), b.codes.tolist(), strict=True):
+    (a, b), names = sorted_codes(edges.column("a"), edges.column("b"))
+    parent = np.arange(len(names))
+    for x, y in zip(a.tolist(), b.tolist(), strict=True):
         x, y = _root(parent, x), _root(parent, y)
         parent[max(x, y)] = min(x, y)
-    nodes = np.arange(len(parent))
-    roots = np.array([_root(parent, int(node)) for node in nodes], np.int64)
-    return pa.table({"node": a.take(nodes), "root": a.take(roots)})
+    roots = np.array([_root(parent, node) for node in range(len(parent))], np.int64)
+    return pa.table({"node": names, "root": names.take(pa.array(roots))})
 
 
-class _CodedColumn:
-    """A string column as numbers in the same order."""
-
-    def __init__(self, codes: np.ndarray, names: Any) -> None:
-        self.codes, self.names = codes, names
-
-    def take(self, codes: np.ndarray) -> Any:
-        return self.names.take(pa.array(codes, pa.int64()))
-
-
-def _codes(table: Any, columns: tuple[str, str] = ("a", "b")) -> tuple[_CodedColumn, _CodedColumn]:
-    first, second = (as_array(table.column(name)) for name in columns)
-    both = pa.concat_arrays([first, second]).dictionary_encode()
-    names = both.dictionary
-    order = names.take(pc.sort_indices(names)) if len(names) else names
-    rank = np.empty(len(names), np.int64)
-    if len(names):
-        rank[np.asarray(pc.sort_indices(names))] = np.arange(len(names))
-    codes = rank[np.asarray(both.indices)] if len(both) else np.empty(0, np.int64)
-    return _CodedColumn(codes[: len(first)], order), _CodedColumn(codes[len(first) :], order)
+def sorted_codes(*columns: Any) -> tuple[list[np.ndarray], Any]:
+    """String columns as numbers in the order of the strings, and the sorted distinct strings."""
+    arrays = [as_array(column) for column in columns]
+    encoded = pa.concat_arrays(arrays).dictionary_encode()
+    order = np.asarray(pc.sort_indices(encoded.dictionary))
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    codes = rank[np.asarray(encoded.indices)]
+    ends = np.cumsum([len(array) for array in arrays])
+    return np.split(codes, ends[:-1]), encoded.dictionary.take(pa.array(order))
 
 
 def as_array(column: Any) -> Any:
@@ -97,11 +81,11 @@ def _smallest_with_self(keys: np.ndarray, others: np.ndarray, count: int) -> np.
     return smallest
 
 
-def _edges(coded: _CodedColumn, a: np.ndarray, b: np.ndarray) -> Any:
+def _edges(names: Any, a: np.ndarray, b: np.ndarray) -> Any:
     """Distinct edges without loops, sorted, so that the order of the input rows does not matter."""
     a, b = a[a != b], b[a != b]
     pairs = np.unique(np.stack([a, b], axis=1), axis=0) if len(a) else np.empty((0, 2), np.int64)
-    return pa.table({"a": coded.take(pairs[:, 0]), "b": coded.take(pairs[:, 1])})
+    return pa.table({"a": names.take(pa.array(pairs[:, 0])), "b": names.take(pa.array(pairs[:, 1]))})
 
 
 def _root(parent: np.ndarray, node: int) -> int:

@@ -25,11 +25,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakh.corpus.compiled import compiled
-from lakh.corpus.dedup.components import EDGES, as_array
+from lakh.corpus.dedup.components import EDGES, as_array, sorted_codes
 from lakh.corpus.dedup.minhash import BANDS, SKETCH
 from lakh.errors import ConfigError
 
-__all__ = ["BAND_ROWS", "NearDedupSettings", "band_rows", "candidate_pairs", "jaccard", "verify_pairs"]
+__all__ = ["NearDedupSettings", "band_rows", "candidate_pairs", "jaccard", "verify_pairs"]
 
 MAX_PAIRED = 32
 PAIRED_AHEAD = 8
@@ -63,16 +63,10 @@ def band_rows(table: Any) -> Any:
 
 def candidate_pairs(table: Any) -> Any:
     """Pairs of nodes that share a key, from BAND_ROWS with all rows of each key."""
-    nodes = as_array(table.column("node")).dictionary_encode()
-    names = nodes.dictionary
+    (nodes,), names = sorted_codes(table.column("node"))
     if not len(names):
         return EDGES.empty_table()
-    order = np.asarray(pc.sort_indices(names))
-    rank = np.empty(len(names), np.int64)
-    rank[order] = np.arange(len(names))
-    made = _pair_up(np.asarray(as_array(table.column("key"))), rank[np.asarray(nodes.indices)])
-    made = np.unique(made, axis=0)
-    names = names.take(pa.array(order))
+    made = np.unique(_pair_up(np.asarray(as_array(table.column("key"))), nodes), axis=0)
     return pa.table({"a": names.take(pa.array(made[:, 0])), "b": names.take(pa.array(made[:, 1]))}, schema=EDGES)
 
 

@@ -13,8 +13,8 @@ of dropped documents. All functions are pure, so a step may run twice, anywhere.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -48,10 +48,7 @@ MAX_ROUNDS = 64
 
 def deduplicate(engine: CorpusEngine, plan: CorpusBuildPlan, keys: PortRows, sketches: PortRows) -> list[PortRows]:
     """Run all steps of deduplication; the result is the ports that carry dropped documents."""
-
-    def run(name: str, function: StepFunction, ports: str, **inputs: list[PortRows]) -> dict[str, PortRows]:
-        return engine.run(PipelineStep(name, function, plan.num_buckets, tuple(ports.split()), "comparing"), inputs)
-
+    run = partial(_run, engine, plan.num_buckets)
     placed = run("places", places, "drops unique", keys=[keys])
     unique = run("exact", exact, "drops bands alive", unique=[placed["unique"]])
     drops, losers = [placed["drops"], unique["drops"]], []
@@ -74,28 +71,30 @@ def find_near_duplicates(
     Components are found in one task if its memory suffices, else by rounds of two exchanges; both give the smallest
     node of a component.
     """
-
-    def run(name: str, function: StepFunction, ports: str, buckets: int = 0, **inputs: PortRows) -> dict[str, PortRows]:
-        step = PipelineStep(name, function, buckets or plan.num_buckets, tuple(ports.split()), "comparing")
-        return engine.run(step, {port: [rows] for port, rows in inputs.items()})
-
-    paired = run("pairs", find_pairs, "pairs", bands=bands)
-    attached = run("attach", attach_sketch, "attached", pairs=paired["pairs"], sketches=sketches)
-    verified = run("verify", verify, "edges all sums", attached=attached["attached"], sketches=sketches)
+    run = partial(_run, engine, plan.num_buckets)
+    paired = run("pairs", find_pairs, "pairs", bands=[bands])
+    attached = run("attach", attach_sketch, "attached", pairs=[paired["pairs"]], sketches=[sketches])
+    verified = run("verify", verify, "edges all sums", attached=[attached["attached"]], sketches=[sketches])
     engine.keep(verified["edges"], verified["all"])
     checksum = _edge_checksum(engine, verified["sums"])
     if checksum[0] <= MAX_EDGES_IN_ONE_TASK:
-        return run("components", components_in_one_task, "drops losers", 1, all=verified["all"])
+        return _run(engine, 1, "components", components_in_one_task, "drops losers", all=[verified["all"]])
     edges = verified["edges"]
     for number in range(MAX_ROUNDS):
-        large = run(f"large-{number:02d}", large_star_round, "edges", edges=edges)
-        small = run(f"small-{number:02d}", small_star_round, "edges stars sums", edges=large["edges"])
+        large = run(f"large-{number:02d}", large_star_round, "edges", edges=[edges])
+        small = run(f"small-{number:02d}", small_star_round, "edges stars sums", edges=[large["edges"]])
         edges, before = small["edges"], checksum
         engine.keep(edges, small["stars"])
         checksum = _edge_checksum(engine, small["sums"])
         if checksum == before:
-            return run("settle", drop_all_but_centres, "drops losers", stars=small["stars"])
+            return run("settle", drop_all_but_centres, "drops losers", stars=[small["stars"]])
     raise AssertionError(f"components did not settle in {MAX_ROUNDS} rounds")
+
+
+def _run(
+    engine: CorpusEngine, num_buckets: int, name: str, function: StepFunction, ports: str, **inputs: Sequence[PortRows]
+) -> dict[str, PortRows]:
+    return engine.run(PipelineStep(name, function, num_buckets, tuple(ports.split()), "comparing"), inputs)
 
 
 def document_keys(batch: Any, split: int, first_row: int, num_buckets: int) -> StepOutput:

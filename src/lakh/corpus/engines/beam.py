@@ -92,11 +92,10 @@ class BeamEngine(CorpusEngine):
     def _run_pipeline(self, wanted: Sequence[BeamRows]) -> None:
         """Run the pipeline and write the wanted ports to files."""
         folder = storage.join(self.plan.work, f"beam-{self._runs:03d}")
-        for number, rows in enumerate(wanted):
-            if rows.files is None:
-                url = storage.join(folder, f"{number:02d}-{rows.port}")
-                grouped = rows.collection | f"keep {number} {rows.port} by bucket" >> beam.GroupByKey()
-                grouped | f"keep {number} {rows.port}" >> beam.Map(_write_bucket, url)
+        unwritten = [(f"{at:02d}-{rows.port}", rows) for at, rows in enumerate(wanted) if rows.files is None]
+        for name, rows in unwritten:
+            grouped = rows.collection | f"keep {name} by bucket" >> beam.GroupByKey()
+            grouped | f"keep {name}" >> beam.Map(_write_bucket, storage.join(folder, name))
         try:
             state = self._pipeline.run().wait_until_finish()
         except LakhError:
@@ -105,11 +104,10 @@ class BeamEngine(CorpusEngine):
             raise _step_error(error) or runner_failed("beam", error, -1) from error
         if str(state) != "DONE":
             raise PeerLost("beam", f"the pipeline ended in the state {state}", "look at the runner's own log")
-        for number, rows in enumerate(wanted):
-            if rows.files is None:
-                url = storage.join(folder, f"{number:02d}-{rows.port}")
-                rows.files = tuple(storage.join(url, name) for name in storage.list_dir(url) if name.endswith(ENDING))
-                rows.collection = None
+        for name, rows in unwritten:
+            url = storage.join(folder, name)
+            rows.files = tuple(storage.join(url, file) for file in storage.list_dir(url) if file.endswith(ENDING))
+            rows.collection = None
         self._runs += 1
         self._open()
 

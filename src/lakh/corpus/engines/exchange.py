@@ -21,7 +21,7 @@ import io
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,23 +71,18 @@ def split_rows(batch: Any) -> Iterator[tuple[int, Any]]:
         yield int(number), rows.take(pa.array(order[start:end]))
 
 
-def encode(batches: Iterable[Any]) -> bytes:
-    """Record batches of one schema as one compressed Arrow stream."""
+def encode(batches: Sequence[Any]) -> bytes:
+    """Record batches of one schema, at least one, as one compressed Arrow stream."""
     sink = io.BytesIO()
-    writer = None
-    for batch in batches:
-        if writer is None:
-            writer = pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
-        writer.write_batch(batch)
-    if writer is not None:
-        writer.close()
+    with pa.ipc.new_stream(sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
     return sink.getvalue()
 
 
 def decode(section: bytes) -> Iterator[Any]:
-    if section:
-        with pa.ipc.open_stream(section) as reader:
-            yield from reader
+    with pa.ipc.open_stream(section) as reader:
+        yield from reader
 
 
 class _Run:

@@ -1,8 +1,8 @@
 """One worker process of the local engine: runs tasks from its channel until the channel closes.
 
 Started by worker_pool.py. Sends progress and `TaskDone`; an error of a task ends the process and is raised in the
-driver. Out of memory, it exits at once: nothing it could still do is reliable, and its progress marker names the
-document.
+driver. When it runs out of memory it exits immediately, because nothing it could still do is reliable; its progress
+marker names the document.
 """
 
 from __future__ import annotations

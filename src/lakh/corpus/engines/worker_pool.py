@@ -49,10 +49,10 @@ class _PoolWorker:
     child: ChildProcess
     marker: ProgressMarker
     task: int | None = None
-    heard_s: float = field(default_factory=time.monotonic)
+    last_message_s: float = field(default_factory=time.monotonic)
 
     def is_stuck(self) -> bool:
-        return self.task is not None and time.monotonic() - self.heard_s > QUIET_TIMEOUT_S
+        return self.task is not None and time.monotonic() - self.last_message_s > QUIET_TIMEOUT_S
 
 
 class WorkerPool:
@@ -102,7 +102,7 @@ class WorkerPool:
             for worker in self._workers:
                 if worker.task is None and waiting:
                     number = worker.task = waiting.popleft()
-                    worker.heard_s = time.monotonic()
+                    worker.last_message_s = time.monotonic()
                     worker.marker.write("")
                     isolate = bool(deaths[number] or skipped[number])
                     with contextlib.suppress(ChannelClosed):  # it died between two tasks: `receive` below finds out
@@ -113,7 +113,7 @@ class WorkerPool:
                 except ChannelClosed:
                     lost(worker)
                     continue
-                worker.heard_s = time.monotonic()
+                worker.last_message_s = time.monotonic()
                 if isinstance(message, int):
                     assert worker.task is not None
                     progress[worker.task] += message

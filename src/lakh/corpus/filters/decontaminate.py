@@ -26,14 +26,7 @@ from lakh.corpus.filters.ngram_match import NgramIndex
 from lakh.corpus.filters.program_match import ProgramIndex, ReferenceProgram
 from lakh.errors import DataError, MissingExtra
 
-__all__ = [
-    "BenchmarkHit",
-    "BenchmarkIndex",
-    "DecontaminationSettings",
-    "decontamination_filter",
-    "read_benchmarks",
-    "read_records",
-]
+__all__ = ["DecontaminationSettings", "decontamination_filter", "read_benchmarks", "read_records"]
 
 HUMANEVAL = "humaneval"
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lakh.corpus.document import Filter, drop_for, rows_of, with_columns
 from lakh.corpus.licences.detect import HEAD_BYTES, UNKNOWN, header_licence
-from lakh.corpus.licences.expressions import classify_expression
+from lakh.corpus.licences.expressions import TABLES, classify_expression
 from lakh.errors import ConfigError
 
 __all__ = ["LicenceSettings", "class_of", "licence_filter"]
 
 LicenceClass = Literal["permissive", "copyleft", "none", "unknown"]
-COPYLEFT = re.compile(
-    r"(?i)\b(A?GPL|LGPL|MPL|EPL|CDDL|EUPL|OSL|CECILL|SSPL|CC-BY-SA|CC-BY-NC-SA|GFDL|ODbL|CPL|IPL|QPL|SISSL|APSL|RPL|Sleepycat|MS-RL)-?"
-)
+COPYLEFT = re.compile(rf"\b({'|'.join(TABLES['copyleft'])})", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +36,7 @@ class LicenceSettings:
     """A file of opt-out requests; see lakh.corpus.filters.opt_out."""
 
     def __post_init__(self) -> None:
-        known = ("permissive", "copyleft", "none", "unknown")
+        known = get_args(LicenceClass)
         for name in self.take:
             if name not in known:
                 raise ConfigError("take", f"{name!r} is not a class of licences", f"choose from: {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Remove the work of authors who asked for it.
+"""Drop the documents whose authors asked for their removal.
 
 The opt-out list is a text file, one request a line; `#` begins a comment:
 
@@ -7,7 +7,7 @@ The opt-out list is a text file, one request a line; `#` begins a comment:
     path:jane/parser/src/*.py    files by repo/path, with * and ?
     sha256:9f86d08...            a text, wherever it is
 
-Requests apply before deduplication: a copy elsewhere is never removed in favour of one that has to go.
+Requests apply before deduplication, so that deduplication never prefers a copy that is dropped here.
 """
 
 from __future__ import annotations

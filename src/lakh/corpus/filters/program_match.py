@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lakh.corpus.compiled import compiled
-from lakh.corpus.parsing import lexer
+from lakh.corpus.parsing.lexer import hash_of
 from lakh.corpus.parsing.text_features import tokens_of
 
 __all__ = ["ProgramIndex", "ReferenceProgram", "low_bits_table"]
@@ -91,7 +91,7 @@ def low_bits_table(keys: np.ndarray) -> np.ndarray:
 def _largest_block(code: str) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of the largest top-level function or class, or all tokens if there is none."""
     coarse, full, tops = _tokens(code.encode())
-    heads = np.flatnonzero(np.isin(full, [_hash_of(word) for word in ("def", "class", "async")]) & tops)
+    heads = np.flatnonzero(np.isin(full, [hash_of(word) for word in ("def", "class", "async")]) & tops)
     bounds = [*np.flatnonzero(tops).tolist(), len(full)]
     blocks = [(next((b for b in bounds if b > head), len(full)) - head, -head) for head in heads.tolist()]
     if not blocks:
@@ -105,23 +105,13 @@ def _tokens(data: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     tokens = tokens_of(data, "python")
     size = len(tokens.hashes)
     coarse, full, tops = np.empty(size, np.int64), np.empty(size, np.int64), np.zeros(size, np.bool_)
-    count = _strip(tokens.hashes, tokens.kinds, _fixed_words(), _dot(), coarse, full, tops)
+    count = _strip(tokens.hashes, tokens.kinds, _fixed_words(), hash_of("."), coarse, full, tops)
     return coarse[:count], full[:count], tops[:count]
-
-
-def _hash_of(word: str) -> int:
-    data = np.frombuffer(word.encode(), np.uint8)
-    return int(lexer._hash(data, 0, len(data)))
 
 
 @lru_cache(maxsize=1)
 def _fixed_words() -> np.ndarray:
-    return np.array(sorted(_hash_of(word) for word in FIXED_WORDS), np.int64)
-
-
-@lru_cache(maxsize=1)
-def _dot() -> int:
-    return _hash_of(".")
+    return np.array(sorted(hash_of(word) for word in FIXED_WORDS), np.int64)
 
 
 @compiled

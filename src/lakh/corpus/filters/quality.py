@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from lakh.corpus.document import Filter, drop_for, rows_of, with_columns
@@ -111,13 +112,13 @@ def quality_filter(settings: QualitySettings) -> Filter:
 
 def _low_quality(text: str, language: str, path: str, shares: list[float], settings: QualitySettings) -> str:
     comment, string, number = shares if len(text) >= MIN_JUDGED_CHARS else (0.0, 0.0, 0.0)
-    known = {"language": language, "comment": comment, "string": string, "number": number}
-    detail = quality_reason(error=0.0, **known)  # type: ignore[arg-type]
+    reason = partial(quality_reason, language=language, comment=comment, string=string, number=number)
+    detail = reason(error=0.0)
     if detail:  # no need for the expensive parse
         return detail
     limit = LIMITS.get(language, QualityLimits()).error
     error = error_share(text.encode(), language, path, limit=limit, cpu_s=settings.parse_cpu_s)
-    return quality_reason(error=error, slack=settings.slack, **known)  # type: ignore[arg-type]
+    return reason(error=error, slack=settings.slack)
 
 
 def quality_reason(

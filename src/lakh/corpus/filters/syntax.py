@@ -19,16 +19,12 @@ from typing import Any
 
 from lakh.corpus.parsing.languages import LANGUAGES
 
-__all__ = ["GRAMMARS", "PARSED_BYTES", "error_share", "has_grammar", "parser_of"]
+__all__ = ["GRAMMARS", "PARSED_BYTES", "error_share", "parser_of"]
 
 GRAMMARS: dict[str, str] = {name: row["grammar"] for name, row in LANGUAGES.items() if "grammar" in row}
 GRAMMARS["tsx"] = "tree_sitter_typescript:language_tsx"  # .tsx files have their own grammar
 PARSED_BYTES = 16_384
 CHUNK_BYTES = 4096  # the parser asks for more, and the clock is checked, this often
-
-
-def has_grammar(language: str) -> bool:
-    return parser_of(language) is not None
 
 
 def error_share(data: bytes, language: str, path: str = "", *, limit: float = 0.1, cpu_s: float = 10.0) -> float:

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from email.message import Message
+from importlib.metadata import PackageMetadata
 
 from lakh.corpus.licences.expressions import PERMISSIVE, TABLES, LicenceDecision, classify_expression
 
-__all__ = ["classify_metadata"]
+__all__ = ["classify_fields", "classify_metadata"]
 
-# A match anywhere in a short text refuses it.
-RESTRICTIVE = re.compile(
-    r"\b(a|l)?gpl|gnu\b|copyleft|mozilla|\bmpl|eclipse|\bepl\b|cddl|eupl|proprietary|commercial"
-    r"|all rights reserved|nvidia|cc[- ]by|creative commons attribution|share ?alike|\bsspl\b"
-    r"|business source|\bbusl",
-    re.IGNORECASE,
-)
+RESTRICTIVE = re.compile("|".join(TABLES["restrictive"]), re.IGNORECASE)
 NAMES = [(re.compile(pattern, re.IGNORECASE), licence) for pattern, licence in TABLES["names"]]
 SHORT_CHARS = 120
 CLASSIFIER = "License :: "
@@ -39,6 +35,16 @@ def classify_metadata(*, expression: str = "", text: str = "", classifiers: Sequ
     shown = " ".join(text.split())[:60]
     reason = f"licence {shown!r} is not recognised" if shown else "the metadata names no licence"
     return LicenceDecision(False, "", reason)
+
+
+def classify_fields(fields: Message | PackageMetadata) -> LicenceDecision:
+    """Decide by the fields of a PKG-INFO or METADATA file."""
+    expression, text, classifiers = (
+        fields.get_all(name) or [] for name in ("License-Expression", "License", "Classifier")
+    )
+    return classify_metadata(
+        expression=expression[0] if expression else "", text=text[0] if text else "", classifiers=classifiers
+    )
 
 
 def _classify_text(text: str) -> LicenceDecision | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,14 +46,10 @@ def identify_text(text: bytes) -> LicenceMatch:
     pairs = word_pairs(text[:MAX_BYTES])
     if len(pairs) < 8:
         return LicenceMatch("", 0.0, "")
-    known = _profiles()
-    common = _common(
-        pairs, known.slots, known.vocabulary, known.starts, known.licences, known.counts, known.sizes, known.bags,
-        known.bag_pairs, known.bag_counts,
-    )  # fmt: skip
-    dice = 2 * common / (known.sizes + len(pairs))
+    names, known = _profiles()
+    dice = 2 * _common(pairs, known) / (known.sizes + len(pairs))
     best = int(np.argmax(dice))
-    name, score = known.names[best], float(dice[best])
+    name, score = names[best], float(dice[best])
     return LicenceMatch(name if score >= SAME else "", score, name)
 
 
@@ -64,9 +60,9 @@ def word_pairs(text: bytes) -> np.ndarray:
     return pairs[: _pairs(data, pairs)]
 
 
-@dataclass(frozen=True)
-class _LicenceProfiles:
-    names: list[str]
+class _LicenceProfiles(NamedTuple):
+    """The arrays that the kernel reads."""
+
     sizes: np.ndarray
     vocabulary: np.ndarray
     starts: np.ndarray
@@ -81,7 +77,8 @@ class _LicenceProfiles:
 
 
 @lru_cache(maxsize=1)
-def _profiles() -> _LicenceProfiles:
+def _profiles() -> tuple[list[str], _LicenceProfiles]:
+    """The names of the licences, and their profiles."""
     with np.load(PROFILES) as file:
         names = bytes(file["names"]).decode().split("\n")
         sizes, keys, owners, counts = (file[name] for name in ("sizes", "keys", "owners", "counts"))
@@ -90,10 +87,8 @@ def _profiles() -> _LicenceProfiles:
     by_licence = np.argsort(owners, kind="stable")
     places = np.repeat(np.arange(len(vocabulary)), np.diff(starts))
     bags = np.searchsorted(owners[by_licence], np.arange(len(names) + 1))
-    return _LicenceProfiles(
-        names, sizes.astype(np.int64), vocabulary, starts, owners, counts, bags, places[by_licence],
-        counts[by_licence], _slots(vocabulary),
-    )  # fmt: skip
+    by_pair = (sizes.astype(np.int64), vocabulary, starts, owners, counts)
+    return names, _LicenceProfiles(*by_pair, bags, places[by_licence], counts[by_licence], _slots(vocabulary))
 
 
 @compiled
@@ -109,11 +104,9 @@ def _slots(vocabulary: Any) -> Any:
 
 
 @compiled
-def _common(
-    pairs: Any, slots: Any, vocabulary: Any, starts: Any, licences: Any, known: Any, sizes: Any, bags: Any,
-    bag_pairs: Any, bag_counts: Any,
-) -> Any:  # fmt: skip
+def _common(pairs: Any, known: Any) -> Any:
     """For the licences that share most rare pairs with the text, the number of common pairs."""
+    sizes, vocabulary, starts, licences, counts, bags, bag_pairs, bag_counts, slots = known
     total = len(sizes)
     rare = np.zeros(total, np.int64)
     seen = np.zeros(len(vocabulary), np.int16)
@@ -129,7 +122,7 @@ def _common(
             # an eighth of the pairs finds the candidates; pairs such as "of the" are in every licence and are ignored
             if pair & SAMPLE == 0 and starts[i + 1] - starts[i] <= RARE:
                 for j in range(starts[i], starts[i + 1]):
-                    if seen[i] <= known[j]:
+                    if seen[i] <= counts[j]:
                         rare[licences[j]] += 1
     result = np.zeros(total, np.int64)
     scores = rare / np.sqrt(sizes + 1.0)

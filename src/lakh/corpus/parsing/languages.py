@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lakh.corpus.parsing import lexer as lex
 
 __all__ = [
     "LANGUAGES",
-    "DetectedLanguage",
-    "LexerProfile",
     "identify",
     "is_test",
     "is_vendored",
@@ -33,36 +30,20 @@ LANGUAGES: dict[str, dict[str, Any]] = TABLE["languages"]
 BY_EXTENSION = {extension: name for name, row in LANGUAGES.items() for extension in row["extensions"]}
 SHEBANGS = {language: re.compile(rf"\b{pattern}\b".encode()) for language, pattern in TABLE["shebangs"].items()}
 HEAD_BYTES = 16_384
-
-CPP_SIGNS = re.compile(
-    rb"^\s*(template\s*<|namespace\b|using\s+(namespace\b|\w+\s*=)|class\s+\w+[^;]*\{?|public:|private:|protected:)"
-    rb"|\bstd::|\bconstexpr\b|\bnullptr\b|\bnoexcept\b|\boverride\b|#\s*include\s*<(vector|string|memory|map|iostream|utility|cstdint|algorithm|functional)>"
-    rb"|\boperator\s*[=+\-*<>!\[(]|\bvirtual\s+\w",
-    re.MULTILINE,
-)
-OBJC_SIGNS = re.compile(rb"^\s*(@interface|@implementation|@protocol|@property|@end\b|#import\s)", re.MULTILINE)
-PROLOG_SIGNS = re.compile(rb"^:-\s|^\w+\(.*\)\s*:-", re.MULTILINE)
-
-TEST_FOLDERS = frozenset({"test", "tests", "testing", "__tests__", "spec", "specs", "testdata", "testsuite"})
 TEST_NAME = re.compile(
     r"^test_|_test\.|\.test\.|\.spec\.|_spec\.|tests?\.(java|kt|scala|cs|swift)$|^conftest\.py$", re.I
 )
-VENDORED_FOLDERS = frozenset(
-    {"vendor", "vendored", "_vendor", "third_party", "thirdparty", "third-party", "3rdparty", "node_modules"}
-    | {"bower_components", "site-packages", "_vendored"}
-)
-PERHAPS_VENDORED_FOLDERS = VENDORED_FOLDERS | {"external", "externals", "extern", "deps"}
+TEST_FOLDERS, VENDORED_FOLDERS = (frozenset(TABLE["folders"][kind]) for kind in ("test", "vendored"))
+PERHAPS_VENDORED_FOLDERS = VENDORED_FOLDERS.union(TABLE["folders"]["perhaps_vendored"])
 
 
-@dataclass(frozen=True)
-class DetectedLanguage:
+class DetectedLanguage(NamedTuple):
     language: str
     """"" if it is not collected."""
     reason: str
 
 
-@dataclass(frozen=True)
-class LexerProfile:
+class LexerProfile(NamedTuple):
     family: int
     flags: int
 
@@ -86,20 +67,9 @@ def identify(path: str, head: bytes) -> DetectedLanguage:
     suffix = suffix_of(name.lower())
     language = language_of(path)
     head = head[:HEAD_BYTES]
-    if suffix == ".h":
-        if OBJC_SIGNS.search(head):
-            return DetectedLanguage("", "an Objective-C header")
-        if CPP_SIGNS.search(head):
-            return DetectedLanguage("cpp", "a header with C++ in it")
-        return DetectedLanguage("c", "a header without C++ in it")
-    if suffix == ".m" and (OBJC_SIGNS.search(head) or b"#include" in head):
-        return DetectedLanguage("", "Objective-C")
-    if suffix == ".ts" and head.lstrip()[:5] in (b"<?xml", b"<!DOC"):
-        return DetectedLanguage("", "a Qt translation, not TypeScript")
-    if suffix == ".pl" and PROLOG_SIGNS.search(head) and not re.search(rb"^\s*(use|my|sub)\s", head, re.MULTILINE):
-        return DetectedLanguage("", "Prolog")
-    if suffix == ".v" and re.search(rb"^\s*(Require|Theorem|Lemma|Proof)\b", head, re.MULTILINE):
-        return DetectedLanguage("", "Coq")
+    for row in TABLE["ambiguous"].get(suffix[1:], []):
+        if _found(row["pattern"], head) and not ("unless" in row and _found(row["unless"], head)):
+            return DetectedLanguage(row["language"], row["reason"])
     if language:
         return DetectedLanguage(language, f"named {name}")
     if not suffix and head.startswith(b"#!"):
@@ -108,6 +78,10 @@ def identify(path: str, head: bytes) -> DetectedLanguage:
             if pattern.search(line):
                 return DetectedLanguage(found, f"begins with {line.decode(errors='replace')[:60]}")
     return DetectedLanguage("", f"no language has the extension {suffix!r}")
+
+
+def _found(pattern: str, head: bytes) -> bool:
+    return re.search(pattern.encode(), head, re.MULTILINE) is not None
 
 
 def is_test(path: str) -> bool:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from lakh.corpus.compiled import compiled
 
 __all__ = [
@@ -24,7 +22,6 @@ __all__ = [
     "end_of_regex",
     "end_of_rust_raw",
     "end_of_template",
-    "end_of_template_text",
     "end_of_triple",
 ]
 
@@ -53,10 +50,10 @@ def end_of_quote(data: Any, i: int, end: int, quote: int, multiline: bool) -> in
 
 
 @compiled
-def end_of_triple(data: Any, i: int, end: int, quote: int, escapes: bool) -> int:
+def end_of_triple(data: Any, i: int, end: int, quote: int) -> int:
     while i + 2 < end:
         c = data[i]
-        if c == 92 and escapes:
+        if c == 92:
             i += 2
             continue
         if c == quote and data[i + 1] == quote and data[i + 2] == quote:
@@ -106,48 +103,34 @@ def end_of_fstring(data: Any, i: int, end: int, quote: int) -> int:
 
 @compiled
 def end_of_template(data: Any, i: int, end: int) -> int:
-    """After the closing backtick; ${ } may hold strings, braces and further templates (to a depth of 32)."""
-    stack = np.zeros(32, np.int64)  # brace depth inside each ${ }
-    level = 0  # 0: in template text; odd levels are code
-    code = False
+    """After the closing backtick; ${ } may hold strings, braces and further templates."""
+    depth = 0  # open braces of a ${ }; 0 in the text of the template
     while i < end:
         c = data[i]
         if c == 92:
             i += 2
             continue
-        if not code:
+        if depth == 0:
             if c == 96:
-                if level == 0:
-                    return i + 1
-                code = True
-            elif c == 36 and i + 1 < end and data[i + 1] == 123 and level < 31:
-                level += 1
-                stack[level] = 0
-                code = True
+                return i + 1
+            if c == 36 and i + 1 < end and data[i + 1] == 123:
+                depth = 1
                 i += 1
-        else:
-            if c == 123:
-                stack[level] += 1
-            elif c == 125:
-                if stack[level] == 0:
-                    level -= 1
-                    code = False
-                else:
-                    stack[level] -= 1
-            elif c == 96:
-                code = False
-                # a template inside ${ }: its text ends at the next backtick, which returns to this code
-                j = end_of_template_text(data, i + 1, end)
-                if j < 0:
-                    return -1
+        elif c == 123:
+            depth += 1
+        elif c == 125:
+            depth -= 1
+        elif c == 96:
+            j = end_of_template_text(data, i + 1, end)
+            if j < 0:
+                return -1
+            i = j
+            continue
+        elif c == 34 or c == 39:
+            j = end_of_quote(data, i + 1, end, c, False)
+            if j > 0:
                 i = j
-                code = True
                 continue
-            elif c == 34 or c == 39:
-                j = end_of_quote(data, i + 1, end, c, False)
-                if j > 0:
-                    i = j
-                    continue
         i += 1
     return -1
 

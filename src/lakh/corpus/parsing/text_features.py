@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,18 +25,9 @@ import pyarrow as pa
 from lakh.corpus.dedup import minhash
 from lakh.corpus.document import rows_of, with_columns
 from lakh.corpus.parsing import lexer as lex
-from lakh.corpus.parsing.languages import LexerProfile, lexer_profile
+from lakh.corpus.parsing.languages import lexer_profile
 
-__all__ = [
-    "DIGEST_BYTES",
-    "MIN_WORDS",
-    "LexedTokens",
-    "TextFeatures",
-    "add_text_features",
-    "digest_of",
-    "text_features",
-    "tokens_of",
-]
+__all__ = ["LexedTokens", "TextFeatures", "add_text_features", "text_features", "tokens_of"]
 
 DIGEST_BYTES = 16
 MIN_WORDS = 5
@@ -45,14 +36,15 @@ MIN_WORDS = 5
 REGEX_WORDS = "return typeof case in of delete void throw new else do instanceof yield await"
 
 
-@dataclass(frozen=True)
-class TextFeatures:
-    digest: bytes
-    bands: bytes
-    sketch: bytes
-    comment_share: float
-    string_share: float
-    number_share: float
+class TextFeatures(NamedTuple):
+    """The columns of STREAM that `add_text_features` fills."""
+
+    digest: bytes = b""
+    bands: bytes = b""
+    sketch: bytes = b""
+    comment_share: float = 0.0
+    string_share: float = 0.0
+    number_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,13 +62,13 @@ class _LexerBuffers:
     """Scratch space that grows with the largest text; one per process."""
 
     def __init__(self) -> None:
-        self.room = -1
+        self.capacity = -1
 
     def fit(self, size: int) -> _LexerBuffers:
-        if size > self.room:
-            self.room = max(size, 1 << 14)
-            places = 2 * self.room + 64
-            self.out = np.empty(4 * self.room + 64, np.uint8)
+        if size > self.capacity:
+            self.capacity = max(size, 1 << 14)
+            places = 2 * self.capacity + 64
+            self.out = np.empty(4 * self.capacity + 64, np.uint8)
             self.hashes = np.empty(places, np.int64)
             self.kinds = np.empty(places, np.uint8)
             self.starts = np.empty(places, np.int64)
@@ -91,26 +83,17 @@ class _LexerBuffers:
 _buffers = _LexerBuffers()
 
 
-def digest_of(text: str, language: str = "") -> bytes:
-    """Equal for texts that differ only in comments and layout."""
-    return text_features(text, language).digest
-
-
 def text_features(text: str | bytes, language: str) -> TextFeatures:
     data = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
-    return _text_features(data, 0, len(data), language, lexer_profile(language))
+    return _text_features(data, 0, len(data), language)
 
 
 def tokens_of(text: str | bytes, language: str) -> LexedTokens:
     data = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
     scratch = _LexerBuffers().fit(len(data))  # not shared: the result refers to it
-    size, count = _lex(data, 0, len(data), lexer_profile(language), scratch)
-    return LexedTokens(
-        scratch.hashes[:count], scratch.kinds[:count], scratch.starts[:count], scratch.out[:size].tobytes()
-    )
-
-
-NO_FEATURES = TextFeatures(b"", b"", b"", 0.0, 0.0, 0.0)
+    size, count = _lex(data, 0, len(data), language, scratch)
+    tokens = (scratch.hashes[:count], scratch.kinds[:count], scratch.starts[:count])
+    return LexedTokens(*tokens, scratch.out[:size].tobytes())
 
 
 def add_text_features(batch: Any) -> Any:
@@ -120,9 +103,8 @@ def add_text_features(batch: Any) -> Any:
     for row, (language, reason) in enumerate(rows_of(batch, "language", "reason")):
         begin, end = int(offsets[row]), int(offsets[row + 1])
         known = not reason and end > begin
-        rows.append(_text_features(data, begin, end, language, lexer_profile(language)) if known else NO_FEATURES)
-    names = ("digest", "bands", "sketch", "comment_share", "string_share", "number_share")
-    return with_columns(batch, **{name: [getattr(row, name) for row in rows] for name in names})
+        rows.append(_text_features(data, begin, end, language) if known else TextFeatures())
+    return with_columns(batch, **{name: [getattr(row, name) for row in rows] for name in TextFeatures._fields})
 
 
 def text_buffers(texts: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -136,9 +118,9 @@ def text_buffers(texts: Any) -> tuple[np.ndarray, np.ndarray]:
     return offsets, data
 
 
-def _text_features(data: np.ndarray, begin: int, end: int, language: str, lexing: LexerProfile) -> TextFeatures:
+def _text_features(data: np.ndarray, begin: int, end: int, language: str) -> TextFeatures:
     b = _buffers.fit(end - begin)
-    size, count = _lex(data, begin, end, lexing, b)
+    size, count = _lex(data, begin, end, language, b)
     digest = hashlib.sha256(language.encode() + b"\0")
     digest.update(b.out[:size].data)
     made = minhash.shingles(b.hashes, b.kinds, count, b.words, b.values)
@@ -157,14 +139,15 @@ def _text_features(data: np.ndarray, begin: int, end: int, language: str, lexing
     )
 
 
-def _lex(data: np.ndarray, begin: int, end: int, lexing: LexerProfile, b: _LexerBuffers) -> tuple[int, int]:
-    size, count = lex.lex(
-        data, begin, end, lexing.family, lexing.flags, _regex_words(), b.out, b.hashes, b.kinds, b.starts, b.stats
+def _lex(data: np.ndarray, begin: int, end: int, language: str, b: _LexerBuffers) -> tuple[int, int]:
+    """(bytes of `b.out`, tokens) of a text."""
+    family, flags = lexer_profile(language)
+    found: tuple[int, int] = lex.lex(
+        data, begin, end, family, flags, _regex_words(), b.out, b.hashes, b.kinds, b.starts, b.stats
     )
-    return int(size), int(count)
+    return found
 
 
 @lru_cache(maxsize=1)
 def _regex_words() -> np.ndarray:
-    words = [np.frombuffer(word.encode(), np.uint8) for word in REGEX_WORDS.split()]
-    return np.array([lex._hash(word, 0, len(word)) for word in words], np.int64)
+    return np.array([lex.hash_of(word) for word in REGEX_WORDS.split()], np.int64)

@@ -4,7 +4,7 @@
 
 `output_sha256` identifies the content: the sum, modulo 2**256, of one SHA-256 per kept document over its id and its
 text's hash. A sum does not depend on order, so it is the same for any shard size, engine or number of workers, and
-workers can add up their parts. (It tells equal from different; it is not a defence against forged documents.)
+workers can add up their parts. (It compares corpora; it is not a defence against forgery.)
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from lakh import storage
 from lakh.corpus.document import REASONS
-from lakh.corpus.shards import FORMAT, MADE_BY, REBUILD, check_shard
-from lakh.errors import CorruptShard, DataError, UserError
+from lakh.corpus.shards import FORMAT, REBUILD, check_shard, read_corpus_manifest
+from lakh.errors import CorruptShard, DataError
 
 __all__ = ["CorpusReport", "content_sum", "read_report"]
 
@@ -134,13 +134,9 @@ class CorpusReport:
 
 def read_report(url: str) -> CorpusReport:
     """The report of a finished corpus; fails with the command that builds one if there is none."""
-    manifest = storage.read_manifest(url, made_by=MADE_BY)
-    if manifest.get("format") == "lakh-corpus/1":
+    manifest = read_corpus_manifest(url)
+    if manifest["format"] != FORMAT:
         manifest = {**OLD_FIELDS, **manifest} | {"dropped_files": [manifest.get("dropped_file")]}
-    elif manifest.get("format") != FORMAT:
-        raise UserError(
-            str(url), f"is not a corpus: its format is {manifest.get('format')!r}", f"make one with: {MADE_BY}"
-        )
     missing = [name for name in FIELDS if name not in manifest]
     if missing:
         raise DataError(storage.join(url, storage.MANIFEST), f"is damaged: lacks {', '.join(missing)}", REBUILD)

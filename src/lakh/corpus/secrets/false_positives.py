@@ -12,21 +12,13 @@ import re
 from collections import Counter
 from itertools import pairwise
 
+from lakh.corpus.secrets.rules import exception_pattern
+
 __all__ = ["entropy_bits", "rejection", "rejection_of_generic", "rejection_of_password"]
 
-PLACEHOLDER = re.compile(
-    r"example|sample|placeholder|changeme|change_me|dummy|redacted|your[_-]|yourkey|yourtoken|insert|replace"
-    r"|xxxx|\*\*\*\*|\.\.\.|<[^>]*>|\$\{|\{\{|%\(|0000000000|1111111111|abcdefgh|qwerty|deadbeef"
-    r"|12345678|01234567|87654321|foobar|not-?a-?real|secret_?here|key_?here|token_?here",
-    re.IGNORECASE,
-)
+PLACEHOLDER, PATH, VERSION = map(exception_pattern, ("placeholders", "paths", "versions"))
 MIN_DISTINCT = 5
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_]*(?:[.\-/][A-Za-z_]+)*\d{0,3}")
-PATH = re.compile(
-    r"^(?:\.{0,2}/|[a-z]+://)|^[\w\-]+(?:/[\w.\-]+){2,}$|\.(?:py|js|ts|go|rs|java|c|h|cpp|json|ya?ml|txt|md|html|xml|png|svg|pem|crt|key|proto|toml|cfg|ini|sh|css)$",
-    re.I,
-)
-VERSION = re.compile(r"^v?\d+(?:\.\d+){1,3}(?:[\-+.]?[a-z]+\d*)*$", re.IGNORECASE)
 WORDS = re.compile(r"[A-Z]?[a-z]{3,}|[A-Z]{3,}")
 
 
@@ -63,7 +55,7 @@ def rejection_of_named(value: str) -> str:
     return rejection(value, 2.5)
 
 
-def rejection_of_password(value: str, quoted_literal: str) -> str:
+def rejection_of_password(value: str) -> str:
     """For a quoted text after a name like password: anything except a placeholder, a name or a template."""
     if re.search(r"[{}<>$%()\[\]\\]|://", value):
         return "a template or a path"

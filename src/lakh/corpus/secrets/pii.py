@@ -9,20 +9,16 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from lakh.corpus.secrets.rules import SecretRule, written_rules
+from lakh.corpus.secrets.rules import SecretRule, exception_pattern, rule_tables, written_rules
 
 __all__ = ["PII_KINDS", "rejection_of_pii", "rules_of"]
 
 PII_KINDS = ("email", "ipv4", "ipv6", "phone")
 
-RESERVED_DOMAIN = re.compile(
-    r"(?i)(?:^|\.)(?:example\.(?:com|org|net|edu)|example|invalid|localhost|test|local|domain\.(?:com|tld)|email\.com"
-    r"|users\.noreply\.github\.com|foo\.com|bar\.com|yourdomain\.com)$"
-)
-NOBODY = re.compile(
-    r"(?i)^(?:git|noreply|no-reply|user|username|you|your[\w.]*|name|me|someone|nobody|test|foo|bar|redacted)$"
-)
-NOT_A_DOMAIN = re.compile(r"(?i)\.(?:py|js|ts|go|rs|java|json|png|jpg|svg|html|md|yml|yaml|x|so|o|a|service|mount)$")
+RESERVED_DOMAIN = exception_pattern("domains", r"(?:^|\.)(?:{})$")
+NOBODY = exception_pattern("users", "^(?:{})$")
+NOT_A_DOMAIN = exception_pattern("endings", r"\.(?:{})$")
+DNS_RESOLVERS = frozenset(map(ipaddress.ip_address, rule_tables()["exceptions"]["dns_resolvers"]))
 
 
 def rules_of(
@@ -64,9 +60,3 @@ def rejection_of_pii(kind: str, value: str, before: str) -> str:
         if "5550" in digits or not 9 <= len(digits) <= 15 or len(set(digits)) < 4:
             return "a fictional or impossible number"
     return ""
-
-
-DNS_RESOLVERS = {
-    ipaddress.ip_address(text)
-    for text in ("8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9", "2001:4860:4860::8888", "2606:4700:4700::1111")
-}

@@ -20,7 +20,7 @@ from typing import Any
 
 from lakh.corpus.secrets.shapes import regex_of
 
-__all__ = ["NAMED_KIND", "SecretRule", "named_kind", "rule_tables", "rules", "written_rules"]
+__all__ = ["NAMED_KIND", "SecretRule", "exception_pattern", "named_kind", "rule_tables", "rules", "written_rules"]
 
 NAMED_KIND = "named"
 """All of [named] is one rule; `named_kind` gives the service of a match."""
@@ -61,6 +61,11 @@ def written_rules(table: str) -> list[SecretRule]:
         texts = {"pattern": _filled(entry["pattern"]), "quick": quick, "hints": tuple(entry["hints"])}
         made.append(SecretRule(**entry | texts))
     return made
+
+
+def exception_pattern(name: str, around: str = "{}") -> re.Pattern[str]:
+    """One pattern for a list of [exceptions]; `around` has {} at the place of the alternatives."""
+    return re.compile(around.format("|".join(rule_tables()["exceptions"][name])), re.IGNORECASE)
 
 
 def named_kind(name: str, value: str) -> str:

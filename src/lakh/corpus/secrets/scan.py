@@ -99,9 +99,8 @@ def _finding(rule: SecretRule, match: Any, data: bytes) -> SecretFinding | None:
     value = data[begin:end].decode("utf-8", "replace")
     if kind == "private-key":
         return SecretFinding(begin, end, kind, value) if "REDACTED" not in value[:200] else None
-    quoted = ""
     if value[:1] in "\"'" and value[-1:] == value[:1] and len(value) > 2:
-        quoted, value, begin, end = value, value[1:-1], begin + 1, end - 1
+        value, begin, end = value[1:-1], begin + 1, end - 1
     before = data[max(0, begin - CONTEXT_CHARS) : begin].decode("utf-8", "replace")
     if kind == NAMED_KIND:
         name = match.group(1).decode("utf-8", "replace")
@@ -116,7 +115,7 @@ def _finding(rule: SecretRule, match: Any, data: bytes) -> SecretFinding | None:
         assigned = re.search(r"[\x60'\"]\s*$", before) is not None or "." not in value
         rejected = "a call" if follows == b"(" else rejection_of_generic(value, before) if assigned else "an expression"
     elif kind == "password":
-        rejected = rejection_of_password(value, quoted)
+        rejected = rejection_of_password(value)
     elif kind == "curl-user":
         rejected = "a variable" if "$" in value or ":" not in value else rejection(value, rule.min_entropy)
     else:

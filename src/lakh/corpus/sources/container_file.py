@@ -53,15 +53,6 @@ class ContainerFile:
             size = file.seek(0, os.SEEK_END)
         mtime = storage.local_path(self.url).stat().st_mtime_ns if storage.is_local(self.url) else 0
         parts = row_groups(self.url) if self.kind.endswith("parquet") else 1
+        place = (self.repo, self.url.rpartition("/")[2], self.licence, self.name, os.fsencode(self.url))
         for part in range(parts):
-            yield ListedFile(
-                self.repo,
-                self.url.rpartition("/")[2],
-                self.licence,
-                self.name,
-                os.fsencode(self.url),
-                size // parts,
-                mtime,
-                kind=self.kind,
-                part=part,
-            )
+            yield ListedFile(*place, size // parts, mtime, kind=self.kind, part=part)

@@ -1,4 +1,4 @@
-"""Fetch many packages at once with a few threads; one failure does not stop the others.
+"""Fetch many packages concurrently with a few threads; one failure does not stop the others.
 
 After all fetches, missing packages are reported together, or (with `skip_missing`) become one counted row each. Network
 failures are worth a retry: the cache keeps the rest. npm gets few threads, because each call starts a program; an index

@@ -98,20 +98,11 @@ class Folder:
             return self._problem(entry.path, "unreadable", error.strerror or str(error))
         if not stat.S_ISREG(status.st_mode):  # reading a pipe would block
             return self._problem(entry.path, "unreadable", "not a regular file")
-        return ListedFile(
-            self.repo,
-            self._relative(entry.path),
-            self.licence,
-            self.name,
-            os.fsencode(entry.path),
-            status.st_size,
-            status.st_mtime_ns,
-        )
+        location, size, mtime = os.fsencode(entry.path), status.st_size, status.st_mtime_ns
+        return ListedFile(self.repo, self._relative(entry.path), "", self.name, location, size, mtime)
 
     def _problem(self, location: str, reason: str, detail: str) -> ListedFile:
-        return ListedFile(
-            self.repo, self._relative(location), self.licence, self.name, b"", reason=reason, detail=detail
-        )
+        return ListedFile(self.repo, self._relative(location), "", self.name, reason=reason, detail=detail)
 
     def _relative(self, location: str) -> str:
         return as_text(location[len(str(self.root).rstrip("/")) + 1 :])

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lakh.corpus.licences.metadata import classify_metadata
+from lakh.corpus.licences.metadata import classify_fields
 from lakh.corpus.sources.folder import SKIPPED_FOLDERS, Folder
 from lakh.corpus.sources.listing import ListedFile, as_text
 
@@ -56,20 +56,13 @@ class InstalledPackages:
                 yield from self._distribution(repo, distribution)
 
     def _distribution(self, repo: str, distribution: importlib.metadata.Distribution) -> Iterator[ListedFile]:
-        metadata = distribution.metadata
-        decision = classify_metadata(
-            expression=(metadata.get_all("License-Expression") or [""])[0],
-            text=(metadata.get_all("License") or [""])[0],
-            classifiers=metadata.get_all("Classifier") or [],
-        )
+        decision = classify_fields(distribution.metadata)
         if not decision.permissive:
-            yield ListedFile(repo, "", "", self.name, b"", reason="licence", detail=decision.reason)
+            yield ListedFile(repo, "", "", self.name, reason="licence", detail=decision.reason)
             return
         files = _recorded_files(distribution)
         if files is None:
-            yield ListedFile(
-                repo, "", "", self.name, b"", reason="unreadable", detail="the distribution lists no files"
-            )
+            yield ListedFile(repo, "", "", self.name, reason="unreadable", detail="the distribution lists no files")
             return
         for file in sorted(files):
             folders = file.split("/")[:-1]

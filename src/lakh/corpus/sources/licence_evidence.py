@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lakh.corpus.licences.detect import DetectedLicence, is_licence_file, repository_licence
-from lakh.corpus.licences.metadata import classify_metadata
+from lakh.corpus.licences.metadata import classify_fields
 
 __all__ = ["LicenceEvidence", "is_licence_evidence"]
 
@@ -42,16 +42,8 @@ class LicenceEvidence:
     def classify(self) -> DetectedLicence:
         for path in sorted(self.files):
             if path.rpartition("/")[2] in METADATA:
-                licence = _from_metadata(self.files[path].decode("utf-8", "replace"))
+                fields = email.parser.HeaderParser().parsestr(self.files[path].decode("utf-8", "replace"))
+                licence = classify_fields(fields).licence
                 if licence:
                     return DetectedLicence(licence, path)
         return repository_licence(self.files)
-
-
-def _from_metadata(text: str) -> str:
-    fields = email.parser.HeaderParser().parsestr(text)
-    return classify_metadata(
-        expression=fields.get("License-Expression", ""),
-        text=fields.get("License", ""),
-        classifiers=fields.get_all("Classifier") or [],
-    ).licence

@@ -30,7 +30,7 @@ class ListedFile:
     path: str
     licence: str
     source: str
-    location: bytes
+    location: bytes = b""
     """The local path; bytes, because a file name need not be text."""
     size_bytes: int = 0
     mtime_ns: int = 0

@@ -72,7 +72,7 @@ class PackageSource:
 
     def files(self) -> Iterator[ListedFile]:
         if self.missing:
-            yield ListedFile(self.repo, "", "", self.name, b"", reason="missing", detail=self.missing)
+            yield ListedFile(self.repo, "", "", self.name, reason="missing", detail=self.missing)
             return
         for path in fetch(self.argument):
             yield from ContainerFile(str(path), self.repo, "archive", self.name).files()
@@ -138,17 +138,12 @@ def _index_url() -> str:
 @lru_cache(maxsize=1)
 def _pip_index_url() -> str:
     """Cached, because pip takes a second to start."""
-    pip = [sys.executable, "-m", "pip"]
-    configured = subprocess.run(
-        [*pip, "config", "get", "global.index-url"], capture_output=True, text=True, check=False
-    )
-    if configured.returncode == 0 and configured.stdout.strip():
-        return configured.stdout.strip().rstrip("/")
-    built_in = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
-    default = subprocess.run([sys.executable, "-c", built_in], capture_output=True, text=True, check=False)
-    if default.returncode != 0 or not default.stdout.strip():
-        raise UserError("pypi:", "this Python has no pip to read the index from", "set PIP_INDEX_URL to a simple index")
-    return default.stdout.strip().rstrip("/")
+    default = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+    for arguments in (["-m", "pip", "config", "get", "global.index-url"], ["-c", default]):
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+        if done.returncode == 0 and done.stdout.strip():
+            return done.stdout.strip().rstrip("/")
+    raise UserError("pypi:", "this Python has no pip to read the index from", "set PIP_INDEX_URL to a simple index")
 
 
 def _choose(files: Sequence[dict[str, Any]], package: str, version: str) -> dict[str, Any] | None:

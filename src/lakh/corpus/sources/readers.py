@@ -46,16 +46,8 @@ def open_listed(listed: Mapping[str, Any], max_file_bytes: int, wanted: ReadPred
 
 
 def _file(listed: Mapping[str, Any], max_file_bytes: int, wanted: ReadPredicate) -> RawDocument:
-    raw = RawDocument(
-        listed["repo"],
-        listed["path"],
-        listed["size_bytes"],
-        licence=listed["licence"],
-        licence_evidence=listed["licence_evidence"],
-        reason=listed["reason"],
-        detail=listed["detail"],
-        documentation=listed["kind"] == "docs",
-    )
+    same = ("repo", "path", "size_bytes", "licence", "licence_evidence", "reason", "detail")
+    raw = RawDocument(**{name: listed[name] for name in same}, documentation=listed["kind"] == "docs")
     if raw.reason or (not raw.documentation and not wanted(raw.path, raw.size_bytes)):
         return raw
     try:

@@ -1,8 +1,7 @@
 """A model behind an OpenAI-compatible URL (completions or chat): lakh serve, vLLM, SGLang, llama.cpp, a hosted one.
 
-Up to CONCURRENCY requests run at one time. After a server error the request is repeated with growing waits, and finally
-raises PeerLost (try again later); a request that the server rejects raises UserError with the server's message. The API
-key, if one is needed, comes from $OPENAI_API_KEY.
+Up to CONCURRENCY requests run at one time. After a server error a request is repeated with growing waits and finally
+raises PeerLost; a rejected request raises UserError with the server's message. $OPENAI_API_KEY has the API key, if any.
 """
 
 from __future__ import annotations

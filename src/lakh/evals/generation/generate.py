@@ -1,10 +1,8 @@
 """Completions from a model: lakh's own engine, or any OpenAI-compatible endpoint (endpoint.py).
 
-n samples of every problem are n passes over all problems, pass i with seed + i: asking for more samples later does not
-change the first ones. A call to the engine covers as many passes as keep it busy. With a journal, finished passes are
-not generated again.
-
-Needs no sandbox: `write_generated` stores the samples and how they were made, for scoring on another machine.
+n samples of every problem are n passes over all problems, pass i with seed + i: more samples do not change the first
+ones. A call to the engine covers as many passes as keep it busy; a journal keeps finished passes. Needs no sandbox:
+`write_generated` stores the samples and how they were made, for scoring on another machine.
 """
 
 from __future__ import annotations

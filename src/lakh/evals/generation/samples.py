@@ -1,9 +1,8 @@
 """Completions on disk: one JSON object per line, {"task_id": ..., "completion": ...}, the form of openai/human-eval.
 
-EvalPlus has {"task_id": ..., "solution": ...} with the whole program instead of the part after the prompt. Both forms
-are read, and `write_samples` can write both. Several lines with one task id are several samples of that problem.
-Unknown keys are ignored, because other tools add their own; every other mistake is an error that names its line. `.gz`
-files are unpacked.
+EvalPlus has {"task_id": ..., "solution": ...} with the whole program. Both forms are read and written, and `.gz` files
+are unpacked. Several lines with one task id are several samples. Unknown keys are ignored, because other tools add
+their own; every other mistake is an error that names its line.
 """
 
 from __future__ import annotations
@@ -64,11 +63,8 @@ def read_samples(path: str, task: Task, *, partial: bool = False, n: int | None 
     missing = sorted(known.keys() - {sample.task_id for sample in samples}, key=known.__getitem__)
     if missing and not partial:
         names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise UserError(
-            path,
-            f"has no sample for {len(missing)} of {len(known)} problems ({names})",
-            "add them, or score what is there with --partial",
-        )
+        found = f"has no sample for {len(missing)} of {len(known)} problems ({names})"
+        raise UserError(path, found, "add them, or score what is there with --partial")
     counts = Counter(sample.task_id for sample in samples)
     first = next(iter(counts))
     for task_id, count in counts.items():

@@ -1,11 +1,9 @@
 """A control group (version 2) for one worker: the kernel limits memory and processes of everything in it together.
 
 rlimits are per process; only a group limits the sum. Root can make groups, and so can users who own a part of the tree
-(systemd gives its sessions one). Elsewhere the sum is polled (resident_memory.py), which also covers the machines that
-still mount version 1.
+(systemd gives its sessions one). Elsewhere, also with version 1, the sum is polled (resident_memory.py).
 
-A folder with processes in it can have no controllers for its children. So the group is made as a sibling of our own, as
-our child where that is possible, or as a child of the root.
+Children of a folder with processes in it have no controllers, so the group is a sibling of our own if possible.
 """
 
 from __future__ import annotations

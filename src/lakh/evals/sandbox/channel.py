@@ -38,13 +38,13 @@ class SocketChannel:
 
     def send_request(self, request: dict[str, Any], texts: Sequence[bytes]) -> None:
         self._outcome, outcome_writer = os.pipe()
-        descriptors = [outcome_writer]
+        descriptors: list[int] = []
         try:
             for text in texts:
-                descriptors.insert(-1, _sealed(text))
-            self._send(request, descriptors)
+                descriptors.append(_sealed(text))
+            self._send(request, [*descriptors, outcome_writer])
         finally:
-            messages.close(*descriptors)
+            messages.close(*descriptors, outcome_writer)
 
     def receive(self, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """A response and the examiner's outcome. TimeoutError if nothing comes in time."""

@@ -1,7 +1,7 @@
 """The contract of an isolation backend, and what all backends share.
 
-A backend gives the command that starts a worker's first process and the setup message for that process. It runs nothing
-itself. The backends are in backends/, one file each; Sandbox.choose tries them in order of preference.
+A backend gives the command that starts a worker's first process and the setup message for that process. It runs
+nothing itself. Sandbox.choose tries the backends in order of preference.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class SandboxLaunch:
     setup_fds: Sequence[int] = ()
     """Descriptors sent with the setup message."""
     folder: str = "/"
-    own_folder: str | None = None
-    """Removed when the worker is closed."""
+    removes_folder: bool = False
+    """The folder is removed when the worker is closed."""
     environment: dict[str, str] = field(default_factory=lambda: ENVIRONMENT)
     over_pipes: bool = False
     """No descriptor can be passed: messages go over stdin and stdout (channel.PipeChannel)."""

@@ -1,10 +1,8 @@
 """A warm worker: one isolated process tree that runs one program after another.
 
 A worker is used again only while it reports itself clean; otherwise it is closed, which ends everything in it. All its
-processes are in one control group if groups can be made (cgroup.py); elsewhere their memory is polled, and containers
-bring their own group.
-
-One thread at a time. Every wait has a limit: START_TIMEOUT_S, the program's wall limit, EXIT_TIMEOUT_S.
+processes are in one control group if groups can be made (cgroup.py); elsewhere their memory is polled. For one thread
+at a time. Every wait has a limit: START_TIMEOUT_S, the program's wall limit, EXIT_TIMEOUT_S.
 """
 
 from __future__ import annotations
@@ -110,8 +108,8 @@ class SandboxWorker:
                 process.stderr.close()
         if self._group is not None:
             self._group.remove()
-        if self._launch is not None and self._launch.own_folder:
-            shutil.rmtree(self._launch.own_folder, ignore_errors=True)
+        if self._launch is not None and self._launch.removes_folder:
+            shutil.rmtree(self._launch.folder, ignore_errors=True)
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         assert self._launch is not None

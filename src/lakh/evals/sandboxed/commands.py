@@ -1,8 +1,7 @@
 """The process that compiles and runs a program of another language: files into /tmp, then one command after another.
 
-Test and code under test are one program here, as their benchmarks make them. A pass needs exit code 0 and the nonce as
-the last line of output, which the test prints after its last check, so an early exit with 0 is not a pass. A program
-that looks for the nonce in its own memory could still print it.
+Test and code under test are one program, as in their benchmarks. A pass needs exit code 0 and, as the last line of
+output, the nonce that the test prints after its last check. A program could still find the nonce in its memory.
 """
 
 from __future__ import annotations

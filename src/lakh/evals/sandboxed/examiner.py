@@ -1,10 +1,10 @@
 """The process that holds the tests: runs them, and sends every call of the code under test to the candidate's process.
 
-Order of a run: the reference, which defines helpers and imports that tests use; then proxies in place of the names
-under test; then the tests. Only after they end is the nonce written, to a pipe that no candidate ever had.
+It runs the reference, which defines helpers and imports for the tests, puts proxies in place of the names under test,
+runs the tests, and writes the nonce to a pipe that no candidate ever had.
 
-An answer is plain data, rebuilt here. Anything else stays in the candidate's process, and its proxy equals nothing but
-itself: the __eq__ of an object that claims to equal everything is never called.
+An answer is plain data, rebuilt here. Other objects stay in the candidate's process, and their proxies equal nothing
+but themselves: the __eq__ of an object that claims to equal everything is never called.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a signal without a handler does not reach process 1
     channel = socket.socket(fileno=os.dup(REQUEST_FD))
     isolation = ChildIsolation(*messages.receive_packet(channel))
-    isolation.hide()
+    isolation.prctl(PR_SET_DUMPABLE, 0)  # unreadable to other processes, as after a change of uid
     if isolation.use_landlock:
         for name in BEFORE_LANDLOCK.split():
             __import__(name)
@@ -115,18 +115,14 @@ class ChildIsolation:
         self.ruleset = descriptors[0] if descriptors else -1
         self.libc = ctypes.CDLL(None, use_errno=True)
 
-    def hide(self) -> None:
-        """Make this process and its children unreadable to others, as a change of uid also does."""
-        self._prctl(PR_SET_DUMPABLE, 0)
-
     def become_subreaper(self) -> None:
         """Adopt every descendant that loses its parent: that is how a leftover process is detected.
 
         gVisor gives such children to process 1 only; there leftovers are found by their uid.
         """
-        self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         try:
-            self._prctl(PR_SET_CHILD_SUBREAPER, 1)
+            self.prctl(PR_SET_CHILD_SUBREAPER, 1)
         except OSError:
             if not (self.pid_namespace and self.uids[0]):
                 raise
@@ -141,22 +137,19 @@ class ChildIsolation:
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
         if not self.pid_namespace:  # with one, all end with its process 1; and every call through ctypes costs
-            self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if self.use_landlock:
-            self._prctl(PR_SET_NO_NEW_PRIVS, 1)
+            self.prctl(PR_SET_NO_NEW_PRIVS, 1)
             if self.libc.syscall(LANDLOCK_RESTRICT_SELF, self.ruleset, 0) != 0:
                 raise OSError(ctypes.get_errno(), "landlock")
         if self.filter:
-            self._prctl(PR_SET_NO_NEW_PRIVS, 1)
+            self.prctl(PR_SET_NO_NEW_PRIVS, 1)
             code = ctypes.create_string_buffer(self.filter, len(self.filter))
             program = struct.pack("HxxxxxxP", len(self.filter) // 8, ctypes.addressof(code))
-            self._prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(program))
+            self.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(program))
         os.chdir(self.tmp or "/")
 
-    def is_clean(self) -> bool:
-        return self.tmp is None or not os.listdir(self.tmp)  # noqa: PTH208
-
-    def _prctl(self, option: int, *arguments: Any) -> None:
+    def prctl(self, option: int, *arguments: Any) -> None:
         padded = [ctypes.c_ulong(one) if isinstance(one, int) else one for one in arguments]
         if self.libc.prctl(option, *padded, *[ctypes.c_ulong(0)] * (4 - len(arguments))) != 0:
             raise OSError(ctypes.get_errno(), f"prctl {option}")
@@ -195,7 +188,7 @@ def run(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # setsid and setpgid are refused there: it holds all that was started
     gone = _reap(wait=isolation.use_landlock) if isolation.is_subreaper else _kill_all_of(isolation.uids[0])
-    clean = gone and isolation.is_clean()
+    clean = gone and (isolation.tmp is None or not os.listdir(isolation.tmp))  # noqa: PTH208
     if of_commands:
         os.close(finished)
     elif stopped and not gone:

@@ -125,9 +125,8 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def _pass_rates(result: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
-    return {
-        row["task_id"]: (row["num_passed"] / row["num_samples"], row["num_samples"]) for row in result["problem_scores"]
-    }
+    rows = result["problem_scores"]
+    return {row["task_id"]: (row["num_passed"] / row["num_samples"], row["num_samples"]) for row in rows}
 
 
 def _differing(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, Any, Any]]:

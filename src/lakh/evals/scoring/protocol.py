@@ -58,7 +58,7 @@ class EvalProtocol:
 
     def parts(self) -> dict[str, Any]:
         known = {key: value for key, value in asdict(self.origin).items() if value is not None}
-        usual, exceptions = _usual(self.cpu_s, self.task.limits.cpu_s)
+        usual = Counter(self.cpu_s.values() or [self.task.limits.cpu_s]).most_common(1)[0][0]
         return {
             "task": self.task.name,
             "data_sha256": self.task.data_sha256,
@@ -70,7 +70,7 @@ class EvalProtocol:
             **known,
             "samples_sha256": self.samples_sha256,
             "limits": asdict(self.task.limits) | {"cpu_s": usual},
-            "cpu_s_of": exceptions,
+            "cpu_s_of": {key: value for key, value in self.cpu_s.items() if value != usual},
             "calibration": self.calibration,
             "sandbox": self.sandbox,
             "versions": {"lakh": __version__, "python": platform.python_version(), "machine": platform.machine()},
@@ -78,14 +78,6 @@ class EvalProtocol:
 
     def line(self) -> str:
         return SEPARATOR.join(f"{key}={json.dumps(value)}" for key, value in self.parts().items())
-
-
-def _usual(cpu_s: Mapping[str, int], default_s: int) -> tuple[int, dict[str, int]]:
-    """The limit of most problems, and the limits of the others."""
-    if not cpu_s:
-        return default_s, {}
-    usual = Counter(cpu_s.values()).most_common(1)[0][0]
-    return usual, {key: value for key, value in cpu_s.items() if value != usual}
 
 
 def parse(line: str) -> dict[str, Any]:

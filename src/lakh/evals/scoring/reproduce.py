@@ -7,6 +7,7 @@ Limits are those of the protocol: nothing is calibrated again.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -52,8 +53,9 @@ def read_request(path: str, data: str | None, *, samples: str | None = None) -> 
             raise UserError(path, "was made with other data", f"give --data with sha256 {settings['data_sha256']}")
         names = {field.name for field in fields(Origin)}
         origin = Origin(**{key: settings[key] for key in names if key in settings})
-        limits = _limits(settings["limits"], path)
-        others = {name: _limits({"cpu_s": s}, path).cpu_s for name, s in settings["cpu_s_of"].items()}
+        read_limits = functools.partial(config.from_dict, SandboxLimits, origin=path)
+        limits = read_limits(settings["limits"])
+        others = {name: read_limits({"cpu_s": cpu_s}).cpu_s for name, cpu_s in settings["cpu_s_of"].items()}
         cpu_s = {problem.id: others.get(problem.id, limits.cpu_s) for problem in task.problems}
         task = replace(task, limits=replace(limits, cpu_s=task.limits.cpu_s))
         n, num_problems = int(str(settings["n"]).partition("-")[0]), int(settings["problems"])
@@ -65,10 +67,6 @@ def read_request(path: str, data: str | None, *, samples: str | None = None) -> 
         task = task.first(num_problems)  # as --limit had it
     kinds = _kinds(storage.join(folder, "verdicts.jsonl"), len(given)) if folder and given is not None else None
     return ReproductionRequest(task, origin, n, cpu_s, given, kinds, settings)
-
-
-def _limits(document: dict[str, Any], path: str) -> SandboxLimits:
-    return config.from_dict(SandboxLimits, document, origin=path)
 
 
 def _kinds(path: str, samples: int) -> list[str]:

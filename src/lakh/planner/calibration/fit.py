@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from lakh.errors import DataError, MissingExtra, UserError
+from lakh import config
+from lakh.errors import ConfigError, DataError, MissingExtra, UserError
 from lakh.planner.calibration.measured_points import MeasuredPoint, stack_points
 from lakh.planner.stacked import Array
 from lakh.planner.timing.efficiency import Efficiency
@@ -33,9 +33,7 @@ from lakh.planner.timing.step_time import step_time
 
 __all__ = [
     "FIT_SETTINGS",
-    "PARAMETERS",
     "Calibration",
-    "FitParameter",
     "calibration_for",
     "fit",
     "is_held_out",
@@ -47,13 +45,12 @@ __all__ = [
 SALT = "lakh-planner-1"
 HOLD_OUT_TENTHS = 3
 SOURCE_WEIGHT = -0.3
-EMPHASIS = {"vTrain multi-node": 2.0}  # the only multi-node table that varies the plan instead of showing the best
 NOISE = 0.03  # log error from which a row's loss grows linearly instead of quadratically
 MAX_PARAMETERS = 12
-DATA = Path(__file__).parents[1] / "data" / "calibration.toml"
+DATA = Path(__file__).parents[1] / "data"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FitParameter:
     prior: float
     low: float
@@ -62,77 +59,33 @@ class FitParameter:
     """Standard deviation of the prior, in log units."""
 
 
-# Bounds: no fraction above 0.95 of a peak but the network, whose stated rate is already a payload rate in some sources.
-PARAMETERS = {
-    "gemm": FitParameter(0.8, 0.45, 0.92, 0.10),
-    "gemm_knee": FitParameter(140.0, 20.0, 600.0, 0.5),
-    "wave": FitParameter(0.5, 0.05, 1.0, 0.5),
-    "attention": FitParameter(0.38, 0.15, 0.75, 0.3),
-    "memory": FitParameter(0.78, 0.4, 0.95, 0.15),
-    "host_us": FitParameter(300.0, 20.0, 1000.0, 0.5),
-    "collective_us": FitParameter(50.0, 2.0, 400.0, 0.6),
-    "node": FitParameter(0.75, 0.35, 0.95, 0.2),
-    "nic": FitParameter(0.7, 0.3, 1.0, 0.3),
-    "interference": FitParameter(0.2, 0.01, 0.6, 0.5),
-    "low_precision": FitParameter(0.9, 0.2, 1.0, 0.15),
-    "fixed_ms": FitParameter(10.0, 0.5, 200.0, 0.7),
-}
-PROGRAM_FACTOR = FitParameter(1.0, 0.6, 1.6, 0.2)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FitSettings:
     """Parameters fitted for a GPU type; the others stay at their prior, or at the result of another type."""
 
     free: tuple[str, ...]
     programs: tuple[str, ...] = ()
     """Programs whose step times get their own factor; others have 1."""
-    priors: Mapping[str, float] = field(default_factory=dict)
+    priors: dict[str, float] = field(default_factory=dict)
     start_from: str | None = None
     """GPU type whose result is the starting point."""
 
 
-FIT_SETTINGS = {
-    "A100": FitSettings(
-        free=("gemm", "gemm_knee", "memory", "attention", "host_us", "collective_us", "node", "nic", "fixed_ms"),
-        programs=("mt-nlg", "deepspeed-zero3", "megatron-deepspeed"),
-        priors={"wave": 1.0},  # a thread block computes one tile; persistent kernels of later parts take several
-    ),
-    "H100": FitSettings(
-        free=(
-            "gemm",
-            "memory",
-            "attention",
-            "host_us",
-            "collective_us",
-            "node",
-            "nic",
-            "interference",
-            "low_precision",
-        ),
-        programs=("nemo", "maxtext", "nanotron"),
-        priors={"gemm": 0.7, "attention": 0.25},
-    ),
-    "Blackwell": FitSettings(
-        free=(
-            "gemm",
-            "gemm_knee",
-            "memory",
-            "attention",
-            "host_us",
-            "collective_us",
-            "node",
-            "nic",
-            "interference",
-            "low_precision",
-        ),
-        priors={"gemm": 0.65, "host_us": 200.0, "attention": 0.4},
-    ),
-    "H100-500W": FitSettings(free=("gemm", "memory", "attention", "low_precision"), start_from="H100"),
-}
-# Types without measurements use the efficiencies of a related type.
-RELATED = {"V100": "A100", "H200": "H100", "B200": "Blackwell", "GB200": "Blackwell", "B300": "Blackwell",
-           "GB300": "Blackwell"}  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class FitDescription:
+    """data/fit.toml: what is fitted, within which bounds."""
+
+    parameters: dict[str, FitParameter]
+    program_factor: FitParameter
+    gpu_types: dict[str, FitSettings]
+    related: dict[str, str]
+    """Types without measurements use the efficiencies of a related type."""
+    emphasis: dict[str, float]
+    """Source -> weight, where it is not 1."""
+
+
+_DESCRIPTION = config.load(FitDescription, DATA / "fit.toml")
+PARAMETERS, FIT_SETTINGS, EMPHASIS = _DESCRIPTION.parameters, _DESCRIPTION.gpu_types, _DESCRIPTION.emphasis
 
 
 @dataclass(frozen=True)
@@ -147,9 +100,9 @@ class Calibration:
     """On held-out rows: n, mape, median_ape, p95_ape, bias; low and high: 10th and 90th percentile of the ratio."""
 
 
-def is_held_out(config: str, salt: str = SALT) -> bool:
-    """Whether no fit may use a configuration."""
-    return int(hashlib.sha256(f"{salt}{config}".encode()).hexdigest(), 16) % 10 < HOLD_OUT_TENTHS
+def is_held_out(digest: str) -> bool:
+    """Whether no fit may use the configuration with this digest."""
+    return int(hashlib.sha256(f"{SALT}{digest}".encode()).hexdigest(), 16) % 10 < HOLD_OUT_TENTHS
 
 
 def predict(points: Sequence[MeasuredPoint], calibration: Calibration) -> Array:
@@ -174,7 +127,7 @@ def fit(points: Iterable[MeasuredPoint], kind: str, start: Efficiency | None = N
     base = start or replace(Efficiency(), **priors)
     free = len(settings.free)
     parameters = [replace(PARAMETERS[name], prior=float(getattr(base, name))) for name in settings.free]
-    parameters += [PROGRAM_FACTOR] * len(programs)
+    parameters += [_DESCRIPTION.program_factor] * len(programs)
     assert len(parameters) <= MAX_PARAMETERS
     model, plan, cluster, starts = stack_points(rows)
     measured = np.array([point.step_s for point in rows])
@@ -227,18 +180,14 @@ def to_toml(calibrations: Mapping[str, Calibration], note: str) -> str:
 
 def load_calibrations(path: str | Path | None = None) -> dict[str, Calibration]:
     """GPU type -> calibration, from a file or, without a path, from the one that ships with lakh."""
-    file = Path(path) if path else DATA
+    file = Path(path) if path else DATA / "calibration.toml"
+    if not file.exists():
+        raise UserError(str(file), "no such file", "make one with: lakh plan calibrate --points CSV --out FILE")
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        todo = "make one with: lakh plan calibrate --points CSV --out FILE"
-        raise UserError(str(file), "no such file", todo) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DataError(str(file), f"cannot be read ({error})", "make it again with: lakh plan calibrate") from None
-    data.pop("salt", None)
-    try:
+        data = config.read_toml(file)
+        data.pop("salt", None)
         return {kind: _from_data(kind, table) for kind, table in data.items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(str(file), f"is not a calibration ({error!r})", "make it again: lakh plan calibrate") from None
 
 
@@ -258,7 +207,7 @@ def calibration_for(kind: str, calibrations: Mapping[str, Calibration] | None = 
     table = _shipped() if calibrations is None else calibrations
     if kind in table:
         return table[kind], f"calibrated on {len(table[kind].fitted)} published {kind} configurations"
-    related = RELATED.get(kind, "")
+    related = _DESCRIPTION.related.get(kind, "")
     if related in table:
         return table[related], f"no measurements of its own: efficiencies of {related}"
     return Calibration(kind, Efficiency(), {}, 0), "uncalibrated: priors only"

@@ -24,14 +24,8 @@ import numpy as np
 
 from lakh import config, storage
 from lakh.errors import ConfigError, DataError, UserError
-from lakh.planner.calibration.published_sources import (
-    NoteFacts,
-    RowSettings,
-    exclusion,
-    gpu_data,
-    low_precision,
-    row_settings,
-)
+from lakh.planner.calibration import published_sources
+from lakh.planner.calibration.published_sources import NoteFacts, RowSettings, gpu_data, low_precision
 from lakh.planner.execution_plan import RECOMPUTE, ExecutionPlan
 from lakh.planner.stacked import stacked
 from lakh.spec.cluster import Cluster, Tier
@@ -52,6 +46,11 @@ COLUMNS = (
     "note",
 )  # fmt: skip
 CLUSTER = ("gpu", "n_gpus", "seq", "global_batch", "precision")
+# Field of an ExecutionPlan -> column; an empty cell is 1.
+PLAN_COLUMNS = {
+    "gpus": "n_gpus", "sequence": "seq", "batch": "global_batch", "micro_batch": "micro_batch", "tp": "tp", "pp": "pp",
+    "cp": "cp", "ep": "ep", "shard": "fsdp", "chunks": "vpp",
+}  # fmt: skip
 METRICS = ("step_s", "tok_s_per_gpu", "tflops_per_gpu", "mfu")
 MICRO_BATCHES = (1.0, 2.0, 4.0, 8.0)  # tried where a source does not state the size: the fastest that divides counts
 NODE_LATENCY_US, NETWORK_LATENCY_US = 2.0, 10.0
@@ -127,20 +126,17 @@ def _read_point(row: Row) -> MeasuredPoint | str:
         return "no architecture given (hybrid or unnamed model)"
     if not (row["n_gpus"] and row["seq"] and row["global_batch"] and row["value"]):
         return "no GPU count, sequence, batch or value given"
-    is_known = {
-        "precision": low_precision(row["precision"]) is not None,
-        "metric": row["metric"] in METRICS,
-        "recompute": row["recompute"] in ("", *RECOMPUTE),
-    }
-    for name, known in is_known.items():
-        if not known:
+    if low_precision(row["precision"]) is None:
+        return f"unknown precision {row['precision']!r}"
+    for name, known in (("metric", METRICS), ("recompute", ("", *RECOMPUTE))):
+        if row[name] not in known:
             return f"unknown {name} {row[name]!r}"
     facts = NoteFacts.read(row["note"])
-    if reason := exclusion(row, facts):
+    if reason := published_sources.exclusion(row, facts):
         return reason
     if gpu_data(row["gpu"]) is None:
         return f"unknown GPU {row['gpu']}"
-    settings = row_settings(row, facts)
+    settings = published_sources.row_settings(row, facts)
     try:
         model = _model(row, facts, settings)
     except ConfigError as error:
@@ -194,27 +190,14 @@ def _model(row: Row, facts: NoteFacts, settings: RowSettings) -> Model:
 
 
 def _plan(row: Row, settings: RowSettings) -> ExecutionPlan:
-    def column(name: str) -> float:
-        return float(row[name] or 1)
-
-    shard = column("fsdp") * (column("cp") if settings.shards_context else 1.0)
     values: dict[str, Any] = {"low_precision": low_precision(row["precision"]), **settings.plan}
     values["recompute"] = RECOMPUTE.index(values["recompute"])
-    if shard > 1:
+    values |= {name: float(row[column] or 1) for name, column in PLAN_COLUMNS.items()}
+    if settings.shards_context:
+        values["shard"] *= values["cp"]
+    if values["shard"] > 1:
         values["zero"] = 0
-    return ExecutionPlan(
-        gpus=float(row["n_gpus"]),
-        sequence=float(row["seq"]),
-        batch=float(row["global_batch"]),
-        micro_batch=column("micro_batch"),
-        tp=column("tp"),
-        pp=column("pp"),
-        cp=column("cp"),
-        ep=column("ep"),
-        shard=shard,
-        chunks=column("vpp"),
-        **{name: float(value) for name, value in values.items()},
-    )
+    return ExecutionPlan.of(**values)
 
 
 def _candidates(

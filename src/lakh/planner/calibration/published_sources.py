@@ -32,6 +32,7 @@ PATTERNS = {
     "gflop_per_token": r"([\d.]+) GFLOP/token",
     "container": r"container (\d\d\.\d\d)",
 }
+UNITS = {"peak_GiB": ("peak_bytes", 2**30), "peak_GB": ("peak_bytes", 1e9), "gflop_per_token": ("flops_per_token", 1e9)}
 CONTAINS = ("note", "interconnect", "model_contains")
 
 
@@ -51,13 +52,10 @@ class NoteFacts:
     @classmethod
     def read(cls, note: str) -> NoteFacts:
         found = {name: match[1].strip() for name, pattern in PATTERNS.items() if (match := re.search(pattern, note))}
-        whole = {name: int(found[name]) for name in ("head_dim", "experts", "top_k", "expert_ffn") if name in found}
-        peak = float(found["peak_GiB"]) * 2**30 if "peak_GiB" in found else None
-        if "peak_GB" in found:
-            peak = float(found["peak_GB"]) * 1e9
-        flops = float(found["gflop_per_token"]) * 1e9 if "gflop_per_token" in found else None
-        return cls(found.get("model", ""), **whole, peak_bytes=peak, flops_per_token=flops,
-                   container=found.get("container", ""))  # fmt: skip
+        facts: dict[str, Any] = {name: found[name] for name in ("model", "container") if name in found}
+        facts |= {name: int(found[name]) for name in ("head_dim", "experts", "top_k", "expert_ffn") if name in found}
+        facts |= {fact: float(found[name]) * unit for name, (fact, unit) in UNITS.items() if name in found}
+        return cls(**facts)
 
 
 @dataclass

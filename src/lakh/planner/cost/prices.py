@@ -6,16 +6,15 @@ The price book is data (data/prices.toml, or a user's file); every answer lists 
 from __future__ import annotations
 
 import math
-import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from lakh import config
-from lakh.errors import ConfigError, UserError
+from lakh.errors import UserError
+from lakh.spec.cluster import Cluster
 
-__all__ = ["GpuHour", "OwnedPrice", "PriceBook", "RentedPrice", "gpu_hour", "load_prices"]
+__all__ = ["GpuHour", "PriceBook", "cluster_price", "gpu_hour", "load_prices"]
 
 DATA = Path(__file__).parents[1] / "data" / "prices.toml"
 HOURS_PER_YEAR = 8766.0
@@ -27,7 +26,7 @@ class RentedPrice:
     source: str
 
     def __post_init__(self) -> None:
-        _require_not_negative(self, "usd_per_gpu_hour")
+        config.require(self, "usd_per_gpu_hour", lambda usd: usd >= 0, "is negative", "give an amount in US dollars")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,13 +48,11 @@ class OwnedPrice:
     source: str
 
     def __post_init__(self) -> None:
-        _require_not_negative(self, "usd_per_gpu", "usd_per_kWh", "usd_network_per_gpu", "usd_host_and_storage_per_gpu")
-        if self.depreciation_years <= 0 or self.power_overhead < 1 or not 0 < self.utilisation <= 1:
-            raise ConfigError(
-                "depreciation_years",
-                "depreciation_years must be above 0, power_overhead 1 or more, utilisation above 0 up to 1",
-                "correct them",
-            )
+        amounts = ("usd_per_gpu", "usd_per_kWh", "usd_network_per_gpu", "usd_host_and_storage_per_gpu")
+        config.require(self, amounts, lambda usd: usd >= 0, "is negative", "give an amount in US dollars")
+        config.require(self, "depreciation_years", lambda years: years > 0, "is not above 0", "give years of use")
+        config.require(self, "power_overhead", lambda pue: pue >= 1, "is below 1", "give the PUE, 1 or more")
+        config.require(self, "utilisation", lambda share: 0 < share <= 1, "is not a share", "choose above 0, up to 1")
 
 
 @dataclass(frozen=True)
@@ -67,30 +64,27 @@ class GpuHour:
     assumptions: list[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PriceBook:
-    rented: dict[str, RentedPrice]
-    owned: OwnedPrice
+    rented: dict[str, RentedPrice] = field(default_factory=dict)
+    """By GPU family."""
+    owned: OwnedPrice | None = None
+    """Default: that of the shipped price book."""
 
 
 @cache
 def load_prices(path: str | Path | None = None) -> PriceBook:
-    file = Path(path) if path else DATA
-    try:
-        data: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(str(file), "no such file", "give a price book in TOML") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(str(file), f"cannot be read ({error})", "give a price book in TOML") from None
-    unknown = sorted(set(data) - {"rented", "owned"})
-    if unknown:
-        raise ConfigError(f"{unknown[0]} ({file.name})", "no such section", "known here: rented, owned")
-    rented = {
-        kind: config.from_dict(RentedPrice, table, origin=f"{file.name} [rented.{kind}]")
-        for kind, table in data.get("rented", {}).items()
-    }
-    own = data.get("owned") or tomllib.loads(DATA.read_text(encoding="utf-8"))["owned"]
-    return PriceBook(rented, config.from_dict(OwnedPrice, own, origin=f"{file.name} [owned]"))
+    return config.load(PriceBook, path or DATA)
+
+
+def cluster_price(
+    cluster: Cluster, path: str | Path | None = None, *, owned: bool = False, free_if_unknown: bool = False
+) -> GpuHour:
+    """Price of the cluster's GPU, from the shipped price book or the one at `path`."""
+    prices, gpu = load_prices(path), cluster.gpu
+    if free_if_unknown and not owned and gpu.family not in prices.rented:
+        return GpuHour(0.0, {}, [f"{gpu.kind} is not in the price book: counted as free"])
+    return gpu_hour(prices, gpu.family, owned=owned, power_W=gpu.power_W)
 
 
 def gpu_hour(prices: PriceBook, kind: str, *, owned: bool = False, power_W: float | None = None) -> GpuHour:
@@ -100,7 +94,8 @@ def gpu_hour(prices: PriceBook, kind: str, *, owned: bool = False, power_W: floa
             raise UserError(f"price of {kind}", "is not in the price book", f"add [rented.{kind}]; known: {known}")
         price = prices.rented[kind]
         return GpuHour(price.usd_per_gpu_hour, {"rent": price.usd_per_gpu_hour}, [f"rented: {price.source}"])
-    o = prices.owned
+    o = prices.owned or load_prices().owned
+    assert o is not None
     capital = o.usd_per_gpu + o.usd_network_per_gpu + o.usd_host_and_storage_per_gpu
     per_hour = 1 / (HOURS_PER_YEAR * o.utilisation)
     kilowatt = ((power_W or 700.0) + o.host_power_W_per_gpu) / 1000
@@ -119,9 +114,3 @@ def gpu_hour(prices: PriceBook, kind: str, *, owned: bool = False, power_W: floa
         f"{kilowatt:.2f} kW per GPU at {o.usd_per_kWh:g} USD/kWh, power overhead {o.power_overhead:g}",
     ]
     return GpuHour(math.fsum(parts.values()), parts, assumptions)
-
-
-def _require_not_negative(item: Any, *names: str) -> None:
-    for name in names:
-        if getattr(item, name) < 0:
-            raise ConfigError(name, f"{getattr(item, name)} is negative", "give an amount in US dollars")

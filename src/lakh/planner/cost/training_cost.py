@@ -15,25 +15,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from lakh.errors import UserError
-from lakh.planner.cost.achieved_rate import rate_for_days, rate_for_gpus
+from lakh import config
+from lakh.errors import InfeasiblePlan, UserError
 from lakh.planner.cost.prices import GpuHour
 from lakh.planner.reliability.failures import FailureStatistics
 from lakh.planner.reliability.goodput import best_goodput
+from lakh.planner.search.candidates import SearchConstraints
+from lakh.planner.search.layout_search import search
 from lakh.spec.cluster import Cluster
 from lakh.spec.model import Model
 
-__all__ = [
-    "CostBreakdown",
-    "Reserves",
-    "TrainingWork",
-    "cost_breakdown",
-    "days_for_gpus",
-    "gpus_for_days",
-    "plan_cost",
-    "sensitivity",
-    "spare_nodes",
-]
+__all__ = ["CostBreakdown", "Reserves", "TrainingWork", "cost_breakdown", "plan_cost", "sensitivity", "spare_nodes"]
 
 # Assumed where goodput is not given: stall of a checkpoint, and time from a failure to the first new step.
 STALL_S, RESTART_S = 5.0, 420.0
@@ -55,13 +47,11 @@ class TrainingWork:
     gpus_per_node: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("flops", "tokens", "tflops_per_gpu", "peak_tflops"):
-            if getattr(self, name) <= 0:
-                raise UserError(name, f"{getattr(self, name)} is not positive", "give a positive number")
-        if not 0 < self.goodput <= 1 or not 0 <= self.overhead_share < 1 or self.usd_per_gpu_hour < 0:
-            raise UserError(
-                "goodput", "must be above 0 up to 1, the overhead share 0 or more and below 1", "correct them"
-            )
+        amounts = ("flops", "tokens", "tflops_per_gpu", "peak_tflops")
+        config.require(self, amounts, lambda value: value > 0, "is not positive", "give a positive number")
+        config.require(self, "goodput", lambda share: 0 < share <= 1, "is not a share", "choose above 0, up to 1")
+        config.require(self, "overhead_share", lambda share: 0 <= share < 1, "is not a share", "choose 0 up to 1")
+        config.require_not_negative(self, "usd_per_gpu_hour")
 
     @property
     def mfu(self) -> float:
@@ -77,8 +67,8 @@ class Reserves:
     confidence: float = 0.99
 
     def __post_init__(self) -> None:
-        if not 0 < self.confidence < 1 or self.failures_per_gpu_hour < 0 or self.repair_hours < 0:
-            raise UserError("--confidence", f"{self.confidence} is not a confidence", "choose e.g. 0.99")
+        config.require(self, "confidence", lambda share: 0 < share < 1, "is not a confidence", "choose e.g. 0.99")
+        config.require_not_negative(self, "failures_per_gpu_hour", "repair_hours")
 
 
 @dataclass(frozen=True)
@@ -189,21 +179,13 @@ def sensitivity(work: TrainingWork, gpus: int, reserves: Reserves, change: float
         "price per GPU-hour": lambda factor: {"usd_per_gpu_hour": work.usd_per_gpu_hour * factor},
         "time lost to failures": lambda factor: {"goodput": min(max(1 - lost * factor, 0.01), 1.0)},
     }
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, changed in levers.items():
-        low, high = (
-            cost_breakdown(replace(work, **changed(factor)), gpus, reserves) for factor in (1 - change, 1 + change)
-        )
-        rows.append(
-            {
-                "lever": name,
-                "change": change,
-                "usd_less": low.usd - base.usd,
-                "usd_more": high.usd - base.usd,
-                "days_less": low.days - base.days,
-                "days_more": high.days - base.days,
-            }
-        )
+        row: dict[str, Any] = {"lever": name, "change": change}
+        for side, factor in (("less", 1 - change), ("more", 1 + change)):
+            other = cost_breakdown(replace(work, **changed(factor)), gpus, reserves)
+            row |= {f"usd_{side}": other.usd - base.usd, f"days_{side}": other.days - base.days}
+        rows.append(row)
     return sorted(rows, key=lambda row: -abs(row["usd_more"] - row["usd_less"]))
 
 
@@ -241,10 +223,10 @@ def plan_cost(
     if tflops:
         rate, basis = tflops, "as given"
     elif gpus:
-        rate, basis = rate_for_gpus(model, cluster, gpus=gpus, batch=batch, sequence=sequence)
+        rate, basis = _rate_for_gpus(model, cluster, gpus=gpus, batch=batch, sequence=sequence)
     else:
         progress_s = (days or 0) * 86400 * goodput * (1 - overhead)
-        rate, basis = rate_for_days(model, cluster, flops=flops, seconds=progress_s, batch=batch, sequence=sequence)
+        rate, basis = _rate_for_days(model, cluster, flops=flops, seconds=progress_s, batch=batch, sequence=sequence)
     work = TrainingWork(
         flops=flops, tokens=tokens, tflops_per_gpu=rate, peak_tflops=peak, usd_per_gpu_hour=price.usd, goodput=goodput,
         overhead_share=overhead, gpus_per_node=cluster.node_size,
@@ -257,3 +239,49 @@ def plan_cost(
         "assumptions": [*found.assumptions, f"rate: {basis}", *price.assumptions],
         "sensitivity": sensitivity(work, net, reserves),
     }  # fmt: skip
+
+
+# --- achieved rate: model FLOP/s per GPU of the best execution plan ---
+
+
+def _rate_for_gpus(model: Model, cluster: Cluster, *, gpus: int, batch: int, sequence: int) -> tuple[float, str]:
+    """TFLOP/s per GPU of the best plan on `gpus` GPUs, and a description of that plan.
+
+    If no plan divides this number, the next smaller number of whole nodes or power of two is used.
+    """
+    node = cluster.node_size
+    for count in sorted({gpus, gpus // node * node, 2 ** int(math.log2(gpus))} - {0}, reverse=True):
+        rate, why = _best_rate(model, cluster, count, batch, sequence)
+        if rate:
+            return rate, why
+    raise InfeasiblePlan(f"{gpus} GPUs of {cluster.name}", why, "use more GPUs, or another batch")
+
+
+def _rate_for_days(
+    model: Model, cluster: Cluster, *, flops: float, seconds: float, batch: int, sequence: int
+) -> tuple[float, str]:
+    """The rate on the smallest power of two of nodes that does `flops` within `seconds` of progress."""
+    count, why = cluster.node_size, ""
+    while count <= cluster.gpus:
+        rate, why = _best_rate(model, cluster, count, batch, sequence)
+        if rate:
+            needed_s = flops / (rate * 1e12 * count)
+            if needed_s <= seconds:
+                return rate, why
+            why = f"{count} GPUs take {needed_s / 86400:.1f} days"
+        count *= 2
+    found = f"is too small for the deadline: {why}"
+    raise InfeasiblePlan(f"cluster {cluster.name}", found, "give more days or a larger batch")
+
+
+def _best_rate(model: Model, cluster: Cluster, gpus: int, batch: int, sequence: int) -> tuple[float, str]:
+    """The rate and description of the best plan; 0 and the reason if there is none."""
+    limits = SearchConstraints(batch=batch, sequence=sequence, gpus=(gpus,), offload=False)
+    found = search(model, cluster, limits)
+    if found.best is None:
+        return 0.0, found.why
+    step_s, bar = found.best["step_s"], found.best["error_bar"]
+    low, high = bar["low_s"] / step_s - 1, bar["high_s"] / step_s - 1
+    plan = f"best layout on {gpus:,} GPUs, simulated: {found.best_plan}"
+    work = batch * sequence * model.flops_per_token(sequence)
+    return float(work / (step_s * gpus) / 1e12), f"{plan}; time and cost may differ by {low:+.0%} to {high:+.0%}"

@@ -16,10 +16,10 @@ from typing import Literal
 import numpy as np
 
 from lakh import config
-from lakh.errors import ConfigError, UserError
+from lakh.errors import UserError
 from lakh.planner.stacked import Array
 
-__all__ = ["DataHall", "GpuRack", "HallLayout", "NetworkRack", "SupportService", "fill_hall", "load_hall", "scenarios"]
+__all__ = ["DataHall", "HallLayout", "fill_hall", "load_hall", "scenarios"]
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "hall_h100_air.toml"
 Cooling = Literal["air", "liquid"]
@@ -36,8 +36,8 @@ class GpuRack:
 
     def __post_init__(self) -> None:
         config.require_positive(self, "gpus_per_server", "servers_per_rack")
-        if min(self.server_kW, self.air_limit_kW_per_rack, self.liquid_limit_kW_per_rack) <= 0:
-            raise ConfigError("server_kW", "powers must be above 0", "give kilowatts")
+        powers = ("server_kW", "air_limit_kW_per_rack", "liquid_limit_kW_per_rack")
+        config.require(self, powers, lambda power_kW: power_kW > 0, "is not positive", "give kilowatts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,12 +81,10 @@ class DataHall:
 
     def __post_init__(self) -> None:
         config.require_positive(self, "rows", "racks_per_row")
-        if self.power_kW <= 0 or min(self.air_cooling_kW, self.liquid_cooling_kW) < 0:
-            raise ConfigError("power_kW", "must be above 0, and cooling 0 or more", "give kilowatts")
-        if self.cable_limit_m <= self.cable_slack_m:
-            raise ConfigError(
-                "cable_limit_m", f"{self.cable_limit_m} m is not longer than the slack", "give a longer cable"
-            )
+        config.require(self, "power_kW", lambda power_kW: power_kW > 0, "is not positive", "give kilowatts")
+        config.require_not_negative(self, "air_cooling_kW", "liquid_cooling_kW")
+        longer = "m is not longer than the slack"
+        config.require(self, "cable_limit_m", lambda limit: limit > self.cable_slack_m, longer, "give a longer cable")
 
 
 @dataclass(frozen=True)
@@ -121,9 +119,8 @@ def fill_hall(
     known = {item.name for item in hall.support if item.movable}
     for name in moved:
         if name not in known:
-            raise UserError(
-                f"--move {name}", "cannot be moved", f"choose from: {', '.join(sorted(known)) or 'nothing'}"
-            )
+            todo = f"choose from: {', '.join(sorted(known)) or 'nothing'}"
+            raise UserError(f"--move {name}", "cannot be moved", todo)
     stays = [item for item in hall.support if item.name not in moved]
     limit_kW = hall.gpu.air_limit_kW_per_rack if cooling == "air" else hall.gpu.liquid_limit_kW_per_rack
     most = min(hall.gpu.servers_per_rack, math.floor(limit_kW / hall.gpu.server_kW + 1e-9))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 
 from lakh import config
-from lakh.errors import ConfigError, UserError
+from lakh.errors import ConfigError
+from lakh.planner.catalogue import named_table
 
 __all__ = ["FailureClass", "FailureStatistics", "load_failures"]
-
-DATA = Path(__file__).parents[1] / "data" / "failures.toml"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,9 +53,5 @@ def load_failures(name: str) -> FailureStatistics:
     """A preset, or a TOML file with the same keys."""
     if name.endswith(".toml"):
         return config.load(FailureStatistics, name)
-    book = tomllib.loads(DATA.read_text(encoding="utf-8"))
-    if name not in book:
-        near = difflib.get_close_matches(name, book, n=1)
-        todo = f"did you mean {near[0]}?" if near else f"give a .toml file, or one of: {', '.join(book)}"
-        raise UserError(f"--failures {name}", "no such preset", todo)
-    return config.from_dict(FailureStatistics, book[name], origin=f"failures.toml [{name}]")
+    table = named_table("failures.toml", name, "--failures")
+    return config.from_dict(FailureStatistics, table, origin=f"failures.toml [{name}]")

@@ -12,27 +12,17 @@ answer. Costs one numpy step per interruption, over all runs together.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from lakh.errors import ConfigError, UserError
+from lakh import config
+from lakh.errors import UserError
 from lakh.planner.stacked import Array
 from lakh.spec.startup import STARTUP
 
-__all__ = [
-    "FailureScenario",
-    "GoodputResult",
-    "RecoveryPolicy",
-    "best_goodput",
-    "best_interval_s",
-    "daly_efficiency",
-    "goodput_report",
-    "joining_s",
-    "simulate",
-    "young_efficiency",
-]
+__all__ = ["FailureScenario", "RecoveryPolicy", "best_goodput", "best_interval_s", "goodput_report", "simulate"]
 
 UNLIMITED_SPARES = 4096
 STORE_ROUND_TRIP_S = 1e-3  # assumed: a busy store in the same cluster
@@ -54,12 +44,12 @@ class FailureScenario:
     gpus_per_node: int = 8
 
     def __post_init__(self) -> None:
-        if self.gpus < 1 or self.days <= 0 or self.mtbf_s <= 0 or not 0 <= self.replacing_share <= 1:
-            found = "gpus, days and mtbf_s must be positive, replacing_share 0 to 1"
-            raise ConfigError("failure scenario", found, "correct them")
-        if self.lemon_nodes < 0 or self.lemon_nodes * self.gpus_per_node > self.gpus or self.lemon_factor < 1:
-            found = f"{self.lemon_nodes} of {self.gpus} GPUs"
-            raise ConfigError("lemon_nodes", found, "choose fewer, and a factor of 1 or more")
+        config.require(self, ("gpus", "days", "mtbf_s"), lambda value: value > 0, "is not positive")
+        config.require(self, "replacing_share", lambda share: 0 <= share <= 1, "is not a share", "choose 0 to 1")
+        config.require(self, "lemon_factor", lambda factor: factor >= 1, "is below 1", "choose 1 or more")
+        nodes = self.gpus / self.gpus_per_node
+        limits = f"is not between 0 and the {nodes:g} nodes of the job"
+        config.require(self, "lemon_nodes", lambda count: 0 <= count <= nodes, limits, "choose fewer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,19 +80,12 @@ class RecoveryPolicy:
     """Interruptions by one lemon node before it is evicted."""
 
     def __post_init__(self) -> None:
-        times = (
-            self.stall_s,
-            self.detect_s,
-            self.restart_s,
-            self.near_interval_s,
-            self.near_stall_s,
-            self.repair_hours,
-        )
-        if self.interval_s <= 0 or min(*times, self.near_restart_s, self.partial_restart_s) < 0 or self.evict_after < 1:
-            found = "interval_s must be above 0 and no time may be negative"
-            raise ConfigError("recovery policy", found, "correct them")
-        if not (0 <= self.near_share <= 1 and 0 <= self.partial_share <= 1) or self.spares < 0:
-            raise ConfigError("recovery policy", "shares must be 0 to 1, spares 0 or more", "correct them")
+        seconds = [f.name for f in fields(self) if f.name.endswith("_s") and f.name != "interval_s"]
+        config.require_not_negative(self, *seconds, "repair_hours", "spares")
+        config.require(self, "interval_s", lambda value: value > 0, "is not positive", "give seconds of work")
+        config.require_positive(self, "evict_after")
+        shares = ("near_share", "partial_share")
+        config.require(self, shares, lambda share: 0 <= share <= 1, "is not a share", "choose 0 to 1")
 
     @property
     def down_s(self) -> float:

@@ -36,11 +36,11 @@ BLOCK = 16384  # plans of one block: some hundred arrays of 128 KB, so that they
 class LayoutSearchResult:
     searched: int
     seconds: float
-    best: dict[str, Any] | None
-    pareto: list[dict[str, Any]]
     why: str
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int]
     """Reason -> refused candidates."""
+    best: dict[str, Any] | None = None
+    pareto: list[dict[str, Any]] = field(default_factory=list)
     best_plan: ExecutionPlan | None = None
 
 
@@ -74,10 +74,7 @@ def search(
     searched = count + sum(refused.values())
 
     def result(why: str, **found: Any) -> LayoutSearchResult:
-        seconds = time.perf_counter() - began
-        return LayoutSearchResult(
-            searched, seconds, **{"best": None, "pareto": [], **found}, why=why, refused=dict(refused)
-        )
+        return LayoutSearchResult(searched, time.perf_counter() - began, why, dict(refused), **found)
 
     if count == 0:
         reason = "; ".join(f"{why}: {n}" for why, n in refused.most_common()) or "no combination divides"

@@ -12,8 +12,6 @@ all-to-all keeps each pair of NICs busy only for a moment, and reaches less than
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from lakh.planner.stacked import Array
@@ -27,28 +25,11 @@ SEND_SHARE = 0.95  # of the NIC's rate: one large message from one GPU to anothe
 ALL_TO_ALL_SHARE = 0.65  # of a ring's NIC rate: many short flows that collide at receivers
 
 
-@dataclass(frozen=True)
-class RankGroup:
-    size: Array
-    in_node: Array
-    """Members that share a node, m."""
-    nodes: Array
-    node_Bps: Array
-    nic_Bps: Array
-    """Per member."""
-    hop_s: Array
-    launch_s: Array
-    start_s: Array
-    """Of a ring: launch, and synchronisation of the members in a node."""
-    gather_latency_s: Array
-    gather_s_per_byte: Array
-
-
 class Fabric:
     """The network of a cluster, at calibrated efficiency."""
 
     def __init__(self, cluster: Cluster, efficiency: Efficiency) -> None:
-        self.cluster = cluster
+        self.gpu = cluster.gpu
         self.node, *self.tiers = cluster.tiers
         self.node_Bps = self.node.bandwidth_Bps * efficiency.node
         self.nic_efficiency = efficiency.nic
@@ -65,28 +46,25 @@ class Fabric:
         return rate, latency
 
     def group(self, size: Array, stride: Array) -> RankGroup:
-        size = np.asarray(size, dtype=float)
-        in_node = np.clip(np.floor(self.node.size / np.asarray(stride, dtype=float)), 1.0, size)
-        nodes = np.maximum(size / in_node, 1.0)
-        rate, hop_s = self.outside(size * stride)
-        nic_Bps = rate * self.nic_efficiency
+        return RankGroup(self, np.asarray(size, dtype=float), stride)
+
+
+class RankGroup:
+    """`size` ranks at a distance of `stride`."""
+
+    def __init__(self, fabric: Fabric, size: Array, stride: Array) -> None:
+        self.size, self.node_Bps, self.launch_s = size, fabric.node_Bps, fabric.launch_s
+        self.in_node = np.clip(np.floor(fabric.node.size / np.asarray(stride, dtype=float)), 1.0, size)  # members, m
+        self.nodes = np.maximum(size / self.in_node, 1.0)
+        rate, self.hop_s = fabric.outside(size * stride)
+        self.nic_Bps = rate * fabric.nic_efficiency  # of each member
         ring = collective_cost("all_gather", "flat", 1.0, (size,)).bytes_sent  # any algorithm moves as much in all
-        nic = collective_cost("all_gather", "hierarchical", 1.0 / in_node, (nodes,)).bytes_sent  # of each member's part
-        inside = np.where(in_node > 1, ring / self.node_Bps, 0.0)
-        sync = 1 + np.log2(in_node) * (1 - np.asarray(self.cluster.gpu.traits.switch_reduces))
-        start_s = self.launch_s * sync
-        return RankGroup(
-            size=size,
-            in_node=in_node,
-            nodes=nodes,
-            node_Bps=self.node_Bps,
-            nic_Bps=nic_Bps,
-            hop_s=hop_s,
-            launch_s=self.launch_s,
-            start_s=start_s,
-            gather_latency_s=start_s + hop_s * np.log2(nodes),
-            gather_s_per_byte=np.maximum(inside, nic / nic_Bps),
-        )
+        nic = collective_cost("all_gather", "hierarchical", 1.0 / self.in_node, (self.nodes,)).bytes_sent
+        inside = np.where(self.in_node > 1, ring / self.node_Bps, 0.0)
+        sync = 1 + np.log2(self.in_node) * (1 - np.asarray(fabric.gpu.traits.switch_reduces))
+        self.start_s = self.launch_s * sync  # of a ring: launch, and synchronisation of the members in a node
+        self.gather_latency_s = self.start_s + self.hop_s * np.log2(self.nodes)
+        self.gather_s_per_byte = np.maximum(inside, nic / self.nic_Bps)
 
 
 def all_gather_s(group: RankGroup, size_bytes: Array) -> Array:

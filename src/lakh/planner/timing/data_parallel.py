@@ -6,8 +6,6 @@ which are farther apart than other data ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from lakh.planner.memory import expert_copies, stage_experts, stage_parameters
@@ -25,22 +23,14 @@ HOST_Bps = 25e9
 BACKWARD_SHARE = 0.6  # of a layer's time: what gradient traffic can overlap with
 
 
-@dataclass(frozen=True)
 class StageWeights:
     """Parameters of one pipeline stage on one tensor rank."""
 
-    dense: Array
-    experts: Array
-    copies: Array
-    """Ranks that hold the same experts."""
-    gradient_bytes: Array
-    """Communicated bytes per gradient; 0 where weights are frozen."""
-
-    @classmethod
-    def of(cls, mb: MicroBatch) -> StageWeights:
-        experts = stage_experts(mb.model, mb.plan)
-        dense = stage_parameters(mb.model, mb.plan) - experts
-        return cls(dense, experts, expert_copies(mb.plan), mb.plan.gradient_bytes * mb.trained)
+    def __init__(self, mb: MicroBatch) -> None:
+        self.experts = stage_experts(mb.model, mb.plan)
+        self.dense = stage_parameters(mb.model, mb.plan) - self.experts
+        self.copies = expert_copies(mb.plan)  # ranks that hold the same experts
+        self.gradient_bytes = mb.plan.gradient_bytes * mb.trained  # communicated per gradient; 0 for frozen weights
 
 
 def fsdp_layer_s(mb: MicroBatch, weights: StageWeights) -> Array:

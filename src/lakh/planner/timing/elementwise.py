@@ -6,15 +6,13 @@ activations. The scores of unfused attention are counted in attention.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from lakh.planner.execution_plan import ExecutionPlan
 from lakh.planner.stacked import Array
 from lakh.spec.model import Model
 
-__all__ = ["ElementwiseTraffic", "elementwise_traffic"]
+__all__ = ["elementwise_traffic"]
 
 # Per token: two norms (read 2, write 2), two residual additions with dropout (read 4, write 2, mask 1).
 WIDTH_BYTES = 22.0
@@ -33,16 +31,12 @@ EXPERT_BIAS_BYTES = (CLAMP_BYTES + _BIAS_BYTES + _BIAS_BACKWARD_BYTES) / 3  # as
 EAGER_FACTOR = 3.0  # when each operation is its own kernel: float32 norms, rotary positions, gates
 
 
-@dataclass(frozen=True)
-class ElementwiseTraffic:
-    forward_bytes: Array
-    """Of one layer's forward pass on one rank; the backward pass moves twice as many."""
-    recomputed_bytes: Array
-    """Recomputed by the backward pass, where the plan recomputes parts of a layer."""
+def elementwise_traffic(model: Model, plan: ExecutionPlan, tokens: Array) -> tuple[Array, Array]:
+    """Bytes of a forward pass, and bytes that the backward pass recomputes where the plan recomputes parts of a layer.
 
-
-def elementwise_traffic(model: Model, plan: ExecutionPlan, tokens: Array) -> ElementwiseTraffic:
-    """For `tokens` tokens of a micro-batch on one rank, averaged over dense and mixture layers."""
+    For `tokens` tokens of a micro-batch on one rank, averaged over dense and mixture layers. The backward pass moves
+    twice as many as the forward pass.
+    """
     split = np.where(plan.sequence_parallel, plan.tp, 1.0)  # norms and residuals
     width, mixture = model.width, model.mixture_layers / model.layers
     routed_ffn = (model.top_k + model.shared_experts) * model.expert_ffn
@@ -63,4 +57,4 @@ def elementwise_traffic(model: Model, plan: ExecutionPlan, tokens: Array) -> Ele
     activation = copies * (model.expert_ffn * gate_bytes + model.expert_bias * width * CLAMP_BYTES)
     latent = np.where(model.is_latent, plan.recompute_latent, 0.0)
     again = latent * rotary + np.asarray(plan.recompute_expert_activation) * activation
-    return ElementwiseTraffic(moved + rotary, again)
+    return moved + rotary, again

@@ -19,7 +19,6 @@ from lakh.planner.timing.efficiency import Efficiency, exposed_s
 from lakh.planner.timing.elementwise import elementwise_traffic
 from lakh.planner.timing.gemm import gemm_s
 from lakh.spec.cluster import Cluster
-from lakh.spec.gpu import Gpu
 from lakh.spec.model import Model
 
 __all__ = ["LayerTime", "MicroBatch", "layer_time"]
@@ -35,73 +34,27 @@ EXPERT_BIAS_KERNELS = 0.25  # and of its bias: nine kernels in three passes, a d
 HOST_SHARPNESS = 6.0  # 1 would add host and GPU time, infinity would take the larger: kernels of a layer differ
 
 
-@dataclass(frozen=True)
 class MicroBatch:
     """What all terms share: the inputs, and sizes of one micro-batch on one rank."""
 
-    model: Model
-    plan: ExecutionPlan
-    cluster: Cluster
-    efficiency: Efficiency
-    fabric: Fabric
-    tokens: Array
-    tp: Array
-    cp: Array
-    stream_bytes: Array
-    """Of the residual stream."""
-    mixture_share: Array
-    """Share of the layers with experts."""
-    repeated: Array
-    """Share of the forward pass that the backward pass runs again."""
-    trained: Array
-    """0 where weights are frozen and need no gradient product."""
-    speed: Array
-    """Peak of the linear layers relative to bf16."""
-    count: Array
-    """Micro-batches of each pipeline in one step."""
-    stage_layers: Array
-    """Layers of the fullest pipeline stage."""
-    data_ranks: Array
-    """Including context ranks, which hold shards and gradients too."""
-    data_stride: Array
-    """Distance in ranks between neighbours of these."""
-
-    @classmethod
-    def of(cls, model: Model, plan: ExecutionPlan, cluster: Cluster, efficiency: Efficiency) -> MicroBatch:
-        tp, cp = np.asarray(plan.tp, dtype=float), np.asarray(plan.cp, dtype=float)
-        tokens = plan.micro_batch * plan.sequence / cp
+    def __init__(self, model: Model, plan: ExecutionPlan, cluster: Cluster, efficiency: Efficiency) -> None:
+        self.model, self.plan, self.gpu, self.efficiency = model, plan, cluster.gpu, efficiency
+        self.fabric = Fabric(cluster, efficiency)
+        self.tp, self.cp = np.asarray(plan.tp, dtype=float), np.asarray(plan.cp, dtype=float)
+        self.tokens = plan.micro_batch * plan.sequence / self.cp
+        self.stream_bytes = self.tokens * model.width * 2.0  # of the residual stream
+        self.mixture_share: Array = model.mixture_layers / model.layers  # layers with experts
+        self.has_experts = bool(np.any(self.mixture_share))
+        # The part of the forward pass that the backward pass runs again.
+        self.repeated = np.asarray(REPEATED, dtype=float)[np.asarray(plan.recompute, dtype=int)]
+        self.trained = np.where(plan.adapters, 0.0, 1.0)  # 0 where weights are frozen and need no gradient product
+        self.speed = 1 + plan.low_precision * efficiency.low_precision  # peak of the linear layers relative to bf16
+        self.memory_Bps = self.gpu.memory_Bps * efficiency.memory
         data_ranks = plan.data_ranks
-        return cls(
-            model=model,
-            plan=plan,
-            cluster=cluster,
-            efficiency=efficiency,
-            fabric=Fabric(cluster, efficiency),
-            tokens=tokens,
-            tp=tp,
-            cp=cp,
-            stream_bytes=tokens * model.width * 2.0,
-            mixture_share=model.mixture_layers / model.layers,
-            repeated=np.asarray(REPEATED, dtype=float)[np.asarray(plan.recompute, dtype=int)],
-            trained=np.where(plan.adapters, 0.0, 1.0),
-            speed=1 + plan.low_precision * efficiency.low_precision,
-            count=plan.batch / (data_ranks * plan.micro_batch),
-            stage_layers=np.ceil(model.layers / plan.pp),
-            data_ranks=data_ranks * cp,
-            data_stride=plan.data_stride / cp,
-        )
-
-    @property
-    def gpu(self) -> Gpu:
-        return self.cluster.gpu
-
-    @property
-    def memory_Bps(self) -> Array:
-        return self.gpu.memory_Bps * self.efficiency.memory
-
-    @property
-    def has_experts(self) -> bool:
-        return bool(np.any(self.mixture_share))
+        self.count = plan.batch / (data_ranks * plan.micro_batch)  # micro-batches of each pipeline in one step
+        self.stage_layers = np.ceil(model.layers / plan.pp)  # of the fullest stage
+        self.data_ranks = data_ranks * self.cp  # context ranks hold shards and gradients too
+        self.data_stride = plan.data_stride / self.cp  # distance in ranks between neighbours of these
 
     def gemm_s(self, m: Array, k: Array, n: Array) -> Array:
         return gemm_s(m, k, n, self.gpu, self.efficiency, self.speed)
@@ -130,9 +83,9 @@ def layer_time(mb: MicroBatch) -> LayerTime:
     scores = attention_s(mb.model, plan, mb.gpu, mb.efficiency, mb.tokens)
     scores = scores * (np.where(plan.flash, 3.5, 3.0) + mb.repeated + selective)
     passes = 3 + mb.repeated  # of element-wise work and of the host
-    traffic = elementwise_traffic(mb.model, plan, mb.tokens)
+    moved_bytes, recomputed_bytes = elementwise_traffic(mb.model, plan, mb.tokens)
     compute = products + scores + _latent_recompute_s(mb)
-    elementwise = (traffic.forward_bytes * passes + traffic.recomputed_bytes * (1 - mb.repeated)) / mb.memory_Bps
+    elementwise = (moved_bytes * passes + recomputed_bytes * (1 - mb.repeated)) / mb.memory_Bps
     tensor = tensor_parallel_s(mb, products)
     context = context_parallel_s(mb, scores)
     expert = expert_parallel_s(mb, products + scores)

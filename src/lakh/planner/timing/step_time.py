@@ -52,12 +52,12 @@ class StepTime:
 
 
 def step_time(model: Model, plan: ExecutionPlan, cluster: Cluster, efficiency: Efficiency) -> StepTime:
-    mb = MicroBatch.of(model, plan, cluster, efficiency)
+    mb = MicroBatch(model, plan, cluster, efficiency)
     layer = layer_time(mb)
     layer_s = layer.total_s
     head_s, head_memory_s = _logits_s(mb)
     transfers, pipeline = pipeline_s(mb, head_s + head_memory_s)
-    weights = StageWeights.of(mb)
+    weights = StageWeights(mb)
     count, repeat = mb.count, mb.count * mb.stage_layers
     return StepTime(
         compute_s=repeat * layer.compute_s + count * head_s,

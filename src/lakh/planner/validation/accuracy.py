@@ -22,19 +22,13 @@ from lakh.planner.stacked import Array
 from lakh.planner.timing.efficiency import Efficiency
 
 __all__ = [
-    "AccuracyScore",
-    "PlanPairs",
     "accuracy_report",
     "accuracy_score",
     "calibrate",
     "leave_one_family_out",
-    "memory_errors",
-    "plan_pairs",
     "predictions",
     "score_by",
-    "starting_point",
     "transfer",
-    "unseen",
 ]
 
 Points = Sequence[MeasuredPoint]
@@ -70,11 +64,15 @@ def score_by(points: Points, predicted: Array, key: Callable[[MeasuredPoint], st
     """One score per group of points."""
     return {
         name: accuracy_score([points[i] for i in rows], np.asarray(predicted)[rows])
-        for name, rows in sorted(_grouped(points, key).items())
+        for name, rows in sorted(group_rows(points, key).items())
     }
 
 
-def _grouped(points: Points, key: Callable[[MeasuredPoint], str]) -> dict[str, list[int]]:
+def _plain(scores: Mapping[str, AccuracyScore]) -> dict[str, Any]:
+    return {name: asdict(score) for name, score in scores.items()}
+
+
+def group_rows(points: Points, key: Callable[[MeasuredPoint], str]) -> dict[str, list[int]]:
     groups: dict[str, list[int]] = defaultdict(list)
     for i, point in enumerate(points):
         groups[key(point)].append(i)
@@ -103,7 +101,7 @@ class PlanPairs:
 
 def plan_pairs(points: Points, predicted: Array) -> PlanPairs:
     """All pairs of competing rows, without measured ties and without one plan in two releases of a program."""
-    groups = _grouped(points, lambda point: point.cluster_key).values()
+    groups = group_rows(points, lambda point: point.cluster_key).values()
     pairs = [(i, j) for rows in groups for i, j in combinations(rows, 2) if points[i].plan != points[j].plan]
     left, right = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
     measured, guess = np.log([point.step_s for point in points]), np.log(predicted)
@@ -119,7 +117,7 @@ def plan_pairs(points: Points, predicted: Array) -> PlanPairs:
 def predictions(points: Points, calibrations: Mapping[str, Calibration] | None = None) -> Array:
     """Seconds per step of each point, with the calibration of its GPU type."""
     result = np.zeros(len(points))
-    for kind, rows in _grouped(points, lambda point: point.kind).items():
+    for kind, rows in group_rows(points, lambda point: point.kind).items():
         result[rows] = predict([points[i] for i in rows], calibration_for(kind, calibrations)[0])
     return result
 
@@ -151,35 +149,29 @@ def accuracy_report(
     points: MeasuredPoints, calibrations: Mapping[str, Calibration], *, only_unseen: bool = False, worst: int = 0
 ) -> dict[str, Any]:
     """Scores of all rows and of the unseen ones, by source and family, and the `worst` rows."""
-    new = set(unseen(points.kept, calibrations))
-    fresh = [point for i, point in enumerate(points.kept) if i in new]
-    rows = fresh if only_unseen else list(points.kept)
+    fresh = [points.kept[i] for i in unseen(points.kept, calibrations)]
+    rows = fresh if only_unseen else points.kept
     if not rows:
         raise UserError("--unseen", "all configurations of this file were fitted", "omit --unseen")
 
-    def scores(rows: Points) -> dict[str, Any]:
-        predicted = predictions(rows, calibrations)
+    def scores(rows: Points, predicted: Array) -> dict[str, Any]:
         by_source = score_by(rows, predicted, lambda p: f"{p.source} ({p.kind})")
-        by_family = score_by(rows, predicted, lambda p: p.family)
-        return asdict(accuracy_score(rows, predicted)) | {
-            "by_source": {name: asdict(score) for name, score in by_source.items()},
-            "by_family": {name: asdict(score) for name, score in by_family.items()},
-        }
+        return asdict(accuracy_score(rows, predicted)) | {"by_source": _plain(by_source)}
 
-    of_unseen = scores(fresh) if fresh else None
-    report = scores(rows)
-    if of_unseen:
-        of_unseen.pop("by_family")
-    report |= {
-        "unseen": of_unseen,
+    predicted = predictions(rows, calibrations)
+    report = scores(rows, predicted) | {
+        "by_family": _plain(score_by(rows, predicted, lambda p: p.family)),
+        "unseen": scores(fresh, predictions(fresh, calibrations)) if fresh else None,
         "memory": memory_errors(points.kept),
         "left_out": dict(points.left_out),
         "factors": {kind: dict(one.program_factors) for kind, one in calibrations.items()},
     }
     if worst:
-        errors = [float(a) / p.step_s - 1 for a, p in zip(predictions(rows, calibrations), rows, strict=True)]
-        ordered = sorted(zip(errors, rows, strict=True), key=lambda pair: -abs(pair[0]))[:worst]
-        report["worst"] = [{"id": p.id, "source": p.source, "error": e, "step_s": p.step_s} for e, p in ordered]
+        errors = predicted / np.array([p.step_s for p in rows]) - 1
+        report["worst"] = [
+            {"id": rows[i].id, "source": rows[i].source, "error": float(errors[i]), "step_s": rows[i].step_s}
+            for i in np.argsort(-np.abs(errors), kind="stable")[:worst]
+        ]
     return report
 
 
@@ -190,14 +182,15 @@ def calibrate(points: Points, progress: Progress = lambda _: None) -> dict[str, 
     """Fit every GPU type to its rows that are not held out, and measure the error on the held-out ones."""
     calibrations: dict[str, Calibration] = {}
     for kind, settings in FIT_SETTINGS.items():
-        rows = [point for point in points if point.kind == kind]
-        fitted = [point for point in rows if not is_held_out(point.config)]
+        fitted, held_out = (
+            [point for point in points if point.kind == kind and is_held_out(point.config) == out]
+            for out in (False, True)
+        )
         if len(fitted) < 3:
             continue
         progress(kind)
         start = calibrations.get(settings.start_from or "")
         one = fit(fitted, kind, start.efficiency if start else None)
-        held_out = [point for point in rows if is_held_out(point.config)]
         calibrations[kind] = replace(one, error=_held_out_error(held_out, one)) if held_out else one
     return calibrations
 
@@ -207,7 +200,7 @@ def _held_out_error(points: Points, calibration: Calibration) -> dict[str, float
     predicted = predict(points, calibration)
     ratio = np.array([point.step_s for point in points]) / predicted
     grid = np.linspace(0, 1, 41)  # every source as a quantile curve: large tables do not drown small ones
-    by_source = _grouped(points, lambda point: point.source).values()
+    by_source = group_rows(points, lambda point: point.source).values()
     pooled = np.concatenate([np.quantile(ratio[rows], grid) for rows in by_source])
     score = {k: v for k, v in asdict(accuracy_score(points, predicted)).items() if v is not None and k != "kendall_tau"}
     return {**score, "low": float(np.quantile(pooled, 0.1)), "high": float(np.quantile(pooled, 0.9))}
@@ -227,7 +220,7 @@ def leave_one_family_out(points: Points, kind: str, progress: Progress = lambda 
     for family in sorted({point.family for point in rows}):
         out = [point for point in rows if point.family == family]
         configs = {point.config for point in out}
-        progress(family)
+        progress(f"without {family}")
         one = fit([p for p in rows if p.family != family and p.config not in configs], kind, start)
         result[family] = accuracy_score(out, predict(out, one))
     return result
@@ -245,6 +238,6 @@ def transfer(points: Points, source: str) -> dict[str, Any]:
         others = [point for point in points if point.kind == kind and not point.source.startswith(source)]
         if others:
             predicted = predict(others, one)
-            result[kind] = score_by(others, predicted, lambda point: point.source)
-            result[f"{kind}, all"] = accuracy_score(others, predicted)
+            result[kind] = _plain(score_by(others, predicted, lambda point: point.source))
+            result[f"{kind}, all"] = asdict(accuracy_score(others, predicted))
     return result

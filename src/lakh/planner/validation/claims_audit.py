@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -45,28 +46,16 @@ class Claims:
     constants: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        seen: set[str] = set()
-        for claim in self.claims:
-            if claim.id in seen:
-                raise ConfigError("claims", f"id {claim.id!r} appears twice", "give each claim its own id")
-            seen.add(claim.id)
+        for name, count in Counter(claim.id for claim in self.claims).items():
+            if count > 1:
+                raise ConfigError("claims", f"id {name!r} appears twice", "give each claim its own id")
 
 
-@dataclass(frozen=True)
-class ClaimCheck:
-    id: str
-    claim: str
-    stated: float
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimCheck(Claim):
     right: float
-    unit: str
     verdict: str
     """ "holds", "off by 9.9x", or "impossible"."""
-    reason: str
-    formula: str
-    source: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def load_claims(path: str | Path | None = None) -> Claims:
@@ -82,8 +71,7 @@ def _check(claim: Claim, constants: Mapping[str, float]) -> ClaimCheck:
     where = f"claim {claim.id}"
     right = evaluate(claim.formula, constants, f"{where}, formula")
     known = {**constants, "stated": claim.stated, "right": right}
-    forbidden = bool(claim.impossible_if) and bool(evaluate(claim.impossible_if, known, f"{where}, impossible_if"))
-    if forbidden:
+    if claim.impossible_if and evaluate(claim.impossible_if, known, f"{where}, impossible_if"):
         verdict = "impossible"
     elif right == claim.stated or (right and abs(claim.stated / right - 1) <= claim.tolerance):
         verdict = "holds"
@@ -92,20 +80,14 @@ def _check(claim: Claim, constants: Mapping[str, float]) -> ClaimCheck:
     else:
         factor = claim.stated / right
         verdict = f"off by {factor:.3g}x" if factor > 1 else f"off by 1/{1 / factor:.3g}"
-    return ClaimCheck(
-        claim.id, claim.claim, claim.stated, right, claim.unit, verdict, claim.reason, claim.formula, claim.source
-    )
+    return ClaimCheck(**asdict(claim), right=right, verdict=verdict)
 
 
 # --- formulas ---
 
 
 FUNCTIONS: dict[str, Callable[..., float]] = {
-    "ceil": math.ceil,
-    "floor": math.floor,
-    "sqrt": math.sqrt,
-    "exp": math.exp,
-    "log": math.log,
+    **{name: getattr(math, name) for name in ("ceil", "floor", "sqrt", "exp", "log")},
     "min": min,
     "max": max,
     "daly_best": best_goodput,

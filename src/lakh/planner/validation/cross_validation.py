@@ -11,7 +11,6 @@ Costs folds x repeats fits per GPU type. Deterministic: folds by salted hash, a 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,14 @@ from lakh.errors import UserError
 from lakh.planner.calibration.fit import FIT_SETTINGS, fit, predict
 from lakh.planner.calibration.measured_points import MeasuredPoint
 from lakh.planner.stacked import Array
-from lakh.planner.validation.accuracy import AccuracyScore, PlanPairs, accuracy_score, plan_pairs, starting_point
+from lakh.planner.validation.accuracy import (
+    AccuracyScore,
+    PlanPairs,
+    accuracy_score,
+    group_rows,
+    plan_pairs,
+    starting_point,
+)
 
 __all__ = ["CrossValidation", "MisrankedPair", "cross_validate", "near_duplicate_key", "tau_interval"]
 
@@ -110,10 +116,7 @@ def tau_interval(
         return None, None
     rng = np.random.default_rng(seed)
     weight = np.zeros((resamples, len(points)))
-    clusters: dict[str, list[int]] = defaultdict(list)
-    for i, point in enumerate(points):
-        clusters[point.cluster_key].append(i)
-    for rows in clusters.values():
+    for rows in group_rows(points, lambda point: point.cluster_key).values():
         weight[:, rows] = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=resamples)
     both = weight[:, pairs.left] * weight[:, pairs.right]
     counted = both.sum(axis=1)

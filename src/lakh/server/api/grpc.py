@@ -24,7 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from lakh.errors import UserError
 from lakh.server import proto
 from lakh.server.api.listen import check_free
-from lakh.server.api.request_handler import RequestHandler, to_request_error
+from lakh.server.api.request_handler import RequestHandler
 from lakh.server.api.tls import Tls
 from lakh.server.backend import CompletionDelta, Usage
 from lakh.server.request import RequestError, parse
@@ -137,11 +137,8 @@ class _CompletionService:
                 async with contextlib.aclosing(self.handler.complete(request)) as items:
                     async for item in items:
                         yield _chunk(item)
-        except (asyncio.CancelledError, grpc.aio.AbortError, grpc.aio.UsageError):
-            raise
-        except Exception as error:  # noqa: BLE001 - the one place where errors become statuses
-            refusal = to_request_error(error)
-            await context.abort(STATUS.get(refusal.status, grpc.StatusCode.INTERNAL), refusal.message)
+        except RequestError as error:
+            await context.abort(STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.message)
 
 
 def _chunk(item: CompletionDelta | Usage) -> Any:
@@ -153,9 +150,7 @@ def _chunk(item: CompletionDelta | Usage) -> Any:
         text=item.text,
         tokens=item.tokens,
         finish_reason=item.finish_reason or "",
-        logprobs=[
-            {"token": token, "logprob": score} for token, score in zip(item.tokens, scores, strict=False) if scores
-        ],
+        logprobs=[{"token": token, "logprob": score} for token, score in zip(item.tokens, scores, strict=False)],
     )
 
 

@@ -84,10 +84,8 @@ class QuotaTracker:
                 await self._add(tenant, "tokens", used[0])
 
     async def _check(self, tenant: str, quota: Quota) -> None:
-        for what, limit, amount in (
-            ("tokens", quota.tokens_per_minute, 0),
-            ("requests", quota.requests_per_minute, 1),
-        ):
+        checks = {"tokens": (quota.tokens_per_minute, 0), "requests": (quota.requests_per_minute, 1)}
+        for what, (limit, amount) in checks.items():
             if limit is not None:
                 used = await self._add(tenant, what, amount) + 1 - amount
                 decision = decide(what, used, limit, self._clock())

@@ -109,15 +109,16 @@ class RequestHandler:
 
     @contextlib.contextmanager
     def count_status(self) -> Iterator[None]:
-        """Around the handling of a completion request: counts its HTTP status."""
+        """Around the handling of a completion request: counts its HTTP status and raises errors as RequestErrors."""
         try:
             yield
         except (asyncio.CancelledError, ConnectionError):
             self.metrics.cancelled.inc()
             raise
-        except Exception as error:
-            self.metrics.requests.labels(to_request_error(error).status).inc()
-            raise
+        except Exception as error:  # noqa: BLE001 - to_request_error logs bugs
+            refusal = to_request_error(error)
+            self.metrics.requests.labels(refusal.status).inc()
+            raise refusal from None
         self.metrics.requests.labels(200).inc()
 
 
@@ -131,7 +132,5 @@ def to_request_error(error: Exception) -> RequestError:
     if isinstance(status, int) and 400 <= status < 500:
         message = "the body is too large" if status == 413 else str(getattr(error, "reason", "refused"))
         return RequestError(None, message, status=status)
-    if not getattr(error, "_is_logged", False):
-        log.error("a request failed", exc_info=error)
-        error._is_logged = True  # type: ignore[attr-defined]  # converted once to count it and once to answer
+    log.error("a request failed", exc_info=error)
     return RequestError(None, "internal error", status=500)

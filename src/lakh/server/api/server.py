@@ -44,15 +44,14 @@ class HttpServer:
             return
         self.handler.is_draining = True
         backend = self.handler.backend
-        waits: list[asyncio.Task[Any]] = [asyncio.create_task(backend.drain(self._drain_s))]
-        if hurry is not None:
-            waits.append(asyncio.create_task(hurry.wait()))
+        drained = asyncio.create_task(backend.drain(self._drain_s))
+        hurried = asyncio.create_task((hurry or asyncio.Event()).wait())
         try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
+            await (drained if drained.done() else backend.drain(0.0))
         finally:
-            for wait in waits:
-                wait.cancel()
-        await (waits[0] if waits[0] in done else backend.drain(0.0))
+            drained.cancel()
+            hurried.cancel()
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lakh.child_process import AsyncChannel, Channel, ChannelClosed
@@ -31,10 +31,10 @@ SWITCH_S = 0.0005  # thread switch interval: the engine waits no longer than thi
 
 @dataclass(frozen=True)
 class EngineStatus:
-    num_running: int = 0
-    num_waiting: int = 0
-    models: list[ModelCard] = field(default_factory=list)
-    metric_families: list[MetricFamily] = field(default_factory=list)
+    num_running: int
+    num_waiting: int
+    models: list[ModelCard]
+    metric_families: list[MetricFamily]
 
 
 def load_engine(load: dict[str, Any]) -> Engine:
@@ -88,8 +88,7 @@ class _EngineServer:
     def __init__(self, backend: InProcessBackend, channel: AsyncChannel) -> None:
         self._backend, self._channel = backend, channel
         self._outbox: list[tuple[int, Any]] = []
-        self._starting: dict[int, asyncio.Task[None]] = {}
-        self._cancels: dict[int, Callable[[], None]] = {}
+        self._cancels: dict[int, Callable[[], object]] = {}
         self._loop = asyncio.get_running_loop()
 
     async def serve(self) -> None:
@@ -98,9 +97,7 @@ class _EngineServer:
             while True:
                 kind, *rest = await self._channel.receive()
                 if kind == "submit":
-                    self._starting[rest[0]] = asyncio.create_task(self._submit(*rest))
-                elif kind == "cancel" and rest[0] in self._starting:
-                    self._starting[rest[0]].cancel()
+                    self._cancels[rest[0]] = asyncio.create_task(self._submit(*rest)).cancel
                 elif kind == "cancel" and rest[0] in self._cancels:
                     self._cancels.pop(rest[0])()
                 elif kind == "drain":
@@ -118,8 +115,6 @@ class _EngineServer:
                 last = status
 
     def cancel_all(self) -> None:
-        for task in self._starting.values():
-            task.cancel()
         for cancel in self._cancels.values():
             cancel()
 
@@ -134,9 +129,7 @@ class _EngineServer:
         try:
             self._cancels[number] = await self._backend.submit(request, on_item)
         except Exception as error:  # noqa: BLE001 - the parent raises it
-            self._put(number, error)
-        finally:
-            self._starting.pop(number, None)
+            on_item(error)
 
     def _put(self, number: int, item: Any) -> None:
         if isinstance(item, Exception) and not isinstance(item, LakhError | RequestError):

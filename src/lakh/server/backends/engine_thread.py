@@ -27,7 +27,6 @@ IDLE_S = 60.0  # the thread wakes up this often without work
 COLLECT_IDLE_S = 1.0  # idle time after which garbage is collected
 COLLECT_LATEST_S = 600.0  # collect garbage after this time even under load
 
-
 JobUpdate = tuple[int, Chunk] | Exception | None
 """A sequence's index and its chunk; the error that ended the job; or None at its end."""
 
@@ -38,23 +37,10 @@ class EngineJob:
     def __init__(self, seqs: Iterable[Sequence], on_update: Callable[[JobUpdate], None], key: Hashable = None) -> None:
         self.seqs, self.key, self.on_update = list(seqs), key, on_update
         self.loop = asyncio.get_running_loop()
-        self._finished: set[int] = set()
 
     def take_chunks(self) -> list[tuple[int, Chunk]]:
         """What is new since the last call. For the engine's thread."""
-        new = []
-        for index, seq in enumerate(self.seqs):
-            chunk = None if index in self._finished else seq.take_chunk()
-            if chunk is not None:
-                if chunk.finish_reason is not None:
-                    self._finished.add(index)
-                new.append((index, chunk))
-        return new
-
-    @property
-    def is_finished(self) -> bool:
-        """The last chunk of every sequence was taken."""
-        return len(self._finished) == len(self.seqs)
+        return [(index, chunk) for index, seq in enumerate(self.seqs) if (chunk := seq.take_chunk()) is not None]
 
 
 class EngineThread:
@@ -112,14 +98,12 @@ class EngineThread:
             self._cancelled.append((job, None))
             self._changed.notify()
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Wait for all jobs, then stop the rest; returns whether all finished. Stopped jobs keep the text they have."""
-        if await wait_until(lambda: not (self._submitted or self._jobs), timeout_s):
-            return True
-        with self._changed:
-            self._cancelled.extend((job, ServerStopping()) for job in [*self._jobs, *self._submitted])
-            self._changed.notify()
-        return False
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for all jobs, then stop the rest. Stopped jobs keep the text they have."""
+        if not await wait_until(lambda: not (self._submitted or self._jobs), timeout_s):
+            with self._changed:
+                self._cancelled.extend((job, ServerStopping()) for job in [*self._jobs, *self._submitted])
+                self._changed.notify()
 
     def close(self, timeout_s: float) -> None:
         with self._changed:
@@ -155,7 +139,7 @@ class EngineThread:
                     self._remove(job, error)
             for job in list(self._jobs):
                 self._updates += [(job, chunk) for chunk in job.take_chunks()]
-                if job.is_finished:
+                if job.seqs[-1].is_taken and all(seq.is_taken for seq in job.seqs):
                     self._remove(job, None)
             self._send_updates()
             if self._garbage_since_s is not None and time.monotonic() > self._garbage_since_s + COLLECT_LATEST_S:

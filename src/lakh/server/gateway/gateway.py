@@ -52,12 +52,11 @@ class _RoutedRequest:
 
 
 class Gateway:
-    def __init__(self, engines: Iterable[str], *, seed: int | None = None, **options: Any) -> None:
+    def __init__(self, engines: Iterable[str], **options: Any) -> None:
         """`engines` and `options` are those of ReplicaSet."""
         self._set = ReplicaSet(engines, on_down=self._fail_over, **options)
         self._requests: set[_RoutedRequest] = set()
         self._by_key: dict[Hashable, _RoutedRequest] = {}
-        self._random = random.Random(seed)
         self.num_failovers = self.num_superseded = 0
         self.routed: Counter[str] = Counter()
         self._registry = MetricsRegistry(PREFIX)
@@ -106,7 +105,7 @@ class Gateway:
         if len(self._requests) >= MAX_RUNNING:
             raise RequestError(None, "too many requests are running; try again later", status=429, code="queue_full")
         if request.sampling.temperature > 0 and request.sampling.seed is None:
-            request = replace(request, sampling=replace(request.sampling, seed=self._random.getrandbits(62)))
+            request = replace(request, sampling=replace(request.sampling, seed=random.getrandbits(62)))
         deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
         routed = _RoutedRequest()
         self._supersede(request.supersede, routed)

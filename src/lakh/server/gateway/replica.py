@@ -16,6 +16,7 @@ import hmac
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any
 
 import aiohttp
@@ -166,13 +167,9 @@ class Replica:
             "prompt": request.prompts[0] if len(request.prompts) == 1 else list(request.prompts),
             "suffix": request.suffix,
             "n": request.n if request.n > 1 else None,
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            **asdict(sampling),
             "top_k": sampling.top_k or None,
-            "seed": sampling.seed,
-            "stop": list(sampling.stop) or None,
-            "logprobs": sampling.logprobs,
+            "stop": sampling.stop or None,
             "return_token_ids": request.return_token_ids or None,
             "cache_salt": self._salt(request),
             "stream": True,

@@ -26,7 +26,7 @@ from lakh.errors import LakhError
 from lakh.server.gc_control import full_collections_disabled
 from lakh.server.loadgen.report import GaugeSample, LoadReport, both_processes
 from lakh.server.loadgen.target import RequestOutcome, Target, read_metrics, target_of
-from lakh.server.loadgen.typing import EditorRequest, TypingUser, arrivals_s, read_source_files
+from lakh.server.loadgen.typing import EditorRequest, arrivals_s, read_source_files, typing_requests
 from lakh.server.prompts.fim import cut_before
 
 __all__ = ["LoadConfig", "Techniques", "request_body", "run_load"]
@@ -97,7 +97,7 @@ class _LoadRun:
         self.metrics_url = metrics_url or (None if url.startswith("grpc://") else url)
         self.rng = random.Random(load.seed)
         count = load.clients or load.users
-        self.users = [TypingUser(user, files, random.Random(self.rng.random())) for user in range(count)]
+        self.users = [typing_requests(user, files, random.Random(self.rng.random())) for user in range(count)]
         self.report = LoadReport()
         self.began_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
@@ -144,7 +144,7 @@ class _LoadRun:
             older = running.get(user)
             if older is not None and load.techniques.supersede:
                 older.cancel()
-            running[user] = asyncio.create_task(self._send(target, self.users[user].next_request()))
+            running[user] = asyncio.create_task(self._send(target, next(self.users[user])))
             self._tasks.append(running[user])
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -156,7 +156,7 @@ class _LoadRun:
                 cancel_s = CANCEL_AFTER_S if rng.random() < CANCELLED_SHARE else None
                 try:
                     async with asyncio.timeout(cancel_s):
-                        await self._send(target, self.users[number].next_request())
+                        await self._send(target, next(self.users[number]))
                 except TimeoutError:
                     pass  # counted as cancelled
                 await asyncio.sleep(rng.expovariate(1 / THINK_S))

@@ -16,7 +16,7 @@ from typing import Any
 from lakh import storage
 from lakh.errors import UserError
 
-__all__ = ["GaugeSample", "LoadReport", "both_processes", "check_image", "percentiles", "plot", "save", "subplots"]
+__all__ = ["GaugeSample", "LoadReport", "both_processes", "check_image", "percentiles", "plot", "save"]
 
 ENDS = ("completed", "cancelled", "timeouts", "rejected", "failed")
 
@@ -118,7 +118,10 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
 
 def plot(report: LoadReport, path: Path, title: str) -> None:
     """Latency over time, its distribution, and the server's gauges, as PNG or SVG."""
-    figure, (over_time, spread, gauges) = subplots(3, 1, figsize=(8, 9))
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 9), layout="constrained")
+    over_time, spread, gauges = figure.subplots(3, 1)
     figure.suptitle(title)
     for name, column, colour in (("first token", 1, "tab:orange"), ("last token", 2, "tab:blue")):
         times = [one[0] for one in report.latencies]
@@ -150,20 +153,7 @@ def check_image(path: Path) -> Path:
     return path
 
 
-def subplots(*args: Any, **options: Any) -> Any:
-    """A matplotlib figure and its axes, without a display."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot.subplots(*args, layout="constrained", **options)
-
-
 def save(figure: Any, path: Path) -> None:
-    from matplotlib import pyplot
-
     image = io.BytesIO()
     figure.savefig(image, format=path.suffix[1:], dpi=110)
-    pyplot.close(figure)
     storage.write_bytes(path, image.getvalue())

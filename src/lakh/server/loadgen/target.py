@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -26,12 +26,6 @@ class RequestOutcome(NamedTuple):
     e2e_s: float = 0.0
     characters: int = 0
     detail: str = ""
-
-
-class Target(Protocol):
-    async def complete(self, body: dict[str, Any]) -> RequestOutcome: ...
-
-    async def close(self) -> None: ...
 
 
 class HttpTarget:
@@ -109,6 +103,9 @@ class GrpcTarget:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+Target = HttpTarget | GrpcTarget
 
 
 def _completed(began_s: float, first_token_s: float | None, characters: int, timeout_s: float) -> RequestOutcome:

@@ -1,6 +1,6 @@
 """Simulated typing: what an editor requests while a user writes real files. A seed reproduces the same load.
 
-A `TypingUser` opens a file and removes a passage: the text before it is the prefix, the text after it the suffix. The
+A user opens a file and removes a passage: the text before it is the prefix, the text after it the suffix. The
 user types the passage again, a few characters per request, then moves on to another place.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lakh.errors import UserError
 
-__all__ = ["EditorRequest", "TypingUser", "arrivals_s", "read_source_files"]
+__all__ = ["EditorRequest", "arrivals_s", "read_source_files", "typing_requests"]
 
 MIN_FILE_CHARS, MAX_FILE_CHARS = 2_000, 60_000
 PASSAGE_CHARS = (40, 400)
@@ -29,26 +29,17 @@ class EditorRequest:
     suffix: str
 
 
-class TypingUser:
-    def __init__(self, user: int, files: Sequence[tuple[str, str]], rng: random.Random) -> None:
-        self._user, self._files, self._rng = user, files, rng
-        self._requests = self._type()
-
-    def next_request(self) -> EditorRequest:
-        """What the editor sends after the next keystrokes."""
-        return next(self._requests)
-
-    def _type(self) -> Iterator[EditorRequest]:
-        rng = self._rng
-        while True:
-            name, text = rng.choice(self._files)
-            for _ in range(rng.randint(2, 5)):  # places in one file
-                start = rng.randrange(len(text) // 4, len(text) * 3 // 4)
-                end = min(start + rng.randint(*PASSAGE_CHARS), len(text))
-                cursor = start
-                while cursor < end:
-                    cursor = min(cursor + rng.randint(*KEYSTROKES), end)
-                    yield EditorRequest(self._user, name, text[:cursor], text[end:])
+def typing_requests(user: int, files: Sequence[tuple[str, str]], rng: random.Random) -> Iterator[EditorRequest]:
+    """What the user's editor sends after every few keystrokes, without end."""
+    while True:
+        name, text = rng.choice(files)
+        for _ in range(rng.randint(2, 5)):  # places in one file
+            start = rng.randrange(len(text) // 4, len(text) * 3 // 4)
+            end = min(start + rng.randint(*PASSAGE_CHARS), len(text))
+            cursor = start
+            while cursor < end:
+                cursor = min(cursor + rng.randint(*KEYSTROKES), end)
+                yield EditorRequest(user, name, text[:cursor], text[end:])
 
 
 def arrivals_s(rate: float, seconds: float, rng: random.Random, burst: float = 1.0) -> Iterator[float]:

@@ -85,10 +85,6 @@ class BlockPool:
         return len(self._free) + self._idle
 
     @property
-    def num_cached_blocks(self) -> int:
-        return sum(_count(root) for root in self._roots.values())
-
-    @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_available
 
@@ -237,12 +233,7 @@ def _can_evict(used_at: int, _: int, node: _Node) -> bool:
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    length = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
+    return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
 def _below(node: _Node) -> list[_Node]:
@@ -250,7 +241,3 @@ def _below(node: _Node) -> list[_Node]:
     for child in found:
         found.extend(grandchild for children in child.children.values() for grandchild in children)
     return found
-
-
-def _count(root: _Node) -> int:
-    return len(_below(root))

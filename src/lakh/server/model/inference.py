@@ -26,18 +26,12 @@ from torch import Tensor
 from lakh.errors import UserError
 from lakh.server.model.cpu import kernels
 from lakh.server.model.kv_cache import PagedCache
-from lakh.server.model.paged_attention import (
-    PagedAttention,
-    SequenceChunk,
-    flat_slots,
-    scored_positions,
-    slots_of,
-)
+from lakh.server.model.paged_attention import PagedAttention, SequenceChunk, flat_slots, scored_positions, slots_of
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import architecture_of, parameters
-from lakh.workloads.code.ops import ModelOps, Rope, rms_norm
+from lakh.workloads.code.ops import ModelOps, Rope, rms_norm, rotary_tables
 
-__all__ = ["InferenceModel", "ModelShard", "Precision", "SequenceChunk"]
+__all__ = ["InferenceModel", "ModelShard", "Precision", "SequenceChunk", "check_divisible"]
 
 Precision = Literal["f32", "bf16", "int8"]
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
@@ -66,17 +60,6 @@ class LayerView(NamedTuple):
         return self.model.vectors[name][self.layer]
 
 
-class _Arrays(NamedTuple):
-    """The weights as numpy arrays on the same memory, for the compiled CPU kernels."""
-
-    embed: Any
-    matrices: tuple[Any, ...]
-    scales: tuple[Any, ...]
-    norms: tuple[Any, Any]
-    rope: tuple[Any, Any]
-    head: tuple[Any, ...]
-
-
 class InferenceModel:
     def __init__(
         self,
@@ -94,7 +77,9 @@ class InferenceModel:
         self.spec, self.num_ids, self.device, self.precision = spec, num_ids, device, precision
         self.dtype = DTYPES[precision]
         self.shard, self.architecture = shard, architecture_of(spec)
-        _check(spec, device, precision, shard.size)
+        check_divisible(spec, shard.size)
+        if precision == "int8":
+            _check_int8(spec, device, shard.size)
         self.heads, self.kv_heads, self.ffn = (n // shard.size for n in (spec.heads, spec.kv_heads, spec.ffn))
         self.cos, self.sin = _rope_tables(spec, device)
         self._allocate()
@@ -107,22 +92,19 @@ class InferenceModel:
         block, shapes = self.architecture.block_parameters(spec), dict[str, tuple[int, ...]]()
         for name, info in block.items():
             if info.fused:
-                rows, *columns = [
-                    n // self.shard.size if dim == info.shard_dim else n for dim, n in enumerate(info.shape)
-                ]
+                own = [n // self.shard.size if dim == info.shard_dim else n for dim, n in enumerate(info.shape)]
                 first = shapes.get(info.fused, (0,))[0]
                 self._rows[name] = (info.fused, first, info.shard_dim)
-                shapes[info.fused] = (first + rows, *columns)
-        quantized = {name: shape for name, shape in shapes.items() if precision == "int8" and len(shape) == 2}
-        self._w = {
-            name: torch.empty(
-                (spec.layers, *shape), dtype=torch.int8 if name in quantized else self.dtype, device=device
-            )
-            for name, shape in shapes.items()
-        }
-        self._scales = {
-            name: torch.empty((spec.layers, shape[0], shape[1] // kernels.GROUP)) for name, shape in quantized.items()
-        }
+                shapes[info.fused] = (first + own[0], *own[1:])
+        self._w: dict[str, tuple[Tensor, ...]] = {}
+        """The fused tensors of all layers, L first; a matrix in int8 has its scales beside it."""
+        for name, shape in shapes.items():
+            if precision == "int8" and len(shape) == 2:
+                rows, columns = (spec.layers, shape[0]), shape[1]
+                scales = torch.empty((*rows, columns // kernels.GROUP))
+                self._w[name] = (torch.empty((*rows, columns), dtype=torch.int8), scales)
+            else:
+                self._w[name] = (torch.empty((spec.layers, *shape), dtype=self.dtype, device=device),)
         self.norms = torch.empty((2 * spec.layers + 1, spec.width), dtype=self.dtype, device=device)
         # Norms of query and key heads, whole in every shard; no layers in a model without them.
         normed_layers = spec.layers if spec.qk_norm else 0
@@ -136,7 +118,7 @@ class InferenceModel:
         self.embed = torch.empty((spec.vocab, spec.width), dtype=self.dtype, device=device)
         self.head = self.embed[: self.num_ids] if spec.tied else torch.empty_like(self.embed[: self.num_ids])
         self._head_int8: tuple[Tensor, Tensor] | None = None
-        self._arrays: _Arrays | None = None
+        self._arrays: tuple[Any, ...] | None = None
         is_small = precision == "f32" and self.weight_bytes <= kernels.SMALL_MODEL_BYTES
         has_kernels = self.architecture.name in kernels.ARCHITECTURES and self.shard.size == 1
         on_cpu = device.type == "cpu" and self.dtype == torch.float32 and has_kernels
@@ -171,12 +153,9 @@ class InferenceModel:
         if shard_dim is not None:
             tensor = tensor.chunk(self.shard.size, dim=shard_dim)[self.shard.rank]
         rows = slice(first, first + tensor.shape[0])
-        if name not in self._scales:
-            self._w[name][layer, rows].copy_(tensor)
-            return
-        numbers, scales = _to_int8(tensor)
-        self._w[name][layer, rows].copy_(numbers)
-        self._scales[name][layer, rows].copy_(scales)
+        parts = (tensor,) if len(self._w[name]) == 1 else _to_int8(tensor)
+        for whole, own in zip(self._w[name], parts, strict=True):
+            whole[layer, rows].copy_(own)
 
     def finish_loading(self) -> None:
         if self.precision == "int8":
@@ -195,31 +174,34 @@ class InferenceModel:
         CUDA graphs hold addresses; elsewhere the tensors are exchanged.
         """
         if self.device.type == "cuda":
-            for ours, theirs in ((self._w, other._w), (self.vectors, other.vectors)):
-                for name in ours:
-                    ours[name].copy_(theirs[name])
-            for name in ("norms", "head_norms", "embed", "head"):  # a tied head is copied with the embedding, again
-                getattr(self, name).copy_(getattr(other, name))
+            for own, its in zip(self._tensors(), other._tensors(), strict=True):
+                own.copy_(its)
             torch.cuda.synchronize(self.device)
             return
-        for name in ("_w", "_scales", "norms", "head_norms", "vectors", "embed", "head", "_head_int8"):
-            mine, its = getattr(self, name), getattr(other, name)
-            setattr(self, name, its)
+        for name in ("_w", "norms", "head_norms", "vectors", "embed", "head", "_head_int8"):
+            mine = getattr(self, name)
+            setattr(self, name, getattr(other, name))
             setattr(other, name, mine)
         self._arrays = other._arrays = None
+
+    def _tensors(self) -> list[Tensor]:
+        """All weights; views of one tensor are listed several times."""
+        fused = [tensor for parts in self._w.values() for tensor in parts]
+        return [*fused, *self.vectors.values(), self.norms, self.head_norms, self.embed, self.head]
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that one step reads."""
-        head = sum(t.nbytes for t in self._head_int8) if self._head_int8 else self.head.nbytes
-        return sum(t.nbytes for t in [*self._w.values(), *self._scales.values(), self.norms, self.head_norms]) + head
+        head = self._head_int8 or (self.head,)
+        read = [*self._w.values(), (self.norms, self.head_norms), head]
+        return sum(tensor.nbytes for parts in read for tensor in parts)
 
     def matrix(self, name: str, layer: int) -> Tensor:
         """A fused tensor of one layer in the type of activations."""
-        if name not in self._scales:
-            return self._w[name][layer]
-        grouped = self._w[name][layer].unflatten(-1, (-1, kernels.GROUP)).float()
-        return (grouped * self._scales[name][layer][:, :, None]).flatten(1)
+        values, *scales = (tensor[layer] for tensor in self._w[name])
+        if not scales:
+            return values
+        return (values.unflatten(-1, (-1, kernels.GROUP)).float() * scales[0][:, :, None]).flatten(1)
 
     # --- forward ---
 
@@ -233,7 +215,7 @@ class InferenceModel:
         slots = slots_of(chunks)
         new = np.concatenate([own[chunk.start :] for own, chunk in zip(slots, chunks, strict=True)])
         new_N = torch.from_numpy(new).to(self.device)
-        attend = PagedAttention(chunks, slots, self.device)
+        attend = PagedAttention(chunks, slots, self.device, self.dtype)
 
         def attention(q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layer: int) -> Tensor:
             keys_KCD, values_KCD = cache.keys_LKCD[layer], cache.values_LKCD[layer]
@@ -251,8 +233,7 @@ class InferenceModel:
         places = torch.tensor(scored, device=self.device)
         x_NW = rms_norm(x_NW[places] + delta_NW[places], self.norms[-1], self.spec.norm_eps)
         if self._head_int8 is not None and len(x_NW) <= kernels.MAX_TOKENS:
-            head, scales = self._head_int8
-            return torch.from_numpy(kernels.head_int8(head.numpy(), scales.numpy(), x_NW.numpy()))
+            return torch.from_numpy(kernels.head(self._head_arrays(), x_NW.numpy()))
         return F.linear(x_NW, self.head)
 
     def run_blocks(self, x_NW: Tensor, ops: ModelOps, rope: Rope) -> tuple[Tensor, Tensor]:
@@ -267,46 +248,36 @@ class InferenceModel:
         """Normalize each query and key head in place, before rotary positions, in a model with QK norm."""
         if len(self.head_norms):
             heads = qkv_NX.unflatten(-1, (-1, self.spec.head_dim))
-            for norm, here in zip(
-                self.head_norms[layer], (slice(self.heads), slice(self.heads, self.heads + self.kv_heads)), strict=True
-            ):
-                heads[:, here] = F.rms_norm(heads[:, here], (self.spec.head_dim,), norm, self.spec.norm_eps)
+            queries, keys, _ = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+            for part, norm in zip((queries, keys), self.head_norms[layer], strict=True):
+                part.copy_(F.rms_norm(part, (self.spec.head_dim,), norm, self.spec.norm_eps))
         return qkv_NX
 
     def _forward_kernels(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
         """A few tokens on the CPU."""
-        if self._arrays is None:
-            self._arrays = self._as_arrays()
-        at = self._arrays
-        x = at.embed[[token for chunk in chunks for token in chunk.tokens]]
+        self._arrays = self._arrays or self._as_arrays()
+        embed, weights, norms, rope, head = self._arrays
+        x = embed[[token for chunk in chunks for token in chunk.tokens]]
         place = flat_slots(chunks, slots_of(chunks))
-        rest = (at.norms, self.spec.norm_eps, place[2] - 1, at.rope, cache.arrays, self.spec.heads, place)
-        scored = scored_positions(chunks)
-        if not at.scales:
-            x = kernels.run_f32(x, at.matrices, *rest)
-            return torch.from_numpy(kernels.head_f32(at.head[0], x[scored]))
-        x = kernels.run_int8(x, at.matrices, at.scales, *rest)
-        head, head_scales = at.head
-        return torch.from_numpy(kernels.head_int8(head, head_scales, x[scored]))
+        eps, positions, heads = self.spec.norm_eps, place[2] - 1, self.spec.heads
+        x = kernels.run(x, weights, norms, eps, positions, rope, cache.arrays, heads, place)
+        return torch.from_numpy(kernels.head(head, x[scored_positions(chunks)]))
 
-    def _as_arrays(self) -> _Arrays:
-        head = (self.head,) if self._head_int8 is None else self._head_int8
-        names = ("qkv", "o", "gate_up", "down")
-        return _Arrays(
-            embed=self.embed.numpy(),
-            matrices=tuple(self._w[name].numpy() for name in names),
-            scales=tuple(self._scales[name].numpy() for name in names if self._scales),
-            norms=(self.norms.numpy(), self.head_norms.numpy()),
-            rope=(self.cos.numpy(), self.sin.numpy()),
-            head=tuple(tensor.numpy() for tensor in head),
-        )
+    def _as_arrays(self) -> tuple[Any, ...]:
+        """Embedding, matrices, norms, rotary tables and head as numpy arrays on the same memory, for the kernels."""
+        matrices = tuple(tuple(part.numpy() for part in self._w[name]) for name in ("qkv", "o", "gate_up", "down"))
+        norms, rope = (self.norms.numpy(), self.head_norms.numpy()), (self.cos.numpy(), self.sin.numpy())
+        return self.embed.numpy(), matrices, norms, rope, self._head_arrays()
+
+    def _head_arrays(self) -> tuple[Any, ...]:
+        """The head as a matrix of one layer, for the CPU kernels."""
+        return tuple(tensor.numpy()[None] for tensor in self._head_int8 or (self.head,))
 
 
 def _rope_tables(spec: Model, device: torch.device) -> Rope:
     """Cosines and sines of every position, context x D/2, in float32."""
-    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
-    angles = torch.arange(spec.context, dtype=torch.float32)[:, None] / spec.rope_base**exponents
-    return angles.cos().to(device), angles.sin().to(device)
+    cos, sin = (table[0, :, 0, : spec.head_dim // 2] for table in rotary_tables(spec, torch.arange(spec.context)[None]))
+    return cos.contiguous().to(device), sin.contiguous().to(device)
 
 
 def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -316,17 +287,19 @@ def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return numbers.flatten(-2).contiguous(), scales.contiguous()
 
 
-def _check(spec: Model, device: torch.device, precision: Precision, num_shards: int) -> None:
-    """Reject what would be computed wrongly."""
-    if precision == "int8":
-        group = kernels.GROUP
-        if device.type != "cpu":
-            raise UserError("precision int8", "is a CPU format", "use bf16 on a GPU")
-        for name, size in (("width", spec.width), ("ffn", spec.ffn)):
-            if size % (group * num_shards if name == "ffn" else group):
-                todo = "use f32 for this model"
-                raise UserError("precision int8", f"needs widths divisible by {group}, and {name} is {size}", todo)
-    for name, size in (("heads", spec.heads), ("kv_heads", spec.kv_heads), ("ffn", spec.ffn)):
+def check_divisible(spec: Model, num_shards: int) -> None:
+    for name in ("heads", "kv_heads", "ffn"):
+        size = getattr(spec, name)
         if size % num_shards:
             todo = f"choose a number that divides {size}"
             raise UserError(f"--tensor {num_shards}", f"does not divide the model's {name} ({size})", todo)
+
+
+def _check_int8(spec: Model, device: torch.device, num_shards: int) -> None:
+    if device.type != "cpu":
+        raise UserError("precision int8", "is a CPU format", "use bf16 on a GPU")
+    group = kernels.GROUP
+    for name, size, multiple in (("width", spec.width, group), ("ffn", spec.ffn, group * num_shards)):
+        if size % multiple:
+            found = f"needs widths divisible by {group}, and {name} is {size}"
+            raise UserError("precision int8", found, "use f32 for this model")

@@ -39,10 +39,6 @@ class PagedCache:
     def num_blocks(self) -> int:
         return self.keys_LKCD.shape[2] // BLOCK_TOKENS
 
-    @property
-    def size_bytes(self) -> int:
-        return self.keys_LKCD.nbytes + self.values_LKCD.nbytes
-
     def copy_block(self, source: int, target: int) -> None:
         """Copy a whole block; tokens beyond the common prefix are overwritten before they are read."""
         take, put = source * BLOCK_TOKENS, target * BLOCK_TOKENS

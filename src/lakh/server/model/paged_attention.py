@@ -1,4 +1,4 @@
-"""Attention of a ragged batch over the paged KV cache, in torch; short chunks on the CPU use a compiled kernel.
+"""Attention of a ragged batch over the paged KV cache, in torch; a compiled kernel for short float32 chunks on the CPU.
 
 Shapes: N new tokens of all sequences, H query heads, K key/value heads, C slots, D head size.
 """
@@ -43,8 +43,11 @@ class SequenceChunk:
 class PagedAttention:
     """Attention of all chunks over their own keys. Made once for a step and called for every layer."""
 
-    def __init__(self, chunks: Sequence[SequenceChunk], slots: Sequence[Any], device: torch.device) -> None:
+    def __init__(
+        self, chunks: Sequence[SequenceChunk], slots: Sequence[Any], device: torch.device, dtype: torch.dtype
+    ) -> None:
         """`slots`: those of each sequence (slots_of)."""
+        has_kernel = device.type == "cpu" and dtype == torch.float32
         counts = [len(chunk.tokens) for chunk in chunks]
         ends = np.cumsum(counts)
         self._short: list[int] = []  # flat positions of tokens in short chunks
@@ -52,7 +55,7 @@ class PagedAttention:
         short_chunks, short_slots = [], []
         for chunk, own, count, end in zip(chunks, slots, counts, ends, strict=True):
             here = slice(int(end) - count, int(end))
-            if device.type == "cpu" and count <= SHORT:
+            if has_kernel and count <= SHORT:
                 self._short += range(here.start, here.stop)
                 short_chunks.append(chunk)
                 short_slots.append(own)
@@ -77,24 +80,11 @@ class PagedAttention:
                 )
             out_NHD[here] = y[0].transpose(0, 1)
         if self._place is not None:
-            if q_NHD.dtype != torch.float32:
-                return self._short_in_torch(q_NHD, keys_KCD, values_KCD, out_NHD)
             q = q_NHD[self._short].contiguous()
             result = np.empty(q.shape, np.float32)
             scores = np.empty(int(self._place[2].max()), np.float32)
             kernels.attend(q.numpy(), keys_KCD.numpy(), values_KCD.numpy(), *self._place, result, scores)
             out_NHD[self._short] = torch.from_numpy(result)
-        return out_NHD
-
-    def _short_in_torch(self, q_NHD: Tensor, keys_KCD: Tensor, values_KCD: Tensor, out_NHD: Tensor) -> Tensor:
-        """Short chunks in bfloat16 on the CPU, token by token."""
-        assert self._place is not None
-        slots, starts, lengths = (torch.from_numpy(part) for part in self._place)
-        for n, place in enumerate(self._short):
-            own = slots[starts[n] : starts[n] + lengths[n]]
-            k, v, q = keys_KCD[:, own][None], values_KCD[:, own][None], q_NHD[place][None, :, None]
-            y = F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
-            out_NHD[place] = y[0, :, 0]
         return out_NHD
 
 

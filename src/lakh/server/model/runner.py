@@ -8,9 +8,10 @@ draft model.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -49,9 +50,7 @@ class Runner:
         most_tokens: int | None = None,
         team: TensorParallelGroup | None = None,
     ) -> None:
-        """The cache holds `cache_tokens`, by default as many as fit, up to `most_tokens`. With a `team` this process
-        holds a share of the model (tensor_parallel.py).
-        """
+        """The cache holds `cache_tokens`, by default as many as fit, up to `most_tokens`."""
         self._team = team
         self.network = InferenceModel(
             spec, weights, num_ids, device, precision, ModelShard() if team is None else team.shard
@@ -80,17 +79,14 @@ class Runner:
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """Logits of the scored tokens, chunk after chunk: valid until the next call."""
-        if self._team is not None:
-            with self._team.command("forward", chunks):
-                return self.network.forward(chunks, self.cache)
-        if self.decoder is None or self.prefill is None:
+        if self.decoder is not None and self.prefill is not None:
+            if len(chunks) <= self.decoder.max_sequences and all(len(s.tokens) == s.scored == 1 for s in chunks):
+                tokens, positions = [chunk.tokens[0] for chunk in chunks], [chunk.start for chunk in chunks]
+                return self.decoder.run(tokens, positions, [chunk.blocks for chunk in chunks], 1)[1]
+            if self.prefill.fits(chunks):
+                return self.prefill.forward(chunks)
+        with self._on_all_ranks("forward", chunks):
             return self.network.forward(chunks, self.cache)
-        if len(chunks) <= self.decoder.max_sequences and all(len(s.tokens) == s.scored == 1 for s in chunks):
-            tokens, positions = [chunk.tokens[0] for chunk in chunks], [chunk.start for chunk in chunks]
-            return self.decoder.run(tokens, positions, [chunk.blocks for chunk in chunks], 1)[1]
-        if self.prefill.fits(chunks):
-            return self.prefill.forward(chunks)
-        return self.network.forward(chunks, self.cache)
 
     def greedy(
         self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]], steps: int
@@ -108,11 +104,11 @@ class Runner:
         return sampled[1:]
 
     def copy_block(self, source: int, target: int) -> None:
-        if self._team is None:
+        with self._on_all_ranks("copy", source, target):
             self.cache.copy_block(source, target)
-            return
-        with self._team.command("copy", source, target):
-            self.cache.copy_block(source, target)
+
+    def _on_all_ranks(self, *command: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._team is None else self._team.command(*command)
 
     def close(self) -> None:
         if self._team is not None:
@@ -134,9 +130,7 @@ def _num_blocks(
     most_tokens: int | None,
     free_bytes: int | None,
 ) -> int:
-    """Blocks of the cache: as requested, else as many as fit into CACHE_BYTES and most of a GPU's free memory; always
-    enough for one full context.
-    """
+    """Blocks of the cache: as requested, else as many as fit; always enough for one full context."""
     most = MAX_KERNEL_INDEX // spec.head_dim - 3 * BLOCK_TOKENS if device_type == "cuda" else CACHE_TOKENS
     if cache_tokens is None:
         room_bytes = CACHE_BYTES[device_type]

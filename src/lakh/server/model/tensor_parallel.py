@@ -27,7 +27,7 @@ from torch import Tensor
 from lakh.child_process import Channel, ChannelClosed, ChildProcess
 from lakh.errors import PeerLost, UserError
 from lakh.server.model import weights as model_weights
-from lakh.server.model.inference import InferenceModel, ModelShard, Precision
+from lakh.server.model.inference import InferenceModel, ModelShard, Precision, check_divisible
 from lakh.server.model.kv_cache import PagedCache
 
 __all__ = ["TensorParallelGroup", "start"]
@@ -54,10 +54,7 @@ class TensorParallelGroup:
                 for child in self._children:
                     child.channel.send(message)
                 yield
-            except (
-                ChannelClosed,
-                RuntimeError,
-            ) as error:  # torch raises RuntimeError for a closed or silent connection
+            except (ChannelClosed, RuntimeError) as error:  # torch's for a closed or silent connection
                 raise _lost(self._children, error) from None
 
     def close(self) -> None:
@@ -82,12 +79,7 @@ def start(
     if device.type == "cuda" and torch.cuda.device_count() < size:
         found = f"needs {size} GPUs, and there are {torch.cuda.device_count()}"
         raise UserError(f"--tensor {size}", found, "choose at most one process per GPU")
-    spec = model_weights.read(path).spec  # errors of the model are raised here, once
-    for name in ("heads", "kv_heads", "ffn"):
-        count = getattr(spec, name)
-        if count % size:
-            todo = f"choose a number that divides {count}"
-            raise UserError(f"--tensor {size}", f"does not divide the model's {name} ({count})", todo)
+    check_divisible(model_weights.read(path).spec, size)  # errors of the model are raised here, once
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=START_TIMEOUT_S))
     shared = {"path": path, "size": size, "port": store.port, "precision": precision, "backend": backend}
     shared["threads"] = torch.get_num_threads()

@@ -39,7 +39,8 @@ def read(path: str | Path) -> LoadedModel:
     if not storage.exists(path):
         raise UserError(str(path), "no such file or folder", KINDS)
     if storage.is_local(str(path)) and gguf.is_gguf(storage.local_path(path)):
-        return _from_gguf(storage.local_path(path))
+        found = gguf.load(storage.local_path(path))  # includes its tokenizer
+        return LoadedModel(found.name, str(path), found.spec, found.weights, _as_file(found.tokenizer_json))
     names = storage.list_dir(path)
     if "config.json" in names:
         spec, weights = hf.load(path)
@@ -65,11 +66,6 @@ def _from_checkpoint(path: str | Path) -> LoadedModel:
             folder = newer
     check_weights(folder, run.model, weights, todo="use a checkpoint of the code workload")
     return LoadedModel(run.name, folder, run.model, weights, tokenizer_json)
-
-
-def _from_gguf(path: Path) -> LoadedModel:
-    found = gguf.load(path)  # includes its tokenizer
-    return LoadedModel(found.name, str(path), found.spec, found.weights, _as_file(found.tokenizer_json))
 
 
 def _as_file(tokenizer_json: bytes) -> Path:

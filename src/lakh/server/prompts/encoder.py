@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from lakh.errors import ConfigError, UserError
 from lakh.server.prompts import fim
@@ -21,7 +22,6 @@ class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, spec: Model) -> None:
         self._tokenizer, self._spec = tokenizer, spec
         self._incremental = IncrementalTokenizer(tokenizer)
-        self._healer: TokenHealer | None = None  # made on first use: it decodes the whole vocabulary
 
     def encode(
         self, prompt: Prompt, where: str = "prompt", *, options: EncodeOptions = DEFAULT_OPTIONS
@@ -61,9 +61,11 @@ class PromptEncoder:
         return fim.prompt(self._tokenizer, before, after, room, context=self._spec.context, order=order)
 
     def heal(self, ids: tuple[int, ...]) -> HealedPrompt:
-        if self._healer is None:
-            self._healer = TokenHealer(self._tokenizer)
         return self._healer.heal(ids)
+
+    @cached_property
+    def _healer(self) -> TokenHealer:  # decodes the whole vocabulary: made on first use
+        return TokenHealer(self._tokenizer)
 
     def _max_prompt_tokens(self, max_tokens: int) -> int:
         context = self._spec.context

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from lakh.server.model.block_pool import Lease
-from lakh.server.model.inference import Precision, SequenceChunk
+from lakh.server.model.inference import SequenceChunk
 from lakh.server.model.runner import Runner
 from lakh.server.sampling import probabilities, sample
 from lakh.server.sequence import Sequence
@@ -53,15 +53,13 @@ class DraftModel:
                 self._continue_greedily(active, drafts, steps)
                 done += steps
                 continue
-            new = [drafts[seq].tokens[-1:] or seq.ids[len(state.ids) :] for seq, _, state in active]
-            logits = self._runner.forward(
-                [
-                    SequenceChunk(tokens, len(state.ids), state.lease.blocks)
-                    for tokens, (_, _, state) in zip(new, active, strict=True)
-                ]
-            )
-            for tokens, (_, _, state) in zip(new, active, strict=True):
-                state.ids += tokens
+            chunks = [
+                SequenceChunk(drafts[seq].tokens[-1:] or seq.ids[len(state.ids) :], len(state.ids), state.lease.blocks)
+                for seq, _, state in active
+            ]
+            logits = self._runner.forward(chunks)
+            for (_, _, state), chunk in zip(active, chunks, strict=True):
+                state.ids += chunk.tokens
             self._sample(logits, [seq for seq, _, _ in active], drafts)
             done += 1
         return drafts
@@ -79,14 +77,6 @@ class DraftModel:
         state = self._states.pop(seq, None)
         if state is not None:
             self._runner.pool.close(state.lease, state.ids[: _common(state.ids, seq.ids)])
-
-    @property
-    def precision(self) -> Precision:
-        return self._runner.network.precision
-
-    @property
-    def num_used(self) -> int:
-        return self._runner.pool.num_used
 
     def _state(self, seq: Sequence, most: int) -> _DraftState | None:
         """The sequence's state with blocks for its tokens and its draft; None if there are no blocks."""

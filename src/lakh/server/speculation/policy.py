@@ -15,7 +15,6 @@ MAX_DRAFT_TOKENS = 7
 SMOOTHING = 0.1  # weight of the newest observation
 FASTER, SLOWER = 0.5, 0.02  # weight of a step time below, or above, the known one
 INITIAL_ACCEPTANCE = 0.5
-RETRY_EVERY = 64  # steps without draft tokens of any sequence, after which one tries again
 
 
 class DraftLength(NamedTuple):

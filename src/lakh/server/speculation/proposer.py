@@ -16,16 +16,7 @@ from lakh.server.model.runner import Runner
 from lakh.server.model.weights import LoadedModel
 from lakh.server.sequence import Sequence
 from lakh.server.speculation.draft_model import DraftModel
-from lakh.server.speculation.policy import (
-    FASTER,
-    MAX_DRAFT_TOKENS,
-    RETRY_EVERY,
-    SLOWER,
-    AcceptanceRate,
-    DraftLength,
-    StepCosts,
-    choose_draft_length,
-)
+from lakh.server.speculation.policy import MAX_DRAFT_TOKENS, AcceptanceRate, DraftLength, StepCosts, choose_draft_length
 from lakh.server.speculation.prompt_lookup import PromptLookup
 from lakh.server.speculation.rejection import DraftTokens
 from lakh.spec.model import Model
@@ -34,6 +25,7 @@ from lakh.tokens.tokenizer import Tokenizer
 __all__ = ["Proposer", "load_draft_model"]
 
 UNAVAILABLE = DraftLength(0, "this kind of draft is not available")
+RETRY_EVERY = 64  # steps without draft tokens of any sequence, after which one tries again
 UP_TO_DATE = 2  # tokens that a draft model has yet to compute for a sequence it drafted for in the last step
 COMPARED_IDS = 512  # of two tokenizers, to check that they are the same
 
@@ -51,26 +43,22 @@ class _DraftHistory:
 
 class Proposer:
     def __init__(
-        self,
-        context: int,
-        clock: Callable[[], float],
-        draft_model: DraftModel | None = None,
-        *,
-        uses_lookup: bool = True,
+        self, context: int, clock: Callable[[], float], draft_model: DraftModel | None, *, uses_lookup: bool
     ) -> None:
         """Uses prompt lookup, which is free, unless the draft model promises a larger speedup."""
         self.draft_model = draft_model
         self._context, self._clock, self._uses_lookup = context, clock, uses_lookup
         self._histories: dict[Sequence, _DraftHistory] = {}
         self._global = _DraftHistory()  # initial rates of a new sequence
-        self._costs = StepCosts()
-        self._draft_s, self._is_first = 0.0, True
+        self._costs, self._draft_costs = StepCosts(), StepCosts()  # of steps, and of one draft token
+        self._is_first = True
 
     def propose(self, running: Iterable[Sequence]) -> dict[Sequence, DraftTokens]:
         """Draft tokens for the decoding sequences, as many as pay off."""
         decoding = [seq for seq in running if seq.num_pending == 1 and seq.tokens]
         looked_up: dict[Sequence, DraftTokens] = {}
         lengths: dict[Sequence, int] = {}
+        draft_s = self._draft_costs.of(1) or 0.0
         for seq in decoding:
             history = self._history(seq)
             most = min(MAX_DRAFT_TOKENS, seq.max_new_tokens - len(seq.tokens) - 1, self._context - len(seq.ids) - 1)
@@ -78,7 +66,7 @@ class Proposer:
                 continue
             by_model, by_lookup = UNAVAILABLE, UNAVAILABLE
             if self.draft_model:
-                by_model = self._length(history.model, self._global.model, most, len(decoding), self._draft_s)
+                by_model = self._length(history.model, self._global.model, most, len(decoding), draft_s)
             if self._uses_lookup:
                 by_lookup = self._length(history.lookup, self._global.lookup, most, len(decoding), 0.0)
             if by_lookup.num_tokens and (not by_model.num_tokens or by_lookup.speedup > by_model.speedup):
@@ -143,9 +131,7 @@ class Proposer:
         drafts = draft_model.propose(list(lengths.items()))
         if drafts and not catches_up and not self._is_first:  # the first draft may wait for a compiler
             token_s = (self._clock() - began_s) / max(len(draft.tokens) for draft in drafts.values())
-            # Weighted as in StepCosts: other load makes a draft slower, never faster.
-            weight = (FASTER if token_s < self._draft_s else SLOWER) if self._draft_s else 1.0
-            self._draft_s += weight * (token_s - self._draft_s)
+            self._draft_costs.record(1, token_s)
         self._is_first = self._is_first and catches_up
         return drafts
 

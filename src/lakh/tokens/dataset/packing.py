@@ -60,10 +60,7 @@ class PackingResult:
     def as_dict(self) -> dict[str, Any]:
         """The output of `--json`."""
         splits = self.manifest["splits"]
-        counts = {
-            name: {key: split[key] for key in ("tokens", "documents")} | {"shards": len(split["shards"])}
-            for name, split in ((name, splits[name]) for name in SPLITS)
-        }
+        counts = {name: splits[name] | {"shards": len(splits[name]["shards"])} for name in SPLITS}
         kept = ("vocab", "dtype", "bytes", "corpus_sha256", "tokenizer_sha256", "heldout_fraction", "fingerprint")
         tokens = sum(split["tokens"] for split in splits.values())
         return {
@@ -81,9 +78,9 @@ def is_heldout(text_sha256: str, fraction: float) -> bool:
     return int(text_sha256[:13], 16) < fraction * 16**13  # 52 bits are exact in a float
 
 
-def sort_key(identity: str) -> bytes:
+def sort_key(identity: str, kind: bytes = b"lakh-pack") -> bytes:
     """The sort key of a document in the packed order."""
-    return hashlib.blake2b(identity.encode(), digest_size=KEY_BYTES, person=b"lakh-pack").digest()
+    return hashlib.blake2b(identity.encode(), digest_size=KEY_BYTES, person=kind).digest()
 
 
 def pack(
@@ -169,9 +166,9 @@ def _scatter(
         files = [stack.enter_context(storage.create(_bucket(buckets, i))) for i in range(num_buckets)]
         for batch in read_documents(corpus, ["id", "repo", "path", "language", "sha256", "text"]):
             ids, repos, paths, languages, hashes = (batch.column(i).to_pylist() for i in range(5))
-            for number, text in enumerate(_utf8(batch.column(5))):
+            for number, text in enumerate(batch.column(5).cast("large_binary").to_pylist()):
                 if order == "repository":
-                    key = _repo_key(repos[number])
+                    key = sort_key(repos[number], b"lakh-repo")
                     heldout = is_heldout(hashlib.sha256(repos[number].encode()).hexdigest(), heldout_fraction)
                     path, language = f"{repos[number]}\0{paths[number]}".encode(), languages[number].encode()
                 else:
@@ -184,16 +181,6 @@ def _scatter(
                 done += len(text)
             if progress:
                 progress("sorting", done, total_bytes)
-
-
-def _utf8(column: Any) -> Iterator[memoryview]:
-    """The texts of an Arrow string column as UTF-8, without Python strings."""
-    wide = str(column.type).startswith("large")
-    _, offsets, data = column.buffers()
-    starts = np.frombuffer(offsets, np.int64 if wide else np.int32)[column.offset : column.offset + len(column) + 1]
-    view = memoryview(data) if data is not None else memoryview(b"")
-    for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        yield view[start:stop]
 
 
 def _sorted_entries(bucket: str) -> list[_BucketEntry]:
@@ -212,20 +199,11 @@ def _sorted_entries(bucket: str) -> list[_BucketEntry]:
 
 def _by_repository(entries: Sequence[_BucketEntry]) -> Iterator[list[_BucketEntry]]:
     """The files of each repository, imported files before the files that import them."""
-    at = 0
-    while at < len(entries):
-        repo = entries[at].path.partition(b"\0")[0]
-        stop = at
-        while stop < len(entries) and entries[stop].path.partition(b"\0")[0] == repo:
-            stop += 1
-        files = entries[at:stop]
-        yield [files[place] for place in _import_order(files)]
-        at = stop
-
-
-def _import_order(files: Sequence[_BucketEntry]) -> list[int]:
-    decoded = ((entry.path.partition(b"\0")[2], entry.language, bytes(entry.text)) for entry in files)
-    return order_files([SourceFile(*(part.decode() for part in parts)) for parts in decoded])
+    for _, group in itertools.groupby(entries, key=lambda entry: entry.path.partition(b"\0")[0]):
+        files = list(group)
+        raw = ((entry.path.partition(b"\0")[2], entry.language, bytes(entry.text)) for entry in files)
+        order = order_files([SourceFile(*(part.decode() for part in parts)) for parts in raw])
+        yield [files[place] for place in order]
 
 
 def _encoded(
@@ -268,10 +246,6 @@ def _texts(document: Sequence[_BucketEntry], order: Ordering) -> list[bytes]:
         return [bytes(entry.text) for entry in document]
     name = document[0].path.partition(b"\0")[0]
     return [name, *(entry.path.partition(b"\0")[2] + b"\n" + bytes(entry.text) for entry in document)]
-
-
-def _repo_key(repo: str) -> bytes:
-    return hashlib.blake2b(repo.encode(), digest_size=KEY_BYTES, person=b"lakh-repo").digest()
 
 
 def _bucket(buckets: str, number: int) -> str:

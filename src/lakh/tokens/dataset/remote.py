@@ -7,8 +7,9 @@ the cache. Raises PeerLost if the store does not answer, and CorruptShard if an 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
-from collections import OrderedDict
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,9 +29,9 @@ class RemoteArray:
 
     def __init__(self, url: str, length: int, dtype: str, *, sha256: str, cache: str, remedy: str) -> None:
         self.url, self.length, self.dtype = url, length, np.dtype(dtype)
-        self._sha256, self._remedy = sha256, remedy
+        self._remedy = remedy
         self._folder = Path(cache).expanduser() / "tokens" / sha256[:2] / sha256 if cache else None
-        self._memory: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._block = functools.lru_cache(BLOCKS_IN_MEMORY)(self._read)
         self._lock = threading.Lock()
         self._file: IO[bytes] | None = None
         self.fetched_bytes = 0
@@ -47,41 +48,30 @@ class RemoteArray:
         while start < stop:
             number, offset = divmod(start, per_block)
             count = min(stop - start, per_block - offset)
-            parts.append(self._block(number)[offset : offset + count])
+            with self._lock:
+                block = self._block(number)
+            parts.append(block[offset : offset + count])
             start += count
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, self.dtype)
 
-    def _block(self, number: int) -> np.ndarray:
-        with self._lock:
-            found = self._memory.get(number)
-            if found is None:
-                found = np.frombuffer(self._read(number), self.dtype)
-                self._memory[number] = found
-                if len(self._memory) > BLOCKS_IN_MEMORY:
-                    self._memory.popitem(last=False)
-            self._memory.move_to_end(number)
-            return found
-
-    def _read(self, number: int) -> bytes:
+    def _read(self, number: int) -> np.ndarray:
         first = number * BLOCK_BYTES
         size = min(BLOCK_BYTES, self.length * self.dtype.itemsize - first)
         cached = self._folder / f"{number:06d}-{BLOCK_BYTES}" if self._folder else None
         if cached is not None:
-            try:
+            with contextlib.suppress(OSError):  # not cached yet, or unreadable
                 raw = cached.read_bytes()
                 if len(raw) == size:
-                    return raw
-            except OSError:
-                pass  # not cached yet, or unreadable
+                    return np.frombuffer(raw, self.dtype)
         raw = storage.retry(lambda: self._fetch(first, size), f"read {self.url}")
         if cached is not None:
             try:
                 storage.write_bytes(cached, raw)
             except (DiskFull, UserError, OSError):
                 self._folder = None  # the cache is not writable: continue without it
-        return raw
+        return np.frombuffer(raw, self.dtype)
 
     def _fetch(self, first: int, size: int) -> bytes:
         try:

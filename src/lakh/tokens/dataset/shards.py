@@ -18,7 +18,6 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -69,10 +68,7 @@ def read_token_manifest(url: str) -> dict[str, Any]:
 
 
 class TokenSetWriter:
-    """Writes a token set. Use as a context manager, `add` documents in order, and `commit` at the end.
-
-    Without `commit` the set has no manifest, and readers treat it as incomplete.
-    """
+    """A context manager: `add` documents in order, and `commit` at the end; without it the set stays incomplete."""
 
     def __init__(self, out: str, tokenizer: Tokenizer, *, shard_tokens: int = SHARD_TOKENS) -> None:
         self.out, self.tokenizer, self.shard_tokens = out, tokenizer, shard_tokens
@@ -89,14 +85,11 @@ class TokenSetWriter:
         self.tokenizer.save(self.out)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         with ExitStack() as stack:
             for split in self.splits.values():
                 stack.push(split.close)
-            if error is not None:
-                raise error
+            stack.__exit__(*error)
 
     def add(self, split: str, ids: Any) -> None:
         """Append one document (without <|endoftext|>) to a split."""

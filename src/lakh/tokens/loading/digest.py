@@ -32,13 +32,6 @@ class StreamDigest:
         """The printed form."""
         return hashlib.sha256(f"{self.sequences}:{self.total:064x}".encode()).hexdigest()
 
-    def to_bytes(self) -> bytes:
-        return self.sequences.to_bytes(8, "little") + self.total.to_bytes(32, "little")
-
-    @staticmethod
-    def from_bytes(raw: bytes) -> StreamDigest:
-        return StreamDigest(int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:40], "little"))
-
 
 def digest_sequences(first_position: int, tokens: np.ndarray, lengths: np.ndarray) -> StreamDigest:
     """The digest of consecutive sequences, without their padding."""

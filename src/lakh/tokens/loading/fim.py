@@ -34,10 +34,7 @@ FAST_FROM_CHARACTERS = 500_000  # from here on, compiling the fast encoder pays 
 
 
 def reserved_tokens(sequence: int, rate: float) -> int:
-    """Tokens per sequence that are reserved for FIM: 1 in 64.
-
-    A transformed document needs 3 special tokens and 2 or 3 tokens for words that were split.
-    """
+    """1 in 64 tokens: a transformed document needs 3 special tokens, and 2 or 3 tokens for words that were split."""
     return max(8, sequence // 64) if rate > 0 else 0
 
 
@@ -57,7 +54,7 @@ class FimTransform:
         self.tokenizer, self.rate, self.spm, self.seed = tokenizer, rate, spm, seed
         self._edges = [tokenizer.special(f"<|{name}|>") for name in ("endoftext", "repo_name", "file_sep")]
         self._prefix, self._suffix, self._middle = (
-            np.array([mark]) for mark in (tokenizer.fim_prefix, tokenizer.fim_suffix, tokenizer.fim_middle)
+            np.array([tokenizer.special(f"<|fim_{name}|>")]) for name in ("prefix", "suffix", "middle")
         )
         self._detokenizer = BatchDetokenizer.of(tokenizer.raw)
         self._fast: FastEncoder | None = None
@@ -112,9 +109,7 @@ class FimTransform:
         """Both encoders give the same ids; the fast one needs seconds to compile."""
         before, self._encoded = self._encoded, self._encoded + sum(map(len, texts))
         if before < FAST_FROM_CHARACTERS <= self._encoded:
-            from lakh.tokens.tokenizer.fast_encoder import (
-                FastEncoder,  # imports numba, which takes a second
-            )
+            from lakh.tokens.tokenizer.fast_encoder import FastEncoder  # imports numba, which takes a second
 
             self._fast = FastEncoder.of(self.tokenizer.raw)
         if self._fast is None:

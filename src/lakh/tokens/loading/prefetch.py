@@ -9,10 +9,12 @@ counts the time spent waiting, `starved` the batches that were not ready when re
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import tempfile
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -28,7 +30,6 @@ __all__ = ["BatchRequest", "PrefetchedBatch", "Prefetcher"]
 
 TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 5.0
-DIGEST_BYTES = 40
 
 
 @dataclass(frozen=True)
@@ -59,28 +60,27 @@ class PrefetchedBatch:
 
 
 class _RingBuffer:
-    """Slots of equal size in shared memory: tokens, lengths, document numbers, digest."""
+    """Slots of equal size in shared memory: tokens, lengths, document numbers."""
 
     def __init__(self, request: BatchRequest, descriptor: int) -> None:
         data, count = request.data, request.num_sequences
         self.depth = max(1, min(data.prefetch, request.last_step - request.first_step))
         self.shapes = [(count, data.sequence + 1), (count,), (count, data.sequence) if data.document_mask else (0,)]
-        sizes = [4 * int(np.prod(shape)) for shape in self.shapes]
-        self.slot_bytes = -(-(sum(sizes) + DIGEST_BYTES) // 64) * 64
-        self.size_bytes = self.depth * self.slot_bytes
-        if os.fstat(descriptor).st_size < self.size_bytes:
-            os.ftruncate(descriptor, self.size_bytes)
-        self.memory = mmap.mmap(descriptor, self.size_bytes)
+        self.slot_bytes = -(-sum(4 * math.prod(shape) for shape in self.shapes) // 64) * 64
+        size_bytes = self.depth * self.slot_bytes
+        if os.fstat(descriptor).st_size < size_bytes:
+            os.ftruncate(descriptor, size_bytes)
+        self.memory = mmap.mmap(descriptor, size_bytes)
 
-    def slot(self, number: int) -> tuple[list[np.ndarray], int]:
-        """The arrays of a slot, and the offset of its digest."""
+    def slot(self, number: int) -> list[np.ndarray]:
+        """The arrays of a slot."""
         offset = (number % self.depth) * self.slot_bytes
         arrays = []
         for shape in self.shapes:
-            count = int(np.prod(shape))
+            count = math.prod(shape)
             arrays.append(np.frombuffer(self.memory, np.int32, count, offset).reshape(shape))
             offset += 4 * count
-        return arrays, offset
+        return arrays
 
 
 class Prefetcher:
@@ -92,8 +92,7 @@ class Prefetcher:
         """Seconds that the caller has waited in `take` so far."""
         self.starved = 0
         """Batches, after the first, that were not ready when requested."""
-        self.ready = 0
-        """Batches that are ready now."""
+        self._ready: deque[StreamDigest] = deque()  # of the batches that are ready
         self._next, self._holds_slot = request.first_step, False
         self._failure: Exception | None = None
         with _anonymous_file() as file:
@@ -105,6 +104,11 @@ class Prefetcher:
                 pass_fds=[file.fileno()],
                 env={"TOKENIZERS_PARALLELISM": "false"},
             )
+
+    @property
+    def ready(self) -> int:
+        """Batches that are ready now."""
+        return len(self._ready)
 
     def take(self, step: int) -> PrefetchedBatch:
         """The batch of `step`, which must be the next one."""
@@ -126,28 +130,21 @@ class Prefetcher:
                 f"no batch arrived within {self.timeout_s:g} s",
                 "check the disk or network that holds the data, then try again",
             )
-        self.ready -= 1
         self._next, self._holds_slot = step + 1, True
-        (tokens, lengths, documents), offset = self._ring.slot(step - self.request.first_step)
-        digest = StreamDigest.from_bytes(self._ring.memory[offset : offset + DIGEST_BYTES])
-        return PrefetchedBatch(tokens, lengths, documents if self.request.data.document_mask else None, digest)
+        tokens, lengths, documents = self._ring.slot(step - self.request.first_step)
+        has_documents = self.request.data.document_mask
+        return PrefetchedBatch(tokens, lengths, documents if has_documents else None, self._ready.popleft())
 
     def close(self) -> None:
         """End the child process and discard the prefetched batches."""
         self._child.stop(CLOSE_TIMEOUT_S)
 
-    def __enter__(self) -> Prefetcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _update_ready(self, timeout_s: float) -> None:
         """Count the batches that the child has finished; waits up to `timeout_s` for the first one."""
         try:
             while self._failure is None and self._child.channel.poll(timeout_s):
-                self._child.channel.receive()
-                self.ready, timeout_s = self.ready + 1, 0.0
+                self._ready.append(self._child.channel.receive())
+                timeout_s = 0.0
         except ChannelClosed:
             found = f"the prefetching process ended ({self._child.exit_reason()})"
             self._failure = PeerLost(f"data of step {self._next}", found, "see its output above; then: lakh resume")
@@ -165,15 +162,14 @@ def _anonymous_file() -> BinaryIO:
 def fill_ring(channel: Channel, request: BatchRequest, descriptor: int) -> None:
     """The child process: fill slots until the last step, or until the parent closes the channel."""
     ring = _RingBuffer(request, descriptor)
-    stream = TokenStream.open(request.data, request.seed)
+    stream = TokenStream(request.data, request.seed)
     for number, step in enumerate(range(request.first_step, request.last_step)):
         if number >= ring.depth:
             channel.receive()  # a slot is free
         position = request.position(step)
         batch = stream.read_range(position, request.num_sequences)
-        (tokens, lengths, documents), offset = ring.slot(number)
+        tokens, lengths, documents = ring.slot(number)
         tokens[:], lengths[:] = batch.tokens, batch.lengths
         if request.data.document_mask:
             documents[:] = document_numbers(batch)
-        ring.memory[offset : offset + DIGEST_BYTES] = digest_sequences(position, batch.tokens, batch.lengths).to_bytes()
-        channel.send(None)
+        channel.send(digest_sequences(position, batch.tokens, batch.lengths))

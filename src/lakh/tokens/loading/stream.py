@@ -10,7 +10,8 @@ is the position, the seed and the fingerprint of the data.
     spans    -> tokens      this module, through fim.py
 
 `TokenSetLoader` reads one source, `TokenStream` all sources of a run. They hold no position and can be shared between
-threads.
+threads. `open_data` checks the data of a run without torch, so that the launcher can reject a run before it starts
+ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from lakh.tokens.loading.fim import FimSegment, FimTransform, reserved_tokens
 from lakh.tokens.loading.skips import SkipRanges
 from lakh.tokens.tokenizer import Tokenizer
 
-__all__ = ["SequenceBatch", "TokenSet", "TokenSetLoader", "TokenStream", "data_fingerprint", "document_numbers"]
+__all__ = ["SequenceBatch", "TokenSet", "TokenSetLoader", "TokenStream", "document_numbers", "open_data"]
 
 LAYOUTS: dict[str, Callable[[TokenSet, int], SequenceLayout]] = {"concat": ConcatLayout, "best-fit": BestFitLayout}
 
@@ -81,20 +82,12 @@ class TokenSetLoader:
             )
         self._order = ShuffleOrder(self.num_sequences, seed)
 
-    def read_range(self, first_index: int, count: int) -> SequenceBatch:
-        """Sequences first_index .. first_index + count - 1 of this source."""
-        return self.read(range(first_index, first_index + count))
-
     def read(self, indexes: Sequence[int]) -> SequenceBatch:
         layouts = [self._layout.spans(number) for number in self._order.permute(np.asarray(indexes, np.int64)).tolist()]
         sequences = [[self.tokens.tokens[span.shard][span.start : span.stop] for span in spans] for spans in layouts]
         if self._fim is not None:
             sequences = self._with_fim(self._fim, sequences, layouts, indexes)
         return _stack(sequences, self.sequence + 1, self._pad)
-
-    def layout_index(self, index: int) -> int:
-        """The sequence of the layout at `index` of the shuffled order."""
-        return int(self._order.permute(np.array([index]))[0])
 
     def _with_fim(
         self,
@@ -137,8 +130,10 @@ def _replaced(ids: np.ndarray, changes: Sequence[tuple[int, int, np.ndarray]]) -
 class TokenStream:
     """All sources of a run, mixed, without the skipped sequences."""
 
-    def __init__(self, sources: Sequence[tuple[TokenSet, float]], data: Data, seed: int) -> None:
+    def __init__(self, data: Data, seed: int) -> None:
+        sources = open_sources(data)
         self.sources = [tokens for tokens, _ in sources]
+        _require_one_tokenizer(self.sources)
         self.sequence, self.fingerprint = data.sequence, data_fingerprint(sources)
         self.skips = SkipRanges(data.skip)
         self._mixture = Mixture([weight for _, weight in sources], seed)
@@ -153,18 +148,6 @@ class TokenStream:
             )
             for number, tokens in enumerate(self.sources)
         ]
-
-    @staticmethod
-    def open(data: Data, seed: int, split: str = "train") -> TokenStream:
-        sources = data.mixture or (Source(tokens=data.tokens),)
-        opened = [(TokenSet.open(source.tokens, split, cache=data.cache), source.weight) for source in sources]
-        _require_one_tokenizer([tokens for tokens, _ in opened])
-        return TokenStream(opened, data, seed)
-
-    @property
-    def num_sequences(self) -> int:
-        """Distinct sequences of all sources."""
-        return sum(loader.num_sequences for loader in self._loaders)
 
     def read_range(self, first_position: int, count: int) -> SequenceBatch:
         """Sequences at positions first_position .. first_position + count - 1."""
@@ -184,6 +167,43 @@ class TokenStream:
             np.concatenate([part.lengths for part in parts])[back],
             tuple(starts[at] for at in back.tolist()),
         )
+
+
+def open_sources(data: Data) -> list[tuple[TokenSet, float]]:
+    """The training split of each source, and its weight."""
+    sources = data.mixture or (Source(tokens=data.tokens),)
+    return [(TokenSet.open(source.tokens, "train", cache=data.cache), source.weight) for source in sources]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The data of a run."""
+
+    fingerprint: str
+    tokenizer_path: str
+    heldout: TokenSet
+
+
+def open_data(data: Data, vocab: int) -> TrainingData:
+    """Open every source of a run. Raises UserError if the data does not fit the settings or the vocabulary."""
+    opened = open_sources(data)
+    heldout = TokenSet.open(data.tokens, "heldout", cache=data.cache)
+    for tokens in (*(tokens for tokens, _ in opened), heldout):
+        if tokens.vocab > vocab:
+            raise UserError(
+                f"model.vocab = {vocab}",
+                f"is smaller than the tokenizer of {tokens.url} ({tokens.vocab})",
+                f"set model.vocab = {tokens.vocab} or more, or pack with a smaller tokenizer",
+            )
+    for name, sets, needed in (("train", [t for t, _ in opened], data.batch), ("heldout", [heldout], 1)):
+        available = sum(tokens.count_sequences(data.sequence) for tokens in sets)
+        if available < needed:
+            raise UserError(
+                f"{data.tokens}, {name}",
+                f"holds {available} sequences of {data.sequence} tokens; {needed} are needed",
+                "pack a larger corpus, or make data.batch or data.sequence smaller",
+            )
+    return TrainingData(data_fingerprint(opened), opened[0][0].tokenizer_path, heldout)
 
 
 def data_fingerprint(sources: Sequence[tuple[TokenSet, float]]) -> str:

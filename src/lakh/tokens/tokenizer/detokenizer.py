@@ -1,4 +1,4 @@
-"""Detokenize many texts at once: token ids to bytes by one numpy table look-up.
+"""Detokenize many texts together: token ids to bytes by one numpy table look-up.
 
 A byte-level vocabulary writes each token in characters that stand for bytes, so the bytes of a text are the bytes of
 its tokens, concatenated. Special tokens have no bytes. About 100 MB of text per second on one core.

@@ -13,6 +13,7 @@ tables, are left to the package. `FastEncoder.of` returns None for a tokenizer.j
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import unicodedata
 from collections.abc import Sequence
@@ -25,8 +26,7 @@ from lakh.tokens.tokenizer.detokenizer import byte_characters
 try:
     import numba
 
-    def _compiled(function: Any) -> Any:
-        return numba.njit(cache=True, nogil=True)(function)
+    _compiled = numba.njit(cache=True, nogil=True)
 except ModuleNotFoundError:
     numba = None  # type: ignore[assignment]
 
@@ -95,18 +95,17 @@ class FastEncoder:
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray | None]:
         """The ids (int32) of each text, which must be valid UTF-8; None for texts that the package must encode."""
-        raw = list(texts)
-        ends = np.cumsum([len(part) for part in raw], dtype=np.int64) if raw else np.empty(0, np.int64)
-        data = np.frombuffer(b"".join(raw), np.uint8)
+        if not texts:
+            return []
+        ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+        data = np.frombuffer(b"".join(texts), np.uint8)
         out = np.empty(len(data), np.int32)
-        id_ends = np.empty(len(raw), np.int64)
-        known = np.empty(len(raw), np.bool_)
+        id_ends = np.empty(len(texts), np.int64)
+        known = np.empty(len(texts), np.bool_)
         _encode(data, ends, _classes(), *self._vocabulary, *self._word_table, out, id_ends, known)
-        out = out[: id_ends[-1]].copy() if raw else out  # about a third of the buffer
-        starts = np.concatenate([np.zeros(1, np.int64), id_ends[:-1]]) if raw else id_ends
-        return [
-            out[a:b] if ok else None for a, b, ok in zip(starts.tolist(), id_ends.tolist(), known.tolist(), strict=True)
-        ]
+        out = out[: id_ends[-1]].copy()  # about a third of the buffer
+        edges = itertools.pairwise([0, *id_ends.tolist()])
+        return [out[a:b] if ok else None for (a, b), ok in zip(edges, known.tolist(), strict=True)]
 
 
 @functools.cache

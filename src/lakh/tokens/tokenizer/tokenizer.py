@@ -16,11 +16,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
+from tokenizers import decoders, pre_tokenizers
 
 from lakh import storage
 from lakh.errors import DataError, UserError
 
-__all__ = ["FILE", "NUM_SPECIAL", "SPECIAL_TOKENS", "Tokenizer", "threads"]
+__all__ = ["FILE", "NUM_SPECIAL", "SPECIAL_TOKENS", "Tokenizer", "byte_level_tokenizer", "threads"]
 
 FILE = "tokenizer.json"
 MADE_BY = "lakh tokens train CORPUS --out DIR"
@@ -95,17 +96,15 @@ class Tokenizer:
             raise UserError(self._where, f"has no token {token}", f"use one made with: {MADE_BY}")
         return int(number)
 
-    @property
-    def fim_prefix(self) -> int:
-        return self.special("<|fim_prefix|>")
 
-    @property
-    def fim_middle(self) -> int:
-        return self.special("<|fim_middle|>")
-
-    @property
-    def fim_suffix(self) -> int:
-        return self.special("<|fim_suffix|>")
+def byte_level_tokenizer(bpe: tokenizers.models.BPE, *, single_digits: bool = True) -> tokenizers.Tokenizer:
+    """Byte-level BPE with GPT-2's splitting of text, with every digit by itself if `single_digits`."""
+    inner = tokenizers.Tokenizer(bpe)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    digits = [pre_tokenizers.Digits(individual_digits=True)]
+    inner.pre_tokenizer = pre_tokenizers.Sequence([*digits, byte_level]) if single_digits else byte_level
+    inner.decoder = decoders.ByteLevel()
+    return inner
 
 
 @contextlib.contextmanager

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import models, pre_tokenizers, trainers
 
 from lakh import storage
 from lakh.corpus import read_documents, read_report
 from lakh.corpus.document import Progress
 from lakh.errors import DataError, UserError
 from lakh.tokens.tokenizer import FILE, MADE_BY, NUM_SPECIAL, SPECIAL_TOKENS, Tokenizer, threads
+from lakh.tokens.tokenizer.tokenizer import byte_level_tokenizer
 
 __all__ = ["TokenizerTrainingResult", "train"]
 
@@ -97,14 +97,7 @@ class _DocumentSample:
 
 
 def _train_bpe(texts: Any, vocab: int) -> bytes:
-    inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    inner.decoder = decoders.ByteLevel()
+    inner = byte_level_tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
         special_tokens=list(SPECIAL_TOKENS),

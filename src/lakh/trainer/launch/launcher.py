@@ -22,7 +22,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any, Literal
 
 from lakh import errors, storage
@@ -30,6 +29,7 @@ from lakh.child_process import exit_reason
 from lakh.errors import Interrupted, LakhError, PeerError, PeerLost
 from lakh.spec import Mesh, Training
 from lakh.trainer.launch.rank import LAUNCHER_PID
+from lakh.trainer.recovery.signals import handle_stop_signals
 
 __all__ = ["LaunchDecision", "LaunchResult", "can_continue_without_ranks", "decide", "launch"]
 
@@ -112,7 +112,8 @@ def launch(
     logs = Path(run_dir) / "logs"
     storage.make_dir(logs)
     reason = ""
-    with _SignalCounter() as signals, tempfile.TemporaryDirectory(prefix="lakh-rendezvous-") as folder:
+    signals: list[int] = []
+    with handle_stop_signals(signals.append), tempfile.TemporaryDirectory(prefix="lakh-rendezvous-") as folder:
         for attempt in range(max_restarts + 1):
             command = [*arguments, *(() if attempt else first_attempt_arguments)]
             rendezvous = Path(folder) / str(attempt)
@@ -179,21 +180,21 @@ class _RankProcesses:
         for file in self.files:
             file.close()
 
-    def watch(self, signals: _SignalCounter, *, restarts_left: int, elastic: bool) -> LaunchDecision:
-        """Wait until there is something to do. Passes stop signals on to the ranks."""
+    def watch(self, signals: Sequence[int], *, restarts_left: int, elastic: bool) -> LaunchDecision:
+        """Wait until there is something to do. Passes the `signals` received so far, and new ones, on to the ranks."""
         passed_on, deadline_s = 0, float("inf")
         while True:
             codes = [process.poll() for process in self.processes]
-            decision = decide(codes, stopping=signals.count > 0, restarts_left=restarts_left, elastic=elastic)
+            decision = decide(codes, stopping=bool(signals), restarts_left=restarts_left, elastic=elastic)
             if decision.action != "wait":
                 return decision
-            if signals.count > passed_on:
-                passed_on = signals.count
+            if len(signals) > passed_on:
+                passed_on = len(signals)
                 deadline_s = time.monotonic() + STOP_GRACE_S
                 for process in self.processes:
                     with contextlib.suppress(ProcessLookupError):
                         process.send_signal(signal.SIGTERM)
-            if signals.count > 2:
+            if len(signals) > 2:
                 return LaunchDecision("stopped", 0, "killed at the third stop request")
             if time.monotonic() > deadline_s:
                 return LaunchDecision("stopped", 0, f"did not stop within {STOP_GRACE_S:g} s")
@@ -228,24 +229,6 @@ class _RankProcesses:
         if code is not None and code < 0:
             return PeerLost(where, decision.reason, f"see {log}; lakh resume continues from the last checkpoint")
         return LakhError(where, decision.reason, f"see {log}")
-
-
-class _SignalCounter:
-    """Counts SIGINT and SIGTERM instead of ending the launcher."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __enter__(self) -> _SignalCounter:
-        self._before = {n: signal.signal(n, self._handle) for n in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
 
 
 def _last_json_line(path: Path) -> dict[str, Any]:

@@ -71,9 +71,8 @@ class EventWriter:
         )
         if step % RESOURCES_EVERY_STEPS == 1:
             memory = memory_bytes(self._world.device)
-            self.log.write(
-                events.Resources(step=step, memory_bytes=memory, data_ready=batches.ready, data_starved=batches.starved)
-            )
+            ready, starved = batches.prefetcher.ready, batches.prefetcher.starved
+            self.log.write(events.Resources(step=step, memory_bytes=memory, data_ready=ready, data_starved=starved))
 
     def _mfu(self, step_s: float) -> float | None:
         """Causal-exact model FLOPs over the dense peak of the GPUs; None on a CPU, which has no stated peak."""

@@ -5,14 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterator, Sequence
 
 from lakh.errors import LakhError
 from lakh.events import EventLog, FaultInjected
 from lakh.spec import Fault
 
-__all__ = ["StopRequest", "inject_faults"]
+__all__ = ["StopRequest", "handle_stop_signals", "inject_faults"]
+
+
+@contextlib.contextmanager
+def handle_stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
+    """Call `handle` with the number of each SIGTERM and SIGINT inside the block, instead of ending the process."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda number, frame: handle(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class StopRequest:
@@ -27,14 +38,10 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[StopRequest]:
-        before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
+        with handle_stop_signals(self._handle):
             yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int) -> None:
         if self.is_made and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number).name

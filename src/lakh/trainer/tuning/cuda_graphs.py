@@ -66,7 +66,7 @@ class GraphedPass:
     def __call__(self, model: nn.Module, batch: Batch, scale: float | Tensor) -> Tensor:
         if self._graph is None:
             self._record(model, batch, scale)
-        if batch.inputs.shape != self._batch.inputs.shape or batch.cu_seqlens is not None:
+        if batch.inputs.shape != self._batch.inputs.shape or batch.documents is not None:
             return self._plain(model, batch, scale)
         self._fill(batch, scale)
         assert self._graph is not None

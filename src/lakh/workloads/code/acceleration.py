@@ -9,21 +9,20 @@ Names of parameters do not change. Each choice comes with its reason, for the lo
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.spec.model import Model
+from lakh.spec import Model, Training
 from lakh.workloads.code import ops as plain
 from lakh.workloads.code.activation_checkpointing import checkpoint_for
 from lakh.workloads.code.attention import choose_kernel
 from lakh.workloads.code.kernels.fp8 import fp8_linear
-from lakh.workloads.code.model import CodeModel
 from lakh.workloads.code.ops import ModelOps
 
-__all__ = ["BackendChoice", "accelerate", "choose_compile", "choose_ops"]
+__all__ = ["BackendChoice", "choose_compile", "choose_ops"]
 
 
 class BackendChoice(NamedTuple):
@@ -44,70 +43,26 @@ def choose_compile(wanted: str, *, device: str) -> tuple[str, str]:
 
 
 def choose_ops(
-    spec: Model,
-    *,
-    attention: str = "auto",
-    recomputation: str = "none",
-    compilation: str = "none",
-    kernels: bool = True,
-    fp8: bool = False,
-    bf16: bool,
-    tensor_parallel: int = 1,
-    device: str,
-) -> tuple[ModelOps, BackendChoice]:
-    """The operations for one device, and the choice of the attention kernel."""
-    kernel, name, reason = choose_kernel(attention, device=device, bf16=bf16, head_dim=spec.head_dim)
-    ops = ModelOps(attention=kernel, checkpoint=checkpoint_for(recomputation, compiled=compilation != "none"))
+    spec: Model, settings: Training, *, kernels: bool = True, bf16: bool, tensor_parallel: int = 1, device: str
+) -> tuple[ModelOps, str, list[BackendChoice]]:
+    """The operations for one device, what to compile, and both choices."""
+    mode, mode_reason = choose_compile(settings.compile, device=device)
+    kernel, name, reason = choose_kernel(settings.attention, device=device, bf16=bf16, head_dim=spec.head_dim)
+    ops = ModelOps(attention=kernel, checkpoint=checkpoint_for(settings.recompute, compiled=mode != "none"))
     if device == "cuda" and kernels:
         ops = _with_triton(ops, spec)
     # The compiler fuses these itself; activation checkpointing saves memory, and these take more.
-    if device == "cpu" and kernels and (compilation, recomputation) == ("none", "none"):
+    if device == "cpu" and kernels and (mode, settings.recompute) == ("none", "none"):
         from lakh.workloads.code.kernels import cpu
 
         ops = replace(ops, activation=cpu.swiglu)
-        if attention == "auto" and cpu.prefers_blocked_attention():
+        if settings.attention == "auto" and cpu.prefers_blocked_attention():
             ops = replace(ops, attention=cpu.blocked_attention)
             name, reason = "blocked", "faster than torch's kernel on this CPU while the saved probabilities are few"
-    if fp8:
+    if settings.fp8:
         _require_fp8(spec, tensor_parallel, device)
         ops = replace(ops, linear=fp8_linear)
-    return ops, BackendChoice("attention", name, reason)
-
-
-def accelerate(
-    model: CodeModel,
-    *,
-    attention: str = "auto",
-    recomputation: str = "none",
-    compilation: str = "auto",
-    kernels: bool = True,
-    fp8: bool = False,
-    device: str,
-) -> list[BackendChoice]:
-    """Choose and set the operations of a model on one device, and compile it; returns the choices."""
-    mode, reason = choose_compile(compilation, device=device)
-    bf16 = (model.dtype or next(model.parameters()).dtype) == torch.bfloat16
-    ops, choice = choose_ops(
-        model.spec,
-        attention=attention,
-        recomputation=recomputation,
-        compilation=mode,
-        kernels=kernels,
-        fp8=fp8,
-        bf16=bf16,
-        device=device,
-    )
-    model.set_ops(ops)
-    compile_model(model, mode)
-    return [choice, BackendChoice("compile", mode, reason)]
-
-
-def compile_model(model: CodeModel, mode: str) -> None:
-    if mode != "none":
-        # A block is traced for training and evaluation, with and without a delta, and for each of a few paddings of
-        # packed documents: more than torch's default of 8 traces before it gives up and runs eagerly.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    model.compile_model(mode)
+    return ops, mode, [BackendChoice("attention", name, reason), BackendChoice("compile", mode, mode_reason)]
 
 
 def _with_triton(ops: ModelOps, spec: Model) -> ModelOps:
@@ -116,9 +71,7 @@ def _with_triton(ops: ModelOps, spec: Model) -> ModelOps:
     def norm_add(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return plain.norm_add(x, None, weight, eps) if delta is None else triton.add_norm(x, delta, weight, eps)
 
-    def split_rotary(
-        qkv: Tensor, rope: plain.Rope, heads: int, kv_heads: int, norms: object, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def split_rotary(qkv: Tensor, rope: plain.Rope, heads: int, kv_heads: int, *_: object) -> Any:
         return triton.split_rotary(qkv, *rope, heads, kv_heads)
 
     ops = replace(ops, activation=triton.swiglu, norm_add=norm_add)

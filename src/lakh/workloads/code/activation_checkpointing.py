@@ -20,9 +20,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from lakh.errors import UserError
 
-__all__ = ["MODES", "checkpoint_for"]
+__all__ = ["checkpoint_for"]
 
-MODES = ("none", "selective", "full", "budget")
 MEMORY_BUDGET = 0.6
 
 _ATTENTION = {

@@ -19,32 +19,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.workloads.code.batch import Batch
 
 __all__ = ["KERNELS", "AttentionKernel", "Documents", "choose_kernel", "document_ids", "sdpa_attention"]
 
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of a packed batch whose sequences are laid end to end: document i is tokens starts[i] to
-    starts[i + 1].
+    """The documents of a packed batch, its sequences laid end to end: document i is tokens starts[i] to starts[i + 1].
 
-    `starts` is padded to a length from a short list by repeating the end, and `longest` is rounded up likewise: both
-    decide shapes, and compilation is per shape.
+    `starts` is padded by repeating the end, and `longest` is rounded up: both decide shapes, and compilation is per
+    shape.
     """
 
     starts: Tensor
     longest: int
 
     @staticmethod
-    def of(batch: Batch) -> Documents | None:
-        """None where each sequence is one document."""
-        if batch.cu_seqlens is None:
-            return None
-        starts = batch.cu_seqlens
-        num_padding = _round_up(len(starts) - 1, floor=64) + 1 - len(starts)
+    def padded(starts: Tensor, longest: int, sequence: int) -> Documents:
+        """Documents that begin at `starts` (int32, with the end of the last one) in sequences of `sequence` tokens."""
+        num_padding = max(64, _next_power_of_2(len(starts) - 1)) + 1 - len(starts)
         padded = torch.cat((starts, starts[-1:].expand(num_padding)))
-        return Documents(padded, min(_round_up(batch.longest, floor=128), batch.inputs.shape[1]))
+        return Documents(padded, min(max(128, _next_power_of_2(longest)), sequence))
 
 
 AttentionKernel = Callable[[Tensor, Tensor, Tensor, Documents | None], Tensor]
@@ -79,11 +74,8 @@ def flash_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, documents: D
 
 
 def cudnn_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, documents: Documents | None) -> Tensor:
-    """cuDNN's fused attention; packed documents go to flash attention.
-
-    cuDNN's variable-length form on an H200 (torch 2.11, 2026-11-15) was 13 times slower, with wrong gradients for
-    grouped heads.
-    """
+    """cuDNN's fused attention. Packed documents go to flash attention: cuDNN's variable-length form on an H200 (torch
+    2.11, 2026-11-15) was 13 times slower, with wrong gradients for grouped heads."""
     if documents is not None:
         return flash_attention(q_BTHD, k_BTKD, v_BTKD, documents)
     q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
@@ -110,8 +102,5 @@ def choose_kernel(wanted: str, *, device: str, bf16: bool, head_dim: int) -> tup
     return KERNELS[wanted], wanted, "requested"
 
 
-def _round_up(count: int, *, floor: int) -> int:
-    size = floor
-    while size < count:
-        size *= 2
-    return size
+def _next_power_of_2(count: int) -> int:
+    return 1 << (count - 1).bit_length()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lakh.workloads.code.attention import Documents
+
 __all__ = ["IGNORED", "Batch"]
 
 IGNORED = -100  # a target that is not predicted, such as padding; torch's default for cross-entropy
@@ -20,16 +22,10 @@ class Batch:
     """B T, int64."""
     targets: Tensor
     """B T, int64: the token that follows each input, or IGNORED."""
-    documents: Tensor | None = None
-    """B T, int32: number of the document inside its sequence, from 0. A token attends to its own document only. None
-    where each sequence is one document."""
     positions: Tensor | None = None
     """B T, int64: position inside the document, from 0. None counts from the start of the sequence."""
-    cu_seqlens: Tensor | None = None
-    """int32: where documents begin in the B x T tokens laid end to end, and B x T at the end (variable-length
-    attention). None where `documents` is None."""
-    longest: int = 0
-    """Tokens of the longest document; 0 where `documents` is None."""
+    documents: Documents | None = None
+    """None where each sequence is one document."""
     weight: float | None = None
     """Factor of the sum of this micro-batch's losses that makes the sum over a rank's micro-batches the mean over all
     B x T positions of its step, padding counted as 0. None without padding: the mean of the micro-batches' means is

@@ -18,6 +18,7 @@ from lakh.tokens.loading.digest import StreamDigest
 from lakh.tokens.loading.prefetch import BatchRequest, Prefetcher
 from lakh.tokens.loading.skips import SkipRanges
 from lakh.tokens.loading.stream import TokenSet, TokenSetLoader, document_numbers
+from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import IGNORED, Batch
 
 __all__ = ["Batches", "heldout_batches", "to_batch"]
@@ -33,11 +34,11 @@ class Batches:
         """Of all sequences read so far."""
         self.fill = 1.0
         """Share of the last step's positions on this rank that have a target."""
-        self._prefetcher = Prefetcher(request)
+        self.prefetcher = Prefetcher(request)
 
     def micro_batches(self, step: int, device: torch.device) -> list[Batch]:
         """This rank's part of one step."""
-        taken = self._prefetcher.take(step)
+        taken = self.prefetcher.take(step)
         self.digest += taken.digest
         rows, width = taken.tokens.shape
         self.fill = float((taken.lengths.astype(np.int64) - 1).sum()) / (rows * (width - 1))
@@ -54,24 +55,6 @@ class Batches:
             )
             for part in parts
         ]
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds that the trainer has waited for data."""
-        return self._prefetcher.wait_s
-
-    @property
-    def starved(self) -> int:
-        """Steps whose data was not ready when the trainer needed it."""
-        return self._prefetcher.starved
-
-    @property
-    def ready(self) -> int:
-        """Batches that are ready."""
-        return self._prefetcher.ready
-
-    def close(self) -> None:
-        self._prefetcher.close()
 
 
 def to_batch(
@@ -92,10 +75,8 @@ def to_batch(
     return Batch(
         whole[:, :-1],
         targets,
-        documents=_send(documents, device),
         positions=_send(positions, device),
-        cu_seqlens=_send(edges, device),
-        longest=int(np.diff(edges).max()),
+        documents=Documents.padded(_send(edges, device), int(np.diff(edges).max()), width - 1),
         weight=weight,
     )
 

@@ -1,9 +1,9 @@
-"""The loss of the code model: next-token cross-entropy in nats, from whole logits or in chunks.
+"""The loss of the code model: next-token cross-entropy in nats.
 
 Shapes: N tokens, W width, V vocabulary (this rank's part, where the head is sharded).
 
 `linear_cross_entropy` takes the hidden states and the weight of the head and goes through the tokens in chunks: the
-forward pass turns a chunk of logits into its loss and its gradient at once, and the backward pass only scales the
+forward pass turns a chunk of logits into its loss and its gradient, and the backward pass only scales the
 gradient. Cost: three matrix products per chunk, as plain autograd; memory: one chunk of logits (LOGIT_BYTES), the
 gradient of the hidden states, and that of the head in float32.
 
@@ -14,16 +14,16 @@ group.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.workloads.code.batch import IGNORED
 
-__all__ = ["PLAIN", "Objective", "linear_cross_entropy", "next_token_loss"]
+__all__ = ["PLAIN", "Objective", "linear_cross_entropy"]
 
 LOGIT_BYTES = 1 << 30
 
@@ -41,13 +41,6 @@ class Objective:
 PLAIN = Objective()
 
 
-def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Computed in float32 for logits of any type: the sum over a vocabulary needs it."""
-    return F.cross_entropy(
-        logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction=reduction, ignore_index=IGNORED
-    )
-
-
 def linear_cross_entropy(
     x_NW: Tensor,
     weight_VW: Tensor,
@@ -60,13 +53,6 @@ def linear_cross_entropy(
 ) -> Tensor:
     """`scale` times the sum of the losses. Matrix products are in the type of x_NW, whatever the weight's type."""
     return _LinearCrossEntropy.apply(x_NW, weight_VW, targets_N, scale, objective, group, logit_bytes)
-
-
-def _chunk_tokens(x_NW: Tensor, weight_VW: Tensor, logit_bytes: int) -> int:
-    """Tokens whose logits fit into `logit_bytes`, evened out over the chunks."""
-    most = max(1, logit_bytes // (weight_VW.shape[0] * x_NW.element_size()))
-    chunks = -(-x_NW.shape[0] // most)
-    return -(-x_NW.shape[0] // chunks)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -87,10 +73,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=x_NW.device)
         grad_x = torch.empty_like(x_NW) if needs_x else None
         grad_weight: Tensor | None = None
-        size = _chunk_tokens(x_NW, weight, logit_bytes)
-        cross_entropy = (
-            _cross_entropy_for(x_NW.device) if group is None else _sharded_cross_entropy(group, weight_VW.shape[0])
-        )
+        most = max(1, logit_bytes // (len(weight) * x_NW.element_size()))
+        num_chunks = -(-len(x_NW) // most)
+        size = -(-len(x_NW) // num_chunks)  # tokens of a chunk: evened out
+        cross_entropy: Any = partial(_cross_entropy, group=group)
+        if group is None and x_NW.device.type == "cuda":
+            from lakh.workloads.code.kernels.triton import cross_entropy_ as cross_entropy
         for at in range(0, x_NW.shape[0], size):
             x = x_NW[at : at + size]
             loss, grad = cross_entropy(x @ weight.T, targets_N[at : at + size], scale_, objective)
@@ -114,73 +102,47 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_x, grad_weight, None, None, None, None, None
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor, scale: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+def _cross_entropy(
+    logits: Tensor, targets: Tensor, scale: Tensor, objective: Objective, group: dist.ProcessGroup | None = None
+) -> tuple[Tensor, Tensor]:
     """Scaled sum of the losses, and its gradient with respect to the logits, which it overwrites.
 
-    Each exponential is computed once: it is most of the cost on a CPU.
+    With `group`, rank r holds the columns [r * V, (r + 1) * V) of the logits. Each exponential is computed once: it is
+    most of the cost on a CPU.
     """
     z_loss, smoothing = objective.z_loss, objective.label_smoothing
     scores = logits.float()
     counts = targets != IGNORED
     target = targets.clamp_min(0)[:, None]
+    is_here: Tensor | None = None
     top = scores.amax(-1, keepdim=True)
+    vocabulary = logits.shape[-1]
+    if group is not None:
+        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
+        target = target - dist.get_rank(group) * vocabulary
+        is_here = (target >= 0) & (target < vocabulary)
+        target = target.clamp(0, vocabulary - 1)
+        vocabulary *= dist.get_world_size(group)
     scores -= top
     right = scores.gather(-1, target).squeeze(-1)
-    mean = scores.mean(-1) if smoothing else 0.0
+    mean = scores.mean(-1) if smoothing else torch.zeros_like(right)
     exponents = scores.exp_()
     sums = exponents.sum(-1)
+    if is_here is not None:
+        parts = torch.stack((sums, right * is_here.squeeze(-1), mean / dist.get_world_size(group)))
+        dist.all_reduce(parts, group=group)
+        sums, right, mean = parts
     log_sum_of_shifted = sums.log()
     log_sum = log_sum_of_shifted + top.squeeze(-1)
     losses = log_sum_of_shifted - (1.0 - smoothing) * right - smoothing * mean + z_loss * log_sum * log_sum
     loss = torch.where(counts, losses, 0.0).sum() * scale
     weight = torch.where(counts, scale, 0.0)
     grad = exponents.mul_((weight / sums * (1.0 + 2.0 * z_loss * log_sum))[:, None])
-    grad.scatter_add_(-1, target, (smoothing - 1.0) * weight[:, None])
+    aimed = (smoothing - 1.0) * weight[:, None]
+    grad.scatter_add_(-1, target, aimed if is_here is None else aimed * is_here)
     if smoothing:
-        grad -= (smoothing / logits.shape[-1]) * weight[:, None]
+        grad -= (smoothing / vocabulary) * weight[:, None]
     return loss, grad.to(logits.dtype)
-
-
-def _cross_entropy_for(device: torch.device) -> Any:
-    if device.type != "cuda":
-        return _cross_entropy
-    from lakh.workloads.code.kernels import triton
-
-    return triton.cross_entropy_
-
-
-def _sharded_cross_entropy(group: dist.ProcessGroup, width: int) -> Any:
-    """`_cross_entropy` where this rank holds the columns [rank * width, (rank + 1) * width) of the logits."""
-    first, vocabulary = dist.get_rank(group) * width, dist.get_world_size(group) * width
-
-    def cross_entropy(logits: Tensor, targets: Tensor, scale: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-        z_loss, smoothing = objective.z_loss, objective.label_smoothing
-        logits_f32 = logits.float()
-        top = logits_f32.amax(-1)
-        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
-        exponents = (logits_f32 - top[:, None]).exp()
-        counts = targets != IGNORED
-        target = targets.clamp_min(0) - first
-        is_here = (target >= 0) & (target < width)
-        target = target.clamp(0, width - 1)
-        right = torch.where(is_here, logits_f32.gather(-1, target[:, None]).squeeze(-1), 0.0)
-        aims = (1.0 - smoothing) * right  # the logits, weighted by the smoothed targets
-        if smoothing:
-            aims += smoothing / vocabulary * logits_f32.sum(-1)
-        sums = torch.stack((exponents.sum(-1), aims))
-        dist.all_reduce(sums, group=group)
-        log_sum = sums[0].log() + top
-        losses = log_sum - sums[1] + z_loss * log_sum * log_sum
-        loss = torch.where(counts, losses, 0.0).sum() * scale
-        weight = torch.where(counts, scale, 0.0)[:, None]
-        probability = exponents / sums[0][:, None] * (1.0 + 2.0 * z_loss * log_sum)[:, None]
-        columns = torch.arange(width, device=logits.device)
-        hit = (columns == target[:, None]) & is_here[:, None]
-        even = smoothing / vocabulary
-        aimed = torch.where(hit, 1.0 - smoothing + even, even)
-        return loss, ((probability - aimed) * weight).to(logits.dtype)
-
-    return cross_entropy
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:

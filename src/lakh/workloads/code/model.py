@@ -107,6 +107,10 @@ class CodeModel(nn.Module):
 
     def compile_model(self, mode: str) -> None:
         """ "block" compiles every block by itself, "model" all blocks as one graph, "none" nothing."""
+        if mode != "none":
+            # A block is traced for training and evaluation, with and without a delta, and for each of a few paddings of
+            # packed documents: more than torch's default of 8 traces before it gives up and runs eagerly.
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         if mode == "block":
             for block in self.each_block():
                 block.compile(dynamic=False)
@@ -143,10 +147,7 @@ class CodeModel(nn.Module):
     def hidden(
         self, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents: Documents | None = None
     ) -> Tensor:
-        """The hidden states B T W after the final norm.
-
-        A pipeline stage without an embedding takes the hidden states of the previous stage in place of tokens.
-        """
+        """The hidden states B T W after the final norm."""
         ops = self.ops
         if positions_BT is None:
             length = tokens_BT.shape[1] * (1 if self.embed is not None else ops.context_parallel * ops.tensor_parallel)

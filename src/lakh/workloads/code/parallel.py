@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from lakh.spec import Mesh, Run
-from lakh.workloads.code.acceleration import BackendChoice, choose_compile, choose_ops, compile_model
+from lakh.workloads.code.acceleration import BackendChoice, choose_ops
 from lakh.workloads.code.model import CodeModel
 from lakh.workloads.code.parallelism.context import context_parallel_ops
 from lakh.workloads.code.parallelism.pipeline import Pipeline, split
@@ -49,27 +49,15 @@ def parallelise(
     device: torch.device,
     on_choice: Callable[[BackendChoice], None] = lambda choice: None,
 ) -> nn.Module:
-    """This rank's part of the model; `on_choice` receives each choice of a backend.
-
-    `build` makes the whole model, with equal weights on every rank.
-    """
+    """This rank's part of the model that `build` makes, with equal weights on every rank."""
     if groups.pp is None:
         chunks = [build()]
     else:
-        rank = dist.get_rank(groups.pp)
-        layers = run.model.layers
-        chunks = split(build, layers=layers, schedule=mesh.pp_schedule, rank=rank, ranks=mesh.pp)
-    compilation, reason = choose_compile(run.train.compile, device=device.type)
+        chunks = split(build, schedule=mesh.pp_schedule, rank=dist.get_rank(groups.pp), ranks=mesh.pp)
     is_bf16 = bf16 or next(chunks[0].parameters()).dtype == torch.bfloat16
-    ops, choice = choose_ops(
-        run.model,
-        attention=run.train.attention,
-        recomputation=run.train.recompute,
-        compilation=compilation,
-        fp8=run.train.fp8,
-        bf16=is_bf16,
-        tensor_parallel=mesh.tp if groups.tp is not None else 1,
-        device=device.type,
+    tensor_parallel = mesh.tp if groups.tp is not None else 1
+    ops, compilation, choices = choose_ops(
+        run.model, run.train, bf16=is_bf16, tensor_parallel=tensor_parallel, device=device.type
     )
     if groups.tp is not None:
         ops = tensor_parallel_ops(ops, groups.tp)
@@ -81,11 +69,11 @@ def parallelise(
             shard_weights(model, groups.tp)
         model.to(device)
         model.set_ops(ops)
-        compile_model(model, compilation)
+        model.compile_model(compilation)
         if groups.fsdp is not None:
             _shard(model, groups.fsdp, bf16=bf16)
-    on_choice(choice)
-    on_choice(BackendChoice("compile", compilation, reason))
+    for choice in choices:
+        on_choice(choice)
     if groups.pp is None:
         return chunks[0]
     tokens = run.data.sequence

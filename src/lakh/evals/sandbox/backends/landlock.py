@@ -1,11 +1,10 @@
 """Isolation without namespaces: the kernel refuses file access (landlock) and system calls (seccomp).
 
-For machines and containers where bubblewrap is missing or may not make namespaces: Docker's default profile, Kubernetes
-pods without extra capabilities, systems that forbid user namespaces. Needs no package and no privileges.
+For machines where bubblewrap is missing or may not make namespaces. Needs no package and no privileges.
 
-Isolated: only the system folders and Python can be read, and nothing can be written, /tmp included. There are no
-sockets, no signals to other processes and no changes of their limits. Nothing that a program starts can leave its
-process group, and the group is killed. As root, each process changes to a uid of its own.
+Isolated: only the system folders and Python can be read, and nothing can be written, /tmp included. No sockets, no
+signals to other processes, no changes of their limits. Nothing that a program starts can leave its process group, which
+is killed. As root, each process changes to a uid of its own.
 
 Not isolated: names and sizes of the host's files are visible, and there is no PID namespace. For an ordinary user the
 limit on processes counts all processes of that user, so it is set above the number that ran when the worker started.

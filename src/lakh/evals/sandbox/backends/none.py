@@ -22,7 +22,7 @@ class NoIsolation:
         folder = tempfile.mkdtemp(prefix="lakh-eval-")
         try:
             setup = setup_message(uids=(0, 0), tmp=folder, pid_namespace=False)
-            yield SandboxLaunch(python_command(), setup, folder=folder, own_folder=folder)
+            yield SandboxLaunch(python_command(), setup, folder=folder, removes_folder=True)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

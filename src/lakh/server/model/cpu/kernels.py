@@ -26,8 +26,8 @@ __all__ = [
     "MAX_TOKENS_SMALL_MODEL",
     "SMALL_MODEL_BYTES",
     "attend",
-    "run_f32",
-    "run_int8",
+    "head",
+    "run",
 ]
 
 ARCHITECTURES = ("llama", "qwen3")  # whose block these kernels compute
@@ -43,24 +43,22 @@ i32 = np.int32
 
 
 @compiled
-def _round_to_int8(x: Any, num: int, width: int, q: Any, scales: Any) -> None:
+def _matmul_int8(w: Any, scales: Any, x: Any, y: Any) -> None:
+    num, width = x.shape
+    groups = width // 64  # GROUP, written out: a constant length lets the compiler unroll
+    q = np.empty((num, width), np.int8)
+    q_scales = np.empty((num, groups), np.float32)
     for n in range(num):
-        for g in range(width // 64):
+        for g in range(groups):
             largest = f32(0)
             for j in range(g * 64, g * 64 + 64):
                 largest = max(largest, abs(x[n, j]))
             scale = largest / f32(127)
-            scales[n, g] = scale
+            q_scales[n, g] = scale
             inverse = f32(0) if scale == 0 else f32(1) / scale
             for j in range(g * 64, g * 64 + 64):
                 q[n, j] = np.int8(np.rint(x[n, j] * inverse))
-
-
-@compiled
-def _matmul_int8(w: Any, scales: Any, q: Any, q_scales: Any, y: Any, num: int) -> None:
-    rows, width = w.shape
-    groups = width // 64  # GROUP, written out: a constant length lets the compiler unroll
-    for i in range(rows):
+    for i in range(w.shape[0]):
         for n in range(num):
             total = f32(0)
             for g in range(groups):
@@ -71,6 +69,15 @@ def _matmul_int8(w: Any, scales: Any, q: Any, q_scales: Any, y: Any, num: int) -
                     part += i32(left[j]) * i32(right[j])
                 total += f32(part) * (scales[i, g] * q_scales[n, g])
             y[n, i] = total
+
+
+@compiled
+def _matmul(w: Any, layer: int, x: Any, y: Any) -> None:
+    """y = x @ w.T for one layer; w: (matrices,), or (int8 matrices, their scales), L first."""
+    if len(w) == 1:
+        matmul_f32(w[0][layer], x, y, x.shape[0])
+    else:
+        _matmul_int8(w[0][layer], w[1][layer], x, y)
 
 
 @compiled
@@ -179,10 +186,8 @@ def _gate(both: Any, out: Any, num: int) -> None:
 
 
 @compiled
-def run_f32(
-    x: Any, w: Any, all_norms: Any, eps: float, positions: Any, rope: Any, kv: Any, heads: int, place: Any
-) -> Any:
-    """The hidden states N W after all layers and the final norm; overwrites x. w: qkv, o, gate_up, down, each L first.
+def run(x: Any, w: Any, all_norms: Any, eps: float, positions: Any, rope: Any, kv: Any, heads: int, place: Any) -> Any:
+    """The hidden states N W after all layers and the final norm; overwrites x. w: qkv, o, gate_up, down.
 
     all_norms: of the residual stream (2 L + 1), and of queries and keys (L 2 D; no layers in a model without them).
     """
@@ -191,82 +196,31 @@ def run_f32(
     keys, values = kv
     num, width = x.shape
     h = np.empty((num, width), np.float32)
-    b_qkv = np.empty((num, qkv.shape[1]), np.float32)
-    b_attention = np.empty((num, o.shape[2]), np.float32)
-    b_both = np.empty((num, gate_up.shape[1]), np.float32)
-    b_inner = np.empty((num, down.shape[2]), np.float32)
+    b_qkv = np.empty((num, qkv[0].shape[1]), np.float32)
+    b_attention = np.empty((num, o[0].shape[2]), np.float32)
+    b_both = np.empty((num, gate_up[0].shape[1]), np.float32)
+    b_inner = np.empty((num, down[0].shape[2]), np.float32)
     scores = np.empty(place[2].max(), np.float32)
-    for layer in range(qkv.shape[0]):
+    for layer in range(qkv[0].shape[0]):
         _norm(x, norms[2 * layer], eps, h, num)
-        matmul_f32(qkv[layer], h, b_qkv, num)
+        _matmul(qkv, layer, h, b_qkv)
         if head_norms.shape[0] > 0:
             _norm_heads(b_qkv, head_norms[layer], eps, heads, keys.shape[1])
         _attention(b_qkv, positions, rope, keys[layer], values[layer], heads, place, b_attention, scores)
-        matmul_f32(o[layer], b_attention, h, num)
+        _matmul(o, layer, b_attention, h)
         x += h
         _norm(x, norms[2 * layer + 1], eps, h, num)
-        matmul_f32(gate_up[layer], h, b_both, num)
+        _matmul(gate_up, layer, h, b_both)
         _gate(b_both, b_inner, num)
-        matmul_f32(down[layer], b_inner, h, num)
+        _matmul(down, layer, b_inner, h)
         x += h
     _norm(x, norms[norms.shape[0] - 1], eps, h, num)
     return h
 
 
 @compiled
-def run_int8(
-    x: Any, w: Any, s: Any, all_norms: Any, eps: float, positions: Any, rope: Any, kv: Any, heads: int, place: Any
-) -> Any:
-    """`run_f32` with int8 weights w and their scales s."""
-    qkv, o, gate_up, down = w
-    s_qkv, s_o, s_gate_up, s_down = s
-    norms, head_norms = all_norms
-    keys, values = kv
-    num, width = x.shape
-    widest = max(width, o.shape[2], down.shape[2])
-    h = np.empty((num, width), np.float32)
-    b_qkv = np.empty((num, qkv.shape[1]), np.float32)
-    b_attention = np.empty((num, o.shape[2]), np.float32)
-    b_both = np.empty((num, gate_up.shape[1]), np.float32)
-    b_inner = np.empty((num, down.shape[2]), np.float32)
-    q = np.empty((num, widest), np.int8)
-    q_scales = np.empty((num, widest // 64), np.float32)
-    scores = np.empty(place[2].max(), np.float32)
-    for layer in range(qkv.shape[0]):
-        _norm(x, norms[2 * layer], eps, h, num)
-        _round_to_int8(h, num, width, q, q_scales)
-        _matmul_int8(qkv[layer], s_qkv[layer], q, q_scales, b_qkv, num)
-        if head_norms.shape[0] > 0:
-            _norm_heads(b_qkv, head_norms[layer], eps, heads, keys.shape[1])
-        _attention(b_qkv, positions, rope, keys[layer], values[layer], heads, place, b_attention, scores)
-        _round_to_int8(b_attention, num, o.shape[2], q, q_scales)
-        _matmul_int8(o[layer], s_o[layer], q, q_scales, h, num)
-        x += h
-        _norm(x, norms[2 * layer + 1], eps, h, num)
-        _round_to_int8(h, num, width, q, q_scales)
-        _matmul_int8(gate_up[layer], s_gate_up[layer], q, q_scales, b_both, num)
-        _gate(b_both, b_inner, num)
-        _round_to_int8(b_inner, num, down.shape[2], q, q_scales)
-        _matmul_int8(down[layer], s_down[layer], q, q_scales, h, num)
-        x += h
-    _norm(x, norms[norms.shape[0] - 1], eps, h, num)
-    return h
-
-
-@compiled
-def head_f32(w: Any, x: Any) -> Any:
-    """Logits N V of normalized hidden states."""
-    out = np.empty((x.shape[0], w.shape[0]), np.float32)
-    matmul_f32(w, x, out, x.shape[0])
-    return out
-
-
-@compiled
-def head_int8(w: Any, scales: Any, x: Any) -> Any:
-    num, width = x.shape
-    q = np.empty((num, width), np.int8)
-    q_scales = np.empty((num, width // 64), np.float32)
-    _round_to_int8(x, num, width, q, q_scales)
-    out = np.empty((num, w.shape[0]), np.float32)
-    _matmul_int8(w, scales, q, q_scales, out, num)
+def head(w: Any, x: Any) -> Any:
+    """Logits N V of normalized hidden states; w has one layer."""
+    out = np.empty((x.shape[0], w[0].shape[1]), np.float32)
+    _matmul(w, 0, x, out)
     return out

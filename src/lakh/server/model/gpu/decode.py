@@ -47,6 +47,9 @@ def can_decode(network: InferenceModel) -> bool:
 
 
 class Decoder:
+    max_sequences = BATCH_SIZES[-1]
+    max_steps = HISTORY  # of one `MultiStepDecode`
+
     def __init__(
         self, network: InferenceModel, cache: PagedCache, *, use_graphs: bool = True, pdl: bool = True
     ) -> None:
@@ -61,18 +64,9 @@ class Decoder:
         self._capture = GraphCapture(network.device, use_graphs=use_graphs)
         self._batches: dict[int, DecodeBatch] = {}
 
-    @property
-    def max_sequences(self) -> int:
-        return BATCH_SIZES[-1]
-
-    @property
-    def max_steps(self) -> int:
-        """Of one `MultiStepDecode`."""
-        return HISTORY
-
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """GraphCapture every graph now."""
+        """Capture all graphs now."""
         for size in BATCH_SIZES:
             self._batch(size)
 
@@ -80,10 +74,7 @@ class Decoder:
     def run(
         self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]], steps: int
     ) -> tuple[list[list[int]], Tensor]:
-        """`steps` greedy steps from these tokens; returns the tokens of each step, and the logits of the last one.
-
-        The blocks have room for positions .. positions + steps - 1.
-        """
+        """`steps` greedy steps, for which the blocks have room: the tokens of each step, and the logits of the last."""
         batch = self.load_batch(tokens, positions, blocks)
         for _ in range(steps):
             batch.replay()
@@ -92,9 +83,7 @@ class Decoder:
     def multi_step(
         self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]]
     ) -> MultiStepDecode:
-        """Greedy steps from these tokens, to be launched. Past the end of its blocks a sequence writes to the scratch
-        block, up to the end of the context.
-        """
+        """Greedy steps to be launched. Past the end of its blocks a sequence writes to the scratch block."""
         return MultiStepDecode(self.load_batch(tokens, positions, blocks), len(tokens))
 
     @torch.inference_mode()

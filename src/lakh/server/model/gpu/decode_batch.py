@@ -15,10 +15,7 @@ HISTORY = 64  # steps whose tokens a batch keeps
 
 
 class DecodeBatch:
-    """Static inputs, outputs and the graph of one batch size.
-
-    `replay` computes the logits, samples greedily, and advances every sequence by one position.
-    """
+    """Static inputs, outputs and the graph of one batch size. `replay` runs one greedy step of every sequence."""
 
     def __init__(self, size: int, table_width: int, device: torch.device) -> None:
         # One transfer for all inputs: positions, tokens, steps so far and block tables of all sequences.

@@ -135,10 +135,7 @@ def rotate_store(
     qkv, cos, sin, positions, slots, q, keys, values, C,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """One token: rotated queries to q; rotated keys and values to their slot.
-
-    HEADS is the power of two that holds H + 2 K.
-    """
+    """One token: rotated queries to q; rotated keys and values to their slot. HEADS: power of two from H + 2 K on."""
     n = tl.program_id(0)
     at = tl.load(positions + n)
     slot = tl.load(slots + n).to(tl.int64)
@@ -248,9 +245,7 @@ def swiglu(both, y, F, BLOCK: tl.constexpr):
 
 @triton.jit
 def sample_greedy(scores, tokens, positions, steps, history, V, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """One sequence: its most likely token (of equals the first) goes to the history and to the next step; the position
-    advances.
-    """
+    """One sequence: its most likely token (of equals the first) goes to the history and to the next step."""
     wait_for_previous(PDL)
     b = tl.program_id(0)
     cols = tl.arange(0, BLOCK)

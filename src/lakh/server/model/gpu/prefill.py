@@ -92,7 +92,7 @@ class PrefillGraphs:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """GraphCapture every graph now."""
+        """Capture all graphs now."""
         for size in BUCKETS:
             self._bucket(size)
 

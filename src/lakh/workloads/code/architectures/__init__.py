@@ -67,7 +67,7 @@ BlockFunction = Callable[[Model, LayerWeights, ModelOps, Tensor, Tensor | None, 
 class ModelArchitecture:
     name: str
     features: Mapping[str, Any]
-    """Fields of spec.Model that tell it apart."""
+    """Fields of spec.Model that identify it."""
     hf_model_type: str
     hf_class: str
     hf_config: Mapping[str, Any]

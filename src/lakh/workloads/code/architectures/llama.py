@@ -5,6 +5,7 @@ Pre-norm blocks: grouped-query attention with rotary positions, then a SwiGLU fe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -77,13 +78,12 @@ LLAMA = ModelArchitecture(
     block_parameters=llama_parameters,
     block=_block,
 )
-QWEN3 = ModelArchitecture(
+QWEN3 = replace(
+    LLAMA,
     name="qwen3",
     features={"qk_norm": True},
     hf_model_type="qwen3",
     hf_class="Qwen3ForCausalLM",
     hf_config={"use_sliding_window": False, "sliding_window": None},
     gguf=None,
-    block_parameters=llama_parameters,
-    block=_block,
 )

@@ -1,8 +1,8 @@
 """Read and write GGUF, llama.cpp's one-file format: model, weights and tokenizer.
 
-The `gguf` package parses and writes the container and (de)quantizes tensors. This module maps
-settings to spec.Model, tensor names (architectures/), the order of query and key rows (llama.cpp rotates neighbouring
-elements of a head, lakh element i with i + D/2), and the byte-level BPE tokenizer.
+The `gguf` package parses and writes the container and (de)quantizes tensors. This module maps settings to spec.Model,
+tensor names (architectures/), the order of query and key rows (llama.cpp rotates neighbouring elements of a head, lakh
+element i with i + D/2), and the byte-level BPE tokenizer.
 
 Files are written as Q8_0 (8.5 bits a weight), norms as float32. Reading runs no code from the file: a damaged file is a
 CorruptCheckpoint, a model or tokenizer that lakh cannot represent is a UserError.
@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tokenizers
 import torch
 from torch import Tensor
 
 from lakh import storage
 from lakh.errors import ConfigError, CorruptCheckpoint, MissingExtra, UserError
 from lakh.spec.model import Model
+from lakh.tokens.tokenizer.tokenizer import byte_level_tokenizer
 from lakh.workloads.code.architectures import architecture_of, check_weights, parameters
 
 if TYPE_CHECKING:
@@ -33,6 +35,19 @@ __all__ = ["GgufModel", "is_gguf", "load", "save"]
 MAGIC = b"GGUF"
 CONTROL_TOKEN = 3
 PRE_TOKENIZERS = ("gpt-2", "smollm", "default")
+_SETTINGS = {
+    "layers": "block_count",
+    "context": "context_length",
+    "width": "embedding_length",
+    "ffn": "feed_forward_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_base": "rope.freq_base",
+    "vocab": "vocab_size",
+}
+"""Fields of spec.Model and their keys in the file, after the name of the architecture."""
+_FLOATS = ("norm_eps", "rope_base")
 _ROLES = {
     "<|endoftext|>": "eos",
     "<|fim_prefix|>": "fim_pre",
@@ -129,26 +144,21 @@ def _spec(path: Path, settings: dict[str, Any], *, has_head: bool) -> Model:
     if scaling != "none":
         raise UserError(f"rope.scaling ({path})", f"is {scaling!r}", "lakh loads plain Llama models only")
 
-    def number(field: str, default: float | None = None) -> Any:
-        value = settings.get(f"llama.{field}", default)
+    found = {
+        "llama.attention.head_count_kv": settings.get("llama.attention.head_count"),
+        "llama.rope.freq_base": 10_000.0,
+        **settings,
+    }
+    if tokens := settings.get("tokenizer.ggml.tokens"):
+        found["llama.vocab_size"] = len(tokens)
+    fields: dict[str, Any] = {}
+    for field, key in _SETTINGS.items():
+        value = found.get(f"llama.{key}")
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise CorruptCheckpoint(str(path), f"has no number llama.{field}", "download the file again")
-        return value
-
-    heads = int(number("attention.head_count"))
+            raise CorruptCheckpoint(str(path), f"has no number llama.{key}", "download the file again")
+        fields[field] = round(float(value), 12) if field in _FLOATS else int(value)
     try:
-        return Model(
-            layers=int(number("block_count")),
-            width=int(number("embedding_length")),
-            heads=heads,
-            kv_heads=int(number("attention.head_count_kv", heads)),
-            ffn=int(number("feed_forward_length")),
-            vocab=len(settings.get("tokenizer.ggml.tokens", ())) or int(number("vocab_size")),
-            tied=not has_head,
-            rope_base=float(number("rope.freq_base", 10_000.0)),
-            context=int(number("context_length")),
-            norm_eps=round(float(number("attention.layer_norm_rms_epsilon")), 12),
-        )
+        return Model(tied=not has_head, **fields)
     except ConfigError as error:
         raise UserError(f"{error.where} ({path})", error.found, error.todo) from None
 
@@ -160,25 +170,14 @@ def _tokenizer_json(path: Path, settings: dict[str, Any]) -> bytes:
         raise UserError(f"tokenizer ({path})", f"is {kind} with {pre} splitting", "lakh reads byte-level BPE only")
     tokens: list[str] = settings["tokenizer.ggml.tokens"]
     kinds = settings.get("tokenizer.ggml.token_type", [1] * len(tokens))
-    flags = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
-    special = [
-        {"id": number, "content": token, **flags}
-        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if kind == CONTROL_TOKEN
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    split: dict[str, Any] = byte_level
-    if pre == "smollm":
-        digits = {"type": "Digits", "individual_digits": True}
-        split = {"type": "Sequence", "pretokenizers": [digits, byte_level]}
-    merges = [merge.split(" ", 1) for merge in settings.get("tokenizer.ggml.merges", ())]
-    bpe: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None}
-    bpe |= {"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
-    bpe |= {"vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges}
-    document: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None}
-    document |= {"added_tokens": special, "pre_tokenizer": split, "post_processor": None}
-    document |= {"decoder": byte_level, "model": bpe}
-    return json.dumps(document, ensure_ascii=False).encode()
+    merges = [tuple(merge.split(" ", 1)) for merge in settings.get("tokenizer.ggml.merges", ())]
+    try:
+        bpe = tokenizers.models.BPE({token: number for number, token in enumerate(tokens)}, merges)
+    except Exception as error:  # noqa: BLE001 - the package raises bare Exception
+        raise CorruptCheckpoint(str(path), f"has a damaged tokenizer ({error})", "download the file again") from None
+    tokenizer = byte_level_tokenizer(bpe, single_digits=pre == "smollm")
+    tokenizer.add_special_tokens([token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN])
+    return bytes(tokenizer.to_str().encode())
 
 
 # --- writing ------------------------------------------------------------------------------------------------
@@ -224,16 +223,10 @@ def save(
 def _add_settings(writer: gguf.GGUFWriter, package: Any, name: str, spec: Model) -> None:
     writer.add_name(name)
     writer.add_quantization_version(package.GGML_QUANT_VERSION)
-    writer.add_block_count(spec.layers)
-    writer.add_context_length(spec.context)
-    writer.add_embedding_length(spec.width)
-    writer.add_feed_forward_length(spec.ffn)
-    writer.add_head_count(spec.heads)
-    writer.add_head_count_kv(spec.kv_heads)
-    writer.add_layer_norm_rms_eps(spec.norm_eps)
-    writer.add_rope_freq_base(spec.rope_base)
+    for field, key in _SETTINGS.items():
+        add = writer.add_float32 if field in _FLOATS else writer.add_uint32
+        add(f"{writer.arch}.{key}", getattr(spec, field))
     writer.add_rope_dimension_count(spec.head_dim)
-    writer.add_vocab_size(spec.vocab)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, spec: Model, tokenizer: Mapping[str, Any]) -> None:

@@ -18,6 +18,20 @@ from lakh.workloads.code.architectures import architecture_of, architectures
 
 __all__ = ["SUPPORTED", "config_of", "spec_of"]
 
+_FIELDS = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+    "context": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "rope_base": "rope_theta",
+}
+"""Numbers of spec.Model and their names in config.json."""
+_FLOATS = ("norm_eps", "rope_base")
+_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 SUPPORTED = f"lakh loads {' and '.join(architecture.hf_class for architecture in architectures())} models"
 
 
@@ -28,17 +42,9 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, int]) -> dict[s
     return {
         "architectures": [architecture.hf_class],
         "model_type": architecture.hf_model_type,
-        "hidden_size": spec.width,
-        "intermediate_size": spec.ffn,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
+        **{key: getattr(spec, field) for field, key in _FIELDS.items()},
         "head_dim": spec.head_dim,
-        "vocab_size": spec.vocab,
-        "max_position_embeddings": spec.context,
         "tie_word_embeddings": spec.tied,
-        "rms_norm_eps": spec.norm_eps,
-        "rope_theta": spec.rope_base,
         "rope_scaling": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_base},
         "hidden_act": "silu",
@@ -77,30 +83,18 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     if rope_kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise refuse("rope_parameters", f"positions are scaled ({rope_kind})")
 
-    def number(field: str, kind: type, default: float | None = None, table: dict[str, Any] = config) -> Any:
-        value = table.get(field)
-        value = default if value is None else value
+    theta = {"rope_theta": rope.get("rope_theta")}  # version 5; version 4 has it in `config`
+    given = _DEFAULTS | {"num_key_value_heads": config.get("num_attention_heads")}
+    given |= {key: value for part in (config, theta) for key, value in part.items() if value is not None}
+    fields: dict[str, Any] = {}
+    for field, key in _FIELDS.items():
+        value, kind = given.get(key), float if field in _FLOATS else int
         if isinstance(value, bool) or not isinstance(value, int | kind):
             found = "is missing" if value is None else f"{value!r} is not a{' whole' * (kind is int)} number"
-            raise refuse(field, found, "copy the model again")
-        return kind(value)
-
-    heads = number("num_attention_heads", int)
-    theta = number("rope_theta", float, number("rope_theta", float, 10_000.0), rope)  # version 5 first, then version 4
+            raise refuse(key, found, "copy the model again")
+        fields[field] = kind(value)
     try:
-        spec = Model(
-            layers=number("num_hidden_layers", int),
-            width=number("hidden_size", int),
-            heads=heads,
-            kv_heads=number("num_key_value_heads", int, heads),
-            ffn=number("intermediate_size", int),
-            vocab=number("vocab_size", int),
-            tied=bool(config.get("tie_word_embeddings", False)),
-            rope_base=theta,
-            context=number("max_position_embeddings", int, 2048),
-            norm_eps=number("rms_norm_eps", float, 1e-6),
-            **architecture.features,
-        )
+        spec = Model(**fields, tied=bool(config.get("tie_word_embeddings", False)), **architecture.features)
     except ConfigError as error:
         raise refuse(error.where, error.found, error.todo) from None
     if config.get("head_dim") not in (None, spec.head_dim):

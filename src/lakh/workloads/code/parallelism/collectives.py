@@ -7,14 +7,15 @@ and size (`Peers.of`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-__all__ = ["Peers", "all_gather", "all_reduce", "reduce_scatter"]
+__all__ = ["Peers", "all_gather", "all_reduce", "reduce_scatter", "with_gradient"]
 
 _gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -80,3 +81,25 @@ def all_reduce(x: Tensor, name: str) -> Tensor:
 @all_reduce.register_fake
 def _(x: Tensor, name: str) -> Tensor:
     return x.new_empty(x.shape)
+
+
+Collective = Callable[[Tensor, Peers], Tensor]
+
+
+def with_gradient(forward_op: Collective, backward_op: Collective) -> Collective:
+    """`forward_op`, whose gradient is `backward_op`."""
+
+    class CollectiveWithGradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, name: str, size: int) -> Tensor:
+            ctx.name, ctx.size = name, size
+            return forward_op(x, Peers(name, size))
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return backward_op(grads[0], Peers(ctx.name, ctx.size)), None, None
+
+    def call(x: Tensor, peers: Peers) -> Tensor:
+        return CollectiveWithGradient.apply(x, peers.name, peers.size)
+
+    return call

@@ -11,7 +11,6 @@ reduce-scatter of their gradients backward. Memory: the keys and values of the w
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from lakh.workloads.code.attention import Documents, document_ids
 from lakh.workloads.code.ops import ModelOps
-from lakh.workloads.code.parallelism.collectives import Peers, all_gather, reduce_scatter
+from lakh.workloads.code.parallelism.collectives import Peers, all_gather, reduce_scatter, with_gradient
 
 __all__ = ["context_parallel_ops", "zigzag_chunks"]
 
@@ -32,7 +31,7 @@ def context_parallel_ops(ops: ModelOps, group: dist.ProcessGroup) -> ModelOps:
 
     def attention(q_BtHD: Tensor, k_BtKD: Tensor, v_BtKD: Tensor, documents: Documents | None) -> Tensor:
         kv_BtKD = torch.cat((k_BtKD, v_BtKD), dim=2)
-        k_BKTD, v_BKTD = _GatherInOrder.apply(kv_BtKD.transpose(1, 2), *peers).chunk(2, dim=1)
+        k_BKTD, v_BKTD = gather_in_order(kv_BtKD.transpose(1, 2), peers).chunk(2, dim=1)
         early, late = q_BtHD.transpose(1, 2).chunk(2, dim=2)
         parts = [
             _attend_chunk(q, k_BKTD, v_BKTD, chunk, documents)
@@ -48,10 +47,10 @@ def context_parallel_ops(ops: ModelOps, group: dist.ProcessGroup) -> ModelOps:
     )
 
 
-def zigzag_chunks(x_BT: Tensor, rank: int, ranks: int) -> Tensor:
-    """This rank's early and late chunk of every sequence."""
-    chunks = x_BT.chunk(2 * ranks, dim=1)
-    return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]), dim=1)
+def zigzag_chunks(x_BT: Tensor, rank: int, ranks: int, dim: int = 1) -> Tensor:
+    """A rank's early and late chunk of every sequence."""
+    chunks = x_BT.chunk(2 * ranks, dim)
+    return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]), dim)
 
 
 def _attend_chunk(q: Tensor, k_all: Tensor, v_all: Tensor, chunk: int, documents: Documents | None) -> Tensor:
@@ -68,19 +67,15 @@ def _attend_chunk(q: Tensor, k_all: Tensor, v_all: Tensor, chunk: int, documents
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
-class _GatherInOrder(torch.autograd.Function):
-    """This rank's two chunks to the whole sequence in order (dim 2); backward sums the gradients and scatters them."""
+def _gather(x_BKtD: Tensor, peers: Peers) -> Tensor:
+    pairs = [part.chunk(2, dim=2) for part in all_gather(x_BKtD, peers)]
+    early, late = zip(*pairs, strict=True)
+    return torch.cat((*early, *reversed(late)), dim=2)
 
-    @staticmethod
-    def forward(ctx: Any, x_BKtD: Tensor, name: str, size: int) -> Tensor:
-        ctx.name, ctx.size = name, size
-        pairs = [part.chunk(2, dim=2) for part in all_gather(x_BKtD, Peers(name, size))]
-        early, late = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        return torch.cat((*early, *reversed(late)), dim=2)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        ranks = ctx.size
-        chunks = grads[0].chunk(2 * ranks, dim=2)
-        parts = [torch.cat((chunks[r], chunks[2 * ranks - 1 - r]), dim=2) for r in range(ranks)]
-        return reduce_scatter(parts, Peers(ctx.name, ctx.size)), None, None
+def _scatter_gradient(grad_BKTD: Tensor, peers: Peers) -> Tensor:
+    return reduce_scatter([zigzag_chunks(grad_BKTD, rank, peers.size, dim=2) for rank in range(peers.size)], peers)
+
+
+gather_in_order = with_gradient(_gather, _scatter_gradient)
+"""The ranks' chunks to the whole sequence in order (dim 2); backward sums the gradients and scatters them."""

@@ -11,7 +11,7 @@ Parameters keep the names they have in the whole model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
-    PipelineScheduleMulti,
-    PipelineScheduleSingle,
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
@@ -28,28 +26,30 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from lakh.spec.parallel_check import STAGES_PER_RANK
-from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.loss import PLAIN, Objective
 from lakh.workloads.code.model import CodeModel
 
-__all__ = ["Pipeline", "layers_of_stage", "split"]
+__all__ = ["Pipeline", "split"]
 
 
-def layers_of_stage(layers: int, stages: int, stage: int) -> range:
-    size = layers // stages
-    return range(stage * size, (stage + 1) * size)
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+}
 
 
-def split(build: Any, *, layers: int, schedule: str, rank: int, ranks: int) -> list[CodeModel]:
+def split(build: Callable[[], CodeModel], *, schedule: str, rank: int, ranks: int) -> list[CodeModel]:
     """The stages of one rank, each a model with only its own blocks; `build()` makes the whole model."""
     stages = ranks * STAGES_PER_RANK[schedule]
     chunks = []
     for stage in range(rank, stages, ranks):
-        model: CodeModel = build()
-        kept = {str(layer) for layer in layers_of_stage(layers, stages, stage)}
+        model = build()
+        size = model.spec.layers // stages
         for name in list(model.blocks):
-            if name not in kept:
+            if int(name) // size != stage:
                 del model.blocks[name]
         if stage > 0:
             model.embed = None
@@ -75,7 +75,7 @@ class Pipeline(nn.Module):
     ) -> None:
         super().__init__()
         self.chunks = nn.ModuleList(chunks)
-        self.group, self.micro_batches, self.device = group, micro_batches, device
+        self.group, self.device = group, device
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.stages = self.ranks * len(chunks)
         self.hidden_shape, self.dtype = hidden_shape, chunks[0].dtype or torch.float32
@@ -94,19 +94,13 @@ class Pipeline(nn.Module):
             )
             for stage, chunk in zip(range(self.rank, self.stages, self.ranks), chunks, strict=True)
         ]
-        self._schedule = self._make(schedule, parts)
+        self._schedule = SCHEDULES[schedule](
+            parts if STAGES_PER_RANK[schedule] > 1 else parts[0],
+            n_microbatches=micro_batches,
+            loss_fn=lambda loss, targets: loss,
+            scale_grads=False,
+        )
         self._parts = parts
-
-    def _make(self, schedule: str, parts: list[PipelineStage]) -> PipelineScheduleSingle | PipelineScheduleMulti:
-        options: dict[str, Any] = {
-            "n_microbatches": self.micro_batches,
-            "loss_fn": lambda loss, targets: loss,
-            "scale_grads": False,
-        }
-        if schedule in ("gpipe", "1f1b"):
-            return {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[schedule](parts[0], **options)
-        kind = {"interleaved": ScheduleInterleaved1F1B, "zero_bubble": ScheduleInterleavedZeroBubble}[schedule]
-        return kind(parts, **options)  # type: ignore[arg-type]
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """With the names of the whole model."""
@@ -121,7 +115,7 @@ class Pipeline(nn.Module):
             {
                 "positions_BT": batch.positions,
                 "targets_BT": batch.targets,
-                "documents": Documents.of(batch),
+                "documents": batch.documents,
                 "scale": scale,
                 "objective": objective,
             }
@@ -150,13 +144,11 @@ class Pipeline(nn.Module):
             chunk = self.chunks[stage // self.ranks]
             x = batch.inputs
             if stage > 0:
-                x = torch.empty(self._shape_for(batch), dtype=self.dtype, device=self.device)
+                shape = (len(batch.inputs), *self.hidden_shape[1:])
+                x = torch.empty(shape, dtype=self.dtype, device=self.device)
                 dist.recv(x, group=self.group, group_src=(stage - 1) % self.ranks)
             y = chunk(x, **options)
             if stage == self.stages - 1:
                 return y
             dist.send(y.contiguous(), group=self.group, group_dst=(stage + 1) % self.ranks)
         return None
-
-    def _shape_for(self, batch: Batch) -> tuple[int, int, int]:
-        return (len(batch.inputs), *self.hidden_shape[1:])

@@ -13,9 +13,7 @@ tensors and the collectives below, so it runs over any backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +25,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from lakh.workloads.code.architectures import parameters
 from lakh.workloads.code.model import CodeModel
 from lakh.workloads.code.ops import ModelOps, local
-from lakh.workloads.code.parallelism.collectives import Peers, all_gather, all_reduce, reduce_scatter
+from lakh.workloads.code.parallelism.collectives import Peers, all_gather, all_reduce, reduce_scatter, with_gradient
 
 __all__ = ["shard_weights", "tensor_parallel_ops"]
 
@@ -70,8 +68,6 @@ def _embedding(tokens_BT: Tensor, weight_vW: Tensor, group: dist.ProcessGroup) -
 
 # --- collectives along the sequence, with their gradients ---
 
-Collective = Callable[[Tensor, Peers], Tensor]
-
 
 def _gather(x_BtW: Tensor, peers: Peers) -> Tensor:
     return torch.cat(all_gather(x_BtW, peers), dim=1)
@@ -81,34 +77,7 @@ def _reduce_scatter(x_BTW: Tensor, peers: Peers) -> Tensor:
     return reduce_scatter(x_BTW.chunk(peers.size, dim=1), peers)
 
 
-def _keep(weight: Tensor, peers: Peers) -> Tensor:
-    return weight.view_as(weight)
-
-
-def _sum(grad: Tensor, peers: Peers) -> Tensor:
-    return all_reduce(grad, peers.name)
-
-
-def _with_gradient(forward_op: Collective, backward_op: Collective) -> Collective:
-    """`forward_op`, whose gradient is `backward_op`."""
-
-    class CollectiveWithGradient(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, name: str, size: int) -> Tensor:
-            ctx.name, ctx.size = name, size
-            return forward_op(x, Peers(name, size))
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            return backward_op(grads[0], Peers(ctx.name, ctx.size)), None, None
-
-    def call(x: Tensor, peers: Peers) -> Tensor:
-        return CollectiveWithGradient.apply(x, peers.name, peers.size)
-
-    return call
-
-
-whole_sequence = _with_gradient(_gather, _reduce_scatter)
-summed_part = _with_gradient(_reduce_scatter, _gather)
-shared_weight = _with_gradient(_keep, _sum)
+whole_sequence = with_gradient(_gather, _reduce_scatter)
+summed_part = with_gradient(_reduce_scatter, _gather)
+shared_weight = with_gradient(lambda x, peers: x.view_as(x), lambda grad, peers: all_reduce(grad, peers.name))
 """A weight that every rank applies to its own tokens: identity forward, all-reduce backward."""

@@ -13,7 +13,7 @@ which ends this process's use of the GPU with an error. decode.py measures wheth
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -65,14 +65,10 @@ def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int) -> Megakerne
     splits = 1
     while splits < MAX_SPLITS and 2 * splits * spec.heads <= blocks:
         splits *= 2
-    max_rows = max(
-        _round_up(_share(queries + 2 * keys, blocks), 4),
-        _round_up(2 * _share(spec.width // 2, blocks), 4),
-        _round_up(4 * _share(spec.ffn // 2, blocks), 4),
-        _round_up(_share(num_ids, blocks), 4),
-    )
+    width, ffn = 2 * _share(spec.width // 2, blocks), 4 * _share(spec.ffn // 2, blocks)
+    max_rows = _round_up(max(_share(queries + 2 * keys, blocks), width, ffn, _share(num_ids, blocks)), 4)
     max_x = max(spec.width, queries, spec.ffn, WARPS * (spec.head_dim + 2) + 3 * spec.head_dim)
-    residual = _round_up(2 * _share(spec.width // 2, blocks), 4)
+    residual = _round_up(width, 4)
     fixed_bytes = 4 * (max_x + WARPS * max_rows + residual + spec.head_dim + WARPS + 2)
     chunk_bytes = max(CHUNK_BYTES, 2 * max(spec.width, queries, spec.ffn))
     slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
@@ -142,24 +138,15 @@ def source() -> str:
 
 def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object]:
     """The macros that the source needs."""
-    return {
-        "LAYERS": spec.layers,
-        "WIDTH": spec.width,
-        "HEADS": spec.heads,
-        "KV_HEADS": spec.kv_heads,
-        "HEAD_DIM": spec.head_dim,
-        "FFN": spec.ffn,
+    names = ("layers", "width", "heads", "kv_heads", "head_dim", "ffn")
+    sizes = {name: getattr(spec, name) for name in names} | asdict(plan)
+    return {name.upper(): size for name, size in sizes.items()} | {
         "NUM_IDS": num_ids,
         "NORM_EPS": f"{spec.norm_eps!r}f",
         "PAGE": BLOCK_TOKENS,
-        "BLOCKS": plan.blocks,
         "WARPS": WARPS,
-        "CHUNK_BYTES": plan.chunk_bytes,
-        "SLOTS": plan.slots,
         "BUSY_BYTES": BUSY_BYTES,
         "IDLE_BYTES": IDLE_BYTES,
-        "SPLITS": plan.splits,
-        "SHARED_BYTES": plan.shared_bytes,
     }
 
 

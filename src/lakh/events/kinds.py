@@ -1,0 +1,235 @@
+"""The kinds of events: one frozen dataclass each, by the name that is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, dataclass_transform
+
+__all__ = [
+    "AutoChoice",
+    "CheckpointSaved",
+    "CheckpointSkipped",
+    "Evaluated",
+    "Event",
+    "EventsDropped",
+    "FaultInjected",
+    "HookMetrics",
+    "Initialised",
+    "NetworkTraffic",
+    "RanksLost",
+    "Record",
+    "Resources",
+    "Restarted",
+    "RewindRefused",
+    "Rewound",
+    "RunEnded",
+    "RunStarted",
+    "Scored",
+    "SettingChanged",
+    "StepDone",
+    "StepSkipped",
+    "UnknownEvent",
+    "current_kind",
+]
+
+Record = dict[str, Any]
+# Kinds of lakh before 2026-11-17 -> today's.
+OLD_KINDS = {
+    "chosen": "auto_choice",
+    "fault_struck": "fault_injected",
+    "measured": "hook_metrics",
+    "traffic": "network_traffic",
+}
+
+
+def current_kind(kind: str) -> str:
+    """Today's name of an event kind that any version wrote."""
+    return OLD_KINDS.get(kind, kind)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """The fields of every event; subclasses are dataclasses too. `time_s` is seconds since 1970, set when written."""
+
+    kind: ClassVar[str] = ""
+    kinds: ClassVar[dict[str, type[Event]]] = {}
+    time_s: float = 0.0
+    rank: int = 0
+    step: int = 0
+
+    def __init_subclass__(cls, kind: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.kind = kind
+        Event.kinds[kind] = dataclass(frozen=True, kw_only=True)(cls)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"time_s": self.time_s, "rank": self.rank, "step": self.step, "kind": self.kind} | vars(self)
+
+
+class RunStarted(Event, kind="run_started"):
+    """A rank has joined the run and restored its state."""
+
+    world: int
+    attempt: int
+    backend: str
+    device: str
+    parameters: int
+    sequence_index: int
+    run_sha256: str
+    data_sha256: str
+
+
+class StepDone(Event, kind="step_done"):
+    """One optimizer update. `loss` is the mean over all ranks, in nats per token."""
+
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    tokens_per_s: float
+    step_s: float
+    data_wait_s: float
+    mfu: float | None = None
+
+
+class StepSkipped(Event, kind="step_skipped"):
+    """An update that was not applied, and the reason."""
+
+    reason: str
+
+
+class Evaluated(Event, kind="evaluated"):
+    """Mean loss on held-out documents, in nats per token."""
+
+    loss: float
+    sequences: int
+    seconds: float
+
+
+class Initialised(Event, kind="initialised"):
+    """A rank is about to take its first step. `seconds` is the time since it started."""
+
+    seconds: float
+
+
+class Resources(Event, kind="resources"):
+    """Every few steps: peak memory of this rank, batches that are prefetched, and steps that waited for data."""
+
+    memory_bytes: int
+    data_ready: int
+    data_starved: int
+
+
+class NetworkTraffic(Event, kind="network_traffic"):
+    """Bytes that this rank sent in one step, by tier of the cluster."""
+
+    sent_bytes: Mapping[str, int]
+
+
+class HookMetrics(Event, kind="hook_metrics"):
+    """The values that an evaluation hook returned."""
+
+    hook: str
+    values: Mapping[str, float]
+
+
+class Rewound(Event, kind="rewound"):
+    """Training returned to an earlier step. `skipped` are [first, end) ranges of sequences that it no longer reads."""
+
+    to_step: int
+    reason: str
+    skipped: Sequence[Sequence[int]]
+
+
+class RewindRefused(Event, kind="rewind_refused"):
+    """A rewind was due and not possible."""
+
+    reason: str
+    why: str
+
+
+class Scored(Event, kind="scored"):
+    """A checkpoint was scored on a benchmark. `step` is the checkpoint's."""
+
+    task: str
+    pass_at_1: float | None
+    low: float | None
+    high: float | None
+    passed: int
+    total: int
+    seconds: float
+    path: str
+
+
+class CheckpointSaved(Event, kind="checkpoint_saved"):
+    """A checkpoint is complete. `seconds` is how long training paused for it, not how long writing took."""
+
+    path: str
+    bytes: int
+    seconds: float
+
+
+class CheckpointSkipped(Event, kind="checkpoint_skipped"):
+    """A damaged checkpoint that resume skipped."""
+
+    path: str
+    reason: str
+
+
+class AutoChoice(Event, kind="auto_choice"):
+    """The value that lakh chose for a setting of "auto", and the reason."""
+
+    what: str
+    choice: str
+    reason: str
+
+
+class SettingChanged(Event, kind="setting_changed"):
+    """A run resumes with a setting that differs from its checkpoint's."""
+
+    path: str
+    before: Any
+    after: Any
+
+
+class FaultInjected(Event, kind="fault_injected"):
+    """A planned fault, written just before it happens."""
+
+    fault: str
+
+
+class Restarted(Event, kind="restarted"):
+    """The launcher restarted all ranks."""
+
+    attempt: int
+    reason: str
+
+
+class RanksLost(Event, kind="ranks_lost"):
+    """Ranks died, and the others continue without them and without a restart."""
+
+    lost: tuple[int, ...]
+    left: int
+    reason: str
+    seconds: float
+    """From detecting the loss until the remaining ranks agreed on one state."""
+
+
+class RunEnded(Event, kind="run_ended"):
+    reason: str
+    seconds: float
+
+
+class EventsDropped(Event, kind="events_dropped"):
+    """The queue was full: `count` events before this one were not written."""
+
+    count: int
+
+
+class UnknownEvent(Event, kind="other"):
+    """An event of a kind that this version does not define."""
+
+    name: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
