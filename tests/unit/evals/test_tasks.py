@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from lakh.evals.run import run_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.sandbox.verdict import SandboxVerdict
 from lakh.evals.task import CommandProgram, Problem, Program, names_under_test
-from lakh.evals.tasks import TASKS, load_task
+from lakh.evals.tasks import TASKS, cruxeval, load_task
 from lakh.evals.tasks.multilingual import LIMITS, _program, languages
 
 SIZES = {
@@ -91,6 +92,20 @@ def test_cruxeval_accepts_any_correct_value_and_no_call_of_f(benchmarks: Path, s
     task = load_task("cruxeval", str(benchmarks))
     samples = [Sample(task_id, text) for text, _ in CRUX[task_id]]
     assert [v.passed for v in run_samples(task, samples, sandbox)] == [right for _, right in CRUX[task_id]]
+
+
+DUCK = "type('D', (), {'solve': lambda self: [(4, 1)] * 4 + [(2, 3)] * 2})())"
+
+
+@pytest.mark.parametrize("text", [DUCK, f"[{DUCK[:-1]}])", f"{{1: {DUCK[:-1]}}})"])
+def test_arguments_of_cruxeval_are_data(benchmarks: Path, sandbox: Sandbox, text: str) -> None:
+    """An object whose every method returns the wanted output is not an input."""
+    code = "def f(nums):\n    return nums.solve()\n"
+    row = {"id": "duck", "code": code, "input": "0", "output": "[(4, 1), (4, 1), (4, 1), (4, 1), (2, 3), (2, 3)]"}
+    problem = cruxeval._input(row)
+    task = replace(load_task("cruxeval-input", str(benchmarks)), problems=(problem,))
+    (verdict,) = run_samples(task, [Sample(problem.id, text)], sandbox)
+    assert not verdict.passed
 
 
 def plus_row(**changes: object) -> dict[str, object]:

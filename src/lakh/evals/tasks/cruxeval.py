@@ -24,6 +24,18 @@ FILE = BenchmarkFile(
     "https://raw.githubusercontent.com/facebookresearch/cruxeval/main/data/",
 )
 OUTPUT, INPUT = "/output", "/input"
+# Arguments are data: methods of an object of the candidate could return whatever the test compares with. Two reference
+# inputs have a function among their arguments; such a place takes anything.
+CALL = """def _is_plain(value):
+    if type(value) is dict:
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, complex, str, bytes, range)
+
+_arguments, _named = answer()
+assert all(_is_plain(value) or place in FUNCTIONS for place, value in enumerate(_arguments)) and _is_plain(_named)
+assert f(*_arguments, **_named)"""
 NAMES = ("cruxeval", "cruxeval-output", "cruxeval-input")
 
 
@@ -56,8 +68,15 @@ def _input(row: dict[str, Any]) -> Problem:
         prompt=f"{row['code']}\n\nassert {row['output']} == f(",
         canonical=f"{row['input']})",
         suffix=_constants(row["code"]),
-        test=f"{row['code']}\n\n_arguments, _named = answer()\nassert f(*_arguments, **_named) == {row['output']}\n",
+        test=f"{row['code']}\n\nFUNCTIONS = {_functions(row['input'])}\n{CALL} == {row['output']}\n",
     )
+
+
+def _functions(arguments: str) -> tuple[int, ...]:
+    """The places of functions among the reference arguments."""
+    call = ast.parse(f"f({arguments})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return tuple(place for place, value in enumerate(call.args) if isinstance(value, ast.Lambda))
 
 
 def _constants(code: str) -> str:
