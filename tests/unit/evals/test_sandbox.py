@@ -571,6 +571,7 @@ def locked(sandbox: Sandbox) -> Iterator[Sandbox]:
 WITHOUT_TMP = {"a hundred thousand files", "kills its parent", "kills itself", "stops its siblings", "kills everything"}
 
 
+@pytest.mark.slow
 @HOSTILE_PROGRAMS
 def test_landlock_stops_the_same_hostile_programs(
     locked: Sandbox, alive: Callable[[Sandbox], list[int]], name: str
