@@ -230,6 +230,7 @@ HOSTILE_PROGRAMS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @HOSTILE_PROGRAMS
 def test_a_hostile_program_gets_the_right_verdict_and_leaves_no_process(
     sandbox: Sandbox, alive: Callable[[Sandbox], list[int]], name: str
