@@ -103,6 +103,7 @@ def test_a_killed_child_reports_the_signal(env: dict[str, str]) -> None:
     assert exit_reason(None) == "still running"
 
 
+@pytest.mark.slow
 def test_a_stopped_child_is_silent_and_a_busy_one_is_not(env: dict[str, str]) -> None:
     child = ChildProcess.start("child_functions:echo", "ready", env=env, heartbeat_s=0.05)
     assert child.channel.receive(30) == "ready"

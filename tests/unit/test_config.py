@@ -86,6 +86,7 @@ def test_large_numbers_may_be_written_as_floats() -> None:
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
+@pytest.mark.slow
 @given(
     name=texts.filter(bool),
     count=st.integers(-(2**53), 2**53),

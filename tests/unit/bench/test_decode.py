@@ -11,7 +11,7 @@ from lakh.errors import UserError
 from lakh.spec.model import Model
 
 KEYS = {"system", "device", "params", "dtype", "batch", "prompt", "new", "tok_per_s", "cpu_ms_per_token", "ttft_ms"}
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="int8 is a CPU's")
+pytestmark = [pytest.mark.skipif(torch.cuda.is_available(), reason="int8 is a CPU's"), pytest.mark.slow]
 
 
 def model(folder: Path, monkeypatch: pytest.MonkeyPatch, ffn: int) -> Path:

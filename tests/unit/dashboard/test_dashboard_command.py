@@ -91,6 +91,7 @@ def test_without_aiohttp_the_error_names_the_extra(
     assert run(str(faulty_run.run_dir), "--once") == 0
 
 
+@pytest.mark.slow
 def test_the_server_follows_a_run_and_stops_on_ctrl_c(faulty_run: Any) -> None:
     with served(faulty_run.run_dir) as (url, process):
         status, headers, body = ask(url)

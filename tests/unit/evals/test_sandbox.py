@@ -230,6 +230,7 @@ HOSTILE_PROGRAMS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @HOSTILE_PROGRAMS
 def test_a_hostile_program_gets_the_right_verdict_and_leaves_no_process(
     sandbox: Sandbox, alive: Callable[[Sandbox], list[int]], name: str
@@ -571,6 +572,7 @@ def locked(sandbox: Sandbox) -> Iterator[Sandbox]:
 WITHOUT_TMP = {"a hundred thousand files", "kills its parent", "kills itself", "stops its siblings", "kills everything"}
 
 
+@pytest.mark.slow
 @HOSTILE_PROGRAMS
 def test_landlock_stops_the_same_hostile_programs(
     locked: Sandbox, alive: Callable[[Sandbox], list[int]], name: str

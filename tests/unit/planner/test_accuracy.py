@@ -22,6 +22,8 @@ from lakh.planner.calibration.measured_points import MeasuredPoints
 from lakh.planner.validation import accuracy
 from lakh.planner.validation.accuracy import accuracy_score, calibrate, predictions, score_by, transfer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def refitted(points: MeasuredPoints) -> dict:

@@ -23,6 +23,8 @@ from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.model import CodeModel, init_weights
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Engine]
 ids = st.lists(st.integers(7, 299), min_size=1, max_size=60)
 few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

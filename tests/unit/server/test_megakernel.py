@@ -14,6 +14,8 @@ from lakh.server.model.inference import InferenceModel
 from lakh.spec.model import Model
 from lakh.workloads.code.formats import hf
 
+pytestmark = pytest.mark.slow
+
 MODEL = Model(layers=24, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=32064, context=4096)
 SMS, SHARED_BYTES = 132, 232448  # of an H200
 

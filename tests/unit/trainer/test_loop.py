@@ -195,6 +195,7 @@ def test_a_hook_that_fails_is_named_with_its_line(
     sys.modules.pop("their_hooks", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["data.sequence=8", "seed=2", "data.packing=best-fit", "data.fim_rate=0.5"])
 def test_settings_that_determine_the_stream_cannot_change_during_a_run(setting: str, run: Run, tmp_path: Path) -> None:
     from lakh import config

@@ -19,6 +19,8 @@ RUN = Run(
     data=Data(sequence=16, batch=4, micro_batch=2),
 )
 
+pytestmark = pytest.mark.slow
+
 
 @given(fixed=st.integers(0, 50), each=st.integers(1, 9), limit=st.integers(10, 400))
 def test_the_largest_that_fits_is_found_in_few_trials(fixed: int, each: int, limit: int) -> None:

@@ -17,6 +17,8 @@ from lakh.workloads.code.acceleration import choose_ops
 from lakh.workloads.code.attention import Documents, sdpa_attention
 from lakh.workloads.code.kernels import cpu
 
+pytestmark = pytest.mark.slow
+
 SPEC = Model(layers=1, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
 
 

@@ -107,6 +107,7 @@ def test_an_interrupted_export_has_no_config(tmp_path: Path, monkeypatch: pytest
 # --- transformers -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [tied, untied, full, normed], ids=["tied", "untied", "full attention", "normed queries"]
 )

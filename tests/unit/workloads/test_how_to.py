@@ -13,6 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/how-to/add-a-model-architecture.md"
+# The import hook of an editable install precedes PYTHONPATH.
+WITHOUT_EDITABLE_INSTALL = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "Redirecting" not in type(finder).__name__]
+"""
 
 
 @pytest.mark.slow
@@ -26,6 +31,7 @@ def test_the_architecture_of_the_how_to_page_works(tmp_path: Path) -> None:
     subprocess.run(["git", "apply"], input=change, text=True, cwd=tmp_path, check=True)
     (tmp_path / "src/lakh/workloads/code/architectures/qwen2.py").write_text(architecture)
     (tmp_path / "test_qwen2.py").write_text(test)
+    (tmp_path / "conftest.py").write_text(WITHOUT_EDITABLE_INSTALL)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_qwen2.py"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
