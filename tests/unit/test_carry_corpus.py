@@ -46,6 +46,7 @@ def texts(corpus: str | Path) -> dict[tuple[str, str], str]:
     return {(row["repo"], row["path"]): row["text"] for row in rows}
 
 
+@pytest.mark.slow
 def test_both_parts_together_are_the_corpus_and_no_repository_is_in_both(
     carry: ModuleType, corpus: Path, tmp_path: Path
 ) -> None:

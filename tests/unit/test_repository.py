@@ -26,6 +26,7 @@ OLD_WORDS = r"""
 """
 
 
+@pytest.mark.slow
 def test_class_names_are_unique() -> None:
     places = defaultdict(list)
     for path in MODULES:

@@ -62,6 +62,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_only_rows_that_calculon_can_describe_are_compared(points: MeasuredPoints) -> None:
     by_source = {p.source: cannot_describe(p) for p in points.kept}
     assert by_source["vTrain multi-node"] is None
@@ -72,6 +73,7 @@ def test_only_rows_that_calculon_can_describe_are_compared(points: MeasuredPoint
     }
 
 
+@pytest.mark.slow
 def test_both_are_compared_on_the_same_unseen_rows(points: MeasuredPoints, checkout: Path) -> None:
     pytest.importorskip("scipy", reason="install the planner's extra: pip install 'lakh[plan]'")
     rows = [p for p in points.kept if p.source == "vTrain multi-node"]

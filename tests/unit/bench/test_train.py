@@ -20,6 +20,7 @@ def tiny_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(steps.SHAPES, "tiny", TINY)
 
 
+@pytest.mark.slow
 def test_lakh_and_its_peer_are_measured_in_turn_on_the_same_work() -> None:
     theirs, ours = bench_train(["tiny"], repeats=3)
     assert (theirs.system, ours.system) == ("transformers", "lakh")

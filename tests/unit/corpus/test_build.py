@@ -179,6 +179,7 @@ def test_failed_commit_leaves_no_manifest(
         read_report(str(out))
 
 
+@pytest.mark.slow
 def test_interrupted_build_is_not_complete_and_the_next_one_works(tree: Callable[..., Path], tmp_path: Path) -> None:
     root, out = tree("proj", FILES), tmp_path / "out"
 

@@ -100,6 +100,7 @@ def test_records_of_several_formats_are_read(tmp_path: Path) -> None:
     assert set(rows(tmp_path / "out")) == {"a/b/x.py", "c/d/y.py", "e/f/z.py"}
 
 
+@pytest.mark.slow
 def test_parquet_file_is_split_by_row_group(tmp_path: Path) -> None:
     texts = [f"value_{number} = {number}\n" for number in range(30)]
     table = pa.table({"content": texts, "path": [f"f{number}.py" for number in range(30)]})

@@ -52,6 +52,7 @@ def test_similarity_of_short_texts_is_exact(seed: int, size: int) -> None:
     assert jaccard(a.sketch, b.sketch) == pytest.approx(true_jaccard(left, right), abs=2e-3)
 
 
+@pytest.mark.slow
 def test_similarity_of_long_texts_is_an_estimate_within_its_error() -> None:
     rng = random.Random(5)
     for _ in range(20):
@@ -121,6 +122,7 @@ def stars(edges: pa.Table, split) -> pa.Table:
     raise AssertionError("does not settle")
 
 
+@pytest.mark.slow
 @given(EDGES, st.integers(1, 4))
 def test_rounds_over_split_rows_give_the_components_of_one_machine(edges: list[tuple[int, int]], buckets: int) -> None:
     table = pa.table(

@@ -76,6 +76,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "FIRST_WAIT_S", 0.001)
 
 
+@pytest.mark.slow
 def test_completions_are_in_the_order_of_the_prompts(
     serve: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:

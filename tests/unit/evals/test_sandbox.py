@@ -267,6 +267,7 @@ def test_the_memory_limit_holds_for_all_processes_together(
     assert alive(sandbox) == []
 
 
+@pytest.mark.slow
 def test_a_busy_loop_ends_at_the_cpu_limit(sandbox: Sandbox) -> None:
     verdict = sandbox.run(program("while True: pass"), LIMITS)
     assert verdict.detail == "CPU limit of 1 s"
@@ -513,6 +514,7 @@ def test_stop_ends_what_is_running(sandbox: Sandbox, alive: Callable[[Sandbox], 
     assert alive(sandbox) == []
 
 
+@pytest.mark.slow
 def test_unsafe_is_named_and_still_applies_limits_and_tests() -> None:
     box = Sandbox(NoIsolation())
     assert "--unsafe" in box.description

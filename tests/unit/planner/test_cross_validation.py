@@ -20,6 +20,7 @@ def rows(points: MeasuredPoints) -> list[MeasuredPoint]:
     return [p for p in points.kept if p.source == SOURCE]
 
 
+@pytest.mark.slow
 def test_no_fit_sees_the_rows_it_predicts_or_their_near_duplicates(
     points: MeasuredPoints, rows: list[MeasuredPoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:

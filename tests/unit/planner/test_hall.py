@@ -26,6 +26,7 @@ def check(hall: DataHall, found: HallLayout) -> None:
     assert found.power_kW <= hall.power_kW + len(found.zones) * hall.network.kW_per_rack
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(power_kW=st.floats(1500, 20000), cable_m=st.floats(8, 80), rows=st.integers(6, 12), servers=st.integers(1, 4))
 def test_a_filled_hall_stays_within_every_limit(power_kW: float, cable_m: float, rows: int, servers: int) -> None:

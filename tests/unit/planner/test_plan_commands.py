@@ -106,6 +106,7 @@ def test_a_run_with_experts_is_planned_and_not_trained(lakh: Lakh, last_line: Js
     assert "planned (lakh plan estimate) and not trained" in err.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_goodput_returns_its_fields(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="install the planner's extra: pip install 'lakh[plan]'")
     picture = tmp_path / "g.png"
@@ -196,6 +197,7 @@ def test_planning_imports_neither_torch_nor_numba_nor_scipy() -> None:
     assert "pip install 'lakh[plan]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_hall_can_be_read_on_a_narrow_terminal(lakh: Lakh, last_line: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = lakh("plan", "hall")

@@ -73,6 +73,7 @@ def at_half_speed(cluster: Cluster, part: str) -> Cluster:
     return replace(cluster, tiers=(node, *outside))
 
 
+@pytest.mark.slow
 @given(
     layout=layouts,
     model=st.integers(0, 2),
@@ -279,6 +280,7 @@ def test_a_group_of_one_costs_nothing() -> None:
     assert float(all_reduce_s(alone, 1e9)) == float(dispatch_s(alone, 1e9, 8.0)) == 0.0
 
 
+@pytest.mark.slow
 @given(layout=layouts, model=st.integers(0, 2))
 def test_adapters_and_cuda_graphs_never_add_time_or_memory(layout: ExecutionPlan, model: int) -> None:
     plain = replace(layout, adapters=0.0, cuda_graphs=0.0)

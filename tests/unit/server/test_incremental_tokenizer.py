@@ -61,6 +61,7 @@ def lines(tokenizer: Tokenizer) -> IncrementalTokenizer:
     return IncrementalTokenizer(tokenizer, max_cached_chars=30 * LINE_COST_CHARS)  # evicts all the time
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(text=texts, more=texts)
 def test_ids_are_those_of_the_whole_text(

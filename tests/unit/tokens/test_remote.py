@@ -51,6 +51,7 @@ def data_of(tokens: str, cache: Path | str) -> Data:
     return Data(tokens=tokens, sequence=32, batch=4, micro_batch=1, cache=str(cache))
 
 
+@pytest.mark.slow
 def test_s3_gives_the_same_stream_as_the_disk(
     s3, corpus: Path, tokenizer: Tokenizer, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ class CorruptBatches(Batches):
         return batches
 
 
+@pytest.mark.slow
 def test_a_batch_with_nan_is_skipped_with_an_event(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
     monkeypatch.setattr(CorruptBatches, "weight", float("nan"))
@@ -104,6 +105,7 @@ def test_a_spike_rewinds_to_the_checkpoint_and_never_reads_that_batch_again(
     assert outcome.stream_sha256 == expected.sha256
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_a_rewind_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
     run = dataclasses.replace(changed(run, on_spike="rewind"), checkpoint=Checkpoints(every=0))
@@ -148,6 +150,7 @@ def test_steps_continue_while_a_checkpoint_is_written(
     assert outcome.checkpoint.endswith("step-00000030")
 
 
+@pytest.mark.slow
 def test_without_memory_for_a_copy_checkpoints_block_and_an_event_reports_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +165,7 @@ def test_without_memory_for_a_copy_checkpoints_block_and_an_event_reports_it(
     assert kinds.index((events.CheckpointSaved, 10)) < kinds.index((events.StepDone, 11))
 
 
+@pytest.mark.slow
 def test_hooks_are_called_after_each_evaluation(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_hooks.py").write_text(
         "def weights(run, step, model):\n    return {'count': sum(p.numel() for p in model.parameters())}\n"
@@ -239,6 +243,7 @@ def test_a_full_disk_error_names_the_command_to_resume(run: Run, tmp_path: Path,
         train(changed(run, steps=2), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_larger_batch_continues_at_the_position_of_the_smaller_one(run: Run, tmp_path: Path) -> None:
     train(changed(run, steps=3), tmp_path / "run")
     larger = dataclasses.replace(changed(run, steps=5), data=dataclasses.replace(run.data, batch=8))
@@ -250,6 +255,7 @@ def test_a_larger_batch_continues_at_the_position_of_the_smaller_one(run: Run, t
     assert stored["rows"] == 28
 
 
+@pytest.mark.slow
 def test_z_loss_best_fit_masks_and_fim_train_together(run: Run, tmp_path: Path) -> None:
     data = dataclasses.replace(run.data, packing="best-fit", document_mask=True, fim_rate=0.5)
     run = dataclasses.replace(changed(run, steps=12, z_loss=1e-4), data=data)

@@ -60,6 +60,7 @@ def test_a_missing_package_is_an_error_with_its_extra(tmp_path: Path, monkeypatc
         pass
 
 
+@pytest.mark.slow
 def test_prometheus_scrapes_the_run(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="pip install prometheus_client to run this")
     with export_events(Training(sinks=("prometheus",), prometheus_port=0), tmp_path, rank=0):
