@@ -67,7 +67,7 @@ class TorchtitanModel(nn.Module):
             max_seq_len=sequence,
         )
         with device, torch.no_grad():
-            self.inner = make_model(args)
+            self.inner: Any = make_model(args)
             self.inner.init_weights(buffer_device=device)
         if compiled:
             for name, block in self.inner.layers.named_children():
