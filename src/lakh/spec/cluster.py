@@ -33,11 +33,16 @@ class Tier:
     """One way, for an empty message."""
     oversubscription: float = 1.0
     """1 is full bisection; 7 leaves a seventh when all GPUs communicate across this tier."""
+    rails: bool = False
+    """Rail-optimised leaves: GPU i of every node of the group is on leaf switch i."""
+    uplinks: int | None = None
+    """Links from one group to the tier above, each of a NIC's rate; by default what oversubscription leaves."""
     source: str = ""
     """Where these numbers come from."""
 
     def __post_init__(self) -> None:
         config.require_positive(self, "size")
+        config.require(self, "uplinks", lambda links: links >= 1, "is below 1", "give a number of links, or omit it")
         config.require(self, "bandwidth_GBps", lambda rate: rate > 0, "is not positive", "give GB/s per GPU")
         config.require_not_negative(self, "latency_us")
         config.require(self, "oversubscription", lambda k: k >= 1, "is below 1", "1 means full bisection")

@@ -184,6 +184,22 @@ def test_invalid_options_are_refused_with_a_reason(words: list[str], told: str, 
 
 
 @pytest.mark.slow
+def test_fabric_prints_what_binds(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
+    words = ["plan", "fabric", "--cluster", "llama3-24k-roce", "--gpus", "256", "--qps", "4", "--order", "random"]
+    data = last_line(lakh(*words, "--routing", "e-ecmp", "--json")[1])
+    assert {"flows", "seconds", "min_fraction", "mean_fraction", "binding_links", "time_s"} <= data.keys()
+    assert data["flows"] == 256 * 4
+    assert 0 < data["min_fraction"] < data["mean_fraction"] < 1
+    assert data["time_s"] > data["ideal_s"]
+    plot = tmp_path / "load.svg"
+    code, out, _ = lakh(*words, "--jobs", "2", "--plot", str(plot))
+    assert code == 0
+    assert "uplink" in out
+    assert "GB/s" in out
+    assert plot.read_text().lstrip().startswith("<?xml")
+
+
+@pytest.mark.slow
 def test_planning_imports_neither_torch_nor_numba_nor_scipy() -> None:
     blocked = "import sys\nfor name in ('torch', 'numba', 'scipy', 'matplotlib'):\n    sys.modules[name] = None\n"
     words = ["plan", "search", *ASK, "--json"]
