@@ -21,6 +21,10 @@ from lakh.spec.gpu import Gpu
 __all__ = ["Cluster", "Tier", "load_cluster", "shared_file"]
 
 
+FASTEST_NIC_GBps = 200.0
+"""1.6 Tbit/s per GPU: twice the fastest NIC that ships (ConnectX-8, 800 Gbit/s)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tier:
     name: str
@@ -74,6 +78,13 @@ class Cluster:
             raise ConfigError("tiers", "is empty", "describe at least the node as [[tiers]]")
         rates = ("storage_read_GBps", "storage_write_GBps")
         config.require(self, rates, lambda rate: rate > 0, "is not positive", "give a rate, or omit it")
+        for tier in self.tiers[1:]:
+            if tier.bandwidth_GBps > FASTEST_NIC_GBps:
+                found = f"{tier.name} has {tier.bandwidth_GBps:g} GB/s per GPU, more than any NIC"
+                todo = (
+                    f"give gigabytes, not gigabits: {tier.bandwidth_GBps:g} Gbit/s are {tier.bandwidth_GBps / 8:g} GB/s"
+                )
+                raise ConfigError("tiers.bandwidth_GBps", found, todo)
         for inner, outer in pairwise(self.tiers):
             if outer.size % inner.size or outer.size <= inner.size:
                 found = f"{outer.name} of {outer.size} GPUs is not a whole number of {inner.name} groups ({inner.size})"
