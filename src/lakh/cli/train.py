@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
-from lakh.cli.config import amounts
-from lakh.cli.output import CommandResult, console, print_result, set_option, table
-from lakh.spec import load_run
+from lakh.cli.complete import complete_folders, complete_recipes, complete_runs
+from lakh.cli.config import amounts, run_facts, train_command
+from lakh.cli.format import bytes_text, seconds_text
+from lakh.cli.output import CommandResult, console, fact_rows, print_result, set_option, table, verbose_option
+from lakh.spec import Run, load_run
 from lakh.trainer.launch.local import resume_here, train_here
 from lakh.trainer.launch.rank import is_rank, run_rank
 from lakh.trainer.preflight import estimate_run
@@ -30,13 +34,14 @@ fault_option = click.option(
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_recipes)
 @set_option
-@click.option("--out", help="Folder of the run.  [default: runs/NAME]")
+@click.option("--out", shell_complete=complete_folders, help="Folder of the run.  [default: runs/NAME]")
 @nproc_option
 @restarts_option
 @fault_option
 @click.option("--dry-run", is_flag=True, help="Print the estimated memory and step time without training.")
+@verbose_option
 @print_result
 def train(
     run: str,
@@ -59,18 +64,19 @@ def train(
     if dry_run:
         ranks = nproc if nproc > 1 else loaded.mesh.ranks
         data = {**amounts(loaded, ranks), **estimate_run(loaded, ranks)}
-        rows = [(name, "; ".join(value) if isinstance(value, list) else value) for name, value in data.items()]
-        return CommandResult(data, table(["what", "value"], rows, title="dry run (simulated; nothing was started)"))
+        command = train_command(run, sets, ranks) + (f" --out {shlex.quote(out)}" if out else "")
+        return _dry_run_result(loaded, ranks, data, command)
     with _progress_bar(run_dir, loaded.train.steps):
         return _as_result(train_here(loaded, run_dir, nproc=nproc, max_restarts=max_restarts, faults=faults))
 
 
 @click.command()
-@click.argument("run_dir")
+@click.argument("run_dir", shell_complete=complete_runs)
 @set_option
 @nproc_option
 @restarts_option
 @fault_option
+@verbose_option
 @print_result
 def resume(
     run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, faults: tuple[str, ...]
@@ -101,5 +107,39 @@ def _progress_bar(run_dir: str, steps: int) -> Iterator[None]:
         bar.join(5.0)
 
 
-def _as_result(data: dict[str, object]) -> CommandResult:
-    return CommandResult(data, table(["what", "value"], list(data.items())))
+def _dry_run_result(run: Run, ranks: int, data: dict[str, Any], command: str) -> CommandResult:
+    whole_s = data["step_s"] * run.train.steps
+    rows = [
+        *run_facts(run, ranks),
+        ("memory per GPU", f"{bytes_text(data['memory_bytes_per_gpu'])} of {bytes_text(data['memory_limit_bytes'])}"),
+        ("step time", f"{data['step_s']:.3g} s ({data['step_s_low']:.3g} to {data['step_s_high']:.3g} s)"),
+        ("speed", f"{data['tok_per_s']:,.0f} tokens/s, so {seconds_text(whole_s)} for the whole run"),
+        ("bottleneck", data["binds"]),
+    ]
+    details = [(name, "; ".join(value) if isinstance(value, list) else value) for name, value in data.items()]
+    return CommandResult(
+        data,
+        lambda: fact_rows(rows, title="simulated; nothing was started"),
+        details=lambda: table(["estimate", "value"], details),
+        next_commands=[command],
+    )
+
+
+def _as_result(data: dict[str, Any]) -> CommandResult:
+    run_dir, goodput, attempts = data.get("run_dir"), data["goodput"], data.get("attempts", 1)
+    productive = "" if goodput["ratio"] is None else f"{goodput['ratio']:.0%} of {seconds_text(goodput['total_s'])}"
+    rows = [
+        ("trained", f"{data['steps']:,} steps, {data['tokens']:,} tokens"),
+        ("loss", f"{data['loss']:.3f}" if data["loss"] is not None else None),
+        ("held-out loss", f"{data['val_loss']:.3f}" if data["val_loss"] is not None else None),
+        ("goodput", f"{productive} in productive steps" if productive else None),
+        ("restarts", f"{attempts - 1}" if attempts > 1 else None),
+        ("checkpoint", data["checkpoint"]),
+    ]
+    next_commands = [f"lakh {word}" for word in (f"serve {run_dir}", f"eval {run_dir} --task humaneval")]
+    return CommandResult(
+        data,
+        lambda: fact_rows(rows),
+        details=lambda: table(["measurement", "value"], list(data.items())),
+        next_commands=[*next_commands, f"lakh dashboard {run_dir}"] if run_dir else (),
+    )
