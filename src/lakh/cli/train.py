@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -13,7 +13,16 @@ import click
 from lakh.cli.complete import complete_folders, complete_recipes, complete_runs
 from lakh.cli.config import amounts, run_facts, train_command
 from lakh.cli.format import bytes_text, seconds_text
-from lakh.cli.output import CommandResult, console, fact_rows, print_result, set_option, table, verbose_option
+from lakh.cli.output import (
+    CommandResult,
+    console,
+    fact_rows,
+    print_result,
+    print_warning,
+    set_option,
+    table,
+    verbose_option,
+)
 from lakh.spec import Run, load_run
 from lakh.trainer.launch.local import resume_here, train_here
 from lakh.trainer.launch.rank import is_rank, run_rank
@@ -66,8 +75,10 @@ def train(
         data = {**amounts(loaded, ranks), **estimate_run(loaded, ranks)}
         command = train_command(run, sets, ranks) + (f" --out {shlex.quote(out)}" if out else "")
         return _dry_run_result(loaded, ranks, data, command)
-    with _progress_bar(run_dir, loaded.train.steps):
-        return _as_result(train_here(loaded, run_dir, nproc=nproc, max_restarts=max_restarts, faults=faults))
+    _print_warnings(loaded)
+    options: dict[str, Any] = {"nproc": nproc, "max_restarts": max_restarts, "faults": faults}
+    with _progress_bar(run_dir, loaded.train.steps) as say:
+        return _as_result(train_here(loaded, run_dir, **options, on_stop=say))
 
 
 @click.command()
@@ -89,19 +100,29 @@ def resume(
     loaded = with_absolute_paths(load_run(run_dir, sets))
     if is_rank():
         return _as_result(run_rank(loaded, run_dir, faults))
-    with _progress_bar(run_dir, loaded.train.steps):
-        return _as_result(resume_here(run_dir, sets, nproc=nproc, max_restarts=max_restarts, faults=faults))
+    _print_warnings(loaded)
+    options: dict[str, Any] = {"nproc": nproc, "max_restarts": max_restarts, "faults": faults}
+    with _progress_bar(run_dir, loaded.train.steps) as say:
+        return _as_result(resume_here(run_dir, sets, **options, on_stop=say))
+
+
+def _print_warnings(run: Run) -> None:
+    from lakh.tokens.loading.data_warnings import data_warnings
+
+    for text in data_warnings(run.data, run.model.vocab):
+        print_warning(text)
 
 
 @contextlib.contextmanager
-def _progress_bar(run_dir: str, steps: int) -> Iterator[None]:
+def _progress_bar(run_dir: str, steps: int) -> Iterator[Callable[[str], None]]:
+    """Yields a function that prints a line above the bar."""
     from lakh.cli.progress import show_training
 
-    ended = threading.Event()
-    bar = threading.Thread(target=show_training, args=(console(), run_dir, steps, ended.is_set), daemon=True)
+    ended, screen = threading.Event(), console()
+    bar = threading.Thread(target=show_training, args=(screen, run_dir, steps, ended.is_set), daemon=True)
     bar.start()
     try:
-        yield
+        yield screen.print
     finally:
         ended.set()
         bar.join(5.0)
@@ -126,20 +147,28 @@ def _dry_run_result(run: Run, ranks: int, data: dict[str, Any], command: str) ->
 
 
 def _as_result(data: dict[str, Any]) -> CommandResult:
-    run_dir, goodput, attempts = data.get("run_dir"), data["goodput"], data.get("attempts", 1)
-    productive = "" if goodput["ratio"] is None else f"{goodput['ratio']:.0%} of {seconds_text(goodput['total_s'])}"
-    rows = [
-        ("trained", f"{data['steps']:,} steps, {data['tokens']:,} tokens"),
-        ("loss", f"{data['loss']:.3f}" if data["loss"] is not None else None),
-        ("held-out loss", f"{data['val_loss']:.3f}" if data["val_loss"] is not None else None),
-        ("goodput", f"{productive} in productive steps" if productive else None),
-        ("restarts", f"{attempts - 1}" if attempts > 1 else None),
-        ("checkpoint", data["checkpoint"]),
-    ]
-    next_commands = [f"lakh {word}" for word in (f"serve {run_dir}", f"eval {run_dir} --task humaneval")]
+    run_dir = data.get("run_dir")  # missing for one rank of many, whose launcher has it
+    words = ("serve {}", "eval {} --task humaneval", "dashboard {}")
     return CommandResult(
         data,
-        lambda: fact_rows(rows),
+        lambda: fact_rows(_result_rows(data)),
         details=lambda: table(["measurement", "value"], list(data.items())),
-        next_commands=[*next_commands, f"lakh dashboard {run_dir}"] if run_dir else (),
+        next_commands=[f"lakh {word.format(shlex.quote(str(run_dir)))}" for word in words] if run_dir else (),
     )
+
+
+def _result_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Rows for people. Ranks other than 0 know no held-out loss and no goodput."""
+    loss, heldout, goodput = data["loss"], data["val_loss"], data["goodput"] or {}
+    restarts, ratio = data.get("attempts", 1) - 1, goodput.get("ratio")
+    return [
+        ("trained", f"{data['steps']:,} steps, {data['tokens']:,} tokens"),
+        ("loss", None if loss is None else f"{loss:.3f}"),
+        ("held-out loss", None if heldout is None else f"{heldout:.3f}"),
+        (
+            "goodput",
+            None if ratio is None else f"{ratio:.0%} of {seconds_text(goodput['total_s'])} in productive steps",
+        ),
+        ("restarts", restarts or None),
+        ("checkpoint", data["checkpoint"]),
+    ]

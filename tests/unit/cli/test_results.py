@@ -91,7 +91,7 @@ def test_a_training_result_has_no_hashes_and_no_dictionaries() -> None:
         "trained        12 steps, 3,072 tokens",
         "loss           7.365",
         "held-out loss  7.521",
-        "goodput        88% of 100 s in productive steps",
+        "goodput        88% of 100 s productive",
         "restarts       1",
         "checkpoint     runs/mine/checkpoints/step-00000012",
     ]
@@ -100,6 +100,13 @@ def test_a_training_result_has_no_hashes_and_no_dictionaries() -> None:
     assert any("cee92f63" in row for row in detailed)
     document, err = printed(_as_result(TRAINED), "--json")
     assert json.loads(document[-1]) == TRAINED
+    assert err == ""
+
+
+def test_the_result_of_one_rank_of_many_has_no_goodput() -> None:
+    rank = {**TRAINED, "goodput": {}, "val_loss": None, "loss": None}
+    rows, err = printed(_as_result({key: value for key, value in rank.items() if key not in ("attempts", "run_dir")}))
+    assert [row.split()[0] for row in rows] == ["trained", "checkpoint"]
     assert err == ""
 
 
