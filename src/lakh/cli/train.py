@@ -167,7 +167,7 @@ def _result_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         ("held-out loss", None if heldout is None else f"{heldout:.3f}"),
         (
             "goodput",
-            None if ratio is None else f"{ratio:.0%} of {seconds_text(goodput['total_s'])} in productive steps",
+            None if ratio is None else f"{ratio:.0%} of {seconds_text(goodput['total_s'])} productive",
         ),
         ("restarts", restarts or None),
         ("checkpoint", data["checkpoint"]),
