@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lakh.cli.complete import complete_runs
 from lakh.cli.output import console
 from lakh.cli.serve_options import ServeOptions, server_options
 from lakh.errors import PeerLost, UserError
@@ -21,7 +22,7 @@ __all__ = ["serve"]
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("model")
+@click.argument("model", shell_complete=complete_runs)
 @server_options("127.0.0.1:8000")
 @click.option(
     "--precision",
