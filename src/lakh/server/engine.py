@@ -230,7 +230,7 @@ class Engine:
             sampling,
             min(sampling.max_tokens, self.spec.context - len(ids)),
             NoiseKeys(sampling, copy),
-            self.tokenizer.eot,
+            self.tokenizer.end_ids,
             DetokenizerStream(self._detokenizer, skip),
             cache_space,
             deadline_s,
@@ -296,7 +296,7 @@ class Engine:
         self.runner.warm_up()
         if self._proposer is not None:
             self._proposer.warm_up()
-        self.generate([(self.tokenizer.eot,)] * 2, SamplingParams(max_tokens=3))
+        self.generate([(0,)] * 2, SamplingParams(max_tokens=3))
 
     # --- a step ---
 

@@ -31,6 +31,10 @@ class PromptEncoder:
             if prompt and not 0 <= min(prompt) <= max(prompt) < self._spec.vocab:
                 raise UserError(where, "has ids outside the vocabulary", f"use 0 to {self._spec.vocab - 1}")
             return tuple(prompt)
+        return (*self._tokenizer.begin_ids, *self._encode_text(prompt, where, options))
+
+    def _encode_text(self, prompt: str, where: str, options: EncodeOptions) -> tuple[int, ...]:
+        """The ids of a text alone."""
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
@@ -43,8 +47,14 @@ class PromptEncoder:
         return self._incremental.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
 
     def truncate(self, ids: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
-        """The end of a prompt that leaves room for max_tokens; an empty prompt becomes the end-of-text token."""
-        return (ids or (self._tokenizer.eot,))[-self._max_prompt_tokens(max_tokens) :]
+        """The end of a prompt that leaves room for max_tokens, after the tokens that begin every text. An empty prompt
+        becomes the end-of-text token."""
+        room, begin = self._max_prompt_tokens(max_tokens), self._tokenizer.begin_ids
+        if len(ids) <= room:
+            return ids or (self._tokenizer.eot,)
+        if not begin or ids[: len(begin)] != begin or len(begin) >= room:
+            return ids[-room:]
+        return (*begin, *ids[len(begin) - room :])
 
     def infill(
         self,
@@ -56,7 +66,8 @@ class PromptEncoder:
         options: EncodeOptions = DEFAULT_OPTIONS,
     ) -> tuple[int, ...]:
         """The fill-in-the-middle prompt for a prefix and a suffix, with room for max_tokens."""
-        before, after = self.encode(prefix, options=options), self.encode(suffix, "suffix", options=options)
+        before = self._encode_text(prefix, "prompt", options)
+        after = self._encode_text(suffix, "suffix", options)
         room = self._max_prompt_tokens(max_tokens)
         return fim.prompt(self._tokenizer, before, after, room, context=self._spec.context, order=order)
 
