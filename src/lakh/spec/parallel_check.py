@@ -18,7 +18,7 @@ STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 2}
 
 def check_parallelism(run: Run, world: int) -> Mesh:
     """The mesh for this many ranks; raises InfeasiblePlan where the trainer would fail or be silently wrong."""
-    run.model.require_plain()
+    run.model.require_trainable()
     mesh = run.mesh.resolve(world)
     accumulation = run.accumulation(world)
     tokens = run.data.sequence // mesh.cp

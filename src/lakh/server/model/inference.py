@@ -26,10 +26,11 @@ from torch import Tensor
 from lakh.errors import UserError
 from lakh.server.model.cpu import kernels
 from lakh.server.model.kv_cache import PagedCache
-from lakh.server.model.paged_attention import PagedAttention, SequenceChunk, flat_slots, scored_positions, slots_of
+from lakh.server.model.paged_attention import PagedStep, SequenceChunk, flat_slots, scored_positions, slots_of
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import architecture_of, parameters
-from lakh.workloads.code.ops import ModelOps, Rope, rms_norm, rotary_tables
+from lakh.workloads.code.attention import AttentionVariant
+from lakh.workloads.code.ops import ModelOps, Rope, rotary_tables, softcap
 
 __all__ = ["InferenceModel", "ModelShard", "Precision", "SequenceChunk", "check_divisible"]
 
@@ -59,6 +60,10 @@ class LayerView(NamedTuple):
     def vector(self, name: str) -> Tensor:
         return self.model.vectors[name][self.layer]
 
+    @property
+    def variant(self) -> AttentionVariant | None:
+        return self.model.variants[self.layer]
+
 
 class InferenceModel:
     def __init__(
@@ -77,6 +82,9 @@ class InferenceModel:
         self.spec, self.num_ids, self.device, self.precision = spec, num_ids, device, precision
         self.dtype = DTYPES[precision]
         self.shard, self.architecture = shard, architecture_of(spec)
+        self.variants = [AttentionVariant.of(spec, layer) for layer in range(spec.layers)]
+        self.is_plain = not any(self.variants) and spec.logit_softcap is None
+        """Every layer has plain causal attention, and logits are not bounded: what the kernels compute."""
         check_divisible(spec, shard.size)
         if precision == "int8":
             _check_int8(spec, device, shard.size)
@@ -115,12 +123,16 @@ class InferenceModel:
         for name, info in block.items():
             if not info.fused and name not in self.vectors:
                 self.vectors[name] = torch.empty((spec.layers, *info.shape), dtype=self.dtype, device=device)
+        self.final = {"norm": self.norms[-1]}
+        """The vectors of the final norm by name."""
+        for name, info in self.architecture.final_parameters(spec).items():
+            self.final[name] = torch.empty(info.shape, dtype=self.dtype, device=device)
         self.embed = torch.empty((spec.vocab, spec.width), dtype=self.dtype, device=device)
         self.head = self.embed[: self.num_ids] if spec.tied else torch.empty_like(self.embed[: self.num_ids])
         self._head_int8: tuple[Tensor, Tensor] | None = None
         self._arrays: tuple[Any, ...] | None = None
         is_small = precision == "f32" and self.weight_bytes <= kernels.SMALL_MODEL_BYTES
-        has_kernels = self.architecture.name in kernels.ARCHITECTURES and self.shard.size == 1
+        has_kernels = self.architecture.name in kernels.ARCHITECTURES and self.shard.size == 1 and self.is_plain
         on_cpu = device.type == "cpu" and self.dtype == torch.float32 and has_kernels
         self._max_kernel_tokens = on_cpu * (kernels.MAX_TOKENS_SMALL_MODEL if is_small else kernels.MAX_TOKENS)
 
@@ -139,8 +151,8 @@ class InferenceModel:
             self.embed.copy_(tensor)
         elif name == "head.weight":
             self.head.copy_(tensor[: self.num_ids])
-        elif name == "norm.weight":
-            self.norms[-1].copy_(tensor)
+        elif name.removesuffix(".weight") in self.final:
+            self.final[name.removesuffix(".weight")].copy_(tensor)
         else:
             _, layer, part = name.removesuffix(".weight").split(".", 2)
             if part in self._rows:
@@ -178,7 +190,7 @@ class InferenceModel:
                 own.copy_(its)
             torch.cuda.synchronize(self.device)
             return
-        for name in ("_w", "norms", "head_norms", "vectors", "embed", "head", "_head_int8"):
+        for name in ("_w", "norms", "head_norms", "vectors", "final", "embed", "head", "_head_int8"):
             mine = getattr(self, name)
             setattr(self, name, getattr(other, name))
             setattr(other, name, mine)
@@ -187,7 +199,8 @@ class InferenceModel:
     def _tensors(self) -> list[Tensor]:
         """All weights; views of one tensor are listed several times."""
         fused = [tensor for parts in self._w.values() for tensor in parts]
-        return [*fused, *self.vectors.values(), self.norms, self.head_norms, self.embed, self.head]
+        vectors = [*self.vectors.values(), *self.final.values()]
+        return [*fused, *vectors, self.norms, self.head_norms, self.embed, self.head]
 
     @property
     def weight_bytes(self) -> int:
@@ -215,26 +228,38 @@ class InferenceModel:
         slots = slots_of(chunks)
         new = np.concatenate([own[chunk.start :] for own, chunk in zip(slots, chunks, strict=True)])
         new_N = torch.from_numpy(new).to(self.device)
-        attend = PagedAttention(chunks, slots, self.device, self.dtype)
+        step = PagedStep(chunks, slots, self.device, self.dtype)
 
-        def attention(q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layer: int) -> Tensor:
+        def attention(
+            q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layer: int, variant: AttentionVariant | None = None
+        ) -> Tensor:
             keys_KCD, values_KCD = cache.keys_LKCD[layer], cache.values_LKCD[layer]
             keys_KCD[:, new_N] = k_NKD.transpose(0, 1)
             values_KCD[:, new_N] = v_NKD.transpose(0, 1)
-            return attend(q_NHD, keys_KCD, values_KCD)
+            return step.attention(variant)(q_NHD, keys_KCD, values_KCD)
 
         positions_N = torch.tensor(positions, device=self.device)
         cos, sin = (table[positions_N][:, None].repeat(1, 1, 2) for table in (self.cos, self.sin))
-        ops = ModelOps(attention=attention, leave=self.shard.all_reduce, tensor_parallel=self.shard.size)
-        x_NW, delta_NW = self.run_blocks(self.embed[torch.tensor(tokens, device=self.device)], ops, (cos, sin))
+        ops = ModelOps(
+            attention=attention,
+            variant_attention=attention,
+            leave=self.shard.all_reduce,
+            tensor_parallel=self.shard.size,
+        )
+        x_NW = self.embed[torch.tensor(tokens, device=self.device)]
+        if self.architecture.embedding_scale is not None:
+            x_NW = x_NW * self.architecture.embedding_scale(self.spec)
+        x_NW, delta_NW = self.run_blocks(x_NW, ops, (cos, sin))
         scored = scored_positions(chunks)
         if not scored:
             return x_NW.new_empty(0, self.num_ids)
         places = torch.tensor(scored, device=self.device)
-        x_NW = rms_norm(x_NW[places] + delta_NW[places], self.norms[-1], self.spec.norm_eps)
+        x_NW = self.architecture.final_norm(self.spec, self.final.__getitem__, x_NW[places] + delta_NW[places])
         if self._head_int8 is not None and len(x_NW) <= kernels.MAX_TOKENS:
-            return torch.from_numpy(kernels.head(self._head_arrays(), x_NW.numpy()))
-        return F.linear(x_NW, self.head)
+            logits = torch.from_numpy(kernels.head(self._head_arrays(), x_NW.numpy()))
+        else:
+            logits = F.linear(x_NW, self.head)
+        return softcap(logits, self.spec.logit_softcap)
 
     def run_blocks(self, x_NW: Tensor, ops: ModelOps, rope: Rope) -> tuple[Tensor, Tensor]:
         """All layers; returns the residual stream and the delta still to be added to it."""

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import architecture_of, parameters
-from lakh.workloads.code.attention import Documents
+from lakh.workloads.code.attention import AttentionVariant, Documents
 from lakh.workloads.code.loss import PLAIN, Objective, linear_cross_entropy
-from lakh.workloads.code.ops import ModelOps, Rope, local, rms_norm, rotary_tables
+from lakh.workloads.code.ops import ModelOps, Rope, local, rotary_tables, softcap
 
 __all__ = ["Block", "CodeModel", "init_weights"]
 
@@ -39,9 +39,10 @@ class Vector(nn.Module):
 class Block(nn.Module):
     """One decoder block: the parameters of its architecture, which computes with them (`LayerWeights`)."""
 
-    def __init__(self, spec: Model) -> None:
+    def __init__(self, spec: Model, layer: int) -> None:
         super().__init__()
         self.spec, self.ops = spec, DEFAULT_OPS
+        self.variant = AttentionVariant.of(spec, layer)
         self.architecture = architecture_of(spec)
         self._vectors: dict[str, nn.Module] = {}
         self._fused: dict[str, list[nn.Module]] = {}
@@ -94,8 +95,11 @@ class CodeModel(nn.Module):
         self.spec, self.ops = spec, DEFAULT_OPS
         self.dtype: torch.dtype | None = None
         self.embed: nn.Embedding | None = nn.Embedding(spec.vocab, spec.width)
-        self.blocks = nn.ModuleDict({str(layer): Block(spec) for layer in range(spec.layers)})
+        self.blocks = nn.ModuleDict({str(layer): Block(spec, layer) for layer in range(spec.layers)})
+        self.architecture = architecture_of(spec)
         self.norm: Vector | None = Vector(spec.width)
+        for name, info in self.architecture.final_parameters(spec).items():
+            self.add_module(name, Vector(*info.shape))
         self.head = None if spec.tied else nn.Linear(spec.width, spec.vocab, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
 
@@ -132,7 +136,7 @@ class CodeModel(nn.Module):
         if self.norm is None:
             return x_BTW  # a pipeline stage before the last
         if targets_BT is None:
-            return F.linear(x_BTW, self.head_weight.to(x_BTW.dtype))
+            return softcap(F.linear(x_BTW, self.head_weight.to(x_BTW.dtype)), self.spec.logit_softcap)
         x_BTW = self.ops.enter(x_BTW)
         scale = 1 / targets_BT.numel() if scale is None else scale
         return linear_cross_entropy(
@@ -141,6 +145,7 @@ class CodeModel(nn.Module):
             self.ops.shard_sequence(targets_BT).flatten(),
             scale=scale * self.ops.context_parallel,  # FSDP averages over ranks that share a sequence, too
             objective=objective,
+            softcap=self.spec.logit_softcap,
             group=self.ops.vocab_group,
         )
 
@@ -157,6 +162,8 @@ class CodeModel(nn.Module):
         if self.embed is not None:
             weight = self.embed.weight
             x_BTW = ops.embedding(ops.shard_sequence(tokens_BT), local(weight)).to(self.dtype or weight.dtype)
+            if self.architecture.embedding_scale is not None:
+                x_BTW = x_BTW * self.architecture.embedding_scale(self.spec)
         return (self._compiled or self._run_blocks)(x_BTW, rope, documents)
 
     def _run_blocks(self, x_BTW: Tensor, rope: Rope, documents: Documents | None) -> Tensor:
@@ -164,9 +171,11 @@ class CodeModel(nn.Module):
         for block in self.each_block():
             x_BTW, delta = block(x_BTW, delta, rope, documents)
         x_BTW = x_BTW if delta is None else x_BTW + delta
-        return (
-            x_BTW if self.norm is None else rms_norm(x_BTW, self.ops.norm_weight(self.norm.weight), self.spec.norm_eps)
-        )
+        return x_BTW if self.norm is None else self.architecture.final_norm(self.spec, self._vector, x_BTW)
+
+    def _vector(self, name: str) -> Tensor:
+        """A parameter of the final norm."""
+        return self.ops.norm_weight(self.get_submodule(name).weight)  # type: ignore[arg-type]
 
     def each_block(self) -> Iterator[Block]:
         """The blocks of this stage, in order."""

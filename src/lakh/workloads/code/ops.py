@@ -10,6 +10,7 @@ key/value heads, D head size, X = (H + 2 K) D.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lakh.spec.model import Model
-from lakh.workloads.code.attention import sdpa_attention
+from lakh.spec.model import Model, RopeScaling
+from lakh.workloads.code.attention import AttentionVariant, sdpa_attention, variant_attention
 
 __all__ = [
     "ModelOps",
@@ -31,6 +32,7 @@ __all__ = [
     "norm_add",
     "rms_norm",
     "rotary_tables",
+    "softcap",
     "split_rotary",
     "swiglu",
 ]
@@ -63,13 +65,56 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def softcap(x: Tensor, cap: float | None) -> Tensor:
+    """Bounds x to (-cap, cap) smoothly; None leaves it as it is."""
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
 def rotary_tables(spec: Model, positions_BT: Tensor) -> Rope:
     """Cosines and sines B T 1 D of these positions."""
     exponents = torch.arange(0, spec.head_dim, 2, device=positions_BT.device, dtype=torch.float32) / spec.head_dim
     frequencies = 1.0 / spec.rope_base**exponents  # rounded as transformers rounds: late positions multiply the error
+    factor = 1.0
+    if spec.rope_scaling is not None:
+        frequencies, factor = _scaled_frequencies(spec, spec.rope_scaling, frequencies)
     angles = positions_BT[:, :, None, None].float() * frequencies
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+    if factor == 1.0:
+        return angles.cos(), angles.sin()
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def _scaled_frequencies(spec: Model, scaling: RopeScaling, frequencies: Tensor) -> tuple[Tensor, float]:
+    """The frequencies for a longer context, and the factor of cosines and sines."""
+    slow = frequencies / scaling.factor
+    if scaling.kind == "linear":
+        return slow, 1.0
+    assert scaling.original_context is not None  # RopeScaling requires it
+    if scaling.kind == "llama3":
+        wavelengths = 2 * math.pi / frequencies
+        low, high = scaling.low_frequency, scaling.high_frequency
+        smooth = (scaling.original_context / wavelengths - low) / (high - low)
+        between = (1 - smooth) * slow + smooth * frequencies
+        is_low = wavelengths > scaling.original_context / low
+        is_high = wavelengths < scaling.original_context / high
+        return torch.where(is_low, slow, torch.where(is_high, frequencies, between)), 1.0
+
+    def dim_of(rotations: float) -> float:
+        """The dim that rotates so often over the original context."""
+        assert scaling.original_context is not None
+        turns = math.log(scaling.original_context / (rotations * 2 * math.pi))
+        return spec.head_dim * turns / (2 * math.log(spec.rope_base))
+
+    first, last = dim_of(scaling.beta_fast), dim_of(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, spec.head_dim - 1)
+    ramp = (torch.arange(len(frequencies), device=frequencies.device) - first) / (max(last - first, 0.001))
+    stays = 1 - ramp.clamp(0, 1)
+    factor = scaling.attention_factor
+    if factor is None:
+        factor = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+    return slow * (1 - stays) + frequencies * stays, factor
 
 
 def apply_rotary(x: Tensor, rope: Rope) -> Tensor:
@@ -102,8 +147,11 @@ class ModelOps:
     attention: Callable[[Tensor, Tensor, Tensor, Any], Tensor] = sdpa_attention
     """(q, k, v, context) to `... H D`. `context` is what the caller of the block passes: packed documents in training,
     the layer number in serving."""
+    variant_attention: Callable[[Tensor, Tensor, Tensor, Any, AttentionVariant], Tensor] = variant_attention
+    """(q, k, v, context, variant) to `... H D`, for layers whose attention is not plain causal attention."""
     fused_attention: Callable[[Tensor, Any], Tensor] | None = None
-    """(qkv `... X`, context) to `... H*D`, in place of `split_rotary` and `attention`, where one kernel does both."""
+    """(qkv `... X`, context) to `... H*D`, in place of `split_rotary` and plain `attention`, where one kernel does
+    both."""
     activation: Callable[[Tensor], Tensor] = swiglu
     """Gate and up side by side, `... 2F`, to `... F`."""
 

@@ -30,7 +30,7 @@ __all__ = [
     "run",
 ]
 
-ARCHITECTURES = ("llama", "qwen3")  # whose block these kernels compute
+ARCHITECTURES = ("llama", "mistral", "qwen3")  # whose block these kernels compute, where all attention is plain
 
 MAX_TOKENS = 8
 # In a small model torch's calls cost more than its products save: at 16 tokens these kernels take 0.37x of torch's time
