@@ -57,10 +57,10 @@ def scaling_of(where: str, config: dict[str, Any]) -> tuple[float | None, RopeSc
         values["original_context"] = values["original_context"] or config.get("original_max_position_embeddings")
         if values["factor"] is None and values["original_context"]:
             values["factor"] = config.get("max_position_embeddings", 0) / values["original_context"]
-        scales = table.get("mscale"), table.get("mscale_all_dim")
-        if values["attention_factor"] is None and all(scales) and values["factor"]:
-            above, below = (0.1 * scale * math.log(values["factor"]) + 1.0 for scale in scales)
-            values["attention_factor"] = above / below
+        above, below = table.get("mscale"), table.get("mscale_all_dim")
+        if values["attention_factor"] is None and above and below and values["factor"]:
+            log_factor = 0.1 * math.log(values["factor"])
+            values["attention_factor"] = (above * log_factor + 1.0) / (below * log_factor + 1.0)
     for name, value in values.items():
         if value is not None and (name == "truncate") != isinstance(value, bool) | (not isinstance(value, int | float)):
             raise refuse(f"{_KEYS[name]} is {value!r}", "copy the model again")
