@@ -19,6 +19,8 @@ class ModelFamily:
     """Settings of spec.Model that it needs, where they are not the defaults."""
     allows: tuple[str, ...] = ()
     """Optional settings of spec.Model that it computes, beyond those of every family."""
+    needs: tuple[str, ...] = ()
+    """Optional settings that it cannot do without."""
     norms: int = 2
     """Norms of the residual stream in a block."""
     has_norm_bias: bool = False
@@ -42,14 +44,13 @@ FAMILIES: dict[str, ModelFamily] = {
         has_output_bias=True,
     ),
     "gemma2": ModelFamily(allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale"), norms=4),
+    "mixtral": ModelFamily(allows=("experts", "sliding_window"), needs=("experts",)),
+    "qwen3_moe": ModelFamily(fixed={"qk_norm": True}, allows=("experts", "sliding_window"), needs=("experts",)),
 }
 """By the name that `model.family` and `lakh models` use."""
 
 PLANNED = {
-    "mixtral": "MixtralForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
 }
-"""Architectures that `lakh plan` estimates (model.experts, model.latent) and lakh does not compute, with their class in
-transformers."""
+"""Architectures that `lakh plan` estimates and lakh does not compute, with their class in transformers."""

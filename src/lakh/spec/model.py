@@ -4,8 +4,8 @@ Conventions of published tables: a multiply-add is two FLOPs; training is three 
 lookup is free; *causal-exact* attention counts the half of the score matrix that is computed, *PaLM-style* counts all
 of it (arXiv 2204.02311, appendix B), which most public MFU figures use.
 
-`family` names the architecture (families.py). Models that no family computes, such as those with experts (`Experts`) or
-latent attention (`Latent`), are counted and planned; `require_trainable` refuses to train them.
+`family` names the architecture (families.py). Models that no family computes, such as those with latent attention
+(`Latent`) or shared experts, are counted and planned; `require_trainable` refuses to train them.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Experts:
     """Most nodes that the router sends a token to; 0 is no limit."""
     bias: bool = False
     """Experts have biases and clamped gates, as in GPT-OSS."""
+    normalize: bool = True
+    """The weights of a token's experts sum to 1."""
 
     def __post_init__(self) -> None:
         require_positive(self, "count", "top_k", "ffn")
@@ -169,13 +171,13 @@ class Model:
     gated: bool = True
     """Gated feed-forward (three matrices); false is a plain one (two matrices), as in StarCoder2."""
     experts: Experts | None = None
-    """Mixture of experts instead of the dense feed-forward: planned, not trained."""
+    """Mixture of experts instead of the dense feed-forward (Mixtral, Qwen3-MoE)."""
     latent: Latent | None = None
     """Latent attention instead of plain heads: planned, not trained."""
     sliding_window: SlidingWindow | None = None
     """Sliding-window attention in some layers."""
     family: str | None = None
-    """Architecture, a name of `lakh models`; default qwen3 with qk_norm, else llama."""
+    """Architecture, a name of `lakh models`. Default: llama, mixtral with experts; with qk_norm qwen3, qwen3_moe."""
     rope_scaling: RopeScaling | None = None
     """Rotary frequencies changed for a longer context."""
     attention_softcap: float | None = None
@@ -210,7 +212,10 @@ class Model:
 
     @property
     def family_name(self) -> str:
-        return self.family or ("qwen3" if self.qk_norm else "llama")
+        if self.family is not None:
+            return self.family
+        names = ("llama", "qwen3") if self.experts is None else ("mixtral", "qwen3_moe")
+        return names[bool(self.qk_norm)]
 
     @property
     def traits(self) -> ModelFamily:
@@ -248,6 +253,14 @@ class Model:
                     found = f"is set: {what} is planned (lakh plan estimate) and not trained"
                 todo = f"remove it, or choose model.family {' or '.join(families)}" if families else "remove it"
                 raise InfeasiblePlan(f"model.{name}", found, todo)
+        for name in traits.needs:
+            if getattr(self, name) is None:
+                raise InfeasiblePlan(f"model.{name}", f"is missing: {family} has {OPTIONAL_PARTS[name]}", "set it")
+        if self.experts is not None:
+            for name in ("shared", "dense_layers", "bias"):
+                if getattr(self.experts, name):
+                    found = "is set: planned (lakh plan estimate) and not trained"
+                    raise InfeasiblePlan(f"model.experts.{name}", found, "remove it")
 
     # --- optional parts as plain numbers: 0 where the model does not have the part ---
 

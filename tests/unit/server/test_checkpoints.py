@@ -80,7 +80,7 @@ def test_a_suffix_is_refused_at_the_request_where_the_tokenizer_cannot_mark_it(t
 
 def test_a_long_prompt_keeps_the_token_that_begins_every_text(tmp_path: Path) -> None:
     engine = Engine.load(str(write("llama", tmp_path)))
-    ids = engine.prompts.truncate(engine.prompts.encode("abcd" * 100), 28)
+    ids = engine.prompts.truncate(engine.prompts.encode_prompt("abcd" * 100), 28)
     assert (len(ids), ids[0]) == (100, 93)
     assert ids[1:] == engine.prompts.encode("abcd" * 100)[-99:]
 

@@ -101,9 +101,11 @@ class InferenceModel:
         for name, info in block.items():
             if info.fused:
                 own = [n // self.shard.size if dim == info.shard_dim else n for dim, n in enumerate(info.shape)]
-                first = shapes.get(info.fused, (0,))[0]
+                rows = _row_dim(info.shape)
+                first = shapes[info.fused][rows] if info.fused in shapes else 0
                 self._rows[name] = (info.fused, first, info.shard_dim)
-                shapes[info.fused] = (first + own[0], *own[1:])
+                own[rows] += first
+                shapes[info.fused] = tuple(own)
         self._w: dict[str, tuple[Tensor, ...]] = {}
         """The fused tensors of all layers, L first; a matrix in int8 has its scales beside it."""
         for name, shape in shapes.items():
@@ -164,10 +166,10 @@ class InferenceModel:
         name, first, shard_dim = self._rows[part]
         if shard_dim is not None:
             tensor = tensor.chunk(self.shard.size, dim=shard_dim)[self.shard.rank]
-        rows = slice(first, first + tensor.shape[0])
+        rows = _row_dim(tensor.shape)
         parts = (tensor,) if len(self._w[name]) == 1 else _to_int8(tensor)
         for whole, own in zip(self._w[name], parts, strict=True):
-            whole[layer, rows].copy_(own)
+            whole[layer].narrow(rows, first, tensor.shape[rows]).copy_(own)
 
     def finish_loading(self) -> None:
         if self.precision == "int8":
@@ -305,6 +307,11 @@ def _rope_tables(spec: Model, device: torch.device) -> Rope:
     return cos.contiguous().to(device), sin.contiguous().to(device)
 
 
+def _row_dim(shape: Sequence[int]) -> int:
+    """The dim along which fused tensors are concatenated: the rows of a matrix, and of each expert's."""
+    return max(len(shape) - 2, 0)
+
+
 def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
     grouped = tensor.float().unflatten(-1, (-1, kernels.GROUP))
     scales = grouped.abs().amax(dim=-1) / 127
@@ -313,7 +320,7 @@ def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_divisible(spec: Model, num_shards: int) -> None:
-    for name in ("heads", "kv_heads", "ffn"):
+    for name in ("heads", "kv_heads", "ffn", "expert_ffn"):
         size = getattr(spec, name)
         if size % num_shards:
             todo = f"choose a number that divides {size}"
@@ -323,6 +330,8 @@ def check_divisible(spec: Model, num_shards: int) -> None:
 def _check_int8(spec: Model, device: torch.device, num_shards: int) -> None:
     if device.type != "cpu":
         raise UserError("precision int8", "is a CPU format", "use bf16 on a GPU")
+    if spec.experts is not None:
+        raise UserError("precision int8", "is not implemented for experts", "use f32")
     group = kernels.GROUP
     for name, size, multiple in (("width", spec.width, group), ("ffn", spec.ffn, group * num_shards)):
         if size % multiple:

@@ -31,16 +31,17 @@ class PromptEncoder:
             if prompt and not 0 <= min(prompt) <= max(prompt) < self._spec.vocab:
                 raise UserError(where, "has ids outside the vocabulary", f"use 0 to {self._spec.vocab - 1}")
             return tuple(prompt)
-        return (*self._tokenizer.begin_ids, *self._encode_text(prompt, where, options))
-
-    def _encode_text(self, prompt: str, where: str, options: EncodeOptions) -> tuple[int, ...]:
-        """The ids of a text alone."""
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
             found = f"has an unpaired surrogate at character {error.start}"
             raise UserError(where, found, "send whole Unicode characters") from None
         return tuple(self._incremental.encode(prompt, options))
+
+    def encode_prompt(self, prompt: Prompt, *, options: EncodeOptions = DEFAULT_OPTIONS) -> tuple[int, ...]:
+        """`encode`, with the tokens before a text that the model expects. Ids stay as they are."""
+        ids = self.encode(prompt, options=options)
+        return (*self._tokenizer.begin_ids, *ids) if isinstance(prompt, str) else ids
 
     def min_tokens(self, prompt: Prompt) -> int:
         """A lower bound on the prompt's tokens, without tokenizing it: rejects prompts of megabytes early."""
@@ -66,8 +67,7 @@ class PromptEncoder:
         options: EncodeOptions = DEFAULT_OPTIONS,
     ) -> tuple[int, ...]:
         """The fill-in-the-middle prompt for a prefix and a suffix, with room for max_tokens."""
-        before = self._encode_text(prefix, "prompt", options)
-        after = self._encode_text(suffix, "suffix", options)
+        before, after = self.encode(prefix, options=options), self.encode(suffix, "suffix", options=options)
         room = self._max_prompt_tokens(max_tokens)
         return fim.prompt(self._tokenizer, before, after, room, context=self._spec.context, order=order)
 

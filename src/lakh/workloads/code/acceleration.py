@@ -64,6 +64,8 @@ def choose_ops(
     if settings.fp8:
         _require_fp8(spec, tensor_parallel, device)
         ops = replace(ops, linear=fp8_linear)
+    if spec.experts is not None and settings.recompute == "selective":
+        raise UserError("train.recompute", "selective counts the products of a dense block", "choose full or none")
     num_variants = sum(AttentionVariant.of(spec, layer) is not None for layer in range(spec.layers))
     if num_variants:
         reason += f"; {num_variants} of {spec.layers} layers have a window or bounded scores, by masks where needed"

@@ -85,8 +85,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for at in range(0, x_NW.shape[0], size):
             x = x_NW[at : at + size]
             logits = x @ weight.T
-            bounded = None if softcap is None else torch.tanh(logits / softcap)
-            if bounded is not None:
+            bounded: Tensor | None = None
+            if softcap is not None:
+                bounded = torch.tanh(logits / softcap)
                 logits = softcap * bounded
             loss, grad = cross_entropy(logits, targets_N[at : at + size], scale_, objective)
             total += loss

@@ -28,12 +28,12 @@ INIT_STD = 0.02
 DEFAULT_OPS = ModelOps()
 
 
-class Vector(nn.Module):
-    """The weight of a norm, or a bias."""
+class Weight(nn.Module):
+    """The weight of a norm, a bias, or the matrices of all experts."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, *shape: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight = nn.Parameter(torch.ones(shape))
 
 
 class Block(nn.Module):
@@ -54,7 +54,7 @@ class Block(nn.Module):
                     parent.add_module(part, nn.Module())
                 parent = parent.get_submodule(part)
             is_matrix = len(info.shape) == 2
-            module = nn.Linear(info.shape[1], info.shape[0], bias=False) if is_matrix else Vector(*info.shape)
+            module = nn.Linear(info.shape[1], info.shape[0], bias=False) if is_matrix else Weight(*info.shape)
             parent.add_module(last, module)
             if info.fused:
                 self._fused.setdefault(info.fused, []).append(module)
@@ -65,7 +65,7 @@ class Block(nn.Module):
         """The matrices are separate tensors, so that checkpoints, exports and sharding see plain names; concatenating
         them costs one pass over the weights, negligible beside the thousands of tokens of a step."""
         parts = [local(module.weight) for module in self._fused[name]]  # type: ignore[arg-type]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(dtype)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=max(parts[0].dim() - 2, 0))).to(dtype)
 
     def vector(self, name: str) -> Tensor:
         return self.ops.norm_weight(self._vectors[name].weight)  # type: ignore[arg-type]
@@ -97,9 +97,9 @@ class CodeModel(nn.Module):
         self.embed: nn.Embedding | None = nn.Embedding(spec.vocab, spec.width)
         self.blocks = nn.ModuleDict({str(layer): Block(spec, layer) for layer in range(spec.layers)})
         self.architecture = architecture_of(spec)
-        self.norm: Vector | None = Vector(spec.width)
+        self.norm: Weight | None = Weight(spec.width)
         for name, info in self.architecture.final_parameters(spec).items():
-            self.add_module(name, Vector(*info.shape))
+            self.add_module(name, Weight(*info.shape))
         self.head = None if spec.tied else nn.Linear(spec.width, spec.vocab, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
 

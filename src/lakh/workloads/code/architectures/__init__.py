@@ -36,13 +36,14 @@ __all__ = [
 class ParameterInfo:
     shape: tuple[int, ...]
     hf: str
-    """Name in a Hugging Face file, without "model.layers.N." for a block's parameter."""
+    """Name in a Hugging Face file, without "model.layers.N." for a block's parameter; with `{}` for the number of an
+    expert where the file has a tensor for each."""
     gguf: str
     """Name in a GGUF file, without "blk.N."; empty where GGUF's architecture has no such tensor."""
     shard_dim: int | None = None
     """The dim that tensor parallelism shards: 0 column-parallel, 1 row-parallel, None replicated."""
     fused: str = ""
-    """The tensor that the block computes with; parameters of one name are concatenated in order."""
+    """The tensor that the block computes with; parameters of one name are concatenated in order, by rows."""
     writes_residual: bool = False
     """Initialized with a smaller deviation, because its output is added to the residual stream."""
     initial: float = 1.0
@@ -62,7 +63,7 @@ class LayerWeights(Protocol):
         ...
 
     def vector(self, name: str) -> Tensor:
-        """A replicated vector, such as the weight of a norm."""
+        """A replicated tensor that is not fused, such as the weight of a norm."""
         ...
 
 
@@ -99,6 +100,8 @@ class ModelArchitecture:
     """Names in config.json of numbers of spec.Model, where this family has its own."""
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that a config.json may omit, where they are not those of Llama."""
+    hf_experts: Mapping[str, str] = field(default_factory=dict)
+    """Names in config.json of the fields of spec.Experts, for a mixture of experts."""
     hf_windows: Literal["all", "late", "alternate"] | None = None
     """Layers with a sliding window where config.json has no layer_types: all, those from max_window_layers on, or the
     first, third and so on; None for a family without windows."""
@@ -106,9 +109,10 @@ class ModelArchitecture:
 
 def architectures() -> tuple[ModelArchitecture, ...]:
     """All of them, in the order of `lakh models`."""
-    from lakh.workloads.code.architectures import gemma2, llama, starcoder2
+    from lakh.workloads.code.architectures import gemma2, llama, mixtral, starcoder2
 
-    return (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, starcoder2.STARCODER2, gemma2.GEMMA2)
+    dense = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, starcoder2.STARCODER2, gemma2.GEMMA2)
+    return (*dense, mixtral.MIXTRAL, mixtral.QWEN3_MOE)
 
 
 def architecture_of(spec: Model) -> ModelArchitecture:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +77,13 @@ def save(
 
 
 def _save_weights(folder: str | Path, spec: Model, weights: Mapping[str, Tensor], shard_bytes: int) -> list[str]:
-    table = parameters(spec)
     shards: list[dict[str, Tensor]] = [{}]
     size_bytes = 0
-    for name, tensor in weights.items():
+    for name, tensor in _file_tensors(spec, weights):
         if shards[-1] and size_bytes + tensor.nbytes > shard_bytes:
             shards.append({})
             size_bytes = 0
-        shards[-1][table[name].hf] = tensor
+        shards[-1][name] = tensor
         size_bytes += tensor.nbytes
     many = len(shards) > 1
     files = [
@@ -100,6 +99,17 @@ def _save_weights(folder: str | Path, spec: Model, weights: Mapping[str, Tensor]
     places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
     _write_json(folder, INDEX, {"metadata": {"total_size": total}, "weight_map": places})
     return [*files, INDEX]
+
+
+def _file_tensors(spec: Model, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by their names in the file, each expert by itself."""
+    table = parameters(spec)
+    for name, tensor in weights.items():
+        theirs = table[name].hf
+        if "{}" in theirs:
+            yield from ((theirs.format(expert), part) for expert, part in enumerate(tensor))
+        else:
+            yield theirs, tensor
 
 
 def _load_tokenizer(tokenizer_json: str | Path, spec: Model) -> Tokenizer:
@@ -165,12 +175,14 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     config = _read_json(storage.join(folder, CONFIG))
     where = storage.join(folder, CONFIG)
     spec = spec_of(where, config)
-    names = {info.hf: name for name, info in parameters(spec).items()}
+    names, stacked = _names(spec)
     weights: dict[str, Tensor] = {}
     head = None
     for theirs, tensor in _read_weights(folder).items():
         if theirs in names:
             weights[names[theirs]] = tensor
+        elif theirs in stacked:
+            _put(weights, *stacked.pop(theirs), tensor, where=f"{theirs} ({folder})")
         elif theirs == HEAD:  # of a tied model
             head = tensor
         elif not _DERIVED.fullmatch(theirs):
@@ -178,8 +190,31 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     if head is not None and "embed.weight" in weights and not torch.equal(head, weights["embed.weight"]):
         found = f"has tie_word_embeddings, but {HEAD} differs from the embedding"
         raise UserError(where, found, "set tie_word_embeddings to false")
+    if stacked:
+        raise _damaged(str(folder), f"has no tensor {next(iter(stacked))}")
     check_weights(str(folder), spec, weights, todo="copy or convert the model again")
     return spec, weights
+
+
+def _names(spec: Model) -> tuple[dict[str, str], dict[str, tuple[str, tuple[int, ...], int]]]:
+    """Names in the file: of whole tensors; and of experts, with the tensor that holds all, its shape, their number."""
+    names, stacked = {}, {}
+    for name, info in parameters(spec).items():
+        if "{}" in info.hf:
+            for expert in range(info.shape[0]):
+                stacked[info.hf.format(expert)] = name, info.shape, expert
+        else:
+            names[info.hf] = name
+    return names, stacked
+
+
+def _put(
+    weights: dict[str, Tensor], name: str, shape: tuple[int, ...], expert: int, tensor: Tensor, where: str
+) -> None:
+    if tuple(tensor.shape) != shape[1:]:
+        found = f"has shape {list(tensor.shape)}; its settings require {list(shape[1:])}"
+        raise CorruptCheckpoint(where, found, "copy or convert the model again")
+    weights.setdefault(name, torch.empty(shape, dtype=tensor.dtype))[expert] = tensor
 
 
 def _read_weights(folder: str | Path) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lakh.errors import ConfigError, LakhError, UserError
-from lakh.spec.model import Model, SlidingWindow
+from lakh.spec.model import Experts, Model, SlidingWindow
 from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
 from lakh.workloads.code.formats import hf_rope
 
@@ -34,6 +34,8 @@ _FIELDS = {
 """Numbers of spec.Model and their names in config.json."""
 _FLOATS = ("norm_eps", "rope_base", "attention_softcap", "logit_softcap")
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
+_OTHER_NAMES = {"num_experts": "num_local_experts"}  # of one setting, in newer files
+DEFAULT_FAMILIES = ("llama", "qwen3", "mixtral", "qwen3_moe")  # which spec.Model infers from its other settings
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 
@@ -55,6 +57,7 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
         "tie_word_embeddings": spec.tied,
         **hf_rope.config_of(spec),
         **_window_config(spec, architecture),
+        **{key: getattr(spec.experts, field) for field, key in architecture.hf_experts.items()},
         "attention_dropout": 0.0,
         **architecture.hf_config,
         "initializer_range": 0.02,
@@ -106,8 +109,9 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         window = _window_of(config, architecture, numbers["layers"])
         spec = Model(
             **numbers,
+            experts=_experts_of(given, architecture),
             tied=bool(given.get("tie_word_embeddings", False)),
-            family=None if architecture.name in ("llama", "qwen3") else architecture.name,
+            family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
             rope_scaling=scaling,
             sliding_window=window,
             **_fixed(architecture),
@@ -118,6 +122,21 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     except LakhError as error:
         raise refuse(error.where, error.found) from None
     return spec
+
+
+def _experts_of(given: dict[str, Any], architecture: ModelArchitecture) -> Experts | None:
+    if not architecture.hf_experts:
+        return None
+    values: dict[str, Any] = {}
+    for field, key in architecture.hf_experts.items():
+        value = given.get(key, given.get(_OTHER_NAMES.get(key, "")))
+        kind = bool if field == "normalize" else int
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            raise ConfigError(
+                key, "is missing" if value is None else f"{value!r} is not {kind.__name__}", "copy it again"
+            )
+        values[field] = value
+    return Experts(**values)
 
 
 def _fixed(architecture: ModelArchitecture) -> dict[str, Any]:
