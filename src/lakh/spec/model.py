@@ -274,7 +274,12 @@ class Model:
     kv_rank = _PartNumber[int]("latent", "kv_rank")
     rope_dim = _PartNumber[int]("latent", "rope_dim")
     window_tokens = _PartNumber[int]("sliding_window", "tokens")
-    window_share = _PartNumber[float]("sliding_window", "share")
+
+    @property
+    def window_share(self) -> float:
+        """Share of all layers with a window."""
+        window = self.sliding_window
+        return 0.0 if window is None else window.share * (1 - (window.first_layer or 0) / self.layers)
 
     @property
     def mixture_layers(self) -> int:

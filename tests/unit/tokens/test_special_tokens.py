@@ -10,7 +10,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from lakh.errors import DataError
+from lakh.errors import DataError, UserError
+from lakh.tokens.dataset.packing import pack
+from lakh.tokens.loading.stream import TokenSet, TokenSetLoader
 from lakh.tokens.tokenizer import FimTokens, Tokenizer
 
 
@@ -83,3 +85,28 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(DataError, match="generation_config"):
         Tokenizer.load(folder)
+
+
+def test_a_corpus_is_packed_with_a_tokenizer_that_lakh_did_not_train(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, ["<s>", "</s>"], begin="<s>", tokenizer_config={"eos_token": "</s>"}))
+    pack(corpus, tokenizer, tmp_path / "tokens")
+    tokens = TokenSet.open(tmp_path / "tokens", "train")
+    row = TokenSetLoader(tokens, sequence=128, seed=1).read(range(1)).tokens[0]
+    assert 257 in row  # </s> ends documents
+    with pytest.raises(UserError, match=r"fim_rate.*no fill-in-the-middle tokens"):
+        TokenSetLoader(tokens, sequence=128, seed=1, fim_rate=0.5)
+    with pytest.raises(UserError, match="repo_name"):
+        pack(corpus, tokenizer, tmp_path / "repositories", order="repository")
+
+
+@pytest.mark.parametrize(
+    ("special", "marks"),
+    [(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], {257, 258, 259}), (["[PREFIX]", "[SUFFIX]"], {257, 258})],
+)
+def test_training_with_holes_uses_the_tokens_of_the_family(
+    corpus: Path, tmp_path: Path, special: list[str], marks: set[int]
+) -> None:
+    pack(corpus, Tokenizer.load(write(tmp_path, ["</s>", *special])), tmp_path / "tokens")
+    loader = TokenSetLoader(TokenSet.open(tmp_path / "tokens", "train"), sequence=128, seed=1, fim_rate=1.0)
+    rows = loader.read(range(loader.num_sequences)).tokens
+    assert marks <= set(rows.flatten().tolist())

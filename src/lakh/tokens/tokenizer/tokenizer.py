@@ -124,12 +124,17 @@ class Tokenizer:
 
     def special(self, token: str) -> int:
         """The id of a special token, e.g. "<|fim_prefix|>"."""
+        number = self.find(token)
+        if number is None:
+            raise UserError(self._where, f"has no token {token}", f"use one made with: {MADE_BY}")
+        return number
+
+    def find(self, token: str) -> int | None:
+        """The id of a special token, if it exists."""
         number = self._inner.token_to_id(token)
         if number is None:  # the form of other tokenizers: <fim_prefix>
             number = self._inner.token_to_id(token.replace("<|", "<").replace("|>", ">"))
-        if number is None:
-            raise UserError(self._where, f"has no token {token}", f"use one made with: {MADE_BY}")
-        return int(number)
+        return None if number is None else int(number)
 
 
 def byte_level_tokenizer(bpe: tokenizers.models.BPE, *, single_digits: bool = True) -> tokenizers.Tokenizer:
