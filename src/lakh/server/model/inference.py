@@ -283,18 +283,19 @@ class InferenceModel:
     def _forward_kernels(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
         """A few tokens on the CPU."""
         self._arrays = self._arrays or self._as_arrays()
-        embed, weights, norms, rope, head = self._arrays
+        embed, weights, vectors, rope, head = self._arrays
         x = embed[[token for chunk in chunks for token in chunk.tokens]]
         place = flat_slots(chunks, slots_of(chunks))
         eps, positions, heads = self.spec.norm_eps, place[2] - 1, self.spec.heads
-        x = kernels.run(x, weights, norms, eps, positions, rope, cache.arrays, heads, place)
+        x = kernels.run(x, weights, vectors, eps, positions, rope, cache.arrays, heads, place)
         return torch.from_numpy(kernels.head(head, x[scored_positions(chunks)]))
 
     def _as_arrays(self) -> tuple[Any, ...]:
-        """Embedding, matrices, norms, rotary tables and head as numpy arrays on the same memory, for the kernels."""
+        """Embedding, matrices, vectors, rotary tables and head as numpy arrays on the same memory, for the kernels."""
         matrices = tuple(tuple(part.numpy() for part in self._w[name]) for name in ("qkv", "o", "gate_up", "down"))
-        norms, rope = (self.norms.numpy(), self.head_norms.numpy()), (self.cos.numpy(), self.sin.numpy())
-        return self.embed.numpy(), matrices, norms, rope, self._head_arrays()
+        bias = self._w["qkv_bias"][0].numpy() if "qkv_bias" in self._w else np.empty((0, 0), np.float32)
+        vectors = (self.norms.numpy(), self.head_norms.numpy(), bias)
+        return self.embed.numpy(), matrices, vectors, (self.cos.numpy(), self.sin.numpy()), self._head_arrays()
 
     def _head_arrays(self) -> tuple[Any, ...]:
         """The head as a matrix of one layer, for the CPU kernels."""
@@ -333,7 +334,9 @@ def _check_int8(spec: Model, device: torch.device, num_shards: int) -> None:
     if spec.experts is not None:
         raise UserError("precision int8", "is not implemented for experts", "use f32")
     group = kernels.GROUP
-    for name, size, multiple in (("width", spec.width, group), ("ffn", spec.ffn, group * num_shards)):
+    queries = spec.heads * spec.head_dim
+    sizes = (("width", spec.width, group), ("query heads", queries, group), ("ffn", spec.ffn, group * num_shards))
+    for name, size, multiple in sizes:
         if size % multiple:
             found = f"needs widths divisible by {group}, and {name} is {size}"
             raise UserError("precision int8", found, "use f32 for this model")

@@ -28,7 +28,9 @@ __all__ = [
     "ModelOps",
     "Rope",
     "apply_rotary",
+    "grouped_experts",
     "local",
+    "looped_experts",
     "norm_add",
     "rms_norm",
     "rotary_tables",
@@ -82,19 +84,30 @@ def run_experts(x_NW: Tensor, gate_up: Tensor, down: Tensor, index_NK: Tensor, w
     rows = order // top_k
     x = x_NW[rows]
     counts = torch.bincount(index_NK.flatten(), minlength=len(gate_up))
-    if x.is_cuda and x.dtype == torch.bfloat16:
-        ends = counts.cumsum(0).to(torch.int32)
-        inner = swiglu(torch._grouped_mm(x, gate_up.mT, offs=ends))
-        y = torch._grouped_mm(inner, down.mT, offs=ends)
+    is_aligned = down.shape[1] % 8 == down.shape[2] % 8 == 0  # grouped products load 16 bytes at a time
+    if x.is_cuda and x.dtype == torch.bfloat16 and is_aligned:
+        y = grouped_experts(x, gate_up, down, counts)
     else:
-        parts = [
-            F.linear(swiglu(F.linear(part, gate_up[expert])), down[expert])
-            for expert, part in enumerate(x.split(counts.tolist()))
-            if len(part)
-        ]
-        y = torch.cat(parts)
+        y = looped_experts(x, gate_up, down, counts)
     y = y * weight_NK.flatten()[order, None].to(y.dtype)
     return torch.zeros_like(x_NW).index_add(0, rows, y)
+
+
+def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor) -> Tensor:
+    """SwiGLU of tokens sorted by expert, with one product for all experts."""
+    ends = counts_E.cumsum(0).to(torch.int32)
+    inner = swiglu(torch._grouped_mm(x, gate_up.mT, offs=ends))
+    return torch._grouped_mm(inner, down.mT, offs=ends)
+
+
+def looped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor) -> Tensor:
+    """SwiGLU of tokens sorted by expert; experts without tokens are not read."""
+    parts = [
+        F.linear(swiglu(F.linear(part, gate_up[expert])), down[expert])
+        for expert, part in enumerate(x.split(counts_E.tolist()))
+        if len(part)
+    ]
+    return torch.cat(parts) if parts else x
 
 
 def rotary_tables(spec: Model, positions_BT: Tensor) -> Rope:
