@@ -101,10 +101,10 @@ class InferenceModel:
         for name, info in block.items():
             if info.fused:
                 own = [n // self.shard.size if dim == info.shard_dim else n for dim, n in enumerate(info.shape)]
-                rows = _row_dim(info.shape)
-                first = shapes[info.fused][rows] if info.fused in shapes else 0
+                row_dim = _row_dim(info.shape)
+                first = shapes[info.fused][row_dim] if info.fused in shapes else 0
                 self._rows[name] = (info.fused, first, info.shard_dim)
-                own[rows] += first
+                own[row_dim] += first
                 shapes[info.fused] = tuple(own)
         self._w: dict[str, tuple[Tensor, ...]] = {}
         """The fused tensors of all layers, L first; a matrix in int8 has its scales beside it."""
@@ -166,10 +166,10 @@ class InferenceModel:
         name, first, shard_dim = self._rows[part]
         if shard_dim is not None:
             tensor = tensor.chunk(self.shard.size, dim=shard_dim)[self.shard.rank]
-        rows = _row_dim(tensor.shape)
+        row_dim = _row_dim(tensor.shape)
         parts = (tensor,) if len(self._w[name]) == 1 else _to_int8(tensor)
         for whole, own in zip(self._w[name], parts, strict=True):
-            whole[layer].narrow(rows, first, tensor.shape[rows]).copy_(own)
+            whole[layer].narrow(row_dim, first, tensor.shape[row_dim]).copy_(own)
 
     def finish_loading(self) -> None:
         if self.precision == "int8":
