@@ -25,6 +25,8 @@ def check_parallelism(run: Run, world: int) -> Mesh:
     if tokens % mesh.tp:
         found = f"{mesh.tp} tensor-parallel ranks do not divide sequences of {tokens} tokens"
         raise InfeasiblePlan("mesh.tp", found, "choose a divisor")
+    if mesh.ep > 1:
+        raise InfeasiblePlan("mesh.ep", f"is {mesh.ep}: expert parallelism is planned and not trained", "set it to 1")
     if mesh.pp > 1:
         _check_pipeline(run, mesh, accumulation)
     if run.train.compile == "model" and world > 1:

@@ -94,7 +94,8 @@ def test_latent_keys_with_uncompressed_queries() -> None:
 @pytest.mark.parametrize(
     ("change", "where"),
     [
-        ({"experts": Experts(count=8, top_k=2, ffn=64)}, "model.experts"),
+        ({"experts": Experts(count=8, top_k=2, ffn=64, shared=1)}, "model.experts.shared"),
+        ({"experts": Experts(count=8, top_k=2, ffn=64, bias=True)}, "model.experts.bias"),
         ({"latent": Latent(kv_rank=32, rope_dim=16)}, "model.latent"),
         ({"gated": False}, "model.gated"),
         ({"latent": Latent(kv_rank=32, rope_dim=16), "family": "qwen2"}, "model.latent"),
