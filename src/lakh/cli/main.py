@@ -32,6 +32,7 @@ COMMANDS = {
     "resume": ("lakh.cli.train:resume", "Continue a run from its newest complete checkpoint."),
     "checkpoint": ("lakh.cli.checkpoint:checkpoint", "List, verify and remove the checkpoints of a run."),
     "export": ("lakh.cli.export:export", "Write a checkpoint in a format that other tools load."),
+    "models": ("lakh.cli.models:models", "List the model architectures, and what lakh does with each."),
     "eval": ("lakh.cli.eval:evaluate", "Score a model, or samples, on code benchmarks in a sandbox."),
     "serve": ("lakh.cli.serve:serve", "Serve completions over HTTP."),
     "gateway": ("lakh.cli.gateway:gateway", "Put several engines behind one address."),

@@ -66,7 +66,7 @@ def train(
     RUN is a recipe (recipes/laptop.py), a run.toml, or the name of a recipe that comes with lakh.
     """
     loaded = with_absolute_paths(load_run(run, sets))
-    loaded.model.require_plain()
+    loaded.model.require_trainable()
     run_dir = out or f"runs/{loaded.name}"
     if is_rank():
         return _as_result(run_rank(loaded, run_dir, faults))

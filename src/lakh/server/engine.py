@@ -178,7 +178,7 @@ class Engine:
         No chunk holds half a character or the start of a stop string. The last one has the finish reason.
         """
         seq = self.make_sequence(
-            self.prompts.truncate(self.prompts.encode(prompt), sampling.max_tokens), sampling, copy=copy
+            self.prompts.truncate(self.prompts.encode_prompt(prompt), sampling.max_tokens), sampling, copy=copy
         )
         self.submit(seq)
         try:
@@ -206,7 +206,7 @@ class Engine:
         for prompt, each in zip(prompts, samplings, strict=True):
             key = prompt if isinstance(prompt, str) else tuple(prompt), each.max_tokens
             if key not in encoded:
-                encoded[key] = self.prompts.truncate(self.prompts.encode(prompt), each.max_tokens)
+                encoded[key] = self.prompts.truncate(self.prompts.encode_prompt(prompt), each.max_tokens)
             ids = encoded[key]
             seqs.append(self.make_sequence(ids, each, copy=copies[ids, each]))
             copies[ids, each] += 1
@@ -230,7 +230,7 @@ class Engine:
             sampling,
             min(sampling.max_tokens, self.spec.context - len(ids)),
             NoiseKeys(sampling, copy),
-            self.tokenizer.eot,
+            self.tokenizer.end_ids,
             DetokenizerStream(self._detokenizer, skip),
             cache_space,
             deadline_s,
@@ -296,7 +296,7 @@ class Engine:
         self.runner.warm_up()
         if self._proposer is not None:
             self._proposer.warm_up()
-        self.generate([(self.tokenizer.eot,)] * 2, SamplingParams(max_tokens=3))
+        self.generate([(0,)] * 2, SamplingParams(max_tokens=3))
 
     # --- a step ---
 

@@ -48,7 +48,7 @@ class Sequence:
     sampling: SamplingParams
     max_new_tokens: int
     noise_keys: NoiseKeys
-    eot: int
+    end_ids: tuple[int, ...]
     detokenizer: DetokenizerStream
     cache_space: Hashable = ""
     """Sequences share cached prefixes only within one space (a tenant)."""
@@ -102,7 +102,7 @@ class Sequence:
             return
         self.tokens.append(token)
         self.ids.append(token)
-        if token == self.eot:
+        if token in self.end_ids:
             self.finish("stop")
             return
         self._emit(self.detokenizer.append(token))

@@ -176,7 +176,7 @@ def make_sequences(
             ids = prompts.infill(prompt, request.suffix, sampling.max_tokens, request.order, options=options)
         else:
             _check_length(engine, prompts.min_tokens(prompt), sampling.max_tokens, "at least ")
-            ids = prompts.encode(prompt, options=options)
+            ids = prompts.encode_prompt(prompt, options=options)
             _check_length(engine, len(ids), sampling.max_tokens)
             ids = prompts.truncate(ids, sampling.max_tokens)
         # The cursor is at the end of the prompt only if nothing follows it.

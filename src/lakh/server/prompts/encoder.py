@@ -38,13 +38,24 @@ class PromptEncoder:
             raise UserError(where, found, "send whole Unicode characters") from None
         return tuple(self._incremental.encode(prompt, options))
 
+    def encode_prompt(self, prompt: Prompt, *, options: EncodeOptions = DEFAULT_OPTIONS) -> tuple[int, ...]:
+        """`encode`, with the tokens before a text that the model expects. Ids stay as they are."""
+        ids = self.encode(prompt, options=options)
+        return (*self._tokenizer.begin_ids, *ids) if isinstance(prompt, str) else ids
+
     def min_tokens(self, prompt: Prompt) -> int:
         """A lower bound on the prompt's tokens, without tokenizing it: rejects prompts of megabytes early."""
         return self._incremental.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
 
     def truncate(self, ids: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
-        """The end of a prompt that leaves room for max_tokens; an empty prompt becomes the end-of-text token."""
-        return (ids or (self._tokenizer.eot,))[-self._max_prompt_tokens(max_tokens) :]
+        """The end of a prompt that leaves room for max_tokens, after the tokens that begin every text. An empty prompt
+        becomes the end-of-text token."""
+        room, begin = self._max_prompt_tokens(max_tokens), self._tokenizer.begin_ids
+        if len(ids) <= room:
+            return ids or (self._tokenizer.eot,)
+        if not begin or ids[: len(begin)] != begin or len(begin) >= room:
+            return ids[-room:]
+        return (*begin, *ids[len(begin) - room :])
 
     def infill(
         self,

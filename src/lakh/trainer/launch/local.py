@@ -28,7 +28,7 @@ def train_here(
 ) -> dict[str, object]:
     """Start a new run in `run_dir` with `nproc` ranks. Returns what rank 0 reports at the end."""
     run = with_absolute_paths(run)
-    run.model.require_plain()
+    run.model.require_trainable()
     check_run(run, nproc, tuple(faults))
     with lock_run_folder(run_dir) as lock:
         if storage.list_dir(storage.join(run_dir, "checkpoints")):
