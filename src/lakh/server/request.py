@@ -65,6 +65,8 @@ class ServerStopping(RequestError):
 class CompletionRequest:
     prompts: tuple[str | tuple[int, ...], ...]
     suffix: str | None
+    """The text after the cursor; "" at the end of a file. With a suffix, a long prompt is cut to the context; without
+    one (None) it is an error."""
     n: int
     sampling: SamplingParams
     stream: bool
@@ -132,7 +134,7 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     user, supersede = _take(data, "user", str, ""), _take(data, "supersede", str, None)
     return CompletionRequest(
         prompts=prompts,
-        suffix=suffix or None,
+        suffix=suffix,
         n=n,
         sampling=_sampling(data),
         stream=_take(data, "stream", bool, False),

@@ -1,15 +1,18 @@
-"""The in-process backend: requests that wait for an encoder thread count as waiting."""
+"""The in-process backend: what a long text costs, and requests that wait for an encoder thread."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
 from lakh.server.backend import Usage
-from lakh.server.backends.in_process import MAX_NEW_CHARS, InProcessBackend
+from lakh.server.backends.in_process import MAX_NEW_CHARS, InProcessBackend, make_sequences
 from lakh.server.engine import Engine
+from lakh.server.prompts.encoder import MAX_CHARS_PER_TOKEN
+from lakh.server.prompts.incremental_tokenizer import FEW_CHARS
 from lakh.server.request import RequestError, parse
 
 TIMEOUT_S = 30.0
@@ -40,3 +43,70 @@ def test_texts_that_wait_for_an_encoder_thread_count_as_waiting(engine: Engine) 
         await backend.close()
 
     asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
+
+
+class RecordingTokenizer:
+    """Counts the characters that are encoded while the interpreter is held (encode) and released (encode_batch)."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.num_held, self.num_released = inner, 0, 0
+
+    def encode(self, text: str) -> list[int]:
+        self.num_held += len(text)
+        return list(self._inner.encode(text))
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        self.num_released += sum(map(len, texts))
+        return [list(ids) for ids in self._inner.encode_batch(texts)]
+
+
+@pytest.fixture
+def recording(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> RecordingTokenizer:
+    incremental = engine.prompts._incremental
+    recorder = RecordingTokenizer(incremental._tokenizer)
+    monkeypatch.setattr(incremental, "_tokenizer", recorder)
+    return recorder
+
+
+@pytest.mark.parametrize("can_split", [True, False])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "x = 1; " * 200_000, "suffix": "\n"},
+        {"prompt": "x", "suffix": "y" * 1_000_000},
+        {"prompt": "z" * 1_000_000, "suffix": ""},
+    ],
+)
+def test_a_megabyte_is_cut_to_the_context_before_it_is_tokenized(
+    engine: Engine, recording: RecordingTokenizer, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], can_split: bool
+) -> None:
+    monkeypatch.setattr(engine.prompts._incremental, "_can_split", can_split)
+    (seq,) = make_sequences(engine, parse({**body, "max_tokens": 4}, f"{can_split}"), 0.0)
+    assert 4 < len(seq.prompt) <= engine.spec.context - 4
+    assert recording.num_held <= 2 * FEW_CHARS  # prefix and suffix: the engine's thread waits for no more than this
+    assert recording.num_released <= 2 * engine.spec.context * MAX_CHARS_PER_TOKEN
+
+
+def test_a_megabyte_without_a_suffix_is_refused_before_it_is_tokenized(
+    engine: Engine, recording: RecordingTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.prompts._incremental, "_longest", None)  # tokens may stand for any text
+    with pytest.raises(RequestError) as caught:
+        make_sequences(engine, parse({"prompt": "x = 1; " * 200_000}), 0.0)
+    assert caught.value.code == "context_length_exceeded"
+    assert recording.num_held == recording.num_released == 0
+
+
+def test_the_end_of_a_long_file_is_completed_and_its_start_moves_in_steps(engine: Engine) -> None:
+    text = "".join(f"x{number} = {number}\n" for number in range(500))
+
+    def ids(prompt: str, **fields: Any) -> tuple[int, ...]:
+        return make_sequences(engine, parse({"prompt": prompt, "max_tokens": 4, **fields}), 0.0)[0].prompt
+
+    assert ids(text[:20], suffix="") == ids(text[:20])  # nothing follows the cursor: a plain prompt
+    end = ids(text, suffix="")
+    assert end == tuple(engine.tokenizer.encode(text))[-len(end) :]
+    starts = {ids(text[:size], suffix="")[:8] for size in range(3000, 3040)}
+    assert len(starts) <= 5  # a cut that moved with every keystroke would miss the prefix cache each time
+    with pytest.raises(RequestError, match="more than the context"):
+        ids(text)

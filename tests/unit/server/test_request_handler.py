@@ -136,6 +136,32 @@ class FakeBackend:
         pass
 
 
+def test_text_beyond_the_context_is_charged() -> None:
+    items = [CompletionDelta(0, "x", "stop", (1,)), Usage(20, 1)]  # the rest of the prompt was cut
+    handler = RequestHandler(FakeBackend(items), keys=ApiKeys({"key-of-a": "a"}, {"a": Quota(tokens_per_minute=900)}))
+    handler.quotas._clock = Clock()
+    request = parse({"prompt": "x" * 4000, "suffix": "\n"}, "a")
+
+    async def main() -> None:
+        assert [item async for item in handler.complete(request)] == items
+        with pytest.raises(RequestError, match="tokens a minute"):
+            await anext(handler.complete(request))
+
+    asyncio.run(main())
+
+
+def test_a_request_that_finds_the_queue_full_is_not_charged() -> None:
+    async def main() -> None:
+        quotas = QuotaTracker({"a": Quota(tokens_per_minute=100)}, None, Clock())
+        with pytest.raises(RequestError, match="full"):
+            async with quotas.admit("a") as charge:
+                charge(1000)
+                raise RequestError(None, "the queue is full", status=429)
+        assert await admit(quotas)
+
+    asyncio.run(main())
+
+
 def test_a_completion_without_token_counts_is_charged_by_its_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -67,7 +67,8 @@ class RequestHandler:
         metrics = self.metrics
         began_s = last_s = time.monotonic()
         is_first = True
-        num_tokens = 0  # charged even if the client disconnects before the end
+        # Charged even if the client disconnects before the end. Text beyond the context costs work too.
+        num_tokens = request.num_chars // CHARS_PER_TOKEN
         self.model(request)
         metrics.max_tokens.observe(request.sampling.max_tokens)
         metrics.num_choices.observe(request.n)
@@ -75,6 +76,7 @@ class RequestHandler:
             self.quotas.admit(request.tenant) as charge,
             contextlib.aclosing((self.cache or self.backend).complete(request)) as items,
         ):
+            charge(num_tokens)
             async for item in items:
                 now_s = time.monotonic()
                 if isinstance(item, Usage):

@@ -23,6 +23,7 @@ from lakh.server.backends.engine_thread import EngineJob, EngineThread, JobUpdat
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
 from lakh.server.engine import Engine
 from lakh.server.metrics import PREFIX, EngineMetrics, MetricFamily, counter, gauge
+from lakh.server.prompts.encoder import MAX_CHARS_PER_TOKEN
 from lakh.server.prompts.incremental_tokenizer import EncodeOptions, TooMuchNewText
 from lakh.server.prompts.token_healing import HealedPrompt
 from lakh.server.request import CompletionRequest, RequestError
@@ -172,15 +173,17 @@ def make_sequences(
     seqs = []
     copies: Counter[tuple[int, ...]] = Counter()
     for prompt in request.prompts:
-        if request.suffix is not None and isinstance(prompt, str):
+        if request.suffix == "" and isinstance(prompt, str):
+            ids = prompts.encode_end(prompt, sampling.max_tokens, options=options)
+        elif request.suffix and isinstance(prompt, str):
             ids = prompts.infill(prompt, request.suffix, sampling.max_tokens, request.order, options=options)
         else:
-            _check_length(engine, prompts.min_tokens(prompt), sampling.max_tokens, "at least ")
+            _check_length(engine, _min_tokens(engine, prompt), sampling.max_tokens, "at least ")
             ids = prompts.encode(prompt, options=options)
             _check_length(engine, len(ids), sampling.max_tokens)
             ids = prompts.truncate(ids, sampling.max_tokens)
         # The cursor is at the end of the prompt only if nothing follows it.
-        ends_at_cursor = isinstance(prompt, str) and (request.suffix is None or request.order == "spm")
+        ends_at_cursor = isinstance(prompt, str) and (not request.suffix or request.order == "spm")
         healed = prompts.heal(ids) if request.heal and ends_at_cursor else HealedPrompt(ids)
         for _ in range(request.n):
             seq = engine.make_sequence(
@@ -196,6 +199,15 @@ def make_sequences(
             seqs.append(seq)
             copies[ids] += 1
     return seqs
+
+
+def _min_tokens(engine: Engine, prompt: str | tuple[int, ...]) -> int:
+    """A lower bound on the tokens of a prompt, without tokenizing it. Text of more characters per token than any code
+    has counts as too long: finding out exactly would take seconds.
+    """
+    most = 2 * MAX_CHARS_PER_TOKEN * engine.spec.context
+    estimate = len(prompt) // (2 * MAX_CHARS_PER_TOKEN) if isinstance(prompt, str) and len(prompt) > most else 0
+    return max(engine.prompts.min_tokens(prompt), estimate)
 
 
 def _check_length(engine: Engine, num_ids: int, max_tokens: int, qualifier: str = "") -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 
 from lakh.server.backend import CompletionDelta, ModelCard, Usage
-from lakh.server.gateway.fim_template import FimTemplate, fim_prompt
+from lakh.server.gateway.fim_template import FimTemplate, end_of, fim_prompt
 from lakh.server.request import CompletionRequest, RequestError
 from lakh.server.stopping import StopRule, stop_rule_for
 
@@ -179,14 +179,19 @@ class Replica:
             body |= {"order": request.order, "stop_rule": request.stop_rule, "user": request.user or None}
             body["heal"] = request.heal or None
             body["timeout_ms"] = None if timeout_s is None else max(timeout_s * 1000, 1.0)
-        elif request.suffix is not None and self._template is not None:
+        elif request.suffix == "" or (request.suffix is not None and self._template is not None):
             room = (card.context or DEFAULT_CONTEXT) - sampling.max_tokens
-            texts = [
-                fim_prompt(self._template, str(prompt), request.suffix, order=request.order, room_tokens=room)
-                for prompt in request.prompts
-            ]
+            texts = [self._prompt(prompt, request, room) for prompt in request.prompts]
             body |= {"prompt": texts[0] if len(texts) == 1 else texts, "suffix": None}
         return {name: value for name, value in body.items() if value is not None}
+
+    def _prompt(
+        self, prompt: str | tuple[int, ...], request: CompletionRequest, room_tokens: int
+    ) -> str | tuple[int, ...]:
+        """For an engine that takes no suffix."""
+        if not request.suffix or self._template is None:
+            return end_of(prompt, room_tokens)
+        return fim_prompt(self._template, str(prompt), request.suffix, order=request.order, room_tokens=room_tokens)
 
     def _salt(self, request: CompletionRequest) -> str | None:
         """Separates tenants inside the engine too, by a salt that no other tenant can compute."""

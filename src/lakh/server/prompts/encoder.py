@@ -1,4 +1,8 @@
-"""Encodes prompts: a client's text or ids, truncated to the context; fill-in-the-middle prompts; token healing."""
+"""Encodes prompts: a client's text or ids, truncated to the context; fill-in-the-middle prompts; token healing.
+
+Text that will be cut to the context is cut to MAX_CHARS_PER_TOKEN characters per token first, so the cost of a prompt
+is bounded by the context and not by what a client sends.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,9 @@ from lakh.server.prompts.token_healing import HealedPrompt, TokenHealer
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 
-__all__ = ["Prompt", "PromptEncoder"]
+__all__ = ["MAX_CHARS_PER_TOKEN", "Prompt", "PromptEncoder"]
+
+MAX_CHARS_PER_TOKEN = 8  # code has 3 to 4; text with more loses context that would have fit
 
 Prompt = str | Sequence[int]
 """Text, or ids for what text cannot express: special tokens are never encoded from text (see `infill`)."""
@@ -46,6 +52,14 @@ class PromptEncoder:
         """The end of a prompt that leaves room for max_tokens; an empty prompt becomes the end-of-text token."""
         return (ids or (self._tokenizer.eot,))[-self._max_prompt_tokens(max_tokens) :]
 
+    def encode_end(
+        self, text: str, max_tokens: int, *, options: EncodeOptions = DEFAULT_OPTIONS
+    ) -> tuple[int, ...]:
+        """The end of a text that leaves room for max_tokens; its start moves in steps, as in a middle's prefix."""
+        room, step = self._max_prompt_tokens(max_tokens), fim.quantum(self._spec.context)
+        ids = self.encode(self._end_of(text, room), options=options)
+        return fim.cut_before(ids, room, step) or (self._tokenizer.eot,)
+
     def infill(
         self,
         prefix: str,
@@ -56,9 +70,15 @@ class PromptEncoder:
         options: EncodeOptions = DEFAULT_OPTIONS,
     ) -> tuple[int, ...]:
         """The fill-in-the-middle prompt for a prefix and a suffix, with room for max_tokens."""
-        before, after = self.encode(prefix, options=options), self.encode(suffix, "suffix", options=options)
         room = self._max_prompt_tokens(max_tokens)
+        before = self.encode(self._end_of(prefix, room), options=options)
+        after = self.encode(suffix[: room * MAX_CHARS_PER_TOKEN], "suffix", options=options)
         return fim.prompt(self._tokenizer, before, after, room, context=self._spec.context, order=order)
+
+    def _end_of(self, text: str, room: int) -> str:
+        """The end of a text that may fit into `room` tokens."""
+        step = fim.quantum(self._spec.context) * MAX_CHARS_PER_TOKEN
+        return fim.cut_before(text, room * MAX_CHARS_PER_TOKEN, step)
 
     def heal(self, ids: tuple[int, ...]) -> HealedPrompt:
         return self._healer.heal(ids)

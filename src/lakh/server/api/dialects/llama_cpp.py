@@ -26,7 +26,7 @@ def _to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
             raise RequestError(name, f"{name}: is not a string")
     renamed = {
         "prompt": prefix + line,
-        "suffix": body.get("input_suffix"),
+        "suffix": "" if (suffix := body.get("input_suffix")) is None else suffix,
         "max_tokens": body.get("n_predict"),
         "temperature": body.get("temperature", 0.8),
         "seed": body.get("seed"),
