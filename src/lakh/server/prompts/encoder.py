@@ -11,12 +11,17 @@ from functools import cached_property
 
 from lakh.errors import ConfigError, UserError
 from lakh.server.prompts import fim
+from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.incremental_tokenizer import DEFAULT_OPTIONS, EncodeOptions, IncrementalTokenizer
+from lakh.server.prompts.special_tokens import SpecialTokens
 from lakh.server.prompts.token_healing import HealedPrompt, TokenHealer
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 
 __all__ = ["MAX_CHARS_PER_TOKEN", "Prompt", "PromptEncoder"]
+
+FILE_SEP = "<|file_sep|>"
+EXTRA_SHARE = 4  # other files get at least a quarter of the room, if they need it
 
 MAX_CHARS_PER_TOKEN = 8  # code has 3 to 4; text with more loses context that would have fit
 
@@ -44,6 +49,15 @@ class PromptEncoder:
             raise UserError(where, found, "send whole Unicode characters") from None
         return tuple(self._incremental.encode(prompt, options))
 
+    def encode_special(self, prompt: str, *, options: EncodeOptions = DEFAULT_OPTIONS) -> tuple[int, ...]:
+        """All ids of a prompt whose text may contain special tokens."""
+        pieces = self._special.split(prompt)
+        return tuple(
+            token
+            for piece in pieces
+            for token in ([piece] if isinstance(piece, int) else self.encode(piece, options=options))
+        )
+
     def min_tokens(self, prompt: Prompt) -> int:
         """A lower bound on the prompt's tokens, without tokenizing it: rejects prompts of megabytes early."""
         return self._incremental.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
@@ -51,14 +65,6 @@ class PromptEncoder:
     def truncate(self, ids: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
         """The end of a prompt that leaves room for max_tokens; an empty prompt becomes the end-of-text token."""
         return (ids or (self._tokenizer.eot,))[-self._max_prompt_tokens(max_tokens) :]
-
-    def encode_end(
-        self, text: str, max_tokens: int, *, options: EncodeOptions = DEFAULT_OPTIONS
-    ) -> tuple[int, ...]:
-        """The end of a text that leaves room for max_tokens; its start moves in steps, as in a middle's prefix."""
-        room, step = self._max_prompt_tokens(max_tokens), fim.quantum(self._spec.context)
-        ids = self.encode(self._end_of(text, room), options=options)
-        return fim.cut_before(ids, room, step) or (self._tokenizer.eot,)
 
     def infill(
         self,
@@ -71,17 +77,76 @@ class PromptEncoder:
     ) -> tuple[int, ...]:
         """The fill-in-the-middle prompt for a prefix and a suffix, with room for max_tokens."""
         room = self._max_prompt_tokens(max_tokens)
-        before = self.encode(self._end_of(prefix, room), options=options)
+        return self._middle(self._encode_end(prefix, room, options), suffix, room, order, options)
+
+    def prompt_at_cursor(
+        self,
+        prefix: str,
+        suffix: str,
+        max_tokens: int,
+        order: fim.Order = "psm",
+        *,
+        heal: bool = False,
+        extra: Sequence[ExtraFile] = (),
+        options: EncodeOptions = DEFAULT_OPTIONS,
+    ) -> HealedPrompt:
+        """`infill`, or a plain prompt at the end of a file (an empty suffix); cut to leave room for max_tokens.
+
+        `extra` files come first, as in a repository that the model was trained on: those at the end of the list while
+        they fit into what the file leaves, or into a quarter of the room.
+        """
+        room = self._max_prompt_tokens(max_tokens)
+        before = self._encode_end(prefix, room, options)
+        healed = self.heal(before) if heal else HealedPrompt(before)
+        context: tuple[int, ...] = ()
+        if extra:
+            num_own = -(-(len(before) + len(suffix) // 3) // self._step) * self._step  # in steps: the files stay
+            context = self._context(extra, max(room // EXTRA_SHARE, room - num_own), options)
+            room -= len(context)
+        if suffix:
+            ids = self._middle(healed.ids, suffix, room, order, options)
+        else:
+            ids = fim.cut_before(healed.ids, room, self._step)
+        return healed._replace(ids=context + ids or (self._tokenizer.eot,))
+
+    def _context(self, extra: Sequence[ExtraFile], room: int, options: EncodeOptions) -> tuple[int, ...]:
+        """The last files that fit, each after a separator, and the separator of the file that is completed."""
+        try:
+            separator: tuple[int, ...] = (self._tokenizer.special(FILE_SEP),)
+        except UserError:
+            separator = self.encode("\n\n", options=options)
+        room -= len(separator)
+        kept: list[tuple[int, ...]] = []
+        for file in reversed(extra):
+            text = f"{file.name}\n{file.text}" if file.name else file.text
+            ids = separator + self.encode(text[: room * MAX_CHARS_PER_TOKEN], "input_extra", options=options)
+            if len(ids) > room:
+                break
+            kept.append(ids)
+            room -= len(ids)
+        return (*(token for ids in reversed(kept) for token in ids), *separator) if kept else ()
+
+    def _encode_end(self, prefix: str, room: int, options: EncodeOptions) -> tuple[int, ...]:
+        """The ids of the end of a prefix that may fit into `room` tokens."""
+        end = fim.cut_before(prefix, room * MAX_CHARS_PER_TOKEN, self._step * MAX_CHARS_PER_TOKEN)
+        return self.encode(end, options=options)
+
+    def _middle(
+        self, before: tuple[int, ...], suffix: str, room: int, order: fim.Order, options: EncodeOptions
+    ) -> tuple[int, ...]:
         after = self.encode(suffix[: room * MAX_CHARS_PER_TOKEN], "suffix", options=options)
         return fim.prompt(self._tokenizer, before, after, room, context=self._spec.context, order=order)
 
-    def _end_of(self, text: str, room: int) -> str:
-        """The end of a text that may fit into `room` tokens."""
-        step = fim.quantum(self._spec.context) * MAX_CHARS_PER_TOKEN
-        return fim.cut_before(text, room * MAX_CHARS_PER_TOKEN, step)
+    @property
+    def _step(self) -> int:
+        return fim.quantum(self._spec.context)
 
     def heal(self, ids: tuple[int, ...]) -> HealedPrompt:
         return self._healer.heal(ids)
+
+    @cached_property
+    def _special(self) -> SpecialTokens:
+        return SpecialTokens(self._tokenizer)
 
     @cached_property
     def _healer(self) -> TokenHealer:  # decodes the whole vocabulary: made on first use
