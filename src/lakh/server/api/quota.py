@@ -2,7 +2,8 @@
 
 Counts are kept per tenant and minute in a store, so all servers with the same Redis share them; while the store does
 not answer, each process counts alone. Tokens are counted after a completion, so a tenant may exceed its limit by what
-is running; a request that finds the server full or stopping costs none. An exceeded quota is a 429 (RESOURCE_EXHAUSTED) with the time to retry.
+is running; a request that finds the server full or stopping costs none. An exceeded quota is a 429
+(RESOURCE_EXHAUSTED) with the time to retry.
 """
 
 from __future__ import annotations
