@@ -19,7 +19,7 @@ __all__ = ["lsp"]
 @click.option("--max-tokens", type=click.IntRange(1, 4096), default=64, help="Longest suggestion.")
 @click.option("--debounce-ms", type=click.IntRange(0, 5000), default=75, help="Wait after a keystroke.")
 @click.option("--timeout-ms", type=click.IntRange(50, 60_000), default=5000, help="Longest wait for the service.")
-def lsp(url: str, key_file: str | None, max_tokens: int, debounce_ms: int, timeout_ms: int) -> None:
+def lsp(url: str, key_file: str | None, max_tokens: int, debounce_ms: int, timeout_ms: int) -> int:
     """Run a language server over stdin and stdout; an editor starts it.
 
     It answers textDocument/inlineCompletion with suggestions of a completion service, which runs apart from it (lakh
@@ -33,4 +33,4 @@ def lsp(url: str, key_file: str | None, max_tokens: int, debounce_ms: int, timeo
     options = LanguageServerOptions(
         url.rstrip("/"), read_key(key_file) if key_file else "", max_tokens, debounce_ms / 1000, timeout_ms / 1000
     )
-    sys.exit(serve_streams(options, sys.stdin.buffer, sys.stdout.buffer))
+    return serve_streams(options, sys.stdin.buffer, sys.stdout.buffer)

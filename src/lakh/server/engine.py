@@ -34,6 +34,7 @@ from lakh.server.metrics import EngineCounters, EngineMetrics
 from lakh.server.model import weights as model_weights
 from lakh.server.model.inference import InferenceModel, Precision
 from lakh.server.model.runner import Runner
+from lakh.server.prompts.chat_template import ChatTemplate
 from lakh.server.prompts.encoder import Prompt, PromptEncoder
 from lakh.server.prompts.token_healing import RepeatedText
 from lakh.server.sampler import SampledSequence, sample_batch
@@ -128,7 +129,7 @@ class Engine:
             from lakh.server.model import tensor_parallel
 
             team = tensor_parallel.start(path, size=tensor, precision=precision)
-        return Engine(
+        engine = Engine(
             loaded.name,
             loaded.spec,
             loaded.weights,
@@ -139,6 +140,8 @@ class Engine:
             cache_tokens=cache_tokens,
             team=team,
         )
+        engine.prompts.chat_template = ChatTemplate.load(loaded.source)
+        return engine
 
     def generate(
         self,

@@ -14,6 +14,7 @@ from typing import Any
 
 from lakh.errors import ConfigError
 from lakh.server.fairness import Share
+from lakh.server.prompts.chat_template import ChatMessage
 from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.fim import Order
 from lakh.server.sampling_params import SamplingParams
@@ -25,6 +26,7 @@ MAX_CHOICES = 64
 MAX_TIMEOUT_MS = 3_600_000
 MAX_SALT_CHARS = 256
 MAX_EXTRA = 256
+MAX_MESSAGES = 1024
 # Fields of OpenAI, vLLM, SGLang and llama.cpp that would change the completion -> the values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
@@ -35,6 +37,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("json_schema", "regex", "ebnf", "grammar", "structural_tag"), ("",)),
     **dict.fromkeys(("stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors"), ([],)),
     "ignore_eos": (False,),
+    "tools": ([],),
+    "functions": ([],),
     "use_beam_search": (False,),
     "typical_p": (1,),
     "mirostat": (0,),
@@ -110,6 +114,8 @@ class CompletionRequest:
     """Other files, the most relevant last."""
     parse_special: bool = False
     """The prompt's text may contain special tokens."""
+    messages: tuple[ChatMessage, ...] = ()
+    """A conversation in place of the prompt, which is then empty."""
 
     @property
     def cache_space(self) -> str:
@@ -124,7 +130,8 @@ class CompletionRequest:
     def num_chars(self) -> int:
         """Characters of all prompts (an id counts as one), the suffix and other files."""
         own = sum(len(prompt) for prompt in self.prompts) + len(self.suffix or "")
-        return own + sum(len(file.name) + len(file.text) for file in self.extra)
+        said = sum(len(message.content) for message in self.messages)
+        return own + said + sum(len(file.name) + len(file.text) for file in self.extra)
 
     @property
     def num_choices(self) -> int:
@@ -138,7 +145,8 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         value = data.get(field)
         if value is not None and not any(type(value) in _TYPES[type(one)] and value == one for one in unused):
             raise RequestError(field, f"{field} is not supported; remove it")
-    prompts = _prompts(data.get("prompt"))
+    messages = _messages(data.get("messages"))
+    prompts = _prompts("" if messages else data.get("prompt"))
     n = _take(data, "n", int, 1)
     if not 1 <= n <= MAX_CHOICES or n * len(prompts) > MAX_CHOICES:
         raise RequestError(
@@ -152,6 +160,8 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     if parse_special and (suffix is not None or extra or heal):
         message = "parse_special: the prompt's own special tokens cannot be combined with suffix, input_extra or heal"
         raise RequestError("parse_special", message)
+    if messages and (suffix is not None or extra or heal or parse_special or data.get("prompt") is not None):
+        raise RequestError("messages", "messages cannot be combined with prompt, suffix, input_extra or heal")
     if extra and not all(isinstance(prompt, str) for prompt in prompts):
         raise RequestError("input_extra", "input_extra needs prompts of text, not of token ids")
     options = data.get("stream_options") or {}
@@ -184,6 +194,7 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         heal=heal,
         extra=extra,
         parse_special=parse_special,
+        messages=messages,
     )
 
 
@@ -223,6 +234,27 @@ def _extra(data: Mapping[str, Any]) -> tuple[ExtraFile, ...]:
         if not isinstance(text, str) or not isinstance(name, str):
             raise RequestError("input_extra", 'input_extra: a file is {"filename": "a.py", "text": "..."}')
         found.append(ExtraFile(name, text))
+    return tuple(found)
+
+
+def _messages(value: object) -> tuple[ChatMessage, ...]:
+    """OpenAI's messages; the parts of a content are joined. Images and tool calls are errors."""
+    if value is None:
+        return ()
+    form = 'messages: is not a list of {"role": "user", "content": "..."}'
+    if not isinstance(value, list) or not value or len(value) > MAX_MESSAGES:
+        raise RequestError("messages", form)
+    found = []
+    for message in value:
+        role, content = (message.get(name) if isinstance(message, Mapping) else None for name in ("role", "content"))
+        if isinstance(content, list) and all(
+            isinstance(part, Mapping) and part.get("type") == "text" for part in content
+        ):
+            texts = [part.get("text") for part in content]
+            content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
+        if not isinstance(role, str) or not isinstance(content, str) or message.get("images"):
+            raise RequestError("messages", form)
+        found.append(ChatMessage(role, content))
     return tuple(found)
 
 

@@ -128,8 +128,10 @@ def test_everything_that_may_change_a_completion_is_part_of_the_key(cache_of: Ca
     assert cache_query_of(parse(ASK), other) != cache_query_of(parse(ASK), models)
 
 
-@pytest.mark.parametrize("change", [{"temperature": 1}, {"n": 2}, {"logprobs": 1}, {"prompt": ["a", "b"]}])
-def test_completions_not_determined_by_their_request_are_not_cached(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"temperature": 1}, {"n": 2}, {"logprobs": 1}, {"prompt": ["a", "b"]}, {"suffix": "x" * 300_000}]
+)
+def test_completions_not_determined_by_their_request_and_huge_ones_are_not_cached(change: dict[str, Any]) -> None:
     assert cache_query_of(parse({**ASK, **change}), []) is None
 
 

@@ -9,7 +9,18 @@ from lakh.server.request import MAX_EXTRA, MAX_SALT_CHARS, MAX_TIMEOUT_MS
 from lakh.server.sampling_params import MAX_PENALTY, MAX_STOPS, MAX_TEMPERATURE
 from lakh.server.stopping import STOP_RULES
 
-__all__ = ["CHOICE", "COMMON_FIELDS", "Schema", "array", "completion", "integer", "nullable", "object_of", "string"]
+__all__ = [
+    "CHOICE",
+    "COMMON_FIELDS",
+    "MESSAGES",
+    "Schema",
+    "array",
+    "completion",
+    "integer",
+    "nullable",
+    "object_of",
+    "string",
+]
 
 Schema = dict[str, Any]
 
@@ -40,6 +51,7 @@ CHOICE = {"index": {"type": "integer"}, "finish_reason": {"enum": ["stop", "leng
 USAGE = object_of({name: {"type": "integer"} for name in ("prompt_tokens", "completion_tokens", "total_tokens")})
 
 EXTRA_FILE = object_of({"filename": nullable(string()), "text": string()}, required=["text"])
+MESSAGES = array(object_of({"role": string(), "content": string()}))
 COMMON_FIELDS = {
     "prompt": string(),
     "suffix": nullable(string()),

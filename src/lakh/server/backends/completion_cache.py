@@ -35,6 +35,7 @@ TTL_S = 300.0
 MAX_PER_KEY = 8  # completions under one key: cursor positions in one line
 MAX_BREAKS = 8  # line breaks of a completion after which its rest is cached too
 FORMAT = 4
+MAX_REQUEST_CHARS = 1 << 18  # a longer request is not hashed: no editor repeats it, and other requests would wait
 MAX_TOKENS = 1 << 31  # a count above it is not one of ours
 
 
@@ -119,6 +120,8 @@ def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> C
     sampling = request.sampling
     if request.num_choices != 1 or sampling.logprobs is not None or request.return_token_ids:
         return None
+    if request.num_chars > MAX_REQUEST_CHARS:
+        return None
     if sampling.temperature > 0 and sampling.seed is None:
         return None
     weights = [card.weights for card in models if request.model in (None, card.id)]
@@ -132,7 +135,7 @@ def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> C
         [request.tenant, request.cache_salt, request.model, weights],
         [head, None if isinstance(prompt, str) else prompt, request.suffix, request.order if request.suffix else ""],
         asdict(sampling),
-        [request.stop_rule, request.heal, request.extra, request.parse_special],
+        [request.stop_rule, request.heal, request.extra, request.parse_special, request.messages],
     ]
     # JSON encodes each list in one way only, so equal encodings mean equal requests.
     return CacheQuery(f"text:{hashlib.sha256(json.dumps(identity).encode()).hexdigest()}", line)

@@ -199,8 +199,11 @@ def make_sequences(
                 options=options,
             )
         else:
-            _check_length(engine, _min_tokens(engine, prompt), sampling.max_tokens, "at least ")
-            if request.parse_special and isinstance(prompt, str):
+            said = "".join(message.content for message in request.messages)
+            _check_length(engine, _min_tokens(engine, said or prompt), sampling.max_tokens, "at least ")
+            if request.messages:
+                ids = prompts.encode_chat(request.messages, options=options)
+            elif request.parse_special and isinstance(prompt, str):
                 ids = prompts.encode_special(prompt, options=options)
             else:
                 ids = prompts.encode(prompt, options=options)

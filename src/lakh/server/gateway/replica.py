@@ -193,6 +193,10 @@ class Replica:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if request.messages and not self.is_lakh:
+            raise RequestError("messages", "messages: this engine is not lakh; ask its own chat API")
+        if request.messages:
+            body |= {"prompt": None, "messages": [message._asdict() for message in request.messages]}
         if self.is_lakh:
             body |= {"order": request.order, "stop_rule": request.stop_rule, "user": request.user or None}
             body |= {"heal": request.heal or None, "parse_special": request.parse_special or None}

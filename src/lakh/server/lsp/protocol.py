@@ -31,28 +31,29 @@ class RpcReader:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
 
-    def read(self) -> object | None:
-        """The next message; None at the end. Raises an RpcError for bytes that are not JSON, a UserError for a header
-        that cannot be read.
+    def read(self) -> dict[str, Any]:
+        """The next message. Raises EOFError at the end, an RpcError for what is not a JSON object, a UserError for
+        a header that cannot be read.
         """
         size = self._content_length()
-        if size is None:
-            return None
         body = self._stream.read(size)
         if len(body) < size:
-            return None
+            raise EOFError
         try:
-            return json.loads(body)
+            message = json.loads(body)
         except (ValueError, RecursionError):
             raise RpcError(PARSE_ERROR, "the message is not JSON") from None
+        if not isinstance(message, dict):
+            raise RpcError(INVALID_REQUEST, "the message is not an object")
+        return message
 
-    def _content_length(self) -> int | None:
+    def _content_length(self) -> int:
         size, num_bytes = None, 0
         while True:
             line = self._stream.readline(MAX_HEADER_BYTES)
             num_bytes += len(line)
             if not line:
-                return None
+                raise EOFError
             if line in (b"\r\n", b"\n"):
                 if size is None:
                     raise _bad_header("has no Content-Length")

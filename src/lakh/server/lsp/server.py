@@ -74,37 +74,33 @@ class LanguageServer:
             try:
                 while True:
                     message = await messages.get()
-                    if message is None:
-                        return 0 if self._is_shut_down else 1
                     if isinstance(message, RpcError):
                         self._respond_error(None, message)
+                    elif isinstance(message, EOFError | dict) and _is_exit(message):
+                        return 0 if self._is_shut_down else 1
                     elif isinstance(message, Exception):
                         raise message
-                    elif isinstance(message, Mapping) and message.get("method") == "exit":
-                        return 0 if self._is_shut_down else 1
                     else:
                         self._handle(message)
             finally:
                 for task in self._tasks.values():
                     task.cancel()
-                await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+                with contextlib.suppress(BrokenPipeError):  # the editor may be gone
+                    await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _read(self, loop: asyncio.AbstractEventLoop, messages: asyncio.Queue[Any]) -> None:
-        message: Any = ""
-        while message is not None:
+        """Messages, RpcErrors for those that cannot be read, and the exception that ends the connection."""
+        while True:
+            found: Any
             try:
-                message = self._reader.read()
-                if message is None:
-                    pass
-                elif not isinstance(message, Mapping):
-                    message = RpcError(protocol.INVALID_REQUEST, "the message is not an object")
+                found, is_last = self._reader.read(), False
             except RpcError as error:
-                message = error
-            except (UserError, OSError, ValueError) as error:
-                message = error
+                found, is_last = error, False
+            except (EOFError, UserError, OSError, ValueError) as error:
+                found, is_last = error, True
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(messages.put_nowait, message)
-            if isinstance(message, UserError | OSError | ValueError):
+                loop.call_soon_threadsafe(messages.put_nowait, found)
+            if is_last:
                 return
 
     # --- messages ---
@@ -158,7 +154,7 @@ class LanguageServer:
             case "workspace/executeCommand":
                 if params["command"] != ACCEPTED:
                     raise RpcError(protocol.INVALID_PARAMS, "the command is unknown")
-                self._run(("feedback", object()), self._report("accepted"))
+                self._start_report("accepted")
             case _:
                 if not method.startswith("$/") and number is not None:
                     raise RpcError(protocol.METHOD_NOT_FOUND, f"{method[:80]} is not supported")
@@ -198,17 +194,13 @@ class LanguageServer:
         return _LATER
 
     async def _complete(self, number: Any, body: dict[str, Any], after: str, debounce_s: float) -> None:
-        try:
-            await asyncio.sleep(debounce_s)
-            text = await self._ask(body, after)
-        except asyncio.CancelledError:
-            self._respond_error(number, RpcError(protocol.CANCELLED, "cancelled"))
-            raise
+        await asyncio.sleep(debounce_s)
+        text = await self._ask(body, after)
         command = {"title": "accepted", "command": ACCEPTED}
         items = [{"insertText": text, "command": command}] if text else []
         self._writer.write({"id": number, "result": {"items": items}})
         if items:
-            await self._report("shown")
+            self._start_report("shown")
 
     async def _ask(self, body: dict[str, Any], after: str) -> str:
         """The service's suggestion; "" if it has none or does not answer."""
@@ -225,6 +217,9 @@ class LanguageServer:
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
             self._warn(f"{self._options.url} gives no completions ({type(error).__name__}); is lakh serve running?")
             return ""
+
+    def _start_report(self, event: str) -> None:
+        self._run(_Report(event), self._report(event))
 
     async def _report(self, event: str) -> None:
         assert self._session is not None
@@ -247,9 +242,14 @@ class LanguageServer:
     def _finished(self, key: Any, task: asyncio.Task[None]) -> None:
         if self._tasks.get(key) is task:
             del self._tasks[key]
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a completion failed", exc_info=task.exception())
-            self._respond_error(key, RpcError(protocol.INTERNAL_ERROR, "internal error"))
+        is_request = not isinstance(key, _Report)
+        if task.cancelled():
+            if is_request:  # also one that was cancelled before it began
+                self._respond_error(key, RpcError(protocol.CANCELLED, "cancelled"))
+        elif task.exception() is not None:
+            log.error("a request failed", exc_info=task.exception())
+            if is_request:
+                self._respond_error(key, RpcError(protocol.INTERNAL_ERROR, "internal error"))
 
     def _cancel(self, number: Any) -> None:
         with contextlib.suppress(TypeError):  # an id that cannot be one
@@ -259,6 +259,17 @@ class LanguageServer:
 
     def _respond_error(self, number: Any, error: RpcError) -> None:
         self._writer.write({"id": number, "error": {"code": error.code, "message": str(error)}})
+
+
+def _is_exit(message: EOFError | dict[str, Any]) -> bool:
+    return isinstance(message, EOFError) or message.get("method") == "exit"
+
+
+@dataclass(eq=False)
+class _Report:
+    """The key of a task that reports to the service and answers no request."""
+
+    event: str
 
 
 _LATER = object()  # the result of a request whose answer follows

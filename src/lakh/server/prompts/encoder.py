@@ -11,6 +11,7 @@ from functools import cached_property
 
 from lakh.errors import ConfigError, UserError
 from lakh.server.prompts import fim
+from lakh.server.prompts.chat_template import ChatMessage, ChatTemplate
 from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.incremental_tokenizer import DEFAULT_OPTIONS, EncodeOptions, IncrementalTokenizer
 from lakh.server.prompts.special_tokens import SpecialTokens
@@ -32,6 +33,7 @@ Prompt = str | Sequence[int]
 class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, spec: Model) -> None:
         self._tokenizer, self._spec = tokenizer, spec
+        self.chat_template: ChatTemplate | None = None
         self._incremental = IncrementalTokenizer(tokenizer)
 
     def encode(
@@ -51,7 +53,17 @@ class PromptEncoder:
 
     def encode_special(self, prompt: str, *, options: EncodeOptions = DEFAULT_OPTIONS) -> tuple[int, ...]:
         """All ids of a prompt whose text may contain special tokens."""
-        pieces = self._special.split(prompt)
+        return self._encode_pieces(self._special.split(prompt), options)
+
+    def encode_chat(
+        self, messages: Sequence[ChatMessage], *, options: EncodeOptions = DEFAULT_OPTIONS
+    ) -> tuple[int, ...]:
+        """All ids of a conversation, up to where the model's turn begins."""
+        if self.chat_template is None:
+            raise UserError("messages", "the model has no chat template", "send a prompt to /v1/completions")
+        return self._encode_pieces(self.chat_template.pieces(messages, self._special), options)
+
+    def _encode_pieces(self, pieces: Sequence[str | int], options: EncodeOptions) -> tuple[int, ...]:
         return tuple(
             token
             for piece in pieces

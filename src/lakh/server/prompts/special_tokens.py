@@ -24,8 +24,19 @@ class SpecialTokens:
             other = f"<{text[2:-2]}>" if text.startswith("<|") and text.endswith("|>") else f"<|{text[1:-1]}|>"
             if text.startswith("<") and text.endswith(">"):
                 self._ids.setdefault(other, number)
-        longest_first = sorted(self._ids, key=len, reverse=True)
-        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+        self._texts = sorted(self._ids, key=len, reverse=True)  # the longest first
+        self._pattern = re.compile("(" + "|".join(map(re.escape, self._texts)) + ")") if self._texts else None
+
+    def mask(self, text: str, form: str) -> str:
+        """The text with `form` of a number in place of each special token: `split` does not find it."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda found: form.format(self._texts.index(found[0])), text)
+
+    def unmask(self, text: str, form: str) -> str:
+        for number, original in enumerate(self._texts):
+            text = text.replace(form.format(number), original)
+        return text
 
     def split(self, text: str) -> list[str | int]:
         """The text in pieces: ids of special tokens, and the text between them."""
