@@ -31,7 +31,6 @@ from lakh.server.api.dialects import Dialect, dialects_by_path
 from lakh.server.api.editor_routes import ollama_routes, tabby_routes
 from lakh.server.api.json_body import read_json
 from lakh.server.api.request_handler import RequestHandler, to_request_error
-from lakh.server.api.responses import CORS_HEADERS
 from lakh.server.request import RequestError, parse
 
 __all__ = ["HttpApi"]
@@ -50,8 +49,7 @@ class HttpApi:
         """`cors`: the origin of web pages that may use this API, or *; None for none but our own."""
         self.handler = handler
         self._created = int(time.time())
-        middlewares = [_limit(connections), *([] if cors is None else [_allow_origin(cors)]), _errors_to_json]
-        self.app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
+        self.app = web.Application(client_max_size=max_body_bytes, middlewares=[_limit(connections), _errors_to_json])
         self.app.add_routes(
             [
                 *[web.post(path, partial(self.completions, among)) for path, among in dialects_by_path().items()],
@@ -67,6 +65,8 @@ class HttpApi:
                 web.get("/openapi.json", self.openapi),
             ]
         )
+        if cors is not None:
+            _allow_origin(self.app, cors)
 
     async def completions(self, among: Sequence[Dialect], http: web.Request) -> web.StreamResponse:
         handler = self.handler
@@ -149,29 +149,26 @@ def _limit(connections: ConnectionLimits) -> Middleware:
     return limited
 
 
-def _allow_origin(origin: str) -> Middleware:
+def _allow_origin(app: web.Application, origin: str) -> None:
     """Cross-origin requests of web pages (CORS), for editors in a browser. Credentials are never allowed: a key is sent
     in a header that the page sets itself.
     """
-    allowed = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
     preflight = {
-        **allowed,
         "Access-Control-Allow-Methods": "GET, POST",
         "Access-Control-Allow-Headers": "Authorization, Content-Type",
         "Access-Control-Max-Age": "600",
     }
 
-    @web.middleware
-    async def with_cors(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
-            return web.Response(status=204, headers=preflight)
-        request[CORS_HEADERS] = allowed
-        response = await handler(request)
-        if not response.prepared:  # a stream has sent its header already, with these
-            response.headers.update(allowed)
-        return response
+    async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update({"Access-Control-Allow-Origin": origin, "Vary": "Origin"})
 
-    return with_cors
+    @web.middleware
+    async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+        is_preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+        return web.Response(status=204, headers=preflight) if is_preflight else await handler(request)
+
+    app.on_response_prepare.append(add_headers)
+    app.middlewares.append(answer_preflight)
 
 
 @web.middleware

@@ -14,9 +14,7 @@ from lakh.server.api.request_handler import to_request_error
 from lakh.server.backend import CompletionDelta, Usage
 from lakh.server.request import CompletionRequest
 
-__all__ = ["CORS_HEADERS", "respond", "stream"]
-
-CORS_HEADERS = "cors_headers"  # of a request: headers for its response
+__all__ = ["respond", "stream"]
 
 READER_TIMEOUT_S = 60.0  # for a client to read what was sent
 FRAMING = {"sse": ("text/event-stream", "data: ", "\n\n"), "ndjson": ("application/x-ndjson", "", "\n")}
@@ -53,8 +51,7 @@ async def stream(
     content_type, before, after = FRAMING[dialect.framing]
     finish_reason = None
     first = await anext(items)  # an error before the first delta is still a plain JSON response
-    headers = {"Content-Type": content_type, "Cache-Control": "no-cache", **http.get(CORS_HEADERS, {})}
-    response = web.StreamResponse(headers=headers)
+    response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
     await response.prepare(http)
 
     async def send(item: CompletionDelta | Usage) -> None:
