@@ -18,12 +18,14 @@ __all__ = ["lsp"]
 @click.option("--key-file", type=click.Path(), help="File with an API key of the service.")
 @click.option("--max-tokens", type=click.IntRange(1, 4096), default=64, help="Longest suggestion.")
 @click.option("--debounce-ms", type=click.IntRange(0, 5000), default=75, help="Wait after a keystroke.")
+@click.option("--json", "as_json", is_flag=True, help="If it cannot run, end with one JSON document that says why.")
 @click.option("--timeout-ms", type=click.IntRange(50, 60_000), default=5000, help="Longest wait for the service.")
-def lsp(url: str, key_file: str | None, max_tokens: int, debounce_ms: int, timeout_ms: int) -> int:
-    """Run a language server over stdin and stdout; an editor starts it.
+def lsp(url: str, key_file: str | None, max_tokens: int, debounce_ms: int, timeout_ms: int, as_json: bool) -> int:
+    """Run a language server with inline completions for an editor.
 
-    It answers textDocument/inlineCompletion with suggestions of a completion service, which runs apart from it (lakh
-    serve). The editor's other open files and files of the same folder are sent as context. See the page on editors.
+    An editor starts it and speaks LSP over stdin and stdout. It answers textDocument/inlineCompletion with suggestions
+    of a completion service, which runs apart from it (lakh serve). The editor's other open files and files of the same
+    folder are sent as context. See the page on editors.
     """
     from lakh.server.lsp.server import LanguageServerOptions, serve_streams
 
