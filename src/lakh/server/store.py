@@ -6,9 +6,9 @@ The store is optional by design: if Redis is slow, down or refuses, `get` and `i
 LIMIT_S and all others nothing; after a late answer it is not asked for LATE_PAUSE_S, so a request waits for one of its
 calls and not for each. Values expire. Uses RESP only.
 
-Values in Redis are signed (HMAC-SHA256 over key and value) with a secret that all servers share: a client that can write
-to Redis but does not have the secret cannot put text into completions. A value with another signature counts as missing.
-Counts are not signed; a server never counts less than what it has seen itself.
+Values in Redis are signed (HMAC-SHA256 over key and value) with a secret that all servers share: a client that can
+write to Redis but does not have the secret cannot put text into completions. A value with another signature counts as
+missing. Counts are not signed; a server never counts less than what it has seen itself.
 """
 
 from __future__ import annotations
