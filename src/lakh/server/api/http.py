@@ -74,8 +74,7 @@ class HttpApi:
             with handler.count_status():
                 tenant = handler.tenant(http.headers.get("Authorization", ""))
                 body = await read_json(http)
-                is_object = isinstance(body, Mapping)
-                dialect = next((one for one in among if is_object and one.is_meant(body)), among[-1])
+                dialect = _meant(among, body)
                 request = parse(dialect.to_openai(body) if isinstance(body, Mapping) else body, tenant)
                 envelope = {
                     "id": f"cmpl-{uuid.uuid4().hex}",
@@ -133,6 +132,13 @@ class HttpApi:
 
     async def openapi(self, _: web.Request) -> web.Response:
         return web.json_response(openapi.document())
+
+
+def _meant(among: Sequence[Dialect], body: object) -> Dialect:
+    """The dialect of a body, of those that share a path."""
+    if not isinstance(body, Mapping):
+        return among[-1]
+    return next((one for one in among if one.is_meant(body)), among[-1])
 
 
 def _limit(connections: ConnectionLimits) -> Middleware:
