@@ -36,6 +36,7 @@ COMMANDS = {
     "eval": ("lakh.cli.eval:evaluate", "Score a model, or samples, on code benchmarks in a sandbox."),
     "serve": ("lakh.cli.serve:serve", "Serve completions over HTTP."),
     "gateway": ("lakh.cli.gateway:gateway", "Put several engines behind one address."),
+    "lsp": ("lakh.cli.lsp:lsp", "Run a language server with inline completions for an editor."),
     "plan": ("lakh.cli.plan:plan", "Estimate cost, speed and memory of a run before it starts."),
     "loadgen": ("lakh.cli.loadgen:loadgen", "Send a completion service the load of typing users, and measure it."),
     "bench": ("lakh.cli.bench:bench", "Compare the speed of lakh with its peers, in the same run."),
