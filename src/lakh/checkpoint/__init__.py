@@ -5,7 +5,8 @@
         run.toml tokenizer.json  everything needed to use the weights
         manifest.json            written last; a folder without it is not a checkpoint
 
-    format.py         the manifest
+    format.py         the manifest, and the checks of its fields (format_check.py)
+    chunk_hashes.py   hashes of files while they are written and when they are verified
     saving.py         write a checkpoint, optionally in the background (host_copies.py, background.py)
     loading.py        read tensors into any sharding (slices.py)
     tensor_file.py    write safetensors files

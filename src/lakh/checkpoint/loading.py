@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ import torch
 from torch import Tensor
 
 from lakh import storage
-from lakh.checkpoint.catalog import corrupt, local_copy, read_run, verify
+from lakh.checkpoint.catalog import corrupt, read_run, verify
 from lakh.checkpoint.format import Manifest, StoredSlice
 from lakh.checkpoint.slices import TensorSlice, dtype_name, slice_of
+from lakh.checkpoint.tensor_file import RemoteTensorFile
 from lakh.errors import UserError
 from lakh.spec import Run
 
@@ -79,27 +79,32 @@ def _copy_overlap(files: _TensorFiles, name: str, stored: StoredSlice, part: Ten
 
 
 class _TensorFiles:
-    """The open safetensors files of one checkpoint; remote ones are downloaded to a temporary folder."""
+    """The open safetensors files of one checkpoint. Local ones are memory-mapped, remote ones read by ranges."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._opened: dict[str, Any] = {}
-        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> _TensorFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._opened.clear()
-        self._stack.close()
 
     def read(self, file: str, name: str, box: tuple[slice, ...]) -> Tensor:
+        url = storage.join(self.folder, file)
+        is_local = storage.is_local(url)
         try:
             if file not in self._opened:
-                path = self._stack.enter_context(local_copy(storage.join(self.folder, file)))
-                self._opened[file] = safetensors.safe_open(path, framework="pt")
+                self._opened[file] = (
+                    safetensors.safe_open(str(storage.local_path(url)), framework="pt")
+                    if is_local
+                    else RemoteTensorFile(url)
+                )
+            if not is_local:
+                return self._opened[file].read(name, box)
             if not box:
                 return self._opened[file].get_tensor(name)
             return self._opened[file].get_slice(name)[box]
-        except (safetensors.SafetensorError, OSError) as error:
-            raise corrupt(storage.join(self.folder, file), f"cannot be read ({error})") from None
+        except (safetensors.SafetensorError, OSError, ValueError) as error:
+            raise corrupt(url, f"cannot be read ({error})") from None

@@ -53,7 +53,11 @@ def verify(path: str) -> CommandResult:
     rows = []
     for folder in folders:
         try:
-            rows.append({"folder": folder, "ok": True, "found": f"{len(check(folder).files)} files match"})
+            manifest = check(folder)
+            found = f"{len(manifest.files)} files match"
+            if not manifest.is_hashed:
+                found += "; the manifest has no hash (written by an earlier version)"
+            rows.append({"folder": folder, "ok": True, "found": found})
         except DataError as error:
             rows.append({"folder": folder, "ok": False, "found": str(error)})
     ok = all(row["ok"] for row in rows)
@@ -64,13 +68,18 @@ def verify(path: str) -> CommandResult:
 @checkpoint.command()
 @click.argument("run_dir")
 @click.option(
-    "--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Number of newest checkpoints to keep."
+    "--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Number of good checkpoints to keep."
 )
 @print_result
 def gc(run_dir: str, keep: int) -> CommandResult:
-    """Remove all but the newest checkpoints, and leftovers of interrupted saves."""
+    """Remove all but the newest good checkpoints, and leftovers of interrupted saves.
+
+    Verifies checkpoints from the newest on; damaged ones do not count as kept.
+    """
     require_folder(run_dir, "give the folder of a run")
     from lakh.checkpoint import prune
 
-    removed = prune(run_dir, keep=keep)
-    return CommandResult({"removed": removed}, "\n".join(["removed:", *removed]) if removed else "nothing to remove")
+    done = prune(run_dir, keep=keep)
+    lines = ["removed:", *done.removed] if done.removed else ["nothing to remove"]
+    lines += ["damaged, kept because they are newer than the oldest good one:", *done.damaged] if done.damaged else []
+    return CommandResult({"removed": done.removed, "kept": done.kept, "damaged": done.damaged}, "\n".join(lines))

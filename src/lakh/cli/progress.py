@@ -46,6 +46,9 @@ def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[]
                     console.print(f"step {event.step}: held-out loss {event.loss:.4f} on {event.sequences} sequences")
                 case events.CheckpointSkipped():
                     console.print(f"warning: skipped the damaged checkpoint {event.path}: {event.reason}")
+                case events.CheckpointFailed():
+                    since = f"only {event.last} is left" if event.last else "there is no checkpoint"
+                    console.print(f"warning: step {event.step} is not saved, {since}: {event.path}: {event.reason}")
                 case events.Restarted():
                     console.print(f"restarted (attempt {event.attempt}) because {event.reason}")
                 case events.RanksLost():

@@ -183,7 +183,9 @@ class Checkpoints:
     every: int = 50
     """Steps between checkpoints; 0 saves only at the end and when stopped."""
     keep: int = 3
-    """Number of checkpoints to keep; older ones are removed after a new one is complete."""
+    """Number of good checkpoints to keep; older ones are removed after a new one is complete."""
+    url: str = ""
+    """Where to write checkpoints, such as s3://bucket/run; they go to URL/checkpoints. Empty: the folder of the run."""
     background: Literal["auto", "on", "off"] = "auto"
     """Write checkpoints in the background, from a copy of the state in host memory; "auto" does so if the copy fits."""
 
