@@ -299,14 +299,15 @@ def _process_cache() -> str:
 # --- sets of files -----------------------------------------------------------------------------------------------
 
 
-def commit(url: str | Path, manifest: dict[str, Any], *, hashed: bool = False) -> None:
+def commit(url: str | Path, manifest: dict[str, Any], *, hashed: bool = False) -> str:
     """Mark the set of files in folder `url` as complete. Must be the last write to the set.
 
-    `hashed`: the manifest carries its own SHA-256, which `read_manifest` compares.
+    `hashed`: the manifest carries its own SHA-256, which `read_manifest` compares. Returns it.
     """
     text = json.dumps(manifest | ({MANIFEST_HASH: _NO_HASH} if hashed else {}), indent=1, sort_keys=True) + "\n"
-    text = text.replace(_NO_HASH, hashlib.sha256(text.encode()).hexdigest()) if hashed else text
-    write_bytes(join(url, MANIFEST), text.encode())
+    digest = hashlib.sha256(text.encode()).hexdigest() if hashed else ""
+    write_bytes(join(url, MANIFEST), (text.replace(_NO_HASH, digest) if hashed else text).encode())
+    return digest
 
 
 def is_complete(url: str | Path) -> bool:

@@ -21,6 +21,7 @@ from lakh.spec import Run, load_run
 
 __all__ = [
     "CHECKPOINTS",
+    "base_folder",
     "check_sizes",
     "checkpoints_of",
     "corrupt",
@@ -30,6 +31,7 @@ __all__ = [
     "newest_usable",
     "read_run",
     "verify",
+    "verify_chain",
 ]
 
 CHECKPOINTS = "checkpoints"
@@ -88,6 +90,25 @@ def verify(folder: str, *, rank: int = 0, world: int = 1) -> Manifest:
     return manifest
 
 
+def verify_chain(folder: str, *, rank: int = 0, world: int = 1) -> Manifest:
+    """Verify a checkpoint and those that it is relative to."""
+    manifest = verify(folder, rank=rank, world=world)
+    base = base_folder(folder, manifest)
+    if base is not None:
+        verify_chain(base, rank=rank, world=world)
+    return manifest
+
+
+def base_folder(folder: str, manifest: Manifest) -> str | None:
+    """The folder of the checkpoint that `folder` is relative to. Raises CorruptCheckpoint if it was replaced."""
+    if manifest.base is None:
+        return None
+    base = storage.join(folder.rstrip("/").rpartition("/")[0], manifest.base.folder)
+    if not storage.is_complete(base) or Manifest.read(base).sha256 != manifest.base.sha256:
+        raise corrupt(folder, f"its base {manifest.base.folder} is missing or was written again")
+    return base
+
+
 def _check_size(folder: str, manifest: Manifest, name: str) -> None:
     url, expected = storage.join(folder, name), manifest.files[name].bytes
     if not storage.exists(url):
@@ -105,20 +126,25 @@ def newest_usable(
     gather: Callable[[Any], list[Any] | None] = lambda value: [value],
     broadcast: Callable[[Any], Any] = lambda value: value,
 ) -> tuple[str | None, list[DataError]]:
-    """The newest undamaged checkpoint, and the errors of the damaged ones that were skipped.
+    """The newest undamaged checkpoint that can resume, and the errors of the damaged ones that were skipped.
 
     With several ranks a collective: every rank verifies its share, and all get the same answer.
     """
     skipped: list[DataError] = []
     for _, folder in reversed(broadcast(list_complete(run_dir) if rank == 0 else None)):
         error: LakhError | None = None
+        can_resume = True
         try:
-            verify(folder, rank=rank, world=world)
+            can_resume = Manifest.read(folder).can_resume
+            if can_resume:
+                verify_chain(folder, rank=rank, world=world)
         except LakhError as found:
             error = found
         errors = [error for error in broadcast(gather(error)) if error is not None]
-        if not errors:
+        if not errors and can_resume:
             return folder, skipped
+        if not errors:
+            continue
         for error in errors:
             if not isinstance(error, DataError):
                 raise error

@@ -11,17 +11,33 @@ Format 1 has one hash per file and none of the manifest; it is still read. Indep
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from lakh import storage
 from lakh.checkpoint.format_check import ManifestField, check_tiling
 from lakh.errors import CorruptCheckpoint, DataError
 
-__all__ = ["CHUNK_BYTES", "FORMAT", "Manifest", "StoredFile", "StoredSlice", "StoredTensor", "folder_name", "step_of"]
+__all__ = [
+    "CHUNK_BYTES",
+    "FORMAT",
+    "MAX_CHAIN",
+    "MODES",
+    "BaseCheckpoint",
+    "EncodingError",
+    "Manifest",
+    "StoredFile",
+    "StoredSlice",
+    "StoredTensor",
+    "folder_name",
+    "step_of",
+]
 
 FORMAT = "lakh-checkpoint/2"
 FORMAT_1 = "lakh-checkpoint/1"
 CHUNK_BYTES = 16 << 20
+MODES = ("full", "exact", "bounded", "weights")
+MAX_CHAIN = 8
+"""Incremental checkpoints after a full one: a restore reads all of them, and damage of one loses those behind it."""
 TODO = "resume from an earlier checkpoint (lakh checkpoint list shows them)"
 _FOLDER = re.compile(r"^step-(\d{8,})$")
 
@@ -52,6 +68,27 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
+class BaseCheckpoint:
+    """The checkpoint that an incremental one is relative to, in the same folder."""
+
+    folder: str
+    sha256: str
+    """Of its manifest: a checkpoint that was written again is another base."""
+    chain: int
+    """Number of incremental checkpoints from the last full one up to this one."""
+
+
+@dataclass(frozen=True)
+class EncodingError:
+    """The stated bound of an encoding and the error that was measured when it was written."""
+
+    block_bound: float | None
+    """Largest error of a value, as a share of the largest magnitude in its block; None if there is no bound."""
+    relative_rms: float
+    """Root mean square of the errors over that of the values."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything about a checkpoint except the values of its tensors."""
 
@@ -63,7 +100,18 @@ class Manifest:
     files: dict[str, StoredFile]
     tensors: dict[str, StoredTensor]
     versions: dict[str, str] = field(default_factory=dict)
+    mode: str = "full"
+    """full; exact or bounded: encoded relative to `base`; weights: bf16 weights alone, which cannot resume."""
+    base: BaseCheckpoint | None = None
+    errors: dict[str, EncodingError] = field(default_factory=dict)
+    """What the encodings of a bounded checkpoint cost, by kind of encoding."""
     format: str = FORMAT
+    sha256: str = ""
+    """Of the manifest; empty in format 1."""
+
+    @property
+    def can_resume(self) -> bool:
+        return self.mode != "weights"
 
     @property
     def bytes(self) -> int:
@@ -74,9 +122,13 @@ class Manifest:
         """Whether damage of the manifest itself is detected; not in checkpoints of format 1."""
         return self.format != FORMAT_1
 
-    def write(self, folder: str) -> None:
-        """Complete the checkpoint in `folder`."""
-        storage.commit(folder, asdict(self), hashed=True)
+    def write(self, folder: str) -> Manifest:
+        """Complete the checkpoint in `folder`; returns the manifest with its hash."""
+        document = asdict(self)
+        del document["sha256"]
+        if self.mode == "full":
+            del document["base"], document["errors"]
+        return replace(self, sha256=storage.commit(folder, document, hashed=True))
 
     @staticmethod
     def read(folder: str) -> Manifest:
@@ -105,10 +157,14 @@ class Manifest:
 def _parse(root: ManifestField) -> Manifest:
     root.require_keys(
         {"step", "sequence_index", "run_sha256", "data_sha256", "world", "files", "tensors", "format"},
-        optional={"versions", storage.MANIFEST_HASH},
+        optional={"versions", "mode", "base", "errors", storage.MANIFEST_HASH},
     )
+    mode = root["mode"].text() if "mode" in root else "full"
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}, not one of {', '.join(MODES)}")
+    step = root["step"].count()
     return Manifest(
-        step=root["step"].count(),
+        step=step,
         sequence_index=root["sequence_index"].count(),
         run_sha256=root["run_sha256"].text(),
         data_sha256=root["data_sha256"].text(),
@@ -116,8 +172,30 @@ def _parse(root: ManifestField) -> Manifest:
         files={name: _parse_file(name, entry) for name, entry in root["files"].items()},
         tensors={name: _parse_tensor(entry) for name, entry in root["tensors"].items()},
         versions={name: entry.text() for name, entry in root["versions"].items()} if "versions" in root else {},
+        mode=mode,
+        base=_parse_base(root["base"], step) if mode in ("exact", "bounded") else None,
+        errors=_parse_errors(root["errors"]) if "errors" in root else {},
         format=root["format"].text(),
+        sha256=root[storage.MANIFEST_HASH].sha256() if storage.MANIFEST_HASH in root else "",
     )
+
+
+def _parse_base(entry: ManifestField, step: int) -> BaseCheckpoint:
+    entry.require_keys({"folder", "sha256", "chain"})
+    base = BaseCheckpoint(entry["folder"].text(), entry["sha256"].sha256(), entry["chain"].count(at_least=1))
+    base_step = step_of(base.folder)
+    if base_step is None or base_step >= step or base.chain > MAX_CHAIN:
+        raise ValueError(f"base is {base}, which is not an earlier checkpoint in a chain of at most {MAX_CHAIN}")
+    return base
+
+
+def _parse_errors(entry: ManifestField) -> dict[str, EncodingError]:
+    errors = {}
+    for name, error in entry.items():
+        error.require_keys({"block_bound", "relative_rms"})
+        bound = error["block_bound"]
+        errors[name] = EncodingError(None if bound.value is None else bound.number(), error["relative_rms"].number())
+    return errors
 
 
 def _parse_file(name: str, entry: ManifestField) -> StoredFile:

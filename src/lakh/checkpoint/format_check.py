@@ -63,6 +63,11 @@ class ManifestField:
     def counts(self) -> tuple[int, ...]:
         return tuple(element.count() for element in self.elements())
 
+    def number(self) -> float:
+        if type(self.value) not in (int, float) or not self.value >= 0:  # rejects NaN too
+            raise ValueError(f"{self.path} is {_shown(self.value)}, not a number from 0 on")
+        return float(self.value)
+
     def text(self) -> str:
         if not isinstance(self.value, str):
             raise ValueError(f"{self.path} is {_shown(self.value)}, not a string")

@@ -71,14 +71,15 @@ class RemoteTensorFile:
             raise ValueError(f"its header has {size:,} bytes")
         self._header, self._start = json.loads(storage.read_range(url, 8, size)), 8 + size
 
-    def read(self, name: str, box: tuple[slice, ...]) -> Tensor:
-        """The slice `box` of a tensor."""
+    def read(self, name: str, box: tuple[slice, ...] | None) -> Tensor:
+        """The slice `box` of a tensor; None: the whole tensor."""
         try:
             entry = self._header[name]
             shape, (first, _) = entry["shape"], entry["data_offsets"]
             dtype = next(dtype for dtype, written in _NAMES.items() if written == entry["dtype"])
         except (KeyError, TypeError, ValueError, StopIteration):
             raise ValueError(f"its header does not describe {name}") from None
+        box = tuple(slice(0, size) for size in shape) if box is None else box
         rows = box[0] if box else slice(0, 1)
         row_bytes = math.prod(shape[1:]) * dtype.itemsize
         raw = storage.read_range(

@@ -25,7 +25,7 @@ from lakh.tokens.loading.digest import StreamDigest
 from lakh.trainer.data import DataFeed, merge_skips
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.event_writer import EventWriter
-from lakh.trainer.optim.optimizer import named_state
+from lakh.trainer.optim.optimizer import named_state, role_of
 
 __all__ = ["Checkpointer"]
 
@@ -53,6 +53,7 @@ class Checkpointer:
         self._good: set[str] = set()  # checkpoints that this process restored or wrote
         self._save: checkpoint.CheckpointSave | None = None
         self._copies = checkpoint.HostCopies()
+        self._chain = _delta_chain(settings.incremental)
         self._in_background: bool | None = None
         self._paused_s = 0.0
         self._failure: LakhError | None = None  # of the last save
@@ -135,11 +136,14 @@ class Checkpointer:
             rank=self._world.rank,
             world=self._world.size,
             writes_whole=run.mesh.resolve(self._world.size).leads_stage(self._world.rank),
+            chain=self._chain,
         )
         if self._saves_in_background(step, self._save.bytes_to_write):
             self._save.start(self._copies)
             self._paused_s = time.monotonic() - began_s
         else:
+            self._chain = None  # there is no memory for its base
+            self._save.leave_chain()
             self._save.write_now()
             self._paused_s = time.monotonic() - began_s
             self.finish_save()
@@ -149,7 +153,7 @@ class Checkpointer:
         if self._in_background is None:
             mine = checkpoint.choose_background(
                 self._settings.background,
-                copy_bytes=own_bytes * self._world.local_size,
+                copy_bytes=own_bytes * self._world.local_size * (2 if self._chain is not None else 1),
                 free_bytes=checkpoint.free_host_bytes(),
             )
             votes: list[tuple[bool, str]] = self._world.broadcast(self._world.gather(mine))
@@ -195,6 +199,13 @@ class Checkpointer:
         save, self._save = self._save, None
         if save is not None:
             save.wait(DROP_TIMEOUT_S)  # its folder is removed later, and must not be written to then
+
+
+def _delta_chain(incremental: str) -> checkpoint.DeltaChain | None:
+    if incremental == "off":
+        return None
+    mode = "bounded" if incremental == "factored" else incremental
+    return checkpoint.DeltaChain(mode, role_of, factored=incremental == "factored")
 
 
 def _read_digest(folder: str) -> StreamDigest:
