@@ -266,6 +266,19 @@ def test_a_full_disk_leaves_the_run_unprotected_and_fails_its_last_save(
 
 
 @pytest.mark.slow
+def test_a_run_resumes_exactly_from_an_incremental_checkpoint(run: Run, tmp_path: Path) -> None:
+    run = dataclasses.replace(
+        changed(run, steps=6), checkpoint=Checkpoints(every=2, keep=1, background="on", incremental="exact")
+    )
+    train(run, tmp_path / "run")
+    modes = [checkpoint.Manifest.read(folder).mode for _, folder in checkpoint.list_complete(tmp_path / "run")]
+    assert modes == ["full", "exact", "exact"], "the bases of the kept one stay"
+    whole, resumed = train(changed(run, steps=9), tmp_path / "whole"), train(changed(run, steps=9), tmp_path / "run")
+    assert resumed.loss == whole.loss
+    assert resumed.stream_sha256 == whole.stream_sha256
+
+
+@pytest.mark.slow
 def test_checkpoints_on_another_url_are_found_by_resume_and_tools(run: Run, tmp_path: Path, lakh, last_line) -> None:
     url = str(tmp_path / "elsewhere")
     run = dataclasses.replace(changed(run, steps=2), checkpoint=Checkpoints(url=url))
