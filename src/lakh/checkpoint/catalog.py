@@ -130,17 +130,26 @@ def newest_usable(
 
     With several ranks a collective: every rank verifies its share, and all get the same answer.
     """
+    listed: list[tuple[int, str]] | LakhError | None = None
+    if rank == 0:
+        try:
+            listed = list_complete(run_dir)
+        except LakhError as error:  # every rank raises it, instead of waiting for this one
+            listed = error
+    listed = broadcast(listed)
+    if isinstance(listed, LakhError):
+        raise listed
     skipped: list[DataError] = []
-    for _, folder in reversed(broadcast(list_complete(run_dir) if rank == 0 else None)):
-        error: LakhError | None = None
+    for _, folder in reversed(listed or []):
+        failure: LakhError | None = None
         can_resume = True
         try:
             can_resume = Manifest.read(folder).can_resume
             if can_resume:
                 verify_chain(folder, rank=rank, world=world)
-        except LakhError as found:
-            error = found
-        errors = [error for error in broadcast(gather(error)) if error is not None]
+        except LakhError as error:
+            failure = error
+        errors = [error for error in broadcast(gather(failure)) if error is not None]
         if not errors and can_resume:
             return folder, skipped
         if not errors:

@@ -26,7 +26,7 @@ class HostCopies:
             copies[name].copy_(tensor, non_blocking=True)
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        self._buffers = copies
+        self._buffers |= copies
         return copies
 
     def exchange(self, kept: Mapping[str, Tensor], free: Mapping[str, Tensor]) -> None:

@@ -68,6 +68,8 @@ class Checkpointer:
     def restore(self, run: Run, data: DataFeed) -> tuple[Run, int]:
         """Load the newest undamaged checkpoint, if there is one. Returns the run, with the skipped sequences of the
         checkpoint, and the step."""
+        if self._chain is not None:
+            self._chain.reset()  # after a rewind its base is ahead
         folder, damaged = checkpoint.newest_usable(
             self._home,
             rank=self._world.rank,
