@@ -2,7 +2,7 @@
 
     exact      difference of ordered bit patterns, split into byte planes, zstd; or the planes of the values themselves
                where that is smaller (first moments forget their base within ten steps). Bit-exact.
-    delta4     4-bit difference to the base, in blocks of 64 with one bf16 scale each: weights
+    delta4     4-bit difference to the base, in blocks of 128 with one bf16 scale each: weights
     value4     4-bit values in the same blocks: first moments
     root8      8-bit square roots, rounded up so that no second moment becomes zero: second moments
     factored   means of rows and columns: second moments at almost no bytes
@@ -25,7 +25,7 @@ from torch import Tensor
 
 __all__ = ["BLOCK", "BLOCK_BOUNDS", "EncodedSlice", "decode", "encode"]
 
-BLOCK = 64
+BLOCK = 128
 LEVELS_4 = 7
 LEVELS_8 = 255
 BLOCK_BOUNDS = {"delta4": 1 / (2 * LEVELS_4), "value4": 1 / (2 * LEVELS_4), "root8": 1 / LEVELS_8}
@@ -236,7 +236,7 @@ def _pack(header: dict[str, Any], parts: list[bytes]) -> np.ndarray:
 
 
 def _unpack(data: np.ndarray) -> tuple[dict[str, Any], list[memoryview]]:
-    view = memoryview(np.ascontiguousarray(data))
+    view = memoryview(data.tobytes())
     at = 4 + int.from_bytes(view[:4], "little")
     header = json.loads(bytes(view[4:at]))
     parts = []
