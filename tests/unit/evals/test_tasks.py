@@ -269,6 +269,39 @@ def test_a_language_without_tools_is_not_run_and_not_a_failure(tmp_path: Path, s
     assert run_samples(task, canonical_samples(task), sandbox)[0].kind == "not_run"
 
 
+OWN_ROW = {
+    "task_id": "own/0", "prompt": "def twice(x):\n", "canonical_solution": "    return 2 * x\n", "entry_point": "twice",
+    "test": "def check(candidate):\n    assert candidate(4) == 8\n",
+}  # fmt: skip
+
+
+def test_own_problems_in_the_form_of_humaneval(sandbox: Sandbox, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps(OWN_ROW) + "\n")
+    task = load_task("functions", str(path))
+    samples = [*canonical_samples(task), Sample("own/0", "    return x\n")]
+    assert [verdict.passed for verdict in run_samples(task, samples, sandbox)] == [True, False]
+    with pytest.raises(UserError, match="needs a file"):
+        load_task("functions")
+
+
+def test_a_task_in_a_file_of_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    (tmp_path / "own.jsonl").write_text(json.dumps(OWN_ROW) + "\n")
+    path.write_text("from lakh.evals.tasks import humaneval\nload = humaneval.load_own\n")
+    assert [problem.id for problem in load_task(str(path), str(tmp_path / "own.jsonl")).problems] == ["own/0"]
+    for text, found in (
+        ("x = 1", "no function load"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("def load(data): pass", "NoneType"),
+    ):
+        path.write_text(text + "\n")
+        with pytest.raises(UserError, match=found):
+            load_task(str(path))
+    with pytest.raises(UserError, match="no such file"):
+        load_task("missing.py")
+
+
 # --- where the data comes from -----------------------------------------------------------------------------------
 
 
