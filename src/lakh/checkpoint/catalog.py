@@ -149,14 +149,14 @@ def newest_usable(
                 verify_chain(folder, rank=rank, world=world)
         except LakhError as error:
             failure = error
-        errors = [error for error in broadcast(gather(failure)) if error is not None]
+        errors = [found for found in broadcast(gather(failure)) if found is not None]
         if not errors and can_resume:
             return folder, skipped
         if not errors:
             continue
-        for error in errors:
-            if not isinstance(error, DataError):
-                raise error
+        for found in errors:
+            if not isinstance(found, DataError):
+                raise found
         skipped.append(errors[0])
     return None, skipped
 
