@@ -48,6 +48,10 @@ def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[]
                 case events.CheckpointSkipped():
                     text = f"warning: skipped the damaged checkpoint {event.path}: {event.reason}"
                     console.print(text, style="yellow")
+                case events.CheckpointFailed():
+                    since = f"only {event.last} is left" if event.last else "there is no checkpoint"
+                    text = f"warning: step {event.step} is not saved, {since}: {event.path}: {event.reason}"
+                    console.print(text, style="yellow")
                 case events.Restarted():
                     console.print(f"restarted (attempt {event.attempt}) because {event.reason}")
                 case events.RanksLost():
