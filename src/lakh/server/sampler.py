@@ -75,7 +75,7 @@ def _constrain(logits_V: Tensor, seq: Sequence, drafted: ListOf[int]) -> None:
     if sampling.has_penalties:
         logits_V.copy_(penalise(logits_V, sampling, seq.prompt, [*seq.tokens, *drafted]))
     if num_tokens < sampling.min_tokens:
-        logits_V[seq.eot] = -torch.inf
+        logits_V[list(seq.end_ids)] = -torch.inf
 
 
 def _restrict(logits_V: Tensor, ids: ListOf[int]) -> Tensor:
