@@ -45,8 +45,13 @@ def checkpoint_for(mode: str, *, compiled: bool) -> Callable[..., Any] | None:
         return None
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if mode == "selective":
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy())
+        options["context_fn"] = _selective_contexts
     return functools.partial(checkpoint, **options)
+
+
+def _selective_contexts() -> Any:
+    """Of one block: a recomputation may stop before the last product, so every block counts from 0."""
+    return create_selective_checkpoint_contexts(_policy())
 
 
 def _policy() -> Any:
@@ -57,7 +62,7 @@ def _policy() -> Any:
         if op in _ATTENTION:
             return CheckpointPolicy.MUST_SAVE
         if op in _MATMULS:
-            number = counts[context.is_recompute] % 4
+            number = counts[context.is_recompute]
             counts[context.is_recompute] += 1
             return CheckpointPolicy.MUST_SAVE if number in _SAVED_MATMULS else CheckpointPolicy.PREFER_RECOMPUTE
         return CheckpointPolicy.PREFER_RECOMPUTE
