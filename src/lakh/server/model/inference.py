@@ -140,6 +140,11 @@ class InferenceModel:
 
     # --- weights ---
 
+    def has_finite_weights(self) -> bool:
+        """Whether no weight is NaN or infinite: the sum of a tensor would be, too."""
+        floats = [tensor for tensor in self._tensors() if tensor.is_floating_point()]
+        return all(bool(tensor.sum().isfinite()) for tensor in floats)
+
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Replace all weights, tensor by tensor."""
         for name in parameters(self.spec):
