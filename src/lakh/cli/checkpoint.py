@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from lakh.cli.complete import complete_runs
 from lakh.cli.groups import HintingGroup
-from lakh.cli.output import CommandResult, print_result, table
+from lakh.cli.output import CommandResult, print_result, styled, table
 from lakh.errors import DataError, UserError
 from lakh.storage import is_complete, require_folder
 
@@ -18,7 +19,7 @@ def checkpoint() -> None:
 
 
 @checkpoint.command("list")
-@click.argument("run_dir")
+@click.argument("run_dir", shell_complete=complete_runs)
 @print_result
 def list_(run_dir: str) -> CommandResult:
     """List the complete checkpoints of a run, oldest first."""
@@ -47,7 +48,7 @@ def list_(run_dir: str) -> CommandResult:
 
 
 @checkpoint.command()
-@click.argument("path")
+@click.argument("path", shell_complete=complete_runs)
 @print_result
 def verify(path: str) -> CommandResult:
     """Compare every file of a checkpoint, or of all checkpoints of a run, with its hash.
@@ -77,12 +78,15 @@ def verify(path: str) -> CommandResult:
         except DataError as error:
             rows.append({"folder": folder, "ok": False, "found": str(error)})
     ok = all(row["ok"] for row in rows)
-    text = table(["folder", "ok", "found"], [list(row.values()) for row in rows])
+    cells = [
+        (row["folder"], styled("ok", "good") if row["ok"] else styled("damaged", "bad"), row["found"]) for row in rows
+    ]
+    text = table(["folder", "", "found"], cells)
     return CommandResult({"ok": ok, "checkpoints": rows}, text, exit_code=0 if ok else DataError.exit_code)
 
 
 @checkpoint.command()
-@click.argument("run_dir")
+@click.argument("run_dir", shell_complete=complete_runs)
 @click.option(
     "--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Number of good checkpoints to keep."
 )
