@@ -33,6 +33,7 @@ COMMANDS = {
     "serve": ("lakh.cli.serve:serve", "Serve completions over HTTP."),
     "gateway": ("lakh.cli.gateway:gateway", "Put several engines behind one address."),
     "plan": ("lakh.cli.plan:plan", "Estimate cost, speed and memory of a run before it starts."),
+    "dlrm": ("lakh.cli.dlrm:dlrm", "Plan and train recommendation models with sharded embedding tables."),
     "loadgen": ("lakh.cli.loadgen:loadgen", "Send a completion service the load of typing users, and measure it."),
     "bench": ("lakh.cli.bench:bench", "Compare the speed of lakh with its peers, in the same run."),
     "dashboard": ("lakh.cli.dashboard:dashboard", "Show the progress of runs, live, in a browser."),

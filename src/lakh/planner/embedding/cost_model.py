@@ -1,12 +1,12 @@
 """The time and memory of a sharded table, from bytes and bandwidths.
 
-The formulas are those of TorchRec's planner (torchrec/distributed/planner/estimator, BSD-3): bytes read and written over
-the bandwidth of the memory, pooled outputs over the bandwidth of the network, and factors that its authors measured. The
-preset "torchrec" has its constants too, so that plans can be compared with TorchRec's; "cluster" takes the bandwidths of
-a cluster file. Both are estimates: nothing here was fitted to measurements of lakh.
+The formulas are those of TorchRec's planner (torchrec/distributed/planner/estimator, BSD-3): bytes read and written
+over the bandwidth of the memory, pooled outputs over the bandwidth of the network, and factors that its authors
+measured. The preset "torchrec" has its constants too, so that plans can be compared with TorchRec's; "cluster" takes
+the bandwidths of a cluster file. Both are estimates: nothing here was fitted to measurements of lakh.
 
-P ranks in nodes of L, B samples per rank, w columns, i = B * features * pooling ids and o = B * features * min(1, pooling)
-bags per rank:
+P ranks in nodes of L, B samples per rank, w columns, i = B * features * pooling ids and o = B * features * min(1,
+pooling) bags per rank:
 
     kind            ids read  values read    outputs  forward                   backward
     table, column   iP        iP max(w,32)   oP w     all-to-all                all-to-all
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from lakh.planner.embedding.options import ShardingLimits, ShardingOption, column_slices
 from lakh.spec.cluster import Cluster
-from lakh.spec.embedding import EmbeddingTable, MemoryTier
+from lakh.spec.embedding import EmbeddingTable, MemoryTier, ShardingKind
 
 __all__ = ["COST_MODELS", "BandwidthCosts", "MemorySizes", "cost_model", "slice_counts", "width_penalty"]
 
@@ -113,7 +113,7 @@ class BandwidthCosts:
             compute_s = (ids * ID_BYTES + lookup + output) * width_penalty(width) / bandwidth * (1 + BACKWARD)
             times.append(1e3 * (compute_s + 2 * output / self.network_Bps))
             sizes.append(int(table.bytes_of(table.rows, width) + ids * ID_BYTES + output))
-        kind = "column-wise" if slices > 1 else "table-wise"
+        kind: ShardingKind = "column-wise" if slices > 1 else "table-wise"
         return ShardingOption(kind, tier, widths, tuple(times), tuple(sizes), "rank")
 
     def _rows(self, table: EmbeddingTable, tier: MemoryTier) -> ShardingOption:
@@ -142,7 +142,9 @@ class BandwidthCosts:
         reduce_s = weights * (2 * nodes - 1) / nodes / self.all_reduce_Bps * (2 if ranks > 2 * node else 1)
         lookup_s = (ids * (ID_BYTES + table.width * table.value_bytes) + output) / bandwidth * (1 + BACKWARD)
         seconds = lookup_s + reduce_s + weights * DENSE_UPDATE / bandwidth
-        size = table.bytes_of(table.rows, table.width) + weights + ids * ID_BYTES + output  # weights: the dense gradient
+        size = (
+            table.bytes_of(table.rows, table.width) + weights + ids * ID_BYTES + output
+        )  # weights: the dense gradient
         return ShardingOption("data-parallel", "device", (table.width,), (1e3 * seconds,), (int(size),), "all")
 
     def _inputs(self, table: EmbeddingTable) -> float:
@@ -160,7 +162,7 @@ def cost_model(
     sizes: dict[MemoryTier, float] = {"device": memory.device, "host": memory.host, "file": memory.file}
     limits = ShardingLimits(ranks, node, sizes, min_width)
     if name == "torchrec":  # its constants: a V100's memory, NVLink, 100 Gb/s per GPU between nodes
-        device, inside, outside = 897 * 2**30, 600 * 2**30, 12.5 * 2**30
+        device, inside, outside = 897.0 * 2**30, 600.0 * 2**30, 12.5 * 2**30
         all_reduce = outside * node
     else:
         device, inside = cluster.gpu.memory_Bps, cluster.tiers[0].bandwidth_Bps

@@ -3,13 +3,18 @@
     minimise T   with   one option z per table, its k equal slices on ranks (y counts them), every rank's time <= T and
                         every rank's memory within its limits
 
-For a set of tens of tables on tens of ranks; with more variables the search alone is as good and much faster. HiGHS stops
-at its time limit with an incumbent and a proven bound. Options with slices of unequal width are left to the search.
+For a set of tens of tables on tens of ranks; with more variables the search alone is as good and much faster. HiGHS
+stops at its time limit with an incumbent and a proven bound. Options with slices of unequal width are left to the
+search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,17 +106,34 @@ def solve_milp(
     objective[0] = 1.0
     integrality = np.ones(columns)
     integrality[0] = 0
-    solved = milp(
-        objective,
-        integrality=integrality,
-        bounds=Bounds(np.zeros(columns), np.array(upper)),
-        constraints=LinearConstraint(matrix.tocsc(), np.array(lower_rows), np.array(upper_rows)),
-        options={"time_limit": time_limit_s},
-    )
+    with _silent_stdout():
+        solved = milp(
+            objective,
+            integrality=integrality,
+            bounds=Bounds(np.zeros(columns), np.array(upper)),
+            constraints=LinearConstraint(matrix.tocsc(), np.array(lower_rows), np.array(upper_rows)),
+            options={"time_limit": time_limit_s},
+        )
     bound = None if left_out or solved.mip_dual_bound is None else float(solved.mip_dual_bound)
     if solved.x is None:
         return MilpAnswer(None, bound)
     return MilpAnswer(_placement(variables, np.rint(solved.x).astype(int), limits), bound)
+
+
+@contextmanager
+def _silent_stdout() -> Iterator[None]:
+    """HiGHS prints debug lines to the stdout of C, even with its display off; commands print results there."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+        ctypes.CDLL(None).fflush(None)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _placement(

@@ -50,7 +50,8 @@ class ShardingLimits:
 class EmbeddingCosts(Protocol):
     """Where options and their costs come from: a cost model, or an imported plan."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def options(self, table: EmbeddingTable) -> list[ShardingOption]: ...
 

@@ -1,9 +1,9 @@
 """Chosen options to ranks: longest processing time first (LPT) and Karmarkar-Karp, under memory limits.
 
-Pieces on all ranks are placed first, then those on whole nodes, then those on single ranks. LPT puts the longest piece on
-the rank with the least time that has memory for it: n log P steps for n pieces on P ranks. Karmarkar-Karp (the largest
-differencing method) merges the two partial assignments that differ most, n P log P steps; it does not see memory, so
-an assignment over a limit is refused.
+Pieces on all ranks are placed first, then those on whole nodes, then those on single ranks. LPT puts the longest
+piece on the rank with the least time that has memory for it: n log P steps for n pieces on P ranks. Karmarkar-Karp
+(the largest differencing method) merges the two partial assignments that differ most, n P log P steps; it does not
+see memory, so an assignment over a limit is refused.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Which option for each table: split search, then ruin and recreate.
 
 Splitting a table adds work (narrow rows are slower, ids are sent to more ranks) but makes its largest piece shorter.
-`split_search` tries targets for the slowest rank, from the lower bound upwards: for each, every table takes its option of
-least work whose pieces are shorter than the target, and the pieces are placed. Its first candidate leaves every table
-whole, so the result is never worse than LPT. `ruin_and_recreate` improves small sets: it takes a few tables out, at least
-one from the slowest rank, and puts each back with its best option and place. Both are deterministic.
+`split_search` tries targets for the slowest rank, from the lower bound upwards: for each, every table takes its
+option of least work whose pieces are shorter than the target, and the pieces are placed. Its first candidate leaves
+every table whole, so the result is never worse than LPT. `ruin_and_recreate` improves small sets: it takes a few
+tables out, at least one from the slowest rank, and puts each back with its best option and place. Both are
+deterministic.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ TARGETS = (1.0, 1.0002, 1.001, 1.003, 1.01, 1.03, 1.1, 1.3, 2.0)
 """Targets of the slowest rank, as multiples of the lower bound."""
 DIFFERENCING_STEPS = 100_000  # pieces x ranks: 0.2 s of Karmarkar-Karp; with more pieces LPT is as good
 NORM = 12  # the search minimises this norm of the ranks' times: a smooth stand-in for their maximum
+MOST_REMOVED = 6  # tables taken out in one round, besides one of the slowest rank
+BLINK = 0.1  # share of a table's options that a round overlooks: the greedy choice alone repeats itself
+FIRST_TOLERANCE = 0.05  # how much worse a state may become at first
 ENOUGH = 1e-4  # relative distance to the bound at which the search stops
 
 
@@ -79,31 +83,25 @@ def ruin_and_recreate(
 ) -> Placement:
     """Improve a placement for `rounds` rounds; never returns a worse one."""
     chance = random.Random(seed)
-    limits, tables = start.limits, len(options)
-    current = _copy(start)
-    best = _copy(start)
+    tables = len(options)
+    current, best = _copy(start), _copy(start)
     score = _norm(current, bound_ms)
     for turn in range(rounds):
         if best.bottleneck_ms <= bound_ms * (1 + ENOUGH):
             break
         slowest = int(current.loads.argmax())
         removable = [t for t in range(tables) if _is_on(current, t, slowest)] or list(range(tables))
-        removed = {chance.choice(removable)}
-        removed |= set(chance.sample(range(tables), min(tables, chance.randint(1, 5))))
-        before = {t: (current.chosen[t], current.homes[t]) for t in removed}
+        removed = {
+            chance.choice(removable),
+            *chance.sample(range(tables), min(tables, chance.randint(1, MOST_REMOVED))),
+        }
+        before = {table: (current.chosen[table], current.homes[table]) for table in removed}
         for table in removed:
             current.put(table, *before[table], sign=-1)
-        order = sorted(removed, key=lambda t: -min(o.work_ms(limits.ranks, limits.node_size) for o in options[t]))
-        placed = []
-        for table in order:
-            found = _best_insertion(current, options[table], bound_ms)
-            if found is None:
-                break
-            current.put(table, *found)
-            placed.append(table)
+        placed = _recreate(current, options, sorted(removed), bound_ms, chance)
         new = _norm(current, bound_ms)
-        tolerance = 0.1 * max(0.0, 1 - 1.5 * turn / rounds)  # accept some worse states at first
-        if len(placed) == len(order) and new <= score * (1 + tolerance):
+        tolerance = FIRST_TOLERANCE * max(0.0, 1 - 1.2 * turn / rounds) * chance.random()
+        if len(placed) == len(removed) and new <= score * (1 + tolerance):
             score = new
             if current.bottleneck_ms < best.bottleneck_ms:
                 best = _copy(current)
@@ -113,6 +111,29 @@ def ruin_and_recreate(
         for table in removed:
             current.put(table, *before[table])
     return best
+
+
+def _recreate(
+    current: Placement,
+    options: Sequence[Sequence[ShardingOption]],
+    removed: list[int],
+    unit_ms: float,
+    chance: random.Random,
+) -> list[int]:
+    """Put tables back, one after another with its best option and place; returns those that found one."""
+    if chance.random() < 0.5:
+        chance.shuffle(removed)
+    else:
+        removed.sort(key=lambda t: -min(option.largest_ms for option in options[t]))
+    placed: list[int] = []
+    for table in removed:
+        seen = [option for option in options[table] if chance.random() > BLINK] or options[table]
+        found = _best_insertion(current, seen, unit_ms)
+        if found is None:
+            break
+        current.put(table, *found)
+        placed.append(table)
+    return placed
 
 
 def _best_insertion(

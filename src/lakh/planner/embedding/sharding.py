@@ -18,7 +18,8 @@ from lakh.spec.embedding import EmbeddingPlan, EmbeddingShard, EmbeddingTable, c
 __all__ = ["BindingShard", "ShardingResult", "plan_sharding"]
 
 SMALL_SET = 500  # tables up to which ruin and recreate pays; with more, LPT is within 0.1 % of the bound
-SEARCH_ROUNDS = 3000
+SEARCH_ROUNDS = 2000
+SEARCH_STARTS = 2
 MILP_VARIABLES = 4000
 MILP_GAP = 1e-3  # a plan closer to its bound is not worth a solver
 
@@ -55,19 +56,23 @@ def plan_sharding(
     """The best plan found, its bound and what binds. InfeasiblePlan says which table or memory stands in the way."""
     began = time.perf_counter()
     options = [_options(table, costs, limits) for table in tables]
-    _check_total_memory(tables, options, limits, costs)
+    if isinstance(costs, BandwidthCosts):
+        _check_total_memory(tables, limits)
     placement, engine = _search(options, limits)
-    if placement is None and isinstance(costs, BandwidthCosts) and any(limits.tier_bytes[t] for t in ("host", "file")):
-        options = [found + costs.slower_options(table) for found, table in zip(options, tables, strict=True)]
-        placement, engine = _search(options, limits)
+    if placement is None and isinstance(costs, BandwidthCosts):
+        slower = [costs.slower_options(table) for table in tables]
+        placement, engine = _search_tiers(tables, options, slower, limits)
+        options = [fast + slow for fast, slow in zip(options, slower, strict=True)]
     if placement is None:
         found = f"{len(tables)} tables do not fit into {limits.ranks} ranks with {_sizes(limits)} each"
         raise InfeasiblePlan("tables", found, "use more ranks, more memory per rank, or a host or file tier")
     bound = lower_bound_ms(options, limits, placement.bottleneck_ms)
     if len(tables) <= SMALL_SET and bound > 0:
-        better = ruin_and_recreate(options, placement, bound, rounds=SEARCH_ROUNDS)
-        if better.bottleneck_ms < placement.bottleneck_ms:
-            placement, engine = better, "ruin and recreate"
+        start = placement
+        for seed in range(SEARCH_STARTS):
+            better = ruin_and_recreate(options, start, bound, rounds=SEARCH_ROUNDS, seed=seed)
+            if better.bottleneck_ms < placement.bottleneck_ms:
+                placement, engine = better, "ruin and recreate"
     gap = placement.bottleneck_ms / bound - 1 if bound else 0.0
     if milp_time_s > 0 and gap > MILP_GAP and num_variables(options, limits) <= MILP_VARIABLES:
         answer = solve_milp(options, limits, placement.bottleneck_ms, milp_time_s)
@@ -94,6 +99,28 @@ def _search(options: Sequence[Sequence[ShardingOption]], limits: ShardingLimits)
     return split_search(options, limits, first)
 
 
+def _search_tiers(
+    tables: Sequence[EmbeddingTable],
+    options: Sequence[list[ShardingOption]],
+    slower: Sequence[list[ShardingOption]],
+    limits: ShardingLimits,
+) -> tuple[Placement | None, str]:
+    """Move the tables with the fewest lookups per byte out of the device, as few as are needed for the rest to fit."""
+    movable = [index for index, found in enumerate(slower) if found]
+    movable.sort(key=lambda i: tables[i].pooling * tables[i].features / tables[i].rows)
+    best: tuple[Placement | None, str] = (None, "")
+    low, high = 1, len(movable)
+    while low <= high:
+        count = (low + high) // 2
+        moved = set(movable[:count])
+        placed = _search([slower[i] if i in moved else options[i] for i in range(len(tables))], limits)
+        if placed[0] is None:
+            low = count + 1
+        else:
+            best, high = placed, count - 1
+    return best
+
+
 def _options(table: EmbeddingTable, costs: EmbeddingCosts, limits: ShardingLimits) -> list[ShardingOption]:
     found = costs.options(table)
     if not found:
@@ -104,16 +131,11 @@ def _options(table: EmbeddingTable, costs: EmbeddingCosts, limits: ShardingLimit
     return found
 
 
-def _check_total_memory(
-    tables: Sequence[EmbeddingTable],
-    options: Sequence[Sequence[ShardingOption]],
-    limits: ShardingLimits,
-    costs: EmbeddingCosts,
-) -> None:
+def _check_total_memory(tables: Sequence[EmbeddingTable], limits: ShardingLimits) -> None:
     """Refuse early a set that is larger than all memory together."""
     total = sum(table.bytes_of(table.rows, table.width) for table in tables)
     there = sum(limits.tier_bytes.values()) * limits.ranks
-    if total > there and isinstance(costs, BandwidthCosts):
+    if total > there:
         found = f"{total / 2**30:,.1f} GiB, all ranks together have {there / 2**30:,.1f} GiB for tables"
         raise InfeasiblePlan("tables", found, "use more ranks, more memory per rank, or a host or file tier")
 

@@ -1,9 +1,9 @@
 """TorchRec's planner statistics: the text that its EmbeddingStats prints, read as tables, costs and a plan.
 
-The text has a row per rank (estimated time) and a row per table (sharding type, estimated time with its parts, memory,
-dimensions, ranks). Costs of the tables as TorchRec sharded them are its own; a column-wise slice that is divided further
-is charged TorchRec's penalty for narrow rows on the compute part, and its share of the communication and memory. Tables
-on all ranks stay as they are: the text does not say what another type would cost.
+The text has a row per rank (estimated time) and a row per table (sharding type, estimated time with its parts,
+memory, dimensions, ranks). Costs of the tables as TorchRec sharded them are its own; a column-wise slice that is
+divided further is charged TorchRec's penalty for narrow rows on the compute part, and its share of the communication
+and memory. Tables on all ranks stay as they are: the text does not say what another type would cost.
 """
 
 from __future__ import annotations
@@ -14,13 +14,22 @@ from dataclasses import dataclass, replace
 from lakh.errors import UserError
 from lakh.planner.embedding.cost_model import slice_counts, width_penalty
 from lakh.planner.embedding.options import ShardingLimits, ShardingOption, column_slices
-from lakh.spec.embedding import EmbeddingTable
+from lakh.spec.embedding import EmbeddingTable, ShardingKind
 
 __all__ = ["PublishedTable", "TorchRecStats", "is_torchrec_stats", "read_torchrec_stats"]
 
 GIB = 2**30
 _TITLE = "--- Planner Statistics ---"
-_COLUMNS = ("FQN", "Sharding", "Perf (ms)", "Storage (HBM, DDR)", "Sum Pooling Factor", "Features", "Hash Size", "Ranks")
+_COLUMNS = (
+    "FQN",
+    "Sharding",
+    "Perf (ms)",
+    "Storage (HBM, DDR)",
+    "Sum Pooling Factor",
+    "Features",
+    "Hash Size",
+    "Ranks",
+)
 _PERF = re.compile(r"([\d.]+) \(([\d.,e-]+)\)")
 _STORAGE = re.compile(r"\(([\d.]+) GB, ([\d.]+) GB\)")
 _DIMENSIONS = re.compile(r"(\d+)(?: \((\d+)\))?")
@@ -69,10 +78,11 @@ class TorchRecStats:
     def _columns(self, entry: PublishedTable, widths: tuple[int, ...]) -> ShardingOption:
         total, published_penalty = entry.table.width, width_penalty(entry.slice_width)
         times = [
-            w / total * (entry.compute_ms * width_penalty(w) / published_penalty + entry.communication_ms) for w in widths
+            w / total * (entry.compute_ms * width_penalty(w) / published_penalty + entry.communication_ms)
+            for w in widths
         ]
         sizes = tuple(int(entry.bytes * w / total) for w in widths)
-        kind = "column-wise" if len(widths) > 1 else "table-wise"
+        kind: ShardingKind = "column-wise" if len(widths) > 1 else "table-wise"
         return ShardingOption(kind, "device", widths, tuple(times), sizes, "rank")
 
 
@@ -107,7 +117,9 @@ def read_torchrec_stats(text: str, *, min_width: int, node_size: int = 8, origin
     if not published:
         raise UserError(origin, "has no tables", "print it with debug=True")
     worst = re.search(r"Maximum of Total Perf: ([\d.]+) ms", text)
-    limits = ShardingLimits(ranks, min(node_size, ranks), {"device": _table_bytes(text), "host": 0, "file": 0}, min_width)
+    limits = ShardingLimits(
+        ranks, min(node_size, ranks), {"device": _table_bytes(text), "host": 0, "file": 0}, min_width
+    )
     return TorchRecStats(published, limits, float(worst[1]) if worst else 0.0)
 
 
@@ -146,7 +158,9 @@ def _ranks(text: str, ranks: int, where: str) -> tuple[int, ...]:
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)
     if not found or max(found) >= ranks:
-        raise UserError(where, f"names rank {max(found, default=0)} of {ranks}", "leave the text as TorchRec printed it")
+        raise UserError(
+            where, f"names rank {max(found, default=0)} of {ranks}", "leave the text as TorchRec printed it"
+        )
     return tuple(found)
 
 
