@@ -40,6 +40,7 @@ TABLES = [("whole", 10, 8), ("wide", 12, 24), ("copies", 4, 8)]
 
 
 @needs_torchrec
+@pytest.mark.slow
 def test_shards_of_every_kind_are_torchrecs_own() -> None:
     """Its enumerator and `to_sharding_plan` describe the same sizes, offsets and ranks."""
     import torch
