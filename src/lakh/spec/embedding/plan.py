@@ -1,74 +1,25 @@
-"""Embedding tables of a recommendation model, and a plan that says which rank holds which part of each table.
+"""Which rank holds which part of each embedding table.
 
-The planner makes an `EmbeddingPlan`, the trainer shards by it and checkpoints store it. `check_plan` proves that a plan
-covers every value of every table exactly once.
+The planner makes an `EmbeddingPlan`; TorchRec can run it. `check_plan` proves that it covers every value of every
+table exactly once.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lakh import config
-from lakh.errors import ConfigError, InfeasiblePlan
+from lakh.errors import InfeasiblePlan
+from lakh.spec.embedding.table import EmbeddingTable
 
-__all__ = [
-    "DTYPE_BYTES",
-    "EmbeddingPlan",
-    "EmbeddingShard",
-    "EmbeddingTable",
-    "MemoryTier",
-    "ShardingKind",
-    "check_plan",
-    "check_tables",
-]
+__all__ = ["EmbeddingPlan", "EmbeddingShard", "MemoryTier", "ShardingKind", "check_plan"]
 
 ShardingKind = Literal["data-parallel", "table-wise", "column-wise", "row-wise", "table-row-wise"]
 """Whole copies on all ranks; one rank; slices of columns; ranges of rows on all ranks, or on the ranks of one node."""
 
 MemoryTier = Literal["device", "host", "file"]
-
-DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
-WIDTH_MULTIPLE = 4
-"""Kernels read rows as vectors of four values (FBGEMM has the same limit)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EmbeddingTable:
-    name: str
-    """Name of the table, unique in the model."""
-    rows: int
-    """Number of embeddings (the hash size)."""
-    width: int
-    """Values of one embedding (the embedding dimension)."""
-    pooling: float = 1.0
-    """Mean number of ids in one bag (the pooling factor)."""
-    features: int = 1
-    """Features that look up this table, each with one bag per sample."""
-    dtype: Literal["f32", "bf16", "f16"] = "f32"
-    """Type of the weights."""
-    optimizer: Literal["sgd", "rowwise-adagrad", "rowwise-adam"] = "rowwise-adagrad"
-    """Sparse optimizer, for the size of its state."""
-
-    def __post_init__(self) -> None:
-        if not self.name.strip():
-            raise ConfigError("name", "is empty", "name the table")
-        config.require_positive(self, "rows", "width", "features")
-        config.require(self, "width", lambda w: w % WIDTH_MULTIPLE == 0, "is not a multiple of 4", "pad the table")
-        todo = "give the mean number of ids per bag, or remove a table that nothing looks up"
-        config.require(self, "pooling", lambda p: 0 < p < math.inf, "is not a positive number", todo)
-
-    @property
-    def value_bytes(self) -> int:
-        return DTYPE_BYTES[self.dtype]
-
-    def bytes_of(self, rows: int, width: int) -> int:
-        """Weights and optimizer state of a shard. Row-wise states hold one f32 per row of *each* shard."""
-        state = {"sgd": 0, "rowwise-adagrad": 4, "rowwise-adam": 4 + 4 * width}[self.optimizer]
-        return rows * (width * self.value_bytes + state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +62,6 @@ class EmbeddingPlan:
         for shard in self.shards:
             used[shard.rank] += shard.bytes if shard.tier == tier else 0
         return used
-
-
-def check_tables(tables: Sequence[EmbeddingTable], origin: str) -> None:
-    if not tables:
-        raise ConfigError(origin, "has no tables", "list at least one under [[tables]]")
-    seen: set[str] = set()
-    for table in tables:
-        if table.name in seen:
-            raise ConfigError(origin, f"names the table {table.name!r} twice", "give each table its own name")
-        seen.add(table.name)
 
 
 def check_plan(plan: EmbeddingPlan, tables: Sequence[EmbeddingTable]) -> None:
