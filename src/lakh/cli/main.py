@@ -38,6 +38,7 @@ COMMANDS = {
     "gateway": ("lakh.cli.gateway:gateway", "Put several engines behind one address."),
     "lsp": ("lakh.cli.lsp:lsp", "Run a language server with inline completions for an editor."),
     "plan": ("lakh.cli.plan:plan", "Estimate cost, speed and memory of a run before it starts."),
+    "dlrm": ("lakh.cli.dlrm:dlrm", "Plan and train recommendation models with sharded embedding tables."),
     "loadgen": ("lakh.cli.loadgen:loadgen", "Send a completion service the load of typing users, and measure it."),
     "bench": ("lakh.cli.bench:bench", "Compare the speed of lakh with its peers, in the same run."),
     "dashboard": ("lakh.cli.dashboard:dashboard", "Show the progress of runs, live, in a browser."),

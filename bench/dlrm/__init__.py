@@ -1,0 +1,1 @@
+"""Recommendation models beside TorchRec: `lakh bench dlrm`."""
