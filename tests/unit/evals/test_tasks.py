@@ -9,8 +9,10 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,7 @@ from lakh.evals.run import run_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.sandbox.verdict import SandboxVerdict
 from lakh.evals.task import CommandProgram, Problem, Program, names_under_test
-from lakh.evals.tasks import TASKS, cruxeval, load_task
+from lakh.evals.tasks import TASKS, cruxeval, humaneval_plus, load_task
 from lakh.evals.tasks.multilingual import LIMITS, _program, languages
 
 SIZES = {
@@ -133,6 +135,33 @@ def test_humaneval_plus_compares_with_its_reference(
     (tmp_path / "HumanEvalPlus.jsonl.gz").write_text(json.dumps(plus_row()) + "\n")
     task = load_task("humaneval-plus", str(tmp_path))
     assert run_samples(task, [Sample("HumanEval/0", completion)], sandbox)[0].passed is passes
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "atol", "passes"),
+    [
+        ((), [], 0, False),
+        ((1.0, 2.0), [1.0, 2.0], 0, False),
+        ([1.0, 2.0 + 1e-8], [1.0, 2.0], 0, True),
+        ([1, 2.0], [1.0, 2.0], 0, True),
+        (1, 1.0000001, 0, False),
+        (2, 2.0, 0, True),
+        (True, 1, 0, True),
+        ([[1.0, 2.0 + 1e-8]], [[1.0, 2.0]], 0, False),
+        ([[1.0, 2.0 + 1e-8]], [[1.0, 2.0]], 1e-6, True),
+        (float("nan"), float("nan"), 0, False),
+        (2.5, float("inf"), 0, False),
+        (float("inf"), float("inf"), 0, True),
+        ("1.0", 1.0, 1e-6, False),
+        ([1.0], [1.0, 2.0], 1e-6, False),
+    ],
+)
+def test_odd_values_are_compared_as_evalplus_does(got: object, expected: object, atol: float, passes: bool) -> None:
+    """The expected verdicts are those of evalplus 0.3.1 (evalplus.eval.unsafe_execute)."""
+    names: dict[str, Any] = {"candidate_name": "f", "inf": float("inf")}
+    exec(humaneval_plus._CHECK, names)
+    with nullcontext() if passes else pytest.raises(AssertionError):
+        names["_check"](lambda: got, lambda: expected, [[]], atol)
 
 
 # --- other languages ---------------------------------------------------------------------------------------------
