@@ -1,10 +1,10 @@
 """Labelled secrets from the pattern tests of a trufflehog checkout: inputs and what a detector must find in them.
 
 trufflehog is AGPL-3.0: its files are read from the path that the user gives, at run time, and nothing of them is in
-this repository. A test case is a struct with `input` and `want`; both are evaluated from string literals, package constants,
-concatenations and fmt.Sprintf. A case counts if every part evaluates; a wanted value that is not a substring of its
-input (several values joined by the detector) is split at the values that are. Addresses (hosts, URLs, e-mail) that a detector
-joins to a secret are not secrets and do not count.
+this repository. A test case is a struct with `input` and `want`; both are evaluated from string literals, package
+constants, concatenations and fmt.Sprintf. A case counts if every part evaluates; a wanted value that is not a substring
+of its input (several values joined by the detector) is split at the values that are. Addresses (hosts, URLs, e-mail)
+that a detector joins to a secret are not secrets and do not count.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def test_identifiers_are_never_redacted(language: str) -> None:
 
 
 def programs(secret: str, key: str) -> dict[str, str]:
-    """A secret in a string, beside an escape, an interpolation and a concatenation; a key block over several strings."""
+    """A secret in a string; a key block beside escapes, an interpolation or a concatenation."""
     begin, end = "-----BEGIN RSA PRIVATE KEY-----", "-----END RSA PRIVATE KEY-----"
     one, two = key[:90], key[90:]
     block = f"{begin}\\n{key}\\n{end}"

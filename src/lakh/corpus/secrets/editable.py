@@ -1,10 +1,10 @@
 """Which bytes of a finding may be replaced: those of strings, comments and prose, never an identifier or an escape.
 
 In a language with a grammar, tree-sitter's tree decides: a finding counts only if most of it is in the content of
-strings and comments, and only those bytes change. The code around them (a concatenation inside a key block, an interpolation)
-stays, so the file parses as before. It costs a parse of the files with findings, which are few. In a language without a
-grammar, a finding must follow a quote, a comment mark or an assignment on its line. Texts that are not code (Markdown,
-data) may change anywhere. Escape sequences stay everywhere.
+strings and comments, and only those bytes change. The code around them (a concatenation inside a key block, an
+interpolation) stays, so the file parses as before. It costs a parse of the files with findings, which are few. In a
+language without a grammar, a finding must follow a quote, a comment mark or an assignment on its line. Texts that are
+not code (Markdown, data) may change anywhere. Escape sequences stay everywhere.
 """
 
 from __future__ import annotations
