@@ -8,7 +8,7 @@ import json
 import pytest
 
 from lakh.corpus.filters.licence import class_of
-from lakh.corpus.licences.detect import header_licence, repository_licence
+from lakh.corpus.licences.detect import RESTRICTION, header_licence, repository_licence
 from lakh.corpus.sources.licence_evidence import LicenceEvidence, is_licence_evidence
 
 MIT = """MIT License
@@ -167,6 +167,11 @@ def test_at_most_one_permissive_repository_in_twenty_is_refused() -> None:
 )
 def test_short_notices_in_headers_are_read(line: str) -> None:
     assert class_of(header_licence(f"/* license: {line}\n */\nint x;\n".encode()).expression) == "copyleft"
+
+
+def test_unlicense_speaks_of_non_commercial_use_and_is_permissive() -> None:
+    assert RESTRICTION.search("for any purpose, commercial or non-commercial, and by any means") is None
+    assert RESTRICTION.search("for non-commercial use") is not None
 
 
 def test_header_of_a_permissive_file_that_mentions_the_gpl_in_code_stays() -> None:
