@@ -25,6 +25,11 @@ def _numbers(table: str) -> list[tuple[int | None, ...]]:
     return [tuple(None if number == "-" else int(number) for number in numbers) for _, *numbers in rows]
 
 
+def _with_argument(table: str) -> list[tuple[tuple[int, int], int]]:
+    rows = (row.split() for row in table.split(";"))
+    return [((int(x86_64), int(aarch64)), int(argument)) for _, x86_64, aarch64, argument in rows]
+
+
 # name, number on x86_64, number on aarch64 ("-": no such call)
 REFUSED = _numbers("""
     socket 41 198; ptrace 101 117; chroot 161 51; mount 165 40; umount2 166 39; pivot_root 155 41;
@@ -45,12 +50,12 @@ REFUSED_WITHOUT_NAMESPACES = _numbers("""
     inotify_add_watch 254 27; fanotify_init 300 262; syslog 103 116; landlock_restrict_self 446 446
 """)
 # name, numbers, and the argument that must be 0, the calling process
-ONLY_OWN = _numbers("""
+ONLY_OWN = _with_argument("""
     prlimit64 302 261 0; setpriority 141 140 1; ioprio_set 251 30 1; sched_setaffinity 203 122 0;
     sched_setscheduler 144 119 0; sched_setparam 142 118 0; sched_setattr 314 274 0
 """)
 # name, numbers, and the argument with the signal, which must not be one that stops a process
-SIGNALS = _numbers("""
+SIGNALS = _with_argument("""
     kill 62 129 1; tkill 200 130 1; tgkill 234 131 2; rt_sigqueueinfo 129 138 1; rt_tgsigqueueinfo 297 240 2;
     pidfd_send_signal 424 424 1
 """)
@@ -82,13 +87,13 @@ def filter_bytes(machine: str | None = None, *, without_namespaces: bool = False
     for numbers in (*REFUSED, *(REFUSED_WITHOUT_NAMESPACES if without_namespaces else ())):
         if (number := numbers[column]) is not None:
             steps += [_step(IF_EQUAL, number, no=1), refuse]
-    for *numbers, argument in ONLY_OWN:
+    for own, argument in ONLY_OWN:
         check = [_load_argument(argument), _step(IF_EQUAL, 0, yes=1), refuse, _step(RETURN, ALLOW)]
-        steps += [_step(IF_EQUAL, numbers[column], no=len(check)), *check]
-    for *numbers, argument in () if without_namespaces else SIGNALS:
+        steps += [_step(IF_EQUAL, own[column], no=len(check)), *check]
+    for signal, argument in () if without_namespaces else SIGNALS:
         check = [_load_argument(argument), _step(IF_AT_LEAST, SIGSTOP, no=2), _step(IF_AT_LEAST, SIGTTOU + 1, yes=1)]
         check += [refuse, _step(RETURN, ALLOW)]
-        steps += [_step(IF_EQUAL, numbers[column], no=len(check)), *check]
+        steps += [_step(IF_EQUAL, signal[column], no=len(check)), *check]
     steps += [_step(IF_EQUAL, CLONE3, no=1), _step(RETURN, ERRNO | ENOSYS)]
     steps += [_step(IF_EQUAL, CLONE[column], no=3), _load_argument(0), _step(IF_ANY_BIT, CLONE_NEWUSER, no=1)]
     steps += [refuse, _step(RETURN, ALLOW)]
