@@ -9,7 +9,8 @@
     down          from the last event of an attempt to the start of the next one
     other         the remainder, so that the classes sum to the total
 
-The trainer and the dashboard both use this definition. The clock of rank 0 counts for all ranks.
+The trainer and the dashboard both use this definition. The clock of rank 0 counts for all ranks. What follows the end
+of a finished run counts only if training goes on: resuming it with nothing left to do costs no goodput.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from typing import Any
 
 from lakh.events import Event
 
-__all__ = ["CLASSES", "GoodputAccount", "goodput"]
+__all__ = ["CLASSES", "LAST_STEP", "GoodputAccount", "goodput"]
 
 CLASSES = ("productive", "data_wait", "lost", "evaluation", "checkpoint", "init", "down", "other")
+LAST_STEP = "last step done"
+"""The reason of `run_ended` when nothing is left to train."""
 # Written by the next attempt before its `initialised`, which says when that attempt began.
 _BEFORE_INITIALISED = frozenset({"restarted", "setting_changed", "checkpoint_skipped"})
 _TIMED = {"evaluated": "evaluation", "checkpoint_saved": "checkpoint"}
@@ -43,9 +46,24 @@ class GoodputAccount:
         self._kept_steps, self._kept_rows = array("d"), array("q")  # a stack, ascending by step
         self._skipped: set[int] = set()
         self._seconds = dict.fromkeys(CLASSES, 0.0)
+        self._after_end: list[Mapping[str, Any]] | None = None
+        """Events after the end of a finished run, until the first of another step."""
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add one event as a mapping with `kind`, `time_s`, `step` and the fields of its kind."""
+        if self._after_end is not None:
+            self._after_end.append(record)
+            if record["kind"] != "step_done":
+                return
+            waiting, self._after_end = self._after_end, None
+            for earlier in waiting:
+                self._add(earlier)
+            return
+        self._add(record)
+        if record["kind"] == "run_ended" and record.get("reason") == LAST_STEP:
+            self._after_end = []
+
+    def _add(self, record: Mapping[str, Any]) -> None:
         kind, time_s = record["kind"], float(record["time_s"])
         if kind in _BEFORE_INITIALISED:
             return

@@ -124,7 +124,7 @@ class TrainingLoop:
             run.data, self._mesh, world, vocab=run.model.vocab, seed=run.seed, last_step=run.train.steps
         )
         self._evaluator = Evaluator(run.train, self._mesh, world, self._data.heldout, self._events)
-        is_new = carried is None and not checkpoint.list_complete(run_dir)
+        is_new = carried is None and not checkpoint.list_complete(run.checkpoint.url or run_dir)
         self._model = build_model(run, self._mesh, world, self._events, is_new=is_new)
         self._optimizer = build_optimizer(self._model, run.optim)
         self.checkpointer = Checkpointer(run_dir, run.checkpoint, self._model, self._optimizer, world, self._events)
@@ -226,6 +226,7 @@ class TrainingLoop:
                 self.checkpointer.begin_save(self.run, self._step, self._data)
                 if self._stopped_by or is_last:
                     self.checkpointer.finish_save()
+                    self.checkpointer.require_saved()
                 self._metrics.timer.start()
         self._finished = self._step
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -104,10 +104,13 @@ def launch(
     first_attempt_arguments: Sequence[str] = (),
     inherited_fds: Sequence[int] = (),
     elastic: bool = False,
+    on_stop: Callable[[str], None] | None = None,
 ) -> LaunchResult:
     """Run `lakh ARGUMENTS` as `ranks` processes until they succeed.
 
     `first_attempt_arguments` are not passed on restarts. `elastic`: keep waiting when ranks die, as long as one runs.
+    `on_stop` is called with what happens next, as soon as SIGINT or SIGTERM asks to stop. A second request stops at
+    once, without a checkpoint.
     """
     logs = Path(run_dir) / "logs"
     storage.make_dir(logs)
@@ -118,7 +121,9 @@ def launch(
             command = [*arguments, *(() if attempt else first_attempt_arguments)]
             rendezvous = Path(folder) / str(attempt)
             with _RankProcesses(command, rendezvous, logs, ranks, attempt, reason, inherited_fds) as group:
-                decision = group.watch(signals, restarts_left=max_restarts - attempt, elastic=elastic)
+                decision = group.watch(
+                    signals, restarts_left=max_restarts - attempt, elastic=elastic, on_stop=on_stop or _ignore
+                )
             if decision.action == "done":
                 return LaunchResult(attempt + 1, group.result(decision.rank))
             if decision.action in ("fail", "stopped"):
@@ -180,7 +185,9 @@ class _RankProcesses:
         for file in self.files:
             file.close()
 
-    def watch(self, signals: Sequence[int], *, restarts_left: int, elastic: bool) -> LaunchDecision:
+    def watch(
+        self, signals: Sequence[int], *, restarts_left: int, elastic: bool, on_stop: Callable[[str], None]
+    ) -> LaunchDecision:
         """Wait until there is something to do. Passes the `signals` received so far, and new ones, on to the ranks."""
         passed_on, deadline_s = 0, float("inf")
         while True:
@@ -188,14 +195,18 @@ class _RankProcesses:
             decision = decide(codes, stopping=bool(signals), restarts_left=restarts_left, elastic=elastic)
             if decision.action != "wait":
                 return decision
+            if len(signals) > 1:
+                on_stop("stopping now, without a checkpoint")
+                for process in self.processes:
+                    process.kill()  # no-op for one that has ended
+                return LaunchDecision("stopped", 0, "stopped at the second request, without a checkpoint")
             if len(signals) > passed_on:
                 passed_on = len(signals)
+                on_stop("saving a checkpoint, then stopping; again to stop now")
                 deadline_s = time.monotonic() + STOP_GRACE_S
                 for process in self.processes:
                     with contextlib.suppress(ProcessLookupError):
                         process.send_signal(signal.SIGTERM)
-            if len(signals) > 2:
-                return LaunchDecision("stopped", 0, "killed at the third stop request")
             if time.monotonic() > deadline_s:
                 return LaunchDecision("stopped", 0, f"did not stop within {STOP_GRACE_S:g} s")
             time.sleep(POLL_S)
@@ -229,6 +240,10 @@ class _RankProcesses:
         if code is not None and code < 0:
             return PeerLost(where, decision.reason, f"see {log}; lakh resume continues from the last checkpoint")
         return LakhError(where, decision.reason, f"see {log}")
+
+
+def _ignore(text: str) -> None:
+    pass
 
 
 def _last_json_line(path: Path) -> dict[str, Any]:
