@@ -1,10 +1,10 @@
 """Accuracy and speed of the corpus stages, from known changes planted in real files.
 
-    python -m bench.corpus.accuracy --files DIR... --labels DIR --benchmarks DIR [--megabytes 2] [--only near,secrets]
+    python -m bench.corpus.accuracy --files DIR... --labels DIR --benchmarks DIR [--megabytes 2] [--only near,speed]
 
---files are folders of real source in any languages, --labels holds gitleaks/gitleaks.toml and
-licensee/fixtures(.yml), --benchmarks HumanEval.jsonl.gz and mbpp.jsonl. Prints a table; intervals are Wilson's, 95 %.
-Runs on one core.
+--files are folders of real source in any languages, --labels holds licensee/fixtures(.yml), --benchmarks
+HumanEval.jsonl.gz and mbpp.jsonl. Prints a table; intervals are Wilson's, 95 %. Runs on one core. Secrets have a
+measurement of their own, secret_recall.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import platform
 import random
 import re
 import time
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bench.corpus.planted import SourceFile, mutate, plant_line, plant_rule, real_files, reindented, renamed
+from bench.corpus.planted import SourceFile, mutate, real_files, reindented, renamed
 from bench.corpus.relayout import relayout
 from lakh.corpus.dedup.near import NearDedupSettings, band_rows, candidate_pairs, verify_pairs
 from lakh.corpus.filters.decontaminate import DecontaminationSettings, read_benchmarks, read_records
@@ -108,52 +107,6 @@ def _shingles(file: SourceFile) -> set[tuple[int, ...]]:
     tokens = tokens_of(file.text, file.language)
     words = tokens.hashes[tokens.kinds <= 2].tolist()
     return {tuple(words[i : i + 5]) for i in range(max(1, len(words) - 4))}
-
-
-def secrets(files: list[SourceFile], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
-    rules = tomllib.loads((options.labels / "gitleaks" / "gitleaks.toml").read_text())["rules"]
-    scanner = scanner_of(SecretSettings(pii=()))
-    hits, wrong, size, missed, kinds = 0, 0, 0, Counter[str](), 0
-    total = 0
-    for rule in (rule for rule in rules if "regex" in rule):
-        kinds += 1
-        for _ in range(options.per_rule):
-            planted = plant_rule(rule, rng)
-            if planted is None:
-                continue
-            file = files[total % len(files)]
-            total += 1
-            text, at = plant_line(file.text, planted.line, rng)
-            data = text.encode()
-            size += len(data)
-            begin, end = (at + len(planted.line[:x].encode()) for x in (planted.begin, planted.end))
-            line_end = at + len(planted.line.encode())
-            covered = 0
-            for finding in scanner.find(data):
-                if finding.end <= at or finding.begin >= line_end:
-                    wrong += 1
-                else:
-                    covered = max(covered, min(finding.end, end) - max(finding.begin, begin))
-            # two rules count a name or a key as part of the secret
-            share = 0.4 if planted.rule in ("kubernetes-secret-yaml", "curl-auth-user") else 0.8
-            if covered >= share * (end - begin):
-                hits += 1
-            else:
-                missed[planted.rule] += 1
-    yield f"secrets, recall over {kinds} rules, {options.per_rule} each", interval(hits, total), "0.98"
-    yield "secrets, precision in the same files", interval(hits, hits + wrong), "0.95"
-    yield "secrets, rules with a miss", ", ".join(f"{k} {n}" for k, n in missed.most_common(8)) or "none", "-"
-    clean, flags, personal = 0, Counter[str](), Counter[str]()
-    with_pii = scanner_of(SecretSettings())
-    for file in files:
-        data = file.text.encode()
-        clean += len(data)
-        for finding in with_pii.find(data):
-            (personal if finding.kind in ("email", "ipv4", "phone") else flags)[finding.kind] += 1
-    summary = ", ".join(f"{k} {n}" for k, n in flags.most_common(6))
-    yield "secrets, flags per MB of clean code", f"{sum(flags.values()) / clean * 1e6:.2f} ({summary})", "reported"
-    summary = ", ".join(f"{k} {n}" for k, n in personal.most_common())
-    yield "personal data, findings per MB", f"{sum(personal.values()) / clean * 1e6:.2f} ({summary})", "reported"
 
 
 def licences(_: list[SourceFile], rng: random.Random, options: argparse.Namespace) -> Iterator[Row]:
@@ -280,7 +233,6 @@ def speed(files: list[SourceFile], rng: random.Random, options: argparse.Namespa
 PARTS = {
     "exact": exact,
     "near": near,
-    "secrets": secrets,
     "licences": licences,
     "benchmarks": benchmarks,
     "speed": speed,
@@ -293,7 +245,6 @@ def main() -> None:
     parser.add_argument("--labels", type=Path, required=True)
     parser.add_argument("--benchmarks", type=Path, required=True)
     parser.add_argument("--megabytes", type=float, default=2.0, help="per language")
-    parser.add_argument("--per-rule", type=int, default=5)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--json", action="store_true")

@@ -17,13 +17,9 @@ from pathlib import Path
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 
-import re2
-
 from lakh.corpus.parsing.languages import identify, language_of
-from lakh.corpus.secrets.false_positives import entropy_bits
 
 MAX_EXTRA = 6
-TRIES = 400
 
 
 @dataclass(frozen=True)
@@ -62,46 +58,9 @@ def real_files(roots: list[str], *, per_language_bytes: int, seed: int = 7) -> l
 # --- secrets -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Planted:
-    rule: str
-    line: str
-    begin: int
-    """Offset of the secret in the line."""
-    end: int
-
-
-def plant_rule(rule: dict, rng: random.Random) -> Planted | None:
-    """A line that a rule of the gitleaks format accepts, generated at random; None if none was found."""
-    written = rule["regex"]
-    pattern = re2.compile(written)
-    parsed = _parser.parse(_python_form(written))
-    for _ in range(TRIES):
-        line = "".join(_generate(parsed, rng))
-        if "\x00" in line:
-            continue
-        found = pattern.search(line)
-        if not found:
-            continue
-        groups = [g for g in range(1, pattern.groups + 1) if found.group(g)]
-        group = rule.get("secretGroup") or (groups[0] if groups else 0)
-        secret = found.group(group)
-        if entropy_bits(secret) < rule.get("entropy", 0) or _allowed(rule, found.group(0), secret):
-            continue
-        begin, end = found.span(group)
-        return Planted(rule["id"], line, begin, end)
-    return None
-
-
-def _allowed(rule: dict, match: str, secret: str) -> bool:
-    """Whether the rule's own allowlist accepts the finding."""
-    for entry in rule.get("allowlists", []):
-        target = match if entry.get("regexTarget") in ("match", "line") else secret
-        if any(re2.search(regex, target) for regex in entry.get("regexes", [])):
-            return True
-        if any(word.lower() in secret.lower() for word in entry.get("stopwords", [])):
-            return True
-    return False
+def random_match(pattern: str, rng: random.Random) -> str:
+    """A text that a regular expression (RE2 as in the secret rules) describes."""
+    return "".join(_generate(_parser.parse(_python_form(pattern)), rng))
 
 
 def _python_form(written: str) -> str:
@@ -153,14 +112,6 @@ def _members(items) -> list[str]:
     if negate:
         return [c for c in "abcdefghijklmnopqrstuvwxyz0123456789 ,;" if c not in made] or ["/"]
     return made or ["x"]
-
-
-def plant_line(text: str, line: str, rng: random.Random) -> tuple[str, int]:
-    """The text with one line inserted at a random place, and the byte offset of that line."""
-    lines = text.split("\n")
-    at = rng.randrange(len(lines))
-    head = "\n".join(lines[:at]) + ("\n" if at else "")
-    return head + line + "\n" + "\n".join(lines[at:]), len(head.encode())
 
 
 # --- copies ------------------------------------------------------------------------------------------------------

@@ -32,14 +32,17 @@ from lakh.corpus.shards import check_shard, create_shard, read_group
 from lakh.corpus.sources import CorpusSource, Fingerprint, batches
 from lakh.errors import PeerTimeout, UserError
 
-__all__ = ["AlreadyBuilt", "CorpusBuildPlan", "SourceSurvey", "make_build_plan", "survey"]
+__all__ = ["AlreadyBuilt", "CorpusBuildPlan", "SourceSurvey", "count_buckets", "make_build_plan", "survey"]
 
 WORK_FORMAT = 2
 """Changes when files of a work folder change meaning, so that an unfinished build of older code starts again."""
 MAX_SPLITS = 2000
-MAX_BUCKETS = 256
 SPLITS_PER_BUCKET = 4
 """The keys of this many splits are compared in one task: some tens of MB."""
+BUCKET_TEXT_BYTES = 1 << 30
+"""At most the keys of this much text are compared in one task. A document's keys take up to 1 KB, so this is 1 GB for
+documents of 1 KB, and 10 TB of text are 9,500 buckets."""
+MAX_BUCKETS = 1 << 16
 MAX_SPLIT_ROWS = 20_000
 COMPRESSION_RATIO = 4
 """A compressed container counts as this many times its size: code compresses to about a quarter."""
@@ -129,8 +132,13 @@ def make_build_plan(
         storage.remove_tree(fresh)
     num_splits = int(old["num_splits"])
     shards = tuple(check_shard(report.out, entry) for report in earlier for entry in report.shards)
-    num_buckets = min(MAX_BUCKETS, -(-(num_splits + len(shards)) // SPLITS_PER_BUCKET))
+    num_buckets = count_buckets(num_splits + len(shards), found.code_bytes)
     return CorpusBuildPlan(settings, found, out, work, num_splits, num_buckets, shards, resumed)
+
+
+def count_buckets(num_splits: int, text_bytes: int) -> int:
+    """Into how many buckets the keys of documents are divided, so that a task holds its bucket in memory."""
+    return min(MAX_BUCKETS, max(-(-num_splits // SPLITS_PER_BUCKET), -(-text_bytes // BUCKET_TEXT_BYTES)))
 
 
 def _await_plan(url: str, identity: str, out: str) -> dict[str, Any]:

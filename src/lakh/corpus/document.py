@@ -36,6 +36,7 @@ __all__ = [
     "drop_for",
     "one_batch",
     "rows_of",
+    "wide",
     "with_columns",
 ]
 
@@ -159,9 +160,17 @@ def with_columns(batch: Any, **columns: Any) -> Any:
 
 
 def one_batch(table: Any) -> Any:
-    """A table as a single record batch."""
+    """A table as a single record batch. Tables of more than 2 GiB need `wide` columns."""
     batches = table.combine_chunks().to_batches()
+    if len(batches) > 1:
+        raise AssertionError(f"{table.num_rows:,} rows do not fit into one batch: a column has 32-bit offsets")
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def wide(table: Any) -> Any:
+    """The table with 64-bit offsets in its text and binary columns, which may then exceed 2 GiB."""
+    wider = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    return table.cast(pa.schema([field.with_type(wider.get(field.type, field.type)) for field in table.schema]))
 
 
 def drop(batch: Any, reasons: Sequence[str], details: Sequence[str]) -> Any:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from bench.corpus import build
 from bench.corpus.build import bench_corpus, make_records
+from bench.harness import ProcessUsage
 
 from lakh.errors import UserError
 
@@ -42,6 +44,19 @@ def test_stages_and_builds_are_measured_whole(tree: Callable[..., Path], tmp_pat
     assert stages[-1] == "end to end, sample"
     assert {"parse", "analyse", "quality", "secrets", "order"} < set(stages)
     assert all(row["cpu_s"] > 0 and row["peak_rss_bytes"] > 0 and row["ratio_to_datatrove"] is None for row in rows)
+
+
+def test_a_ratio_compares_the_same_input_only(
+    tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree("proj", {f"m{number}.py": code(number) for number in range(20)})
+    monkeypatch.setattr(build, "_measure", lambda command: ProcessUsage(1.0, 1.0, 1))
+    sizes = {"sample": 0.02, "full": 0.05, "memory": 0.1}
+    parts = ("peer", "sample", "full")
+    rows = bench_corpus([str(root)], tmp_path, sizes_mb=sizes, parts=parts, log=lambda text: None)
+    ratios = {row["stage"]: row["ratio_to_datatrove"] for row in rows}
+    assert ratios["end to end, sample"] is not None
+    assert ratios["end to end, full"] is None
 
 
 def test_sources_far_too_small_for_what_is_asked_are_refused(tree: Callable[..., Path], tmp_path: Path) -> None:

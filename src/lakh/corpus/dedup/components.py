@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 __all__ = ["EDGES", "as_array", "components", "directed", "large_star", "small_star", "sorted_codes"]
 
-EDGES = pa.schema([("a", pa.string()), ("b", pa.string())])
+EDGES = pa.schema([("a", pa.large_string()), ("b", pa.large_string())])
 
 
 def directed(edges: Any, *, both: bool) -> Any:

@@ -34,7 +34,7 @@ __all__ = ["NearDedupSettings", "band_rows", "candidate_pairs", "jaccard", "veri
 MAX_PAIRED = 32
 PAIRED_AHEAD = 8
 
-BAND_ROWS = pa.schema([("key", pa.int64()), ("node", pa.string())])
+BAND_ROWS = pa.schema([("key", pa.int64()), ("node", pa.large_string())])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,7 @@ from lakh.corpus.dedup.nodes import (
     place_of,
     slot_of,
 )
-from lakh.corpus.document import document_id, one_batch, rows_of
+from lakh.corpus.document import document_id, one_batch, rows_of, wide
 from lakh.corpus.engines import CorpusEngine, PipelineStep, PortRows, StepFunction, StepInputs, StepOutput
 from lakh.corpus.engines.exchange import BUCKET, by_bucket
 from lakh.corpus.task_progress import TaskProgress
@@ -242,8 +242,8 @@ def _drops(nodes: Any, winners: Any, reason: str) -> Any:
         {
             BUCKET: pa.array([split for split, _ in slots], pa.int32()),
             "row": pa.array([row for _, row in slots], pa.int64()),
-            "reason": pa.array([reason] * len(slots), pa.string()),
-            "detail": pa.array(details, pa.string()),
+            "reason": pa.array([reason] * len(slots), pa.large_string()),
+            "detail": pa.array(details, pa.large_string()),
         }
     )
     return rows.filter(pc.not_equal(rows.column(BUCKET), EARLIER))
@@ -253,7 +253,7 @@ def _join_sketch(rows: Any, side: str, sketches: Iterator[Any]) -> Any:
     """Rows with the sketch of their node `side` as an extra column. Only the sketches of these nodes stay in memory."""
     wanted = pc.unique(rows.column(side).combine_chunks())
     found = [batch.filter(pc.is_in(batch.column("node"), wanted)) for batch in sketches]
-    known = pa.Table.from_batches(found).combine_chunks()
+    known = wide(pa.Table.from_batches(found)).combine_chunks()
     at = pc.index_in(rows.column(side).combine_chunks(), known.column("node").combine_chunks())
     return rows.append_column(f"sketch_{side}", known.column("sketch").combine_chunks().take(at))
 
@@ -276,8 +276,8 @@ def _edge_checksum(engine: CorpusEngine, sums: PortRows) -> tuple[int, int]:
 def _table(batches: Iterator[Any]) -> Any:
     """All rows of a bucket; None if there are none."""
     found = list(batches)
-    return pa.Table.from_batches(found).combine_chunks() if found else None
+    return wide(pa.Table.from_batches(found)).combine_chunks() if found else None
 
 
 def _with_bucket(rows: Any, key: str, num_buckets: int) -> Any:
-    return one_batch(rows.append_column(BUCKET, pa.array(by_bucket(rows.column(key), num_buckets), pa.int32())))
+    return one_batch(wide(rows).append_column(BUCKET, pa.array(by_bucket(rows.column(key), num_buckets), pa.int32())))

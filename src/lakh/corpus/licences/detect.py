@@ -1,9 +1,9 @@
 """Detect the licence of a repository or of one file, as an SPDX expression with its evidence.
 
-`repository_licence` checks a repository's licence files (LICENSE, COPYING, LICENSES/, PATENTS), then its package
-metadata, then its README. Files that disagree are joined with AND: users must respect all of them; a file that is no
-known licence is UNKNOWN and stays in the expression. `header_licence` reads the first lines of a source file: an SPDX
-line, or a well-known notice.
+`repository_licence` checks a repository's licence files (LICENSE, COPYING, gpl.txt, LICENSES/, docs/COPYING, PATENTS),
+then its package metadata, then its README. Files that disagree are joined with AND: users must respect all of them; a
+file that is no known licence is UNKNOWN and stays in the expression. `header_licence` reads the first lines of a source
+file: an SPDX line, or a well-known notice.
 
 A licence file cannot distinguish GPL-3.0-only from GPL-3.0-or-later (the texts are identical); a header notice can.
 
@@ -29,11 +29,13 @@ UNKNOWN = "LicenseRef-unknown"
 HEAD_BYTES = 4096
 
 LICENCE_NAME = re.compile(
-    r"(un)?licen[cs]e(s)?([._\-].*)?|.*[._\-]licen[cs]e(\.(txt|md|rst))?|copying([._\-].*)?|copyright(\.(txt|md))?|patents(\.(txt|md))?",
+    r"(un)?licen[cs]e(s)?([._\-].*)?|(gnu[._\-]?)?[al]?gpl([._\-]?v?\d(\.\d)?)?(\.(txt|md|html?))?|.*[._\-]licen[cs]e(\.(txt|md|rst))?|copying([._\-].*)?|copyright(\.(txt|md))?|patents(\.(txt|md))?",
     re.IGNORECASE,
 )
 NOTICES = [(re.compile(pattern.encode()), licence) for pattern, licence in TABLES["notices"]]
-NOT_TEXT = re.compile(r"\.(py|js|ts|go|rs|java|c|h|cpp|json|html|xml|header|spdx|tmpl|template)$", re.IGNORECASE)
+LICENCE_FOLDERS = frozenset(("doc", "docs", "legal", "licence", "license", "src", "lib"))
+RESTRICTION = re.compile("|".join(TABLES["restrictions"]), re.IGNORECASE)
+NOT_TEXT = re.compile(r"\.(py|js|ts|go|rs|java|c|h|cpp|json|xml|header|spdx|tmpl|template)$", re.IGNORECASE)
 
 
 class DetectedLicence(NamedTuple):
@@ -47,7 +49,9 @@ def is_licence_file(path: str) -> bool:
     place = PurePosixPath(path)
     if len(place.parts) == 2 and place.parts[0].upper() == "LICENSES":
         return place.suffix in ("", ".txt", ".md")
-    return len(place.parts) == 1 and bool(LICENCE_NAME.fullmatch(place.name)) and not NOT_TEXT.search(place.name)
+    if len(place.parts) == 2 and place.parts[0].lower() not in LICENCE_FOLDERS:
+        return False
+    return len(place.parts) <= 2 and bool(LICENCE_NAME.fullmatch(place.name)) and not NOT_TEXT.search(place.name)
 
 
 def repository_licence(files: Mapping[str, bytes]) -> DetectedLicence:
@@ -104,7 +108,14 @@ def _gnu(name: str, words: bytes) -> str:
 
 
 def _file_licence(path: str, content: bytes) -> tuple[str, str]:
-    match = identify_text(content.removeprefix(b"\xef\xbb\xbf"))
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    if path.lower().endswith((".html", ".htm")):
+        content = re.sub(rb"<[^>]*>", b" ", content)
+    match = identify_text(content)
+    permissive = match.licence and classify_metadata(expression=match.licence).permissive
+    added = RESTRICTION.search(" ".join(content.decode("utf-8", "replace").split())) if permissive else None
+    if added:
+        return UNKNOWN, f"{match.similarity:.0%} the text of {match.licence}, with {added.group()[:40]!r}"
     if match.licence:
         return match.licence, f"{match.similarity:.0%} the text of {match.licence}"
     if match.similarity >= SIMILAR:
@@ -133,12 +144,17 @@ def _joined(names: set[str]) -> str:
 
 def _declared(files: Mapping[str, bytes]) -> DetectedLicence:
     """The licence that package metadata declares."""
+    gemspecs = [path for path in sorted(files) if path.endswith(".gemspec") and "/" not in path]
     for path, read in (
         ("pyproject.toml", _pyproject),
         ("Cargo.toml", lambda text: str(tomllib.loads(text).get("package", {}).get("license", ""))),
         ("package.json", lambda text: _text_of(json.loads(text).get("license", ""))),
         ("DESCRIPTION", lambda text: _line(text, r"^License:\s*(.+)$")),
         ("setup.cfg", lambda text: _line(text, r"^license\s*=\s*(.+)$")),
+        ("setup.py", _setup_py),
+        ("composer.json", lambda text: _text_of(json.loads(text).get("license", ""))),
+        ("pom.xml", lambda text: _line(text, r"<license>\s*<name>\s*([^<]{2,100}?)\s*</name>")),
+        *((path, lambda text: _line(text, r"\.licenses?\s*=\s*\[?\s*[\"']([^\"']+)")) for path in gemspecs),
     ):
         if path in files:
             try:
@@ -157,7 +173,14 @@ def _pyproject(text: str) -> str:
     return _text_of(tomllib.loads(text).get("project", {}).get("license", ""))
 
 
+def _setup_py(text: str) -> str:
+    said = _line(text, r"\blicense\s*=\s*[\"']([^\"']{2,200})")
+    return said or _line(text, r"License :: (?:OSI Approved :: )?([^\"']{2,100})")
+
+
 def _text_of(value: object) -> str:
+    if isinstance(value, list) and value:
+        return " OR ".join(_text_of(item) for item in value)
     if isinstance(value, dict):
         return str(value.get("text") or value.get("type") or "")
     return value if isinstance(value, str) else ""
@@ -170,8 +193,17 @@ def _line(text: str, pattern: str) -> str:
 
 def _readme_licence(content: bytes) -> str:
     text = content.decode("utf-8", "replace")
-    found = re.search(r"(?ims)^#{0,6}\s*licen[cs]e\b[^\n]*\n(.{0,400})", text)
-    if not found:
-        return ""
-    decision = classify_metadata(text=" ".join(found.group(1).split())[:120])
-    return decision.licence
+    found = re.search(r"(?ims)^[#=*\s]{0,8}(?:copyright and )?licen[cs](?:e|ing)\b[^\n]*\n(.{0,400})", text)
+    if found:
+        decision = classify_metadata(text=" ".join(found.group(1).split())[:120])
+        if decision.licence:
+            return decision.licence
+    if RESTRICTION.search(" ".join(text.split())) and re.search("(?i)licen", text):
+        return UNKNOWN
+    stated = re.search(
+        r"(?i)(?:licen[cs]ed?|released|distributed|available|terms|under)\b[^\n.]{0,60}?\b([AL]?GPL|MPL|EPL)", text
+    )
+    if stated or re.search(r"(?i)GNU (?:Affero |Lesser |Library )?General Public", text):
+        header = header_licence(b"license " + content)
+        return header.expression or (stated.group(1).upper() if stated else "GPL-2.0-only")
+    return ""

@@ -1,7 +1,8 @@
 """Secrets and personal data: found by rules, replaced by typed placeholders, or a reason to drop the document.
 
-shapes.py (the notation of rules), rules.py (the kinds), false_positives.py (secret or placeholder?), pii.py (personal
-data), scan.py (the search), placeholders.py (replacement texts); the filter is here.
+rules.py (gitleaks.toml and lakh's own rules.toml), scan.py (the search), false_positives.py (secret or placeholder?),
+randomness.py (random or written?), pii.py (personal data), editable.py (what may be replaced), placeholders.py
+(replacement texts); the filter is here.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from lakh.corpus.document import Filter, drop_for, with_columns
+from lakh.corpus.secrets.editable import editable_findings
 from lakh.corpus.secrets.pii import PII_KINDS, rules_of
-from lakh.corpus.secrets.placeholders import placeholder
+from lakh.corpus.secrets.placeholders import fill, placeholder
 from lakh.corpus.secrets.rules import rules
 from lakh.corpus.secrets.scan import SecretFinding, SecretScanner
 from lakh.errors import ConfigError
 
-__all__ = ["SecretFinding", "SecretScanner", "SecretSettings", "redacted", "redaction", "scanner_of"]
+__all__ = ["SecretFinding", "SecretScanner", "SecretSettings", "find_secrets", "redacted", "redaction", "scanner_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +52,21 @@ def redaction(settings: SecretSettings) -> Filter:
     return (lambda batch: batch) if settings.action == "keep" else lambda batch: _redact(batch, settings)
 
 
+def find_secrets(data: bytes, settings: SecretSettings, language: str = "") -> list[SecretFinding]:
+    """What is to be replaced in a text of this language: never an identifier."""
+    return editable_findings(data, scanner_of(settings).find(data), language)
+
+
 def redacted(data: bytes, findings: list[SecretFinding]) -> bytes:
     """The text with a placeholder for each finding."""
     parts, at = [], 0
     for finding in findings:
-        parts += [data[at : finding.begin], placeholder(finding.kind, finding.value).encode()]
-        at = finding.end
+        whole = (finding.begin, finding.end)
+        for begin, end in finding.spans or (whole,):
+            value = finding.value if (begin, end) == whole else data[begin:end].decode("utf-8", "replace")
+            made = placeholder(finding.kind, value) if (begin, end) == whole else fill(finding.kind, value)
+            parts += [data[at:begin], made.encode()]
+            at = end
     return b"".join([*parts, data[at:]])
 
 
@@ -76,12 +87,11 @@ def _check(settings: SecretSettings) -> None:
 
 
 def _redact(batch: Any, settings: SecretSettings) -> Any:
-    scanner = scanner_of(settings)
-    texts, hashes = batch.column("text").to_pylist(), batch.column("sha256").to_pylist()
+    texts, hashes, languages = (batch.column(name).to_pylist() for name in ("text", "sha256", "language"))
     notes, details = [""] * len(texts), [""] * len(texts)
     changed = False
     for row, text in enumerate(texts):
-        findings = scanner.find(text.encode()) if text else []
+        findings = find_secrets(text.encode(), settings, languages[row]) if text else []
         if not findings:
             continue
         counts = dict(sorted(Counter(finding.kind for finding in findings).items()))

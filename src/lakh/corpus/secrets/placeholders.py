@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from itertools import cycle
 
-__all__ = ["placeholder"]
+__all__ = ["fill", "placeholder"]
 
 PREFIX = re.compile(r"^(?:[A-Za-z]{2,16}[_\-.~]){1,4}|^(?:AKIA|ASIA|AIza|LTAI|SK|SG\.|EAA[A-Z]|dapi|xox[a-z]-)")
 MAX_PREFIX = 16
@@ -31,14 +31,15 @@ def placeholder(kind: str, value: str) -> str:
     if kind == "private-key":
         begin, end = value.find("-----", 5) + 5, value.rfind("-----", 0, len(value) - 5)
         inner = value[begin:end] if end > begin else ""
-        return value[:begin] + _fill("private-key", inner) + value[end:] if inner else _fill(kind, value)
+        return value[:begin] + fill("private-key", inner) + value[end:] if inner else fill(kind, value)
     if value.isdigit():
         return "0" * len(value)
     found = PREFIX.match(value)
     kept = found.end() if found and found.end() <= MAX_PREFIX and found.end() < len(value) // 2 else 0
-    return value[:kept] + _fill(kind, value[kept:])
+    return value[:kept] + fill(kind, value[kept:])
 
 
-def _fill(kind: str, value: str) -> str:
+def fill(kind: str, value: str) -> str:
+    """REDACTED and the kind in place of the letters and digits."""
     letters = cycle("REDACTED" + re.sub(r"[^A-Z0-9]", "", kind.upper()))
     return "".join(next(letters) if c.isalnum() else c for c in value)

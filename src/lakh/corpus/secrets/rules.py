@@ -1,12 +1,12 @@
-"""The kinds of secrets and the format of each, from rules.toml.
+"""The rules for secrets: gitleaks' (gitleaks.toml) and lakh's own (rules.toml), both data.
 
-Three of its tables become rules:
+lakh's tables are
 
-    [tokens]                   start with their own prefix: found anywhere
-    [[special]], [[generic]]   regular expressions: key blocks, headers, URLs, markup; generic assignments, tried last
-    [named]                    look like any random text: found after the name of their service
+    [[special]]    tokens with a prefix of their own, key blocks, headers, URLs, markup
+    [[generic]]    assignments to a name that sounds like a credential, tried last
+    [[pii]]        personal data (pii.py)
 
-Each rule has hints, literal texts (lower case) of which a document must contain one, for the search without hyperscan.
+A rule has hints, literal texts (lower case) of which a document must contain one, for the search without hyperscan.
 """
 
 from __future__ import annotations
@@ -18,48 +18,52 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lakh.corpus.secrets.shapes import regex_of
+__all__ = ["SecretRule", "exception_pattern", "rule_tables", "rules", "written_rules"]
 
-__all__ = ["NAMED_KIND", "SecretRule", "exception_pattern", "named_kind", "rule_tables", "rules", "written_rules"]
-
-NAMED_KIND = "named"
-"""All of [named] is one rule; `named_kind` gives the service of a match."""
-DEFAULT_TOKEN_ENTROPY = 2.0
+DEFAULT_ENTROPY = 2.5
+ANY_NAME = r"[\w.-]{0,50}?"
+"""How gitleaks' rules for a service begin. It may match nothing, so the rest finds the same secrets, and faster."""
 
 
 @dataclass(frozen=True)
 class SecretRule:
     kind: str
     pattern: str
-    """RE2; group 1 is the secret."""
-    quick: str | tuple[str, ...]
-    """For hyperscan: the pattern, or a bounded prefix of it; several if one would be slow."""
+    """RE2; the first group that matched is the secret, or the whole match of a pattern without groups."""
+    quick: str
+    """For hyperscan: the pattern, or a shorter one that matches wherever it does."""
     hints: tuple[str, ...]
-    min_entropy: float = 0.0
+    needs_hint: bool = False
+    """Whether the hints are a condition of the rule and not only a part of every match."""
+    min_entropy: float = DEFAULT_ENTROPY
     """Bits per character of the secret."""
-    checked: bool = True
-    """Whether false_positives.py checks the match."""
+    check: str = "value"
+    """The test of the value, of false_positives.CHECKS."""
+    allowed: tuple[str, ...] = ()
+    """Patterns (RE2) of values that are no secrets."""
+    group: int = 0
+    """The group that is the secret; 0: the first that matched."""
 
 
 @lru_cache(maxsize=1)
 def rule_tables() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))
+    return _read("rules.toml")
 
 
 @lru_cache(maxsize=1)
 def rules() -> tuple[SecretRule, ...]:
     """All rules, the most specific first: of two overlapping matches, the earlier rule wins."""
-    return (*_tokens(), *written_rules("special"), _named_rule(), *written_rules("generic"))
+    return (*written_rules("special"), *_gitleaks_rules(), *written_rules("generic"))
 
 
 def written_rules(table: str) -> list[SecretRule]:
-    """The rules of a table whose patterns are regular expressions: special, generic or pii."""
+    """The rules of a table of rules.toml: special, generic or pii."""
     made = []
     for entry in rule_tables()[table]:
-        written = entry["quick"]
-        quick = _filled(written) if isinstance(written, str) else tuple(map(_filled, written))
-        texts = {"pattern": _filled(entry["pattern"]), "quick": quick, "hints": tuple(entry["hints"])}
-        made.append(SecretRule(**entry | texts))
+        fields = {name: value for name, value in entry.items() if name != "source"}
+        pattern = _filled(entry["pattern"])
+        texts = {"pattern": pattern, "quick": _filled(entry.get("quick", pattern)), "hints": tuple(entry["hints"])}
+        made.append(SecretRule(**fields | texts))
     return made
 
 
@@ -68,63 +72,35 @@ def exception_pattern(name: str, around: str = "{}") -> re.Pattern[str]:
     return re.compile(around.format("|".join(rule_tables()["exceptions"][name])), re.IGNORECASE)
 
 
-def named_kind(name: str, value: str) -> str:
-    """The kind of a value after a service's name; "" if it has none of that service's formats."""
-    lowered = name.lower()
-    for words, shapes in _named():
-        if any(word in lowered for word in words) and any(shape.fullmatch(value) for shape in shapes):
-            return f"{words[0].replace('_', '-')}-credential"
-    return ""
+def _gitleaks_rules() -> list[SecretRule]:
+    made = []
+    table = _read("gitleaks.toml")
+    for entry in table["rules"]:
+        regex = entry["regex"].replace("[[:alnum:]]", "[A-Za-z0-9]")
+        pattern = regex.replace(ANY_NAME, "", 1)
+        made.append(
+            SecretRule(
+                kind=entry["id"],
+                pattern=pattern,
+                quick=rule_tables()["gitleaks_quick"].get(entry["id"], pattern),
+                hints=tuple(entry["keywords"]),
+                needs_hint=True,
+                min_entropy=entry.get("entropy", DEFAULT_ENTROPY),
+                # after the name of its service, a value has no form of its own: it must look random
+                check="named" if ANY_NAME in regex else "value",
+                allowed=(*table["allowed"], *map(re.escape, table["stopwords"]), *entry.get("allowed", ())),
+                group=entry.get("secretGroup", 0),
+            )
+        )
+    return made
 
 
 def _filled(pattern: str) -> str:
-    """A pattern with its <fragments> filled in; a fragment may contain an earlier one."""
-    for name, text in reversed(rule_tables()["fragments"].items()):
+    """A pattern with its <fragments> filled in."""
+    for name, text in rule_tables()["fragments"].items():
         pattern = pattern.replace(f"<{name}>", text)
     return pattern
 
 
-def _tokens() -> list[SecretRule]:
-    made = []
-    min_entropy = rule_tables()["min_entropy"]
-    for kind, shapes in rule_tables()["tokens"].items():
-        for written in shapes:
-            shape = written.removeprefix("~")
-            flag = "(?i)" if written != shape else ""
-            body = regex_of(shape)
-            tail = "={0,3}" if "<b" in shape and "=" not in shape else ""
-            start = r"\b" if re.match(r"[\w<{\[]", shape) and not shape.startswith("<z") else ""
-            pattern, quick = f"{flag}{start}({body}{tail})", f"{flag}{start}{_bounded(body)}"
-            made.append(SecretRule(kind, pattern, quick, _hints(shape), min_entropy.get(kind, DEFAULT_TOKEN_ENTROPY)))
-    return made
-
-
-def _hints(shape: str) -> tuple[str, ...]:
-    """The longest literal of a shape, once for each choice at its start."""
-    opening = re.match(r"\{([^{}]+)\}([^<{\[]*)", shape)
-    if opening:
-        return tuple((choice + opening.group(2)).lower() for choice in opening.group(1).split("|"))
-    literals = re.split(r"<[^>]*>|\[[^\]]*\]|\{[^}]*\}", shape)
-    return (max(literals, key=len).lower(),)
-
-
-def _bounded(body: str) -> str:
-    """For hyperscan, the shortest match is enough."""
-    return re.sub(r"(\{[1-9]\d*),\d*\}$", r"\1}", body)
-
-
-@lru_cache(maxsize=1)
-def _named() -> tuple[tuple[tuple[str, ...], tuple[re.Pattern[str], ...]], ...]:
-    return tuple(
-        (tuple(words.split()), tuple(re.compile(regex_of(shape), re.IGNORECASE) for shape in shapes))
-        for words, shapes in rule_tables()["named"].items()
-    )
-
-
-def _named_rule() -> SecretRule:
-    words = sorted({word for names, _ in _named() for word in names}, key=lambda word: (-len(word), word))
-    names = "|".join(re.escape(word) for word in words)
-    pattern = _filled(rf"(?i)((?:{names})<between>)([\w=+/.:%|~\-]{{12,140}})<end>")
-    # one expression a word: hyperscan finds the literals first and continues only there
-    quick = tuple(_filled(rf"(?i){re.escape(word)}<name_tail>") for word in words)
-    return SecretRule(NAMED_KIND, pattern, quick, tuple(words))
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))

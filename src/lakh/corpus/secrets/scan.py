@@ -12,26 +12,22 @@ import contextlib
 import hashlib
 import importlib.metadata
 import platform
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lakh import storage
-from lakh.corpus.secrets.false_positives import (
-    rejection,
-    rejection_of_generic,
-    rejection_of_named,
-    rejection_of_password,
-)
+from lakh.corpus.secrets.false_positives import rejection
 from lakh.corpus.secrets.pii import PII_KINDS, rejection_of_pii
-from lakh.corpus.secrets.rules import NAMED_KIND, SecretRule, named_kind
+from lakh.corpus.secrets.rules import SecretRule
 from lakh.errors import ConfigError, LakhError, MissingExtra
 
 __all__ = ["SecretFinding", "SecretScanner", "has_hyperscan"]
 
-CONTEXT_CHARS = 40
-MIN_GENERIC_DIGITS = 2
+CONTEXT_BYTES = 40
+MIN_SECRET_BYTES = 6
+SEARCHED_AGAIN = ("generic", "password", "random")
+MAX_SEARCHED_AGAIN = 200  # bytes of a rejected value; keeps every text linear
 RE2_MEMORY_BYTES = 64 << 20
 
 
@@ -42,6 +38,8 @@ class SecretFinding:
     end: int
     kind: str
     value: str
+    spans: tuple[tuple[int, int], ...] = ()
+    """The bytes that may be replaced (editable.py); () means all of them."""
 
 
 def has_hyperscan() -> bool:
@@ -57,7 +55,9 @@ class SecretScanner:
 
     def __init__(self, rules: Sequence[SecretRule], *, use_hyperscan: bool | None = None) -> None:
         self.rules = tuple(rules)
-        self._compiled = [_compile(rule) for rule in self.rules]
+        self._compiled = [_compile(rule.kind, rule.pattern) for rule in self.rules]
+        allowed = {text: _compile("allowed", text) for rule in self.rules for text in rule.allowed}
+        self._allowed = [[allowed[text] for text in rule.allowed] for rule in self.rules]
         self._database = (
             _database(self.rules) if (has_hyperscan() if use_hyperscan is None else use_hyperscan) else None
         )
@@ -71,9 +71,10 @@ class SecretScanner:
         found: list[SecretFinding] = []
         for number in self.candidates(data):
             rule = self.rules[number]
-            for match in self._compiled[number].finditer(data):
-                finding = _finding(rule, match, data)
-                if finding and not any(f.begin < finding.end and finding.begin < f.end for f in found):
+            for finding in _matches(rule, self._compiled[number], data):
+                value = finding.value.encode()
+                overlaps = any(f.begin < finding.end and finding.begin < f.end for f in found)
+                if not overlaps and not any(pattern.search(value) for pattern in self._allowed[number]):
                     found.append(finding)
         return sorted(found)
 
@@ -85,48 +86,47 @@ class SecretScanner:
             return sorted(hinted)
         hit: set[int] = set()
         self._database.scan(data, match_event_handler=lambda number, *_: hit.add(number))
-        return sorted(hit)
+        lowered = data.lower() if any(self.rules[number].needs_hint for number in hit) else b""
+        return sorted(number for number in hit if not self.rules[number].needs_hint or self._hinted(number, lowered))
+
+    def _hinted(self, number: int, lowered: bytes) -> bool:
+        return any(hint.encode() in lowered for hint in self.rules[number].hints)
 
 
-def _finding(rule: SecretRule, match: Any, data: bytes) -> SecretFinding | None:
-    group = 2 if rule.kind == NAMED_KIND else 1
-    begin, end = match.span(group)
-    if begin < 0:
-        return None
-    kind = rule.kind
-    if kind == "generic-credential" and sum(48 <= c <= 57 for c in data[begin:end]) < MIN_GENERIC_DIGITS:
-        return None  # the most common case: decided before decoding
+def _matches(rule: SecretRule, pattern: Any, data: bytes) -> Iterator[SecretFinding]:
+    """What a rule finds. A rejected value may contain the name before the next one: the search goes on inside it."""
+    at = 0
+    while at <= len(data) and (match := pattern.search(data, at)) is not None:
+        begin, end = match.span(rule.group or _secret_group(match))
+        finding = _finding(rule, begin, end, data)
+        again = finding is None and rule.check in SEARCHED_AGAIN and end - begin <= MAX_SEARCHED_AGAIN
+        at = max(begin if again else match.end(), match.start() + 1)
+        if finding:
+            yield finding
+
+
+def _secret_group(match: Any) -> int:
+    """The first group that matched; groups of a few bytes only repeat a part of the pattern."""
+    spans = [match.span(number) for number in range(match.re.groups + 1)]
+    return next((n for n, (begin, end) in enumerate(spans) if n and end - begin >= MIN_SECRET_BYTES), 0)
+
+
+def _finding(rule: SecretRule, begin: int, end: int, data: bytes) -> SecretFinding | None:
     value = data[begin:end].decode("utf-8", "replace")
-    if kind == "private-key":
-        return SecretFinding(begin, end, kind, value) if "REDACTED" not in value[:200] else None
     if value[:1] in "\"'" and value[-1:] == value[:1] and len(value) > 2:
         value, begin, end = value[1:-1], begin + 1, end - 1
-    before = data[max(0, begin - CONTEXT_CHARS) : begin].decode("utf-8", "replace")
-    if kind == NAMED_KIND:
-        name = match.group(1).decode("utf-8", "replace")
-        value = value.rstrip(".:|") if not named_kind(name, value) else value
-        kind = named_kind(name, value)
-        rejected = rejection_of_named(value) if kind else "no shape of that service"
-        end = begin + len(value.encode())
-    elif kind in PII_KINDS:
-        rejected = rejection_of_pii(kind, value, before)
-    elif kind == "generic-credential":
-        follows = data[end : end + 1]
-        assigned = re.search(r"[\x60'\"]\s*$", before) is not None or "." not in value
-        rejected = "a call" if follows == b"(" else rejection_of_generic(value, before) if assigned else "an expression"
-    elif kind == "password":
-        rejected = rejection_of_password(value)
-    elif kind == "curl-user":
-        rejected = "a variable" if "$" in value or ":" not in value else rejection(value, rule.min_entropy)
+    before = data[max(0, begin - CONTEXT_BYTES) : begin].decode("utf-8", "replace")
+    after = data[end : end + 2].decode("utf-8", "replace")
+    if rule.kind in PII_KINDS:
+        rejected = rejection_of_pii(rule.kind, value, before)
+    elif rule.check == "none":
+        rejected = ""
     else:
-        rejected = rejection(value, rule.min_entropy) if rule.checked else ""
-        after = data[end : end + 1]
-        if not rejected and rule.checked and after and (after.isalnum() or after == b"_") and value[-1].isalnum():
-            rejected = "goes on"  # longer than this kind of secret
-    return None if rejected else SecretFinding(begin, end, kind, value)
+        rejected = rejection(value, rule.check, rule.min_entropy, before, after)
+    return None if rejected else SecretFinding(begin, end, rule.kind, value)
 
 
-def _compile(rule: SecretRule) -> Any:
+def _compile(kind: str, pattern: str) -> Any:
     try:
         import re2
     except ImportError:  # a light install reads corpora and does not build them
@@ -135,10 +135,10 @@ def _compile(rule: SecretRule) -> Any:
     options.max_mem = RE2_MEMORY_BYTES
     options.log_errors = False
     try:
-        return re2.compile(rule.pattern.encode(), options)
+        return re2.compile(pattern.encode(), options)
     except re2.error as error:
         todo = "write it in RE2 syntax: no look-around, no back-references"
-        raise ConfigError(rule.kind, f"the pattern {rule.pattern!r} is wrong ({error})", todo) from None
+        raise ConfigError(kind, f"the pattern {pattern!r} is wrong ({error})", todo) from None
 
 
 def _database(rules: Sequence[SecretRule]) -> Any:
@@ -146,8 +146,7 @@ def _database(rules: Sequence[SecretRule]) -> Any:
     import hyperscan
 
     flags = hyperscan.HS_FLAG_SINGLEMATCH | hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_ALLOWEMPTY
-    quick = [(number, rule.quick) for number, rule in enumerate(rules)]
-    listed = [(n, text) for n, texts in quick for text in ((texts,) if isinstance(texts, str) else texts)]
+    listed = [(number, rule.quick) for number, rule in enumerate(rules)]
     made_of = repr((listed, int(flags), importlib.metadata.version("hyperscan"), platform.machine()))
     place = storage.cache_folder("rules") / f"{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.hyperscan"
     try:

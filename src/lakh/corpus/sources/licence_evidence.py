@@ -17,7 +17,20 @@ __all__ = ["LicenceEvidence", "is_licence_evidence"]
 
 METADATA = ("PKG-INFO", "METADATA")
 DECLARING = frozenset(
-    {"pyproject.toml", "package.json", "cargo.toml", "readme", "readme.md", "readme.rst", "readme.txt"}
+    [
+        "pyproject.toml",
+        "package.json",
+        "cargo.toml",
+        "setup.py",
+        "setup.cfg",
+        "composer.json",
+        "pom.xml",
+        "description",
+        "readme",
+        "readme.md",
+        "readme.rst",
+        "readme.txt",
+    ]
 )
 
 
@@ -26,7 +39,7 @@ def is_licence_evidence(path: str) -> bool:
     folder, _, name = path.rpartition("/")
     if name in METADATA and (not folder or folder.endswith((".dist-info", ".egg-info"))):
         return True
-    return is_licence_file(path) or (not folder and name.lower() in DECLARING)
+    return is_licence_file(path) or (not folder and (name.lower() in DECLARING or name.endswith(".gemspec")))
 
 
 @dataclass
