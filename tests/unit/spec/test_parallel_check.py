@@ -47,7 +47,7 @@ def test_a_supported_mesh_is_returned_resolved() -> None:
 
 def test_expert_parallelism_is_refused() -> None:
     model = dataclasses.replace(MODEL, experts=Experts(count=4, top_k=2, ffn=48))
-    wanted = dataclasses.replace(run(ep=2, dp_shard=2), model=model)
+    trained = dataclasses.replace(run(dp_shard=2), model=model)
+    check_parallelism(trained, 2)
     with pytest.raises(InfeasiblePlan, match=r"mesh.ep.*planned and not trained"):
-        check_parallelism(wanted, 2)
-    check_parallelism(dataclasses.replace(wanted, mesh=Mesh(dp_shard=2)), 2)
+        check_parallelism(dataclasses.replace(trained, mesh=Mesh(dp_shard=2, ep=2)), 2)
