@@ -32,7 +32,7 @@ MAX_RUNS = 50
 
 def complete_recipes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Recipes that ship with lakh, runs here, and files."""
-    from lakh.spec.recipes import list_recipes
+    from lakh.cli.recipe_list import list_recipes
 
     recipes = [(recipe.name, recipe.description) for recipe in list_recipes()]
     return [*_paths("file", incomplete), *_items([*recipes, *_runs_here()], incomplete)]

@@ -19,8 +19,8 @@ def recipes() -> CommandResult:
 
     A recipe is a Python file with functions that return a run. lakh config show NAME prints one as a run.toml to edit.
     """
+    from lakh.cli.recipe_list import list_recipes
     from lakh.spec import load_run
-    from lakh.spec.recipes import list_recipes
 
     rows: list[dict[str, Any]] = []
     for recipe in list_recipes():
