@@ -6,6 +6,7 @@ Steps and times are those of rank 0; other ranks contribute notable events only.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,7 @@ class RunView:
             },
             "unusual": self._entries(unusual=True),
             "history": self._entries(unusual=False),
+            "settings": dict(_flat(self._settings)),
             "clock": self._timeline(),
             "read": {
                 "events": sum(self.counts.values()),
@@ -287,6 +289,15 @@ class RunView:
         edges, shares = goodput_timeline(self._goodput, TIMELINE_PARTS)
         rounded = {name: [round(share, 4) for share in column] for name, column in shares.items()}
         return {"began_s": edges[0], "ended_s": edges[-1], "shares": rounded} if edges else {}
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting of a run.toml by its path, as --set takes it."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value if isinstance(value, int | float | str) else str(value)
 
 
 def _median(table: StepTable, name: str) -> float | None:

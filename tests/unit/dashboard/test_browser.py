@@ -160,6 +160,29 @@ async def _drive(fake_run: Any, tmp_path: Path) -> None:
             await tab.call("Page.navigate", url=saved.as_uri())
             await tab.until("document.querySelectorAll('tbody tr').length === 10")
             assert "the 8 most recent of 10 runs" in await tab.ask("document.body.innerText")
+
+            # The table of runs is searched and sorted, and the settings in which runs differ are listed.
+            names = "[...document.querySelectorAll('tbody a')].map(a => a.textContent).join()"
+            await tab.ask("document.querySelectorAll('button.sort')[0].click()")
+            assert await tab.ask(names) == ",".join(f"sweep-{number}" for number in range(10))
+            await tab.ask("document.querySelectorAll('button.sort')[0].click()")
+            assert (await tab.ask(names)).startswith("sweep-9,sweep-8")
+            typed = "(box => { box.value = 'SWEEP-3'; box.dispatchEvent(new Event('input')); })"
+            await tab.ask(f"{typed}(document.getElementById('search-search'))")
+            assert await tab.ask(names) == "sweep-3"
+            for number, steps in enumerate((100, 200)):
+                text = f"[train]\nsteps = {steps}\nseed = 1\n"
+                (tmp_path / "many" / f"sweep-{number}" / "run.toml").write_text(text)
+            for number in range(2, 10):
+                shutil.rmtree(tmp_path / "many" / f"sweep-{number}")
+            pair = RunCollection(str(tmp_path / "many"))
+            pair.read_all()
+            saved.write_text(page(pair.data()))
+            await tab.call("Page.navigate", url=saved.as_uri())
+            differing = (
+                "[...document.querySelectorAll('#settings tbody td')].map(cell => cell.textContent).sort().join()"
+            )
+            assert await tab.until(differing) == "100,200,train.steps"
             assert tab.complaints == []
     finally:
         await runner.cleanup()

@@ -43,6 +43,11 @@ def test_a_run_with_a_fault_and_a_restart(faulty_run: Any) -> None:
     assert [mark["step"] for mark in found["marks"]] == [70, 70]
 
 
+def test_settings_are_listed_by_path(faulty_run: Any) -> None:
+    (faulty_run.run_dir / "run.toml").write_text('name = "small"\n[train]\nsteps = 120\n[data]\nmixture = [1, 2]\n')
+    assert viewed(faulty_run)["settings"] == {"name": "small", "train.steps": 120, "data.mixture": "[1, 2]"}
+
+
 def test_goodput_equals_the_trainers(faulty_run: Any) -> None:
     theirs = goodput(events.read(faulty_run.run_dir, rank=0))
     found = viewed(faulty_run)

@@ -3,7 +3,7 @@
 // Everything that comes from a run is inserted as text, never as markup.
 
 const saved = JSON.parse(document.getElementById("data").textContent || "null");
-const view = { run: null, axis: "step", window: null, data: saved, etag: null, updated: 0 };
+const view = { run: null, axis: "step", window: null, data: saved, etag: null, updated: 0, search: "", sort: null, settings: "", open: {} };
 const POLL_MS = 2000;
 const COLOURS = 8;
 
@@ -446,14 +446,57 @@ function eventList(entries) {
   }));
 }
 
-function runsTable(runs) {
-  const columns = ["run", "", "step", "loss", "held-out", "tokens/s", "MFU", "goodput", "left"];
+/** A text field that keeps its text and the cursor when the page is drawn again. */
+function searchBox(name, label) {
+  return make("input", { type: "search", id: "search-" + name, placeholder: label, "aria-label": label, value: view[name],
+    oninput: (event) => { view[name] = event.target.value; show(); const again = byId("search-" + name); again.focus(); again.setSelectionRange(again.value.length, again.value.length); } });
+}
+
+const SORT_KEYS = [(run) => run.name, (run) => run.state.word, (run) => run.step, (run) => run.loss, (run) => run.heldout_loss,
+  (run) => run.tokens_per_s, (run) => run.mfu, (run) => run.goodput, (run) => run.left_s];
+
+/** The runs whose name contains the searched text, by the chosen column; without one, newest first. */
+function sortedRuns(runs) {
+  const found = runs.filter((run) => run.name.toLowerCase().includes(view.search.toLowerCase()));
+  if (view.sort === null) return found;
+  const { column, down } = view.sort, key = SORT_KEYS[column];
+  const order = (a, b) => a === b ? 0 : a === null ? 1 : b === null ? -1 : (a < b) === down ? 1 : -1;
+  return found.sort((a, b) => order(key(a), key(b)));
+}
+
+function sortBy(column) {
+  view.sort = view.sort && view.sort.column === column ? (view.sort.down ? null : { column, down: true }) : { column, down: false };
+  show();
+}
+
+function runsTable(all) {
+  const columns = ["run", "state", "step", "loss", "held-out loss", "tokens/s", "MFU", "goodput", "left"], runs = sortedRuns(all);
+  const heading = (word, i) => {
+    const sorted = view.sort && view.sort.column === i ? (view.sort.down ? "descending" : "ascending") : null;
+    return make("th", { class: i > 1 ? "n" : null, "aria-sort": sorted }, make("button", { class: "sort", onclick: () => sortBy(i) }, word + (sorted ? (view.sort.down ? " ↓" : " ↑") : "")));
+  };
   const rows = runs.map((run) => make("tr", {},
     make("td", {}, make("a", { href: "#" + encodeURIComponent(run.name) }, run.name)),
     make("td", {}, make("span", { class: "pill " + run.state.word, title: run.state.reason }, run.state.word)),
     ...[run.steps ? `${whole(run.step)} / ${whole(run.steps)}` : whole(run.step), run.loss === null ? "–" : digits(run.loss, 4), run.heldout_loss === null ? "–" : digits(run.heldout_loss, 4),
       short(run.tokens_per_s), percent(run.mfu), percent(run.goodput), span(run.left_s)].map((text) => make("td", { class: "n" }, text))));
-  return make("div", { class: "card wide scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...columns.map((word, i) => make("th", { class: i > 1 ? "n" : null }, word)))), make("tbody", {}, ...rows)));
+  return make("div", { class: "card wide scroll" }, searchBox("search", "search runs"),
+    make("table", {}, make("thead", {}, make("tr", {}, ...columns.map(heading))), make("tbody", {}, ...rows)));
+}
+
+/** Settings of one run; of several runs, those in which they differ. */
+function settingsCard(runs) {
+  const paths = [...new Set(runs.flatMap((run) => Object.keys(run.settings)))].sort();
+  const value = (run, path) => path in run.settings ? String(run.settings[path]) : "–";
+  const differ = (path) => new Set(runs.map((run) => value(run, path))).size > 1;
+  const chosen = paths.filter((path) => (runs.length === 1 || differ(path)) && path.includes(view.settings));
+  if (!paths.length) return null;
+  const head = ["setting", ...(runs.length > 1 ? runs.map((run) => run.name) : ["value"])];
+  const rows = chosen.map((path) => make("tr", {}, make("td", {}, make("code", {}, path)), ...runs.map((run) => make("td", {}, value(run, path)))));
+  const title = runs.length > 1 ? `${many(chosen.length, "setting")} in which these runs differ` : many(chosen.length, "setting");
+  return make("details", { class: "card wide scroll", id: "settings", open: view.open.settings ? "" : null, ontoggle: (event) => { view.open.settings = event.target.open; } },
+    make("summary", {}, title), searchBox("settings", "search settings"),
+    make("table", {}, make("thead", {}, make("tr", {}, ...head.map((word) => make("th", {}, word)))), make("tbody", {}, ...rows)));
 }
 
 function chartSections(runs) {
@@ -470,6 +513,7 @@ function chartSections(runs) {
       curveChart(runs, "memory_bytes", { title: "Memory of rank 0", fromZero: true, unit: 2 ** 30, format: bytes, colour: colour(6) })),
     ...section("Time", timeCard(runs), one ? timelineCard(one) : null),
     ...(one ? section("Unusual", notableCard(one)) : []),
+    ...section("Settings", settingsCard(runs)),
   ];
 }
 
