@@ -29,6 +29,7 @@ from typing import Any, Literal, TypeVar
 from lakh.errors import ConfigError, InfeasiblePlan
 
 __all__ = [
+    "Change",
     "Setting",
     "diff",
     "fingerprint",
@@ -45,6 +46,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Change = tuple[str, Any, Any]
+"""(path, before, after) of a setting."""
 _UNIONS = (typing.Union, types.UnionType)
 
 
@@ -110,7 +113,7 @@ def fingerprint(config: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def diff(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
+def diff(left: Any, right: Any) -> list[Change]:
     """(path, left, right) of every leaf that differs; None for a missing side."""
     a, b = dict(_leaves(to_dict(left))), dict(_leaves(to_dict(right)))
     paths = list(a) + [path for path in b if path not in a]
