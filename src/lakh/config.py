@@ -34,6 +34,7 @@ __all__ = [
     "diff",
     "fingerprint",
     "from_dict",
+    "leaves",
     "load",
     "read_toml",
     "require",
@@ -115,9 +116,14 @@ def fingerprint(config: Any) -> str:
 
 def diff(left: Any, right: Any) -> list[Change]:
     """(path, left, right) of every leaf that differs; None for a missing side."""
-    a, b = dict(_leaves(to_dict(left))), dict(_leaves(to_dict(right)))
+    a, b = dict(leaves(left)), dict(leaves(right))
     paths = list(a) + [path for path in b if path not in a]
     return [(path, a.get(path), b.get(path)) for path in paths if a.get(path) != b.get(path)]
+
+
+def leaves(config: Any) -> Iterator[tuple[str, Any]]:
+    """(path, value) of every setting that is not None."""
+    return _leaves(to_dict(config))
 
 
 def settings(cls: type[Any], prefix: str = "") -> Iterator[Setting]:

@@ -31,6 +31,7 @@ from lakh.trainer.checkpointer import Checkpointer
 from lakh.trainer.data import DataFeed
 from lakh.trainer.evaluation import Evaluator
 from lakh.trainer.initial_weights import model_builder
+from lakh.trainer.launch.agreement import require_agreement, run_facts
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.event_writer import EventWriter
 from lakh.trainer.observability.sinks import export_events
@@ -71,6 +72,8 @@ def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restar
     """Train to the last step. Raises Interrupted after a checkpoint when SIGTERM or SIGINT asked to stop."""
     started_s = time.monotonic()
     with StopRequest().listen() as stop, World.join(run.train) as world, contextlib.ExitStack() as logs:
+        if world.size > 1:
+            require_agreement(world, run_facts(run))
         log = logs.enter_context(EventLog(run_dir, world.rank))
         if restart_reason and world.rank == 0:
             log.write(Restarted(attempt=world.attempt, reason=restart_reason))
@@ -123,6 +126,7 @@ class TrainingLoop:
         self._data = DataFeed(
             run.data, self._mesh, world, vocab=run.model.vocab, seed=run.seed, last_step=run.train.steps
         )
+        require_agreement(world, {"data": self._data.fingerprint})
         self._evaluator = Evaluator(run.train, self._mesh, world, self._data.heldout, self._events)
         is_new = carried is None and not checkpoint.list_complete(run_dir)
         self._model = build_model(run, self._mesh, world, self._events, is_new=is_new)
