@@ -178,6 +178,26 @@ def test_a_rank_does_not_outlive_its_launcher(tiny_recipe: Path, tmp_path: Path)
     wait_for(lambda: not any(is_alive(pid) for pid in ranks), "the ranks to end")
 
 
+@pytest.mark.slow
+def test_a_single_rank_that_stays_stopped_ends_with_a_timeout(tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+    run = ("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--set", "train.peer_timeout_s=3")
+    done = run_lakh(*run, "--max-restarts", "0", "--fault", "stop(rank=0, step=6)", check=False)
+    assert done.returncode == 75, done.stderr
+    error = json.loads(done.stdout.splitlines()[-1])["error"]
+    assert (error["kind"], error["where"]) == ("PeerTimeout", "rank 0")
+    assert "stopped by a signal for 3 s" in error["found"]
+
+
+@pytest.mark.slow
+def test_a_limit_on_file_sizes_is_an_error_with_a_remedy(tiny_recipe: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lakh", "train", str(tiny_recipe), "--out", str(tmp_path / "run")]
+    limited = ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh", *command]  # 50 or 100 KB: less than a checkpoint
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "raise the limit (ulimit -f)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_same_run_works_under_torchrun(calm, tiny_recipe: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "lakh.trainer.torchrun", "--standalone", "--nproc-per-node", "2", "-m", "lakh"]

@@ -7,6 +7,9 @@ exit codes of the ranks:
     2, 65 or 1                      it would fail again: stop, and report the rank's error
     75 or death by a signal         if the others can continue without it (recovery/elastic.py), keep waiting;
                                     else restart all ranks, while restarts are left
+
+A rank that a signal has stopped (SIGSTOP) is alive and silent. Its peers give up on it after train.peer_timeout_s, and
+the launcher kills it after the same time.
 """
 
 from __future__ import annotations
@@ -19,16 +22,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Literal
 
 from lakh import errors, storage
 from lakh.child_process import exit_reason
-from lakh.errors import Interrupted, LakhError, PeerError, PeerLost
+from lakh.errors import Interrupted, LakhError, PeerError, PeerLost, PeerTimeout
 from lakh.spec import Mesh, Training
 from lakh.trainer.launch.rank import LAUNCHER_PID
+from lakh.trainer.launch.stopped import StoppedProcesses
 from lakh.trainer.recovery.signals import handle_stop_signals
 
 __all__ = ["LaunchDecision", "LaunchResult", "can_continue_without_ranks", "decide", "launch"]
@@ -53,11 +58,16 @@ class LaunchResult:
 
 
 def decide(
-    exit_codes: Sequence[int | None], *, stopping: bool, restarts_left: int, elastic: bool = False
+    exit_codes: Sequence[int | None],
+    *,
+    stopping: bool,
+    restarts_left: int,
+    elastic: bool = False,
+    timed_out: Mapping[int, str] = MappingProxyType({}),
 ) -> LaunchDecision:
     """What to do, given each rank's exit code (None while it runs, negative for a signal).
 
-    `elastic`: the other ranks continue without a lost one.
+    `elastic`: the other ranks continue without a lost one. `timed_out`: ranks that the launcher killed, and why.
     """
     ended = {rank: code for rank, code in enumerate(exit_codes) if code is not None}
     failed = {rank: code for rank, code in ended.items() if code != 0}
@@ -76,6 +86,7 @@ def decide(
     # A rank with an error of its own counts before one that lost its peer, and a signal before an exit code.
     rank, code = min(failed.items(), key=lambda item: (item[1] == PeerError.exit_code, item[1] >= 0, item[0]))
     reason = f"rank {rank} was {exit_reason(code)}" if code < 0 else f"rank {rank} ended with {exit_reason(code)}"
+    reason = timed_out.get(rank, reason)
     if code >= 0 and code != PeerError.exit_code:
         return LaunchDecision("fail", rank, reason)
     if restarts_left <= 0:
@@ -104,10 +115,12 @@ def launch(
     first_attempt_arguments: Sequence[str] = (),
     inherited_fds: Sequence[int] = (),
     elastic: bool = False,
+    peer_timeout_s: float = float("inf"),
 ) -> LaunchResult:
     """Run `lakh ARGUMENTS` as `ranks` processes until they succeed.
 
     `first_attempt_arguments` are not passed on restarts. `elastic`: keep waiting when ranks die, as long as one runs.
+    `peer_timeout_s`: kill a rank that was stopped by a signal for this long.
     """
     logs = Path(run_dir) / "logs"
     storage.make_dir(logs)
@@ -118,7 +131,9 @@ def launch(
             command = [*arguments, *(() if attempt else first_attempt_arguments)]
             rendezvous = Path(folder) / str(attempt)
             with _RankProcesses(command, rendezvous, logs, ranks, attempt, reason, inherited_fds) as group:
-                decision = group.watch(signals, restarts_left=max_restarts - attempt, elastic=elastic)
+                stopped = StoppedProcesses([process.pid for process in group.processes], peer_timeout_s)
+                restarts_left = max_restarts - attempt
+                decision = group.watch(signals, stopped, restarts_left=restarts_left, elastic=elastic)
             if decision.action == "done":
                 return LaunchResult(attempt + 1, group.result(decision.rank))
             if decision.action in ("fail", "stopped"):
@@ -141,6 +156,8 @@ class _RankProcesses:
         inherited_fds: Sequence[int],
     ) -> None:
         self.files: list[IO[bytes]] = []
+        self.timed_out: dict[int, str] = {}
+        """Ranks that were killed here because they did not respond, and the reason."""
         self.outputs = [logs / f"rank-{rank:05d}.{attempt}.out" for rank in range(ranks)]
         self.processes: list[subprocess.Popen[bytes]] = []
         command = [sys.executable, "-m", "lakh", *arguments, "--json"]
@@ -180,14 +197,25 @@ class _RankProcesses:
         for file in self.files:
             file.close()
 
-    def watch(self, signals: Sequence[int], *, restarts_left: int, elastic: bool) -> LaunchDecision:
+    def watch(
+        self, signals: Sequence[int], stopped: StoppedProcesses, *, restarts_left: int, elastic: bool
+    ) -> LaunchDecision:
         """Wait until there is something to do. Passes the `signals` received so far, and new ones, on to the ranks."""
         passed_on, deadline_s = 0, float("inf")
         while True:
             codes = [process.poll() for process in self.processes]
-            decision = decide(codes, stopping=bool(signals), restarts_left=restarts_left, elastic=elastic)
+            decision = decide(
+                codes,
+                stopping=bool(signals),
+                restarts_left=restarts_left,
+                elastic=elastic,
+                timed_out=self.timed_out,
+            )
             if decision.action != "wait":
                 return decision
+            for rank in stopped.find_overdue(time.monotonic()):
+                self.timed_out[rank] = f"rank {rank} was stopped by a signal for {stopped.timeout_s:g} s"
+                self.processes[rank].kill()
             if len(signals) > passed_on:
                 passed_on = len(signals)
                 deadline_s = time.monotonic() + STOP_GRACE_S
@@ -225,6 +253,9 @@ class _RankProcesses:
         log = self.outputs[decision.rank].with_suffix(".err")
         if decision.action == "stopped":
             return Interrupted(where, decision.reason, "lakh resume continues from the last checkpoint")
+        if decision.rank in self.timed_out:
+            todo = "continue it sooner (kill -CONT), or set train.peer_timeout_s; lakh resume continues the run"
+            return PeerTimeout(where, decision.reason, todo)
         code = self.processes[decision.rank].returncode
         if code is not None and code < 0:
             return PeerLost(where, decision.reason, f"see {log}; lakh resume continues from the last checkpoint")
