@@ -1,4 +1,4 @@
-"""lakh bench decode: decoding speed beside transformers and llama.cpp on the same weights."""
+"""lakh bench decode: decoding speed beside transformers, gpt-fast and llama.cpp on the same weights."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ PEERS = (
     Peer("transformers", ("transformers",)),
     Peer("transformers-static", ("transformers",)),
     Peer("llama.cpp", ("xllamacpp",)),
+    Peer("llama.cpp-q8_0", ("xllamacpp",)),
 )
 
 
@@ -29,6 +30,7 @@ PEERS = (
 @click.option("--new", type=click.IntRange(2), default=48, show_default=True, help="New tokens for each prompt.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Rounds; the best one counts.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads of every system.")
+@click.option("--gpt-fast", metavar="DIR", help="Checkout of gpt-fast, for the system of that name.")
 @click.option("--speculation", is_flag=True, help="Instead: measure speculative decoding on edits of real code.")
 @click.option("--draft", metavar="MODEL", help="With --speculation: also measure this draft model.")
 @out_option
@@ -42,11 +44,12 @@ def decode(
     new: int,
     repeats: int,
     threads: int,
+    gpt_fast: str | None,
     speculation: bool,
     draft: str | None,
     out: str | None,
 ) -> CommandResult:
-    """Compare decoding with transformers and llama.cpp on the same weights."""
+    """Compare decoding with transformers, gpt-fast and llama.cpp on the same weights."""
     import torch
 
     from bench.decode.speculation import bench_speculation
@@ -64,6 +67,8 @@ def decode(
         raise UserError(f"--batch {batch}", "is not a list of numbers", "write e.g. --batch 1,8,64") from None
     if min(batches) < 1:
         raise UserError(f"--batch {batch}", "has a number below 1", "write e.g. --batch 1,8,64")
+    if gpt_fast is None and "gpt-fast" in systems:
+        raise UserError("--systems gpt-fast", "needs a checkout", "name one with --gpt-fast DIR")
     if draft and not speculation:
         raise UserError("--draft", "needs --speculation", "add it")
     if not speculation:
@@ -78,6 +83,13 @@ def decode(
             rows = bench_speculation(folder, draft=draft_folder, new=new, repeats=repeats, progress=status.update)
         else:
             rows = bench_decode(
-                folder, systems=names, batches=batches, prompt=prompt, new=new, repeats=repeats, progress=status.update
+                folder,
+                systems=names,
+                batches=batches,
+                prompt=prompt,
+                new=new,
+                repeats=repeats,
+                gpt_fast=gpt_fast,
+                progress=status.update,
             )
     return result("speculation" if speculation else "decode", rows, out)

@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: the same weights in a float32 GGUF file, run in process by the wheel `xllamacpp`."""
+"""llama.cpp as a peer: the same weights in a GGUF file, run in process by the wheel `xllamacpp`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from lakh.errors import UserError
 from lakh.spec.model import Model
 from lakh.workloads.code.formats import gguf
 
-__all__ = ["start"]
+__all__ = ["convert", "start"]
 
 
-def start(
-    spec: Model, weights: Mapping[str, Tensor], tokenizer_json: Path, prompt: list[int], threads: int
-) -> Callable[[int], None]:
-    """A function that generates N tokens after the prompt."""
-    import xllamacpp
-
+def convert(spec: Model, weights: Mapping[str, Tensor], tokenizer_json: Path, quantization: str) -> Path:
+    """The weights as a GGUF file, "f32" or "q8_0", which is removed at exit."""
     scratch = tempfile.TemporaryDirectory(prefix="lakh-gguf-")
     atexit.register(scratch.cleanup)
     path = Path(scratch.name) / "model.gguf"
     try:
-        gguf.save(path, "bench", spec, weights, Path(tokenizer_json), quantize=False)
+        gguf.save(path, "bench", spec, weights, Path(tokenizer_json), quantize=quantization == "q8_0")
     except UserError as error:
         raise SystemFailed(str(error)) from None
+    return path
+
+
+def start(path: Path, prompt: list[int], threads: int) -> Callable[[int], None]:
+    """A function that generates N tokens after the prompt."""
+    import xllamacpp
+
     options = xllamacpp.CommonParams()
     options.model.path = str(path)
     options.n_ctx = max(len(prompt) + 512, 1024)

@@ -38,7 +38,15 @@ SHAPES = {
     # hidden 2048, 24 layers: the shape of public and own figures on an H200
     "1.2b": Model(layers=24, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=32064, context=4096, tied=False),
 }
-SYSTEMS = ("lakh", "lakh-int8", "transformers", "transformers-static", "llama.cpp")
+SYSTEMS = (
+    "lakh",
+    "lakh-int8",
+    "transformers",
+    "transformers-static",
+    "gpt-fast",
+    "llama.cpp",
+    "llama.cpp-q8_0",
+)
 
 
 Generate = Callable[[int], None]
@@ -53,9 +61,11 @@ def bench_decode(
     prompt: int = 64,
     new: int = 48,
     repeats: int = 3,
+    gpt_fast: str | None = None,
     progress: Callable[[str], object] = lambda what: None,
 ) -> list[BenchRow]:
-    """A row for every system and batch. `folder` is a Hugging Face directory."""
+    """A row for every system and batch. `folder` is a Hugging Face directory, `gpt_fast` a checkout."""
+    start_of = _START | {"gpt-fast": _gpt_fast(gpt_fast)}
     loaded = model_weights.read(folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     bandwidth_Bps = read_Bps(device)
@@ -69,7 +79,7 @@ def bench_decode(
         for name in systems:
             progress(f"{name}, batch {batch}: loading")
             try:
-                found = _START[name](folder, loaded, tokenizer, prompts, device)
+                found = start_of[name](folder, loaded, tokenizer, prompts, device)
                 if found is not None:
                     found[0](new)  # compiles, captures, allocates
                     started[name] = found
@@ -216,13 +226,29 @@ def _transformers(static: bool) -> Callable[..., Started]:
     return start
 
 
-def _llama_cpp(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started:
-    if device == "cuda" or len(prompts) > 1:
-        return None
-    from bench.decode import llama_cpp
+def _gpt_fast(checkout: str | None) -> Callable[..., Started]:
+    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started:
+        if checkout is None:
+            return None
+        from bench.decode import gpt_fast
 
-    generate = llama_cpp.start(loaded.spec, loaded.weights, loaded.tokenizer_json, prompts[0], torch.get_num_threads())
-    return generate, "f32", 4 * loaded.spec.parameters
+        generate = gpt_fast.start(checkout, loaded.spec, loaded.weights, prompts, device)
+        size_of_number = 2 if device == "cuda" else 4
+        return generate, "bf16" if device == "cuda" else "f32", size_of_number * loaded.spec.parameters
+
+    return start
+
+
+def _llama_cpp(quantization: str) -> Callable[..., Started]:
+    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started:
+        if device == "cuda" or len(prompts) > 1:
+            return None
+        from bench.decode import llama_cpp
+
+        path = llama_cpp.convert(loaded.spec, loaded.weights, loaded.tokenizer_json, quantization)
+        return llama_cpp.start(path, prompts[0], torch.get_num_threads()), quantization, path.stat().st_size
+
+    return start
 
 
 _START: dict[str, Callable[..., Started]] = {
@@ -230,7 +256,8 @@ _START: dict[str, Callable[..., Started]] = {
     "lakh-int8": _lakh("int8"),
     "transformers": _transformers(static=False),
     "transformers-static": _transformers(static=True),
-    "llama.cpp": _llama_cpp,
+    "llama.cpp": _llama_cpp("f32"),
+    "llama.cpp-q8_0": _llama_cpp("q8_0"),
 }
 
 

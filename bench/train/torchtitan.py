@@ -67,11 +67,12 @@ class TorchtitanModel(nn.Module):
             max_seq_len=sequence,
         )
         with device, torch.no_grad():
-            self.inner = make_model(args)
-            self.inner.init_weights(buffer_device=device)
+            model: Any = make_model(args)
+            model.init_weights(buffer_device=device)
         if compiled:
-            for name, block in self.inner.layers.named_children():
-                self.inner.layers.register_module(name, torch.compile(block, fullgraph=True))
+            for name, block in model.layers.named_children():
+                model.layers.register_module(name, torch.compile(block, fullgraph=True))
+        self.inner = model
         self._loss = torch.compile(loss) if compiled else loss
 
     def forward(self, inputs: Tensor, positions: Tensor | None, *, targets_BT: Tensor, **_: object) -> Tensor:

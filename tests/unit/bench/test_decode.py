@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench.decode import gpt_fast
 from bench.decode import speed as decode
 from bench.harness import SystemFailed
 
 from lakh.errors import UserError
 from lakh.spec.model import Model
+from lakh.workloads.code.formats import hf
 
 KEYS = {"system", "device", "params", "dtype", "batch", "prompt", "new", "tok_per_s", "cpu_ms_per_token", "ttft_ms"}
 pytestmark = [pytest.mark.skipif(torch.cuda.is_available(), reason="int8 is a CPU's"), pytest.mark.slow]
@@ -71,3 +73,19 @@ def test_a_peer_that_fails_keeps_its_row_and_the_others_are_measured(
     ours, theirs = decode.bench_decode(folder, systems=["lakh", "llama.cpp"], prompt=8, new=3, repeats=1)
     assert ours["tok_per_s"] is None or ours["tok_per_s"] > 0
     assert (theirs["system"], theirs["tok_per_s"], theirs["failed"]) == ("llama.cpp", None, "no memory")
+
+
+def test_gpt_fast_gets_the_same_weights_under_its_own_names() -> None:
+    """Queries and keys: its rotary embedding turns rows 2i and 2i + 1 of a head, lakh's rows i and i + half."""
+    spec = Model(layers=1, width=8, heads=2, kv_heads=1, ffn=16, vocab=10, context=8, tied=False)
+    weights = {name: torch.zeros(shape) for name, shape in hf.shapes(spec).items()}
+    weights["blocks.0.attention.q.weight"] = torch.arange(8.0)[:, None].expand(8, 8)
+    state = gpt_fast.gpt_fast_state(spec, weights)
+    assert state["layers.0.attention.wq.weight"][:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert len(state) == len(weights)
+
+
+def test_a_folder_that_is_no_checkout_of_gpt_fast_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model(tmp_path, monkeypatch, ffn=128)
+    with pytest.raises(UserError, match="name a checkout of gpt-fast"):
+        decode.bench_decode(folder, systems=["gpt-fast"], prompt=8, new=3, repeats=1, gpt_fast=str(tmp_path))
