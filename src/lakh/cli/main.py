@@ -83,7 +83,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with the code of its outcome."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # OpenMP threads that wait would spin and take the core from the thread they wait for: beside one busy process a step
+    # OpenMP threads that wait would spin and take the core from the thread they wait for: beside a busy process a step
     # takes up to ten times as long. torch reads this when it is imported; processes that a command starts inherit it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
