@@ -17,7 +17,7 @@ from lakh.dashboard.curves import curve, downsampled, exact_curve, goodput_timel
 from lakh.dashboard.table import StepTable, number
 from lakh.errors import LakhError
 from lakh.events import EventFilesReplaced, Record, RunEventTail, current_kind
-from lakh.goodput import GoodputAccount
+from lakh.goodput import STEP_PARTS, GoodputAccount
 from lakh.loss_spikes import SpikeDetector
 
 __all__ = ["RunView"]
@@ -198,7 +198,7 @@ class RunView:
         steps = train.get("steps") if isinstance(train, dict) else None
         steps = steps if isinstance(steps, int) else None
         total_s = sum(seconds.values())
-        stepping_s = seconds["productive"] + seconds["data_wait"] + seconds["lost"]
+        stepping_s = sum(seconds[name] for name in ("productive", *STEP_PARTS, "lost"))
         heldout, memory = self._measured.get("heldout"), self._measured.get("memory_bytes", {})
         now = state.run_state(
             now_s=now_s, last_s=self._goodput.last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended

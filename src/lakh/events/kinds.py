@@ -92,6 +92,11 @@ class StepDone(Event, kind="step_done"):
     step_s: float
     data_wait_s: float
     mfu: float | None = None
+    compile_s: float = 0.0
+    """torch.compile, on rank 0."""
+    straggler_s: float = 0.0
+    """How much longer the slowest rank computed than the mean of the others, outside of collectives."""
+    slowest_rank: int | None = None
 
 
 class StepSkipped(Event, kind="step_skipped"):

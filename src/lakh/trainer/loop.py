@@ -33,6 +33,7 @@ from lakh.trainer.evaluation import Evaluator
 from lakh.trainer.initial_weights import model_builder
 from lakh.trainer.launch.agreement import require_agreement, run_facts
 from lakh.trainer.launch.world import World
+from lakh.trainer.observability.compile_clock import CompileClock
 from lakh.trainer.observability.event_writer import EventWriter
 from lakh.trainer.observability.sinks import export_events
 from lakh.trainer.observability.step_metrics import MetricsQueue
@@ -138,6 +139,7 @@ class TrainingLoop:
         self._track_updates()
         self._stopped_by = ""
         self._traffic_is_counted = world.size == 1
+        self._compile_clock = CompileClock()
         if carried is None:
             self.run, self._step = self.checkpointer.restore(run, self._data)
             self._finished = self._step
@@ -158,6 +160,7 @@ class TrainingLoop:
         if self._step == 0 and self.run.train.eval_every:
             self._evaluate()
         self._data.open(self.run.data, self._step)
+        self._compile_clock.attach()
         try:
             if self._step > self._finished:  # ranks were lost before this step was finished
                 self._finish_step(stop)
@@ -169,6 +172,7 @@ class TrainingLoop:
                 self._finish_step(stop)
             total = self._data.stream.total_digest(self._world, self._data.digest)
         finally:
+            self._compile_clock.detach()
             self._data.close()
         is_complete = self._step == self.run.train.steps
         if is_complete and self._evaluator.step != self._step:
@@ -210,6 +214,7 @@ class TrainingLoop:
             stop=stop.is_made,
             written=self.checkpointer.is_written,
             data_wait_s=wait_s,
+            compile_s=self._compile_clock.lap(),
         )
         self._step += 1
         self._data.stream.position += self.run.data.batch

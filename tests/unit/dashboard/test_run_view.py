@@ -49,16 +49,17 @@ def test_goodput_equals_the_trainers(faulty_run: Any) -> None:
     assert found["goodput"] == pytest.approx(theirs["ratio"])
     assert found["spent_s"] == pytest.approx(theirs["classes_s"], abs=1e-6)
     assert found["spent_s"]["lost"] == pytest.approx(20.0)
-    assert found["spent_s"]["down"] == pytest.approx(4.0)
+    assert found["spent_s"]["restart"] == pytest.approx(4.0 + 3.0)  # until the next attempt began, and its start
 
 
-def test_the_time_before_a_resume_with_another_setting_is_down(faulty_run: Any) -> None:
+def test_the_time_before_a_resume_does_not_count(faulty_run: Any) -> None:
     faulty_run.event("setting_changed", step=120, after_s=30.0, path="train.steps", before=120, after=130)
     faulty_run.begin(120)
     faulty_run.steps(121, 130)
     found = viewed(faulty_run)["spent_s"]
     assert found == pytest.approx(goodput(events.read(faulty_run.run_dir, rank=0))["classes_s"], abs=1e-6)
-    assert found["down"] == pytest.approx(4.0 + 30.0)
+    assert found["restart"] == pytest.approx(4.0 + 3.0)
+    assert found["other"] < 1.0  # and not the 30 s
 
 
 def test_the_shares_of_the_timeline_sum_to_the_seconds_by_class(faulty_run: Any) -> None:

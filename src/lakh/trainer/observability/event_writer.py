@@ -67,6 +67,7 @@ class EventWriter:
                 step_s=metrics.step_s,
                 data_wait_s=metrics.data_wait_s,
                 mfu=self._mfu(metrics.step_s),
+                compile_s=metrics.compile_s,
             )
         )
         if step % RESOURCES_EVERY_STEPS == 1:

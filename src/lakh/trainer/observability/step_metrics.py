@@ -34,6 +34,7 @@ class StepMetrics:
     """Every rank has written its part of the checkpoint in progress."""
     step_s: float
     data_wait_s: float
+    compile_s: float = 0.0
 
 
 class MetricsQueue:
@@ -55,7 +56,16 @@ class MetricsQueue:
         return len(self._pending) > self._delay
 
     def push(
-        self, step: int, lr: float, result: UpdateResult, *, fill: float, stop: bool, written: bool, data_wait_s: float
+        self,
+        step: int,
+        lr: float,
+        result: UpdateResult,
+        *,
+        fill: float,
+        stop: bool,
+        written: bool,
+        data_wait_s: float,
+        compile_s: float = 0.0,
     ) -> None:
         """Sum the metrics of a step over all ranks. `fill`: share of this rank's positions with a target."""
         device = result.loss.device
@@ -69,7 +79,7 @@ class MetricsQueue:
         if device.type == "cuda":
             arrived = torch.cuda.Event(enable_timing=True)
             arrived.record()
-        self._pending.append(_PendingMetrics(step, lr, data_wait_s, values, arrived))
+        self._pending.append(_PendingMetrics(step, lr, data_wait_s, compile_s, values, arrived))
 
     def pop(self) -> StepMetrics:
         """The metrics of the oldest step; waits until the step is done."""
@@ -87,6 +97,7 @@ class MetricsQueue:
             is_written=round(written) == self._world.size,
             step_s=self.timer.lap(pending.arrived),
             data_wait_s=pending.data_wait_s,
+            compile_s=pending.compile_s,
         )
 
     def clear(self) -> None:
@@ -98,6 +109,7 @@ class _PendingMetrics:
     step: int
     lr: float
     data_wait_s: float
+    compile_s: float
     values: Tensor
     arrived: torch.cuda.Event | None
 
