@@ -33,6 +33,7 @@ from lakh.trainer.evaluation import Evaluator
 from lakh.trainer.initial_weights import model_builder
 from lakh.trainer.launch.agreement import require_agreement, run_facts
 from lakh.trainer.launch.world import World
+from lakh.trainer.observability.collectives import CollectiveClock
 from lakh.trainer.observability.compile_clock import CompileClock
 from lakh.trainer.observability.event_writer import EventWriter
 from lakh.trainer.observability.sinks import export_events
@@ -140,6 +141,7 @@ class TrainingLoop:
         self._stopped_by = ""
         self._traffic_is_counted = world.size == 1
         self._compile_clock = CompileClock()
+        self._collectives = CollectiveClock(world.board)
         if carried is None:
             self.run, self._step = self.checkpointer.restore(run, self._data)
             self._finished = self._step
@@ -161,15 +163,10 @@ class TrainingLoop:
             self._evaluate()
         self._data.open(self.run.data, self._step)
         self._compile_clock.attach()
+        watches = self._world.size > 1 and self._world.device.type == "cpu"
         try:
-            if self._step > self._finished:  # ranks were lost before this step was finished
-                self._finish_step(stop)
-            while self._step < self.run.train.steps and not self._stopped_by:
-                if any(fault.step == self._step for fault in faults):
-                    self.checkpointer.finish_save()  # a fault always meets the same checkpoint, however slow the disk
-                inject_faults(faults, rank=self._world.member, step=self._step, log=self._events.log)
-                self._take_step(stop)
-                self._finish_step(stop)
+            with self._collectives if watches else contextlib.nullcontext():
+                self._take_steps(stop, faults)
             total = self._data.stream.total_digest(self._world, self._data.digest)
         finally:
             self._compile_clock.detach()
@@ -189,9 +186,20 @@ class TrainingLoop:
 
     # --- steps ---
 
+    def _take_steps(self, stop: StopRequest, faults: Sequence[Fault]) -> None:
+        if self._step > self._finished:  # ranks were lost before this step was finished
+            self._finish_step(stop)
+        while self._step < self.run.train.steps and not self._stopped_by:
+            if any(fault.step == self._step for fault in faults):
+                self.checkpointer.finish_save()  # a fault always meets the same checkpoint, however slow the disk
+            inject_faults(faults, rank=self._world.member, step=self._step, log=self._events.log)
+            self._take_step(stop)
+            self._finish_step(stop)
+
     def _take_step(self, stop: StopRequest) -> None:
         """Start one step, and read the metrics of the steps before it (on a CPU, of this one too)."""
         self._metrics.timer.start_once()
+        self._collectives.start_step()
         batches, wait_s = self._data.micro_batches(self._step)
         lr = learning_rate(self._step, self.run.optim, self.run.train.steps)
         with self._count_traffic():
@@ -215,6 +223,7 @@ class TrainingLoop:
             written=self.checkpointer.is_written,
             data_wait_s=wait_s,
             compile_s=self._compile_clock.lap(),
+            compute_s=self._collectives.compute_s() if self._world.device.type == "cpu" else None,
         )
         self._step += 1
         self._data.stream.position += self.run.data.batch

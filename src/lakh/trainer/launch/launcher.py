@@ -8,8 +8,8 @@ exit codes of the ranks:
     75 or death by a signal         if the others can continue without it (recovery/elastic.py), keep waiting;
                                     else restart all ranks, while restarts are left
 
-A rank that a signal has stopped (SIGSTOP) is alive and silent. Its peers give up on it after train.peer_timeout_s, and
-the launcher kills it after the same time.
+A rank that a signal has stopped (SIGSTOP) is alive and silent. Its peers give up after train.peer_timeout_s; where
+there are none, the launcher kills it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from lakh.trainer.recovery.signals import handle_stop_signals
 __all__ = ["LaunchDecision", "LaunchResult", "can_continue_without_ranks", "decide", "launch"]
 
 POLL_S = 0.1
+PEERS_FIRST_S = 30.0  # peers know in which collective they wait for a stopped rank: their error comes first
 TERMINATE_GRACE_S = 5.0  # for ranks that wait for a dead peer inside a collective
 STOP_GRACE_S = 120.0  # for a run that was asked to stop and writes a checkpoint
 
@@ -120,7 +121,7 @@ def launch(
     """Run `lakh ARGUMENTS` as `ranks` processes until they succeed.
 
     `first_attempt_arguments` are not passed on restarts. `elastic`: keep waiting when ranks die, as long as one runs.
-    `peer_timeout_s`: kill a rank that was stopped by a signal for this long.
+    `peer_timeout_s`: kill a rank that was stopped by a signal for this long and that no peer waits for.
     """
     logs = Path(run_dir) / "logs"
     storage.make_dir(logs)
@@ -131,7 +132,8 @@ def launch(
             command = [*arguments, *(() if attempt else first_attempt_arguments)]
             rendezvous = Path(folder) / str(attempt)
             with _RankProcesses(command, rendezvous, logs, ranks, attempt, reason, inherited_fds) as group:
-                stopped = StoppedProcesses([process.pid for process in group.processes], peer_timeout_s)
+                timeout_s = peer_timeout_s + (PEERS_FIRST_S if ranks > 1 else 0.0)
+                stopped = StoppedProcesses([process.pid for process in group.processes], timeout_s)
                 restarts_left = max_restarts - attempt
                 decision = group.watch(signals, stopped, restarts_left=restarts_left, elastic=elastic)
             if decision.action == "done":
