@@ -29,6 +29,7 @@ COMMANDS = {
     "train": ("lakh.cli.train:train", "Train a run, on this machine or as one rank of many."),
     "resume": ("lakh.cli.train:resume", "Continue a run from its newest complete checkpoint."),
     "checkpoint": ("lakh.cli.checkpoint:checkpoint", "List, verify and remove the checkpoints of a run."),
+    "health": ("lakh.cli.health:health", "Check this node's hardware, and decide whether it may go on."),
     "export": ("lakh.cli.export:export", "Write a checkpoint in a format that other tools load."),
     "eval": ("lakh.cli.eval:evaluate", "Score a model, or samples, on code benchmarks in a sandbox."),
     "serve": ("lakh.cli.serve:serve", "Serve completions over HTTP."),
