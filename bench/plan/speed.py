@@ -15,6 +15,7 @@ from bench.plan.calculon import one_step
 from lakh.planner.catalogue import load_model
 from lakh.planner.estimate import estimate_plan
 from lakh.planner.execution_plan import FULL, ExecutionPlan
+from lakh.planner.fabric.simulation import FabricScenario, simulate_fabric
 from lakh.planner.reliability.failures import load_failures
 from lakh.planner.reliability.goodput import FailureScenario, RecoveryPolicy, simulate
 from lakh.planner.search.candidates import SearchConstraints
@@ -55,6 +56,21 @@ def bench_plan(calculon: str | None = None, repeats: int = 20) -> list[BenchRow]
     result = simulate(scene, RecoveryPolicy(), runs=10_000)
     spent = time.perf_counter() - began
     rows.append(_row(f"54-day runs at 16,384 GPUs (goodput {result.goodput:.1%})", "lakh", 10_000, spent))
+    return rows + _fabric_rows()
+
+
+def _fabric_rows() -> list[BenchRow]:
+    """Rings over the GPUs of a cluster with four queue pairs, after numba has compiled."""
+    place, rows = load_cluster("h100-100k"), []
+    for gpus, order, routing in (
+        (24576, "random", "e-ecmp"),
+        (98304, "rack", "e-ecmp"),
+        (98304, "random", "e-ecmp"),
+        (98304, "rack", "te"),
+    ):
+        simulate_fabric(place, FabricScenario(gpus=128, order=order, routing=routing))
+        report = simulate_fabric(place, FabricScenario(gpus=gpus, order=order, routing=routing))
+        rows.append(_row(f"ring over {gpus:,} GPUs, {order} order, {routing}", "lakh", report.flows, report.seconds))
     return rows
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
 
 import click
 
+from lakh import storage
 from lakh.cli.eval_options import (
     BITS_PER_BYTE,
     DATA_OPTION,
@@ -63,6 +65,9 @@ def model(
     results: list[dict[str, Any]] = []
     if BITS_PER_BYTE in names:
         results.append(_bits_per_byte(model, texts or run.data, run.limit))
+        if run.out is not None:
+            bits_folder = run.out if len(names) == 1 else storage.join(run.out, BITS_PER_BYTE)
+            storage.write_bytes(storage.join(bits_folder, "result.json"), f"{json.dumps(results[0])}\n".encode())
     loaded = load_tasks(names, run.data, run.limit, origin, n)
     if loaded:
         with _sandbox_for_model(run) as sandbox:  # first: a missing sandbox should not cost minutes

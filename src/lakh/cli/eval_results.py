@@ -42,11 +42,11 @@ def diff(left: str, right: str) -> CommandResult:
 
     found = compare(read_result(left), read_result(right))
     rows = [
-        ("left, pass@1", found.left),
-        ("right, pass@1", found.right),
+        (f"left, {found.metric}", found.left),
+        (f"right, {found.metric}", found.right),
         ("right - left", f"{found.difference:+.4f}  (95 %: {found.interval[0]:+.4f} to {found.interval[1]:+.4f})"),
         ("p-value", f"{found.p_value:.4g}  ({found.test})"),
-        ("problems", found.problems),
+        ("documents" if found.metric == "bits per byte" else "problems", found.problems),
         ("gained", f"{len(found.gained)}: {', '.join(found.gained[:8])}"),
         ("lost", f"{len(found.lost)}: {', '.join(found.lost[:8])}"),
     ]

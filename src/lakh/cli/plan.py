@@ -17,6 +17,7 @@ PLANS = {
     "search": ("lakh.cli.plan_layout:search", "Find the best of all layouts of a model on a cluster."),
     "cost": ("lakh.cli.plan_cost:cost", "Compute GPUs for a deadline, or days on a number of GPUs, and the cost."),
     "goodput": ("lakh.cli.plan_goodput:goodput", "Simulate goodput under failures; find the best checkpoint interval."),
+    "fabric": ("lakh.cli.plan_fabric:fabric", "Simulate a collective on a cluster's network under a routing policy."),
     "hall": ("lakh.cli.plan_hall:hall", "Compute how many GPUs a data hall holds, and what limits it."),
     "audit": ("lakh.cli.plan_audit:audit", "Recompute the claims of an article and mark each one."),
     "validate": ("lakh.cli.plan_validate:validate", "Measure the planner's error on published measurements."),

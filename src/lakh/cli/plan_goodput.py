@@ -53,7 +53,7 @@ def goodput(
     chosen = RecoveryPolicy(**policy)
     began = time.perf_counter()
     data = goodput_report(scenario, chosen, runs=runs, seed=seed)
-    data |= {"seconds": time.perf_counter() - began, "source": known.source}
+    data |= {"seconds": time.perf_counter() - began, "source": known.source, "days": days}
     if plot:
         from lakh.planner.plots import goodput_curve
 
@@ -72,6 +72,11 @@ def _page(data: dict[str, Any]) -> Any:
         ("closed form (Daly)", f"{forms['daly']:.1%}: without lemon nodes, spares and in-memory checkpoints"),
         ("first order (Young)", f"{forms['young_first_order']:.1%}: for comparison only"),
         ("of a restart, joining", f"{data['joining_s']:.2g} s over c3, from measured startup of up to 512 ranks"),
+        *(
+            [("simulated", f"{data['runs']:,} runs of {data['simulated_days']:.3g} of {data['days']:g} days each")]
+            if data["simulated_days"] < data["days"]
+            else []
+        ),
         ("rates from", data["source"]),
     ]
     return table(["simulated", "value"], rows)

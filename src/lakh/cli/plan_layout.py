@@ -55,6 +55,12 @@ PLAN_OPTIONS: dict[str, tuple[click.ParamType, str]] = {
 @click.command()
 @add_options(REQUEST_OPTIONS)
 @add_options([click.option(name, type=kind, help=text) for name, (kind, text) in PLAN_OPTIONS.items()])
+@click.option(
+    "--stages-inside",
+    is_flag=True,
+    default=None,
+    help="Number ranks so that pipeline stages are nearer than data ranks.",
+)
 @click.option("--expert-overlap", is_flag=True, default=None, help="Overlap expert exchange with computation.")
 @click.option("--adapters", is_flag=True, default=None, help="Train low-rank adapters, weights frozen (LoRA).")
 @click.option("--offload", is_flag=True, default=None, help="Keep the optimizer states in host memory.")
@@ -144,6 +150,8 @@ def search(out: str | None, plot: str | None, **options: Any) -> CommandResult:
     found = request.search(**options)
     data = {**vars(found), "simulated": True}
     best_plan = data.pop("best_plan")
+    if best_plan is not None and request.run is None and not options["trainable"]:
+        data["command"] = request.estimate_command(best_plan)
     if plot and found.pareto:
         from lakh.planner.plots import pareto
 
@@ -162,6 +170,8 @@ def _search_page(data: dict[str, Any]) -> Any:
 
     lines = [f"searched {data['searched']:,} layouts in {data['seconds']:.2f} s (simulated)", data["why"]]
     lines += [f"excluded, {why}: {n:,}" for why, n in data["refused"].items() if n]
+    if data["hint"]:
+        lines.append(f"hint: {data['hint']}")
     if data["best"] is None:
         return "\n".join(lines)
     bar = data["best"]["error_bar"]
@@ -172,6 +182,8 @@ def _search_page(data: dict[str, Any]) -> Any:
         for row in data["pareto"]
     ]
     head = ["GPUs", "layout", "step s", "USD/step", "GiB"] + (["days", "USD"] if "run_days" in data["best"] else [])
+    if "command" in data:
+        lines.append(f"estimate the best one: {data['command']}")
     if "run" in data:
         lines.append(f"wrote {data['run']}: lakh train {data['run']}")
     return Group("\n".join(lines), table(head, rows, "Pareto front of time, cost and memory"))

@@ -95,6 +95,10 @@ def measure(
         "tokens": num_tokens,
         "bytes": sum(sizes),
         "documents": len(texts),
+        "document_scores": [
+            {"name": name, "bits": round(count, 3), "bytes": size}
+            for (name, _), count, size in zip(texts, bits, sizes, strict=True)
+        ],
         "protocol": " | ".join(f"{key}={value}" for key, value in settings.items()),
         "settings": settings,
         "seconds": round(time.monotonic() - started_s, 3),

@@ -143,6 +143,12 @@ def check_plan(model: Model, plan: ExecutionPlan, cluster: Cluster) -> None:
             raise InfeasiblePlan(option, f"{size} does not divide {what}", todo)
     if pp > model.layers:
         raise InfeasiblePlan("--pp", f"{pp} stages for {model.layers} layers", "choose fewer stages")
+    chunks, layers = int(plan.chunks), (model.layers // pp, -(-model.layers // pp))  # of a stage
+    if chunks > 1 and (pp == 1 or all(number % chunks for number in layers)):
+        found = f"{chunks} chunks do not divide the {layers[-1]} layers of a stage" if pp > 1 else "has no pipeline"
+        choices = [n for n in range(2, layers[-1] + 1) if any(number % n == 0 for number in layers)]
+        todo = f"choose one of {', '.join(map(str, choices))}" if pp > 1 and choices else "omit --chunks"
+        raise InfeasiblePlan("--chunks", found, todo)
 
 
 def nearest_that_fits(model: Model, plan: ExecutionPlan, cluster: Cluster) -> dict[str, Any] | None:

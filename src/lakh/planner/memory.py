@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from lakh.planner.execution_plan import FULL, HALF, NONE, ExecutionPlan
+from lakh.planner.execution_plan import FULL, HALF, NONE, SELECTIVE, ExecutionPlan
 from lakh.planner.stacked import Array
 from lakh.spec.model import Model
 
@@ -100,7 +100,9 @@ def memory_use(model: Model, plan: ExecutionPlan) -> MemoryUse:
     weights, gradients, optimizer, gathered = _state_bytes(model, plan)
     stage_layers, uneven = np.ceil(model.layers / plan.pp), _is_uneven(model, plan)
     layer, kept = _activation_bytes(model, plan)
-    recomputed = np.where(np.asarray(plan.recompute) == NONE, 0.0, layer)  # one layer is recomputed at a time
+    # One layer is recomputed at a time; selective recomputation produces only what it did not keep.
+    again = np.where(np.asarray(plan.recompute) == SELECTIVE, layer - kept, layer)
+    recomputed = np.where(np.asarray(plan.recompute) == NONE, 0.0, again)
     per_micro_batch = stage_layers * kept
     at_the_ends = (stage_layers - uneven) * kept  # the first and the last stage
     second = per_micro_batch * in_flight(plan, 1.0) * uneven

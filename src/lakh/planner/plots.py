@@ -1,4 +1,4 @@
-"""Plots as PNG or SVG: roofline, Pareto front, goodput over the checkpoint interval, sensitivity.
+"""Plots as PNG or SVG: roofline, Pareto front, goodput over the checkpoint interval, sensitivity, link load.
 
 matplotlib (the [plan] extra) is imported on use and needs no display. Every plot says that its figures are simulated.
 """
@@ -19,11 +19,12 @@ from lakh.errors import MissingExtra, UserError
 from lakh.planner.calibration.fit import calibration_for
 from lakh.planner.execution_plan import ExecutionPlan
 from lakh.planner.reliability.goodput import FailureScenario, RecoveryPolicy, daly_efficiency, simulate
+from lakh.planner.stacked import Array
 from lakh.planner.timing.gemm import gemm_s
 from lakh.spec.cluster import Cluster
 from lakh.spec.model import Model
 
-__all__ = ["goodput_curve", "pareto", "roofline", "tornado"]
+__all__ = ["goodput_curve", "link_heat_map", "pareto", "roofline", "tornado"]
 
 
 def roofline(model: Model, plan: ExecutionPlan, cluster: Cluster, path: Path) -> None:
@@ -70,6 +71,14 @@ def tornado(rows: Sequence[dict[str, Any]], path: Path) -> None:
     with _plot(path, "change of the cost, USD", "", "20 % less or more of each: simulated") as axes:
         for side in ("less", "more"):
             axes.barh(names, [row[f"usd_{side}"] for row in rows][::-1], label=side)
+
+
+def link_heat_map(utilisation: Array, path: Path) -> None:
+    """Load of the uplinks of every leaf switch."""
+    with _plot(path, "uplink of the leaf", "leaf switch", "load of the uplinks: simulated") as axes:
+        axes.grid(visible=False)
+        shown = axes.imshow(utilisation, aspect="auto", interpolation="nearest", cmap="inferno", vmin=0, vmax=1)
+        axes.figure.colorbar(shown, label="share of the link's rate")
 
 
 @contextmanager

@@ -48,6 +48,8 @@ class PlanRequest:
     """Of the whole run, for its days and cost."""
     run: Run | None
     """The run file, if the request names one."""
+    cluster_name: str = ""
+    """The cluster as the command names it."""
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> PlanRequest:
@@ -68,11 +70,12 @@ class PlanRequest:
             raise UserError("lakh plan", "got neither a run nor a model", todo)
         sequence = sequence or 8192
         batch = batch or max(STEP_TOKENS // sequence, 1)
-        return cls(model, load_model(model), load_cluster(cluster), gpus, batch, sequence, tokens, None)
+        return cls(model, load_model(model), load_cluster(cluster), gpus, batch, sequence, tokens, None, cluster)
 
     def execution_plan(self, **options: Any) -> ExecutionPlan:
         """The plan of the run, or of a modern fused program, changed by the options that are not None."""
         given = {name: value for name, value in options.items() if value is not None}
+        self._check_precision(given.get("precision", "bf16"))
         if self.run is None:
             sizes = {"gpus": self.gpus, "sequence": self.sequence, "batch": self.batch}
             plan = ExecutionPlan.of(**sizes, zero=1, gradient_bytes=4, tensor_overlap=1)
@@ -84,6 +87,14 @@ class PlanRequest:
         if int(plan.shard) > 1:
             plan = replace(plan, zero=0.0)
         return replace(plan, sequence_parallel=float(int(plan.tp) > 1))
+
+    def _check_precision(self, precision: str) -> None:
+        gpu = self.cluster.gpu
+        if precision not in gpu.traits.precisions:
+            known = ", ".join(gpu.traits.precisions)
+            raise UserError(
+                f"--precision {precision}", f"a {gpu.kind} has no such matrix units", f"choose from: {known}"
+            )
 
     def _plan_without_mesh(self, run: Run) -> ExecutionPlan:
         """The run's plan without parallelism: the options replace its mesh."""
@@ -103,6 +114,7 @@ class PlanRequest:
         prices: str | None = None,
     ) -> LayoutSearchResult:
         """Search all plans; `also_gpus` lists more numbers of GPUs. A run that lakh can train implies `trainable`."""
+        self._check_precision(precision)
         if days and not self.tokens:
             raise UserError("--days", "needs the length of the run", "give --tokens too")
         counts = tuple(sorted({self.gpus, *(_gpu_counts(also_gpus) if also_gpus else ())}))
@@ -114,7 +126,46 @@ class PlanRequest:
             trainable=trainable or (self.run is not None and self.model.is_plain),
         )  # fmt: skip
         price = cluster_price(self.cluster, prices, free_if_unknown=True)
-        return search(self.model, self.cluster, limits, price.usd)
+        found = search(self.model, self.cluster, limits, price.usd)
+        return replace(found, hint=self._hint(found, limits))
+
+    def _hint(self, found: LayoutSearchResult, limits: SearchConstraints) -> str | None:
+        """A slightly smaller number of GPUs that divides better and is as fast, if there is one."""
+        near = _rounder_count(self.gpus)
+        if near is None or limits.gpus != (self.gpus,):
+            return None
+        other = search(self.model, self.cluster, replace(limits, gpus=(near,)))
+        if other.best is None or (found.best and other.best["step_s"] > found.best["step_s"]):
+            return None
+        now = f"takes {found.best['step_s']:.4g} s" if found.best else "has no layout"
+        return (
+            f"{self.gpus:,} GPUs divide badly: a step {now}, and on {near:,} GPUs it takes "
+            f"{other.best['step_s']:.4g} s ({other.best['name']})"
+        )
+
+    def estimate_command(self, plan: ExecutionPlan) -> str:
+        """The command that estimates a plan of a search, with every option that it does not share with the defaults."""
+        words = ["lakh plan estimate", f"--model {self.name} --cluster {self.cluster_name} --gpus {int(plan.gpus)}"]
+        words.append(f"--batch {self.batch} --sequence {self.sequence}")
+        words += [
+            f"--{axis} {int(getattr(plan, axis))}" for axis in ("tp", "pp", "cp", "ep") if getattr(plan, axis) > 1
+        ]
+        words.append(f"--shard {int(plan.shard)}" if plan.shard > 1 else f"--zero {int(plan.zero)}")
+        words.append(f"--micro-batch {int(plan.micro_batch)}")
+        if plan.pp > 1:
+            words.append(f"--schedule {plan.schedule}" + (f" --chunks {int(plan.chunks)}" if plan.chunks > 1 else ""))
+        for option, (field, values) in _CHOICES.items():
+            name = next((name for name, value in values.items() if value == getattr(plan, field)), None)
+            if option in ("recompute", "graphs", "precision") and name not in (None, "none", "bf16"):
+                words.append(f"--{option} {name}")
+        for option, field in (
+            ("expert-overlap", "expert_overlap"),
+            ("offload", "offload"),
+            ("stages-inside", "pp_inside"),
+        ):
+            if getattr(plan, field):
+                words.append(f"--{option}")
+        return " ".join(words)
 
     def run_of(self, plan: ExecutionPlan) -> Run:
         """The run that executes this plan; a catalogue model trains on 20 tokens per parameter unless stated."""
@@ -124,12 +175,20 @@ class PlanRequest:
         return run_of_model(self.name, self.model, plan, self.cluster, tokens=tokens)
 
 
+def _rounder_count(gpus: int) -> int | None:
+    """The number at most 5 % below that has the most factors of two, if it has eight times as many as `gpus`."""
+    best = max(range(gpus - int(gpus * 0.05), gpus + 1), key=lambda n: n & -n)
+    return best if (best & -best) >= 8 * (gpus & -gpus) and best < gpus and gpus >= 64 else None
+
+
 def _as_fields(options: dict[str, Any]) -> dict[str, Any]:
     """Options of the command line as fields of an ExecutionPlan."""
     fields = dict(options)
     for option, (field, values) in _CHOICES.items():
         if option in fields:
             fields[field] = values[fields.pop(option)]
+    if "stages_inside" in fields:
+        fields["pp_inside"] = fields.pop("stages_inside")
     if "schedule" in fields:
         schedule, chunks = fields.pop("schedule"), fields.get("chunks", 1)
         if (chunks > 1) != (schedule in ("interleaved", "lean")):

@@ -21,6 +21,10 @@ from lakh.spec.gpu import Gpu
 __all__ = ["Cluster", "Tier", "load_cluster", "shared_file"]
 
 
+FASTEST_NIC_GBps = 200.0
+"""1.6 Tbit/s per GPU: twice the fastest NIC that ships (ConnectX-8, 800 Gbit/s)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tier:
     name: str
@@ -33,11 +37,16 @@ class Tier:
     """One way, for an empty message."""
     oversubscription: float = 1.0
     """1 is full bisection; 7 leaves a seventh when all GPUs communicate across this tier."""
+    rails: bool = False
+    """Rail-optimised leaves: GPU i of every node of the group is on leaf switch i."""
+    uplinks: int | None = None
+    """Links from one group to the tier above, each of a NIC's rate; by default what oversubscription leaves."""
     source: str = ""
     """Where these numbers come from."""
 
     def __post_init__(self) -> None:
         config.require_positive(self, "size")
+        config.require(self, "uplinks", lambda links: links >= 1, "is below 1", "give a number of links, or omit it")
         config.require(self, "bandwidth_GBps", lambda rate: rate > 0, "is not positive", "give GB/s per GPU")
         config.require_not_negative(self, "latency_us")
         config.require(self, "oversubscription", lambda k: k >= 1, "is below 1", "1 means full bisection")
@@ -69,6 +78,13 @@ class Cluster:
             raise ConfigError("tiers", "is empty", "describe at least the node as [[tiers]]")
         rates = ("storage_read_GBps", "storage_write_GBps")
         config.require(self, rates, lambda rate: rate > 0, "is not positive", "give a rate, or omit it")
+        for tier in self.tiers[1:]:
+            if tier.bandwidth_GBps > FASTEST_NIC_GBps:
+                found = f"{tier.name} has {tier.bandwidth_GBps:g} GB/s per GPU, more than any NIC"
+                todo = (
+                    f"give gigabytes, not gigabits: {tier.bandwidth_GBps:g} Gbit/s are {tier.bandwidth_GBps / 8:g} GB/s"
+                )
+                raise ConfigError("tiers.bandwidth_GBps", found, todo)
         for inner, outer in pairwise(self.tiers):
             if outer.size % inner.size or outer.size <= inner.size:
                 found = f"{outer.name} of {outer.size} GPUs is not a whole number of {inner.name} groups ({inner.size})"

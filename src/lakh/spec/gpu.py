@@ -34,6 +34,8 @@ class GpuFamily:
     exponentials per clock (CUDA programming guide) beside 4,096 dense FLOPs on an H100, 8,192 on Blackwell; a score
     takes one exponential and four FLOPs per head element. On older parts they are hidden: fits of A100 rows find no
     such term."""
+    precisions: tuple[str, ...] = ("bf16", "fp8", "nvfp4")
+    """Precisions of its matrix units; all, for a part that is not in the file."""
     power_limit_W: float | None = None
     """Set for parts of one design that run at their power limit under matrix products."""
 
@@ -50,6 +52,10 @@ def gpu_family(kind: str) -> str:
         if kind.upper().startswith(name):
             return name
     return kind
+
+
+MOST_MEMORY_GIB = 4096.0
+"""Several times the largest that is announced (1 TB, Rubin Ultra)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +76,8 @@ class Gpu:
     def __post_init__(self) -> None:
         positive = ("memory_GiB", "dense_bf16_TFLOPs", "memory_bandwidth_GBps", "power_W")
         require(self, positive, lambda value: value > 0, "is not positive", "give the data-sheet value")
+        too_much = "is more than any accelerator has"
+        require(self, "memory_GiB", lambda value: value <= MOST_MEMORY_GIB, too_much, "give GiB of one GPU")
         if not self.source.strip():
             raise ConfigError("source", "is empty", "say where the numbers come from")
         dense = self.traits.dense_bf16_TFLOPs

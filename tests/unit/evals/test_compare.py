@@ -220,3 +220,19 @@ def test_a_wrong_number_of_samples_is_an_error(samples: Path, lakh: Lakh) -> Non
     code, _, err = lakh("eval", "score", str(samples), "--task", "toy", "--n", "1")
     assert code == 2
     assert "has 2 samples of Toy/0" in err
+
+
+def bits(values: list[float], **settings: Any) -> dict[str, Any]:
+    rows = [{"name": f"{i}.py", "bits": value, "bytes": 100} for i, value in enumerate(values)]
+    return {"task": "bits-per-byte", "settings": {"data_sha256": "0", **settings}, "document_scores": rows}
+
+
+def test_bits_per_byte_are_paired_by_document() -> None:
+    """The documents differ far more than the two models, whose own intervals overlap."""
+    hard_and_easy = [20.0 + 10 * (i % 7) for i in range(30)]
+    found = compare(bits(hard_and_easy), bits([value - 1 for value in hard_and_easy]))
+    assert (found.metric, found.problems, len(found.gained)) == ("bits per byte", 30, 30)
+    assert found.difference == pytest.approx(-0.01)
+    assert found.interval == pytest.approx((-0.01, -0.01))
+    assert found.verdict.startswith("right is better")
+    assert compare(bits([10.0, 20.0]), bits([20.0, 10.0])).verdict.startswith("no difference shown")

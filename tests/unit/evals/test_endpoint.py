@@ -139,3 +139,39 @@ def test_a_model_behind_a_url_is_scored(
     code, _, err = lakh("eval", "http://127.0.0.1:9", "--tasks", "toy")
     assert code == 75
     assert "does not answer" in err
+
+
+def test_a_rejected_request_is_an_empty_completion_and_the_others_go_on(
+    serve: Callable[..., Model], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(lambda body: (400, "") if body["prompt"] == "long" else (200, "fine"))
+    found = EndpointClient(server.url).generate(["a", "long", "b"], [SAMPLING] * 3)
+    assert [completion.text for completion in found] == ["fine", "", "fine"]
+    assert "1 of 3 requests were rejected" in caplog.text
+
+
+def test_the_server_says_when_to_come_back(serve: Callable[..., Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    """More often than an error would be tried again."""
+    refused: list[int] = []
+
+    def say(body: dict[str, Any]) -> tuple[int, str]:
+        refused.append(1)
+        return (429, "") if len(refused) <= 12 else (200, "fine")
+
+    monkeypatch.setattr(endpoint, "_retry_after_s", lambda header: 0.001)
+    (found,) = EndpointClient(serve(say).url).generate(["a"], [SAMPLING])
+    assert (found.text, len(refused)) == ("fine", 13)
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.1), (None, None), ("Wed, 21 Oct 2026", None)])
+def test_retry_after_in_seconds(header: str | None, seconds: float | None) -> None:
+    assert endpoint._retry_after_s(header) == seconds
+
+
+def test_models_that_want_max_completion_tokens_get_it(serve: Callable[..., Model]) -> None:
+    def say(body: dict[str, Any]) -> tuple[int, str]:
+        return (200, "fine") if "max_completion_tokens" in body else (400, "use max_completion_tokens")
+
+    server = serve(say)
+    assert EndpointClient(server.url, chat=True).generate(["a"], [SAMPLING])[0].text == "fine"
+    assert "max_tokens" not in server.asked[-1]

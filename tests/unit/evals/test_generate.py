@@ -12,7 +12,7 @@ import pytest
 
 from lakh.cli import main
 from lakh.errors import UserError
-from lakh.evals.generation.generate import check_request, code_block, generate, load_engine
+from lakh.evals.generation.generate import check_request, generate, load_engine
 from lakh.evals.journal import Journal
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.scoring.protocol import Origin
@@ -128,18 +128,6 @@ def test_infilling_sends_prefix_and_suffix_and_takes_one_line() -> None:
     assert samples[0].completion == "\n    return 1\n"
     with pytest.raises(UserError, match="cannot be generated in a chat"):
         check_request(task, Origin("http://x", form="chat"), 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("Sure!\n```python\nx = 1\ny = 2\n```\nThat is it.", "x = 1\ny = 2"),
-        ("```\nx = 1", "x = 1"),
-        ("x = 1", "x = 1"),
-    ],
-)
-def test_the_code_block_of_a_chat_answer(text: str, code: str) -> None:
-    assert code_block(text) == code
 
 
 # --- the command -------------------------------------------------------------------------------------------------

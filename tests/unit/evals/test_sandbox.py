@@ -503,6 +503,54 @@ def test_an_ordinary_user_has_the_same_isolation(sandbox: Sandbox) -> None:
     assert "(user namespace)" in description
 
 
+# Each tries to change what the programs after it get: candidate, examiner and zygote have one uid here.
+SPOILERS = {
+    "limits of others": "import resource\nfor pid in range(1, 8):\n    for kind in (1, 9):\n        "
+    "try: resource.prlimit(pid, kind, (0, 0))\n        except (OSError, ValueError): pass",
+    "mode of /tmp": "import os\nos.chmod('/tmp', 0o555)",
+    "a stopped zygote": "import os, signal\ntry: os.kill(os.getppid(), signal.SIGSTOP)\nexcept OSError: pass",
+    "priorities of others": "import os\nfor pid in range(1, 8):\n    try: os.setpriority(0, pid, 19)\n    "
+    "except OSError: pass",
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change its uid; the other tests run as a user then")
+@pytest.mark.slow
+def test_no_program_of_an_ordinary_user_changes_the_next_verdicts(sandbox: Sandbox) -> None:
+    script = (
+        "from lakh.evals.sandbox import Program, Sandbox, SandboxLimits\n"
+        "sandbox = Sandbox.choose()\n"
+        'honest = Program(\'def f(x):\\n    open("/tmp/a", "w").write("x" * 5000)\\n    return x + 1\', '
+        "'assert f(1) == 2', names=('f',))\n"
+        f"for source in {list(SPOILERS.values())!r}:\n"
+        "    sandbox.run(Program(source, ''), SandboxLimits(cpu_s=2, wall_s=5))\n"
+        "    print(*(sandbox.run(honest, SandboxLimits(cpu_s=2, wall_s=5)).kind for _ in range(3)))\n"
+        "sandbox.stop()\n"
+    )
+    assert run_as_ordinary_user(script) == ["passed passed passed"] * len(SPOILERS)
+
+
+@pytest.mark.parametrize("box", ["sandbox", "locked"])
+def test_packages_installed_beside_python_cannot_be_read(box: str, request: pytest.FixtureRequest) -> None:
+    """Benchmarks' own packages hold their answers."""
+    folders = [str(path) for path in isolation.package_folders()]
+    assert folders
+    source = f"""
+import os
+for folder in {folders!r}:
+    for root, _, files in os.walk(folder):
+        for file in files:
+            try:
+                open(os.path.join(root, file)).read(1)
+            except OSError:
+                continue
+            raise SystemExit("read " + file)
+{RIGHT}
+"""
+    verdict = request.getfixturevalue(box).run(program(source), LIMITS)
+    assert verdict.passed, verdict
+
+
 # --- stopping and unsafe runs ------------------------------------------------------------------------------------
 
 
@@ -560,9 +608,10 @@ def test_the_seccomp_filter_jumps_only_forward_and_within_itself(machine: str) -
 
 
 @pytest.fixture(scope="module")
-def locked(sandbox: Sandbox) -> Iterator[Sandbox]:
-    sandbox.stop()  # its warm workers would count as leftovers
-    sandbox._stopping.clear()
+def locked(bubblewrap_sandbox: Sandbox | None) -> Iterator[Sandbox]:
+    if bubblewrap_sandbox is not None:  # its warm workers would count as leftovers
+        bubblewrap_sandbox.stop()
+        bubblewrap_sandbox._stopping.clear()
     try:
         chosen = Sandbox.choose(backend="landlock")
     except UserError as error:

@@ -6,11 +6,14 @@ import functools
 import http.server
 import json
 import os
+import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +26,8 @@ from lakh.evals.run import run_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.sandbox.verdict import SandboxVerdict
 from lakh.evals.task import CommandProgram, Problem, Program, names_under_test
-from lakh.evals.tasks import TASKS, cruxeval, load_task
+from lakh.evals.tasks import TASKS, cruxeval, humaneval_plus, load_task
+from lakh.evals.tasks.control_tests import changed_tests
 from lakh.evals.tasks.multilingual import LIMITS, _program, languages
 
 SIZES = {
@@ -135,6 +139,33 @@ def test_humaneval_plus_compares_with_its_reference(
     assert run_samples(task, [Sample("HumanEval/0", completion)], sandbox)[0].passed is passes
 
 
+@pytest.mark.parametrize(
+    ("got", "expected", "atol", "passes"),
+    [
+        ((), [], 0, False),
+        ((1.0, 2.0), [1.0, 2.0], 0, False),
+        ([1.0, 2.0 + 1e-8], [1.0, 2.0], 0, True),
+        ([1, 2.0], [1.0, 2.0], 0, True),
+        (1, 1.0000001, 0, False),
+        (2, 2.0, 0, True),
+        (True, 1, 0, True),
+        ([[1.0, 2.0 + 1e-8]], [[1.0, 2.0]], 0, False),
+        ([[1.0, 2.0 + 1e-8]], [[1.0, 2.0]], 1e-6, True),
+        (float("nan"), float("nan"), 0, False),
+        (2.5, float("inf"), 0, False),
+        (float("inf"), float("inf"), 0, True),
+        ("1.0", 1.0, 1e-6, False),
+        ([1.0], [1.0, 2.0], 1e-6, False),
+    ],
+)
+def test_odd_values_are_compared_as_evalplus_does(got: object, expected: object, atol: float, passes: bool) -> None:
+    """The expected verdicts are those of evalplus 0.3.1 (evalplus.eval.unsafe_execute)."""
+    names: dict[str, Any] = {"candidate_name": "f", "inf": float("inf")}
+    exec(humaneval_plus._CHECK, names)
+    with nullcontext() if passes else pytest.raises(AssertionError):
+        names["_check"](lambda: got, lambda: expected, [[]], atol)
+
+
 # --- other languages ---------------------------------------------------------------------------------------------
 
 ADD = {
@@ -183,6 +214,47 @@ def test_other_languages_pass_fail_and_cannot_exit_early(sandbox: Sandbox, langu
     assert "ended before its test did" in verdict.detail
 
 
+# Each finds the nonce in its own source or binary, prints it and exits with 0.
+READS_THE_NONCE = {
+    "javascript": "    const text = require('fs').readFileSync(__filename, 'utf8');\n"
+    "    console.log(text.match(/[0-9a-f]{32}/)[0]);\n    process.exit(0);\n}\n",
+    "java": "        try {\n            String text = new String(java.nio.file.Files.readAllBytes("
+    'java.nio.file.Path.of("main.java")));\n'
+    '            java.util.regex.Matcher m = java.util.regex.Pattern.compile("[0-9a-f]{32}").matcher(text);\n'
+    "            m.find();\n            System.out.println(m.group());\n        } catch (Exception e) { }\n"
+    "        System.exit(0); return 3;\n    }\n}\n",
+    "cpp": '    FILE* f = fopen("main.cpp", "r");\n    static char text[1 << 16];\n'
+    "    fread(text, 1, sizeof text - 1, f);\n"
+    "    for (char* p = text; *p; p++) {\n"
+    '        if (strspn(p, "0123456789abcdef") >= 32) { p[32] = 0; puts(p); fflush(stdout); _Exit(0); }\n'
+    "    }\n    return 3;\n}\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", READS_THE_NONCE)
+def test_a_program_that_prints_the_nonce_itself_does_not_pass(sandbox: Sandbox, language: str) -> None:
+    prompt, _, test = ADD[language]
+    if language == "cpp":
+        prompt = "#include <cstdio>\n#include <cstdlib>\n#include <cstring>\n" + prompt
+    found = _program(Problem("A/0", prompt, "", test, "add", language=language), READS_THE_NONCE[language])
+    if isinstance(found, SandboxVerdict):
+        pytest.skip(found.detail)
+    assert sandbox.run(replace(found, controls=()), LIMITS).passed  # it works without the controls
+    verdict = sandbox.run(found, LIMITS)
+    assert (verdict.kind, verdict.detail.split(":")[0]) == ("failed", "passes changed tests too")
+
+
+def test_changed_tests_differ_in_one_literal_each() -> None:
+    test = "if (add(1, 2) != 3) { throw \"case 7\"; }  // x1 y2\ncheck(true, 1.5, 'a');"
+    changed = changed_tests(test, random.Random(0))
+    assert len(changed) == len(set(changed)) == 7
+    assert all(sum(a != b for a, b in zip(one, test, strict=False)) >= 1 for one in changed)
+    assert all(one.count("x1 y2") == 1 for one in changed)
+    assert sum("case 7" in one for one in changed) == 6
+    assert changed_tests("check(f(x));") == []
+
+
 def test_a_language_without_tools_is_not_run_and_not_a_failure(tmp_path: Path, sandbox: Sandbox) -> None:
     row = {
         "task_id": "X/0",
@@ -195,6 +267,39 @@ def test_a_language_without_tools_is_not_run_and_not_a_failure(tmp_path: Path, s
     (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n")
     task = load_task("mbxp", str(tmp_path / "x.jsonl"))
     assert run_samples(task, canonical_samples(task), sandbox)[0].kind == "not_run"
+
+
+OWN_ROW = {
+    "task_id": "own/0", "prompt": "def twice(x):\n", "canonical_solution": "    return 2 * x\n", "entry_point": "twice",
+    "test": "def check(candidate):\n    assert candidate(4) == 8\n",
+}  # fmt: skip
+
+
+def test_own_problems_in_the_form_of_humaneval(sandbox: Sandbox, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps(OWN_ROW) + "\n")
+    task = load_task("functions", str(path))
+    samples = [*canonical_samples(task), Sample("own/0", "    return x\n")]
+    assert [verdict.passed for verdict in run_samples(task, samples, sandbox)] == [True, False]
+    with pytest.raises(UserError, match="needs a file"):
+        load_task("functions")
+
+
+def test_a_task_in_a_file_of_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    (tmp_path / "own.jsonl").write_text(json.dumps(OWN_ROW) + "\n")
+    path.write_text("from lakh.evals.tasks import humaneval\nload = humaneval.load_own\n")
+    assert [problem.id for problem in load_task(str(path), str(tmp_path / "own.jsonl")).problems] == ["own/0"]
+    for text, found in (
+        ("x = 1", "no function load"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("def load(data): pass", "NoneType"),
+    ):
+        path.write_text(text + "\n")
+        with pytest.raises(UserError, match=found):
+            load_task(str(path))
+    with pytest.raises(UserError, match="no such file"):
+        load_task("missing.py")
 
 
 # --- where the data comes from -----------------------------------------------------------------------------------

@@ -196,3 +196,12 @@ def test_memory_saving_options_never_increase_memory(chunks: float, pp: float, r
     here = replace(BASE, pp=pp, chunks=chunks, recompute=float(recompute))
     assert total(replace(here, zero=2.0)) <= total(here)
     assert total(replace(here, chunks_ahead=1.0)) <= total(here)
+
+
+@pytest.mark.parametrize("pp", [1.0, 8.0])
+def test_selective_recomputation_never_needs_more_memory_than_none(pp: float) -> None:
+    for flash in (0.0, 1.0):
+        none, selective = (
+            total(replace(BASE, pp=pp, flash=flash, recompute=float(policy))) for policy in (NONE, SELECTIVE)
+        )
+        assert selective <= none

@@ -169,6 +169,18 @@ def test_audit_hall_and_validate_return_their_fields(lakh: Lakh, last_line: Json
         (["estimate", *ASK, "--zero", "2", "--shard", "8"], "omit --shard"),
         (["estimate", *ASK, "--ep", "8"], "does not divide 1 experts"),
         (["estimate", *ASK, "--plot", "x.pdf"], "neither .png nor .svg"),
+        (
+            ["estimate", "--model", "llama3-8b", "--cluster", "a100-pod", "--gpus", "8", "--precision", "fp8"],
+            "A100-SXM",
+        ),
+        (
+            ["search", "--model", "llama3-8b", "--cluster", "a100-pod", "--gpus", "8", "--precision", "nvfp4"],
+            "A100-SXM",
+        ),
+        (["estimate", *ASK, "--precision", "nvfp4"], "choose from: bf16, fp8"),
+        (["estimate", *ASK, "--pp", "4", "--chunks", "100", "--schedule", "interleaved"], "choose one of 2, 4, 8"),
+        (["estimate", *ASK, "--chunks", "2"], "has no pipeline"),
+        (["cost", "--model", "llama3-8b", "--tokens", "1e12", "--days", "9", "--tflops", "5000"], "505% of the dense"),
         (["search", *ASK, "--days", "3"], "give --tokens too"),
         (["search", *ASK, "--also-gpus", "a,b"], "not a list of whole numbers"),
         (["goodput", "--failures", "none"], "is not in failures.toml"),
@@ -181,6 +193,65 @@ def test_invalid_options_are_refused_with_a_reason(words: list[str], told: str, 
     code, _, err = lakh("plan", *words)
     assert code == 2
     assert told in err.replace("\n", " ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "gpus", "batch"), [("llama3-8b", 16, 64), ("llama3-70b", 256, 512), ("mixtral-8x7b", 64, 256)]
+)
+def test_the_winner_of_a_search_can_be_estimated(
+    model: str, gpus: int, batch: int, lakh: Lakh, last_line: Json
+) -> None:
+    words = [
+        "--model",
+        model,
+        "--cluster",
+        "h100-pod",
+        "--gpus",
+        str(gpus),
+        "--batch",
+        str(batch),
+        "--sequence",
+        "8192",
+    ]
+    found = last_line(lakh("plan", "search", *words, "--json")[1])
+    command = found["command"].split()
+    assert command[0] == "lakh"
+    again = last_line(lakh(*command[1:], "--json")[1])
+    assert again["step_s"] == pytest.approx(found["best"]["step_s"], rel=1e-6)
+    assert again["memory_bytes"]["total"] == pytest.approx(found["best"]["memory_bytes"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_number_of_gpus_that_divides_badly_has_a_hint(lakh: Lakh, last_line: Json) -> None:
+    words = ["plan", "search", "--model", "llama3-405b", "--cluster", "h100-pod", "--batch", "2048", "--json"]
+    bad = last_line(lakh(*words, "--gpus", "800")[1])
+    assert "on 768 GPUs it takes" in bad["hint"]
+    assert last_line(lakh(*words, "--gpus", "768")[1])["hint"] is None
+
+
+@pytest.mark.slow
+def test_goodput_of_ten_million_gpus_takes_seconds(lakh: Lakh, last_line: Json) -> None:
+    words = ["plan", "goodput", "--gpus", "10000000", "--interval", "5", "--stall", "0.1", "--restart", "1", "--detect"]
+    data = last_line(lakh(*words, "1", "--runs", "100", "--json")[1])
+    assert data["simulated_days"] < data["days"]
+    assert data["goodput"] == pytest.approx(data["closed_forms"]["daly"], abs=0.02)
+
+
+@pytest.mark.slow
+def test_fabric_prints_what_binds(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
+    words = ["plan", "fabric", "--cluster", "llama3-24k-roce", "--gpus", "256", "--qps", "4", "--order", "random"]
+    data = last_line(lakh(*words, "--routing", "e-ecmp", "--json")[1])
+    assert {"flows", "seconds", "min_fraction", "mean_fraction", "binding_links", "time_s"} <= data.keys()
+    assert data["flows"] == 256 * 4
+    assert 0 < data["min_fraction"] < data["mean_fraction"] < 1
+    assert data["time_s"] > data["ideal_s"]
+    plot = tmp_path / "load.svg"
+    code, out, _ = lakh(*words, "--jobs", "2", "--plot", str(plot))
+    assert code == 0
+    assert "uplink" in out
+    assert "GB/s" in out
+    assert plot.read_text().lstrip().startswith("<?xml")
 
 
 @pytest.mark.slow

@@ -50,3 +50,11 @@ def test_power_is_optional_and_positive(tmp_path: Path) -> None:
     assert load_cluster(write(tmp_path)).gpu.power_W is None
     with pytest.raises(ConfigError, match="power_W"):
         load_cluster(write(tmp_path, "kind =", "power_W = 0\nkind ="))
+
+
+def test_gigabits_for_gigabytes_and_memory_of_a_rack_are_refused(tmp_path: Path) -> None:
+    rack = '\n[[tiers]]\nname = "pod"\nsize = 64\nbandwidth_GBps = 400.0\nlatency_us = 8.0\n'
+    with pytest.raises(ConfigError, match=r"more than any NIC.*400 Gbit/s are 50 GB/s"):
+        load_cluster(write(tmp_path, "latency_us = 2.0\n", "latency_us = 2.0\n" + rack))
+    with pytest.raises(ConfigError, match="more than any accelerator"):
+        load_cluster(write(tmp_path, "memory_GiB = 74.5", "memory_GiB = 80000.0"))

@@ -96,7 +96,7 @@ def test_a_file_gives_model_weights_and_tokenizer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"])
 def test_quantized_types_can_be_read(kind: str) -> None:
-    package = pytest.importorskip("gguf")
+    package = pytest.importorskip("gguf", reason="pip install gguf")
     quant = package.GGMLQuantizationType[kind]
     block, size = package.GGML_QUANT_SIZES[quant]
     zeros = np.zeros((2, size), np.uint8)

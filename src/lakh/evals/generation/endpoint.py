@@ -1,12 +1,15 @@
 """A model behind an OpenAI-compatible URL (completions or chat): lakh serve, vLLM, SGLang, llama.cpp, a hosted one.
 
-Up to CONCURRENCY requests run at one time. After a server error a request is repeated with growing waits and finally
-raises PeerLost; a rejected request raises UserError with the server's message. $OPENAI_API_KEY has the API key, if any.
+Up to CONCURRENCY requests run at one time. After a server error a request is repeated with growing waits, or after the
+time that the server names, and finally raises PeerLost. A rejected request (a prompt that is too long) has an empty
+completion and the others go on; if all are rejected, UserError has the server's message. $OPENAI_API_KEY has the API
+key, if any.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,14 +25,22 @@ if TYPE_CHECKING:
 
 __all__ = ["EndpointClient", "InfillPrompt"]
 
+log = logging.getLogger(__name__)
+
 CONCURRENCY = 16
 CONNECT_TIMEOUT_S = 10.0
 RESPONSE_TIMEOUT_S = 600.0
 TRIES = 5
 FIRST_WAIT_S = 0.5
+RATE_LIMIT_TIMEOUT_S = 900.0  # how long one request waits in all because the server says when to come back
+REJECTED_STATUSES = (400, 413, 422)
 CHAT_PROMPT = (
     "Complete this program. Answer with the whole program in one code block and nothing else.\n\n```python\n{}\n```"
 )
+
+
+class RequestRejected(UserError):
+    """The server refuses this request; others may succeed."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,7 @@ class EndpointClient:
         if not self._base.endswith("/v1"):
             self._base += "/v1"
         self._chat, self._name = chat, served_name
+        self._limit_key = "max_tokens"
 
     def infill(self, prefix: str, suffix: str, max_tokens: int, order: Order = "psm") -> InfillPrompt:
         """The server orders the parts as its model needs."""
@@ -72,6 +84,8 @@ class EndpointClient:
     ) -> list[Completion]:
         import aiohttp
 
+        from lakh.server.engine import Completion
+
         key = os.environ.get("OPENAI_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=RESPONSE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
@@ -79,11 +93,16 @@ class EndpointClient:
 
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             name = self._name or await self._first_model(session)
+            rejections: list[UserError] = []
 
             async def one(prompt: str | InfillPrompt, sampling: SamplingParams) -> Completion:
                 nonlocal done
                 async with slots:
-                    completion = await self._complete(session, name, prompt, sampling)
+                    try:
+                        completion = await self._complete(session, name, prompt, sampling)
+                    except RequestRejected as error:
+                        rejections.append(error)
+                        completion = Completion("", (), "stop", 0)
                 done += 1
                 if progress:
                     progress(done)
@@ -91,7 +110,13 @@ class EndpointClient:
 
             tasks = [asyncio.ensure_future(one(*each)) for each in zip(prompts, samplings, strict=True)]
             try:
-                return list(await asyncio.gather(*tasks))
+                completions = list(await asyncio.gather(*tasks))
+                if rejections and len(rejections) == len(tasks):
+                    raise rejections[0]
+                if rejections:
+                    found = f"{len(rejections)} of {len(tasks)} requests were rejected and count as failed"
+                    log.warning("%s: %s: %s", self._base, found, rejections[0].found)
+                return completions
             except BaseException:
                 for task in tasks:
                     task.cancel()
@@ -112,7 +137,7 @@ class EndpointClient:
 
         body: dict[str, Any] = {
             "model": name,
-            "max_tokens": sampling.max_tokens,
+            self._limit_key: sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
@@ -126,7 +151,15 @@ class EndpointClient:
             body |= {"prompt": prompt.prefix, "suffix": prompt.suffix}
         else:
             body["prompt"] = prompt
-        document = await self._request(session, "POST", "/chat/completions" if self._chat else "/completions", body)
+        path = "/chat/completions" if self._chat else "/completions"
+        try:
+            document = await self._request(session, "POST", path, body)
+        except RequestRejected as error:
+            if "max_completion_tokens" not in error.found or "max_tokens" not in body:
+                raise
+            self._limit_key = "max_completion_tokens"  # what OpenAI's reasoning models call it
+            body["max_completion_tokens"] = body.pop("max_tokens")
+            document = await self._request(session, "POST", path, body)
         try:
             choice = document["choices"][0]
             text = choice["message"]["content"] if self._chat else choice["text"]
@@ -138,8 +171,8 @@ class EndpointClient:
     async def _request(self, session: aiohttp.ClientSession, method: str, path: str, body: Any) -> dict[str, Any]:
         import aiohttp
 
-        url, found = self._base + path, ""
-        for attempt in range(TRIES):
+        url, found, attempt, waited_s = self._base + path, "", 0, 0.0
+        while attempt < TRIES:
             if attempt:
                 await asyncio.sleep(FIRST_WAIT_S * 2 ** (attempt - 1))
             try:
@@ -149,7 +182,22 @@ class EndpointClient:
                         return document
                     found = f"answers {response.status}: {(await response.text())[:200]}"
                     if response.status < 500 and response.status not in (408, 409, 429):
-                        raise UserError(url, found, "check the URL, the model's name and OPENAI_API_KEY")
+                        kind = RequestRejected if response.status in REJECTED_STATUSES else UserError
+                        raise kind(url, found, "check the URL, the model's name and OPENAI_API_KEY")
+                    wait_s = _retry_after_s(response.headers.get("Retry-After"))
+                if wait_s is not None and waited_s + wait_s <= RATE_LIMIT_TIMEOUT_S:
+                    waited_s += wait_s
+                    await asyncio.sleep(wait_s)
+                    continue
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 found = f"does not answer ({type(error).__name__}: {error})"
+            attempt += 1
         raise PeerLost(url, f"{found}; tried {TRIES} times", "check that the server runs, and try again")
+
+
+def _retry_after_s(header: str | None) -> float | None:
+    """Seconds that the server asks for; None if it names no number of seconds."""
+    try:
+        return max(0.1, float(header)) if header else None
+    except ValueError:
+        return None

@@ -1,7 +1,7 @@
 """Completions from a model: lakh's own engine, or any OpenAI-compatible endpoint (endpoint.py).
 
 n samples of every problem are n passes over all problems, pass i with seed + i: more samples do not change the first
-ones. A call to the engine covers as many passes as keep it busy; a journal keeps finished passes. Needs no sandbox:
+ones. A call to the engine covers as many of them as keep it busy; a journal keeps finished calls. Needs no sandbox:
 `write_generated` stores the samples and how they were made, for scoring on another machine.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lakh import __version__, storage
 from lakh.errors import UserError
+from lakh.evals.generation.chat import program_of_answer
 from lakh.evals.generation.samples import (
     CANONICAL,
     Sample,
@@ -87,39 +87,41 @@ def generate(
 
     check_request(task, origin, n)
     max_tokens = origin.max_tokens or 256
-    passes: list[list[str]] = list(journal.done)[:n] if journal else []
-    prompts = None
+    texts: list[str] = [text for call in journal.done for text in call] if journal else []
+    prompts: list[Any] | None = None
+    total = n * len(task.problems)
 
     def report(done: int) -> None:
         if progress:
-            progress(len(passes) * len(task.problems) + done)
+            progress(len(texts) + done)
 
-    at_once = max(1, BATCHES_PER_CALL * engine.max_seqs // len(task.problems))
-    while len(passes) < n:
+    while len(texts) < total:
         if prompts is None:
             prompts = [_prompt(engine, task, problem, origin, max_tokens) for problem in task.problems]
-        first, num = len(passes), min(at_once, n - len(passes))
+        numbers = range(len(texts), min(total, len(texts) + BATCHES_PER_CALL * engine.max_seqs))
         samplings = [
             SamplingParams(
                 max_tokens=max_tokens,
                 temperature=origin.temperature or 0.0,
                 top_p=1.0 if origin.top_p is None else origin.top_p,
-                seed=None if origin.seed is None else origin.seed + index,
+                seed=None if origin.seed is None else origin.seed + number // len(prompts),
                 stop=() if origin.form == "chat" else task.stops,
             )
-            for index in range(first, first + num)
+            for number in numbers
         ]
-        each = [sampling for sampling in samplings for _ in prompts]
-        completions = engine.generate(prompts * num, each, stop_when=task.ended, progress=report)
-        texts = [completion.text for completion in completions]
-        for start in range(0, len(texts), len(prompts)):
-            passes.append(texts[start : start + len(prompts)])
-            if journal:
-                journal.add(passes[-1])
-    written = [(problem.id, texts[at]) for at, problem in enumerate(task.problems) for texts in passes]
+        asked = [prompts[number % len(prompts)] for number in numbers]
+        completions = engine.generate(asked, samplings, stop_when=task.ended, progress=report)
+        texts += [completion.text for completion in completions]
+        if journal:
+            journal.add([completion.text for completion in completions])
+    stride = len(task.problems)
+    written = [(problem, texts[at + index * stride]) for at, problem in enumerate(task.problems) for index in range(n)]
     if origin.form == "chat":
-        return [Sample(name, code_block(text), whole=True) for name, text in written]
-    return [Sample(name, task.extract(text)) for name, text in written]
+        return [
+            Sample(one.id, program_of_answer(text, one.prompt, one.entry_point, one.language), whole=True)
+            for one, text in written
+        ]
+    return [Sample(one.id, task.extract(text)) for one, text in written]
 
 
 @contextlib.contextmanager
@@ -185,9 +187,3 @@ def _prompt(engine: CompletionGenerator, task: Task, problem: Problem, origin: O
         return engine.infill(problem.prompt, problem.suffix, max_tokens, order)
     # Many tokenizers merge a newline with the indentation after it: a bare newline tells the model that none follows.
     return problem.prompt.rstrip() if origin.stripped else problem.prompt
-
-
-def code_block(text: str) -> str:
-    """The first fenced block of an answer, or all of it if nothing is fenced."""
-    found = re.search(r"```[^\n]*\n(.*?)(?:\n```|\Z)", text, flags=re.DOTALL)
-    return found.group(1) if found else text

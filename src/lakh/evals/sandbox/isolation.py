@@ -27,6 +27,7 @@ __all__ = [
     "SandboxLaunch",
     "interpreter",
     "next_uid",
+    "package_folders",
     "python_command",
     "setup_message",
     "total_limits",
@@ -148,6 +149,14 @@ def total_limits(limits: SandboxLimits) -> tuple[int, int]:
 def interpreter() -> str:
     """The Python below lakh's virtual environment: packages installed next to lakh are not visible in the sandbox."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+def package_folders() -> list[Path]:
+    """Folders of installed packages beside the interpreter's own modules. Some packages bring benchmarks' answers."""
+    prefix = Path(sys.base_prefix).resolve()
+    patterns = ("lib*/python3*/site-packages", "lib*/python3*/dist-packages")
+    found = {path for root in (prefix, Path("/usr"), Path("/usr/local")) for one in patterns for path in root.glob(one)}
+    return sorted(path.resolve() for path in found if path.is_dir())
 
 
 def python_command() -> list[str]:

@@ -28,8 +28,12 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class CommandProgram:
-    """Files and commands of another language. It passes if all commands exit with 0 and the last prints the nonce."""
+    """Files and commands of another language. It passes if all commands exit with 0 and the last prints the nonce, and
+    with the files of one of its controls they do not.
+    """
 
     files: dict[str, str]
     commands: tuple[tuple[str, ...], ...]
     environment: dict[str, str] = field(default_factory=dict)
+    controls: tuple[dict[str, str], ...] = ()
+    """The files with a changed test, which an honest program fails."""

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from typing import TypeVar
 
 from lakh.errors import Interrupted, UserError
@@ -76,6 +77,20 @@ class Sandbox:
     def run(self, program: Program | CommandProgram, limits: SandboxLimits | None = None) -> SandboxVerdict:
         """Run one program to its end. When this returns, nothing that the program started is left alive."""
         limits = limits or SandboxLimits()
+        verdict = self._run_once(program, limits)
+        if not verdict.passed or not isinstance(program, CommandProgram) or not program.controls:
+            return verdict
+        for files in program.controls:
+            control = self._run_once(replace(program, files=files), limits)
+            if control.kind == "sandbox_error":
+                return control
+            if not control.passed and control.compiled:
+                return verdict
+        return replace(
+            verdict, kind="failed", detail="passes changed tests too: its result does not depend on the test"
+        )
+
+    def _run_once(self, program: Program | CommandProgram, limits: SandboxLimits) -> SandboxVerdict:
         if isinstance(program, CommandProgram) and self._backend.no_commands:
             return SandboxVerdict("not_run", self._backend.no_commands)
         for _ in range(2):

@@ -51,6 +51,8 @@ class SandboxVerdict:
     cpu_s: float = 0.0
     """CPU time of the process that ran the code under test."""
     wall_s: float = 0.0
+    compiled: bool = True
+    """False if a command before the last one failed."""
 
     @property
     def passed(self) -> bool:
@@ -62,7 +64,8 @@ def decide(response: Mapping[str, Any], outcome: bytes, nonce: str, limits: Sand
     cpu_s = response["candidate"][1]
     kind, detail = _kind(response, outcome.decode("utf-8", "replace"), nonce, limits)
     text = " ".join(detail.encode("ascii", "backslashreplace").decode("ascii").split())
-    return SandboxVerdict(kind, text[:DETAIL_CHARS], round(cpu_s, 4), round(response["wall_s"], 4))
+    compiled = not outcome.startswith(b"uncompiled")
+    return SandboxVerdict(kind, text[:DETAIL_CHARS], round(cpu_s, 4), round(response["wall_s"], 4), compiled)
 
 
 def _kind(response: Mapping[str, Any], outcome: str, nonce: str, limits: SandboxLimits) -> tuple[VerdictKind, str]:
@@ -72,7 +75,7 @@ def _kind(response: Mapping[str, Any], outcome: str, nonce: str, limits: Sandbox
         return "output", f"wrote more than {limits.output_KiB} KiB"
     if word == "passed" and rest == nonce:
         return "passed", ""
-    if word in ("failed", "memory"):
+    if word in ("failed", "uncompiled", "memory"):
         return ("memory" if word == "memory" else "failed"), rest
     if word == "broken":
         return "sandbox_error", f"the benchmark's own reference failed: {rest}"

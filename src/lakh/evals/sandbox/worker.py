@@ -200,8 +200,10 @@ def _request(of_commands: bool, limits: SandboxLimits) -> dict[str, Any]:
 
 def _texts(program: Program | CommandProgram, nonce: str) -> Sequence[bytes]:
     if isinstance(program, CommandProgram):
-        document = asdict(program) | {"nonce": nonce}
-        document["files"] = {name: text.replace(NONCE, nonce) for name, text in program.files.items()}
+        files = {name: text.replace(NONCE, nonce) for name, text in program.files.items()}
+        document = {
+            "files": files, "commands": program.commands, "environment": program.environment, "nonce": nonce
+        }  # fmt: skip
         return [json.dumps(document).encode()]
     test = {"nonce": nonce, "reference": program.reference, "names": program.names, "test": program.test}
     return [program.source.encode("utf-8", "surrogatepass"), json.dumps(test).encode()]

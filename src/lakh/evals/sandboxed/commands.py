@@ -1,7 +1,8 @@
 """The process that compiles and runs a program of another language: files into /tmp, then one command after another.
 
 Test and code under test are one program, as in their benchmarks. A pass needs exit code 0 and, as the last line of
-output, the nonce that the test prints after its last check. A program could still find the nonce in its memory.
+output, the nonce that the test prints after its last check. A program could find the nonce and print it; that is why
+one that passes is also run with changed tests, which it has to fail (tasks/control_tests.py).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def run(request_fd: int, outcome_fd: int) -> None:
         status, tail = _run_command(command, request["environment"])
         outcome = _outcome(status, tail, request["nonce"] if is_last else None)
         if not outcome.startswith("passed"):
+            if not is_last:
+                outcome = outcome.replace("failed", "uncompiled", 1)
             break
     os.write(outcome_fd, outcome.encode("utf-8", "replace")[:4096])
 

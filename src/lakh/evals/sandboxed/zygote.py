@@ -107,6 +107,7 @@ class ChildIsolation:
         self.use_landlock: bool = setup["use_landlock"]
         self.pid_namespace: bool = setup["pid_namespace"]
         self.tmp: str | None = setup["tmp"]
+        self.tmp_mode = os.stat(self.tmp).st_mode if self.tmp else 0  # noqa: PTH116
         self.uids: list[int] = setup["uids"]
         self.filter = bytes.fromhex(setup["seccomp_filter"])
         self.processes_before: int = setup["processes_before"]
@@ -127,6 +128,12 @@ class ChildIsolation:
             if not (self.pid_namespace and self.uids[0]):
                 raise
             self.is_subreaper = False
+
+    def tmp_is_clean(self) -> bool:
+        """Empty, and as accessible as before: the owner of a program may be the owner of /tmp."""
+        if self.tmp is None:
+            return True
+        return os.stat(self.tmp).st_mode == self.tmp_mode and not os.listdir(self.tmp)  # noqa: PTH116, PTH208
 
     def apply(self, uid: int) -> None:
         """In a child, before anything of a program is read."""
@@ -188,7 +195,7 @@ def run(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # setsid and setpgid are refused there: it holds all that was started
     gone = _reap(wait=isolation.use_landlock) if isolation.is_subreaper else _kill_all_of(isolation.uids[0])
-    clean = gone and (isolation.tmp is None or not os.listdir(isolation.tmp))  # noqa: PTH208
+    clean = gone and isolation.tmp_is_clean()
     if of_commands:
         os.close(finished)
     elif stopped and not gone:

@@ -2,7 +2,8 @@
 
 Problems are paired. With one sample per problem on both sides the test is McNemar's, exact: of the problems on which
 the two disagree, how likely is a split at least this uneven if both sides win equally often. With several samples it is
-a sign-flip test on the differences per problem. The interval of the difference is a bootstrap over pairs.
+a sign-flip test on the differences per problem. The interval of the difference is a bootstrap over pairs. Bits per byte
+are compared likewise, with documents in place of problems.
 
 Pure functions over result documents; randomness has a fixed seed.
 """
@@ -28,16 +29,19 @@ ALPHA = 0.05
 @dataclass(frozen=True, slots=True)
 class ResultComparison:
     task: str
+    metric: str
+    """"pass@1" or "bits per byte"."""
     problems: int
+    """Problems or documents that both have."""
     left: float
     right: float
     difference: float
-    """right - left, of pass@1 over the problems that both have."""
+    """right - left, of the metric over what both have."""
     interval: tuple[float, float]
     p_value: float
     test: str
     gained: tuple[str, ...]
-    """Problems with a higher pass rate on the right."""
+    """Problems or documents on which the right is better."""
     lost: tuple[str, ...]
     settings: tuple[tuple[str, Any, Any], ...]
     """Parts of the protocol that differ: key, left, right."""
@@ -59,9 +63,14 @@ def read_result(path: str) -> dict[str, Any]:
 
 def _is_result(document: Any) -> bool:
     try:
-        rows = document["problem_scores"]
-        kinds = [type(row["task_id"]) is str and 0 <= row["num_passed"] <= row["num_samples"] > 0 for row in rows]
-        return all(kinds) and type(document["settings"]["data_sha256"]) is type(document["task"]) is str
+        if "document_scores" in document:
+            sound = [
+                type(row["name"]) is str and row["bits"] >= 0 < row["bytes"] for row in document["document_scores"]
+            ]
+        else:
+            rows = document["problem_scores"]
+            sound = [type(row["task_id"]) is str and 0 <= row["num_passed"] <= row["num_samples"] > 0 for row in rows]
+        return all(sound) and type(document["settings"]["data_sha256"]) is type(document["task"]) is str
     except (TypeError, KeyError):
         return False
 
@@ -71,6 +80,8 @@ def compare(left: Mapping[str, Any], right: Mapping[str, Any]) -> ResultComparis
         raise UserError("diff", f"one is {left['task']} and one {right['task']}", "compare results of one task")
     if left["settings"]["data_sha256"] != right["settings"]["data_sha256"]:
         raise UserError("diff", "the two used different data under the same name", "score both with the same --data")
+    if "document_scores" in left and "document_scores" in right:
+        return _compare_bits(left, right)
     a, b = _pass_rates(left), _pass_rates(right)
     shared = [key for key in a if key in b]
     if not shared:
@@ -81,22 +92,51 @@ def compare(left: Mapping[str, Any], right: Mapping[str, Any]) -> ResultComparis
         p_value, test = mcnemar(won, lost), "McNemar, exact, two-sided"
     else:
         p_value, test = sign_flip(differences), f"sign flips per problem ({RESAMPLES} draws), two-sided"
-    mean = sum(differences) / len(differences)
-    better = "right is better" if mean > 0 else "left is better"
     return ResultComparison(
         task=left["task"],
+        metric="pass@1",
         problems=len(shared),
         left=sum(a[key][0] for key in shared) / len(shared),
         right=sum(b[key][0] for key in shared) / len(shared),
-        difference=mean,
+        difference=sum(differences) / len(differences),
         interval=bootstrap_interval(differences),
         p_value=p_value,
         test=test,
         gained=tuple(key for key, d in zip(shared, differences, strict=True) if d > 0),
         lost=tuple(key for key, d in zip(shared, differences, strict=True) if d < 0),
         settings=tuple(_differing(left["settings"], right["settings"])),
-        verdict=f"{better if p_value < ALPHA else 'no difference shown'} (p = {p_value:.4g})",
+        verdict=_verdict(sum(differences), p_value),
     )
+
+
+def _compare_bits(left: Mapping[str, Any], right: Mapping[str, Any]) -> ResultComparison:
+    """Both sides have the same documents, because their data has the same hash."""
+    names = [row["name"] for row in left["document_scores"]]
+    sizes = [row["bytes"] for row in left["document_scores"]]
+    a, b = ([row["bits"] for row in result["document_scores"]] for result in (left, right))
+    saved = [before - after for before, after in zip(a, b, strict=True)]
+    p_value = sign_flip(saved)
+    low, high = bootstrap_interval(saved, sizes)
+    return ResultComparison(
+        task=left["task"],
+        metric="bits per byte",
+        problems=len(names),
+        left=sum(a) / sum(sizes),
+        right=sum(b) / sum(sizes),
+        difference=-sum(saved) / sum(sizes),
+        interval=(-high, -low),
+        p_value=p_value,
+        test=f"sign flips per document ({RESAMPLES} draws), two-sided",
+        gained=tuple(name for name, d in zip(names, saved, strict=True) if d > 0),
+        lost=tuple(name for name, d in zip(names, saved, strict=True) if d < 0),
+        settings=tuple(_differing(left["settings"], right["settings"])),
+        verdict=_verdict(sum(saved), p_value),
+    )
+
+
+def _verdict(gain_of_right: float, p_value: float) -> str:
+    better = "right is better" if gain_of_right > 0 else "left is better"
+    return f"{better if p_value < ALPHA else 'no difference shown'} (p = {p_value:.4g})"
 
 
 def mcnemar(won: int, lost: int) -> float:

@@ -23,6 +23,7 @@ from lakh.evals.data import BenchmarkFile, read_rows
 from lakh.evals.sandbox.isolation import ENVIRONMENT
 from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict
 from lakh.evals.task import NONCE, CommandProgram, Problem, Task, problems_from
+from lakh.evals.tasks.control_tests import changed_tests
 
 __all__ = ["FILES", "languages", "load", "load_any"]
 
@@ -63,13 +64,17 @@ class Language:
     def program(self, problem: Problem, completion: str, tools: dict[str, str]) -> CommandProgram:
         """`tools` has the paths of the tools."""
         statement = self.statement.replace("NONCE", NONCE)
-        test = re.sub(self.closing, lambda found: statement + found.group(0), problem.test, count=1)
+
+        def files(test: str) -> dict[str, str]:
+            ending = re.sub(self.closing, lambda found: statement + found.group(0), test, count=1)
+            return {self.file: f"{problem.prompt}{completion}\n{ending}", **self.extra_files}
+
         environment = dict(ENVIRONMENT)
         if "java" in tools:
             environment["LD_LIBRARY_PATH"] = str(Path(tools["java"]).parents[1] / "lib")
         commands = tuple(tuple(tools.get(word, word) for word in command) for command in self.commands)
-        files = {self.file: f"{problem.prompt}{completion}\n{test}", **self.extra_files}
-        return CommandProgram(files, commands, environment)
+        controls = tuple(files(test) for test in changed_tests(problem.test))
+        return CommandProgram(files(problem.test), commands, environment, controls)
 
 
 @functools.cache

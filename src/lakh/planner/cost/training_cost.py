@@ -220,7 +220,12 @@ def plan_cost(
     if goodput is None:
         size = gpus or max(int(flops / (ASSUMED_MFU * peak * 1e12 * (days or 1) * 86400)), 1)
         goodput = best_goodput(failures.mtbf_s(size), STALL_S, RESTART_S)
-    if tflops:
+    if tflops is not None:
+        if not 0 < tflops <= peak:
+            stated = (
+                f"{tflops:g} is {tflops / peak:.0%} of the dense bf16 peak of a {cluster.gpu.kind}, {peak:g} TFLOP/s"
+            )
+            raise UserError("--tflops", stated, "give what a GPU reaches in a step; good runs have 40 to 50 %")
         rate, basis = tflops, "as given"
     elif gpus:
         rate, basis = _rate_for_gpus(model, cluster, gpus=gpus, batch=batch, sequence=sequence)

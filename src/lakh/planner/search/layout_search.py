@@ -42,6 +42,8 @@ class LayoutSearchResult:
     best: dict[str, Any] | None = None
     pareto: list[dict[str, Any]] = field(default_factory=list)
     best_plan: ExecutionPlan | None = None
+    hint: str | None = None
+    """A number of GPUs nearby that divides better."""
 
 
 @dataclass(frozen=True)

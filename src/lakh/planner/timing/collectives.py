@@ -5,6 +5,10 @@ has m members in each node and spans N = n/m nodes. The m members open m rings (
 a ring's (n-1)/n of the buffer on inside the node, and its NIC carries the hierarchical share, (N-1)/N of 1/m of the
 buffer. Rings are pipelined, so the slower of the two parts sets the pace.
 
+Between racks, zones and buildings the flows that cross share the uplinks that oversubscription leaves. placement/
+counts them: a node-ordered ring crosses a zone's boundary with one flow per NIC of a node, however long it is, and a
+pipeline with all ranks of a stage.
+
 Latency is one launch, plus one more for each doubling of the members in a node unless its switch reduces, plus a tree
 of hops between nodes. Bandwidth efficiency of a ring is calibrated. A plain send reaches nearly all of a NIC; an
 all-to-all keeps each pair of NICs busy only for a moment, and reaches less than a ring.
@@ -12,8 +16,12 @@ all-to-all keeps each pair of NICs busy only for a moment, and reaches less than
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 import numpy as np
 
+from lakh.planner.placement.cut_load import PlacedRanks, exchange_crossing, ring_crossing, send_crossing
 from lakh.planner.stacked import Array
 from lakh.planner.timing.efficiency import Efficiency
 from lakh.spec.cluster import Cluster
@@ -28,22 +36,38 @@ ALL_TO_ALL_SHARE = 0.65  # of a ring's NIC rate: many short flows that collide a
 class Fabric:
     """The network of a cluster, at calibrated efficiency."""
 
-    def __init__(self, cluster: Cluster, efficiency: Efficiency) -> None:
-        self.gpu = cluster.gpu
+    def __init__(
+        self, cluster: Cluster, efficiency: Efficiency, ranks: Array, placed: PlacedRanks | None = None
+    ) -> None:
+        self.gpu, self.placed = cluster.gpu, placed
+        self.ranks = np.asarray(ranks, dtype=float)
         self.node, *self.tiers = cluster.tiers
         self.node_Bps = self.node.bandwidth_Bps * efficiency.node
         self.nic_efficiency = efficiency.nic
         self.launch_s = efficiency.collective_us * 1e-6
 
-    def outside(self, span: Array) -> tuple[Array, Array]:
-        """Bandwidth per GPU and latency of a group that spans `span` neighbouring GPUs: of the slowest tier crossed."""
+    def outside(self, crossing: Callable[[Array], Array]) -> tuple[Array, Array]:
+        """Rate of a NIC and latency of flows of which `crossing(size)` leave a group of `size` GPUs at once.
+
+        The slowest cut that any of them crosses sets the rate.
+        """
         rate, latency = np.asarray(self.node.bandwidth_Bps, dtype=float), np.asarray(self.node.latency_s, dtype=float)
-        reached: Array = np.asarray(span) <= self.node.size
-        for tier in self.tiers:
-            rate = np.where(reached, rate, np.minimum(rate, tier.bandwidth_Bps))
-            latency = np.where(reached, latency, tier.latency_s)
-            reached = reached | (np.asarray(span) <= tier.size)
+        for inner, tier in pairwise((self.node, *self.tiers)):
+            flows = crossing(inner.size)
+            share = inner.size * tier.bandwidth_Bps / np.maximum(flows, 1.0)
+            rate = np.where(flows > 0, np.minimum(rate, np.minimum(tier.bandwidth_GBps * 1e9, share)), rate)
+            latency = np.where(flows > 0, tier.latency_s, latency)
         return rate, latency
+
+    def ring(self, size: Array, stride: Array, in_node: Array) -> tuple[Array, Array]:
+        """Rate of a NIC and latency between nodes, of rings of `size` ranks, `stride` apart, all at once."""
+        if self.placed is not None:
+            return self.outside(self.placed.ring_crossing(size, stride, in_node))
+        return self.outside(lambda group: ring_crossing(size * stride, in_node * stride, self.ranks, group))
+
+    def exchange(self, size: Array, stride: Array) -> tuple[Array, Array]:
+        """The same for an exchange of every rank with every other of its group."""
+        return self.outside(lambda group: exchange_crossing(size * stride, self.ranks, group))
 
     def group(self, size: Array, stride: Array) -> RankGroup:
         return RankGroup(self, np.asarray(size, dtype=float), stride)
@@ -56,8 +80,10 @@ class RankGroup:
         self.size, self.node_Bps, self.launch_s = size, fabric.node_Bps, fabric.launch_s
         self.in_node = np.clip(np.floor(fabric.node.size / np.asarray(stride, dtype=float)), 1.0, size)  # members, m
         self.nodes = np.maximum(size / self.in_node, 1.0)
-        rate, self.hop_s = fabric.outside(size * stride)
+        rate, self.hop_s = fabric.ring(size, stride, self.in_node)
         self.nic_Bps = rate * fabric.nic_efficiency  # of each member
+        rate, self.exchange_hop_s = fabric.exchange(size, stride)
+        self.exchange_Bps = rate * fabric.nic_efficiency * ALL_TO_ALL_SHARE
         ring = collective_cost("all_gather", "flat", 1.0, (size,)).bytes_sent  # any algorithm moves as much in all
         nic = collective_cost("all_gather", "hierarchical", 1.0 / self.in_node, (self.nodes,)).bytes_sent
         inside = np.where(self.in_node > 1, ring / self.node_Bps, 0.0)
@@ -97,13 +123,26 @@ def dispatch_s(group: RankGroup, token_bytes: Array, copies: Array, most_nodes: 
 
 
 def _exchange_s(group: RankGroup, node_bytes: Array, nic_bytes: Array) -> Array:
-    slower = np.maximum(node_bytes / group.node_Bps, nic_bytes / (group.nic_Bps * ALL_TO_ALL_SHARE))
-    return np.where(group.size > 1, slower + group.launch_s + group.hop_s, 0.0)
+    slower = np.maximum(node_bytes / group.node_Bps, nic_bytes / group.exchange_Bps)
+    return np.where(group.size > 1, slower + group.launch_s + group.exchange_hop_s, 0.0)
 
 
-def send_s(fabric: Fabric, size_bytes: Array, stride: Array) -> Array:
-    """Every GPU sends `size_bytes` to the rank `stride` away, all at once."""
-    rate, latency = fabric.outside(np.asarray(stride) * 2)
-    outside = size_bytes / (rate * SEND_SHARE) + latency
+def send_s(fabric: Fabric, size_bytes: Array, stride: Array, stages: Array) -> tuple[Array, Array]:
+    """Every GPU sends `size_bytes` to the rank `stride` away, the next of `stages`, all at once: over the slowest
+    boundary between two stages, and on average over all boundaries."""
     inside = size_bytes / fabric.node_Bps + fabric.node.latency_s
-    return np.where(np.asarray(stride) >= fabric.node.size, outside, inside) + fabric.launch_s
+    leaves_node = np.asarray(stride) >= fabric.node.size
+    first = fabric.tiers[0] if fabric.tiers else fabric.node
+    slowest = np.where(leaves_node, size_bytes / (first.bandwidth_Bps * SEND_SHARE) + first.latency_s, inside)
+    mean = slowest
+    for inner, tier in pairwise(fabric.tiers):
+        if fabric.placed is not None:
+            flows, boundaries = fabric.placed.send_crossing(stride, stages, inner.size)
+        else:
+            flows, boundaries = send_crossing(stride, stages, fabric.ranks, inner.size)
+        share = inner.size * tier.bandwidth_Bps / np.maximum(flows, 1.0)
+        rate = np.minimum(tier.bandwidth_GBps * 1e9, share)
+        over = np.where(flows > 0, size_bytes / (rate * SEND_SHARE) + tier.latency_s, slowest)
+        slowest = np.maximum(slowest, over)
+        mean = mean + boundaries * np.maximum(over - mean, 0.0)
+    return slowest + fabric.launch_s, mean + fabric.launch_s

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lakh.planner.execution_plan import ExecutionPlan
+from lakh.planner.placement.cut_load import PlacedRanks
 from lakh.planner.stacked import Array
 from lakh.planner.timing.attention import attention_s
 from lakh.planner.timing.collectives import Fabric, all_gather_s, all_reduce_s, all_to_all_s, dispatch_s
@@ -37,9 +38,16 @@ HOST_SHARPNESS = 6.0  # 1 would add host and GPU time, infinity would take the l
 class MicroBatch:
     """What all terms share: the inputs, and sizes of one micro-batch on one rank."""
 
-    def __init__(self, model: Model, plan: ExecutionPlan, cluster: Cluster, efficiency: Efficiency) -> None:
+    def __init__(
+        self,
+        model: Model,
+        plan: ExecutionPlan,
+        cluster: Cluster,
+        efficiency: Efficiency,
+        placed: PlacedRanks | None = None,
+    ) -> None:
         self.model, self.plan, self.gpu, self.efficiency = model, plan, cluster.gpu, efficiency
-        self.fabric = Fabric(cluster, efficiency)
+        self.fabric = Fabric(cluster, efficiency, plan.gpus, placed)
         self.tp, self.cp = np.asarray(plan.tp, dtype=float), np.asarray(plan.cp, dtype=float)
         self.tokens = plan.micro_batch * plan.sequence / self.cp
         self.stream_bytes = self.tokens * model.width * 2.0  # of the residual stream

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from lakh.planner.execution_plan import ExecutionPlan
+from lakh.planner.placement.cut_load import PlacedRanks
 from lakh.planner.stacked import Array
 from lakh.planner.timing.data_parallel import StageWeights, gradient_sync_s, optimizer_s
 from lakh.planner.timing.efficiency import Efficiency
@@ -51,8 +52,15 @@ class StepTime:
         return sum(getattr(self, f.name) for f in fields(self))
 
 
-def step_time(model: Model, plan: ExecutionPlan, cluster: Cluster, efficiency: Efficiency) -> StepTime:
-    mb = MicroBatch(model, plan, cluster, efficiency)
+def step_time(
+    model: Model,
+    plan: ExecutionPlan,
+    cluster: Cluster,
+    efficiency: Efficiency,
+    placed: PlacedRanks | None = None,
+) -> StepTime:
+    """`placed` are ranks of a single plan on given GPUs; without it rank r is on GPU r."""
+    mb = MicroBatch(model, plan, cluster, efficiency, placed)
     layer = layer_time(mb)
     layer_s = layer.total_s
     head_s, head_memory_s = _logits_s(mb)

@@ -1,6 +1,7 @@
 """Isolation with bubblewrap: namespaces for processes, network, IPC, host name and mounts, and a seccomp filter.
 
-Of the host's files only the system folders and the Python that runs lakh are visible, read-only. /tmp is private and of
+Of the host's files only the system folders and the Python that runs lakh are visible, read-only, without the packages
+installed beside it. /tmp is private and of
 limited size, there is no /proc, and /dev has four harmless nodes.
 
 The kernel exempts root from the limit on processes, under whatever name a user namespace gives it. Hence two setups:
@@ -87,6 +88,8 @@ def command(bwrap: str, *, tmp_bytes: int, seccomp_fds: Sequence[int]) -> list[s
         for parent in reversed(prefix.parents[:-1]):  # explicitly, as above
             arguments += ["--dir", str(parent)]
         arguments += ["--ro-bind", str(prefix), str(prefix)]
+    for folder in map(str, isolation.package_folders()):
+        arguments += ["--tmpfs", folder, "--remount-ro", folder]
     arguments += ["--remount-ro", "/", "--chdir", "/tmp"]
     for descriptor in seccomp_fds:
         arguments += ["--seccomp", str(descriptor)]

@@ -2,9 +2,9 @@
 
 For machines where bubblewrap is missing or may not make namespaces. Needs no package and no privileges.
 
-Isolated: only the system folders and Python can be read, and nothing can be written, /tmp included. No sockets, no
-signals to other processes, no changes of their limits. Nothing that a program starts can leave its process group, which
-is killed. As root, each process changes to a uid of its own.
+Isolated: only the system folders and Python can be read, without installed packages, and nothing can be written, /tmp
+included. No sockets, no signals to other processes, no changes of their limits. Nothing that a program starts can leave
+its process group, which is killed. As root, each process changes to a uid of its own.
 
 Not isolated: names and sizes of the host's files are visible, and there is no PID namespace. For an ordinary user the
 limit on processes counts all processes of that user, so it is set above the number that ran when the worker started.
@@ -17,7 +17,7 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lakh.errors import UserError
@@ -30,7 +30,8 @@ CREATE_RULESET, ADD_RULE = 444, 445  # the same numbers on every architecture
 VERSION_FLAG, PATH_BENEATH = 1, 1
 MIN_ABI = 3  # the first that also refuses truncation (Linux 6.2)
 # Rights: execute 1, write file 2, read file 4, read dir 8, then remove, make, refer, truncate, ioctl up to 1 << 15.
-READ, READ_FILE = 1 | 4 | 8, 4
+READ, READ_FILE, READ_DIR = 1 | 4 | 8, 4, 8
+READ_AND_RUN_FILE = 1 | 4
 READABLE_FOLDERS = ("/usr", "/bin", "/lib", "/lib64", "/nix/store", "/etc/alternatives")
 READABLE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
@@ -62,8 +63,9 @@ class Landlock:
             raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
         os.set_inheritable(ruleset, False)
         try:
-            for folder in (*READABLE_FOLDERS, str(Path(sys.base_prefix).resolve())):
-                _allow(ruleset, folder, READ)
+            hidden = isolation.package_folders()
+            for folder in {Path(path).resolve() for path in (*READABLE_FOLDERS, sys.base_prefix)}:
+                _allow_except(ruleset, folder, hidden)
             for file in READABLE_FILES:
                 _allow(ruleset, file, READ_FILE | (2 if file == "/dev/null" else 0))
             setup = isolation.setup_message(
@@ -77,6 +79,19 @@ class Landlock:
     def probe(self) -> str:
         home = os.path.expanduser("~")  # noqa: PTH111 - Path's raises for a user without one
         return _PROBE.replace("HOME", repr(home)).replace("FILE", repr(__file__))
+
+
+def _allow_except(ruleset: int, path: Path, hidden: Sequence[Path]) -> None:
+    """Allow a tree without the hidden folders: rules only add rights, so their siblings are allowed one by one."""
+    if path in hidden:
+        return
+    if not any(folder.is_relative_to(path) for folder in hidden):
+        _allow(ruleset, str(path), READ if path.is_dir() else READ_AND_RUN_FILE)
+        return
+    _allow(ruleset, str(path), READ_DIR)  # the import system lists folders; names below are visible, contents are not
+    for child in path.iterdir():
+        if not child.is_symlink():
+            _allow_except(ruleset, child, hidden)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
