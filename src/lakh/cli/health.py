@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import os
 import signal
 import socket
+import tempfile
 import time
+from pathlib import Path
 
 import click
 
 from lakh.cli.groups import HintingGroup
-from lakh.cli.output import CommandResult, console, print_result, table
+from lakh.cli.output import CommandResult, console, print_result, set_option, table
 from lakh.errors import UserError
 from lakh.health import CHECKS, HealthDecision, HealthFinding, HealthLedger, HealthReading, decide_health
 from lakh.health.decisions import evaluate_checks, inject
@@ -102,6 +105,31 @@ def agent(
             break
     data = {"rounds": number, "decision": decision.word, "reason": decision.reason}
     return CommandResult(data, f"{decision.word}: {decision.reason}", exit_code=_exit_code(decision))
+
+
+@health.command()
+@click.argument("run")
+@set_option
+@click.option("--fault", required=True, metavar="NAME", help="kill, stop, or the name of a health check that drains.")
+@click.option(
+    "--nproc", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks to start on this machine."
+)
+@click.option("--at-step", type=click.IntRange(min=1), default=5, show_default=True, help="Step of the fault.")
+@click.option("--out", type=click.Path(file_okay=False), help="Keep both runs in this folder.")
+@print_result
+def drill(run: str, sets: tuple[str, ...], fault: str, nproc: int, at_step: int, out: str | None) -> CommandResult:
+    """Train a run with a fault, and measure detection and recovery.
+
+    RUN is trained twice, undisturbed and with the fault; both must read the same sequences. For a test cluster, not for
+    a node with real work.
+    """
+    from lakh.health.drill import run_drill
+
+    with contextlib.ExitStack() as stack:
+        folder = out or stack.enter_context(tempfile.TemporaryDirectory(prefix="lakh-drill-"))
+        found = run_drill(run, fault, Path(folder), sets=sets, nproc=nproc, at_step=at_step)
+    data = dataclasses.asdict(found)
+    return CommandResult(data, table(["what", "value"], list(data.items())))
 
 
 def _check(

@@ -206,10 +206,11 @@ class FaultInjected(Event, kind="fault_injected"):
 
 
 class Restarted(Event, kind="restarted"):
-    """The launcher restarted all ranks."""
+    """The launcher restarted all ranks. `detected_s` is when it noticed the failure, as `time_s` is written."""
 
     attempt: int
     reason: str
+    detected_s: float | None = None
 
 
 class RanksLost(Event, kind="ranks_lost"):

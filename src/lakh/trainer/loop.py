@@ -70,7 +70,14 @@ class TrainingResult:
     stopped_by: str = ""
 
 
-def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restart_reason: str = "") -> TrainingResult:
+def train(
+    run: Run,
+    run_dir: str | Path,
+    *,
+    faults: Sequence[Fault] = (),
+    restart_reason: str = "",
+    detected_s: float | None = None,
+) -> TrainingResult:
     """Train to the last step. Raises Interrupted after a checkpoint when SIGTERM or SIGINT asked to stop."""
     started_s = time.monotonic()
     with StopRequest().listen() as stop, World.join(run.train) as world, contextlib.ExitStack() as logs:
@@ -78,7 +85,7 @@ def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restar
             require_agreement(world, run_facts(run))
         log = logs.enter_context(EventLog(run_dir, world.rank))
         if restart_reason and world.rank == 0:
-            log.write(Restarted(attempt=world.attempt, reason=restart_reason))
+            log.write(Restarted(attempt=world.attempt, reason=restart_reason, detected_s=detected_s))
         elastic = ElasticGroup.of(run.train, run.mesh, world)
         carried: LoopState | None = None
         while True:

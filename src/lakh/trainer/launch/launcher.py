@@ -125,17 +125,18 @@ def launch(
     """
     logs = Path(run_dir) / "logs"
     storage.make_dir(logs)
-    reason = ""
+    reason, detected_s = "", 0.0
     signals: list[int] = []
     with handle_stop_signals(signals.append), tempfile.TemporaryDirectory(prefix="lakh-rendezvous-") as folder:
         for attempt in range(max_restarts + 1):
             command = [*arguments, *(() if attempt else first_attempt_arguments)]
             rendezvous = Path(folder) / str(attempt)
-            with _RankProcesses(command, rendezvous, logs, ranks, attempt, reason, inherited_fds) as group:
+            with _RankProcesses(command, rendezvous, logs, ranks, attempt, reason, detected_s, inherited_fds) as group:
                 timeout_s = peer_timeout_s + (PEERS_FIRST_S if ranks > 1 else 0.0)
                 stopped = StoppedProcesses([process.pid for process in group.processes], timeout_s)
                 restarts_left = max_restarts - attempt
                 decision = group.watch(signals, stopped, restarts_left=restarts_left, elastic=elastic)
+                detected_s = time.time()
             if decision.action == "done":
                 return LaunchResult(attempt + 1, group.result(decision.rank))
             if decision.action in ("fail", "stopped"):
@@ -155,6 +156,7 @@ class _RankProcesses:
         ranks: int,
         attempt: int,
         reason: str,
+        detected_s: float,
         inherited_fds: Sequence[int],
     ) -> None:
         self.files: list[IO[bytes]] = []
@@ -173,6 +175,7 @@ class _RankProcesses:
                 "LAKH_RENDEZVOUS": str(rendezvous),
                 "LAKH_ATTEMPT": str(attempt),
                 "LAKH_RESTART_REASON": reason,
+                "LAKH_RESTART_DETECTED_S": str(detected_s or ""),
                 LAUNCHER_PID: str(os.getpid()),
                 "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),  # all ranks are on this machine
             }

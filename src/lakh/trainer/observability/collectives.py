@@ -50,7 +50,8 @@ class CollectiveClock:
     def __enter__(self) -> Self:
         for owner, name, kind in collective_methods():
             self._wrap(owner, name, kind)
-        for work in (dist.Work, *dist.Work.__subclasses__()):  # c3 has its own classes
+        works: list[type] = [dist.Work, *dist.Work.__subclasses__()]  # c3 has its own classes
+        for work in works:
             if "wait" in vars(work):
                 self._wrap(work, "wait", "")
         return self
