@@ -40,9 +40,9 @@ class HealthCheck:
     """A value of the metric (for `rise`: the increase) that injects the fault."""
 
 
-_NVIDIA_MEMORY = "NVIDIA GPU Memory Error Management"
-_NVIDIA_XID = "NVIDIA Xid Errors"
-_NVML = "NVML: clocks event reasons, temperature thresholds"
+_NVIDIA_MEMORY = "docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt"
+_NVIDIA_XID = "docs.nvidia.com/deploy/xid-errors"
+_NVML = "docs.nvidia.com/deploy/nvml-api"
 _LINUX = "Linux kernel documentation"
 _LAKH = "lakh"
 
