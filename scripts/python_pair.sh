@@ -126,16 +126,16 @@ keep)
 generate)
   for name in target2 target draft; do
     [ -d "$work/hf/$name" ] || continue
-    lakh eval "$work/hf/$name" --tasks bits-per-byte --data "$work/texts" --json > "$work/bits-$name.json"
+    lakh eval "$work/hf/$name" --task bits-per-byte --data "$work/texts" --json > "$work/bits-$name.json"
     ask() { lakh eval generate "$work/hf/$name" --data "$work/benchmarks" --out "$work/answers/$name/$1" "${@:2}"; }
-    ask greedy --tasks mbpp-test,infilling
-    ask greedy-stripped --tasks humaneval --strip-prompts
-    ask infilling-spm --tasks infilling --fill-order spm
+    ask greedy --task mbpp-test,infilling
+    ask greedy-stripped --task humaneval --strip-prompts
+    ask infilling-spm --task infilling --fill-order spm
     [ $name != draft ] || continue
-    ask t08 --tasks humaneval --n 20 --temperature 0.8 --strip-prompts
-    ask t02 --tasks humaneval --n 20 --temperature 0.2 --strip-prompts
-    ask mbpp-t08 --tasks mbpp-test --n 10 --temperature 0.8 --max-tokens 160
-    ask infilling-t08 --tasks infilling --n 10 --temperature 0.8 --max-tokens 64
+    ask t08 --task humaneval --n 20 --temperature 0.8 --strip-prompts
+    ask t02 --task humaneval --n 20 --temperature 0.2 --strip-prompts
+    ask mbpp-t08 --task mbpp-test --n 10 --temperature 0.8 --max-tokens 160
+    ask infilling-t08 --task infilling --n 10 --temperature 0.8 --max-tokens 64
   done
   ;;
 score)

@@ -1,4 +1,5 @@
-"""Write the generated pages of docs/reference: settings, events, errors, commands. `--check` only compares.
+"""Write the generated pages of docs/reference: settings, architectures, events, errors, commands. `--check` only
+compares.
 
 What these pages say is taken from the code, so that they cannot drift; a test runs the comparison.
 """
@@ -79,8 +80,42 @@ def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Co
             yield from _commands(inner, f"{path} {name}")
 
 
+def architectures_page() -> str:
+    from lakh.workloads.code.architectures import listing
+
+    lines = ["# Model architectures", "", "What `lakh models` lists. Each name is a value of `model.family`.", ""]
+    lines += ["| name | Hugging Face | trains | serves | exports | plans | fill in the middle |", "|---" * 7 + "|"]
+    yes = {True: "yes", False: "-"}
+    for row in listing.rows():
+        flags = [yes[flag] for flag in (row.trains, row.serves, row.plans, row.fim)]
+        flags.insert(2, ", ".join(row.exports) or "-")
+        lines.append(f"| {row.name} | `{row.hugging_face}` | {' | '.join(flags)} |")
+    return "\n".join(lines) + ARCHITECTURES_TEXT
+
+
+ARCHITECTURES_TEXT = """
+
+- **Loading**: a Hugging Face directory with `config.json`, `model.safetensors` or its shards, and `tokenizer.json`.
+  Refused, with the field or tensor named: other architectures, settings that a block does not compute (such as a bias
+  that the family does not have), missing, unexpected or misshapen tensors, pickled and quantized weights, a tokenizer
+  with more ids than the model.
+- **Positions**: unscaled, `linear`, `llama3` and `yarn`.
+- **Tokenizers** are used as they are. Tokens that end a text (also several), begin one and pad come from
+  `generation_config.json`, `config.json` and `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is
+  refused when a request has a suffix.
+- **Speed**: models whose attention is plain (no window, no bounded scores) use the server's kernels: llama, mistral,
+  qwen2 and qwen3 (on a GPU, a single sequence of qwen2 without matrix-vector kernels). All others run the same block in
+  torch; on a GPU the log says so. In training, a layer with a window uses plain attention where sequences fit the
+  window, else flash attention in bf16 on a GPU, else a mask.
+- **Proof**: `tests/unit/workloads/test_architectures.py` compares a small random model of each with transformers in
+  float32: logits to 1e-4, greedy tokens with and without cache, past the window, packed documents, losses of five
+  training steps to 1e-5, and the export.
+"""
+
+
 PAGES = {
     "settings.md": settings_page,
+    "architectures.md": architectures_page,
     "events.md": events_page,
     "errors.md": errors_page,
     "commands.md": commands_page,

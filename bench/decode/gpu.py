@@ -150,7 +150,8 @@ def measure(network: InferenceModel, decoder: Decoder, copy_Bps: float, pdl: boo
                 f"{share:.0%} of bandwidth",
                 flush=True,
             )
-    print({"/".join(map(str, key)): config for key, config in decoder._single.tiles.items()}, flush=True)
+    if decoder._single is not None:
+        print({"/".join(map(str, key)): config for key, config in decoder._single.tiles.items()}, flush=True)
 
 
 if __name__ == "__main__":

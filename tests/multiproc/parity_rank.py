@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 import torch._dynamo  # the optimizers and pipelines want it: before the ranks are forked
 
+from lakh import config
 from lakh.errors import LakhError
 from lakh.spec import Data, Mesh, Model, Optimizer, Run, Training
 from lakh.spec.cluster import Tier, load_cluster
@@ -61,9 +62,10 @@ def micro_batches(step: int, case: dict, part: int, parts: int) -> list[Batch]:
 
 
 def play(world: World, case: dict) -> dict:
+    sizes = {"layers": 4, "width": 64, "heads": 8, "kv_heads": 4, "ffn": 96, "vocab": VOCAB, "context": SEQUENCE}
     run = Run(
         name="parity",
-        model=Model(layers=4, width=64, heads=8, kv_heads=4, ffn=96, vocab=VOCAB, context=SEQUENCE, **case["model"]),
+        model=config.from_dict(Model, {**sizes, **case["model"]}, origin="case"),
         mesh=Mesh(**{**case["mesh"], "order": tuple(case["mesh"].get("order", AXES))}),
         data=Data(sequence=SEQUENCE, batch=case["batch"], micro_batch=1),
         optim=Optimizer(lr=1e-3, warmup_steps=0, kind=case["optim"]),

@@ -29,7 +29,7 @@ def test_each_checkpoint_is_evaluated_once_and_reported_as_an_event(
 
     run = tmp_path / "run"
     run_lakh("train", str(tiny_recipe), "--out", str(run), "--nproc", "1")
-    tasks = ["--tasks", "line-completion,bits-per-byte"]
+    tasks = ["--task", "line-completion,bits-per-byte"]
     words = ["eval", "watch", str(run), *tasks, "--data", str(code_dir), "--limit", "6"]
     found = lakh_here(*words, "--max-tokens", "8", "--once", "--every", "4")
     steps = [row["step"] for row in found["results"] if row["task"] == "line-completion"]
@@ -43,7 +43,7 @@ def test_each_checkpoint_is_evaluated_once_and_reported_as_an_event(
     assert result["settings"]["max_tokens"] == 8
     assert lakh_here(*words, "--max-tokens", "8", "--once")["results"] == []
 
-    bits = lakh_here("eval", str(run), "--tasks", "bits-per-byte", "--texts", str(code_dir), "--limit", "6")
+    bits = lakh_here("eval", str(run), "--task", "bits-per-byte", "--texts", str(code_dir), "--limit", "6")
     measured = {event.step: event for event in events.read(run, WATCHER_RANK) if isinstance(event, events.HookMetrics)}
     assert sorted(measured) == sorted(steps)
     assert measured[12].values["bits_per_byte"] == pytest.approx(bits["bits_per_byte"])  # the newest is what a run is

@@ -39,6 +39,11 @@ def case(
 
 INTERLEAVED, ZERO_BUBBLE = {"pp": 2, "pp_schedule": "interleaved"}, {"pp": 2, "pp_schedule": "zero_bubble"}
 
+WINDOW = {"tokens": 9, "share": 0.5}
+GEMMA2 = {"family": "gemma2", "sliding_window": WINDOW, "attention_softcap": 5.0, "logit_softcap": 4.0}
+STARCODER2 = {"family": "starcoder2", "gated": False, "sliding_window": WINDOW}
+MIXTRAL = {"experts": {"count": 4, "top_k": 2, "ffn": 48}}
+
 TWO = [
     case({}),
     case({"dp_replicate": 2}),
@@ -59,6 +64,13 @@ TWO = [
     case({}, optim="muon"),
     case({"dp_replicate": 2}, optim="muon"),
     case({"tp": 2}, optim="muon"),
+    case({"tp": 2}, packed=True, model=GEMMA2),
+    case({"cp": 2}, packed=True, model=GEMMA2),
+    case({"tp": 2}, model=STARCODER2),
+    case({"pp": 2}, model=STARCODER2),
+    case({}, model=MIXTRAL),
+    case({"tp": 2}, model=MIXTRAL),
+    case({"pp": 2}, model=MIXTRAL),
 ]
 FOUR = [
     case({}),

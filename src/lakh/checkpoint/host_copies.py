@@ -26,8 +26,17 @@ class HostCopies:
             copies[name].copy_(tensor, non_blocking=True)
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        self._buffers = copies
+        self._buffers |= copies
         return copies
+
+    def exchange(self, kept: Mapping[str, Tensor], free: Mapping[str, Tensor]) -> None:
+        """Leave the copies among `kept` to the caller, and use the memory of `free` for the next ones instead."""
+        for name, tensor in kept.items():
+            buffer = self._buffers.get(name)
+            if buffer is not None and buffer.data_ptr() == tensor.data_ptr():
+                del self._buffers[name]
+                if name in free:
+                    self._buffers[name] = free[name]
 
     def _buffer_for(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,35 +11,38 @@ import torch
 from torch import Tensor
 
 from lakh import storage
-from lakh.checkpoint.catalog import corrupt, local_copy, read_run, verify
+from lakh.checkpoint.catalog import base_folder, corrupt, read_run, verify_chain
 from lakh.checkpoint.format import Manifest, StoredSlice
-from lakh.checkpoint.slices import TensorSlice, dtype_name, slice_of
+from lakh.checkpoint.slices import dtype_name, slice_of
+from lakh.checkpoint.tensor_file import RemoteTensorFile
 from lakh.errors import UserError
 from lakh.spec import Run
 
-__all__ = ["load", "read_model"]
+__all__ = ["CheckpointReader", "load", "read_model"]
 
 MODEL = "model."
 
 
 def load(folder: str, into: Mapping[str, Tensor]) -> Manifest:
-    """Fill the given tensors in place; each rank reads only its slices. Names, shapes and types must match."""
-    manifest = Manifest.read(folder)
+    """Fill the given tensors in place; each rank reads only its slices. Names, shapes and types must match.
+
+    An incremental checkpoint is decoded along its chain, slice by slice.
+    """
+    reader = CheckpointReader(folder)
+    manifest = reader.manifest
     for name, target in into.items():
         _check_fits(folder, manifest, name, target)
-    with _TensorFiles(folder) as files, torch.no_grad():
+    with torch.no_grad():
         for name, target in into.items():
             part = slice_of(target)
-            filled = sum(_copy_overlap(files, name, stored, part) for stored in manifest.tensors[name].slices)
-            if filled != part.local.numel():
-                raise corrupt(folder, f"holds {filled} of {part.local.numel()} values of {name}")
+            reader.fill(name, part.offset, part.local)
     return manifest
 
 
 def read_model(folder: str | Path) -> tuple[Run, dict[str, Tensor]]:
     """The run and the full weights on the CPU, under the model's parameter names."""
     folder = str(folder)
-    manifest = verify(folder)
+    manifest = verify_chain(folder)
     weights = {
         name.removeprefix(MODEL): torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
         for name, stored in manifest.tensors.items()
@@ -52,54 +54,83 @@ def read_model(folder: str | Path) -> tuple[Run, dict[str, Tensor]]:
 
 def _check_fits(folder: str, manifest: Manifest, name: str, target: Tensor) -> None:
     stored = manifest.tensors.get(name)
+    wanted = (tuple(target.shape), dtype_name(target.dtype))
+    if stored is not None and (stored.shape, stored.dtype) == wanted:
+        return
+    if not manifest.can_resume:
+        raise UserError(folder, "holds only bf16 weights and cannot resume", "resume from a full checkpoint")
     if stored is None:
         raise UserError(folder, f"has no tensor {name}", "resume with the settings of that checkpoint")
-    if stored.shape != tuple(target.shape) or stored.dtype != dtype_name(target.dtype):
-        found = (
-            f"{name} is {stored.dtype} {list(stored.shape)}, the run has {dtype_name(target.dtype)} "
-            f"{list(target.shape)}"
-        )
-        raise UserError(folder, found, "resume with the model settings of that checkpoint")
+    found = f"{name} is {stored.dtype} {list(stored.shape)}, the run has {wanted[1]} {list(wanted[0])}"
+    raise UserError(folder, found, "resume with the model settings of that checkpoint")
 
 
-def _copy_overlap(files: _TensorFiles, name: str, stored: StoredSlice, part: TensorSlice) -> int:
-    """Copy the overlap of a stored slice and `part`; returns the number of values."""
-    starts = [max(a, b) for a, b in zip(stored.offset, part.offset, strict=True)]
-    ends = [
-        min(a + n, b + m) for a, n, b, m in zip(stored.offset, stored.shape, part.offset, part.local.shape, strict=True)
-    ]
-    if any(end <= start for start, end in zip(starts, ends, strict=True)):
-        return 0
-    boxes = list(zip(starts, ends, strict=True))
-    source = tuple(slice(lo - at, hi - at) for (lo, hi), at in zip(boxes, stored.offset, strict=True))
-    target = tuple(slice(lo - at, hi - at) for (lo, hi), at in zip(boxes, part.offset, strict=True))
-    values = files.read(stored.file, name, source)
-    part.local[target].copy_(values)
-    return values.numel()
+class CheckpointReader:
+    """Reads any box of any tensor of a checkpoint, through the checkpoints that it is relative to."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.manifest = folder, Manifest.read(folder)
+        self._files = _TensorFiles(folder)
+        base = base_folder(folder, self.manifest)
+        self._base = CheckpointReader(base) if base else None
+
+    def fill(self, name: str, offset: tuple[int, ...], target: Tensor) -> None:
+        """Fill `target` with the box at `offset`."""
+        filled = sum(self._copy_overlap(name, stored, offset, target) for stored in self.manifest.tensors[name].slices)
+        if filled != target.numel():
+            raise corrupt(self.folder, f"holds {filled} of {target.numel()} values of {name}")
+
+    def _copy_overlap(self, name: str, stored: StoredSlice, offset: tuple[int, ...], target: Tensor) -> int:
+        """Copy the overlap of a stored slice and the box `target` at `offset`; returns the number of values."""
+        starts = [max(a, b) for a, b in zip(stored.offset, offset, strict=True)]
+        ends = [min(a + n, b + m) for a, n, b, m in zip(stored.offset, stored.shape, offset, target.shape, strict=True)]
+        if any(end <= start for start, end in zip(starts, ends, strict=True)):
+            return 0
+        boxes = list(zip(starts, ends, strict=True))
+        source = tuple(slice(lo - at, hi - at) for (lo, hi), at in zip(boxes, stored.offset, strict=True))
+        into = tuple(slice(lo - at, hi - at) for (lo, hi), at in zip(boxes, offset, strict=True))
+        if self._base is None:
+            values = self._files.read(stored.file, name, source)
+        else:
+            values = self._decode(self._base, name, stored)[source]
+        target[into].copy_(values)
+        return values.numel()
+
+    def _decode(self, base: CheckpointReader, name: str, stored: StoredSlice) -> Tensor:
+        from lakh.checkpoint.encoding import decode
+
+        dtype = getattr(torch, self.manifest.tensors[name].dtype)
+        before = torch.empty(stored.shape, dtype=dtype)
+        base.fill(name, stored.offset, before)
+        data = self._files.read(stored.file, name, None)
+        try:
+            return decode(data.numpy(), dtype, stored.shape, before)
+        except ValueError as error:
+            raise corrupt(storage.join(self.folder, stored.file), f"{name} {error}") from None
 
 
 class _TensorFiles:
-    """The open safetensors files of one checkpoint; remote ones are downloaded to a temporary folder."""
+    """The open safetensors files of one checkpoint. Local ones are memory-mapped, remote ones read by ranges."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._opened: dict[str, Any] = {}
-        self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> _TensorFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.clear()
-        self._stack.close()
-
-    def read(self, file: str, name: str, box: tuple[slice, ...]) -> Tensor:
+    def read(self, file: str, name: str, box: tuple[slice, ...] | None) -> Tensor:
+        """The slice `box` of a tensor; None: the whole tensor."""
+        url = storage.join(self.folder, file)
+        is_local = storage.is_local(url)
         try:
             if file not in self._opened:
-                path = self._stack.enter_context(local_copy(storage.join(self.folder, file)))
-                self._opened[file] = safetensors.safe_open(path, framework="pt")
+                self._opened[file] = (
+                    safetensors.safe_open(str(storage.local_path(url)), framework="pt")
+                    if is_local
+                    else RemoteTensorFile(url)
+                )
+            if not is_local:
+                return self._opened[file].read(name, box)
             if not box:
                 return self._opened[file].get_tensor(name)
             return self._opened[file].get_slice(name)[box]
-        except (safetensors.SafetensorError, OSError) as error:
-            raise corrupt(storage.join(self.folder, file), f"cannot be read ({error})") from None
+        except (safetensors.SafetensorError, OSError, ValueError) as error:
+            raise corrupt(url, f"cannot be read ({error})") from None

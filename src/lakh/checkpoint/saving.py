@@ -3,13 +3,12 @@
     save              write a checkpoint and wait for it
     CheckpointSave    write in a background thread; blocks the caller only while the tensors are copied
 
-Each distinct slice is written once, by the first rank that holds it. `finish` raises DiskFull or PeerLost if writing
-failed; the incomplete folder is ignored, and the next save of that step overwrites it.
+Each distinct slice is written once, by the first rank that holds it. `finish` raises on every rank if writing failed on
+any of them; the incomplete folder is ignored, and the next save of that step overwrites it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,11 +17,13 @@ import torch
 from torch import Tensor
 
 from lakh import __version__, storage
-from lakh.checkpoint.format import Manifest, StoredSlice, StoredTensor
+from lakh.checkpoint.chunk_hashes import hash_content
+from lakh.checkpoint.format import Manifest, StoredFile, StoredSlice, StoredTensor
 from lakh.checkpoint.host_copies import HostCopies
+from lakh.checkpoint.incremental import DeltaChain, EncodedState, Squares, combine_errors
 from lakh.checkpoint.slices import dtype_name, slice_of
 from lakh.checkpoint.tensor_file import write_tensors
-from lakh.errors import PeerTimeout
+from lakh.errors import LakhError, PeerLost, PeerTimeout
 
 __all__ = ["CheckpointSave", "save"]
 
@@ -30,9 +31,11 @@ WRITE_TIMEOUT_S = 3600.0  # for one rank's file; a slower disk counts as hanging
 
 Gather = Callable[[Any], list[Any] | None]
 """Gathers one value of each rank on rank 0; returns None on the others."""
+Broadcast = Callable[[Any], Any]
+"""Returns rank 0's value on every rank."""
 
 
-def save(folder: str, tensors: Mapping[str, Tensor], **facts: Any) -> Manifest | None:
+def save(folder: str, tensors: Mapping[str, Tensor], **facts: Any) -> Manifest:
     """Write a checkpoint from one process. `facts` are the keyword arguments of CheckpointSave."""
     saving = CheckpointSave(folder, tensors, **facts)
     saving.write()
@@ -55,9 +58,10 @@ class CheckpointSave:
         rank: int = 0,
         world: int = 1,
         writes_whole: bool | None = None,
+        chain: DeltaChain | None = None,
     ) -> None:
         """`writes_whole`: this rank writes the plain tensors, which several ranks hold. One rank of each pipeline
-        stage does so; by default rank 0."""
+        stage does so; by default rank 0. `chain`: write an incremental checkpoint when it is time for one."""
         self.folder, self.step = folder, step
         self._file, self._attachments = f"rank-{rank:05d}.safetensors", attachments if rank == 0 else {}
         self._facts: dict[str, Any] = {
@@ -66,16 +70,21 @@ class CheckpointSave:
             "run_sha256": run_sha256,
             "data_sha256": data_sha256,
             "world": world,
+            "mode": chain.next_mode if chain else "full",
+            "base": chain.next_base if chain else None,
         }
+        self._chain, self._copies = chain, HostCopies()
         writes_whole = rank == 0 if writes_whole is None else writes_whole
-        held = {name: slice_of(tensor) for name, tensor in tensors.items()}
+        held = {name: slice_of(tensor) for name, tensor in tensors.items() if chain is None or chain.is_kept(name)}
         mine = {name: part for name, part in held.items() if (writes_whole if part.writes is None else part.writes)}
         self._boxes = {
-            name: (dtype_name(part.local.dtype), part.shape, part.offset, tuple(part.local.shape))
+            name: (self._stored_dtype(part.local.dtype), part.shape, part.offset, tuple(part.local.shape))
             for name, part in mine.items()
         }
         self._tensors = {name: part.local for name, part in mine.items()}
-        self._entries: dict[str, dict[str, Any]] = {}
+        self._entries: dict[str, StoredFile] = {}
+        self._decoded: dict[str, Tensor] = {}
+        self._squares: Squares = {}
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -84,9 +93,14 @@ class CheckpointSave:
         """Bytes of this rank's tensors that are not written yet."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
+    def leave_chain(self) -> None:
+        """Write a full checkpoint that no other one will be relative to. Only for the first one of a chain."""
+        assert self._facts["mode"] == "full"
+        self._chain = None
+
     def start(self, copies: HostCopies) -> None:
         """Copy the tensors and write the copies in a thread. The copies stay in use until `finish`."""
-        self._tensors = copies.take(self._tensors)
+        self._tensors, self._copies = copies.take(self._tensors), copies
         # A daemon thread, so that the process can exit while a disk hangs.
         self._thread = threading.Thread(target=self._write_or_fail, name="lakh-checkpoint", daemon=True)
         self._thread.start()
@@ -102,15 +116,32 @@ class CheckpointSave:
             self._thread.join(timeout_s)
         return self.is_written
 
+    def write_now(self) -> None:
+        """Write this rank's file and wait; `finish` raises what failed."""
+        self._write_or_fail()
+
     def write(self) -> None:
         """Write this rank's file, and on rank 0 the attachments."""
         storage.make_dir(self.folder)
+        if self._chain is not None and self._thread is None:  # the chain keeps what it writes
+            self._tensors = self._copies.take(self._tensors)
         tensors = {name: tensor.detach().cpu() for name, tensor in self._tensors.items()}
-        self._entries[self._file] = write_tensors(storage.join(self.folder, self._file), tensors)
-        self._tensors = {}
+        encoded = self._encode(tensors)
+        self._entries[self._file] = write_tensors(storage.join(self.folder, self._file), encoded.data)
+        self._tensors, self._decoded, self._squares = {}, encoded.decoded, encoded.squares
         for name, content in self._attachments.items():
             storage.write_bytes(storage.join(self.folder, name), content)
-            self._entries[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            self._entries[name] = hash_content(content)
+
+    def _stored_dtype(self, dtype: torch.dtype) -> str:
+        return dtype_name(torch.bfloat16 if self._facts["mode"] == "weights" else dtype)
+
+    def _encode(self, tensors: dict[str, Tensor]) -> EncodedState:
+        if self._facts["mode"] == "weights":
+            return EncodedState({name: tensor.bfloat16() for name, tensor in tensors.items()}, {})
+        if self._chain is None or self._facts["base"] is None:
+            return EncodedState(tensors, tensors if self._chain else {})
+        return self._chain.encode(tensors)
 
     def _write_or_fail(self) -> None:
         try:
@@ -118,27 +149,51 @@ class CheckpointSave:
         except BaseException as failure:  # noqa: BLE001 - `finish` raises it in the caller's thread
             self._failure = failure
 
-    def finish(self, gather: Gather = lambda value: [value]) -> Manifest | None:
+    def finish(self, gather: Gather = lambda value: [value], broadcast: Broadcast = lambda value: value) -> Manifest:
+        """Complete the checkpoint, as `try_finish` does; every rank raises the error of a rank that failed."""
+        outcome = self.try_finish(gather, broadcast)
+        if isinstance(outcome, LakhError):
+            raise outcome
+        return outcome
+
+    def try_finish(self, gather: Gather, broadcast: Broadcast) -> Manifest | LakhError:
         """Wait until this rank's file is written, then complete the checkpoint. A collective.
 
-        Returns the manifest on rank 0, None on the others.
+        Returns the manifest, or on every rank the error of a rank that failed; then the checkpoint stays incomplete.
         """
+        where = storage.join(self.folder, self._file)
         if not self.wait(WRITE_TIMEOUT_S):
             found = f"is still being written after {WRITE_TIMEOUT_S:g} s"
-            raise PeerTimeout(storage.join(self.folder, self._file), found, "check the disk, then: lakh resume")
-        if self._failure is not None:
-            raise self._failure
-        gathered = gather((self._file, self._entries, self._boxes))
-        if gathered is None:
-            return None
+            self._failure = PeerTimeout(where, found, "check the disk, then: lakh resume")
+        failure = self._failure
+        if failure is not None and not isinstance(failure, LakhError):
+            failure = PeerLost(where, f"was not written ({failure!r})", "see the output of that rank")
+        gathered = gather((failure, self._file, self._entries, self._boxes, self._squares))
+        outcome: Manifest | LakhError = broadcast(self._complete(gathered) if gathered is not None else None)
+        if self._failure is not None and not isinstance(self._failure, LakhError):
+            raise self._failure  # a bug: with its traceback
+        if self._chain is not None and isinstance(outcome, Manifest):
+            self._chain.saved(self.folder, outcome, self._decoded, self._copies)
+        elif self._chain is not None:
+            self._chain.reset()
+        return outcome
+
+    def _complete(self, gathered: Sequence[tuple[LakhError | None, str, Any, Any, Any]]) -> Manifest | LakhError:
+        """On rank 0: write the manifest, or return the first error."""
+        failures = [failure for failure, *_ in gathered if failure is not None]
+        if failures:
+            return failures[0]
         manifest = Manifest(
             **self._facts,
-            files={name: entry for _, entries, _ in gathered for name, entry in entries.items()},
-            tensors=_collect([(file, boxes) for file, _, boxes in gathered]),
+            files={name: entry for _, _, entries, _, _ in gathered for name, entry in entries.items()},
+            tensors=_collect([(file, boxes) for _, file, _, boxes, _ in gathered]),
+            errors=combine_errors([squares for *_, squares in gathered]),
             versions={"lakh": __version__, "torch": torch.__version__},
         )
-        storage.commit(self.folder, manifest.as_dict())
-        return manifest
+        try:
+            return manifest.write(self.folder)
+        except LakhError as error:
+            return error
 
 
 def _collect(written: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, StoredTensor]:

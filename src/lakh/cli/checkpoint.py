@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from lakh.cli.complete import complete_runs
 from lakh.cli.groups import HintingGroup
-from lakh.cli.output import CommandResult, print_result, table
+from lakh.cli.output import CommandResult, print_result, styled, table
 from lakh.errors import DataError, UserError
 from lakh.storage import is_complete, require_folder
 
@@ -18,7 +19,7 @@ def checkpoint() -> None:
 
 
 @checkpoint.command("list")
-@click.argument("run_dir")
+@click.argument("run_dir", shell_complete=complete_runs)
 @print_result
 def list_(run_dir: str) -> CommandResult:
     """List the complete checkpoints of a run, oldest first."""
@@ -27,50 +28,78 @@ def list_(run_dir: str) -> CommandResult:
 
     rows: list[dict[str, object]] = []
     for step, folder in list_complete(run_dir):
-        row: dict[str, object] = {"step": step, "ranks": None, "bytes": None, "folder": folder, "damaged": ""}
+        row: dict[str, object] = {
+            "step": step,
+            "mode": "",
+            "ranks": None,
+            "bytes": None,
+            "folder": folder,
+            "damaged": "",
+        }
         try:
             manifest = Manifest.read(folder)
-            row |= {"ranks": manifest.world, "bytes": manifest.bytes}
+            row |= {"mode": manifest.mode, "ranks": manifest.world, "bytes": manifest.bytes}
         except DataError as error:  # keep listing the others
             row["damaged"] = error.found
         rows.append(row)
-    shown = ["step", "ranks", "bytes", "folder", *(["damaged"] if any(row["damaged"] for row in rows) else [])]
+    shown = ["step", "mode", "ranks", "bytes", "folder", *(["damaged"] if any(row["damaged"] for row in rows) else [])]
     text = table(shown, [[row[name] for name in shown] for row in rows])
     return CommandResult({"checkpoints": rows}, text if rows else f"{run_dir}: no complete checkpoint")
 
 
 @checkpoint.command()
-@click.argument("path")
+@click.argument("path", shell_complete=complete_runs)
 @print_result
 def verify(path: str) -> CommandResult:
-    """Compare every file of a checkpoint, or of all checkpoints of a run, with its hash."""
-    from lakh.checkpoint import list_complete
+    """Compare every file of a checkpoint, or of all checkpoints of a run, with its hash.
+
+    Of a single incremental checkpoint, also those that it is relative to.
+    """
+    from lakh.checkpoint import base_folder, list_complete, verify_chain
     from lakh.checkpoint import verify as check
 
-    folders = [path] if is_complete(path) else [folder for _, folder in list_complete(path)]
+    is_single = is_complete(path)
+    folders = [path] if is_single else [folder for _, folder in list_complete(path)]
     if not folders:
         raise UserError(path, "holds no complete checkpoint", "give the folder of a run or of a checkpoint")
     rows = []
     for folder in folders:
         try:
-            rows.append({"folder": folder, "ok": True, "found": f"{len(check(folder).files)} files match"})
+            manifest = verify_chain(folder) if is_single else check(folder)
+            base_folder(folder, manifest)
+            found = f"{len(manifest.files)} files match"
+            if manifest.base is not None:
+                found += f"; relative to {manifest.base.folder}"
+            if not manifest.can_resume:
+                found += "; holds weights alone and cannot resume"
+            if not manifest.is_hashed:
+                found += "; the manifest has no hash (written by an earlier version)"
+            rows.append({"folder": folder, "ok": True, "found": found})
         except DataError as error:
             rows.append({"folder": folder, "ok": False, "found": str(error)})
     ok = all(row["ok"] for row in rows)
-    text = table(["folder", "ok", "found"], [list(row.values()) for row in rows])
+    cells = [
+        (row["folder"], styled("ok", "good") if row["ok"] else styled("damaged", "bad"), row["found"]) for row in rows
+    ]
+    text = table(["folder", "", "found"], cells)
     return CommandResult({"ok": ok, "checkpoints": rows}, text, exit_code=0 if ok else DataError.exit_code)
 
 
 @checkpoint.command()
-@click.argument("run_dir")
+@click.argument("run_dir", shell_complete=complete_runs)
 @click.option(
-    "--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Number of newest checkpoints to keep."
+    "--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Number of good checkpoints to keep."
 )
 @print_result
 def gc(run_dir: str, keep: int) -> CommandResult:
-    """Remove all but the newest checkpoints, and leftovers of interrupted saves."""
+    """Remove all but the newest good checkpoints, and leftovers of interrupted saves.
+
+    Verifies checkpoints from the newest on; damaged ones do not count as kept.
+    """
     require_folder(run_dir, "give the folder of a run")
     from lakh.checkpoint import prune
 
-    removed = prune(run_dir, keep=keep)
-    return CommandResult({"removed": removed}, "\n".join(["removed:", *removed]) if removed else "nothing to remove")
+    done = prune(run_dir, keep=keep)
+    lines = ["removed:", *done.removed] if done.removed else ["nothing to remove"]
+    lines += ["damaged, kept because they are newer than the oldest good one:", *done.damaged] if done.damaged else []
+    return CommandResult({"removed": done.removed, "kept": done.kept, "damaged": done.damaged}, "\n".join(lines))

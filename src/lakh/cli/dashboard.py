@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from lakh.cli.output import CommandResult, console, print_result, table
+from lakh.cli.complete import complete_runs
+from lakh.cli.output import CommandResult, console, print_result, print_warning, table
 from lakh.cli.serve_options import LOOPBACK, listen_address
 from lakh.errors import MissingExtra, UserError
 
@@ -14,7 +15,7 @@ __all__ = ["dashboard"]
 
 
 @click.command()
-@click.argument("run_dir", default=".")
+@click.argument("run_dir", default=".", shell_complete=complete_runs)
 @click.option(
     "--http",
     "address",
@@ -48,7 +49,7 @@ def dashboard(run_dir: str, address: str, once: bool, out: str | None, as_json: 
     def ready(url: str) -> None:
         err.print(f"dashboard of {len(runs.names)} run(s) at {url}", soft_wrap=True)
         if host not in LOOPBACK:
-            err.print(f"{host} may be reachable from other machines: they can see these runs", style="yellow")
+            print_warning(f"{host} may be reachable from other machines: they can see these runs")
         err.print("Ctrl-C stops it")
 
     serve(runs, host, port, ready)

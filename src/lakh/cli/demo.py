@@ -70,7 +70,13 @@ def demo(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_byte
     results.serve(f"{folder}/export")
     seconds = time.monotonic() - began
     data = {"dir": folder, "seconds": seconds, "stages": results.entries}
-    return CommandResult(data, _report(results.entries, folder, seconds))
+    next_commands = [
+        f"lakh dashboard {folder}/run",
+        f"lakh serve {folder}/run",
+        f"lakh resume {folder}/run --nproc 2 --set train.steps=1000",
+        "lakh corpus build YOUR/CODE --out corpus",
+    ]
+    return CommandResult(data, lambda: _report(results.entries, seconds), next_commands=next_commands)
 
 
 def _stages(
@@ -121,7 +127,7 @@ def _stages(
     )
     yield DemoStage(
         "eval",
-        ("eval", run, "--tasks", "humaneval", "--max-tokens", "96", "--out", f"{folder}/eval"),
+        ("eval", run, "--task", "humaneval", "--max-tokens", "96", "--out", f"{folder}/eval"),
         f"{folder}/eval",
         lambda r: f"the model's own pass@1 on HumanEval: {r['pass_at_k']['1']:.1%} ({r['passed']}/{r['total']})",
         optional=True,
@@ -245,22 +251,10 @@ def _trained(run_dir: str, result: dict[str, Any]) -> str:
     return text
 
 
-def _report(entries: list[dict[str, Any]], folder: str, seconds: float) -> Any:
-    from rich.console import Group
-    from rich.text import Text
-
+def _report(entries: list[dict[str, Any]], seconds: float) -> Any:
     rows = []
     for entry in entries:
         before = " before" if entry["reused"] and entry["name"] != "serve" else ""
         place = entry["output"].removesuffix(f"/{storage.MANIFEST}").removesuffix("/config.json")
         rows.append((entry["name"], f"{entry['seconds']:.1f} s{before}", entry["summary"], place))
-    next_commands = [
-        f"lakh serve {folder}/run",
-        f"lakh dashboard {folder}/run",
-        f"lakh resume {folder}/run --nproc 2 --set train.steps=1000",
-        "lakh corpus build YOUR/CODE --out corpus",
-    ]
-    return Group(
-        table(["stage", "took", "what happened", "where"], rows, title=f"lakh demo, {seconds:.0f} s"),
-        Text("Try next:\n  " + "\n  ".join(next_commands)),
-    )
+    return table(["stage", "took", "what happened", "where"], rows, title=f"lakh demo, {seconds:.0f} s")

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from lakh.cli.output import CommandResult, print_result, table
+from lakh.cli.output import CommandResult, print_result, styled, table
 from lakh.errors import LakhError
 
 __all__ = ["checks", "doctor"]
@@ -38,11 +39,14 @@ def doctor() -> CommandResult:
     """Check this machine: what is installed, and what each missing part disables."""
     found = list(checks())
     rows = [
-        (item.what, "ok" if item.ok else "missing", item.found, "" if item.ok else f"{item.without}: {item.remedy}")
-        for item in found
+        (item.what, _mark(item.ok), item.found, "" if item.ok else f"{item.without}: {item.remedy}") for item in found
     ]
     data = {"ok": all(item.ok for item in found), "findings": [asdict(item) for item in found]}
     return CommandResult(data, table(["what", "", "found", "without it"], rows))
+
+
+def _mark(ok: bool) -> Any:
+    return styled("ok", "good") if ok else styled("missing", "missing")
 
 
 def checks() -> Iterator[MachineCheck]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import time
 from typing import Any
 
 import click
 
 from lakh import storage
+from lakh.cli.complete import complete_runs
 from lakh.cli.eval_options import (
     BITS_PER_BYTE,
     DATA_OPTION,
     LIMIT_OPTION,
     RECALIBRATE_OPTION,
+    TASK_OPTION,
     TEXTS_OPTION,
     EvalRunOptions,
     load_tasks,
@@ -26,7 +30,7 @@ from lakh.cli.eval_options import (
 from lakh.cli.eval_results import curve, diff, export, reproduce, watch
 from lakh.cli.eval_show import bar, show
 from lakh.cli.groups import DefaultGroup
-from lakh.cli.output import CommandResult, print_result, table
+from lakh.cli.output import CommandResult, print_result, table, verbose_option
 from lakh.errors import UserError
 from lakh.evals.generation.generate import generated, load_engine, origin_from, samples_to_score, write_generated
 from lakh.evals.run import score_samples
@@ -36,8 +40,14 @@ from lakh.evals.tasks import TASKS, load_task
 __all__ = ["evaluate"]
 
 
-# Options of the default command may come first: `lakh eval --tasks humaneval MODEL`.
-@click.group(cls=DefaultGroup, context_settings={"ignore_unknown_options": True})
+class EvalGroup(DefaultGroup):
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """`--tasks` is the former name of `--task`."""
+        return super().parse_args(context, [re.sub("^--tasks(?==|$)", "--task", word) for word in args])
+
+
+# Options of the default command may come first: `lakh eval --task humaneval MODEL`.
+@click.group(cls=EvalGroup, context_settings={"ignore_unknown_options": True})
 def evaluate() -> None:
     """Score a model, or samples, on code benchmarks in a sandbox."""
 
@@ -46,11 +56,12 @@ evaluate.default = "model"
 
 
 @evaluate.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_runs)
 @model_options
 @TEXTS_OPTION
 @RECALIBRATE_OPTION
 @run_options
+@verbose_option
 @print_result
 def model(
     model: str, tasks: str, n: int, texts: str | None, recalibrate: bool, run: EvalRunOptions, **settings: Any
@@ -58,7 +69,7 @@ def model(
     """Generate completions with a model and score them.
 
     MODEL is a run, a checkpoint, a Hugging Face folder, or the URL of an OpenAI-compatible endpoint.
-    This is the default: lakh eval MODEL --tasks humaneval
+    This is the default: lakh eval MODEL --task humaneval
     """
     names = split_names(tasks)
     origin = origin_from(model, **settings)
@@ -85,11 +96,12 @@ def model(
                         recalibrate=recalibrate, out=folder,
                     )  # fmt: skip
                 results.append(result.as_dict())
-    return show(results)
+    again = f"lakh eval {shlex.quote(model)} --task {tasks} -v"
+    return show(results, next_commands=[f"{again}  # with the protocol; --out DIR keeps samples and verdicts"])
 
 
 @evaluate.command("generate")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_runs)
 @model_options
 @DATA_OPTION
 @LIMIT_OPTION
@@ -106,7 +118,7 @@ def generate_only(
     origin = origin_from(model, **settings)
     names = split_names(tasks)
     if BITS_PER_BYTE in names:
-        raise UserError(f"--tasks {tasks}", f"{BITS_PER_BYTE} generates nothing", "use lakh eval MODEL --tasks")
+        raise UserError(f"--task {tasks}", f"{BITS_PER_BYTE} generates nothing", "use lakh eval MODEL --task")
     loaded = load_tasks(names, data, limit, origin, n)
     engine = load_engine(model, chat=settings["chat"], served_name=settings["served_name"])
     rows: list[dict[str, Any]] = []
@@ -126,13 +138,14 @@ def generate_only(
 
 @evaluate.command()
 @click.argument("samples", required=False)
-@click.option("--task", "name", required=True, help="Name of the benchmark, e.g. humaneval.")
+@TASK_OPTION
 @click.option("--canonical", is_flag=True, help="Score the benchmark's own solutions: a test of the harness.")
 @click.option("--partial", is_flag=True, help="Allow missing samples and different numbers of samples per problem.")
 @click.option("--n", type=click.IntRange(min=1), help="Require this number of samples per problem.")
 @click.option("--cpu-limit", type=click.IntRange(min=1), metavar="S", help="CPU seconds; default: by the reference.")
 @RECALIBRATE_OPTION
 @run_options
+@verbose_option
 @print_result
 def score(
     samples: str | None, name: str, canonical: bool, partial: bool, n: int | None, cpu_limit: int | None,
@@ -152,7 +165,8 @@ def score(
             calibrating=stage("measuring references", len({s.task_id for s in given})),
             recalibrate=recalibrate, out=run.out,
         )  # fmt: skip
-    return show([result.as_dict()], result)
+    kept = f"lakh eval diff OTHER {run.out}" if run.out else "the same command with -v: protocol and failures"
+    return show([result.as_dict()], result, [kept])
 
 
 @evaluate.command("tasks")

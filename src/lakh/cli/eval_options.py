@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from lakh.cli.output import console
+from lakh.cli.complete import complete_folders, complete_tasks
+from lakh.cli.output import print_warning
 from lakh.errors import UserError
 from lakh.evals.generation.generate import check_request
 from lakh.evals.sandbox import BACKENDS, Sandbox
@@ -22,6 +23,7 @@ __all__ = [
     "DATA_OPTION",
     "LIMIT_OPTION",
     "RECALIBRATE_OPTION",
+    "TASK_OPTION",
     "TEXTS_OPTION",
     "EvalRunOptions",
     "load_tasks",
@@ -36,6 +38,14 @@ BITS_PER_BYTE = "bits-per-byte"
 DATA_OPTION = click.option("--data", metavar="PATH", help="File of the benchmark, or the folder that holds it.")
 LIMIT_OPTION = click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N problems.")
 RECALIBRATE_OPTION = click.option("--recalibrate", is_flag=True, help="Measure reference solutions again.")
+TASK_OPTION = click.option(
+    "--task",
+    "name",
+    required=True,
+    metavar="NAME",
+    shell_complete=complete_tasks,
+    help="Name of the benchmark, e.g. humaneval.",
+)
 TEXTS_OPTION = click.option("--texts", metavar="PATH", help="Code for bits-per-byte; default: the path of --data.")
 
 Command = Callable[..., Any]
@@ -65,15 +75,19 @@ class EvalRunOptions:
 
     def sandbox(self, *, workers: int = 1) -> Sandbox:
         if self.unsafe:
-            text = "warning: --unsafe runs model-written code with your rights and your network"
-            console().print(text, style="yellow")
+            print_warning("--unsafe runs model-written code with your rights and your network")
         return Sandbox.choose(unsafe=self.unsafe, backend=self.backend, workers=workers)
 
 
 _RUN_OPTIONS = _together(
     DATA_OPTION,
     LIMIT_OPTION,
-    click.option("--out", metavar="DIR", help="Write samples, verdicts and result.json there; resumes after a stop."),
+    click.option(
+        "--out",
+        metavar="DIR",
+        shell_complete=complete_folders,
+        help="Write samples, verdicts and result.json there; resumes after a stop.",
+    ),
     click.option("--workers", type=click.IntRange(min=1), help="Programs at one time; default: one per CPU."),
     click.option("--sandbox", "backend", type=click.Choice(BACKENDS), help="Isolation; default: the strongest here."),
     click.option("--unsafe", is_flag=True, help="Run without a sandbox: model-written code gets your rights."),
@@ -92,7 +106,14 @@ def run_options(function: Command) -> Command:
 
 
 sampling_options = _together(
-    click.option("--tasks", required=True, help="Names, separated by commas, e.g. humaneval,mbpp-sanitized."),
+    click.option(
+        "--task",
+        "tasks",
+        required=True,
+        metavar="NAMES",
+        shell_complete=complete_tasks,
+        help="Benchmarks, separated by commas, e.g. humaneval,mbpp-sanitized.",
+    ),
     click.option("--n", default=1, show_default=True, type=click.IntRange(min=1), help="Samples per problem."),
     click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0)),
     click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(min=0, max=1, min_open=True)),
@@ -112,7 +133,7 @@ model_options = _together(
 def split_names(tasks: str) -> list[str]:
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names or len(set(names)) < len(names):
-        raise UserError(f"--tasks {tasks}", "names no task, or one of them twice", "write e.g. --tasks humaneval")
+        raise UserError(f"--task {tasks}", "names no task, or one of them twice", "write e.g. --task humaneval")
     return names
 
 

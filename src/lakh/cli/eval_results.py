@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 
+from lakh.cli.complete import complete_runs, complete_tasks
 from lakh.cli.eval_options import (
     BITS_PER_BYTE,
     DATA_OPTION,
+    TASK_OPTION,
     TEXTS_OPTION,
     EvalRunOptions,
     load_tasks,
@@ -19,7 +21,7 @@ from lakh.cli.eval_options import (
     split_names,
 )
 from lakh.cli.eval_show import bar
-from lakh.cli.output import CommandResult, console, print_result, table
+from lakh.cli.output import CommandResult, console, print_result, print_warning, table
 from lakh.errors import LakhError, UserError
 from lakh.evals.scoring.protocol import Origin
 from lakh.evals.tasks import load_task
@@ -98,7 +100,7 @@ def reproduce(result: str, samples: str | None, run: EvalRunOptions) -> CommandR
 
 @click.command()
 @click.argument("samples")
-@click.option("--task", "name", required=True, help="Name of the benchmark.")
+@TASK_OPTION
 @DATA_OPTION
 @click.option("--out", required=True, metavar="FILE", help="JSONL of {task_id, solution}, the form of EvalPlus.")
 @click.option("--partial", is_flag=True, help="Allow problems without a sample.")
@@ -112,7 +114,7 @@ def export(samples: str, name: str, data: str | None, out: str, partial: bool) -
 
 
 @click.command()
-@click.argument("run_dir")
+@click.argument("run_dir", shell_complete=complete_runs)
 @sampling_options
 @click.option("--every", default=1, show_default=True, type=click.IntRange(min=1), help="Only steps divisible by this.")
 @click.option("--once", is_flag=True, help="Score the existing checkpoints and exit; default: wait until Ctrl-C.")
@@ -143,7 +145,7 @@ def watch(
         console().print(f"step {step}: {found['task']} {text}")
 
     def on_skip(path: str, error: LakhError) -> None:
-        console().print(f"warning: skipped {path}: {error}", style="yellow")
+        print_warning(f"skipped {path}: {error}")
 
     with run.sandbox() if loaded else nullcontext() as sandbox:  # bits per byte runs no programs
         follow(
@@ -156,8 +158,8 @@ def watch(
 
 
 @click.command()
-@click.argument("run_dir")
-@click.option("--task", metavar="NAME", help="Only this task.")
+@click.argument("run_dir", shell_complete=complete_runs)
+@click.option("--task", metavar="NAME", shell_complete=complete_tasks, help="Only this task.")
 @print_result
 def curve(run_dir: str, task: str | None) -> CommandResult:
     """Show the scores of a run's checkpoints, step by step."""
@@ -170,7 +172,7 @@ def curve(run_dir: str, task: str | None) -> CommandResult:
     bits = [] if task else [{"step": event.step, **event.values} for event in bits_per_byte(run_dir)]
     data = {"points": [asdict(event) for event in found], "bits_per_byte": bits}
     if not found and not bits:
-        return CommandResult(data, "nothing is scored yet: lakh eval watch RUN_DIR --tasks humaneval")
+        return CommandResult(data, "nothing is scored yet: lakh eval watch RUN_DIR --task humaneval")
 
     def cells(value: float | None, largest: float, low: float | None, high: float | None) -> list[str]:
         """The value, its interval and its bar."""

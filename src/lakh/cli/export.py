@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from lakh import storage
+from lakh.cli.complete import complete_runs
 from lakh.cli.output import CommandResult, console, print_result
 from lakh.errors import UserError
 
@@ -14,7 +15,7 @@ GGUF_FILE = "model-q8_0.gguf"
 
 
 @click.command()
-@click.argument("ckpt")
+@click.argument("ckpt", shell_complete=complete_runs)
 @click.option(
     "--format",
     "form",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import click
 
 from lakh.cli.output import console
-from lakh.cli.serve_options import ServeOptions, server_options
-from lakh.errors import UserError
+from lakh.cli.serve_options import ServeOptions, read_key, server_options
 
 __all__ = ["gateway"]
 
@@ -47,7 +45,7 @@ def gateway(
     from lakh.server.gateway.fim_template import fim_template_of
     from lakh.server.gateway.gateway import Gateway
 
-    key = _key(engine_key_file) if engine_key_file else ""
+    key = read_key(engine_key_file) if engine_key_file else ""
     fleet = Gateway(engines, store=options.store, template=fim_template_of(fim), key=key, stall_s=stall_s)
     talk = console()
 
@@ -61,13 +59,3 @@ def gateway(
 
     options.serve(fleet, talk, ready)
     talk.print("stopped")
-
-
-def _key(path: str) -> str:
-    try:
-        key = Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(path, f"cannot be read ({type(error).__name__})", "give a file with one key") from None
-    if not key or any(character.isspace() for character in key):
-        raise UserError(path, "does not contain exactly one key", "give a file with one key")
-    return key

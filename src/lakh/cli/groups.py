@@ -7,6 +7,9 @@ import importlib
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+
+from lakh.errors import UserError
 
 __all__ = ["DefaultGroup", "HintingGroup", "LazyGroup"]
 
@@ -19,10 +22,11 @@ class HintingGroup(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and self.get_command(context, args[0]) is None:
+        unknown = args and not args[0].startswith("-") and self.get_command(context, args[0]) is None
+        if unknown and not context.resilient_parsing:  # shell completion goes on
             near = difflib.get_close_matches(args[0], self.list_commands(context), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"{context.command_path} --help lists them"
-            context.fail(f"no such command {args[0]!r}; {hint}")
+            raise UserError(context.command_path, f"no such command {args[0]!r}", hint)
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -76,3 +80,9 @@ class DefaultGroup(HintingGroup):
         if args and args[0] not in self.commands and self.default:
             args = [self.default, *args]
         return super().resolve_command(context, args)
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands, and values of the default command's first argument."""
+        found = super().shell_complete(context, incomplete)
+        arguments = [item for item in self.commands[self.default].params if isinstance(item, click.Argument)]
+        return [*(arguments[0].shell_complete(context, incomplete) if arguments else []), *found]

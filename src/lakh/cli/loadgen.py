@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,27 @@ from lakh.errors import Interrupted, PeerLost, UserError
 __all__ = ["loadgen"]
 
 FLOAT = click.FloatRange(min=0, min_open=True)
+MUCH_CACHED = 0.25  # typing users repeat themselves less than this
+LABELS = {
+    "ttft_ms": "time to the first text, ms",
+    "e2e_ms": "time to the last text, ms",
+    "prefix_hit_rate": "prompt tokens in the prefix cache",
+    "text_hit_rate": "answers from the completion cache",
+    "prompt_tokens_per_request": "prompt tokens per request",
+    "prefilled_tokens_per_request": "of these computed",
+    "draft_acceptance": "accepted draft tokens",
+    "server_cpu_ms_per_request": "server CPU per request, ms",
+    "superseded": "superseded by typing on",
+    "tok_per_s": "generated tokens per second",
+    "completions_per_s": "completions per second",
+    "cost_per_1k": "cost of 1,000 completions, USD",
+    "wall_s": "seconds",
+    "blocks_held_most": "KV-cache blocks held, most",
+    "blocks_held_after": "KV-cache blocks held, at the end",
+    "waiting_most": "waiting requests, most",
+    "memory_bytes_early": "server memory early, bytes",
+    "memory_bytes_after": "server memory at the end, bytes",
+}
 
 
 @click.command(context_settings={"show_default": True})
@@ -47,7 +69,7 @@ FLOAT = click.FloatRange(min=0, min_open=True)
 @click.option("--price-per-hour", type=click.FloatRange(0), help="Price of the machine, in US dollars.")
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False), help="Plot latencies to this file (.png, .svg).")
 @click.option("--key", help="An API key of the service.")
-@click.option("--seed", type=int, default=0)
+@click.option("--seed", type=int, help="What is typed where; default a new one each time, shown in the report.")
 @print_result
 def loadgen(url: str, **options: Any) -> CommandResult:
     """Send a completion service the load of typing users, and measure it.
@@ -63,6 +85,8 @@ def loadgen(url: str, **options: Any) -> CommandResult:
         options.pop(name) for name in ("before_after", "draft", "threads", "plot_file", "metrics_url")
     )
     image = None if plot_file is None else check_image(Path(plot_file))
+    if options["seed"] is None:  # the same load twice would find the first run's completions in the cache
+        options["seed"] = secrets.randbelow(1 << 31)
     load = LoadConfig(timeout_s=options.pop("timeout_ms") / 1000, **options)
     if before_after:
         if metrics_url:
@@ -79,8 +103,14 @@ def loadgen(url: str, **options: Any) -> CommandResult:
     if image is not None:
         asked = f"{load.clients} clients" if load.clients else f"{load.rate:g} requests/s"
         plot(report, image, f"{url}: {asked}")
-    data = {**report.as_dict(price), "price": source}
-    shown = table(["figure", "value"], [[name, _shown(value)] for name, value in data.items()])
+    data = {**report.as_dict(price), "price": source, "seed": load.seed}
+    shown = table(["figure", "value"], [[LABELS.get(name, name), _shown(value)] for name, value in data.items()])
+    if (data["text_hit_rate"] or 0) > MUCH_CACHED:
+        console().print(
+            f"{data['text_hit_rate']:.0%} of the answers came from the completion cache and cost the model nothing: "
+            "use another --seed, or serve with --cache off, to measure the model",
+            style="yellow",
+        )
     if report.is_interrupted:
         console().print(f"interrupted after {report.wall_s:.1f} s: showing what was measured")
         return CommandResult(data, shown, exit_code=Interrupted.exit_code)
@@ -89,15 +119,16 @@ def loadgen(url: str, **options: Any) -> CommandResult:
     )
 
 
-def _price(gpu: str | None, per_hour: float | None) -> tuple[float, str]:
-    """US dollars per hour of the machine, and the source of that price."""
+def _price(gpu: str | None, per_hour: float | None) -> tuple[float | None, str]:
+    """US dollars per hour of the machine, and the source of that price; None if neither is given."""
     from lakh.planner.cost.prices import gpu_hour, load_prices
 
     if per_hour is not None:
         return per_hour, f"{per_hour:g} USD/h, as given"
-    hour = gpu_hour(load_prices(), gpu or "H200")
-    why = "; ".join(hour.assumptions)
-    return hour.usd, f"{hour.usd:g} USD/h ({gpu or 'H200'}, {why})" + ("" if gpu else "; not this machine's")
+    if gpu is None:
+        return None, "unknown: give --gpu NAME or --price-per-hour USD for the cost"
+    hour = gpu_hour(load_prices(), gpu)
+    return hour.usd, f"{hour.usd:g} USD/h ({gpu}, {'; '.join(hour.assumptions)})"
 
 
 def _shown(value: Any) -> Any:

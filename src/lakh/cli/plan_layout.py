@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from lakh.cli.complete import complete_clusters, complete_plan_models, complete_recipes
 from lakh.cli.output import CommandResult, print_result, table
 from lakh.cli.plan import FILE, MODEL_HELP, NUMBER, add_options, owned_option, plot_option, prices_option
 from lakh.planner.execution_plan import CUDA_GRAPHS, RECOMPUTE, SCHEDULES
@@ -25,9 +26,11 @@ COSTS = {
     "run_usd": "USD for the run",
 }
 REQUEST_OPTIONS = [
-    click.argument("run", required=False),
-    click.option("--model", help=MODEL_HELP),
-    click.option("--cluster", help="Cluster file, or the name of one that ships with lakh."),
+    click.argument("run", required=False, shell_complete=complete_recipes),
+    click.option("--model", shell_complete=complete_plan_models, help=MODEL_HELP),
+    click.option(
+        "--cluster", shell_complete=complete_clusters, help="Cluster file, or the name of one that ships with lakh."
+    ),
     click.option("--gpus", type=NUMBER, help="Number of GPUs."),
     click.option("--batch", type=NUMBER, help="Sequences per step  [default: 4M tokens]"),
     click.option("--sequence", type=NUMBER, help="Tokens per sequence  [default: 8192]"),

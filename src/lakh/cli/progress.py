@@ -33,19 +33,25 @@ def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[]
         TimeRemainingColumn(compact=True),
         TextColumn("left"),
     )
-    heldout, began_s = "", time.time()
+    step, heldout, began_s = "", "", time.time()
     with Progress(*columns, console=console, transient=False) as bar:
         task = bar.add_task("starting", total=steps)
         for event in events.follow(run_dir, rank=0, since_s=began_s, until=ended):
             match event:
                 case events.StepDone():
-                    text = f"loss {event.loss:.3f}{heldout}  {event.tokens_per_s:,.0f} tokens/s"
-                    bar.update(task, completed=event.step, description=text)
+                    step = f"loss {event.loss:.3f}  {event.tokens_per_s:,.0f} tokens/s"
+                    bar.update(task, completed=event.step, description=f"{step}{heldout}")
                 case events.Evaluated():
-                    heldout = f"  held-out {event.loss:.3f}"
+                    heldout = f"  held-out loss {event.loss:.3f}"
+                    bar.update(task, description=f"{step}{heldout}".strip())
                     console.print(f"step {event.step}: held-out loss {event.loss:.4f} on {event.sequences} sequences")
                 case events.CheckpointSkipped():
-                    console.print(f"warning: skipped the damaged checkpoint {event.path}: {event.reason}")
+                    text = f"warning: skipped the damaged checkpoint {event.path}: {event.reason}"
+                    console.print(text, style="yellow")
+                case events.CheckpointFailed():
+                    since = f"only {event.last} is left" if event.last else "there is no checkpoint"
+                    text = f"warning: step {event.step} is not saved, {since}: {event.path}: {event.reason}"
+                    console.print(text, style="yellow")
                 case events.Restarted():
                     console.print(f"restarted (attempt {event.attempt}) because {event.reason}")
                 case events.RanksLost():

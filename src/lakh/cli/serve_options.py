@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from lakh.server.backend import Backend
 
-__all__ = ["LOOPBACK", "ServeOptions", "listen_address", "server_options"]
+__all__ = ["LOOPBACK", "ServeOptions", "listen_address", "read_key", "server_options"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PEM = click.Path()
@@ -43,10 +44,19 @@ def server_options(default_address: str) -> Callable[[Callable[..., Any]], Calla
             help="Where completions, quotas and counts are cached; Redis or Valkey for several servers.",
         ),
         click.option(
+            "--cache-key-file",
+            type=click.Path(),
+            help="File with a secret that signs what is cached in Redis; the same for all servers that share it.",
+        ),
+        click.option(
             "--keys",
             "keys_file",
             type=click.Path(),
-            help="File of API keys: lines of KEY TENANT [requests_per_minute=N] [tokens_per_minute=N] [at_once=N].",
+            help="File of API keys: lines of KEY TENANT [requests_per_minute=N] [tokens_per_minute=N] [at_once=N]; "
+            "read again on SIGHUP.",
+        ),
+        click.option(
+            "--cors", metavar="ORIGIN", help="Web pages of this origin may use the API: https://HOST[:PORT], or *."
         ),
         click.option("--tls-cert", type=PEM, help="Certificate chain (PEM): HTTPS, and gRPC over TLS."),
         click.option("--tls-key", type=PEM, help="Its private key (PEM)."),
@@ -79,6 +89,8 @@ class ServeOptions:
         address: str,
         grpc_address: str | None,
         cache: str,
+        cache_key_file: str | None,
+        cors: str | None,
         keys_file: str | None,
         tls_cert: str | None,
         tls_key: str | None,
@@ -97,14 +109,17 @@ class ServeOptions:
         if self._grpc_address is not None:
             check_free("--grpc", *self._grpc_address)
         self._keys = ApiKeys.load(keys_file) if keys_file else None
-        self.store = open_store(cache)
+        self.store = open_store(cache, _secret(cache_key_file) if cache_key_file else None)
+        self._has_private_cache = "://" in cache and cache_key_file is None
         self._options = {
             "keys": self._keys,
             "store": self.store,
             "tls": tls_of(tls_cert, tls_key, tls_client_ca),
             "drain_s": drain_s,
             "max_body_bytes": int(max_body_mb * 2**20),
+            "cors": None if cors is None else _origin(cors),
         }
+        self._keys_file = keys_file
 
     def serve(self, backend: Backend, talk: Console, ready: Callable[[str, str | None], None]) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -113,8 +128,48 @@ class ServeOptions:
 
         if self.host not in LOOPBACK and self._keys is None:
             talk.print(f"{self.host} may be reachable by others, and there are no API keys: see --keys", style="yellow")
+        if self._has_private_cache:
+            talk.print("no other server can read what this one caches in Redis: see --cache-key-file", style="yellow")
         freeze()
-        server.serve(backend, self.host, self.port, on_ready=ready, grpc_address=self._grpc_address, **self._options)
+        server.serve(
+            backend,
+            self.host,
+            self.port,
+            on_ready=ready,
+            on_hangup=None if self._keys_file is None else functools.partial(self._reload_keys, self._keys_file, talk),
+            grpc_address=self._grpc_address,
+            **self._options,
+        )
+
+    def _reload_keys(self, path: str, talk: Console) -> None:
+        """Read the file of API keys again; a file with an error changes nothing."""
+        assert self._keys is not None
+        try:
+            self._keys.reload(path)
+        except UserError as error:
+            talk.print(f"keys not read again: {error}", style="yellow", markup=False)
+        else:
+            talk.print(f"read {path} again: {self._keys.num_keys} keys", markup=False)
+
+
+def _secret(path: str) -> bytes:
+    from lakh.server.store import SHORTEST_SECRET
+
+    todo = f"give a file with at least {SHORTEST_SECRET} bytes, e.g. of: openssl rand -hex 32"
+    try:
+        secret = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise UserError(f"--cache-key-file {path}", f"cannot be read ({type(error).__name__})", todo) from None
+    if len(secret) < SHORTEST_SECRET:
+        raise UserError(f"--cache-key-file {path}", f"has {len(secret)} bytes", todo)
+    return secret
+
+
+def _origin(text: str) -> str:
+    parts = urlsplit(text)
+    if text != "*" and (parts.scheme not in ("http", "https") or not parts.netloc or parts.path or parts.query):
+        raise UserError(f"--cors {text}", "is not an origin", "write https://HOST, https://HOST:PORT or *")
+    return text
 
 
 def listen_address(option: str, address: str) -> tuple[str, int]:
@@ -126,3 +181,14 @@ def listen_address(option: str, address: str) -> tuple[str, int]:
     if port is None or parts.path or parts.username:
         raise UserError(f"{option} {address}", "is not of the form HOST:PORT", f"write e.g. {option} 127.0.0.1:8000")
     return host, port
+
+
+def read_key(path: str) -> str:
+    """The API key that a file holds."""
+    try:
+        key = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(path, f"cannot be read ({type(error).__name__})", "give a file with one key") from None
+    if not key or any(character.isspace() for character in key):
+        raise UserError(path, "does not contain exactly one key", "give a file with one key")
+    return key

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lakh.cli.groups import HintingGroup
-from lakh.cli.output import CommandResult, print_result, set_option, table
+from lakh.cli.output import CommandResult, print_result, print_warning, set_option, table
 from lakh.cli.progress import progress_bar
 from lakh.spec import load_run
 
@@ -71,6 +71,8 @@ def pack(corpus: str, tokenizer_path: str, out: str, heldout: float, order: Orde
             corpus, tokenizer_path, out, heldout_fraction=heldout, order=order, force=force, progress=progress
         )
     data = made.as_dict()
+    if data["splits"]["heldout"]["documents"] == 1:
+        print_warning(f"{out}, heldout: is one document; its loss says little about other code: use a larger --heldout")
     rows = [(name, split["documents"], split["tokens"], split["shards"]) for name, split in data["splits"].items()]
     head = (
         f"{out}: {'already packed, reused' if made.reused else 'packed'}, {data['bytes_per_token']:.2f} bytes per token"

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 
-from lakh.cli.config import amounts
-from lakh.cli.output import CommandResult, console, print_result, set_option, table
-from lakh.spec import load_run
+from lakh.cli.complete import complete_folders, complete_recipes, complete_runs
+from lakh.cli.config import amounts, run_facts, train_command
+from lakh.cli.format import bytes_text, seconds_text
+from lakh.cli.output import (
+    CommandResult,
+    console,
+    fact_rows,
+    print_result,
+    print_warning,
+    set_option,
+    table,
+    verbose_option,
+)
+from lakh.spec import Run, load_run
 from lakh.trainer.launch.local import resume_here, train_here
 from lakh.trainer.launch.rank import is_rank, run_rank
 from lakh.trainer.preflight import estimate_run
@@ -30,13 +43,14 @@ fault_option = click.option(
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_recipes)
 @set_option
-@click.option("--out", help="Folder of the run.  [default: runs/NAME]")
+@click.option("--out", shell_complete=complete_folders, help="Folder of the run.  [default: runs/NAME]")
 @nproc_option
 @restarts_option
 @fault_option
 @click.option("--dry-run", is_flag=True, help="Print the estimated memory and step time without training.")
+@verbose_option
 @print_result
 def train(
     run: str,
@@ -52,25 +66,28 @@ def train(
     RUN is a recipe (recipes/laptop.py), a run.toml, or the name of a recipe that comes with lakh.
     """
     loaded = with_absolute_paths(load_run(run, sets))
-    loaded.model.require_plain()
+    loaded.model.require_trainable()
     run_dir = out or f"runs/{loaded.name}"
     if is_rank():
         return _as_result(run_rank(loaded, run_dir, faults))
     if dry_run:
         ranks = nproc if nproc > 1 else loaded.mesh.ranks
         data = {**amounts(loaded, ranks), **estimate_run(loaded, ranks)}
-        rows = [(name, "; ".join(value) if isinstance(value, list) else value) for name, value in data.items()]
-        return CommandResult(data, table(["what", "value"], rows, title="dry run (simulated; nothing was started)"))
-    with _progress_bar(run_dir, loaded.train.steps):
-        return _as_result(train_here(loaded, run_dir, nproc=nproc, max_restarts=max_restarts, faults=faults))
+        command = train_command(run, sets, ranks) + (f" --out {shlex.quote(out)}" if out else "")
+        return _dry_run_result(loaded, ranks, data, command)
+    _print_warnings(loaded)
+    options: dict[str, Any] = {"nproc": nproc, "max_restarts": max_restarts, "faults": faults}
+    with _progress_bar(run_dir, loaded.train.steps) as say:
+        return _as_result(train_here(loaded, run_dir, **options, on_stop=say))
 
 
 @click.command()
-@click.argument("run_dir")
+@click.argument("run_dir", shell_complete=complete_runs)
 @set_option
 @nproc_option
 @restarts_option
 @fault_option
+@verbose_option
 @print_result
 def resume(
     run_dir: str, sets: tuple[str, ...], nproc: int, max_restarts: int, faults: tuple[str, ...]
@@ -83,23 +100,75 @@ def resume(
     loaded = with_absolute_paths(load_run(run_dir, sets))
     if is_rank():
         return _as_result(run_rank(loaded, run_dir, faults))
-    with _progress_bar(run_dir, loaded.train.steps):
-        return _as_result(resume_here(run_dir, sets, nproc=nproc, max_restarts=max_restarts, faults=faults))
+    _print_warnings(loaded)
+    options: dict[str, Any] = {"nproc": nproc, "max_restarts": max_restarts, "faults": faults}
+    with _progress_bar(run_dir, loaded.train.steps) as say:
+        return _as_result(resume_here(run_dir, sets, **options, on_stop=say))
+
+
+def _print_warnings(run: Run) -> None:
+    from lakh.tokens.loading.data_warnings import data_warnings
+
+    for text in data_warnings(run.data, run.model.vocab):
+        print_warning(text)
 
 
 @contextlib.contextmanager
-def _progress_bar(run_dir: str, steps: int) -> Iterator[None]:
+def _progress_bar(run_dir: str, steps: int) -> Iterator[Callable[[str], None]]:
+    """Yields a function that prints a line above the bar."""
     from lakh.cli.progress import show_training
 
-    ended = threading.Event()
-    bar = threading.Thread(target=show_training, args=(console(), run_dir, steps, ended.is_set), daemon=True)
+    ended, screen = threading.Event(), console()
+    bar = threading.Thread(target=show_training, args=(screen, run_dir, steps, ended.is_set), daemon=True)
     bar.start()
     try:
-        yield
+        yield screen.print
     finally:
         ended.set()
         bar.join(5.0)
 
 
-def _as_result(data: dict[str, object]) -> CommandResult:
-    return CommandResult(data, table(["what", "value"], list(data.items())))
+def _dry_run_result(run: Run, ranks: int, data: dict[str, Any], command: str) -> CommandResult:
+    whole_s = data["step_s"] * run.train.steps
+    rows = [
+        *run_facts(run, ranks),
+        ("memory per GPU", f"{bytes_text(data['memory_bytes_per_gpu'])} of {bytes_text(data['memory_limit_bytes'])}"),
+        ("step time", f"{data['step_s']:.3g} s ({data['step_s_low']:.3g} to {data['step_s_high']:.3g} s)"),
+        ("speed", f"{data['tok_per_s']:,.0f} tokens/s, so {seconds_text(whole_s)} for the whole run"),
+        ("bottleneck", data["binds"]),
+    ]
+    details = [(name, "; ".join(value) if isinstance(value, list) else value) for name, value in data.items()]
+    return CommandResult(
+        data,
+        lambda: fact_rows(rows, title="simulated; nothing was started"),
+        details=lambda: table(["estimate", "value"], details),
+        next_commands=[command],
+    )
+
+
+def _as_result(data: dict[str, Any]) -> CommandResult:
+    run_dir = data.get("run_dir")  # missing for one rank of many, whose launcher has it
+    words = ("serve {}", "eval {} --task humaneval", "dashboard {}")
+    return CommandResult(
+        data,
+        lambda: fact_rows(_result_rows(data)),
+        details=lambda: table(["measurement", "value"], list(data.items())),
+        next_commands=[f"lakh {word.format(shlex.quote(str(run_dir)))}" for word in words] if run_dir else (),
+    )
+
+
+def _result_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Rows for people. Ranks other than 0 know no held-out loss and no goodput."""
+    loss, heldout, goodput = data["loss"], data["val_loss"], data["goodput"] or {}
+    restarts, ratio = data.get("attempts", 1) - 1, goodput.get("ratio")
+    return [
+        ("trained", f"{data['steps']:,} steps, {data['tokens']:,} tokens"),
+        ("loss", None if loss is None else f"{loss:.3f}"),
+        ("held-out loss", None if heldout is None else f"{heldout:.3f}"),
+        (
+            "goodput",
+            None if ratio is None else f"{ratio:.0%} of {seconds_text(goodput['total_s'])} productive",
+        ),
+        ("restarts", restarts or None),
+        ("checkpoint", data["checkpoint"]),
+    ]

@@ -5,6 +5,7 @@
     curves.py           curves for the page: a million points become a few hundred that keep every spike, means, and
                         the share of every goodput class over time
     notable.py          one sentence for each notable event
+    slow_steps.py       steps that took far longer than usual
     state.py            what the run is doing now, and the reason
     run_view.py         one run: consumes events, returns plain data
     runs.py             several runs, kept up to date

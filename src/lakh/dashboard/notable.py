@@ -36,6 +36,7 @@ def _started(r: Record) -> str:
 
 
 DESCRIPTIONS: dict[str, tuple[str, Callable[[Record], str]]] = {
+    # Notes are the ordinary history of a run; the others are unusual.
     "run_started": (NOTE, _started),
     "run_ended": (NOTE, lambda r: f"ended after {r['seconds']:,.0f} s: {r['reason']}"),
     "setting_changed": (NOTE, lambda r: f"{r['path']} changed from {r['before']!r} to {r['after']!r}"),

@@ -14,6 +14,7 @@ import numpy as np
 from lakh import storage
 from lakh.dashboard import notable, state
 from lakh.dashboard.curves import curve, downsampled, exact_curve, goodput_timeline
+from lakh.dashboard.slow_steps import SlowStepDetector
 from lakh.dashboard.table import StepTable, number
 from lakh.errors import LakhError
 from lakh.events import EventFilesReplaced, Record, RunEventTail, current_kind
@@ -47,12 +48,16 @@ class RunView:
         self._table = StepTable()
         self._goodput = GoodputAccount()
         self._spikes = SpikeDetector()
+        self._slow_steps = SlowStepDetector()
         self._notable: list[Record] = []
         self._marks: list[Record] = []
         self._scores: dict[str, dict[int, Record]] = {}
         self._measured: dict[str, dict[int, Record]] = {}
         """Name of a curve -> step -> the record of its last measurement, with its `value`."""
         self._started: Record | None = None
+        self._begun_ranks: int | None = None
+        """Ranks of the first attempt; `_started` has those of the last."""
+        self._last_s: float | None = None
         self._ended: str | None = None
         self._step = 0
         self._restarts = 0
@@ -64,7 +69,7 @@ class RunView:
     @property
     def last_s(self) -> float:
         """Time of the last event; 0 if there is none."""
-        return self._goodput.last_s or 0.0
+        return self._last_s or 0.0
 
     def refresh(self, budget_s: float = 0.5) -> bool:
         """Read new events for about `budget_s` seconds; True if there is more to read."""
@@ -86,6 +91,7 @@ class RunView:
         record.setdefault("step", 0)
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if rank == 0:
+            self._last_s = max(self._last_s or 0.0, record["time_s"])
             self._goodput.add(record)
         if kind == "step_done":
             self._add_step(record)
@@ -118,12 +124,18 @@ class RunView:
         ):
             if reason is not None:
                 self._note(record, notable.WARNING, reason, kind=f"spike of {name}")
+        slow = self._slow_steps.check(number(record.get("step_s")))
+        if slow is not None:
+            self._note(record, notable.WARNING, slow, kind="slow step")
 
     def _add_rare(self, record: Record, kind: str, rank: int) -> None:
         if kind == "rewound" and isinstance(record.get("to_step"), int):
             self._table.go_back(record["to_step"])
         elif kind == "run_started" and rank == 0:
             self._started, self._ended = record, None
+            self._slow_steps.begin_attempt()
+            if self._begun_ranks is None and isinstance(record.get("world"), int):
+                self._begun_ranks = record["world"]
             if record["step"] < self._table.last_step:
                 self._table.go_back(record["step"])
         elif kind == "run_ended" and rank == 0:
@@ -142,7 +154,7 @@ class RunView:
         if self._notable:
             last = self._notable[-1]
             same = last["kind"] == kind and last["last_step"] in (step, step - 1)
-            if same and (kind.startswith("spike") or last["text"] == text):
+            if same and (kind.startswith("spike") or kind == "slow step" or last["text"] == text):
                 last["last_step"], last["times"] = step, last["times"] + 1
                 last["ranks"].add(rank)
                 return
@@ -177,10 +189,8 @@ class RunView:
                 task: [{key: found[step].get(key) for key in SCORE_KEYS} for step in sorted(found)]
                 for task, found in sorted(self._scores.items())
             },
-            "unusual": [
-                {**entry, "ranks": sorted(entry["ranks"])[:MAX_RANKS], "num_ranks": len(entry["ranks"])}
-                for entry in reversed(self._notable)
-            ],
+            "unusual": self._entries(unusual=True),
+            "history": self._entries(unusual=False),
             "clock": self._timeline(),
             "read": {
                 "events": sum(self.counts.values()),
@@ -188,6 +198,14 @@ class RunView:
                 **self._tail.progress(),
             },
         }
+
+    def _entries(self, *, unusual: bool) -> list[Record]:
+        """Notable events, newest first: the unusual ones, or the ordinary history of the run."""
+        return [
+            {**entry, "ranks": sorted(entry["ranks"])[:MAX_RANKS], "num_ranks": len(entry["ranks"])}
+            for entry in reversed(self._notable)
+            if (entry["weight"] != notable.NOTE) == unusual
+        ]
 
     def summary(self, now_s: float) -> dict[str, Any]:
         """Progress and state of the run: one line of the table of runs."""
@@ -201,11 +219,11 @@ class RunView:
         stepping_s = sum(seconds[name] for name in ("productive", *STEP_PARTS, "lost"))
         heldout, memory = self._measured.get("heldout"), self._measured.get("memory_bytes", {})
         now = state.run_state(
-            now_s=now_s, last_s=self._goodput.last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
+            now_s=now_s, last_s=self._last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
         )
         left_s = None
         if now.word in ("running", "starting"):
-            overhead = total_s / stepping_s if stepping_s else 1.0
+            overhead = (total_s - seconds["restart"]) / stepping_s if stepping_s else 1.0
             left_s = state.seconds_left(step=self._step, steps=steps, step_s=step_s, overhead=overhead)
         started = self._started or {}
         return {
@@ -224,7 +242,7 @@ class RunView:
             "memory_bytes": max((record["value"] for record in memory.values()), default=None),
             "left_s": left_s,
             "began_s": self._goodput.first_s,
-            "last_s": self._goodput.last_s,
+            "last_s": self._last_s,
             "goodput": seconds["productive"] / total_s if total_s else None,
             "spent_s": seconds,
             "checkpoints_saved": self.counts.get("checkpoint_saved", 0),
@@ -232,7 +250,8 @@ class RunView:
             "lost_ranks": self._lost_ranks,
             "facts": {
                 "run": self._settings.get("name"),
-                "ranks": started.get("world"),
+                "ranks": self._begun_ranks,
+                "ranks_now": started.get("world"),
                 **{name: started.get(name) for name in ("parameters", "device", "backend", "attempt")},
             },
         }

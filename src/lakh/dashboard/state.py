@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lakh.goodput import LAST_STEP
+
 __all__ = ["RunState", "run_state", "seconds_left"]
 
 SILENT_AFTER_S = 60.0
 SILENT_AFTER_STEPS = 20
-LAST_STEP = "last step done"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def run_state(
 
 
 def seconds_left(*, step: int, steps: int | None, step_s: float, overhead: float) -> float | None:
-    """Time to the last step at the present pace; `overhead` is total time divided by step time."""
+    """Time to the last step at the present pace; `overhead` is the time at work divided by step time."""
     if not steps or not step_s or step >= steps:
         return None
     return (steps - step) * step_s * max(1.0, overhead)

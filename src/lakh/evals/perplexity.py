@@ -64,7 +64,7 @@ def measure(
     bits, sizes, num_tokens = [], [], 0
     for done, (name, text) in enumerate(texts, start=1):
         digest.update(f"{name}\0{text}\0".encode())
-        ids = tokenizer.encode(text)
+        ids = [*tokenizer.begin_ids, *tokenizer.encode(text)]
         nats = 0.0
         for start, end, scored in windows(len(ids), loaded.spec.context):
             tokens = torch.tensor([ids[start:end]], device=device)

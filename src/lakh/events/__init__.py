@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from lakh.events.kinds import (
     AutoChoice,
+    CheckpointFailed,
     CheckpointSaved,
     CheckpointSkipped,
     Evaluated,
@@ -44,6 +45,7 @@ from lakh.events.reading import EventFilesReplaced, RunEventTail, follow, read
 
 __all__ = [
     "AutoChoice",
+    "CheckpointFailed",
     "CheckpointSaved",
     "CheckpointSkipped",
     "Evaluated",

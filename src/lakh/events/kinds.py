@@ -8,6 +8,7 @@ from typing import Any, ClassVar, dataclass_transform
 
 __all__ = [
     "AutoChoice",
+    "CheckpointFailed",
     "CheckpointSaved",
     "CheckpointSkipped",
     "Evaluated",
@@ -174,6 +175,15 @@ class CheckpointSaved(Event, kind="checkpoint_saved"):
     path: str
     bytes: int
     seconds: float
+
+
+class CheckpointFailed(Event, kind="checkpoint_failed"):
+    """A checkpoint could not be written. Training continues unprotected: a restart would return to `last`."""
+
+    path: str
+    reason: str
+    last: str
+    """The last complete checkpoint; empty if there is none."""
 
 
 class CheckpointSkipped(Event, kind="checkpoint_skipped"):

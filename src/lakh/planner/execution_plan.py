@@ -200,7 +200,7 @@ def plan_of_run(run: Run, world: int) -> ExecutionPlan:
 
 def run_with_plan(run: Run, plan: ExecutionPlan, cluster: Cluster) -> Run:
     """The same run with the mesh, micro-batch and recomputation of a single plan."""
-    run.model.require_plain()
+    run.model.require_trainable()
     planned = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "pp_schedule")
     sets = [f"mesh.{name}={getattr(plan.mesh, name)}" for name in planned]
     sets += [f"data.micro_batch={int(plan.micro_batch)}", f"train.recompute={RECOMPUTE[int(plan.recompute)]}"]
@@ -209,7 +209,7 @@ def run_with_plan(run: Run, plan: ExecutionPlan, cluster: Cluster) -> Run:
 
 def run_of_model(name: str, model: Model, plan: ExecutionPlan, cluster: Cluster, *, tokens: float) -> Run:
     """A run that trains a catalogue model by this plan."""
-    model.require_plain()
+    model.require_trainable()
     batch, sequence = int(plan.batch), int(plan.sequence)
     data = Data(sequence=sequence, batch=batch, micro_batch=int(plan.micro_batch))
     train = Training(steps=max(int(tokens // (batch * sequence)), 20), precision="bf16")

@@ -123,7 +123,7 @@ class PlanRequest:
         limits = SearchConstraints(
             batch=self.batch, sequence=self.sequence, gpus=counts, tokens=self.tokens, days=days,
             low_precision=PRECISIONS[precision], cuda_graphs=float(CUDA_GRAPHS.index(graphs)), offload=offload,
-            trainable=trainable or (self.run is not None and self.model.is_plain),
+            trainable=trainable or (self.run is not None and self.model.is_trainable),
         )  # fmt: skip
         price = cluster_price(self.cluster, prices, free_if_unknown=True)
         found = search(self.model, self.cluster, limits, price.usd)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from lakh.server.metrics import MetricFamily
 from lakh.server.request import CompletionRequest
 
-__all__ = ["Backend", "CompletionDelta", "ModelCard", "Usage", "wait_until"]
+__all__ = ["Backend", "BackendHealth", "CompletionDelta", "ModelCard", "Usage", "wait_until"]
 
 POLL_S = 0.02
 
@@ -41,6 +41,8 @@ class Usage:
     completion_tokens: int
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
+    is_cached: bool = False
+    """The whole completion was found in the completion cache: nothing was generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,14 @@ class ModelCard:
     context: int | None
     weights: str
     """Identifies the weights: part of every key under which a completion is cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendHealth:
+    problem: str | None = None
+    """Why nothing can be served now; None if requests are accepted."""
+    is_alive: bool = True
+    """False if only a restart of the server helps."""
 
 
 class Backend(Protocol):
@@ -61,6 +71,8 @@ class Backend(Protocol):
     def models(self) -> list[ModelCard]:
         """The models served now; empty while nothing can be served."""
         ...
+
+    def health(self) -> BackendHealth: ...
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
         """Deltas of all choices as they become final, then a Usage. Raises RequestError for what the client must see.

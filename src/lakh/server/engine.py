@@ -26,14 +26,17 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from lakh.errors import UserError
+from lakh.errors import DataError, UserError
 from lakh.server.decode_ahead import DecodeAhead
 from lakh.server.detokenizer import Detokenizer, DetokenizerStream
+from lakh.server.fairness import Share
 from lakh.server.metrics import EngineCounters, EngineMetrics
 from lakh.server.model import weights as model_weights
 from lakh.server.model.inference import InferenceModel, Precision
 from lakh.server.model.runner import Runner
+from lakh.server.prompts.chat_template import ChatTemplate
 from lakh.server.prompts.encoder import Prompt, PromptEncoder
+from lakh.server.prompts.token_healing import RepeatedText
 from lakh.server.sampler import SampledSequence, sample_batch
 from lakh.server.sampling import NoiseKeys, SamplingParams
 from lakh.server.scheduler import ScheduledSequence, Scheduler, steps_between_proposals
@@ -84,6 +87,7 @@ class Engine:
             spec, weights, num_ids, device=self.device, precision=precision, cache_tokens=cache_tokens, team=team
         )
         self.network, self.pool, self.cache = self.runner.network, self.runner.pool, self.runner.cache
+        _check_finite(name, self.network)
         self.speculation: Speculation = speculation
         self._draft_model = None if draft is None else load_draft_model(self.runner, tokenizer, draft)
         uses_lookup = speculation == "lookup"
@@ -125,7 +129,7 @@ class Engine:
             from lakh.server.model import tensor_parallel
 
             team = tensor_parallel.start(path, size=tensor, precision=precision)
-        return Engine(
+        engine = Engine(
             loaded.name,
             loaded.spec,
             loaded.weights,
@@ -136,6 +140,8 @@ class Engine:
             cache_tokens=cache_tokens,
             team=team,
         )
+        engine.prompts.chat_template = ChatTemplate.load(loaded.source)
+        return engine
 
     def generate(
         self,
@@ -178,7 +184,7 @@ class Engine:
         No chunk holds half a character or the start of a stop string. The last one has the finish reason.
         """
         seq = self.make_sequence(
-            self.prompts.truncate(self.prompts.encode(prompt), sampling.max_tokens), sampling, copy=copy
+            self.prompts.truncate(self.prompts.encode_prompt(prompt), sampling.max_tokens), sampling, copy=copy
         )
         self.submit(seq)
         try:
@@ -206,7 +212,7 @@ class Engine:
         for prompt, each in zip(prompts, samplings, strict=True):
             key = prompt if isinstance(prompt, str) else tuple(prompt), each.max_tokens
             if key not in encoded:
-                encoded[key] = self.prompts.truncate(self.prompts.encode(prompt), each.max_tokens)
+                encoded[key] = self.prompts.truncate(self.prompts.encode_prompt(prompt), each.max_tokens)
             ids = encoded[key]
             seqs.append(self.make_sequence(ids, each, copy=copies[ids, each]))
             copies[ids, each] += 1
@@ -221,21 +227,22 @@ class Engine:
         cache_space: str = "",
         deadline_s: float | None = None,
         stop_rule: StopRule | None = None,
-        first_token_ids: tuple[int, ...] | None = None,
-        skip: str = "",
+        repeated: RepeatedText | None = None,
+        tenant: str = "",
     ) -> Sequence:
-        """A sequence that is not yet submitted. `skip` is text that the completion repeats first (token healing)."""
+        """A sequence that is not yet submitted. `repeated` is what the completion repeats first (token healing)."""
         return Sequence(
             ids,
             sampling,
             min(sampling.max_tokens, self.spec.context - len(ids)),
             NoiseKeys(sampling, copy),
-            self.tokenizer.eot,
-            DetokenizerStream(self._detokenizer, skip),
+            self.tokenizer.end_ids,
+            DetokenizerStream(self._detokenizer, "" if repeated is None else repeated.text),
             cache_space,
             deadline_s,
             stop_rule,
-            first_token_ids,
+            repeated,
+            tenant,
         )
 
     def submit(self, *seqs: Sequence) -> None:
@@ -256,6 +263,10 @@ class Engine:
     def num_waiting(self) -> int:
         return len(self.scheduler.waiting)
 
+    def waiting_shares(self) -> list[Share]:
+        """The shares of the waiting sequences. Does not wait for a step."""
+        return [seq.share for seq in list(self.scheduler.waiting)]
+
     def observe(self, observer: EngineMetrics) -> None:
         """Report every step and every completion to `observer`."""
         self.scheduler.observer = observer
@@ -272,13 +283,15 @@ class Engine:
     def swap(self, weights: Mapping[str, Tensor] | InferenceModel) -> int:
         """Use these weights from the next step on; a staged network swaps without a pause for reading.
 
-        Preempts running sequences and clears the prefix cache. Returns the new version.
+        Preempts running sequences and clears the prefix cache. Returns the new version. Raises a DataError and changes
+        nothing if a weight is not a number.
         """
         if isinstance(weights, InferenceModel):
             staged = weights
         else:
             staged = self.stage()
             staged.load(weights)
+        _check_finite("new weights", staged)
         with self._lock:
             self._decode_ahead = None
             self.scheduler.preempt_all()
@@ -296,7 +309,7 @@ class Engine:
         self.runner.warm_up()
         if self._proposer is not None:
             self._proposer.warm_up()
-        self.generate([(self.tokenizer.eot,)] * 2, SamplingParams(max_tokens=3))
+        self.generate([(0,)] * 2, SamplingParams(max_tokens=3))
 
     # --- a step ---
 
@@ -377,3 +390,8 @@ class Engine:
             if self._proposer is not None:  # the baseline that draft tokens must beat
                 self._proposer.record_step(num_seqs, decode_ahead.spent_s / decode_ahead.num_read)
         return seqs
+
+
+def _check_finite(where: str, network: InferenceModel) -> None:
+    if not network.has_finite_weights():
+        raise DataError(where, "has weights that are NaN or infinite", "serve an earlier checkpoint")

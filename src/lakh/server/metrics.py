@@ -24,6 +24,7 @@ __all__ = [
     "EngineCounters",
     "EngineMetrics",
     "MetricFamily",
+    "MetricSource",
     "PhaseLatencies",
     "ServerMetrics",
     "counter",

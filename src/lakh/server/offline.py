@@ -124,9 +124,10 @@ class OfflineEngine:
         """Append the tokens of a burst; returns the text so far, and the completion if it has finished."""
         tokenizer = self.engine.tokenizer
         tokens = tokens[: seq.max_new_tokens - len(seq.tokens)]
-        is_eot = tokenizer.eot in tokens
-        if is_eot:
-            tokens = tokens[: tokens.index(tokenizer.eot) + 1]
+        end = next((at for at, token in enumerate(tokens) if token in tokenizer.end_ids), None)
+        is_eot = end is not None
+        if end is not None:
+            tokens = tokens[: end + 1]
         seq.tokens += tokens
         seq.ids += tokens
         text += tokenizer.decode(tokens)

@@ -1,7 +1,7 @@
 """A completion request in OpenAI's form, validated.
 
 Defaults are OpenAI's (max_tokens 16, temperature 1), because clients rely on them. A field of the wrong type or range
-is an error that names the field; so is an unsupported field that would change the completion (echo, penalties). All
+is an error that names the field; so is an unsupported field that would change the completion (UNSUPPORTED). All
 other unknown fields are ignored, since clients send many.
 """
 
@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lakh.errors import ConfigError
+from lakh.server.fairness import Share
+from lakh.server.prompts.chat_template import ChatMessage
+from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.fim import Order
 from lakh.server.sampling_params import SamplingParams
 from lakh.server.stopping import STOP_RULES
@@ -22,14 +25,31 @@ __all__ = ["CompletionRequest", "RequestError", "ServerStopping", "Superseded", 
 MAX_CHOICES = 64
 MAX_TIMEOUT_MS = 3_600_000
 MAX_SALT_CHARS = 256
-# Field -> the values that mean "not used".
+MAX_EXTRA = 256
+MAX_MESSAGES = 1024
+# Fields of OpenAI, vLLM, SGLang and llama.cpp that would change the completion -> the values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "best_of": (1,),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "logit_bias": ({},),
+    "logit_bias": ({}, []),
+    "response_format": ({"type": "text"},),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), ()),
+    **dict.fromkeys(("json_schema", "regex", "ebnf", "grammar", "structural_tag"), ("",)),
+    **dict.fromkeys(("stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors"), ([],)),
+    "ignore_eos": (False,),
+    "tools": ([],),
+    "functions": ([],),
+    "use_beam_search": (False,),
+    "typical_p": (1,),
+    "mirostat": (0,),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "n_probs": (0,),
 }
+
+
+_NUMBERS = (int, float)
+_TYPES = {bool: (bool,), int: _NUMBERS, float: _NUMBERS, dict: (dict,), list: (list,), str: (str,)}  # a bool is no 1
 
 
 @dataclass(eq=False)
@@ -65,6 +85,8 @@ class ServerStopping(RequestError):
 class CompletionRequest:
     prompts: tuple[str | tuple[int, ...], ...]
     suffix: str | None
+    """The text after the cursor; "" at the end of a file. With a suffix, a long prompt is cut to the context; without
+    one (None) it is an error."""
     n: int
     sampling: SamplingParams
     stream: bool
@@ -88,6 +110,12 @@ class CompletionRequest:
     return_token_ids: bool = False
     heal: bool = False
     """Token healing: the prompt may end inside a word."""
+    extra: tuple[ExtraFile, ...] = ()
+    """Other files, the most relevant last."""
+    parse_special: bool = False
+    """The prompt's text may contain special tokens."""
+    messages: tuple[ChatMessage, ...] = ()
+    """A conversation in place of the prompt, which is then empty."""
 
     @property
     def cache_space(self) -> str:
@@ -95,9 +123,15 @@ class CompletionRequest:
         return f"{self.tenant}\0{self.cache_salt}" if self.cache_salt else self.tenant
 
     @property
+    def share(self) -> Share:
+        return Share(self.tenant, self.cache_space)
+
+    @property
     def num_chars(self) -> int:
-        """Characters of all prompts (an id counts as one) and the suffix."""
-        return sum(len(prompt) for prompt in self.prompts) + len(self.suffix or "")
+        """Characters of all prompts (an id counts as one), the suffix and other files."""
+        own = sum(len(prompt) for prompt in self.prompts) + len(self.suffix or "")
+        said = sum(len(message.content) for message in self.messages)
+        return own + said + sum(len(file.name) + len(file.text) for file in self.extra)
 
     @property
     def num_choices(self) -> int:
@@ -109,9 +143,10 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         raise RequestError(None, "the body is not a JSON object")
     for field, unused in UNSUPPORTED.items():
         value = data.get(field)
-        if value is not None and (isinstance(value, bool) != (field == "echo") or value not in unused):
+        if value is not None and not any(type(value) in _TYPES[type(one)] and value == one for one in unused):
             raise RequestError(field, f"{field} is not supported; remove it")
-    prompts = _prompts(data.get("prompt"))
+    messages = _messages(data.get("messages"))
+    prompts = _prompts("" if messages else data.get("prompt"))
     n = _take(data, "n", int, 1)
     if not 1 <= n <= MAX_CHOICES or n * len(prompts) > MAX_CHOICES:
         raise RequestError(
@@ -120,6 +155,15 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     suffix = _take(data, "suffix", str, None)
     if suffix is not None and not all(isinstance(prompt, str) for prompt in prompts):
         raise RequestError("suffix", "suffix needs prompts of text, not of token ids")
+    extra, parse_special = _extra(data), _take(data, "parse_special", bool, False)
+    heal = _take(data, "heal", bool, False)
+    if parse_special and (suffix is not None or extra or heal):
+        message = "parse_special: the prompt's own special tokens cannot be combined with suffix, input_extra or heal"
+        raise RequestError("parse_special", message)
+    if messages and (suffix is not None or extra or heal or parse_special or data.get("prompt") is not None):
+        raise RequestError("messages", "messages cannot be combined with prompt, suffix, input_extra or heal")
+    if extra and not all(isinstance(prompt, str) for prompt in prompts):
+        raise RequestError("input_extra", "input_extra needs prompts of text, not of token ids")
     options = data.get("stream_options") or {}
     if not isinstance(options, Mapping):
         raise RequestError("stream_options", f"stream_options: {reprlib.repr(options)} is not an object")
@@ -132,7 +176,7 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     user, supersede = _take(data, "user", str, ""), _take(data, "supersede", str, None)
     return CompletionRequest(
         prompts=prompts,
-        suffix=suffix or None,
+        suffix=suffix,
         n=n,
         sampling=_sampling(data),
         stream=_take(data, "stream", bool, False),
@@ -147,7 +191,10 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         cache_salt=salt,
         reuse=_take(data, "reuse", bool, supersede is not None),
         return_token_ids=_take(data, "return_token_ids", bool, False),
-        heal=_take(data, "heal", bool, False),
+        heal=heal,
+        extra=extra,
+        parse_special=parse_special,
+        messages=messages,
     )
 
 
@@ -163,12 +210,52 @@ def _sampling(data: Mapping[str, Any]) -> SamplingParams:
             temperature=_take(data, "temperature", float, 1.0),
             top_p=_take(data, "top_p", float, 1.0),
             top_k=_take(data, "top_k", int, 0),
+            min_p=_take(data, "min_p", float, 0.0),
+            min_tokens=_take(data, "min_tokens", int, 0),
+            repetition_penalty=_take(data, "repetition_penalty", float, 1.0),
+            presence_penalty=_take(data, "presence_penalty", float, 0.0),
+            frequency_penalty=_take(data, "frequency_penalty", float, 0.0),
             seed=_take(data, "seed", int, None),
             stop=stop,
             logprobs=_take(data, "logprobs", int, None),
         )
     except ConfigError as error:
         raise RequestError(error.where, str(error)) from None
+
+
+def _extra(data: Mapping[str, Any]) -> tuple[ExtraFile, ...]:
+    files = data.get("input_extra") or []
+    if not isinstance(files, list) or len(files) > MAX_EXTRA:
+        raise RequestError("input_extra", f"input_extra: is not a list of at most {MAX_EXTRA} files")
+    found = []
+    for file in files:
+        text = file.get("text") if isinstance(file, Mapping) else None
+        name = (file.get("filename") or "") if isinstance(file, Mapping) else ""
+        if not isinstance(text, str) or not isinstance(name, str):
+            raise RequestError("input_extra", 'input_extra: a file is {"filename": "a.py", "text": "..."}')
+        found.append(ExtraFile(name, text))
+    return tuple(found)
+
+
+def _messages(value: object) -> tuple[ChatMessage, ...]:
+    """OpenAI's messages; the parts of a content are joined. Images and tool calls are errors."""
+    if value is None:
+        return ()
+    form = 'messages: is not a list of {"role": "user", "content": "..."}'
+    if not isinstance(value, list) or not value or len(value) > MAX_MESSAGES:
+        raise RequestError("messages", form)
+    found = []
+    for message in value:
+        role, content = (message.get(name) if isinstance(message, Mapping) else None for name in ("role", "content"))
+        if isinstance(content, list) and all(
+            isinstance(part, Mapping) and part.get("type") == "text" for part in content
+        ):
+            texts = [part.get("text") for part in content]
+            content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
+        if not isinstance(role, str) or not isinstance(content, str) or message.get("images"):
+            raise RequestError("messages", form)
+        found.append(ChatMessage(role, content))
+    return tuple(found)
 
 
 def _one_of(data: Mapping[str, Any], field: str, known: Sequence[str], default: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lakh.server.sampling import probabilities, sample, token_logprobs
+from lakh.server.sampling import penalise, probabilities, sample, token_logprobs
 from lakh.server.scheduler import ScheduledSequence
 from lakh.server.sequence import Sequence
 from lakh.server.speculation.rejection import rejection_sample
@@ -29,12 +29,14 @@ class SampledSequence(NamedTuple):
 
 def sample_batch(batch: ListOf[ScheduledSequence], logits: Tensor) -> list[SampledSequence]:
     """Append the new tokens to the sequences and advance their `num_computed`."""
-    positions = [(work.seq, i) for work in batch for i in range(work.segment.scored)]
+    positions = [(work.seq, work.draft.tokens[:i]) for work in batch for i in range(work.segment.scored)]
     samplings = [seq.sampling for seq, _ in positions]
-    keys = [0 if seq.sampling.temperature == 0 else seq.noise_keys[len(seq.tokens) + i] for seq, i in positions]
-    for at, (seq, i) in enumerate(positions):
-        if seq.first_token_ids is not None and not seq.tokens and i == 0:
-            logits[at] = _restrict(logits[at], seq.first_token_ids)
+    keys = [
+        0 if seq.sampling.temperature == 0 else seq.noise_keys[len(seq.tokens) + len(drafted)]
+        for seq, drafted in positions
+    ]
+    for at, (seq, drafted) in enumerate(positions):
+        _constrain(logits[at], seq, drafted)
     sampled = sample(logits, samplings, keys) if positions else []
     results = []
     end = 0
@@ -62,6 +64,18 @@ def _append(seq: Sequence, tokens: ListOf[int], draft: ListOf[int], logits: Tens
         if seq.finish_reason is not None:
             return SampledSequence(index + 1, index + 1)
     return SampledSequence(0, 0)
+
+
+def _constrain(logits_V: Tensor, seq: Sequence, drafted: ListOf[int]) -> None:
+    """Apply what a request demands of the next token, after its tokens and these drafted ones, in place."""
+    sampling, num_tokens = seq.sampling, len(seq.tokens) + len(drafted)
+    allowed = seq.allowed_ids(drafted)
+    if allowed is not None:
+        logits_V.copy_(_restrict(logits_V, allowed))
+    if sampling.has_penalties:
+        logits_V.copy_(penalise(logits_V, sampling, seq.prompt, [*seq.tokens, *drafted]))
+    if num_tokens < sampling.min_tokens:
+        logits_V[list(seq.end_ids)] = -torch.inf
 
 
 def _restrict(logits_V: Tensor, ids: ListOf[int]) -> Tensor:

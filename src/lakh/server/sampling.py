@@ -1,4 +1,4 @@
-"""Sampling: logits to tokens, by temperature, top-k, top-p and random numbers that belong to the request.
+"""Sampling: logits to tokens, by temperature, top-k, top-p, min-p and random numbers that belong to the request.
 
 A token depends only on its own logits and on noise that is a function of (seed, position, token id), never on the rest
 of the batch. Greedy requests (temperature 0) take the argmax; others take the argmax of logits / temperature + Gumbel
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,12 +26,14 @@ __all__ = [
     "Logprobs",
     "NoiseKeys",
     "SamplingParams",
+    "penalise",
     "probabilities",
     "sample",
     "sample_uniform_batch",
     "token_logprobs",
 ]
 
+TINY = 1e-300  # a probability below any that float32 has
 # Odd multipliers with well mixed bits, as int32.
 _SPREAD, _ROUNDS = -0x61C8864F, ((0, -0x7A143595), (1, -0x3D4D51CB), (0, 0x27D4EB2F))
 
@@ -124,12 +127,12 @@ def _nucleus(probabilities_BV: Tensor, top_p: float) -> Tensor:
 
 
 def probabilities(logits_BV: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
-    """Probabilities after temperature, top-k and top-p (a greedy row counts as temperature 1)."""
+    """Probabilities after temperature, top-k, top-p and min-p (a greedy row counts as temperature 1)."""
     return _scores(logits_BV, samplings).softmax(dim=-1)
 
 
 def _scores(logits_BV: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
-    """Logits over temperature, shifted so that the largest is 0; -inf for ids that top-k or top-p exclude."""
+    """Logits over temperature, shifted so that the largest is 0; -inf for excluded ids."""
 
     def column(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, device=logits_BV.device, dtype=torch.float32)[:, None]
@@ -138,6 +141,8 @@ def _scores(logits_BV: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
     # Subtract the largest first: a tiny temperature then gives 0 and -inf, not inf - inf.
     scores_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
     scores_BV /= column([s.temperature or 1.0 for s in samplings])
+    if any(s.min_p > 0 for s in samplings):  # a score is the logarithm of a probability over the largest one
+        scores_BV.masked_fill_(scores_BV < column([math.log(s.min_p or TINY) for s in samplings]), -math.inf)
     if all(s.top_k == 0 and s.top_p == 1 for s in samplings):
         return scores_BV
     ranked_BV, ids_BV = scores_BV.sort(dim=-1, descending=True, stable=True)
@@ -147,7 +152,27 @@ def _scores(logits_BV: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
     before_BV = cumulative_BV.roll(1, dims=-1)
     before_BV[:, 0] = 0.0
     excluded_BV |= before_BV >= column([s.top_p if s.top_p < 1 else 2.0 for s in samplings])
+    excluded_BV[:, 0] = False  # a top_p that rounds to 0 leaves the most likely id
     return scores_BV.masked_fill_(torch.zeros_like(excluded_BV).scatter(1, ids_BV, excluded_BV), -math.inf)
+
+
+def penalise(logits_V: Tensor, sampling: SamplingParams, prompt: Sequence[int], generated: Sequence[int]) -> Tensor:
+    """The logits after repetition, presence and frequency penalties, as vLLM defines them. Ids of the prompt beyond
+    `logits_V` (of a padded vocabulary) cannot be sampled and are ignored.
+    """
+    logits_V = logits_V.clone()
+    if sampling.repetition_penalty != 1:
+        seen = [token for token in {*prompt, *generated} if token < len(logits_V)]
+        at = torch.tensor(seen, dtype=torch.long, device=logits_V.device)
+        values = logits_V[at]
+        penalty = sampling.repetition_penalty
+        logits_V[at] = torch.where(values > 0, values / penalty, values * penalty)
+    if generated and (sampling.presence_penalty or sampling.frequency_penalty):
+        counts = Counter(generated)
+        at = torch.tensor(list(counts), dtype=torch.long, device=logits_V.device)
+        times = torch.tensor(list(counts.values()), dtype=logits_V.dtype, device=logits_V.device)
+        logits_V[at] -= sampling.presence_penalty + sampling.frequency_penalty * times
+    return logits_V
 
 
 @dataclass(frozen=True)

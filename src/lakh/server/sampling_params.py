@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from lakh.errors import ConfigError
 
-__all__ = ["MAX_LOGPROBS", "MAX_SEED", "MAX_STOPS", "MAX_TEMPERATURE", "SamplingParams"]
+__all__ = ["MAX_LOGPROBS", "MAX_PENALTY", "MAX_SEED", "MAX_STOPS", "MAX_TEMPERATURE", "SamplingParams"]
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 100
+MAX_PENALTY = 2
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,16 @@ class SamplingParams:
     """Sample from the most likely tokens whose probabilities sum to this."""
     top_k: int = 0
     """Sample from this many of the most likely tokens; 0 means all."""
+    min_p: float = 0.0
+    """Sample from the tokens with at least this share of the most likely token's probability."""
+    min_tokens: int = 0
+    """The end-of-text token is excluded before this many tokens; stop strings still end a completion."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens of the prompt and the completion, and multiplies negative ones."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens of the completion."""
+    frequency_penalty: float = 0.0
+    """The same, times how often the token occurs there."""
     seed: int | None = None
     """The same seed, prompt and weights give the same completion; None picks a random seed."""
     stop: tuple[str, ...] = ()
@@ -41,6 +52,13 @@ class SamplingParams:
         if self.top_p == 0:
             raise ConfigError("top_p", "0 excludes every token", "choose a value above 0, up to 1")
         _check("top_k", self.top_k, int, 0, 2**31)
+        _check("min_p", self.min_p, float, 0, 1)
+        _check("min_tokens", self.min_tokens, int, 0, self.max_tokens)
+        _check("repetition_penalty", self.repetition_penalty, float, 0, MAX_PENALTY)
+        if self.repetition_penalty == 0:
+            raise ConfigError("repetition_penalty", "0 divides by zero", f"choose a value above 0, up to {MAX_PENALTY}")
+        _check("presence_penalty", self.presence_penalty, float, -MAX_PENALTY, MAX_PENALTY)
+        _check("frequency_penalty", self.frequency_penalty, float, -MAX_PENALTY, MAX_PENALTY)
         if self.seed is not None:
             _check("seed", self.seed, int, 0, MAX_SEED)
         if self.logprobs is not None:
@@ -50,6 +68,11 @@ class SamplingParams:
             raise ConfigError("stop", found, "give strings such as '\\n\\n'")
         if len(self.stop) > MAX_STOPS:
             raise ConfigError("stop", f"{len(self.stop)} strings are too many", f"give at most {MAX_STOPS}")
+
+    @property
+    def has_penalties(self) -> bool:
+        """The logits of a token depend on earlier tokens in more ways than the model's."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 def _check(name: str, value: object, kind: type, low: int, high: int) -> None:

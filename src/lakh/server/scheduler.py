@@ -1,6 +1,8 @@
 """The scheduler: waiting and running queues, KV-cache blocks, and how many tokens each sequence computes in a step.
 
-Sequences start in order of arrival while there are blocks for their prompts. In a step, decoding sequences go first
+Sequences start while there are blocks for their prompts: in order of arrival for one tenant, and fairly between several
+(fairness.py). A tenant with nothing running does not wait for another's long completions: the youngest of the tenant
+with the most is preempted for it. In a step, decoding sequences go first
 with one token and their draft tokens each, so a long prompt never stalls them; the rest of the token budget goes to
 prompts in order of arrival, in chunks. When blocks run out, the youngest running sequence is preempted: it gives its
 blocks back, moves to the head of the waiting queue and is recomputed later.
@@ -14,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from lakh.server.fairness import ShareCounts
 from lakh.server.metrics import EngineCounters, EngineMetrics
 from lakh.server.model.block_pool import BLOCK_TOKENS, Lease
 from lakh.server.model.inference import SequenceChunk
@@ -80,21 +83,39 @@ class Scheduler:
         Sequences with the same prompt in one cache space wait for the first to compute it, then share its blocks.
         Sequences of another space never wait for it: the delay would reveal that the prompt is in use.
         """
+        if not self.waiting:
+            return
         computing = {(seq.cache_space, seq.prompt) for seq in self.running if seq.num_pending > 1}
+        counts = ShareCounts(seq.share for seq in self.running)
         held_back: list[Sequence] = []
-        while self.waiting and len(self.running) < max_seqs:
-            seq = self.waiting[0]
-            if len(seq.ids) // BLOCK_TOKENS + 2 > self._pool.num_available and self.running:
+        while self.waiting:
+            index = counts.next_to_start([seq.share for seq in self.waiting])
+            seq = self.waiting[index]
+            if not self._make_room(seq, max_seqs, counts):
                 break
-            self.waiting.popleft()
+            self.waiting.remove(seq)
             if (seq.cache_space, seq.prompt) in computing and len(seq.prompt) > BLOCK_TOKENS:
                 held_back.append(seq)
                 continue
             self._open_lease(seq, weights_version)
             self.running.append(seq)
+            counts.add(seq.share)
             if seq.num_pending > 1:
                 computing.add((seq.cache_space, seq.prompt))
         self.waiting.extendleft(reversed(held_back))
+
+    def _make_room(self, seq: Sequence, max_seqs: int, counts: ShareCounts) -> bool:
+        """Whether there is room to start a sequence, after preempting others where its share has nothing running."""
+        while self.running:
+            num_blocks = len(seq.ids) // BLOCK_TOKENS + 2
+            if len(self.running) < max_seqs and num_blocks <= self._pool.num_available:
+                break
+            victim = counts.to_preempt(seq.share, [one.share for one in self.running])
+            if victim is None:
+                return False
+            counts.add(self.running[victim].share, -1)
+            self._preempt(self.running[victim])
+        return True
 
     def admit_reserved(
         self,

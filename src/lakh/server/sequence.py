@@ -6,11 +6,14 @@ Independent of the model: the scheduler owns a sequence's place in the queues an
 from __future__ import annotations
 
 from collections.abc import Hashable
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 from typing import Literal
 
 from lakh.server.detokenizer import DetokenizerStream
+from lakh.server.fairness import Share
 from lakh.server.model.block_pool import Lease
+from lakh.server.prompts.token_healing import RepeatedText
 from lakh.server.sampling import Logprobs, NoiseKeys, SamplingParams
 from lakh.server.stopping import StopRule, StopStrings
 
@@ -48,15 +51,16 @@ class Sequence:
     sampling: SamplingParams
     max_new_tokens: int
     noise_keys: NoiseKeys
-    eot: int
+    end_ids: tuple[int, ...]
     detokenizer: DetokenizerStream
     cache_space: Hashable = ""
     """Sequences share cached prefixes only within one space (a tenant)."""
     deadline_s: float | None = None
     """On the engine's clock; the scheduler aborts the sequence after it."""
     stop_rule: StopRule | None = None
-    first_token_ids: tuple[int, ...] | None = None
-    """Restricts the first sampled token to these ids (token healing)."""
+    repeated: RepeatedText | None = None
+    """Restricts the first sampled tokens to those of a text (token healing)."""
+    tenant: str = ""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
@@ -79,6 +83,7 @@ class Sequence:
         """The last chunk was taken."""
         self.ids = list(self.prompt)
         """Prompt and sampled tokens."""
+        self.share = Share(self.tenant, self.cache_space)
 
     @property
     def num_pending(self) -> int:
@@ -93,8 +98,16 @@ class Sequence:
     @property
     def is_plain_greedy(self) -> bool:
         """The next token is the argmax, and nothing else is needed from the logits."""
-        is_restricted = self.first_token_ids is not None and not self.tokens
-        return self.sampling.temperature == 0 and self.sampling.logprobs is None and not is_restricted
+        sampling = self.sampling
+        is_restricted = self.allowed_ids() is not None or len(self.tokens) < sampling.min_tokens
+        is_greedy = sampling.temperature == 0 and not sampling.has_penalties
+        return is_greedy and sampling.logprobs is None and not is_restricted
+
+    def allowed_ids(self, drafted: ListOf[int] = ()) -> tuple[int, ...] | None:
+        """The ids that may follow the sampled tokens and these drafted ones; None allows any."""
+        if self.repeated is None:
+            return None
+        return self.repeated.allowed_after([*self.tokens, *drafted])
 
     def append(self, token: int) -> None:
         """Add a sampled token. No-op after the sequence has finished."""
@@ -102,7 +115,7 @@ class Sequence:
             return
         self.tokens.append(token)
         self.ids.append(token)
-        if token == self.eot:
+        if token in self.end_ids:
             self.finish("stop")
             return
         self._emit(self.detokenizer.append(token))

@@ -5,12 +5,19 @@ The store is optional by design: if Redis is slow, down or refuses, `get` and `i
 `put` drops the value. After a failure Redis is not asked for RETRY_S, so a dead Redis costs one request per second its
 LIMIT_S and all others nothing; after a late answer it is not asked for LATE_PAUSE_S, so a request waits for one of its
 calls and not for each. Values expire. Uses RESP only.
+
+Values in Redis are signed (HMAC-SHA256 over key and value) with a secret that all servers share: a client that can
+write to Redis but does not have the secret cannot put text into completions. A value with another signature counts as
+missing. Counts are not signed; a server never counts less than what it has seen itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -33,6 +40,8 @@ MAX_PENDING_WRITES = 512  # more are dropped
 MEMORY_BYTES = 64 << 20
 ENTRY_BYTES = 200  # approximate overhead of an entry
 PREFIX = "lakh:"
+SIGNATURE_BYTES = 32
+SHORTEST_SECRET = 16
 
 T = TypeVar("T")
 
@@ -104,12 +113,21 @@ class MemoryCacheStore:
 
 
 class RedisCacheStore:
-    def __init__(self, url: str, *, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        url: str,
+        secret: bytes | None = None,
+        *,
+        limit_s: float = LIMIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Without a `secret`, values are signed with a random one, and no other server can read them."""
         from redis import asyncio as redis
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
         from redis.exceptions import RedisError
 
+        self._secret = secret or secrets.token_bytes(32)
         self._limit_s, self._clock = limit_s, clock
         self._errors = (RedisError, OSError, ValueError)
         try:
@@ -128,13 +146,24 @@ class RedisCacheStore:
         self._writes: set[asyncio.Task[Any]] = set()
         self._retry_at_s = 0.0
         self._num_late = 0
-        self.num_failures = 0
+        self.num_failures = self.num_forged = 0
         self.is_up = True
 
     async def get(self, key: str) -> bytes | None:
-        return await self._call(lambda: self._redis.get(PREFIX + key))
+        signed: bytes | None = await self._call(lambda: self._redis.get(PREFIX + key))
+        if signed is None:
+            return None
+        value = signed[SIGNATURE_BYTES:]
+        if not hmac.compare_digest(signed[:SIGNATURE_BYTES], self._sign(key, value)):
+            self.num_forged += 1
+            return None
+        return value
+
+    def _sign(self, key: str, value: bytes) -> bytes:
+        return hmac.new(self._secret, key.encode() + b"\0" + value, hashlib.sha256).digest()
 
     def put(self, key: str, value: bytes, ttl_s: float) -> None:
+        value = self._sign(key, value) + value
         if len(self._writes) < MAX_PENDING_WRITES and self._may_call():
             task = asyncio.create_task(
                 self._call(lambda: self._redis.set(PREFIX + key, value, px=max(int(ttl_s * 1000), 1)), WRITE_LIMIT_S)
@@ -155,6 +184,7 @@ class RedisCacheStore:
         return [
             gauge("store_up", "1 while Redis answers.", int(self.is_up)),
             counter("store_failures_total", "Failed Redis calls.", self.num_failures),
+            counter("store_forged_values_total", "Values that were signed with another secret.", self.num_forged),
         ]
 
     async def close(self) -> None:
@@ -198,14 +228,16 @@ class RedisCacheStore:
 FORM = "write --cache memory, off, or redis://HOST:PORT/DATABASE (rediss:// with TLS, unix:// for a socket)"
 
 
-def open_store(address: str) -> CacheStore | None:
-    """`address` is memory, off, or a Redis URL. A Redis that does not answer is not an error: it may come up later."""
+def open_store(address: str, secret: bytes | None = None) -> CacheStore | None:
+    """`address` is memory, off, or a Redis URL. A Redis that does not answer is not an error: it may come up later.
+    `secret` signs values in Redis.
+    """
     if address == "off":
         return None
     if address == "memory":
         return MemoryCacheStore()
     if address.partition("://")[0] in ("redis", "rediss", "unix"):
-        return RedisCacheStore(address)
+        return RedisCacheStore(address, secret)
     raise UserError(f"--cache {_without_password(address)}", "is not a cache", FORM)
 
 

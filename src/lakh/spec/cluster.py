@@ -18,7 +18,7 @@ from lakh import config
 from lakh.errors import ConfigError, UserError
 from lakh.spec.gpu import Gpu
 
-__all__ = ["Cluster", "Tier", "load_cluster", "shared_file"]
+__all__ = ["Cluster", "Tier", "load_cluster", "shared_file", "shared_files"]
 
 
 FASTEST_NIC_GBps = 200.0
@@ -122,11 +122,16 @@ def shared_file(folder: str, name: str, suffix: str) -> Path:
             path = base / folder / f"{bare}{suffix}"
             if path.exists():
                 return path
-        known = sorted({p.stem for base in _shared_folders() for p in (base / folder).glob(f"*{suffix}")})
+        known = sorted(shared_files(folder, suffix))
         near = difflib.get_close_matches(bare, known, n=1)
         todo = f"give a path, or one of: {', '.join(known)}" if known else "give a path"
         raise UserError(f"{folder}/{bare}{suffix}", "no such file", f"did you mean {near[0]}?" if near else todo)
     raise UserError(name, "no such file", "check the path")
+
+
+def shared_files(folder: str, suffix: str) -> dict[str, Path]:
+    """The files of this kind that ship with lakh, by bare name."""
+    return {path.stem: path for base in reversed(_shared_folders()) for path in (base / folder).glob(f"*{suffix}")}
 
 
 def _shared_folders() -> list[Path]:

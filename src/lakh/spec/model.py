@@ -4,22 +4,33 @@ Conventions of published tables: a multiply-add is two FLOPs; training is three 
 lookup is free; *causal-exact* attention counts the half of the score matrix that is computed, *PaLM-style* counts all
 of it (arXiv 2204.02311, appendix B), which most public MFU figures use.
 
-lakh trains dense Llama-style models. A model with experts (`Experts`), latent attention (`Latent`), a sliding window,
-a plain feed-forward or its own head size is counted and planned; `require_plain` refuses to train it.
+`family` names the architecture (families.py). Models that no family computes, such as those with latent attention
+(`Latent`) or shared experts, are counted and planned; `require_trainable` refuses to train them.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from lakh.config import require, require_not_negative, require_positive
 from lakh.errors import ConfigError, InfeasiblePlan
+from lakh.spec.families import FAMILIES, ModelFamily
 
-__all__ = ["DTYPE_BYTES", "Experts", "Latent", "Model", "SlidingWindow"]
+__all__ = ["DTYPE_BYTES", "Experts", "Latent", "Model", "RopeScaling", "SlidingWindow"]
 
 N = TypeVar("N", int, float)
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
+OPTIONAL_PARTS = {
+    "experts": "a mixture of experts",
+    "latent": "latent attention",
+    "sliding_window": "sliding window",
+    "attention_softcap": "bound of attention scores",
+    "logit_softcap": "bound of the logits",
+    "query_scale": "scale of its own for attention scores",
+}
+"""Settings of a model that only some families compute (ModelFamily.allows), in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +51,8 @@ class Experts:
     """Most nodes that the router sends a token to; 0 is no limit."""
     bias: bool = False
     """Experts have biases and clamped gates, as in GPT-OSS."""
+    normalize: bool = True
+    """The weights of a token's experts sum to 1."""
 
     def __post_init__(self) -> None:
         require_positive(self, "count", "top_k", "ffn")
@@ -69,13 +82,53 @@ class SlidingWindow:
     """Sliding-window attention in some of the layers."""
 
     tokens: int
-    """Tokens that these layers attend back to."""
+    """Tokens that these layers attend to: a token itself and those before it."""
     share: float = 1.0
-    """Share of the layers with a window."""
+    """Share of the layers with a window, spread evenly: with 0.5 the first, the third and so on."""
+    first_layer: int | None = None
+    """The layers before it have no window, and `share` is that of the others; default 0."""
 
     def __post_init__(self) -> None:
         require_positive(self, "tokens")
         require(self, "share", lambda share: 0 < share <= 1, "is not a share of the layers", "choose above 0, up to 1")
+        require_not_negative(self, "first_layer")
+
+    def covers(self, layer: int) -> bool:
+        """Whether this layer has a window."""
+        place = layer - (self.first_layer or 0)
+        before, after = (round(count * self.share, 6) for count in (place, place + 1))
+        return place >= 0 and math.ceil(after) > math.ceil(before)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeScaling:
+    """Rotary frequencies changed for a context longer than that of pre-training."""
+
+    kind: Literal["linear", "llama3", "yarn"]
+    """linear divides all frequencies; llama3 the low ones (Llama 3.1); yarn interpolates between (arXiv 2309.00071)."""
+    factor: float
+    """How much longer the context becomes."""
+    original_context: int | None = None
+    """Context of pre-training (llama3, yarn)."""
+    low_frequency: float = 1.0
+    """llama3: wavelengths above original_context / low_frequency are divided by the factor."""
+    high_frequency: float = 4.0
+    """llama3: wavelengths below original_context / high_frequency stay."""
+    beta_fast: float = 32.0
+    """yarn: dims with more rotations than this over the original context stay."""
+    beta_slow: float = 1.0
+    """yarn: dims with fewer rotations than this are divided by the factor."""
+    truncate: bool = True
+    """yarn: round the bounds between both to whole dims."""
+    attention_factor: float | None = None
+    """yarn: factor of cosines and sines; default 0.1 ln(factor) + 1."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "factor", "original_context", "low_frequency", "high_frequency", "beta_fast")
+        if self.kind != "linear" and self.original_context is None:
+            raise ConfigError("original_context", f"is missing; {self.kind} needs it", "give the pre-training context")
+        if self.kind == "llama3" and self.high_frequency <= self.low_frequency:
+            raise ConfigError("high_frequency", "is not above low_frequency", "use e.g. 4 and 1")
 
 
 class _PartNumber(Generic[N]):
@@ -116,13 +169,23 @@ class Model:
     head_size: int | None = None
     """Size of one head, when it is not width / heads."""
     gated: bool = True
-    """Gated feed-forward (SwiGLU, three matrices); false is a plain one (two matrices): planned, not trained."""
+    """Gated feed-forward (three matrices); false is a plain one (two matrices), as in StarCoder2."""
     experts: Experts | None = None
-    """Mixture of experts instead of the dense feed-forward: planned, not trained."""
+    """Mixture of experts instead of the dense feed-forward (Mixtral, Qwen3-MoE)."""
     latent: Latent | None = None
     """Latent attention instead of plain heads: planned, not trained."""
     sliding_window: SlidingWindow | None = None
-    """Sliding-window attention in some layers: planned, not trained."""
+    """Sliding-window attention in some layers."""
+    family: str | None = None
+    """Architecture, a name of `lakh models`. Default: llama, mixtral with experts; with qk_norm qwen3, qwen3_moe."""
+    rope_scaling: RopeScaling | None = None
+    """Rotary frequencies changed for a longer context."""
+    attention_softcap: float | None = None
+    """Bound of attention scores, by tanh (Gemma 2)."""
+    logit_softcap: float | None = None
+    """Bound of the logits, by tanh (Gemma 2)."""
+    query_scale: int | None = None
+    """Scores are divided by its square root; default the head size (Gemma 2)."""
 
     def __post_init__(self) -> None:
         require_positive(self, "layers", "width", "heads", "kv_heads", "ffn", "vocab", "context", "head_size")
@@ -136,6 +199,9 @@ class Model:
             raise ConfigError("kv_heads", f"{self.kv_heads} does not divide heads {self.heads}", todo)
         require(self, "rope_base", lambda base: 1 < base < float("inf"), "is not above 1", "use e.g. 10000")
         require(self, "norm_eps", lambda eps: 0 < eps < 1, "is not between 0 and 1", "use e.g. 1e-5")
+        require_positive(self, "attention_softcap", "logit_softcap", "query_scale")
+        if self.family is not None and self.family not in FAMILIES:
+            raise ConfigError("family", f"unknown architecture {self.family!r}", f"choose one of {', '.join(FAMILIES)}")
         if self.experts and self.experts.dense_layers > self.layers:
             found = f"{self.experts.dense_layers} of {self.layers} layers"
             raise ConfigError("experts.dense_layers", found, "choose fewer")
@@ -145,24 +211,56 @@ class Model:
         return self.head_size or self.width // self.heads
 
     @property
-    def is_plain(self) -> bool:
-        """Whether lakh can train it."""
-        special = self.experts or self.latent or self.sliding_window
-        return special is None and self.gated and self.head_dim * self.heads == self.width
+    def family_name(self) -> str:
+        if self.family is not None:
+            return self.family
+        names = ("llama", "qwen3") if self.experts is None else ("mixtral", "qwen3_moe")
+        return names[bool(self.qk_norm)]
 
-    def require_plain(self) -> None:
-        """Refuse a model that lakh plans but does not train."""
-        optional = {"experts": "a mixture of experts", "latent": "latent attention", "sliding_window": "a window"}
-        for name, what in optional.items():
-            if getattr(self, name) is not None:
-                found = f"is set: {what} is planned (lakh plan estimate) and not trained"
-                raise InfeasiblePlan(f"model.{name}", found, f"remove [model.{name}]")
-        if not self.gated:
-            found = "is false: a plain feed-forward is planned and not trained"
-            raise InfeasiblePlan("model.gated", found, "remove it")
-        if not self.is_plain:
-            found = f"{self.head_dim} x {self.heads} heads is not width {self.width}: planned and not trained"
-            raise InfeasiblePlan("model.head_size", found, "remove it")
+    @property
+    def traits(self) -> ModelFamily:
+        """What distinguishes its family from Llama."""
+        return FAMILIES[self.family_name]
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that this layer attends to; None for all."""
+        window = self.sliding_window
+        return window.tokens if window is not None and window.covers(layer) else None
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether lakh can train and serve it."""
+        try:
+            self.require_trainable()
+        except InfeasiblePlan:
+            return False
+        return True
+
+    def require_trainable(self) -> None:
+        """Refuse a model that lakh plans but does not compute."""
+        family, traits = self.family_name, self.traits
+        for name, value in {"qk_norm": False, "gated": True, **traits.fixed}.items():
+            if getattr(self, name) != value:
+                found = f"is {_toml(not value)}, and {family} needs {_toml(value)}: planned and not trained"
+                raise InfeasiblePlan(
+                    f"model.{name}", found, f"set model.{name} = {_toml(value)}, or another model.family"
+                )
+        for name, what in OPTIONAL_PARTS.items():
+            if getattr(self, name) is not None and name not in traits.allows:
+                families = [known for known, its in FAMILIES.items() if name in its.allows]
+                found = f"is set: {family} has no {what}"
+                if not families:
+                    found = f"is set: {what} is planned (lakh plan estimate) and not trained"
+                todo = f"remove it, or choose model.family {' or '.join(families)}" if families else "remove it"
+                raise InfeasiblePlan(f"model.{name}", found, todo)
+        for name in traits.needs:
+            if getattr(self, name) is None:
+                raise InfeasiblePlan(f"model.{name}", f"is missing: {family} has {OPTIONAL_PARTS[name]}", "set it")
+        if self.experts is not None:
+            for name in ("shared", "dense_layers", "bias"):
+                if getattr(self.experts, name):
+                    found = "is set: planned (lakh plan estimate) and not trained"
+                    raise InfeasiblePlan(f"model.experts.{name}", found, "remove it")
 
     # --- optional parts as plain numbers: 0 where the model does not have the part ---
 
@@ -176,7 +274,12 @@ class Model:
     kv_rank = _PartNumber[int]("latent", "kv_rank")
     rope_dim = _PartNumber[int]("latent", "rope_dim")
     window_tokens = _PartNumber[int]("sliding_window", "tokens")
-    window_share = _PartNumber[float]("sliding_window", "share")
+
+    @property
+    def window_share(self) -> float:
+        """Share of all layers with a window."""
+        window = self.sliding_window
+        return 0.0 if window is None else window.share * (1 - (window.first_layer or 0) / self.layers)
 
     @property
     def mixture_layers(self) -> int:
@@ -242,10 +345,16 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        norms = self.layers * (2 * self.width + self.q_rank + self.kv_rank) + self.width
+        traits = self.traits
+        norms = (self.layers * traits.norms + 1) * self.width * (2 if traits.has_norm_bias else 1)
+        vectors = self.layers * (self.q_rank + self.kv_rank)
         if self.qk_norm:
-            norms += 2 * self.layers * self.head_dim
-        return self.body_weights + norms + self.table_weights
+            vectors += 2 * self.layers * self.head_dim
+        if traits.has_qkv_bias:
+            vectors += self.layers * (self.heads + 2 * self.kv_heads) * self.head_dim
+        if traits.has_output_bias:
+            vectors += self.layers * (2 * self.width + self.ffn)
+        return self.body_weights + norms + vectors + self.table_weights
 
     @property
     def active_parameters(self) -> int:
@@ -310,6 +419,10 @@ class Model:
         if self.latent:
             return self.layers * (self.kv_rank + self.rope_dim) * dtype_bytes
         return 2 * self.layers * self.kv_heads * self.head_dim * dtype_bytes
+
+
+def _toml(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _divisors(number: int) -> str:

@@ -18,13 +18,15 @@ STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 2}
 
 def check_parallelism(run: Run, world: int) -> Mesh:
     """The mesh for this many ranks; raises InfeasiblePlan where the trainer would fail or be silently wrong."""
-    run.model.require_plain()
+    run.model.require_trainable()
     mesh = run.mesh.resolve(world)
     accumulation = run.accumulation(world)
     tokens = run.data.sequence // mesh.cp
     if tokens % mesh.tp:
         found = f"{mesh.tp} tensor-parallel ranks do not divide sequences of {tokens} tokens"
         raise InfeasiblePlan("mesh.tp", found, "choose a divisor")
+    if mesh.ep > 1:
+        raise InfeasiblePlan("mesh.ep", f"is {mesh.ep}: expert parallelism is planned and not trained", "set it to 1")
     if mesh.pp > 1:
         _check_pipeline(run, mesh, accumulation)
     if run.train.compile == "model" and world > 1:

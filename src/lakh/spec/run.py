@@ -183,7 +183,13 @@ class Checkpoints:
     every: int = 50
     """Steps between checkpoints; 0 saves only at the end and when stopped."""
     keep: int = 3
-    """Number of checkpoints to keep; older ones are removed after a new one is complete."""
+    """Number of good checkpoints to keep; older ones are removed after a new one is complete."""
+    url: str = ""
+    """Where to write checkpoints, such as s3://bucket/run; they go to URL/checkpoints. Empty: the folder of the run."""
+    incremental: Literal["off", "exact", "bounded", "factored", "weights"] = "off"
+    """Checkpoints between full ones, at most eight in a row: "exact" (bit-exact), "bounded" (4-bit weights and first
+    moments, 8-bit second moments), "factored" (the same, second moments factored), or "weights" (bf16 weights alone,
+    which cannot resume)."""
     background: Literal["auto", "on", "off"] = "auto"
     """Write checkpoints in the background, from a copy of the state in host memory; "auto" does so if the copy fits."""
 

@@ -2,7 +2,9 @@
 
 A checkpoint is saved in two phases: `begin_save` copies the state and starts a thread that writes it; `finish_save`
 completes it when every rank has written its part. Training continues in between, unless there is no memory for the
-copy. stream.json in the checkpoint holds the hash of the stream up to its position.
+copy. It also continues after a save that failed, which writes a CheckpointFailed event; the next save tries again, and
+the last save of a run must succeed (`require_saved`). stream.json in the checkpoint holds the hash of the stream up to
+its position.
 """
 
 from __future__ import annotations
@@ -11,21 +13,20 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from lakh import checkpoint, config, storage
-from lakh.errors import CorruptCheckpoint, DiskFull, UserError
-from lakh.events import AutoChoice, CheckpointSaved, CheckpointSkipped, SettingChanged
+from lakh.errors import CorruptCheckpoint, DiskFull, LakhError, UserError
+from lakh.events import AutoChoice, CheckpointFailed, CheckpointSaved, CheckpointSkipped, SettingChanged
 from lakh.spec import Checkpoints, Run
 from lakh.spec.resume_rules import check_changes
 from lakh.tokens.loading.digest import StreamDigest
 from lakh.trainer.data import DataFeed, merge_skips
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.event_writer import EventWriter
-from lakh.trainer.optim.optimizer import named_state
+from lakh.trainer.optim.optimizer import named_state, role_of
 
 __all__ = ["Checkpointer"]
 
@@ -44,13 +45,17 @@ class Checkpointer:
         events: EventWriter,
     ) -> None:
         self._run_dir, self._settings, self._world, self._events = run_dir, settings, world, events
+        self._home = settings.url or run_dir
         self._model, self._optimizer = model, optimizer
         self.last_saved = ""
         """Folder of the last complete checkpoint."""
+        self._good: set[str] = set()  # checkpoints that this process restored or wrote
         self._save: checkpoint.CheckpointSave | None = None
         self._copies = checkpoint.HostCopies()
+        self._chain = _delta_chain(settings.incremental)
         self._in_background: bool | None = None
         self._paused_s = 0.0
+        self._failure: LakhError | None = None  # of the last save
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -62,14 +67,21 @@ class Checkpointer:
     def restore(self, run: Run, data: DataFeed) -> tuple[Run, int]:
         """Load the newest undamaged checkpoint, if there is one. Returns the run, with the skipped sequences of the
         checkpoint, and the step."""
-        newest = checkpoint.newest_usable(self._run_dir) if self._world.rank == 0 else None
-        folder, damaged = self._world.broadcast(newest)
+        if self._chain is not None:
+            self._chain.reset()  # after a rewind its base is ahead
+        folder, damaged = checkpoint.newest_usable(
+            self._home,
+            rank=self._world.rank,
+            world=self._world.size,
+            gather=self._world.gather,
+            broadcast=self._world.broadcast,
+        )
         for error in damaged:
             self._events.write(CheckpointSkipped(path=error.where, reason=error.found))
         if folder is None:
             if damaged:
                 found = f"every checkpoint is damaged; {damaged[0]}"
-                raise CorruptCheckpoint(self._run_dir, found, "train again from the start")
+                raise CorruptCheckpoint(self._home, found, "train again from the start")
             return run, 0
         saved = checkpoint.read_run(folder)
         position = checkpoint.Manifest.read(folder).sequence_index
@@ -86,6 +98,7 @@ class Checkpointer:
         for path, before, after in changes:
             self._events.write(SettingChanged(step=manifest.step, path=path, before=before, after=after))
         self.last_saved = folder
+        self._good.add(folder)
         digest = _read_digest(folder) if STREAM in manifest.files else None
         data.stream.restore(manifest.sequence_index, digest)
         return run, manifest.step
@@ -97,9 +110,10 @@ class Checkpointer:
         """
         self.finish_save()
         began_s = time.monotonic()
-        folder = storage.join(self._run_dir, "checkpoints", checkpoint.folder_name(step))
+        folder = storage.join(self._home, "checkpoints", checkpoint.folder_name(step))
         if self._world.rank == 0:  # after a rewind a step is saved again: the old checkpoint must not look complete
-            storage.remove_tree(storage.join(folder, storage.MANIFEST))
+            with contextlib.suppress(LakhError):  # storage that fails now fails the save too, which reports it
+                storage.remove_tree(storage.join(folder, storage.MANIFEST))
         total = data.stream.total_digest(self._world, data.digest)  # also a barrier behind the removal
         data.stream.known = (data.stream.position, total)
         attachments = {
@@ -119,13 +133,15 @@ class Checkpointer:
             rank=self._world.rank,
             world=self._world.size,
             writes_whole=run.mesh.resolve(self._world.size).leads_stage(self._world.rank),
+            chain=self._chain,
         )
         if self._saves_in_background(step, self._save.bytes_to_write):
             self._save.start(self._copies)
             self._paused_s = time.monotonic() - began_s
         else:
-            with self._explain_full_disk():
-                self._save.write()
+            self._chain = None  # there is no memory for its base
+            self._save.leave_chain()
+            self._save.write_now()
             self._paused_s = time.monotonic() - began_s
             self.finish_save()
 
@@ -134,7 +150,7 @@ class Checkpointer:
         if self._in_background is None:
             mine = checkpoint.choose_background(
                 self._settings.background,
-                copy_bytes=own_bytes * self._world.local_size,
+                copy_bytes=own_bytes * self._world.local_size * (2 if self._chain is not None else 1),
                 free_bytes=checkpoint.free_host_bytes(),
             )
             votes: list[tuple[bool, str]] = self._world.broadcast(self._world.gather(mine))
@@ -154,13 +170,26 @@ class Checkpointer:
         if save is None:
             return
         began_s = time.monotonic()
-        with self._explain_full_disk():
-            manifest = save.finish(self._world.gather)
+        outcome = save.try_finish(self._world.gather, self._world.broadcast)
+        self._failure = outcome if isinstance(outcome, LakhError) else None
+        if isinstance(outcome, LakhError):
+            failed = CheckpointFailed(step=save.step, path=outcome.where, reason=outcome.found, last=self.last_saved)
+            self._events.write(failed)
+            return
         self.last_saved = save.folder
-        if manifest is not None:
-            checkpoint.prune(self._run_dir, keep=self._settings.keep)
+        if self._world.rank == 0:
+            self._good.add(save.folder)
             seconds = self._paused_s + time.monotonic() - began_s
-            self._events.write(CheckpointSaved(step=save.step, path=save.folder, bytes=manifest.bytes, seconds=seconds))
+            self._events.write(CheckpointSaved(step=save.step, path=save.folder, bytes=outcome.bytes, seconds=seconds))
+            with contextlib.suppress(LakhError):  # storage that fails now fails the next save too, which reports it
+                checkpoint.prune(self._home, keep=self._settings.keep, known_good=self._good)
+
+    def require_saved(self) -> None:
+        """Raise the error of the last save, if it failed."""
+        if self._failure is not None:
+            todo = "free some space" if isinstance(self._failure, DiskFull) else self._failure.todo
+            self._failure.todo = f"{todo}, then: lakh resume {self._run_dir}"
+            raise self._failure
 
     def drop_save(self) -> None:
         """Abandon a save that cannot be completed because ranks were lost."""
@@ -168,12 +197,12 @@ class Checkpointer:
         if save is not None:
             save.wait(DROP_TIMEOUT_S)  # its folder is removed later, and must not be written to then
 
-    @contextlib.contextmanager
-    def _explain_full_disk(self) -> Iterator[None]:
-        try:
-            yield
-        except DiskFull as error:
-            raise DiskFull(error.where, error.found, f"free some space, then: lakh resume {self._run_dir}") from None
+
+def _delta_chain(incremental: str) -> checkpoint.DeltaChain | None:
+    if incremental == "off":
+        return None
+    mode = "bounded" if incremental == "factored" else incremental
+    return checkpoint.DeltaChain(mode, role_of, factored=incremental == "factored")
 
 
 def _read_digest(folder: str) -> StreamDigest:

@@ -137,7 +137,7 @@ class TrainingLoop:
         )
         require_agreement(world, {"data": self._data.fingerprint})
         self._evaluator = Evaluator(run.train, self._mesh, world, self._data.heldout, self._events)
-        is_new = carried is None and not checkpoint.list_complete(run_dir)
+        is_new = carried is None and not checkpoint.list_complete(run.checkpoint.url or run_dir)
         self._model = build_model(run, self._mesh, world, self._events, is_new=is_new)
         self._optimizer = build_optimizer(self._model, run.optim)
         self.checkpointer = Checkpointer(run_dir, run.checkpoint, self._model, self._optimizer, world, self._events)
@@ -251,6 +251,7 @@ class TrainingLoop:
                 self.checkpointer.begin_save(self.run, self._step, self._data)
                 if self._stopped_by or is_last:
                     self.checkpointer.finish_save()
+                    self.checkpointer.require_saved()
                 self._metrics.timer.start()
         self._finished = self._step
 

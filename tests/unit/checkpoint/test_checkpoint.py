@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from lakh import checkpoint, config, storage
 from lakh.checkpoint import format as fmt
+from lakh.checkpoint.loading import CheckpointReader
 from lakh.checkpoint.retention import to_remove
-from lakh.checkpoint.slices import TensorSlice
 from lakh.checkpoint.tensor_file import write_tensors
 from lakh.errors import CorruptCheckpoint, DiskFull, PeerTimeout, UserError
 from lakh.spec import Run
@@ -98,10 +98,9 @@ def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path)
     path = Path(folder) / "manifest.json"
     data = json.loads(path.read_text())
-    for change in ({"format": "lakh-checkpoint/9"}, {"tensors": 3}, {"surprise": 1}):
-        path.write_text(json.dumps(data | change))
-        with pytest.raises(CorruptCheckpoint):
-            checkpoint.verify(folder)
+    path.write_text(json.dumps(data | {"format": "lakh-checkpoint/9"} | {"manifest_sha256": ""}))
+    with pytest.raises(CorruptCheckpoint):
+        checkpoint.verify(folder)
 
 
 def test_find_returns_the_newest_checkpoint_of_a_run(tmp_path: Path) -> None:
@@ -133,22 +132,19 @@ def test_any_number_of_ranks_reads_slices_of_any_other_number(
     whole = torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns)
     folder = str(tmp_path_factory.mktemp("c"))
     stored = []
+    files = {}
     for rank, part in enumerate(cut(whole, written_by)):
         if len(part[1]):
             file = f"rank-{rank:05d}.safetensors"
-            storage.write_bytes(storage.join(folder, file), safetensors.torch.save({"t": part[1].contiguous()}))
+            files[file] = write_tensors(storage.join(folder, file), {"t": part[1]})
             stored.append(fmt.StoredSlice(file, (part[0], 0), tuple(part[1].shape)))
-    from lakh.checkpoint.loading import _copy_overlap, _TensorFiles
-
-    pieces = []
-    with _TensorFiles(folder) as files:
-        for offset, part in cut(whole, read_by):
-            target = torch.full_like(part, -1)
-            filled = sum(
-                _copy_overlap(files, "t", box, TensorSlice(tuple(whole.shape), (offset, 0), target)) for box in stored
-            )
-            assert filled == part.numel()
-            pieces.append(target)
+    tensors = {"t": fmt.StoredTensor("float32", tuple(whole.shape), tuple(stored))}
+    fmt.Manifest(1, 8, "r", "d", written_by, files, tensors).write(folder)
+    reader, pieces = CheckpointReader(folder), []
+    for offset, part in cut(whole, read_by):
+        target = torch.full_like(part, -1)
+        reader.fill("t", (offset, 0), target)
+        pieces.append(target)
     assert torch.equal(torch.cat(pieces), whole)
 
 
@@ -160,13 +156,18 @@ def cut(whole: torch.Tensor, ranks: int) -> list[tuple[int, torch.Tensor]]:
 steps = st.lists(st.integers(0, 50), unique=True, max_size=8)
 
 
-@given(complete=steps, unfinished=steps, keep=st.integers(1, 4))
-def test_the_newest_checkpoints_are_never_removed(complete: list[int], unfinished: list[int], keep: int) -> None:
-    unfinished = [step for step in unfinished if step not in complete]
-    gone = to_remove(complete, unfinished, keep=keep)
-    assert not set(gone) & set(sorted(complete)[-keep:])
-    assert len(set(complete) - set(gone)) == min(keep, len(complete))
-    assert all(step < max(complete, default=-1) for step in gone)
+@given(good=steps, damaged=steps, unfinished=steps, keep=st.integers(1, 4))
+def test_the_newest_good_checkpoints_are_never_removed(
+    good: list[int], damaged: list[int], unfinished: list[int], keep: int
+) -> None:
+    damaged = [step for step in damaged if step not in good]
+    unfinished = [step for step in unfinished if step not in good and step not in damaged]
+    gone = to_remove(good, damaged, unfinished, keep=keep)
+    assert not set(gone) & set(sorted(good)[-keep:])
+    assert len(set(good) - set(gone)) == min(keep, len(good))
+    assert all(step < max(good, default=-1) for step in gone)
+    if len(good) < keep:
+        assert set(gone) <= set(unfinished), "every complete checkpoint stays until there are enough good ones"
 
 
 def test_prune_removes_old_folders(tmp_path: Path) -> None:
@@ -264,7 +265,7 @@ def test_the_safetensors_package_reads_our_files(written, tmp_path_factory) -> N
     wanted = {name: (torch.rand(shape) * 9).to(kind) for name, (shape, kind) in written.items()}
     path = tmp_path_factory.mktemp("t") / "x.safetensors"
     entry = write_tensors(str(path), wanted)
-    assert entry == {"bytes": path.stat().st_size, "sha256": storage.sha256(path)}
+    assert (entry.bytes, entry.sha256) == (path.stat().st_size, (storage.sha256(path),))
     found = safetensors.torch.load_file(path)
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():

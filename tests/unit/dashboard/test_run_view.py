@@ -37,8 +37,8 @@ def test_a_run_with_a_fault_and_a_restart(faulty_run: Any) -> None:
     assert not any(name.endswith((": low", ": high")) for name in found["curves"])
     assert [score["passed"] for score in found["scores"]["humaneval"]] == [1, 3]
     assert found["checkpoints_at"]["step"] == [50, 100]
-    kinds = [entry["kind"] for entry in found["unusual"]]
-    assert kinds == ["run_ended", "run_started", "restarted", "fault_injected", "run_started"]
+    assert [entry["kind"] for entry in found["unusual"]] == ["restarted", "fault_injected"]
+    assert [entry["kind"] for entry in found["history"]] == ["run_ended", "run_started", "run_started"]
     assert [mark["what"] for mark in found["marks"]] == ["serious", "serious"]
     assert [mark["step"] for mark in found["marks"]] == [70, 70]
 
@@ -112,7 +112,7 @@ def test_events_of_another_version_are_listed_with_their_fields(fake_run: Any) -
     fake_run.event("step_done", step=5, loss="high")
     fake_run.event("resources", step=5, memory_bytes="?")
     found = viewed(fake_run)
-    texts = [entry["text"] for entry in found["unusual"]]
+    texts = [entry["text"] for entry in [*found["unusual"], *found["history"]]]
     assert "teleported: it could (to node-7)" in texts
     assert "ranks lost (who [3])" in texts
     assert found["step"] == 5
@@ -140,6 +140,70 @@ def test_the_state_of_a_run(fake_run: Any) -> None:
     fake_run.steps(51, 51)
     run.refresh()
     assert run.data(fake_run.now_s, points=10)["state"]["word"] == "running"
+
+
+def test_the_time_left_after_a_resume_leaves_out_the_time_it_was_stopped(fake_run: Any) -> None:
+    (fake_run.run_dir / "run.toml").write_text("[train]\nsteps = 100\n")
+    fake_run.begin(seconds=0.0)
+    fake_run.steps(1, 50)
+    fake_run.event("run_ended", step=50, reason="stopped by SIGINT", seconds=50.0)
+    fake_run.now_s += 12 * 3600
+    fake_run.begin(50, seconds=0.0)
+    fake_run.steps(51, 60)
+    found = viewed(fake_run)
+    assert sum(found["spent_s"].values()) == pytest.approx(60.0)  # the stop does not count
+    assert found["left_s"] == pytest.approx(40.0)
+
+
+def test_resuming_a_finished_run_keeps_its_goodput(faulty_run: Any) -> None:
+    before = viewed(faulty_run)
+    faulty_run.now_s += 7200
+    faulty_run.begin(120, seconds=60.0)
+    faulty_run.event("evaluated", step=120, after_s=200.0, loss=4.0, sequences=32, seconds=200.0)
+    assert viewed(faulty_run)["state"]["word"] == "running"
+    faulty_run.event("run_ended", step=120, reason="last step done", seconds=1.0)
+    after = viewed(faulty_run)
+    assert (after["goodput"], after["spent_s"]) == (before["goodput"], before["spent_s"])
+    assert after["state"]["word"] == "done"
+    assert after["heldout_loss"] == 4.0
+    theirs = goodput(events.read(faulty_run.run_dir, rank=0))
+    assert theirs["ratio"] == pytest.approx(before["goodput"])
+
+
+def test_a_finished_run_that_goes_on_counts_only_the_resume_that_took_steps(faulty_run: Any) -> None:
+    faulty_run.begin(120, seconds=5.0)
+    faulty_run.event("run_ended", step=120, reason="last step done", seconds=1.0)
+    faulty_run.now_s += 30.0
+    faulty_run.begin(120, seconds=5.0)
+    faulty_run.steps(121, 122)
+    found = viewed(faulty_run)["spent_s"]
+    assert found["restart"] == pytest.approx(4.0 + 3.0)
+    assert found["init"] == pytest.approx(3.0 + 5.0)
+
+
+def test_a_step_far_slower_than_usual_is_unusual_and_the_first_of_an_attempt_is_not(fake_run: Any) -> None:
+    fake_run.begin()
+    fake_run.steps(1, 1, step_s=60.0)  # compiles
+    fake_run.steps(2, 20)
+    fake_run.steps(21, 22, step_s=50.0)
+    fake_run.steps(23, 40, step_s=3.0)  # a slower phase is not a slow step
+    fake_run.begin(40)
+    fake_run.steps(41, 41, step_s=60.0)
+    found = viewed(fake_run)
+    [entry] = found["unusual"]
+    assert (entry["kind"], entry["step"], entry["last_step"]) == ("slow step", 21, 22)
+    assert entry["text"] == "the step took 50 s, 50 times the usual 1 s"
+    assert [mark["step"] for mark in found["marks"]] == [21]
+
+
+def test_a_run_begun_on_two_ranks_stays_a_run_of_two_ranks(fake_run: Any) -> None:
+    fake_run.begin()
+    fake_run.steps(1, 3)
+    known = {"backend": "none", "device": "cpu", "parameters": 8, "sequence_index": 24}
+    fake_run.event("run_started", step=3, world=1, attempt=0, **known, run_sha256="r", data_sha256="d")
+    fake_run.steps(4, 5)
+    facts = viewed(fake_run)["facts"]
+    assert (facts["ranks"], facts["ranks_now"]) == (2, 1)
 
 
 def test_a_reused_folder_is_read_from_the_start(fake_run: Any) -> None:

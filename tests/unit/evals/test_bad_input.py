@@ -79,6 +79,6 @@ def test_a_backend_that_does_not_exist_is_refused(lakh: Callable[..., tuple[int,
     "words", [["diff", "a"], ["diff", "/none", "/none"], ["reproduce", "/none"], ["watch", "/none"]]
 )
 def test_commands_on_missing_results_exit_with_2(words: list[str], lakh: Callable[..., tuple[int, str, str]]) -> None:
-    extra = ["--tasks", "humaneval"] if words[0] == "watch" else []
+    extra = ["--task", "humaneval"] if words[0] == "watch" else []
     code, _, _ = lakh("eval", *words, *extra)
     assert code == 2

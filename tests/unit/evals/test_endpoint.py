@@ -128,15 +128,15 @@ def test_a_model_behind_a_url_is_scored(
 ) -> None:
     monkeypatch.setitem(TASKS, "toy", lambda data: toy_task)
     server = serve(lambda body: (200, "    return x + 1\ndef more():"))
-    code, out, _ = lakh("eval", server.url, "--tasks", "toy", "--json")
+    code, out, _ = lakh("eval", server.url, "--task", "toy", "--json")
     assert code == 0
     found = last_line(out)
     assert (found["passed"], found["total"]) == (1, 3)
     assert found["settings"]["form"] == "completions"
     chat = serve(lambda body: (200, "Here:\n```python\ndef add(x):\n    return x + 2\n```\n"))
-    code, out, _ = lakh("eval", chat.url, "--tasks", "toy", "--chat", "--json")
+    code, out, _ = lakh("eval", chat.url, "--task", "toy", "--chat", "--json")
     assert (code, last_line(out)["passed"]) == (0, 1)
-    code, _, err = lakh("eval", "http://127.0.0.1:9", "--tasks", "toy")
+    code, _, err = lakh("eval", "http://127.0.0.1:9", "--task", "toy")
     assert code == 75
     assert "does not answer" in err
 

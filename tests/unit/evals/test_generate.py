@@ -152,7 +152,7 @@ def toys(toy_task: Task, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 def test_eval_of_a_model_generates_runs_and_scores(
     sandbox: Sandbox, toys: FakeEngine, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code, data, _ = run(capsys, "some-model", "--tasks", "toy", "--out", str(tmp_path))
+    code, data, _ = run(capsys, "some-model", "--task", "toy", "--out", str(tmp_path))
     assert code == 0
     assert (data["task"], data["passed"], data["total"]) == ("toy", 2, 3)
     assert data["pass_at_k"]["1"] == pytest.approx(2 / 3)
@@ -165,7 +165,7 @@ def test_eval_of_a_model_generates_runs_and_scores(
 def test_options_may_precede_the_model_and_several_tasks_give_a_list(
     sandbox: Sandbox, toys: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, data, _ = run(capsys, "--tasks", "toy,toy2", "--limit", "2", "some-model")
+    code, data, _ = run(capsys, "--task", "toy,toy2", "--limit", "2", "some-model")
     assert code == 0
     assert [(result["passed"], result["total"]) for result in data["results"]] == [(2, 2), (2, 2)]
 
@@ -186,11 +186,11 @@ def test_score_reads_samples_and_runs_the_canonical_ones(
         (["score", "x.jsonl", "--canonical", "--task", "toy"], "either a samples file or --canonical"),
         (["score", "x.jsonl", "--task", "toy"], "no such file"),
         (["score", "--canonical", "--task", "tpy"], "did you mean toy"),
-        (["model", "some-model", "--tasks", "toy,toy"], "twice"),
-        (["some-model", "--tasks", ","], "names no task"),
-        (["some-model", "--tasks", "toy", "--n", "2"], "all samples are equal"),
-        (["some-model", "--tasks", "toy", "--n", "0"], "--n"),
-        (["some-model"], "--tasks"),
+        (["model", "some-model", "--task", "toy,toy"], "twice"),
+        (["some-model", "--task", ","], "names no task"),
+        (["some-model", "--task", "toy", "--n", "2"], "all samples are equal"),
+        (["some-model", "--task", "toy", "--n", "0"], "--n"),
+        (["some-model"], "--task"),
     ],
 )
 def test_invalid_arguments_exit_with_2(
@@ -209,7 +209,7 @@ def test_the_result_of_generated_samples_has_their_origin(
     tmp_path: Path,
 ) -> None:
     asked = [
-        "--tasks",
+        "--task",
         "toy",
         "--n",
         "2",
@@ -238,7 +238,7 @@ def test_the_result_of_generated_samples_has_their_origin(
 
 
 def test_unsafe_warns(toys: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
-    code, data, err = run(capsys, "some-model", "--tasks", "toy", "--unsafe")
+    code, data, err = run(capsys, "some-model", "--task", "toy", "--unsafe")
     assert code == 0
     assert "warning: --unsafe" in err
     assert "--unsafe" in data["sandbox"]

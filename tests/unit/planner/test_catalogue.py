@@ -8,7 +8,7 @@ from lakh import config
 from lakh.errors import ConfigError, InfeasiblePlan, UserError
 from lakh.planner.catalogue import DATA, load_model
 from lakh.spec import Model
-from lakh.spec.model import Experts, Latent, SlidingWindow
+from lakh.spec.model import Experts, Latent
 
 
 @pytest.mark.parametrize(
@@ -94,20 +94,20 @@ def test_latent_keys_with_uncompressed_queries() -> None:
 @pytest.mark.parametrize(
     ("change", "where"),
     [
-        ({"experts": Experts(count=8, top_k=2, ffn=64)}, "model.experts"),
+        ({"experts": Experts(count=8, top_k=2, ffn=64, shared=1)}, "model.experts.shared"),
+        ({"experts": Experts(count=8, top_k=2, ffn=64, bias=True)}, "model.experts.bias"),
         ({"latent": Latent(kv_rank=32, rope_dim=16)}, "model.latent"),
-        ({"head_size": 32}, "model.head_size"),
         ({"gated": False}, "model.gated"),
-        ({"sliding_window": SlidingWindow(tokens=128)}, "model.sliding_window"),
+        ({"latent": Latent(kv_rank=32, rope_dim=16), "family": "qwen2"}, "model.latent"),
     ],
 )
 def test_the_trainer_refuses_models_that_are_only_planned(change: dict, where: str) -> None:
     from lakh.spec.parallel_check import check_parallelism
     from lakh.spec.run import Run
 
-    assert Model().is_plain
+    assert Model().is_trainable
     model = Model(**change)
-    assert not model.is_plain
+    assert not model.is_trainable
     with pytest.raises(InfeasiblePlan, match=f"{where}.*planned"):
         check_parallelism(Run(name="mixed", model=model), 1)
 

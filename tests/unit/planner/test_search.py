@@ -119,9 +119,7 @@ def test_a_run_keeps_its_model_and_gets_the_mesh() -> None:
 
 def test_a_model_that_lakh_cannot_train_is_not_written_as_a_run() -> None:
     with pytest.raises(InfeasiblePlan, match=r"planned .* and not trained"):
-        run_of_model(
-            "m", load_model("mixtral-8x7b"), ExecutionPlan(gpus=8.0, sequence=64.0, batch=8.0), POD, tokens=1e9
-        )
+        run_of_model("m", load_model("deepseek-v3"), ExecutionPlan(gpus=8.0, sequence=64.0, batch=8.0), POD, tokens=1e9)
 
 
 def test_a_plan_that_does_not_fit_names_the_limit_and_the_nearest_that_fits() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,42 @@ def test_serve_reports_ready_completes_requests_and_exits_with_0(model_dir: Path
     assert answer["choices"][0]["text"] == expected.text
 
 
+@pytest.mark.slow
+def test_serve_reads_its_keys_again_on_sighup_and_has_the_given_name(model_dir: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("first-key a\n")
+    options = ["--http", "127.0.0.1:0", "--json", "--keys", str(keys), "--served-name", "code"]
+    command = [sys.executable, "-m", "lakh", "serve", str(model_dir), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            ready = json.loads(process.stdout.readline())
+            assert ready["model"] == "code"
+
+            def status(key: str) -> int:
+                request = urllib.request.Request(
+                    f"{ready['url']}/v1/models", headers={"Authorization": f"Bearer {key}"}
+                )
+                try:
+                    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                        assert json.load(response)["data"][0]["id"] == "code"
+                        return int(response.status)
+                except urllib.error.HTTPError as error:
+                    return error.code
+
+            assert [status("first-key"), status("second-key")] == [200, 401]
+            keys.write_text("second-key a\n")
+            os.kill(process.pid, signal.SIGHUP)
+            assert any("1 keys" in line for line in iter(process.stderr.readline, ""))
+            assert [status("first-key"), status("second-key")] == [401, 200]
+            os.kill(process.pid, signal.SIGTERM)
+            process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("both", [("--draft", "small", "--no-speculate"), ("--follow", "5", "--tensor", "2")])
 def test_conflicting_options_are_rejected(both: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert lakh("serve", "anything", "--http", ":0", *both) == 2
@@ -79,6 +116,23 @@ def test_rows_measured_before_an_interrupt_are_shown_and_plotted(
     assert answer["interrupted"] is True
     assert [(row["row"], row["completed"]) for row in answer["rows"]] == [("nothing", 2)]
     assert picture.stat().st_size > 5000
+
+
+def test_serve_explains_how_to_get_a_model_of_hugging_face(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.chdir(tmp_path)
+    assert lakh("serve", "HuggingFaceTB/SmolLM2-135M", "--http", ":0") == 2
+    assert "hf download HuggingFaceTB/SmolLM2-135M --local-dir SmolLM2-135M" in capsys.readouterr().err
+    snapshot = tmp_path / "hub/models--HuggingFaceTB--SmolLM2-135M/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    assert lakh("serve", "HuggingFaceTB/SmolLM2-135M", "--http", ":0") == 2
+    assert f"lakh serve {snapshot}" in capsys.readouterr().err.replace("\n", "")
+    assert lakh("serve", "no/such/folder", "--http", ":0", "--engine", "thread") == 2
+    assert "no such file or folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["8000", "host", "127.0.0.1:x", "127.0.0.1:99999", "http://a:1", "a:1/b"])

@@ -69,10 +69,10 @@ def test_typed_suggestions_are_reused_only_on_request(cache_of: Callable[..., Co
         assert again == text[3:]
         assert generated(cache) == before
         _, usage = await ask(cache, prompt=typed)  # without reuse the model completes it
-        assert usage.completion_tokens > 0
+        assert not usage.is_cached
         assert generated(cache) > before
         _, usage = await ask(cache, prompt=ASK["prompt"] + "~", supersede="file.py")
-        assert usage.completion_tokens > 0
+        assert not usage.is_cached
         await cache.backend.close()
 
     asyncio.run(main())
@@ -96,7 +96,7 @@ def test_a_suggestion_is_reused_past_its_line_breaks(cache_of: Callable[..., Com
         assert cache.num_typed == len(text) - 1
         for prompt in (ASK["prompt"] + "urn left + right\n", ASK["prompt"] + "urn left - right\n"):
             _, usage = await ask(cache, prompt=prompt)  # without reuse, or with other text typed
-            assert usage.completion_tokens > 0
+            assert not usage.is_cached
         await backend.close()
 
     asyncio.run(main())
@@ -112,6 +112,11 @@ CHANGES: list[dict[str, Any]] = [
     {"heal": True},
     {"temperature": 0.5, "seed": 1},
     {"top_k": 3, "temperature": 0.5, "seed": 1},
+    {"min_p": 0.1, "temperature": 0.5, "seed": 1},
+    {"min_tokens": 3},
+    {"repetition_penalty": 1.1},
+    {"presence_penalty": 1},
+    {"frequency_penalty": 1},
 ]
 
 
@@ -123,8 +128,10 @@ def test_everything_that_may_change_a_completion_is_part_of_the_key(cache_of: Ca
     assert cache_query_of(parse(ASK), other) != cache_query_of(parse(ASK), models)
 
 
-@pytest.mark.parametrize("change", [{"temperature": 1}, {"n": 2}, {"logprobs": 1}, {"prompt": ["a", "b"]}])
-def test_completions_not_determined_by_their_request_are_not_cached(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"temperature": 1}, {"n": 2}, {"logprobs": 1}, {"prompt": ["a", "b"]}, {"suffix": "x" * 300_000}]
+)
+def test_completions_not_determined_by_their_request_and_huge_ones_are_not_cached(change: dict[str, Any]) -> None:
     assert cache_query_of(parse({**ASK, **change}), []) is None
 
 
@@ -153,7 +160,8 @@ def test_a_tenant_cannot_read_or_detect_completions_of_another(
         while getattr(store, "_writes", ()):
             await asyncio.sleep(0.001)
         _, own = await ask(cache, "a", **fields)
-        assert own.completion_tokens == 0  # cached for this tenant
+        assert own.is_cached  # for this tenant
+        assert own.completion_tokens == first.completion_tokens  # what the client reads
         await cache.backend.close()
         await store.close()
 
@@ -166,11 +174,14 @@ def test_foreign_data_in_the_store_is_a_miss(cache_of: Callable[..., CompletionC
         query = cache_query_of(parse(ASK), cache.backend.models())
         assert query is not None
         other = CachedCompletion(query.line, 5, None, "1", 1)  # type: ignore[arg-type]
-        for junk in (b"", b"\xff", b"5", b"[5]", b'[{"line": "x"}]', b"{}", json.dumps([asdict(other)]).encode()):
+        invented = [{"finish_reason": 'x"} 1\nlakh:evil 1'}, {"completion_tokens": -1}, {"prompt_tokens": 10**30}]
+        shaped = [asdict(CachedCompletion(query.line, "evil()", "stop", 1, 1)) | change for change in invented]
+        junk_values = [b"", b"\xff", b"5", b"[5]", b'[{"line": "x"}]', b"{}"]
+        for junk in (*junk_values, *(json.dumps([one]).encode() for one in (asdict(other), *shaped))):
             cache.store.put(query.key, junk, 60)
             text, usage = await ask(cache)
             assert text
-            assert usage.completion_tokens > 0
+            assert not usage.is_cached
         await cache.backend.close()
 
     asyncio.run(main())

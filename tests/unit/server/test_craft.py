@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from lakh.errors import UserError
 from lakh.server.api.api_keys import ApiKeys
-from lakh.server.api.dialects import DIALECTS, DialectResponse
+from lakh.server.api.dialects import DialectResponse
+from lakh.server.api.dialects.llama_cpp import LLAMA_CPP
+from lakh.server.api.dialects.mistral import MISTRAL
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.loadgen.report import percentiles
 from lakh.server.loadgen.typing import arrivals_s, read_source_files, typing_requests
@@ -21,9 +23,6 @@ from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.prompts import fim
 from lakh.server.request import RequestError, parse
 from lakh.server.stopping import StopRule
-
-OPENAI, MISTRAL, LLAMA_CPP = DIALECTS
-
 
 # --- prompts ---
 

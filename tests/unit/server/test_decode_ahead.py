@@ -39,7 +39,7 @@ few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthChec
 
 def submit(engine: Engine, prompt: list[int], limit: int, eot: int = 0) -> Sequence:
     seq = engine.make_sequence(tuple(prompt), SamplingParams(max_tokens=limit))
-    seq.eot = eot
+    seq.end_ids = (eot,)
     engine.submit(seq)
     return seq
 
@@ -341,7 +341,7 @@ def test_sequences_finished_before_an_interrupt_have_left(
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    first.eot = -1
+    first.end_ids = ()
     first.max_new_tokens = len(first.tokens) + 1  # its next token finishes it, before the second gets its token
     monkeypatch.setattr(second, "append", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -1,16 +1,18 @@
-"""The example of docs/how-to/add-an-api-dialect.md works as written."""
+"""Dialects over HTTP: Ollama's and Tabby's, and the example of docs/how-to/add-an-api-dialect.md as written."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from lakh.server.api import http
+from lakh.server.api import dialects
 from lakh.server.api.dialects import DIALECTS
 from lakh.server.api.dialects.dialect import DialectResponse
 from lakh.server.api.server import running
@@ -26,7 +28,7 @@ def test_the_dialect_of_the_docs_page_is_served(engine: Engine, monkeypatch: pyt
     names: dict[str, Any] = {"DialectResponse": DialectResponse}
     exec(code + "\n\n" + test, names)
     names["test_tgi_names_become_openais_and_back"]()
-    monkeypatch.setattr(http, "DIALECTS", (*DIALECTS, names["TGI"]))
+    monkeypatch.setattr(dialects, "DIALECTS", (*DIALECTS, names["TGI"]))
     expected = engine.generate(["def "], SamplingParams(max_tokens=5))[0].text
 
     async def scenario() -> None:
@@ -36,3 +38,103 @@ def test_the_dialect_of_the_docs_page_is_served(engine: Engine, monkeypatch: pyt
                 assert (response.status, await response.json()) == (200, {"generated_text": expected})
 
     asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+Post = Callable[..., Awaitable[tuple[int, str, str]]]
+
+
+def run(engine: Engine, scenario: Callable[[Post], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with running(InProcessBackend(engine), "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
+
+            async def send(path: str, body: Any = None) -> tuple[int, str, str]:
+                """Status, content type and text."""
+                verb = session.get if body is None else session.post
+                async with verb(server.url + path, json=body) as response:
+                    return response.status, response.content_type, await response.text()
+
+            await scenario(send)
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_ollama_generates_whole_streamed_raw_and_with_a_suffix(engine: Engine) -> None:
+    greedy = {"temperature": 0, "num_predict": 6}
+    expected = engine.generate(["def "], SamplingParams(max_tokens=6))[0]
+    middle = engine.prompts.infill("def ", "\n", 6)
+    filled = engine.generate([middle], SamplingParams(max_tokens=6))[0]
+
+    async def scenario(send: Post) -> None:
+        body = {"model": "tiny:latest", "prompt": "def ", "options": greedy}
+        status, _, text = await send("/api/generate", {**body, "stream": False})
+        answer = json.loads(text)
+        assert (status, answer["response"], answer["done"]) == (200, expected.text, True)
+        assert (answer["eval_count"], answer["done_reason"]) == (len(expected.tokens), "length")
+        status, kind, text = await send("/api/generate", body)  # a stream, by default
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert (status, kind) == (200, "application/x-ndjson")
+        assert "".join(line["response"] for line in lines) == expected.text
+        assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+        assert lines[-1]["prompt_eval_count"] == expected.prompt_tokens
+        _, _, text = await send("/api/generate", {**body, "suffix": "\n", "stream": False})
+        assert json.loads(text)["response"] == filled.text
+        raw = "<|fim_prefix|>def <|fim_suffix|>\n<|fim_middle|>"
+        _, _, text = await send("/api/generate", {**body, "prompt": raw, "raw": True, "stream": False})
+        assert json.loads(text)["response"] == filled.text
+        for bad in ({"format": "json"}, {"system": "x"}, {"options": 3}, {"options": {"num_predict": "x"}}):
+            assert (await send("/api/generate", {**body, **bad}))[0] == 400
+        assert (await send("/api/generate", {**body, "model": "other"}))[0] == 404
+        assert json.loads((await send("/api/tags"))[2])["models"][0]["name"] == "tiny"
+        shown = json.loads((await send("/api/show", {"model": "tiny:latest"}))[2])
+        assert shown["model_info"]["llama.context_length"] == engine.spec.context
+        assert (await send("/api/show", {"model": "other"}))[0] == 404
+        assert (await send("/api/version"))[0] == 200
+
+    run(engine, scenario)
+
+
+def test_tabbys_body_on_openais_path_gets_tabbys_answer(engine: Engine) -> None:
+    async def scenario(send: Post) -> None:
+        segments = {
+            "prefix": "def ",
+            "suffix": "\n",
+            "declarations": [{"filepath": "a.py", "body": "def add(left): ..."}],
+            "relevant_snippets_from_changed_files": [{"filepath": "b.py", "body": "x", "score": 1.0}],
+        }
+        body = {"language": "python", "segments": segments, "temperature": 0}
+        status, _, text = await send("/v1/completions", body)
+        answer = json.loads(text)
+        assert (status, list(answer["choices"][0])) == (200, ["index", "text"])
+        assert answer["id"].startswith("cmpl-")
+        plain = {"prompt": "def ", "suffix": "\n", "max_tokens": 64, "temperature": 0}
+        extra = [{"filename": "b.py", "text": "x"}, {"filename": "a.py", "text": "def add(left): ..."}]
+        _, _, text = await send("/v1/completions", {**plain, "input_extra": extra})
+        assert json.loads(text)["choices"][0]["text"] == answer["choices"][0]["text"]
+        status, _, _ = await send("/v1/completions", {"segments": {"prefix": "x = 1\n" * 500}})  # a long file
+        assert status == 200
+        for bad in ({"segments": 1}, {"segments": {}}, {"segments": {"prefix": "x", "declarations": [1]}}):
+            assert (await send("/v1/completions", bad))[0] == 400
+        assert json.loads((await send("/v1/health"))[2])["model"] == "tiny"
+        for kind in ("view", "select", "dismiss"):
+            assert (await send("/v1/events", {"type": kind, "completion_id": answer["id"]}))[0] == 200
+        page = (await send("/metrics"))[2]
+        assert "lakh:suggestions_shown_total 1.0" in page
+        assert "lakh:suggestions_accepted_total 1.0" in page
+
+    run(engine, scenario)
+
+
+def test_infill_uses_the_extra_files_of_llama_vim(engine: Engine) -> None:
+    async def scenario(send: Post) -> None:
+        body = {"input_prefix": "def ", "input_suffix": "\n", "prompt": "", "n_predict": 8, "temperature": 0}
+        extra = [{"filename": "a.py", "text": "def add(left): ..."}]
+        texts = []
+        for more in ({}, {"input_extra": extra}):
+            status, _, text = await send("/infill", {**body, **more})
+            assert status == 200
+            texts.append(json.loads(text)["tokens_evaluated"])
+        assert texts[1] > texts[0] + 5
+        assert (await send("/infill", {**body, "input_extra": [{"text": 3}]}))[0] == 400
+        assert (await send("/infill", {**body, "grammar": "root ::= x"}))[0] == 400
+
+    run(engine, scenario)

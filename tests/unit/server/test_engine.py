@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lakh import checkpoint, config
-from lakh.errors import UserError
+from lakh.errors import DataError, UserError
 from lakh.server import sampler
 from lakh.server.engine import Chunk, Completion, Engine, SamplingParams
 from lakh.server.speculation import proposer
@@ -572,3 +572,36 @@ def test_a_dropped_engine_frees_its_memory_at_once(make_engine: MakeEngine, spec
         assert cache() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("speculation", ["off", "lookup"])
+def test_min_tokens_and_penalties_hold_with_and_without_drafts(
+    make_engine: Callable[..., Engine], speculation: str
+) -> None:
+    engine = make_engine(options={"speculation": speculation})
+    prompt = engine.prompts.encode("def add(left, right):\n    return left + right\n" * 2)
+    at_least = SamplingParams(max_tokens=30, min_tokens=30, temperature=2.0, seed=3)
+    assert [len(one.tokens) for one in engine.generate([prompt] * 4, at_least)] == [30] * 4
+    never_twice = SamplingParams(max_tokens=20, frequency_penalty=2.0, presence_penalty=2.0, repetition_penalty=1.5)
+    plain = make_engine().generate([prompt], never_twice)[0]
+    assert engine.generate([prompt], never_twice)[0].tokens == plain.tokens
+    free = make_engine().generate([prompt], SamplingParams(max_tokens=20))[0]
+    assert len(set(plain.tokens)) >= len(set(free.tokens))
+
+
+def test_weights_that_are_not_numbers_are_refused_and_the_old_ones_stay(
+    make_engine: Callable[..., Engine], reference: CodeModel
+) -> None:
+    engine = make_engine()
+    before = engine.generate(["def "], SamplingParams(max_tokens=4))
+    weights = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    for name in ("embed.weight", next(one for one in weights if "norm" in one), list(weights)[-1]):
+        for value in (float("nan"), float("inf")):
+            damaged = {**weights, name: weights[name].clone()}
+            damaged[name].view(-1)[3] = value
+            with pytest.raises(DataError, match="NaN or infinite"):
+                engine.swap(damaged)
+    with pytest.raises(DataError, match="NaN or infinite"):
+        Engine("tiny", engine.spec, damaged, engine.tokenizer, device="cpu")
+    assert engine.weights_version == 0
+    assert engine.generate(["def "], SamplingParams(max_tokens=4)) == before

@@ -56,7 +56,7 @@ def test_the_engine_process_completes_rejects_cancels_and_reports_its_death(
     monkeypatch.setattr(response_queue, "LATE_S", 0.2)
     deaths: list[str] = []
     load = {"path": str(model_dir), "threads": 1}
-    backend = EngineProcessBackend(load, max_waiting=4, on_death=lambda: deaths.append("died"))
+    backend = EngineProcessBackend(load, max_waiting=4, on_death=lambda: deaths.append("died"), max_restarts=0)
     local = InProcessBackend(Engine.load(str(model_dir)), max_waiting=4)
 
     async def scenario() -> None:
@@ -91,6 +91,40 @@ def test_the_engine_process_completes_rejects_cancels_and_reports_its_death(
             await ask(backend)
         await backend.close()
         await local.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_stopped_engine_is_not_ready_and_a_dead_one_is_restarted(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "SILENT_S", 1.0)
+    backend = EngineProcessBackend({"path": str(model_dir), "threads": 1}, max_waiting=4)
+
+    async def scenario() -> None:
+        await backend.start()
+        before = await ask(backend)
+        first = backend.pid
+        os.kill(first, signal.SIGSTOP)
+        await until(lambda: backend.models() == [])
+        assert "silent" in str(backend.health().problem)
+        assert backend.health().is_alive
+        os.kill(first, signal.SIGCONT)
+        await until(lambda: backend.health().problem is None)
+        assert (await ask(backend))[0] == before[0]
+        os.kill(first, signal.SIGSTOP)
+        monkeypatch.setattr(engine_process, "DEAD_S", 2.0)  # and never continued: it is killed
+        await until(lambda: "SIGKILL" in str(backend.health().problem))
+        with pytest.raises(RequestError) as refused:
+            await ask(backend)
+        assert (refused.value.status, refused.value.code) == (503, "engine_gone")
+        await until(lambda: backend.health().problem is None)
+        assert backend.pid != first
+        assert (await ask(backend))[0] == before[0]
+        assert figure(backend, "engine_restarts_total") == 1
+        await backend.close()
+        assert backend.died is None
 
     asyncio.run(scenario())
 

@@ -28,6 +28,7 @@ from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.gateway.fim_template import TEMPLATES, fim_prompt, fim_template_of
 from lakh.server.gateway.gateway import Gateway
+from lakh.server.gateway.replica import Replica
 from lakh.server.gateway.replica_set import route_key
 from lakh.server.gateway.routing import choose_replica
 from lakh.server.request import parse
@@ -336,6 +337,48 @@ def test_a_gateway_without_engines_is_not_ready_and_waits_for_them() -> None:
             assert response.status == 200
 
     run([], scenario, urls=("http://127.0.0.1:1",))
+
+
+def test_a_gateway_with_a_wrong_key_is_not_ready_and_says_why(engine: Engine) -> None:
+    keys = ApiKeys({"key-of-gateway": "gateway"})
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(60),
+            running(InProcessBackend(engine), "127.0.0.1", 0, keys=keys) as one,
+            running(Gateway([one.url], key="wrong-key"), "127.0.0.1", 0) as front,
+            aiohttp.ClientSession() as session,
+        ):
+            for path, send in (("/ready", session.get), ("/v1/completions", session.post)):
+                async with send(front.url + path, json={"prompt": "x"}) as response:
+                    assert response.status == 503
+                    assert "rejects the gateway's key (401)" in await response.text()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_is_not_ready_is_down_unless_it_drains() -> None:
+    async def main() -> None:
+        reply = {"status": "draining"}
+
+        async def ready(_: web.Request) -> web.Response:
+            return web.json_response(reply, status=503)
+
+        app = web.Application()
+        app.router.add_get("/ready", ready)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with aiohttp.ClientSession() as session:
+            replica = Replica(f"http://127.0.0.1:{runner.addresses[0][1]}", session)
+            await replica.check()
+            assert replica.state == "draining"
+            reply["status"] = "the engine process has been silent for 4 s"
+            await replica.check()  # its requests are retried elsewhere
+            assert (replica.state, "silent" in replica.found) == ("down", True)
+        await runner.cleanup()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("name", ["no.such.name.invalid", "a" * 70 + ".example"])

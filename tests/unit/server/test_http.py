@@ -202,10 +202,8 @@ def test_a_suffix_requests_the_middle_and_may_be_long(engine: Engine) -> None:
 def test_a_prompt_that_ends_inside_a_word_is_healed_on_request(engine: Engine) -> None:
     prompt = "def add(left, right):\n    re"
     healed = engine.prompts.heal(engine.prompts.encode(prompt))
-    assert healed.first_token_ids is not None
-    row = engine.make_sequence(
-        healed.ids, SamplingParams(max_tokens=6), first_token_ids=healed.first_token_ids, skip=healed.skip
-    )
+    assert healed.repeated is not None
+    row = engine.make_sequence(healed.ids, SamplingParams(max_tokens=6), repeated=healed.repeated)
     engine.submit(row)
     while row.finish_reason is None:
         engine.step()
@@ -328,7 +326,16 @@ BAD: list[tuple[Any, str | None]] = [
     (b'{"prompt": "x", "timeout_ms": NaN}', "timeout_ms"),
     ({"prompt": "x", "supersede": 4}, "supersede"),
     ({"prompt": "x", "best_of": 4}, "best_of"),
-    ({"prompt": "x", "presence_penalty": 0.5}, "presence_penalty"),
+    ({"prompt": "x", "best_of": True}, "best_of"),
+    ({"prompt": "x", "presence_penalty": 2.5}, "presence_penalty"),
+    ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty"),
+    ({"prompt": "x", "min_p": 1.5}, "min_p"),
+    ({"prompt": "x", "min_tokens": 17}, "min_tokens"),
+    ({"prompt": "x", "response_format": {"type": "json_object"}}, "response_format"),
+    ({"prompt": "x", "guided_json": {}}, "guided_json"),
+    ({"prompt": "x", "grammar": "root ::= x"}, "grammar"),
+    ({"prompt": "x", "ignore_eos": True}, "ignore_eos"),
+    ({"prompt": "x", "stop_token_ids": [1]}, "stop_token_ids"),
 ]
 
 
@@ -364,6 +371,7 @@ def test_a_bad_streaming_request_is_a_plain_400(engine: Engine) -> None:
         {"echo": False, "logprobs": None, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0.0},
         {"seed": None, "stop": None, "n": None, "suffix": "", "temperature": 0, "logit_bias": {}},
         {"stream": False, "stream_options": None, "stop": []},
+        {"response_format": {"type": "text"}, "guided_json": None, "grammar": "", "ignore_eos": False, "mirostat": 0},
     ],
 )
 def test_unsupported_fields_with_neutral_values_are_accepted(engine: Engine, extra: dict[str, Any]) -> None:

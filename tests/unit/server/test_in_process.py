@@ -1,15 +1,24 @@
-"""The in-process backend: requests that wait for an encoder thread count as waiting."""
+"""The in-process backend: what a long text costs, and requests that wait for an encoder thread."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from typing import Any
 
+import aiohttp
 import pytest
 
-from lakh.server.backend import Usage
-from lakh.server.backends.in_process import MAX_NEW_CHARS, InProcessBackend
+from lakh.errors import PeerLost
+from lakh.server.api.request_handler import to_request_error
+from lakh.server.api.server import running
+from lakh.server.backend import Backend, CompletionDelta, Usage
+from lakh.server.backends import engine_thread
+from lakh.server.backends.in_process import MAX_NEW_CHARS, InProcessBackend, make_sequences
 from lakh.server.engine import Engine
+from lakh.server.prompts.encoder import MAX_CHARS_PER_TOKEN
+from lakh.server.prompts.incremental_tokenizer import FEW_CHARS
 from lakh.server.request import RequestError, parse
 
 TIMEOUT_S = 30.0
@@ -40,3 +49,166 @@ def test_texts_that_wait_for_an_encoder_thread_count_as_waiting(engine: Engine) 
         await backend.close()
 
     asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
+
+
+def test_readiness_follows_the_engines_steps(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_thread, "STALLED_S", 0.05)
+    engine, permit = make_engine(), threading.Event()
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: permit.wait(TIMEOUT_S) and step())
+
+    async def scenario() -> None:
+        async with running(InProcessBackend(engine), "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
+
+            async def status(path: str) -> tuple[int, str]:
+                async with session.get(server.url + path) as response:
+                    return response.status, (await response.json())["status"]
+
+            asking = asyncio.create_task(_text(server.handler.backend))
+            while (await status("/ready"))[0] == 200:
+                await asyncio.sleep(0.01)
+            assert "in one step" in (await status("/ready"))[1]
+            assert (await status("/health"))[0] == 200  # a step may be slow: no reason to kill the process
+            permit.set()
+            await asking
+            assert await status("/ready") == (200, "ok")
+
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
+
+
+def test_an_engine_that_lost_a_process_is_neither_ready_nor_alive(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, deaths = make_engine(), threading.Event()
+
+    def step() -> None:
+        raise PeerLost("tensor parallel", "a process is lost", "start the server again")
+
+    monkeypatch.setattr(engine, "step", step)
+
+    async def scenario() -> None:
+        backend = InProcessBackend(engine, on_death=deaths.set)
+        for _ in range(2):  # the request that finds out, and a later one
+            with pytest.raises(PeerLost) as caught:
+                await _text(backend)
+            assert to_request_error(caught.value).status == 503
+        assert await asyncio.to_thread(deaths.wait, TIMEOUT_S)
+        assert (backend.models(), backend.health().is_alive) == ([], False)
+        assert "a process is lost" in str(backend.died)
+        await backend.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
+
+
+async def _text(backend: Backend) -> str:
+    request = parse({"prompt": "def add(", "max_tokens": 2, "temperature": 0})
+    return "".join([item.text async for item in backend.complete(request) if isinstance(item, CompletionDelta)])
+
+
+class RecordingTokenizer:
+    """Counts the characters that are encoded while the interpreter is held (encode) and released (encode_batch)."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.num_held, self.num_released = inner, 0, 0
+
+    def encode(self, text: str) -> list[int]:
+        self.num_held += len(text)
+        return list(self._inner.encode(text))
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        self.num_released += sum(map(len, texts))
+        return [list(ids) for ids in self._inner.encode_batch(texts)]
+
+
+@pytest.fixture
+def recording(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> RecordingTokenizer:
+    incremental = engine.prompts._incremental
+    recorder = RecordingTokenizer(incremental._tokenizer)
+    monkeypatch.setattr(incremental, "_tokenizer", recorder)
+    return recorder
+
+
+@pytest.mark.parametrize("can_split", [True, False])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "x = 1; " * 200_000, "suffix": "\n"},
+        {"prompt": "x", "suffix": "y" * 1_000_000},
+        {"prompt": "z" * 1_000_000, "suffix": ""},
+    ],
+)
+def test_a_megabyte_is_cut_to_the_context_before_it_is_tokenized(
+    engine: Engine,
+    recording: RecordingTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    body: dict[str, Any],
+    can_split: bool,
+) -> None:
+    monkeypatch.setattr(engine.prompts._incremental, "_can_split", can_split)
+    (seq,) = make_sequences(engine, parse({**body, "max_tokens": 4}, f"{can_split}"), 0.0)
+    assert 4 < len(seq.prompt) <= engine.spec.context - 4
+    assert recording.num_held <= 2 * FEW_CHARS  # prefix and suffix: the engine's thread waits for no more than this
+    assert recording.num_released <= 2 * engine.spec.context * MAX_CHARS_PER_TOKEN
+
+
+def test_a_megabyte_without_a_suffix_is_refused_before_it_is_tokenized(
+    engine: Engine, recording: RecordingTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.prompts._incremental, "_longest", None)  # tokens may stand for any text
+    with pytest.raises(RequestError) as caught:
+        make_sequences(engine, parse({"prompt": "x = 1; " * 200_000}), 0.0)
+    assert caught.value.code == "context_length_exceeded"
+    assert recording.num_held == recording.num_released == 0
+
+
+def test_the_end_of_a_long_file_is_completed_and_its_start_moves_in_steps(engine: Engine) -> None:
+    text = "".join(f"x{number} = {number}\n" for number in range(500))
+
+    def ids(prompt: str, **fields: Any) -> tuple[int, ...]:
+        return make_sequences(engine, parse({"prompt": prompt, "max_tokens": 4, **fields}), 0.0)[0].prompt
+
+    assert ids(text[:20], suffix="") == ids(text[:20])  # nothing follows the cursor: a plain prompt
+    end = ids(text, suffix="")
+    assert end == tuple(engine.tokenizer.encode(text))[-len(end) :]
+    starts = {ids(text[:size], suffix="")[:8] for size in range(3000, 3040)}
+    assert len(starts) <= 5  # a cut that moved with every keystroke would miss the prefix cache each time
+    with pytest.raises(RequestError, match="more than the context"):
+        ids(text)
+
+
+def test_other_files_come_first_and_never_crowd_out_the_cursor(engine: Engine) -> None:
+    tokenizer = engine.tokenizer
+    separator = tokenizer.special("<|file_sep|>")
+    files = [{"filename": "a.py", "text": "left"}, {"filename": "b.py", "text": "def add"}]
+
+    def ids(**fields: Any) -> tuple[int, ...]:
+        return make_sequences(engine, parse({"prompt": "x = ", "max_tokens": 4, **fields}), 0.0)[0].prompt
+
+    context = (separator, *tokenizer.encode("a.py\nleft"), separator, *tokenizer.encode("b.py\ndef add"), separator)
+    assert ids(input_extra=files) == context + ids()
+    assert ids(input_extra=files, suffix="\n") == context + ids(suffix="\n")
+    alone = ids(input_extra=[files[1]])
+    assert ids(input_extra=[{"text": "z" * 10_000}, files[1]]) == alone  # the last ones matter most
+    long = {"prompt": "y = 1\n" * 400, "suffix": "z = 2\n" * 400}
+    for order in ("psm", "spm"):
+        found = ids(**long, input_extra=[*files, {"text": "q" * 100_000}], order=order)
+        assert len(found) <= engine.spec.context - 4
+        assert tokenizer.decode(found).count("y = 1") > 3
+
+
+def test_special_tokens_in_a_prompt_are_read_on_request_only(engine: Engine) -> None:
+    special, encode = engine.tokenizer.special, engine.tokenizer.encode
+
+    def ids(text: str, **fields: Any) -> tuple[int, ...]:
+        return make_sequences(engine, parse({"prompt": text, "max_tokens": 4, **fields}), 0.0)[0].prompt
+
+    written = "<|fim_prefix|>a<fim_suffix>b<|fim_middle|>"
+    expected = (special("<|fim_prefix|>"), *encode("a"), special("<|fim_suffix|>"), *encode("b"))
+    assert ids(written, parse_special=True) == (*expected, special("<|fim_middle|>"))
+    assert ids(written) == tuple(encode(written))
+    assert ids("a", suffix="b") == ids(written, parse_special=True)
+    for also in ({"suffix": "x"}, {"heal": True}, {"input_extra": [{"text": "x"}]}):
+        with pytest.raises(RequestError, match="parse_special"):
+            parse({"prompt": written, "parse_special": True, **also})

@@ -28,7 +28,7 @@ from lakh.server.api.quota import Quota, QuotaTracker, decide
 from lakh.server.api.request_handler import RequestHandler
 from lakh.server.api.server import running
 from lakh.server.api.tls import Tls, tls_of
-from lakh.server.backend import CompletionDelta, ModelCard, Usage
+from lakh.server.backend import BackendHealth, CompletionDelta, ModelCard, Usage
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.loadgen import generator
@@ -116,6 +116,9 @@ class FakeBackend:
     def models(self) -> list[ModelCard]:
         return [ModelCard("text", 96, "0")]
 
+    def health(self) -> BackendHealth:
+        return BackendHealth()
+
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
         try:
             for item in self._items:
@@ -134,6 +137,36 @@ class FakeBackend:
 
     async def close(self) -> None:
         pass
+
+
+def test_text_beyond_the_context_is_charged() -> None:
+    items = [CompletionDelta(0, "x", "stop", (1,)), Usage(20, 1)]  # the rest of the prompt was cut
+    handler = RequestHandler(FakeBackend(items), keys=ApiKeys({"key-of-a": "a"}, {"a": Quota(tokens_per_minute=900)}))
+    handler.quotas._clock = Clock()
+    request = parse({"prompt": "x" * 4000, "suffix": "\n"}, "a")
+
+    async def main() -> None:
+        assert [item async for item in handler.complete(request)] == items
+        with pytest.raises(RequestError, match="tokens a minute"):
+            await anext(handler.complete(request))
+
+    asyncio.run(main())
+
+
+def test_a_request_that_finds_the_queue_full_is_not_charged() -> None:
+    async def main() -> None:
+        quotas = QuotaTracker({"a": Quota(tokens_per_minute=100)}, None, Clock())
+
+        async def refused() -> None:
+            async with quotas.admit("a") as charge:
+                charge(1000)
+                raise RequestError(None, "the queue is full", status=429)
+
+        with pytest.raises(RequestError, match="full"):
+            await refused()
+        assert await admit(quotas)
+
+    asyncio.run(main())
 
 
 def test_a_completion_without_token_counts_is_charged_by_its_characters(
@@ -219,6 +252,28 @@ def test_a_key_file_has_tenants_and_quotas(tmp_path: Path) -> None:
         path.write_text(line)
         with pytest.raises(UserError):
             ApiKeys.load(str(path))
+
+
+def test_keys_are_read_again_and_an_invalid_file_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("first-key a at_once=1\n")
+    keys = ApiKeys.load(str(path))
+    handler = RequestHandler(FakeBackend([]), keys=keys)
+    path.write_text("second-key b requests_per_minute=1\n")
+    keys.reload(str(path))
+    assert (keys.tenant("first-key"), keys.tenant("second-key")) == (None, "b")
+    path.write_text("short b\n")
+    with pytest.raises(UserError):
+        keys.reload(str(path))
+    assert keys.tenant("second-key") == "b"
+
+    async def main() -> None:  # the running server has the new limits
+        handler.quotas._clock = Clock()
+        assert [await admit(handler.quotas, "b") for _ in range(2)] == [True, False]
+        async with handler.quotas.admit("a"):
+            assert await admit(handler.quotas, "a")
+
+    asyncio.run(main())
 
 
 def test_an_exceeded_quota_is_429_on_http_and_resource_exhausted_on_grpc(engine: Engine) -> None:

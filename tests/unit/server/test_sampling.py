@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from lakh.errors import ConfigError
-from lakh.server.sampling import NoiseKeys, SamplingParams, gumbel_noise, probabilities, sample, token_logprobs
+from lakh.server.sampling import (
+    NoiseKeys,
+    SamplingParams,
+    gumbel_noise,
+    penalise,
+    probabilities,
+    sample,
+    token_logprobs,
+)
 
 REFUSED = [
     ({"max_tokens": 0}, "max_tokens"),
@@ -28,6 +36,10 @@ REFUSED = [
     ({"stop": "end"}, "stop"),
     ({"stop": ("x",) * 17}, "stop"),
     ({"logprobs": 21}, "logprobs"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"min_tokens": 65}, "min_tokens"),  # more than max_tokens
+    ({"repetition_penalty": 0.0}, "repetition_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
 ]
 
 
@@ -49,6 +61,29 @@ def draw(logits: torch.Tensor, sampling: SamplingParams, times: int = 2000) -> t
     rows = logits[None].expand(times, -1)
     picks = sample(rows, [sampling] * times, [keys[i] for i in range(times)])
     return torch.bincount(torch.tensor(picks), minlength=len(logits)) / times
+
+
+def test_min_p_keeps_tokens_by_their_share_of_the_largest_probability() -> None:
+    logits = torch.tensor([0.9, 0.5, 0.1, 0.04]).log()
+    found = draw(logits, SamplingParams(temperature=1.0, min_p=0.1, seed=1))
+    assert found[3] == 0
+    assert (found[:3] > 0).all()
+    assert draw(logits, SamplingParams(temperature=1.0, min_p=1.0, seed=1))[0] == 1
+
+
+@pytest.mark.parametrize("top_p", [1e-46, 5e-324])
+def test_a_top_p_that_rounds_to_zero_keeps_the_most_likely_token(top_p: float) -> None:
+    logits = torch.tensor([0.0, 1.0, 3.0, 2.0])
+    assert draw(logits, SamplingParams(temperature=1.0, top_p=top_p, seed=1), 20)[2] == 1
+
+
+def test_penalties_are_those_of_vllm() -> None:
+    logits = torch.tensor([2.0, -2.0, 1.0, 1.0])
+    both = SamplingParams(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
+    # 0 is in the prompt, 1 in both, 2 is generated twice, 3 is new; 9 is no id that can be sampled.
+    found = penalise(logits, both, prompt=[0, 1, 9], generated=[1, 2, 2])
+    assert found.tolist() == [1.0, -4.0 - 0.75, 0.5 - 1.0, 1.0]
+    assert logits.tolist() == [2.0, -2.0, 1.0, 1.0]
 
 
 def test_frequencies_follow_the_softmax_at_the_temperature() -> None:

@@ -24,9 +24,9 @@ class Clock:
         return self.now_s
 
 
-def patient(url: str, **options: Any) -> RedisCacheStore:
+def patient(url: str, secret: bytes | None = None, **options: Any) -> RedisCacheStore:
     """On a busy machine a working Redis may take more than 20 ms."""
-    return RedisCacheStore(url, limit_s=10.0, **options)
+    return RedisCacheStore(url, secret, limit_s=10.0, **options)
 
 
 async def written(store: RedisCacheStore) -> None:
@@ -62,7 +62,7 @@ def test_memory_keeps_the_newest_within_its_bytes(sizes: list[int]) -> None:
 
 def test_redis_stores_and_counts_for_all_servers(redis_server: Any) -> None:
     async def main() -> None:
-        one, other = patient(redis_server.url), patient(redis_server.url)
+        one, other = (patient(redis_server.url, b"of all servers") for _ in range(2))
         one.put("a", b"\xff\x00", ttl_s=60)
         await written(one)
         assert await other.get("a") == b"\xff\x00"
@@ -143,3 +143,23 @@ def test_an_invalid_cache_address_is_a_user_error_without_the_password(address: 
 def test_cache_off_has_no_store() -> None:
     assert open_store("off") is None
     assert isinstance(open_store("memory"), MemoryCacheStore)
+
+
+def test_values_that_another_secret_signed_count_as_missing(redis_server: Any) -> None:
+    async def main() -> None:
+        ours, twin, stranger = (patient(redis_server.url, secret) for secret in (b"a" * 16, b"a" * 16, None))
+        ours.put("text:1", b"def f(): pass", ttl_s=60)
+        await written(ours)
+        assert await twin.get("text:1") == b"def f(): pass"
+        assert await stranger.get("text:1") is None
+        raw = await ours._redis.get("lakh:text:1")
+        for forged in (b"", b"def f(): evil()", raw[:-1] + b"!", b"\0" * 32 + b"def f(): evil()"):
+            await ours._redis.set("lakh:text:1", forged)
+            assert await ours.get("text:1") is None
+        await ours._redis.set("lakh:text:2", raw)  # a value of another key
+        assert await ours.get("text:2") is None
+        assert ours.num_forged == 5
+        for store in (ours, twin, stranger):
+            await store.close()
+
+    asyncio.run(main())

@@ -1,11 +1,14 @@
 """Parameters, FLOPs and bytes of a model agree with published tables."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.errors import ConfigError
+from lakh.errors import ConfigError, InfeasiblePlan
 from lakh.spec import Model
+from lakh.spec.model import Latent, SlidingWindow
 
 LLAMA_3_8B = Model(
     layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False, context=8192, rope_base=5e5
@@ -20,6 +23,59 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
     model = Model(layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49152, tied=True, context=8192)
     assert model.parameters == 134_515_008
     assert model.kv_bytes_per_token() == 23_040
+
+
+@pytest.mark.parametrize(
+    ("settings", "published"),
+    [  # sums over the tensors of the released checkpoints
+        ({"family": "mistral", "layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 32000,
+          "tied": False, "sliding_window": SlidingWindow(tokens=4096)}, 7_241_732_096),
+        ({"family": "qwen2", "layers": 24, "width": 896, "heads": 14, "kv_heads": 2, "ffn": 4864, "vocab": 151936},
+         494_032_768),
+        ({"family": "starcoder2", "layers": 30, "width": 3072, "heads": 24, "kv_heads": 2, "ffn": 12288,
+          "vocab": 49152, "gated": False}, 3_030_371_328),
+        ({"family": "gemma2", "layers": 26, "width": 2304, "heads": 8, "kv_heads": 4, "head_size": 256, "ffn": 9216,
+          "vocab": 256000}, 2_614_341_888),
+        ({"family": "qwen3", "layers": 28, "width": 1024, "heads": 16, "kv_heads": 8, "head_size": 128, "ffn": 3072,
+          "vocab": 151936, "qk_norm": True}, 596_049_920),
+    ],
+)  # fmt: skip
+def test_each_family_has_its_published_parameters(settings: dict[str, Any], published: int) -> None:
+    model = Model(**settings)
+    assert model.parameters == published
+    model.require_trainable()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sliding_window": SlidingWindow(tokens=128)}, "sliding_window.*llama has no.*mistral"),
+        ({"logit_softcap": 30.0, "family": "qwen2"}, "logit_softcap.*qwen2 has no.*gemma2"),
+        ({"qk_norm": True, "family": "mistral"}, "qk_norm.*mistral needs false"),
+        ({"family": "starcoder2"}, "gated.*starcoder2 needs false"),
+        ({"latent": Latent(kv_rank=32, rope_dim=16)}, "latent.*planned"),
+    ],
+)
+def test_combinations_that_no_family_computes_are_refused(settings: dict[str, Any], words: str) -> None:
+    model = Model(**settings)
+    assert model.parameters > 0  # planned all the same
+    assert not model.is_trainable
+    with pytest.raises(InfeasiblePlan, match=words):
+        model.require_trainable()
+
+
+def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"mamba.*llama, mistral"):
+        Model(family="mamba")
+
+
+@pytest.mark.parametrize(
+    ("share", "first", "windows"),
+    [(1.0, None, "111111"), (0.5, None, "101010"), (5 / 6, None, "111110"), (1.0, 2, "001111"), (0.5, 1, "010101")],
+)
+def test_a_share_of_the_layers_has_a_window(share: float, first: int | None, windows: str) -> None:
+    window = SlidingWindow(tokens=128, share=share, first_layer=first)
+    assert "".join(str(int(window.covers(layer))) for layer in range(6)) == windows
 
 
 def test_flops_per_token_by_hand() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from lakh.errors import InfeasiblePlan
 from lakh.spec import Data, Mesh, Model, Run, Training
+from lakh.spec.model import Experts
 from lakh.spec.parallel_check import check_parallelism
 
 MODEL = Model(layers=4, width=64, heads=8, kv_heads=4, ffn=96, vocab=128, context=64, tied=False)
@@ -42,3 +43,11 @@ def test_unsupported_combinations_are_refused(refused: Run, world: int, words: s
 def test_a_supported_mesh_is_returned_resolved() -> None:
     assert check_parallelism(run(pp=2, tp=2), 8) == Mesh(dp_shard=2, pp=2, tp=2)
     assert check_parallelism(run(train={"compile": "model"}), 1).ranks == 1
+
+
+def test_expert_parallelism_is_refused() -> None:
+    model = dataclasses.replace(MODEL, experts=Experts(count=4, top_k=2, ffn=48))
+    wanted = dataclasses.replace(run(ep=2, dp_shard=2), model=model)
+    with pytest.raises(InfeasiblePlan, match=r"mesh.ep.*planned and not trained"):
+        check_parallelism(wanted, 2)
+    check_parallelism(dataclasses.replace(wanted, mesh=Mesh(dp_shard=2)), 2)

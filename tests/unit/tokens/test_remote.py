@@ -9,35 +9,10 @@ import pytest
 
 from lakh.errors import CorruptShard, PeerLost
 from lakh.spec import Data
-from lakh.tokens.dataset import remote
+from lakh.tokens.dataset import shards
 from lakh.tokens.dataset.packing import pack
 from lakh.tokens.loading.stream import TokenSet, TokenStream
 from lakh.tokens.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def s3():
-    """A real S3 server (moto) on a port of its own."""
-    moto = pytest.importorskip("moto.server", reason="S3 tests need moto and s3fs: pip install 'moto[server]' s3fs")
-    pytest.importorskip("s3fs", reason="S3 tests need s3fs: pip install s3fs")
-    import fsspec
-
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    patch = pytest.MonkeyPatch()
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", "x"),
-        ("AWS_SECRET_ACCESS_KEY", "x"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-    ):
-        patch.setenv(name, value)
-    patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    fs = fsspec.filesystem("s3", skip_instance_cache=True)
-    fs.mkdir("bucket")
-    yield fs
-    server.stop()
-    patch.undo()
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +30,10 @@ def data_of(tokens: str, cache: Path | str) -> Data:
 def test_s3_gives_the_same_stream_as_the_disk(
     s3, corpus: Path, tokenizer: Tokenizer, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shards, "BLOCK_BYTES", 1024)  # several pieces in each shard, and rows across their edges
     made = pack(corpus, tokenizer, "s3://bucket/tokens", heldout_fraction=0.1, shard_tokens=2000)
     assert made.manifest["fingerprint"] == TokenSet.open(local, "train").fingerprint
     assert pack(corpus, tokenizer, "s3://bucket/tokens", heldout_fraction=0.1, shard_tokens=2000).reused
-    monkeypatch.setattr(remote, "BLOCK_BYTES", 1024)  # several pieces in each shard, and rows across their edges
     want = TokenStream(data_of(str(local), ""), 3)
     count = sum(loader.num_sequences for loader in want._loaders)
     first = TokenStream(data_of("s3://bucket/tokens", tmp_path), 3)
@@ -79,6 +54,26 @@ def test_a_missing_or_short_object_is_an_error(s3, local: Path, tmp_path: Path) 
     for shard, words in ((1, "its manifest says"), (2, "is missing")):
         with pytest.raises(CorruptShard, match=words):
             stream.sources[0].tokens[shard][0:5]
+
+
+def test_a_flipped_bit_in_the_store_is_an_error_and_in_the_cache_is_fetched_again(local: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.put(str(local), "/flipped", recursive=True)
+    whole = np.fromfile(local / "train" / "tokens-00000.bin", "<u2")
+    TokenSet.open("memory://flipped", "train", cache=str(tmp_path)).tokens[0][:]
+    (cached,) = (path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size == whole.nbytes)
+    cached.write_bytes(b"\xff" + cached.read_bytes()[1:])
+    again = TokenSet.open("memory://flipped", "train", cache=str(tmp_path)).tokens[0]
+    assert np.array_equal(again[:], whole)
+    assert again.fetched_bytes == whole.nbytes
+    for name in ("train/tokens-00000.bin", "train/starts-00000.bin"):
+        content = bytearray(memory.cat_file(f"/flipped/{name}"))
+        content[3] ^= 1
+        memory.pipe_file(f"/flipped/{name}", bytes(content))
+        with pytest.raises(CorruptShard, match=f"{name}: bytes 0 to .* do not match its manifest"):
+            TokenSet.open("memory://flipped", "train").tokens[0][0:3]
 
 
 def test_a_failing_store_is_retried_and_then_raises(

@@ -237,10 +237,59 @@ def test_a_run_resumes_after_its_initial_model_was_removed(run: Run, tmp_path: P
         train(changed(second, steps=2), tmp_path / "other")
 
 
-def test_a_full_disk_error_names_the_command_to_resume(run: Run, tmp_path: Path, fill_disk_after) -> None:
-    fill_disk_after(0)
+@pytest.mark.parametrize("background", ["on", "off"])
+def test_a_full_disk_leaves_the_run_unprotected_and_fails_its_last_save(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: str
+) -> None:
+    full, tried = [True], []
+
+    def write(url: str, tensors: object) -> object:
+        tried.append(url)
+        if full[0]:
+            raise DiskFull(url, "no space left on the disk", "free some space")
+        return write_tensors(url, tensors)
+
+    monkeypatch.setattr("lakh.checkpoint.saving.write_tensors", write)
+    run = dataclasses.replace(changed(run, steps=4), checkpoint=Checkpoints(every=2, background=background))
     with pytest.raises(DiskFull, match=f"free some space, then: lakh resume {tmp_path / 'run'}"):
-        train(changed(run, steps=2), tmp_path / "run")
+        train(run, tmp_path / "run")
+    written = events.read(tmp_path / "run")
+    failed = [e for e in written if isinstance(e, events.CheckpointFailed)]
+    assert [(e.step, e.reason, e.last) for e in failed] == [
+        (2, "no space left on the disk", ""),
+        (4, "no space left on the disk", ""),
+    ]
+    assert len([e for e in written if isinstance(e, events.StepDone)]) == 4, "training went on"
+    full[0] = False
+    assert train(run, tmp_path / "run").step == 4
+    assert len(checkpoint.list_complete(tmp_path / "run")) == 2
+
+
+@pytest.mark.slow
+def test_a_run_resumes_exactly_from_an_incremental_checkpoint(run: Run, tmp_path: Path) -> None:
+    run = dataclasses.replace(
+        changed(run, steps=6), checkpoint=Checkpoints(every=2, keep=1, background="on", incremental="exact")
+    )
+    train(run, tmp_path / "run")
+    modes = [checkpoint.Manifest.read(folder).mode for _, folder in checkpoint.list_complete(tmp_path / "run")]
+    assert modes == ["full", "exact", "exact"], "the bases of the kept one stay"
+    whole, resumed = train(changed(run, steps=9), tmp_path / "whole"), train(changed(run, steps=9), tmp_path / "run")
+    assert resumed.loss == whole.loss
+    assert resumed.stream_sha256 == whole.stream_sha256
+
+
+@pytest.mark.slow
+def test_checkpoints_on_another_url_are_found_by_resume_and_tools(run: Run, tmp_path: Path, lakh, last_line) -> None:
+    url = str(tmp_path / "elsewhere")
+    run = dataclasses.replace(changed(run, steps=2), checkpoint=Checkpoints(url=url))
+    done = train(run, tmp_path / "run")
+    assert done.checkpoint == f"{url}/checkpoints/step-00000002"
+    assert checkpoint.find(tmp_path / "run") == done.checkpoint
+    _, out, _ = lakh("checkpoint", "list", str(tmp_path / "run"), "--json")
+    assert [row["step"] for row in last_line(out)["checkpoints"]] == [2]
+    assert train(changed(run, steps=3), tmp_path / "other").step == 3  # a new machine without the run's folder
+    started = [e.step for e in events.read(tmp_path / "other") if isinstance(e, events.RunStarted)]
+    assert started == [2]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -10,6 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lakh.errors import UserError
 from lakh.spec import Model
+from lakh.spec.model import RopeScaling
 from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lakh.workloads.code.formats import gguf
 from lakh.workloads.code.model import CodeModel, init_weights
@@ -82,9 +84,19 @@ def test_llama_cpp_loads_the_file_and_tokenizes_equally(tmp_path: Path, tokenize
     assert usage["completion_tokens"] == 3
 
 
-def test_qk_norm_is_rejected(tmp_path: Path, tokenizer_json: Path) -> None:
-    spec = Model(layers=1, width=64, heads=4, kv_heads=2, ffn=96, vocab=512, context=64, qk_norm=True)
-    with pytest.raises(UserError, match="qk_norm"):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"qk_norm": True}, "no GGUF of qwen3"),
+        ({"head_size": 32}, "heads of 32"),
+        ({"rope_scaling": RopeScaling(kind="linear", factor=2.0)}, "scaled positions"),
+    ],
+)
+def test_models_that_ggufs_llama_does_not_compute_are_rejected(
+    tmp_path: Path, tokenizer_json: Path, change: dict[str, Any], words: str
+) -> None:
+    spec = Model(layers=1, width=64, heads=4, kv_heads=2, ffn=96, vocab=512, context=64, **change)
+    with pytest.raises(UserError, match=words):
         gguf.save(tmp_path / "m.gguf", "tiny", spec, {}, tokenizer_json)
     assert not (tmp_path / "m.gguf").exists()
 

@@ -204,11 +204,14 @@ REFUSED = [
     ({"mlp_bias": True}, "mlp_bias"),
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"rope_parameters": None, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
-    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "no factor"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "original_context is missing"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "factor is '2'"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rope_parameters"),
     ({"rope_parameters": 7}, "rope_parameters"),
-    ({"head_dim": 16}, "head_dim"),
-    ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "mistral"),
+    ({"head_dim": "16"}, "head_dim"),
+    ({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}, "mamba2.*LlamaForCausalLM.*Gemma2ForCausalLM"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "SequenceClassification"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ({"hidden_size": "32"}, "hidden_size"),
@@ -303,6 +306,6 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_rejected(tmp_path: Path, tok
     with pytest.raises(UserError, match="vocabulary has 200"):
         hf.save(tmp_path / "out", spec, weights, tokenizer_json)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(LakhError, match="no tokenizer"):
+    with pytest.raises(LakhError, match="not a tokenizer"):
         hf.save(tmp_path / "out", spec, weights, tmp_path / "tokenizer.json")
     assert not (tmp_path / "out").exists()

@@ -29,10 +29,10 @@ def test_the_architecture_of_the_how_to_page_works(tmp_path: Path) -> None:
     assert len((architecture + test).splitlines()) + len(re.findall(r"^\+", change, flags=re.M)) < 150
     shutil.copytree(ROOT / "src/lakh", tmp_path / "src/lakh", ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run(["git", "apply"], input=change, text=True, cwd=tmp_path, check=True)
-    (tmp_path / "src/lakh/workloads/code/architectures/qwen2.py").write_text(architecture)
-    (tmp_path / "test_qwen2.py").write_text(test)
+    (tmp_path / "src/lakh/workloads/code/architectures/arcee.py").write_text(architecture)
+    (tmp_path / "test_arcee.py").write_text(test)
     (tmp_path / "conftest.py").write_text(WITHOUT_EDITABLE_INSTALL)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_qwen2.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_arcee.py"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

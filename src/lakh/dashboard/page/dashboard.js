@@ -293,7 +293,7 @@ const SHARES = [
 function head(run) {
   const facts = run.facts, labels = [];
   if (facts.parameters) labels.push(short(facts.parameters) + " parameters");
-  if (facts.ranks) labels.push(`${many(facts.ranks, "rank")} on ${facts.device}`);
+  if (facts.ranks) labels.push(`${many(facts.ranks, "rank")} on ${facts.device}` + (facts.ranks_now === facts.ranks ? "" : `, resumed on ${whole(facts.ranks_now)}`));
   if (facts.backend && facts.backend !== "none") labels.push(facts.backend);
   const share = run.steps ? Math.min(1, run.step / run.steps) : 0;
   const passed = run.began_s && run.last_s ? run.last_s - run.began_s : null;
@@ -393,7 +393,7 @@ function timeCard(runs) {
 function timelineCard(run) {
   if (!run.clock.shares) return null;
   const box = make("div", { class: "card wide" });
-  box.append(make("h3", {}, "Time over the run"), make("div", { class: "legend" },
+  box.append(make("h3", {}, "Timeline"), make("div", { class: "legend" },
     make("span", {}, "each column is an interval of time; red flags: lost ranks, restarts, spikes; violet flags: checkpoints")));
   const svg = make("svg", { height: 130, role: "img", "aria-label": "shares of time over the run" });
   box.append(svg);
@@ -432,14 +432,19 @@ function drawTimeline(svg, run) {
 
 function notableCard(run) {
   const box = make("div", { class: "card wide" });
-  if (!run.unusual.length) { box.append(make("p", { class: "empty" }, "No notable events so far.")); return box; }
-  box.append(make("ul", { class: "notable" }, ...run.unusual.map((entry) => {
+  if (run.unusual.length) box.append(eventList(run.unusual));
+  else box.append(make("p", { class: "empty" }, "Nothing unusual so far."));
+  if (run.history.length) box.append(make("details", {}, make("summary", {}, `history: ${many(run.history.length, "ordinary event")}`), eventList(run.history)));
+  return box;
+}
+
+function eventList(entries) {
+  return make("ul", { class: "notable" }, ...entries.map((entry) => {
     const steps = entry.last_step > entry.step ? `steps ${whole(entry.step)}–${whole(entry.last_step)}` : `step ${whole(entry.step)}`;
     const ranks = entry.num_ranks > 1 ? ` (${whole(entry.num_ranks)} ranks)` : entry.ranks[0] ? ` (rank ${entry.ranks[0]})` : "";
     const times = entry.times > 1 && entry.num_ranks < entry.times ? `, ${entry.times} times` : "";
     return make("li", { class: "m-" + entry.weight }, make("i"), make("time", {}, clock(entry.time_s, true)), make("span", { class: "at" }, steps), make("span", { class: "labels" }, entry.text + ranks + times));
-  })));
-  return box;
+  }));
 }
 
 function runsTable(runs) {
@@ -465,7 +470,7 @@ function chartSections(runs) {
       curveChart(runs, "data_wait", { title: "Waiting for data, share of a step", fromZero: true, most: 0.01, format: percent, colour: colour(4) }),
       curveChart(runs, "memory_bytes", { title: "Memory of rank 0", fromZero: true, unit: 2 ** 30, format: bytes, colour: colour(6) })),
     ...section("Time", timeCard(runs), one ? timelineCard(one) : null),
-    ...(one ? section("Notable events", notableCard(one)) : []),
+    ...(one ? section("Unusual", notableCard(one)) : []),
   ];
 }
 

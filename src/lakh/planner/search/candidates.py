@@ -65,7 +65,7 @@ def candidate_plans(model: Model, limits: SearchConstraints) -> tuple[ExecutionP
     plans = _as_plan(np.concatenate(columns, axis=1), limits)
     if limits.trainable:
         runs = _is_trainable(plans)
-        reason = "the trainer needs a micro-batch per stage, whole rounds of them, and tokens that tp divides"
+        reason = "the trainer needs a micro-batch per stage, whole rounds of them, tokens that tp divides, and ep = 1"
         refused[reason] += int((~runs).sum())
         plans = plans.take(runs)
     return plans, refused
@@ -82,10 +82,10 @@ def _stage_counts(model: Model, limits: SearchConstraints) -> list[int]:
 
 
 def _is_trainable(plans: ExecutionPlan) -> Array:
-    """What spec/parallel_check.py requires of pipelines and tensor ranks."""
+    """What spec/parallel_check.py requires of pipelines, tensor and expert ranks."""
     enough = plans.micro_batches >= plans.pp
     whole_rounds = (plans.chunks == 1) | (plans.micro_batches % plans.pp == 0)
-    return enough & whole_rounds & ((plans.sequence / plans.cp) % plans.tp == 0)
+    return enough & whole_rounds & ((plans.sequence / plans.cp) % plans.tp == 0) & (plans.ep == 1)
 
 
 FIELDS = (

@@ -53,6 +53,19 @@ class ApiKeys:
             raise UserError(path, "has no keys", FORM)
         return ApiKeys(tenants, quotas)
 
+    def reload(self, path: str) -> None:
+        """Replace all keys and quotas by those of the file. Raises a UserError and changes nothing if it has errors.
+        Running requests continue.
+        """
+        new = ApiKeys.load(path)
+        self._tenants = new._tenants
+        self.quotas.clear()
+        self.quotas.update(new.quotas)
+
+    @property
+    def num_keys(self) -> int:
+        return len(self._tenants)
+
     def tenant(self, key: str) -> str | None:
         """The key's tenant; None for an unknown key. Always compares all keys."""
         wanted, found = _digest(key), None

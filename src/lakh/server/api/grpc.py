@@ -88,7 +88,6 @@ async def running(
         check_free("--grpc", host, port)  # explains why, if it can; gRPC does not
         raise UserError(where, "cannot be listened on", "choose another, or port 0: --grpc HOST:PORT") from None
     await grpc_server.start()
-    await checks.set("", health_pb2.HealthCheckResponse.SERVING)
     watching = asyncio.create_task(_watch_readiness(handler, checks))
     try:
         yield f"{host}:{real_port}"
@@ -99,15 +98,16 @@ async def running(
 
 
 async def _watch_readiness(handler: RequestHandler, checks: Any) -> None:
-    """Not ready: a gateway without engines, or a server that drains."""
-    known = None
+    """Not ready: a gateway without engines, a stopped engine, or a server that drains. Not alive: see BackendHealth."""
+    known: dict[str, bool] = {}
     while True:
-        is_ready = not handler.is_draining and bool(handler.backend.models())
-        if is_ready != known:
-            status = health_pb2.HealthCheckResponse
-            for name in ("ready", proto.SERVICE):
-                await checks.set(name, status.SERVING if is_ready else status.NOT_SERVING)
-            known = is_ready
+        found = handler.backend.health()
+        is_ready = not handler.is_draining and found.problem is None
+        for name, is_good in {"": found.is_alive, "ready": is_ready, proto.SERVICE: is_ready}.items():
+            if known.get(name) != is_good:
+                status = health_pb2.HealthCheckResponse
+                await checks.set(name, status.SERVING if is_good else status.NOT_SERVING)
+                known[name] = is_good
         await asyncio.sleep(WATCH_S)
 
 
@@ -143,7 +143,9 @@ class _CompletionService:
 
 def _chunk(item: CompletionDelta | Usage) -> Any:
     if isinstance(item, Usage):
-        return proto.CompleteChunk(usage=asdict(item))
+        counts = asdict(item)
+        del counts["is_cached"]
+        return proto.CompleteChunk(usage=counts)
     scores = [] if item.logprobs is None else item.logprobs["token_logprobs"]
     return proto.CompleteChunk(
         index=item.index,

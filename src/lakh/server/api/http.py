@@ -2,9 +2,9 @@
 
     POST /v1/completions    prompt, suffix, max_tokens, temperature, top_p, top_k, n, stop, seed, logprobs, stream;
                             lakh's own: stop_rule, order, timeout_ms, supersede, reuse, heal; vLLM's cache_salt
-    POST /v1/fim/completions, /infill    the same for other clients (dialects/)
+    POST /v1/fim/completions, /infill, /api/generate    the same for other clients (dialects/)
     POST /v1/feedback       {"event": "shown" | "accepted"}: what the user did with a suggestion
-    GET  /v1/models  /v1/models/NAME  /health  /ready  /metrics  /openapi.json
+    GET  /  a page to try it; /v1/models  /v1/models/NAME  /health  /ready  /metrics  /openapi.json
 
 A full queue or an exceeded quota is a 429; a client that disconnects cancels its request. Every error is a short JSON
 body, never a traceback; a 500 is a bug and is logged. Without API keys everyone who reaches the port is served: beyond
@@ -13,57 +13,68 @@ body, never a traceback; a 500 is a bug and is logged. Without API keys everyone
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import math
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from lakh.metrics import CONTENT_TYPE
-from lakh.server.api import openapi, responses
-from lakh.server.api.dialects import DIALECTS, Dialect
+from lakh.server.api import openapi, playground, responses
+from lakh.server.api.connections import ConnectionLimits
+from lakh.server.api.dialects import Dialect, dialects_by_path
+from lakh.server.api.editor_routes import ollama_routes, tabby_routes
+from lakh.server.api.json_body import read_json
 from lakh.server.api.request_handler import RequestHandler, to_request_error
 from lakh.server.request import RequestError, parse
 
 __all__ = ["HttpApi"]
 
 CLIENT_GONE = 499
-BODY_TIMEOUT_S = 30.0
+PROBES = ("/health", "/ready", "/metrics")  # answered even where no further connection is
+DRAINING = "draining"  # a gateway reads it: other reasons for a 503 mean that the engine's requests are lost
 
 
 class HttpApi:
     """The aiohttp application: `app`."""
 
-    def __init__(self, handler: RequestHandler, *, max_body_bytes: int) -> None:
+    def __init__(
+        self, handler: RequestHandler, connections: ConnectionLimits, *, max_body_bytes: int, cors: str | None = None
+    ) -> None:
+        """`cors`: the origin of web pages that may use this API, or *; None for none but our own."""
         self.handler = handler
         self._created = int(time.time())
-        self.app = web.Application(client_max_size=max_body_bytes, middlewares=[_errors_to_json])
+        self.app = web.Application(client_max_size=max_body_bytes, middlewares=[_limit(connections), _errors_to_json])
         self.app.add_routes(
             [
-                *[web.post(dialect.path, partial(self.completions, dialect)) for dialect in DIALECTS],
+                *[web.post(path, partial(self.completions, among)) for path, among in dialects_by_path().items()],
+                *ollama_routes(self),
+                *tabby_routes(self),
                 web.post("/v1/feedback", self.feedback),
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{model:.+}", self.model),
+                web.get("/", self.index),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
                 web.get("/metrics", self.metrics_page),
                 web.get("/openapi.json", self.openapi),
             ]
         )
+        if cors is not None:
+            _allow_origin(self.app, cors)
 
-    async def completions(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
+    async def completions(self, among: Sequence[Dialect], http: web.Request) -> web.StreamResponse:
         handler = self.handler
         try:
             with handler.count_status():
                 tenant = handler.tenant(http.headers.get("Authorization", ""))
-                body = await _read_json(http)
+                body = await read_json(http)
+                dialect = _meant(among, body)
                 request = parse(dialect.to_openai(body) if isinstance(body, Mapping) else body, tenant)
                 envelope = {
                     "id": f"cmpl-{uuid.uuid4().hex}",
@@ -80,12 +91,14 @@ class HttpApi:
 
     async def feedback(self, http: web.Request) -> web.Response:
         tenant = self.handler.tenant(http.headers.get("Authorization", ""))
-        return web.json_response(await self.handler.record_feedback(tenant, await _read_json(http)))
+        return web.json_response(await self.handler.record_feedback(tenant, await read_json(http)))
 
-    async def models(self, _: web.Request) -> web.Response:
+    async def models(self, http: web.Request) -> web.Response:
+        self.handler.tenant(http.headers.get("Authorization", ""))
         return web.json_response({"object": "list", "data": self._cards()})
 
     async def model(self, request: web.Request) -> web.Response:
+        self.handler.tenant(request.headers.get("Authorization", ""))
         name = request.match_info["model"]
         card = next((card for card in self._cards() if card["id"] == name), None)
         if card is None:
@@ -97,16 +110,22 @@ class HttpApi:
         cards = self.handler.backend.models()
         return [{"id": card.id, **common, "context": card.context, "weights": card.weights} for card in cards]
 
+    async def index(self, _: web.Request) -> web.Response:
+        return web.Response(text=playground.page(), content_type="text/html", headers=playground.HEADERS)
+
     async def health(self, _: web.Request) -> web.Response:
-        """Liveness: the process runs."""
-        return web.json_response({"status": "draining" if self.handler.is_draining else "ok"})
+        """Liveness: false if only a restart helps."""
+        health = self.handler.backend.health()
+        if not health.is_alive:
+            return web.json_response({"status": health.problem}, status=503)
+        return web.json_response({"status": DRAINING if self.handler.is_draining else "ok"})
 
     async def ready(self, _: web.Request) -> web.Response:
         """Readiness: requests are accepted."""
-        models = [card.id for card in self.handler.backend.models()]
-        if self.handler.is_draining or not models:
-            return web.json_response({"status": "draining" if self.handler.is_draining else "no engine"}, status=503)
-        return web.json_response({"status": "ok", "model": models[0]})
+        problem = self.handler.backend.health().problem
+        if self.handler.is_draining or problem is not None:
+            return web.json_response({"status": DRAINING if self.handler.is_draining else problem}, status=503)
+        return web.json_response({"status": "ok", "model": self.handler.backend.models()[0].id})
 
     async def metrics_page(self, _: web.Request) -> web.Response:
         return web.Response(body=self.handler.metrics.page(), headers={"Content-Type": CONTENT_TYPE})
@@ -115,18 +134,47 @@ class HttpApi:
         return web.json_response(openapi.document())
 
 
-async def _read_json(http: web.Request) -> object:
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):  # `wait_for` would create a task (Python 3.11)
-            body = await http.read()
-    except TimeoutError:
-        raise RequestError(None, f"the body did not arrive within {BODY_TIMEOUT_S:g} s", status=408) from None
-    except web.RequestPayloadError as error:  # a wrong content-encoding or a malformed chunk
-        raise RequestError(None, f"the body cannot be read ({error})"[:200]) from None
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise RequestError(None, "the body is not JSON in UTF-8") from None
+def _meant(among: Sequence[Dialect], body: object) -> Dialect:
+    """The dialect of a body, of those that share a path."""
+    if not isinstance(body, Mapping):
+        return among[-1]
+    return next((one for one in among if one.is_meant(body)), among[-1])
+
+
+def _limit(connections: ConnectionLimits) -> Middleware:
+    @web.middleware
+    async def limited(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            with connections.request(request.protocol, is_probe=request.path in PROBES):
+                return await handler(request)
+        except RequestError as refusal:
+            response = web.json_response(refusal.as_dict(), status=refusal.status, headers={"Retry-After": "1"})
+            response.force_close()
+            return response
+
+    return limited
+
+
+def _allow_origin(app: web.Application, origin: str) -> None:
+    """Cross-origin requests of web pages (CORS), for editors in a browser. Credentials are never allowed: a key is sent
+    in a header that the page sets itself.
+    """
+    preflight = {
+        "Access-Control-Allow-Methods": "GET, POST",
+        "Access-Control-Allow-Headers": "Authorization, Content-Type",
+        "Access-Control-Max-Age": "600",
+    }
+
+    async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update({"Access-Control-Allow-Origin": origin, "Vary": "Origin"})
+
+    @web.middleware
+    async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+        is_preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+        return web.Response(status=204, headers=preflight) if is_preflight else await handler(request)
+
+    app.on_response_prepare.append(add_headers)
+    app.middlewares.append(answer_preflight)
 
 
 @web.middleware

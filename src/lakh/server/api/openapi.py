@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from lakh import __version__
-from lakh.server.api.dialects import DIALECTS
+from lakh.server.api.dialects import Dialect, dialects_by_path
 from lakh.server.api.request_handler import FEEDBACK
 from lakh.server.api.schema import Schema, integer, nullable, object_of, string
 
@@ -44,11 +44,11 @@ def document() -> Schema:
             "description": "Code completions from a lakh engine or gateway. Unknown fields are ignored.",
         },
         "paths": {
-            **{one.path: _post(one.summary, one.request_schema, one.response_schema) for one in DIALECTS},
+            **{path: _completion(among) for path, among in dialects_by_path().items()},
             "/v1/feedback": _post("What the user did with a suggestion", feedback, totals, streams=False),
             "/v1/models": _get("Served models", models),
             "/v1/models/{model}": model,
-            "/health": _get("Liveness", _STATUS),
+            "/health": _get("Liveness", _STATUS, also=("503",)),
             "/ready": _get("Readiness", _STATUS, also=("503",)),
             "/metrics": {"get": {"summary": "Prometheus text format", "responses": page}},
             "/openapi.json": _get("This document", {"type": "object"}),
@@ -56,6 +56,14 @@ def document() -> Schema:
         "components": {"schemas": {"Error": _ERROR}, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{"key": []}, {}],
     }
+
+
+def _completion(among: list[Dialect]) -> Schema:
+    requests, responses = [one.request_schema for one in among], [one.response_schema for one in among]
+    summary = "; ".join(one.summary for one in among)
+    if len(among) == 1:
+        return _post(summary, requests[0], responses[0])
+    return _post(summary, {"anyOf": requests}, {"anyOf": responses})
 
 
 def _post(summary: str, request: Schema, response: Schema, *, streams: bool = True) -> Schema:

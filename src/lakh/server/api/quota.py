@@ -2,7 +2,8 @@
 
 Counts are kept per tenant and minute in a store, so all servers with the same Redis share them; while the store does
 not answer, each process counts alone. Tokens are counted after a completion, so a tenant may exceed its limit by what
-is running. An exceeded quota is a 429 (RESOURCE_EXHAUSTED) with the time to retry.
+is running; a request that finds the server full or stopping costs none. An exceeded quota is a 429
+(RESOURCE_EXHAUSTED) with the time to retry.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Quota:
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Prompt and completion tokens together."""
+    """Prompt and completion tokens together; at least one for four characters that were sent."""
     at_once: int | None = None
     """Concurrent requests in one server."""
 
@@ -78,6 +79,10 @@ class QuotaTracker:
         try:
             await self._check(tenant, quota)
             yield charge
+        except RequestError as error:
+            if error.status in (429, 503):
+                charge(0)
+            raise
         finally:
             self._running[tenant] -= 1
             if quota.tokens_per_minute is not None and used[0]:

@@ -9,15 +9,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from typing import Any
 
-from lakh.errors import UserError
+from lakh.errors import PeerLost, UserError
 from lakh.server.api.api_keys import ApiKeys
 from lakh.server.api.quota import QuotaTracker
 from lakh.server.backend import Backend, CompletionDelta, Usage
 from lakh.server.backends.completion_cache import CompletionCache
-from lakh.server.metrics import ServerMetrics
+from lakh.server.metrics import MetricSource, ServerMetrics
 from lakh.server.request import CompletionRequest, RequestError, ServerStopping
 from lakh.server.store import CacheStore
 
@@ -31,11 +31,19 @@ CHARS_PER_TOKEN = 4  # of code, roughly: the charge where a gateway's engine doe
 
 
 class RequestHandler:
-    def __init__(self, backend: Backend, *, keys: ApiKeys | None = None, store: CacheStore | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        keys: ApiKeys | None = None,
+        store: CacheStore | None = None,
+        metric_sources: Iterable[MetricSource] = (),
+    ) -> None:
         self.backend, self.keys, self.store = backend, keys, store
         self.quotas = QuotaTracker({} if keys is None else keys.quotas, store)
         self.cache = None if store is None else CompletionCache(backend, store)
-        self.metrics = ServerMetrics(backend, [one for one in (self.cache, store) if one is not None])
+        own = [one for one in (self.cache, store) if one is not None]
+        self.metrics = ServerMetrics(backend, [*own, *metric_sources])
         self.is_draining = False
 
     def tenant(self, authorization: str) -> str:
@@ -52,9 +60,10 @@ class RequestHandler:
         """The model for a request. Raises a RequestError if it is not served, or not now."""
         if self.is_draining:
             raise ServerStopping
+        problem = self.backend.health().problem
+        if problem is not None:
+            raise RequestError(None, f"{problem}; try again later", status=503, code="no_engine")
         served = [card.id for card in self.backend.models()]
-        if not served:
-            raise RequestError(None, "no engine can be reached; try again later", status=503, code="no_engine")
         if request.model is None:
             return served[0]
         if request.model not in served:
@@ -67,7 +76,8 @@ class RequestHandler:
         metrics = self.metrics
         began_s = last_s = time.monotonic()
         is_first = True
-        num_tokens = 0  # charged even if the client disconnects before the end
+        # Charged even if the client disconnects before the end. Text beyond the context costs work too.
+        num_tokens = request.num_chars // CHARS_PER_TOKEN
         self.model(request)
         metrics.max_tokens.observe(request.sampling.max_tokens)
         metrics.num_choices.observe(request.n)
@@ -75,11 +85,12 @@ class RequestHandler:
             self.quotas.admit(request.tenant) as charge,
             contextlib.aclosing((self.cache or self.backend).complete(request)) as items,
         ):
+            charge(num_tokens)
             async for item in items:
                 now_s = time.monotonic()
                 if isinstance(item, Usage):
                     metrics.prompt_tokens.inc(item.prompt_tokens)
-                    metrics.generation_tokens.inc(item.completion_tokens)
+                    metrics.generation_tokens.inc(0 if item.is_cached else item.completion_tokens)
                     metrics.prompt_sizes.observe(item.prompt_tokens)
                     metrics.generation_sizes.observe(item.completion_tokens)
                     metrics.e2e_latency.observe(now_s - began_s)
@@ -128,6 +139,8 @@ def to_request_error(error: Exception) -> RequestError:
         return error
     if isinstance(error, UserError):
         return RequestError(error.where, str(error))
+    if isinstance(error, PeerLost):  # of a tensor-parallel engine, which restarts
+        return RequestError(None, "the engine lost a process; try again later", status=503, code="engine_gone")
     status: Any = getattr(error, "status", None)  # aiohttp's own errors
     if isinstance(status, int) and 400 <= status < 500:
         message = "the body is too large" if status == 413 else str(getattr(error, "reason", "refused"))

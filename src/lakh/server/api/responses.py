@@ -17,8 +17,10 @@ from lakh.server.request import CompletionRequest
 __all__ = ["respond", "stream"]
 
 READER_TIMEOUT_S = 60.0  # for a client to read what was sent
+FRAMING = {"sse": ("text/event-stream", "data: ", "\n\n"), "ndjson": ("application/x-ndjson", "", "\n")}
 BUFFERED_BYTES = 1 << 14  # writes below this never wait for the client
-to_json = json.JSONEncoder(separators=(",", ":")).encode  # llama.vim searches for "content":" without a space
+# llama.vim searches for "content":" without a space; a NaN is no JSON.
+to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 Items = AsyncIterator[CompletionDelta | Usage]
 
@@ -35,26 +37,33 @@ async def respond(
         else:
             deltas[item.index].append(item)
     choices = [_choice(_concatenate(of_choice), request) for of_choice in deltas]
-    body = dialect.render(DialectResponse(envelope, choices, _usage(usage), is_delta=False))
+    reason = choices[-1]["finish_reason"]
+    body = dialect.render(DialectResponse(envelope, choices, _usage(usage), is_delta=False, finish_reason=reason))
     return web.json_response(body, dumps=to_json)
 
 
 async def stream(
     http: web.Request, dialect: Dialect, request: CompletionRequest, envelope: dict[str, Any], items: Items
 ) -> web.StreamResponse:
-    """Server-sent events: `data: {...}` and an empty line for each delta, `data: [DONE]` at the end."""
+    """Server-sent events (`data: {...}` and an empty line for each delta, `data: [DONE]` at the end), or the dialect's
+    own framing.
+    """
+    content_type, before, after = FRAMING[dialect.framing]
+    finish_reason = None
     first = await anext(items)  # an error before the first delta is still a plain JSON response
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
     await response.prepare(http)
 
     async def send(item: CompletionDelta | Usage) -> None:
+        nonlocal finish_reason
         if isinstance(item, CompletionDelta):
+            finish_reason = item.finish_reason or finish_reason
             event = DialectResponse(envelope, [_choice(item, request)], None, is_delta=True)
         elif request.include_usage:
-            event = DialectResponse(envelope, [], _usage(item), is_delta=True)
+            event = DialectResponse(envelope, [], _usage(item), is_delta=True, finish_reason=finish_reason)
         else:
             return
-        await _write(http, response, f"data: {to_json(dialect.render(event))}\n\n".encode())
+        await _write(http, response, f"{before}{to_json(dialect.render(event))}{after}".encode())
 
     try:
         await send(first)
@@ -63,11 +72,11 @@ async def stream(
     except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception as error:  # noqa: BLE001 - the status line is sent already: report it in the stream
-        await _write(http, response, f"data: {to_json(to_request_error(error).as_dict())}\n\n".encode())
+        await _write(http, response, f"{before}{to_json(to_request_error(error).as_dict())}{after}".encode())
         await response.write_eof()
         return response
     if dialect.last_line is not None:
-        await _write(http, response, f"data: {dialect.last_line}\n\n".encode())
+        await _write(http, response, f"{before}{dialect.last_line}{after}".encode())
     await response.write_eof()
     return response
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lakh.server.request import MAX_SALT_CHARS, MAX_TIMEOUT_MS
-from lakh.server.sampling_params import MAX_STOPS, MAX_TEMPERATURE
+from lakh.server.request import MAX_EXTRA, MAX_SALT_CHARS, MAX_TIMEOUT_MS
+from lakh.server.sampling_params import MAX_PENALTY, MAX_STOPS, MAX_TEMPERATURE
 from lakh.server.stopping import STOP_RULES
 
-__all__ = ["CHOICE", "COMMON_FIELDS", "Schema", "array", "completion", "integer", "nullable", "object_of", "string"]
+__all__ = [
+    "CHOICE",
+    "COMMON_FIELDS",
+    "MESSAGES",
+    "Schema",
+    "array",
+    "completion",
+    "integer",
+    "nullable",
+    "object_of",
+    "string",
+]
 
 Schema = dict[str, Any]
 
@@ -39,6 +50,8 @@ def object_of(properties: Schema, required: Iterable[str] | None = None) -> Sche
 CHOICE = {"index": {"type": "integer"}, "finish_reason": {"enum": ["stop", "length", "abort", None]}}
 USAGE = object_of({name: {"type": "integer"} for name in ("prompt_tokens", "completion_tokens", "total_tokens")})
 
+EXTRA_FILE = object_of({"filename": nullable(string()), "text": string()}, required=["text"])
+MESSAGES = array(object_of({"role": string(), "content": string()}))
 COMMON_FIELDS = {
     "prompt": string(),
     "suffix": nullable(string()),
@@ -46,6 +59,13 @@ COMMON_FIELDS = {
     "temperature": nullable({"type": "number", "minimum": 0, "maximum": MAX_TEMPERATURE}),
     "top_p": nullable({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
     "top_k": integer(0),
+    "min_p": nullable({"type": "number", "minimum": 0, "maximum": 1}),
+    "min_tokens": integer(0),
+    "repetition_penalty": nullable({"type": "number", "exclusiveMinimum": 0, "maximum": MAX_PENALTY}),
+    **dict.fromkeys(
+        ("presence_penalty", "frequency_penalty"),
+        nullable({"type": "number", "minimum": -MAX_PENALTY, "maximum": MAX_PENALTY}),
+    ),
     "stop": nullable(
         {"anyOf": [string(minLength=1), {"type": "array", "items": string(minLength=1), "maxItems": MAX_STOPS}]}
     ),
@@ -58,6 +78,8 @@ COMMON_FIELDS = {
     "cache_salt": nullable(string(maxLength=MAX_SALT_CHARS)),
     "reuse": nullable({"type": "boolean"}),
     "heal": nullable({"type": "boolean"}),
+    "input_extra": nullable({"type": "array", "items": EXTRA_FILE, "maxItems": MAX_EXTRA}),
+    "parse_special": nullable({"type": "boolean"}),
     "model": nullable(string()),
 }
 

@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lakh.server.api.api_keys import ApiKeys
+from lakh.server.api.connections import RESERVED, ConnectionLimits, log_rarely
 from lakh.server.api.http import HttpApi
 from lakh.server.api.listen import cannot_listen
 from lakh.server.api.request_handler import RequestHandler
@@ -30,6 +31,7 @@ MAX_BODY_BYTES = 4 << 20
 DRAIN_S = 10.0  # for running requests, after a signal to stop
 CLOSE_S = 5.0  # for connections, after that
 MAX_FILES = 1 << 16
+BACKLOG = 128
 
 
 class HttpServer:
@@ -65,34 +67,44 @@ async def running(
     keys: ApiKeys | None = None,
     store: CacheStore | None = None,
     tls: Tls | None = None,
+    cors: str | None = None,
+    connections: ConnectionLimits | None = None,
 ) -> AsyncIterator[HttpServer]:
     """Serve HTTP inside the block; `url` has the real port if `port` is 0.
 
     At the end it drains before it stops listening, and closes the backend and the store. Requests that exceed `drain_s`
     end with "abort".
     """
-    handler = RequestHandler(backend, keys=keys, store=store)
-    app = HttpApi(handler, max_body_bytes=max_body_bytes).app
+    connections = connections or ConnectionLimits(_max_connections())
+    handler = RequestHandler(backend, keys=keys, store=store, metric_sources=[connections])
+    app = HttpApi(handler, connections, max_body_bytes=max_body_bytes, cors=cors).app
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_S, logger=aiohttp_log
     )
     await runner.setup()
+    connections.server = runner.server
+    loop = asyncio.get_running_loop()
+    closing_idle = asyncio.create_task(connections.close_idle())
+    listener: asyncio.Server | None = None
     try:
         await backend.start()
-        site = web.TCPSite(runner, host, port, ssl_context=None if tls is None else tls.context())
+        context = None if tls is None else tls.context()
         try:
-            await site.start()
+            listener = await loop.create_server(connections.new_protocol, host, port, ssl=context, backlog=BACKLOG)
         except OSError as error:
             raise cannot_listen("--http", host, port, error) from None
         scheme = "http" if tls is None else "https"
-        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}"
-        server = HttpServer(handler, url, drain_s)
+        real_port = listener.sockets[0].getsockname()[1]
+        server = HttpServer(handler, f"{scheme}://{f'[{host}]' if ':' in host else host}:{real_port}", drain_s)
         try:
             yield server
         finally:
             await server.drain()
     finally:
+        if listener is not None:
+            listener.close()
         await runner.cleanup()
+        closing_idle.cancel()
         await backend.close()
         if store is not None:
             await store.close()
@@ -110,19 +122,23 @@ async def serve_until_signal(
     port: int,
     *,
     on_ready: Callable[[str, str | None], None] = lambda url, grpc_address: None,
+    on_hangup: Callable[[], None] | None = None,
     grpc_address: tuple[str, int] | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     tls: Tls | None = None,
     **options: Any,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal also ends the running requests.
+    """Serve until SIGTERM, SIGINT or, without `on_hangup`, SIGHUP; a second signal also ends the running requests.
 
-    Calls `on_ready` with the HTTP and gRPC addresses. `options` are those of `running`.
+    Calls `on_ready` with the HTTP and gRPC addresses, and `on_hangup` at SIGHUP. `options` are those of `running`.
     """
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    loop.set_exception_handler(log_rarely)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+    if on_hangup is not None:
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(
             running(backend, host, port, tls=tls, max_body_bytes=max_body_bytes, **options)
@@ -138,6 +154,11 @@ async def serve_until_signal(
         await stop.wait()
         log.info("stopping: running requests may finish")
         await server.drain(hurry)  # before either API closes
+
+
+def _max_connections() -> int:
+    """Half of the open files that this process may have: a gateway has a connection to an engine for each client's."""
+    return max((resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 2 * RESERVED) // 2, 1)
 
 
 def _raise_file_limit() -> None:

@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_type_hints
@@ -33,7 +34,9 @@ __all__ = ["CacheQuery", "CachedCompletion", "CompletionCache", "cache_query_of"
 TTL_S = 300.0
 MAX_PER_KEY = 8  # completions under one key: cursor positions in one line
 MAX_BREAKS = 8  # line breaks of a completion after which its rest is cached too
-FORMAT = 3
+FORMAT = 4
+MAX_REQUEST_CHARS = 1 << 18  # a longer request is not hashed: no editor repeats it, and other requests would wait
+MAX_TOKENS = 1 << 31  # a count above it is not one of ours
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ class CachedCompletion:
     completion_tokens: int
     is_remainder: bool = False
     """The rest of a completion that was requested on an earlier line."""
+
+    def tokens_of(self, text: str) -> int:
+        """Tokens of this completion, or in proportion of a rest of it."""
+        share = len(text) / len(self.text) if self.text else 1.0
+        return math.ceil(share * self.completion_tokens)
 
 
 _FIELD_TYPES = get_type_hints(CachedCompletion)
@@ -75,7 +83,7 @@ class CompletionCache:
                 self.num_repeated += not is_typed
                 self.num_typed += is_typed
                 yield CompletionDelta(0, text, hit.finish_reason)
-                yield Usage(hit.prompt_tokens, 0, hit.prompt_tokens)
+                yield Usage(hit.prompt_tokens, hit.tokens_of(text), hit.prompt_tokens, is_cached=True)
                 return
         texts: list[str] = []
         reason = None
@@ -112,6 +120,8 @@ def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> C
     sampling = request.sampling
     if request.num_choices != 1 or sampling.logprobs is not None or request.return_token_ids:
         return None
+    if request.num_chars > MAX_REQUEST_CHARS:
+        return None
     if sampling.temperature > 0 and sampling.seed is None:
         return None
     weights = [card.weights for card in models if request.model in (None, card.id)]
@@ -124,8 +134,8 @@ def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> C
         FORMAT,
         [request.tenant, request.cache_salt, request.model, weights],
         [head, None if isinstance(prompt, str) else prompt, request.suffix, request.order if request.suffix else ""],
-        [sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed, sampling.stop],
-        [request.stop_rule, request.heal],
+        asdict(sampling),
+        [request.stop_rule, request.heal, request.extra, request.parse_special, request.messages],
     ]
     # JSON encodes each list in one way only, so equal encodings mean equal requests.
     return CacheQuery(f"text:{hashlib.sha256(json.dumps(identity).encode()).hexdigest()}", line)
@@ -137,7 +147,16 @@ def remainders_of(completion: CachedCompletion) -> list[tuple[str, CachedComplet
     lines = text.splitlines(keepends=True)[:MAX_BREAKS]
     ends = [end for end in itertools.accumulate(map(len, lines)) if text[end - 1] == "\n"]
     return [
-        (text[:end], replace(completion, line="", text=text[end:], is_remainder=True))
+        (
+            text[:end],
+            replace(
+                completion,
+                line="",
+                text=text[end:],
+                completion_tokens=completion.tokens_of(text[end:]),
+                is_remainder=True,
+            ),
+        )
         for end in ends
         if end < len(text)
     ]
@@ -170,4 +189,11 @@ def _decode(value: bytes | None) -> list[CachedCompletion]:
         cached = [CachedCompletion(**one) for one in json.loads(value)]
     except (ValueError, TypeError, RecursionError):
         return []
-    return [one for one in cached if all(isinstance(getattr(one, name), kind) for name, kind in _FIELD_TYPES.items())]
+    return [one for one in cached if _is_valid(one)]
+
+
+def _is_valid(one: CachedCompletion) -> bool:
+    has_types = all(type(getattr(one, name)) is kind for name, kind in _FIELD_TYPES.items())
+    if not has_types or one.finish_reason not in ("stop", "length"):
+        return False
+    return all(0 <= count <= MAX_TOKENS for count in (one.prompt_tokens, one.completion_tokens))

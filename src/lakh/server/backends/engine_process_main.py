@@ -7,6 +7,7 @@ Items that are ready at the same moment leave in one message.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakh.child_process import AsyncChannel, Channel, ChannelClosed
 from lakh.errors import LakhError
-from lakh.server.backend import ModelCard
+from lakh.server.backend import BackendHealth, ModelCard
 from lakh.server.gc_control import disable_full_collections
 from lakh.server.metrics import MetricFamily
 from lakh.server.request import CompletionRequest, RequestError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["EngineStatus", "load_engine", "main"]
 
 STATUS_EVERY_S = 0.1
+HEARTBEAT_S = 0.5  # a status that did not change is sent this often: the parent takes silence for a stopped process
 SWITCH_S = 0.0005  # thread switch interval: the engine waits no longer than this for the thread that handles messages
 
 
@@ -34,21 +36,25 @@ class EngineStatus:
     num_running: int
     num_waiting: int
     models: list[ModelCard]
+    health: BackendHealth
     metric_families: list[MetricFamily]
 
 
 def load_engine(load: dict[str, Any]) -> Engine:
-    """Arguments of Engine.load, `threads` (of the CPU) and `follow_s` (poll for newer checkpoints this often)."""
+    """Arguments of Engine.load, `threads` (of the CPU), `follow_s` (poll for newer checkpoints this often) and
+    `served_name` (the model's name in the API).
+    """
     import torch
 
     from lakh.server.engine import Engine
     from lakh.server.weights.follow import CheckpointFollower
 
     load = dict(load)
-    threads, follow_s = load.pop("threads", None), load.pop("follow_s", None)
+    threads, follow_s, served_name = (load.pop(name, None) for name in ("threads", "follow_s", "served_name"))
     if threads:
         torch.set_num_threads(threads)
     engine = Engine.load(**load)
+    engine.name = served_name or engine.name
     if follow_s is not None:
         CheckpointFollower(engine, load["path"], every_s=follow_s, on_swap=_print_swap).start()
     engine.warm_up()
@@ -63,6 +69,7 @@ def _print_swap(folder: str, seconds: float) -> None:
 def main(channel: Channel, load: dict[str, Any], max_waiting: int) -> None:
     from lakh.server.backends.in_process import InProcessBackend
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent's, when a terminal closes
     engine = load_engine(load)
     sys.setswitchinterval(SWITCH_S)
     backend = InProcessBackend(engine, max_waiting=max_waiting)
@@ -75,11 +82,13 @@ def main(channel: Channel, load: dict[str, Any], max_waiting: int) -> None:
 
 async def _serve(backend: InProcessBackend, channel: Channel) -> None:
     server = _EngineServer(backend, await AsyncChannel.open(channel))
-    reporting = asyncio.create_task(server.report_status())
+    reporting, serving = asyncio.create_task(server.report_status()), asyncio.create_task(server.serve())
     try:
-        await server.serve()
+        await asyncio.wait((reporting, serving), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        reporting.cancel()
+        for task in (reporting, serving):
+            task.cancel()
+        await asyncio.gather(reporting, serving, return_exceptions=True)
         server.cancel_all()
         await backend.close()
 
@@ -106,13 +115,14 @@ class _EngineServer:
             pass
 
     async def report_status(self) -> None:
-        last = None
-        while True:
+        """Until only a restart of this process helps."""
+        last, sent_s = None, 0.0
+        while last is None or last.health.is_alive:
             await asyncio.sleep(STATUS_EVERY_S)
-            status = _status(self._backend)
-            if status != last:
+            status, now_s = _status(self._backend), self._loop.time()
+            if status != last or now_s - sent_s > HEARTBEAT_S:
                 self._channel.send(status)
-                last = status
+                last, sent_s = status, now_s
 
     def cancel_all(self) -> None:
         for cancel in self._cancels.values():
@@ -144,4 +154,6 @@ class _EngineServer:
 
 
 def _status(backend: InProcessBackend) -> EngineStatus:
-    return EngineStatus(backend.num_running, backend.num_waiting, backend.models(), backend.metric_families())
+    return EngineStatus(
+        backend.num_running, backend.num_waiting, backend.models(), backend.health(), backend.metric_families()
+    )

@@ -3,7 +3,8 @@
 The event loop submits an `EngineJob` of one or more sequences; the thread adds them to the engine between two steps and
 reports new chunks after every step. A cancelled job leaves at the next step and frees its blocks, waiting or running. A
 job with a `key` supersedes the older job with that key: a user who keeps typing no longer waits for the previous
-completion. An error in a step fails the jobs that were running; the thread continues.
+completion. An error in a step fails the jobs that were running; the thread continues, unless a tensor-parallel process
+is lost (PeerLost): no later step can succeed, so the thread ends and `health` says why.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import contextlib
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 
-from lakh.server.backend import wait_until
+from lakh.errors import PeerLost
+from lakh.server.backend import BackendHealth, wait_until
 from lakh.server.engine import Engine
+from lakh.server.fairness import Share, has_room
 from lakh.server.gc_control import collect_now
 from lakh.server.request import RequestError, ServerStopping, Superseded
 from lakh.server.sequence import Chunk, Sequence
@@ -26,6 +29,7 @@ __all__ = ["EngineJob", "EngineThread", "JobUpdate"]
 IDLE_S = 60.0  # the thread wakes up this often without work
 COLLECT_IDLE_S = 1.0  # idle time after which garbage is collected
 COLLECT_LATEST_S = 600.0  # collect garbage after this time even under load
+STALLED_S = 30.0  # a step that takes longer, and three times as long as any before it, counts as stalled
 
 JobUpdate = tuple[int, Chunk] | Exception | None
 """A sequence's index and its chunk; the error that ended the job; or None at its end."""
@@ -44,8 +48,9 @@ class EngineJob:
 
 
 class EngineThread:
-    def __init__(self, engine: Engine, max_waiting: int) -> None:
-        self.engine, self.max_waiting = engine, max_waiting
+    def __init__(self, engine: Engine, max_waiting: int, on_failure: Callable[[], None] = lambda: None) -> None:
+        """Calls `on_failure` in the thread before it ends because of a lost process."""
+        self.engine, self.max_waiting, self._on_failure = engine, max_waiting, on_failure
         self.num_superseded = 0
         self._submitted: deque[EngineJob] = deque()
         self._cancelled: deque[tuple[EngineJob, Exception | None]] = deque()
@@ -53,6 +58,9 @@ class EngineThread:
         self._by_key: dict[Hashable, EngineJob] = {}
         self._updates: list[tuple[EngineJob, JobUpdate]] = []
         self._closed = False
+        self._failure: PeerLost | None = None
+        self._step_began_s: float | None = None
+        self._longest_step_s = 0.0
         self._garbage_since_s: float | None = None
         self._changed = threading.Condition()
         # A daemon: a step that hangs must not keep the process alive.
@@ -67,18 +75,34 @@ class EngineThread:
     def num_running(self) -> int:
         return self.engine.num_running
 
-    def check_room(self, key: Hashable, num_encoding: int = 0) -> None:
-        """Raise a 429 if the waiting queue is full, unless the job replaces another. `num_encoding`: more that wait."""
-        if self.num_waiting + num_encoding >= self.max_waiting and (key is None or key not in self._by_key):
+    def health(self) -> BackendHealth:
+        if self._failure is not None:
+            return BackendHealth(str(self._failure), is_alive=False)
+        began_s = self._step_began_s
+        took_s = 0.0 if began_s is None else time.monotonic() - began_s
+        if took_s > max(STALLED_S, 3 * self._longest_step_s):
+            return BackendHealth(f"the engine has been in one step for {took_s:.0f} s")
+        return BackendHealth()
+
+    def check_room(self, share: Share, key: Hashable, encoding: Collection[Share] = ()) -> None:
+        """Raise a 429 if the waiting queue is full for this tenant, unless the job replaces another. `encoding`: more
+        that wait.
+        """
+        if self.num_waiting + len(encoding) < self.max_waiting or (key is not None and key in self._by_key):
+            return
+        submitted = [seq.share for job in list(self._submitted) for seq in job.seqs]
+        if not has_room([*self.engine.waiting_shares(), *submitted, *encoding], share, self.max_waiting):
             message = f"{self.max_waiting} requests are waiting already; try again later"
             raise RequestError(None, message, status=429, code="queue_full")
 
     def submit(self, job: EngineJob) -> None:
         """Raises a RequestError if the waiting queue is full or the thread has stopped."""
         with self._changed:
+            if self._failure is not None:
+                raise self._failure
             if self._closed:
                 raise ServerStopping
-            self.check_room(job.key)
+            self.check_room(job.seqs[0].share, job.key)
             older = self._by_key.get(job.key) if job.key is not None else None
             if older is not None:
                 self._cancelled.append((older, Superseded()))
@@ -133,8 +157,14 @@ class EngineThread:
                         self.engine.submit(*job.seqs)
                 if self._jobs:
                     self._garbage_since_s = self._garbage_since_s or time.monotonic()
-                    self.engine.step()
+                    self._step()
             except Exception as error:  # noqa: BLE001 - the jobs' readers handle it
+                if isinstance(error, PeerLost):
+                    with self._changed:
+                        self._failure = error
+                        self._jobs |= dict.fromkeys(self._submitted)
+                        self._submitted.clear()
+                        self._closed = True
                 for job in list(self._jobs):
                     self._remove(job, error)
             for job in list(self._jobs):
@@ -145,6 +175,16 @@ class EngineThread:
             if self._garbage_since_s is not None and time.monotonic() > self._garbage_since_s + COLLECT_LATEST_S:
                 self._collect_garbage()
         self._send_updates()
+        if self._failure is not None:
+            self._on_failure()
+
+    def _step(self) -> None:
+        began_s = self._step_began_s = time.monotonic()
+        try:
+            self.engine.step()
+        finally:
+            self._step_began_s = None
+            self._longest_step_s = max(self._longest_step_s, time.monotonic() - began_s)
 
     def _collect_garbage(self) -> None:
         if self._garbage_since_s is not None:

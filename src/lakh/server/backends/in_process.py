@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from lakh.metrics import MetricsRegistry
-from lakh.server.backend import CompletionDelta, ModelCard, Usage
+from lakh.server.backend import BackendHealth, CompletionDelta, ModelCard, Usage
 from lakh.server.backends.engine_thread import EngineJob, EngineThread, JobUpdate
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
 from lakh.server.engine import Engine
+from lakh.server.fairness import Share
 from lakh.server.metrics import PREFIX, EngineMetrics, MetricFamily, counter, gauge
+from lakh.server.prompts.encoder import MAX_CHARS_PER_TOKEN
 from lakh.server.prompts.incremental_tokenizer import EncodeOptions, TooMuchNewText
 from lakh.server.prompts.token_healing import HealedPrompt
 from lakh.server.request import CompletionRequest, RequestError
@@ -43,15 +45,18 @@ OnItem = Callable[[CompletionDelta | Usage | Exception | None], None]
 
 
 class InProcessBackend:
-    def __init__(self, engine: Engine, *, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(
+        self, engine: Engine, *, max_waiting: int = MAX_WAITING, on_death: Callable[[], None] = lambda: None
+    ) -> None:
+        """Calls `on_death` if the engine can make no further step; `died` then says why."""
         self.engine = engine
         self.description = f"{engine.name} ({engine.spec.parameters:,} parameters, {engine.device})"
         self._registry = MetricsRegistry(PREFIX)
         engine.observe(EngineMetrics(self._registry))
         self._registry.collect_from(self._engine_families)
-        self.thread = EngineThread(engine, max_waiting)
+        self.thread = EngineThread(engine, max_waiting, on_death)
         self.encoders = ThreadPoolExecutor(2, "lakh-encode")
-        self._num_encoding = 0  # completions whose text waits for an encoder thread; they count as waiting
+        self._encoding: list[Share] = []  # of completions whose text waits for an encoder thread; they count as waiting
         self._fingerprint = lru_cache(1)(lambda version: f"{_fingerprint(engine)}-{version}")
 
     @property
@@ -60,11 +65,21 @@ class InProcessBackend:
 
     @property
     def num_waiting(self) -> int:
-        return self.thread.num_waiting + self._num_encoding
+        return self.thread.num_waiting + len(self._encoding)
 
     def models(self) -> list[ModelCard]:
         engine = self.engine
+        if self.health().problem is not None:
+            return []
         return [ModelCard(engine.name, engine.spec.context, self._fingerprint(engine.weights_version))]
+
+    @property
+    def died(self) -> str | None:
+        health = self.health()
+        return None if health.is_alive else health.problem
+
+    def health(self) -> BackendHealth:
+        return self.thread.health()
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
         responses = ResponseQueue(response_timeout_s(request))
@@ -88,13 +103,14 @@ class InProcessBackend:
         return lambda: self.thread.cancel(job)
 
     async def _encode_in_thread(self, request: CompletionRequest, now_s: float) -> list[Sequence]:
-        self.thread.check_room(request.supersede, self._num_encoding)
-        self._num_encoding += request.num_choices
+        self.thread.check_room(request.share, request.supersede, self._encoding)
+        self._encoding += [request.share] * request.num_choices
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self.encoders, make_sequences, self.engine, request, now_s)
         finally:
-            self._num_encoding -= request.num_choices
+            for _ in range(request.num_choices):
+                self._encoding.remove(request.share)
 
     def metric_families(self) -> list[MetricFamily]:
         return self._registry.families()
@@ -172,30 +188,51 @@ def make_sequences(
     seqs = []
     copies: Counter[tuple[int, ...]] = Counter()
     for prompt in request.prompts:
-        if request.suffix is not None and isinstance(prompt, str):
-            ids = prompts.infill(prompt, request.suffix, sampling.max_tokens, request.order, options=options)
+        if isinstance(prompt, str) and (request.suffix is not None or request.extra):
+            healed = prompts.prompt_at_cursor(
+                prompt,
+                request.suffix or "",
+                sampling.max_tokens,
+                request.order,
+                heal=request.heal,
+                extra=request.extra,
+                options=options,
+            )
         else:
-            _check_length(engine, prompts.min_tokens(prompt), sampling.max_tokens, "at least ")
-            ids = prompts.encode(prompt, options=options)
+            said = "".join(message.content for message in request.messages)
+            _check_length(engine, _min_tokens(engine, said or prompt), sampling.max_tokens, "at least ")
+            if request.messages:
+                ids = prompts.encode_chat(request.messages, options=options)
+            elif request.parse_special and isinstance(prompt, str):
+                ids = prompts.encode_special(prompt, options=options)
+            else:
+                ids = prompts.encode_prompt(prompt, options=options)
             _check_length(engine, len(ids), sampling.max_tokens)
             ids = prompts.truncate(ids, sampling.max_tokens)
-        # The cursor is at the end of the prompt only if nothing follows it.
-        ends_at_cursor = isinstance(prompt, str) and (request.suffix is None or request.order == "spm")
-        healed = prompts.heal(ids) if request.heal and ends_at_cursor else HealedPrompt(ids)
+            healed = prompts.heal(ids) if request.heal and isinstance(prompt, str) else HealedPrompt(ids)
         for _ in range(request.n):
             seq = engine.make_sequence(
                 healed.ids,
                 sampling,
-                copy=copies[ids],
+                copy=copies[healed.ids],
                 cache_space=request.cache_space,
                 deadline_s=deadline_s,
                 stop_rule=stop_rule_for(request.stop_rule, prompt),
-                first_token_ids=healed.first_token_ids,
-                skip=healed.skip,
+                repeated=healed.repeated,
+                tenant=request.tenant,
             )
             seqs.append(seq)
-            copies[ids] += 1
+            copies[healed.ids] += 1
     return seqs
+
+
+def _min_tokens(engine: Engine, prompt: str | tuple[int, ...]) -> int:
+    """A lower bound on the tokens of a prompt, without tokenizing it. Text of more characters per token than any code
+    has counts as too long: finding out exactly would take seconds.
+    """
+    most = 2 * MAX_CHARS_PER_TOKEN * engine.spec.context
+    estimate = len(prompt) // (2 * MAX_CHARS_PER_TOKEN) if isinstance(prompt, str) and len(prompt) > most else 0
+    return max(engine.prompts.min_tokens(prompt), estimate)
 
 
 def _check_length(engine: Engine, num_ids: int, max_tokens: int, qualifier: str = "") -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lakh.errors import UserError
 from lakh.server.prompts.fim import SUFFIX_SHARE, cut_before
 
-__all__ = ["TEMPLATES", "FimTemplate", "fim_prompt", "fim_template_of"]
+__all__ = ["TEMPLATES", "FimTemplate", "end_of", "fim_prompt", "fim_template_of"]
 
 CHARS_PER_TOKEN = 2.5  # conservative: code has 3 to 4 with such vocabularies
 QUANTUM_CHARS = 1024
@@ -45,6 +45,14 @@ def fim_template_of(name: str) -> FimTemplate | None:
         return FimTemplate(parts[0], parts[1], parts[2])
     todo = f"write suffix, {', '.join(TEMPLATES)}, or PREFIX,SUFFIX,MIDDLE as the tokenizer writes them"
     raise UserError(f"--fim {name}", "is not a template", todo)
+
+
+def end_of(prompt: str | tuple[int, ...], room_tokens: int) -> str | tuple[int, ...]:
+    """The end of a prompt that fits: a file is completed at its end."""
+    room = max(room_tokens, 1)
+    if isinstance(prompt, str):
+        return cut_before(prompt, int(room * CHARS_PER_TOKEN), QUANTUM_CHARS)
+    return prompt[-room:]
 
 
 def fim_prompt(template: FimTemplate, before: str, after: str, *, order: str, room_tokens: int) -> str:

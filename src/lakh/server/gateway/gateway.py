@@ -21,7 +21,8 @@ from dataclasses import replace
 from typing import Any
 
 from lakh.metrics import MetricsRegistry
-from lakh.server.backend import CompletionDelta, ModelCard, Usage, wait_until
+from lakh.server.backend import BackendHealth, CompletionDelta, ModelCard, Usage, wait_until
+from lakh.server.fairness import Share, has_room
 from lakh.server.gateway.replica import Replica, ReplicaBusy, ReplicaFailed
 from lakh.server.gateway.replica_set import ReplicaSet
 from lakh.server.metrics import PREFIX, MetricFamily, PhaseLatencies, counter, gauge
@@ -39,7 +40,8 @@ MAX_ENGINES = 4  # tried per request: a request that breaks an engine must not b
 class _RoutedRequest:
     """One request: its items so far, and the task that tries replicas."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: Share) -> None:
+        self.share = share
         self.items: asyncio.Queue[CompletionDelta | Usage | Exception] = asyncio.Queue()
         self.task: asyncio.Task[None] | None = None
         self.replica: Replica | None = None
@@ -85,6 +87,13 @@ class Gateway:
                 cards[card.id] = replace(card, weights=weights)
         return list(cards.values())
 
+    def health(self) -> BackendHealth:
+        if self._set.usable():
+            return BackendHealth()
+        found = Counter(replica.found for replica in self.replicas.values())
+        reasons = "; ".join(f"{count} engines: {reason}" for reason, count in found.items())
+        return BackendHealth(f"no engine can be reached ({reasons or 'none is known'})")
+
     def metric_families(self) -> list[MetricFamily]:
         return self._registry.families()
 
@@ -102,12 +111,14 @@ class Gateway:
     # --- a request ---
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
-        if len(self._requests) >= MAX_RUNNING:
+        if len(self._requests) >= MAX_RUNNING and not has_room(
+            [routed.share for routed in self._requests], request.share, MAX_RUNNING
+        ):
             raise RequestError(None, "too many requests are running; try again later", status=429, code="queue_full")
         if request.sampling.temperature > 0 and request.sampling.seed is None:
             request = replace(request, sampling=replace(request.sampling, seed=random.getrandbits(62)))
         deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
-        routed = _RoutedRequest()
+        routed = _RoutedRequest(request.share)
         self._supersede(request.supersede, routed)
         self._requests.add(routed)
         routed.task = asyncio.create_task(self._run(routed, request, deadline_s))

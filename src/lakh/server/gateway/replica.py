@@ -22,8 +22,9 @@ from typing import Any
 import aiohttp
 
 from lakh.server.backend import CompletionDelta, ModelCard, Usage
-from lakh.server.gateway.fim_template import FimTemplate, fim_prompt
+from lakh.server.gateway.fim_template import FimTemplate, end_of, fim_prompt
 from lakh.server.request import CompletionRequest, RequestError
+from lakh.server.sampling_params import SamplingParams
 from lakh.server.stopping import StopRule, stop_rule_for
 
 __all__ = ["Replica", "ReplicaBusy", "ReplicaFailed"]
@@ -33,6 +34,12 @@ CONNECT_S = 2.0
 SILENT_CHECKS = 2  # unanswered checks after which a replica is down; a refused connection counts at once
 DEFAULT_CONTEXT = 4096  # tokens, if the engine does not report it
 MAX_LINE_BYTES = 1 << 22
+MAX_STATUS_BYTES = 1 << 12
+DRAINING = "draining"  # in the body of lakh's /ready
+
+
+_ALWAYS_SENT = ("max_tokens", "temperature", "top_p", "seed")  # engines have other defaults; the rest only if it is set
+_DEFAULTS = {name: value for name, value in asdict(SamplingParams()).items() if name not in _ALWAYS_SENT}
 
 
 class ReplicaFailed(Exception):
@@ -75,9 +82,9 @@ class Replica:
         """Check its health; sets `state`, `found` and `cards`. Never raises."""
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
-                status = await self._status("/ready")
+                status, reported = await self._status("/ready")
                 if status in (404, 405):  # not lakh: vLLM and SGLang have /health
-                    status = await self._status("/health")
+                    status, reported = await self._status("/health")
                 if status == 200:
                     self.cards = await self._models()
         except TimeoutError:
@@ -85,21 +92,34 @@ class Replica:
             if self._silent >= SILENT_CHECKS or self.state != "up":
                 self.state, self.found = "down", "does not answer"
             return
+        except ReplicaFailed as error:
+            self.state, self.found = "down", str(error)
+            return
         except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self.state, self.found = "down", f"{type(error).__name__}: {error}"[:200]
             return
         self._silent = 0
         if status == 200:
             self.state, self.found = "up", "ready"
+        elif reported == DRAINING:
+            self.state, self.found = "draining", "finishes its requests"
         else:
-            self.state, self.found = "draining" if status == 503 else "down", f"returns {status}"
+            self.state, self.found = "down", f"returns {status}" + (f": {reported}"[:200] if reported else "")
 
-    async def _status(self, path: str) -> int:
+    async def _status(self, path: str) -> tuple[int, str]:
+        """The HTTP status, and the reason that lakh's server gives in its body."""
         async with self._session.get(self.url + path, headers=self._headers) as response:
-            return response.status
+            body = b"" if response.status == 200 else await response.content.read(MAX_STATUS_BYTES)
+        try:
+            data = json.loads(body)
+        except ValueError:
+            data = None
+        return response.status, str(data.get("status", "")) if isinstance(data, dict) else ""
 
     async def _models(self) -> list[ModelCard]:
         async with self._session.get(f"{self.url}/v1/models", headers=self._headers) as response:
+            if response.status in (401, 403):
+                raise ReplicaFailed(_wrong_key(response.status))
             data = json.loads(await response.read())["data"]
         self.is_lakh = all(card.get("owned_by") == "lakh" for card in data)
         return [
@@ -167,26 +187,34 @@ class Replica:
             "prompt": request.prompts[0] if len(request.prompts) == 1 else list(request.prompts),
             "suffix": request.suffix,
             "n": request.n if request.n > 1 else None,
-            **asdict(sampling),
-            "top_k": sampling.top_k or None,
-            "stop": sampling.stop or None,
+            **{name: value for name, value in asdict(sampling).items() if value != _DEFAULTS.get(name)},
             "return_token_ids": request.return_token_ids or None,
             "cache_salt": self._salt(request),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if request.messages and not self.is_lakh:
+            raise RequestError("messages", "messages: this engine is not lakh; ask its own chat API")
+        if request.messages:
+            body |= {"prompt": None, "messages": [message._asdict() for message in request.messages]}
         if self.is_lakh:
             body |= {"order": request.order, "stop_rule": request.stop_rule, "user": request.user or None}
-            body["heal"] = request.heal or None
+            body |= {"heal": request.heal or None, "parse_special": request.parse_special or None}
+            body["input_extra"] = [{"filename": file.name, "text": file.text} for file in request.extra] or None
             body["timeout_ms"] = None if timeout_s is None else max(timeout_s * 1000, 1.0)
-        elif request.suffix is not None and self._template is not None:
+        elif request.suffix == "" or (request.suffix is not None and self._template is not None):
             room = (card.context or DEFAULT_CONTEXT) - sampling.max_tokens
-            texts = [
-                fim_prompt(self._template, str(prompt), request.suffix, order=request.order, room_tokens=room)
-                for prompt in request.prompts
-            ]
+            texts = [self._prompt(prompt, request, room) for prompt in request.prompts]
             body |= {"prompt": texts[0] if len(texts) == 1 else texts, "suffix": None}
         return {name: value for name, value in body.items() if value is not None}
+
+    def _prompt(
+        self, prompt: str | tuple[int, ...], request: CompletionRequest, room_tokens: int
+    ) -> str | tuple[int, ...]:
+        """For an engine that takes no suffix."""
+        if not request.suffix or self._template is None:
+            return end_of(prompt, room_tokens)
+        return fim_prompt(self._template, str(prompt), request.suffix, order=request.order, room_tokens=room_tokens)
 
     def _salt(self, request: CompletionRequest) -> str | None:
         """Separates tenants inside the engine too, by a salt that no other tenant can compute."""
@@ -204,9 +232,15 @@ async def _raise_error(response: aiohttp.ClientResponse) -> None:
         data = {}
     if response.status == 429 or response.status == 503:
         raise ReplicaBusy(f"returns {response.status}")
-    if response.status >= 500 or response.status in (401, 403, 408):
+    if response.status in (401, 403):
+        raise ReplicaFailed(_wrong_key(response.status))
+    if response.status >= 500 or response.status == 408:
         raise ReplicaFailed(f"returns {response.status}", is_gone=False)
     raise _client_error(response.status, data)
+
+
+def _wrong_key(status: int) -> str:
+    return f"rejects the gateway's key ({status}): see --engine-key-file"
 
 
 def _client_error(status: int, data: object) -> RequestError:

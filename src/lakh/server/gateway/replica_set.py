@@ -138,8 +138,12 @@ def route_key(request: CompletionRequest) -> str:
     if request.supersede is not None:
         identity: list[Any] = [request.tenant, request.cache_salt, repr(request.supersede)]
     else:
-        identity = [request.tenant, request.cache_salt, request.user, request.prompts[0][:HEAD_CHARS]]
+        identity = [request.tenant, request.cache_salt, request.user, _head(request)]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+
+def _head(request: CompletionRequest) -> Any:
+    return request.messages[:2] if request.messages else request.prompts[0][:HEAD_CHARS]
 
 
 def _check_address(engine: str) -> None:

@@ -53,7 +53,7 @@ class LoadReport:
             return 0.0
         return self.after.get(f"lakh:{name}", 0.0) - self.before.get(f"lakh:{name}", 0.0)
 
-    def as_dict(self, price_per_hour: float) -> dict[str, Any]:
+    def as_dict(self, price_per_hour: float | None = None) -> dict[str, Any]:
         completed = self.ends["completed"]
         prompt_tokens, found = self.increase("prefix_cache_queries_total"), self.increase("prefix_cache_hits_total")
         drafts, kept = (self.increase(f"spec_decode_num_{what}_tokens_total") for what in ("draft", "accepted"))
@@ -77,7 +77,9 @@ class LoadReport:
             if has_metrics and self.wall_s
             else None,
             "completions_per_s": completed / self.wall_s if self.wall_s else None,
-            "cost_per_1k": price_per_hour / 3600 * self.wall_s / completed * 1000 if completed else None,
+            "cost_per_1k": price_per_hour / 3600 * self.wall_s / completed * 1000
+            if completed and price_per_hour is not None
+            else None,
             "wall_s": self.wall_s,
             "failures": dict(self.failures),
             **self._leaks(),

@@ -26,10 +26,11 @@ from torch import Tensor
 from lakh.errors import UserError
 from lakh.server.model.cpu import kernels
 from lakh.server.model.kv_cache import PagedCache
-from lakh.server.model.paged_attention import PagedAttention, SequenceChunk, flat_slots, scored_positions, slots_of
+from lakh.server.model.paged_attention import PagedStep, SequenceChunk, flat_slots, scored_positions, slots_of
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import architecture_of, parameters
-from lakh.workloads.code.ops import ModelOps, Rope, rms_norm, rotary_tables
+from lakh.workloads.code.attention import AttentionVariant
+from lakh.workloads.code.ops import ModelOps, Rope, rotary_tables, softcap
 
 __all__ = ["InferenceModel", "ModelShard", "Precision", "SequenceChunk", "check_divisible"]
 
@@ -59,6 +60,10 @@ class LayerView(NamedTuple):
     def vector(self, name: str) -> Tensor:
         return self.model.vectors[name][self.layer]
 
+    @property
+    def variant(self) -> AttentionVariant | None:
+        return self.model.variants[self.layer]
+
 
 class InferenceModel:
     def __init__(
@@ -77,6 +82,9 @@ class InferenceModel:
         self.spec, self.num_ids, self.device, self.precision = spec, num_ids, device, precision
         self.dtype = DTYPES[precision]
         self.shard, self.architecture = shard, architecture_of(spec)
+        self.variants = [AttentionVariant.of(spec, layer) for layer in range(spec.layers)]
+        self.is_plain = not any(self.variants) and spec.logit_softcap is None
+        """Every layer has plain causal attention, and logits are not bounded: what the kernels compute."""
         check_divisible(spec, shard.size)
         if precision == "int8":
             _check_int8(spec, device, shard.size)
@@ -93,9 +101,11 @@ class InferenceModel:
         for name, info in block.items():
             if info.fused:
                 own = [n // self.shard.size if dim == info.shard_dim else n for dim, n in enumerate(info.shape)]
-                first = shapes.get(info.fused, (0,))[0]
+                row_dim = _row_dim(info.shape)
+                first = shapes[info.fused][row_dim] if info.fused in shapes else 0
                 self._rows[name] = (info.fused, first, info.shard_dim)
-                shapes[info.fused] = (first + own[0], *own[1:])
+                own[row_dim] += first
+                shapes[info.fused] = tuple(own)
         self._w: dict[str, tuple[Tensor, ...]] = {}
         """The fused tensors of all layers, L first; a matrix in int8 has its scales beside it."""
         for name, shape in shapes.items():
@@ -115,16 +125,25 @@ class InferenceModel:
         for name, info in block.items():
             if not info.fused and name not in self.vectors:
                 self.vectors[name] = torch.empty((spec.layers, *info.shape), dtype=self.dtype, device=device)
+        self.final = {"norm": self.norms[-1]}
+        """The vectors of the final norm by name."""
+        for name, info in self.architecture.final_parameters(spec).items():
+            self.final[name] = torch.empty(info.shape, dtype=self.dtype, device=device)
         self.embed = torch.empty((spec.vocab, spec.width), dtype=self.dtype, device=device)
         self.head = self.embed[: self.num_ids] if spec.tied else torch.empty_like(self.embed[: self.num_ids])
         self._head_int8: tuple[Tensor, Tensor] | None = None
         self._arrays: tuple[Any, ...] | None = None
         is_small = precision == "f32" and self.weight_bytes <= kernels.SMALL_MODEL_BYTES
-        has_kernels = self.architecture.name in kernels.ARCHITECTURES and self.shard.size == 1
+        has_kernels = self.architecture.name in kernels.ARCHITECTURES and self.shard.size == 1 and self.is_plain
         on_cpu = device.type == "cpu" and self.dtype == torch.float32 and has_kernels
         self._max_kernel_tokens = on_cpu * (kernels.MAX_TOKENS_SMALL_MODEL if is_small else kernels.MAX_TOKENS)
 
     # --- weights ---
+
+    def has_finite_weights(self) -> bool:
+        """Whether no weight is NaN or infinite: the sum of a tensor would be, too."""
+        floats = [tensor for tensor in self._tensors() if tensor.is_floating_point()]
+        return all(bool(tensor.sum().isfinite()) for tensor in floats)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Replace all weights, tensor by tensor."""
@@ -139,8 +158,8 @@ class InferenceModel:
             self.embed.copy_(tensor)
         elif name == "head.weight":
             self.head.copy_(tensor[: self.num_ids])
-        elif name == "norm.weight":
-            self.norms[-1].copy_(tensor)
+        elif name.removesuffix(".weight") in self.final:
+            self.final[name.removesuffix(".weight")].copy_(tensor)
         else:
             _, layer, part = name.removesuffix(".weight").split(".", 2)
             if part in self._rows:
@@ -152,10 +171,10 @@ class InferenceModel:
         name, first, shard_dim = self._rows[part]
         if shard_dim is not None:
             tensor = tensor.chunk(self.shard.size, dim=shard_dim)[self.shard.rank]
-        rows = slice(first, first + tensor.shape[0])
+        row_dim = _row_dim(tensor.shape)
         parts = (tensor,) if len(self._w[name]) == 1 else _to_int8(tensor)
         for whole, own in zip(self._w[name], parts, strict=True):
-            whole[layer, rows].copy_(own)
+            whole[layer].narrow(row_dim, first, tensor.shape[row_dim]).copy_(own)
 
     def finish_loading(self) -> None:
         if self.precision == "int8":
@@ -178,7 +197,7 @@ class InferenceModel:
                 own.copy_(its)
             torch.cuda.synchronize(self.device)
             return
-        for name in ("_w", "norms", "head_norms", "vectors", "embed", "head", "_head_int8"):
+        for name in ("_w", "norms", "head_norms", "vectors", "final", "embed", "head", "_head_int8"):
             mine = getattr(self, name)
             setattr(self, name, getattr(other, name))
             setattr(other, name, mine)
@@ -187,7 +206,8 @@ class InferenceModel:
     def _tensors(self) -> list[Tensor]:
         """All weights; views of one tensor are listed several times."""
         fused = [tensor for parts in self._w.values() for tensor in parts]
-        return [*fused, *self.vectors.values(), self.norms, self.head_norms, self.embed, self.head]
+        vectors = [*self.vectors.values(), *self.final.values()]
+        return [*fused, *vectors, self.norms, self.head_norms, self.embed, self.head]
 
     @property
     def weight_bytes(self) -> int:
@@ -215,26 +235,38 @@ class InferenceModel:
         slots = slots_of(chunks)
         new = np.concatenate([own[chunk.start :] for own, chunk in zip(slots, chunks, strict=True)])
         new_N = torch.from_numpy(new).to(self.device)
-        attend = PagedAttention(chunks, slots, self.device, self.dtype)
+        step = PagedStep(chunks, slots, self.device, self.dtype)
 
-        def attention(q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layer: int) -> Tensor:
+        def attention(
+            q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layer: int, variant: AttentionVariant | None = None
+        ) -> Tensor:
             keys_KCD, values_KCD = cache.keys_LKCD[layer], cache.values_LKCD[layer]
             keys_KCD[:, new_N] = k_NKD.transpose(0, 1)
             values_KCD[:, new_N] = v_NKD.transpose(0, 1)
-            return attend(q_NHD, keys_KCD, values_KCD)
+            return step.attention(variant)(q_NHD, keys_KCD, values_KCD)
 
         positions_N = torch.tensor(positions, device=self.device)
         cos, sin = (table[positions_N][:, None].repeat(1, 1, 2) for table in (self.cos, self.sin))
-        ops = ModelOps(attention=attention, leave=self.shard.all_reduce, tensor_parallel=self.shard.size)
-        x_NW, delta_NW = self.run_blocks(self.embed[torch.tensor(tokens, device=self.device)], ops, (cos, sin))
+        ops = ModelOps(
+            attention=attention,
+            variant_attention=attention,
+            leave=self.shard.all_reduce,
+            tensor_parallel=self.shard.size,
+        )
+        x_NW = self.embed[torch.tensor(tokens, device=self.device)]
+        if self.architecture.embedding_scale is not None:
+            x_NW = x_NW * self.architecture.embedding_scale(self.spec)
+        x_NW, delta_NW = self.run_blocks(x_NW, ops, (cos, sin))
         scored = scored_positions(chunks)
         if not scored:
             return x_NW.new_empty(0, self.num_ids)
         places = torch.tensor(scored, device=self.device)
-        x_NW = rms_norm(x_NW[places] + delta_NW[places], self.norms[-1], self.spec.norm_eps)
+        x_NW = self.architecture.final_norm(self.spec, self.final.__getitem__, x_NW[places] + delta_NW[places])
         if self._head_int8 is not None and len(x_NW) <= kernels.MAX_TOKENS:
-            return torch.from_numpy(kernels.head(self._head_arrays(), x_NW.numpy()))
-        return F.linear(x_NW, self.head)
+            logits = torch.from_numpy(kernels.head(self._head_arrays(), x_NW.numpy()))
+        else:
+            logits = F.linear(x_NW, self.head)
+        return softcap(logits, self.spec.logit_softcap)
 
     def run_blocks(self, x_NW: Tensor, ops: ModelOps, rope: Rope) -> tuple[Tensor, Tensor]:
         """All layers; returns the residual stream and the delta still to be added to it."""
@@ -256,18 +288,19 @@ class InferenceModel:
     def _forward_kernels(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
         """A few tokens on the CPU."""
         self._arrays = self._arrays or self._as_arrays()
-        embed, weights, norms, rope, head = self._arrays
+        embed, weights, vectors, rope, head = self._arrays
         x = embed[[token for chunk in chunks for token in chunk.tokens]]
         place = flat_slots(chunks, slots_of(chunks))
         eps, positions, heads = self.spec.norm_eps, place[2] - 1, self.spec.heads
-        x = kernels.run(x, weights, norms, eps, positions, rope, cache.arrays, heads, place)
+        x = kernels.run(x, weights, vectors, eps, positions, rope, cache.arrays, heads, place)
         return torch.from_numpy(kernels.head(head, x[scored_positions(chunks)]))
 
     def _as_arrays(self) -> tuple[Any, ...]:
-        """Embedding, matrices, norms, rotary tables and head as numpy arrays on the same memory, for the kernels."""
+        """Embedding, matrices, vectors, rotary tables and head as numpy arrays on the same memory, for the kernels."""
         matrices = tuple(tuple(part.numpy() for part in self._w[name]) for name in ("qkv", "o", "gate_up", "down"))
-        norms, rope = (self.norms.numpy(), self.head_norms.numpy()), (self.cos.numpy(), self.sin.numpy())
-        return self.embed.numpy(), matrices, norms, rope, self._head_arrays()
+        bias = self._w["qkv_bias"][0].numpy() if "qkv_bias" in self._w else np.empty((0, 0), np.float32)
+        vectors = (self.norms.numpy(), self.head_norms.numpy(), bias)
+        return self.embed.numpy(), matrices, vectors, (self.cos.numpy(), self.sin.numpy()), self._head_arrays()
 
     def _head_arrays(self) -> tuple[Any, ...]:
         """The head as a matrix of one layer, for the CPU kernels."""
@@ -280,6 +313,11 @@ def _rope_tables(spec: Model, device: torch.device) -> Rope:
     return cos.contiguous().to(device), sin.contiguous().to(device)
 
 
+def _row_dim(shape: Sequence[int]) -> int:
+    """The dim along which fused tensors are concatenated: the rows of a matrix, and of each expert's."""
+    return max(len(shape) - 2, 0)
+
+
 def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
     grouped = tensor.float().unflatten(-1, (-1, kernels.GROUP))
     scales = grouped.abs().amax(dim=-1) / 127
@@ -288,7 +326,7 @@ def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_divisible(spec: Model, num_shards: int) -> None:
-    for name in ("heads", "kv_heads", "ffn"):
+    for name in ("heads", "kv_heads", "ffn", "expert_ffn"):
         size = getattr(spec, name)
         if size % num_shards:
             todo = f"choose a number that divides {size}"
@@ -298,8 +336,12 @@ def check_divisible(spec: Model, num_shards: int) -> None:
 def _check_int8(spec: Model, device: torch.device, num_shards: int) -> None:
     if device.type != "cpu":
         raise UserError("precision int8", "is a CPU format", "use bf16 on a GPU")
+    if spec.experts is not None:
+        raise UserError("precision int8", "is not implemented for experts", "use f32")
     group = kernels.GROUP
-    for name, size, multiple in (("width", spec.width, group), ("ffn", spec.ffn, group * num_shards)):
+    queries = spec.heads * spec.head_dim
+    sizes = (("width", spec.width, group), ("query heads", queries, group), ("ffn", spec.ffn, group * num_shards))
+    for name, size, multiple in sizes:
         if size % multiple:
             found = f"needs widths divisible by {group}, and {name} is {size}"
             raise UserError("precision int8", found, "use f32 for this model")

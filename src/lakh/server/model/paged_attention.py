@@ -19,8 +19,9 @@ from torch.nn.attention.bias import causal_lower_right
 
 from lakh.server.model.cpu import kernels
 from lakh.server.model.kv_cache import slot_mapping
+from lakh.workloads.code.attention import AttentionVariant, attend_masked
 
-__all__ = ["PagedAttention", "SequenceChunk", "flat_slots", "scored_positions", "slots_of"]
+__all__ = ["PagedAttention", "PagedStep", "SequenceChunk", "flat_slots", "scored_positions", "slots_of"]
 
 # Not cuDNN: it compiles a plan for every length, 58 ms a prompt on an H200 (torch 2.11).
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -40,14 +41,36 @@ class SequenceChunk:
     """How many of the last `tokens` get logits; 0 in the middle of a prompt."""
 
 
-class PagedAttention:
-    """Attention of all chunks over their own keys. Made once for a step and called for every layer."""
+class PagedStep:
+    """The attention of one step; layers with the same variant share what it prepares."""
 
     def __init__(
         self, chunks: Sequence[SequenceChunk], slots: Sequence[Any], device: torch.device, dtype: torch.dtype
     ) -> None:
         """`slots`: those of each sequence (slots_of)."""
-        has_kernel = device.type == "cpu" and dtype == torch.float32
+        self._chunks, self._slots, self._device, self._dtype = chunks, slots, device, dtype
+        self._made: dict[AttentionVariant | None, PagedAttention] = {}
+
+    def attention(self, variant: AttentionVariant | None) -> PagedAttention:
+        if variant not in self._made:
+            made = PagedAttention(self._chunks, self._slots, self._device, self._dtype, variant or AttentionVariant())
+            self._made[variant] = made
+        return self._made[variant]
+
+
+class PagedAttention:
+    """Attention of all chunks over their own keys, in every layer of one variant."""
+
+    def __init__(
+        self,
+        chunks: Sequence[SequenceChunk],
+        slots: Sequence[Any],
+        device: torch.device,
+        dtype: torch.dtype,
+        variant: AttentionVariant,
+    ) -> None:
+        self._variant = variant
+        has_kernel = device.type == "cpu" and dtype == torch.float32 and variant.softcap is None
         counts = [len(chunk.tokens) for chunk in chunks]
         ends = np.cumsum(counts)
         self._short: list[int] = []  # flat positions of tokens in short chunks
@@ -60,9 +83,20 @@ class PagedAttention:
                 short_chunks.append(chunk)
                 short_slots.append(own)
                 continue
-            mask = _causal_mask(chunk.start, count, device) if chunk.start and count > 1 else None
-            self._long.append((here, torch.from_numpy(own).to(device), mask))
+            end = chunk.start + count
+            window = min(variant.window or end, end)
+            first = max(chunk.start + 1 - window, 0)  # the first key that any query needs
+            mask: Any = None
+            if count > 1 and (window < end or variant.softcap is not None):
+                mask = _window_mask(chunk.start, count, first, window, device)
+            elif count > 1 and chunk.start:
+                mask = _causal_mask(chunk.start, count, device)
+            self._long.append((here, torch.from_numpy(own[first:]).to(device), mask))
         self._place = flat_slots(short_chunks, short_slots) if short_chunks else None
+        if self._place is not None and variant.window is not None:
+            all_slots, starts, lengths = self._place
+            seen = np.minimum(lengths, variant.window)
+            self._place = all_slots, starts + lengths - seen, seen
 
     def __call__(self, q_NHD: Tensor, keys_KCD: Tensor, values_KCD: Tensor) -> Tensor:
         out_NHD = torch.empty_like(q_NHD)
@@ -74,13 +108,19 @@ class PagedAttention:
                 share = q.shape[1] // k.shape[1]
                 k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
             causal = mask is None and q.shape[2] > 1
-            with sdpa_kernel(KERNELS) if q.is_cuda else contextlib.nullcontext():
-                y = F.scaled_dot_product_attention(
-                    q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
-                )
+            if self._variant.softcap is not None:
+                y = attend_masked(q, k, v, mask, self._variant)
+            else:
+                with sdpa_kernel(KERNELS) if q.is_cuda else contextlib.nullcontext():
+                    y = F.scaled_dot_product_attention(
+                        q, k, v, attn_mask=mask, is_causal=causal, scale=self._variant.scale,
+                        enable_gqa=q.shape[1] != k.shape[1],
+                    )  # fmt: skip
             out_NHD[here] = y[0].transpose(0, 1)
         if self._place is not None:
             q = q_NHD[self._short].contiguous()
+            if self._variant.scale is not None:  # the kernel scales by 1 / sqrt(D)
+                q = q * (self._variant.scale * q.shape[-1] ** 0.5)
             result = np.empty(q.shape, np.float32)
             scores = np.empty(int(self._place[2].max()), np.float32)
             kernels.attend(q.numpy(), keys_KCD.numpy(), values_KCD.numpy(), *self._place, result, scores)
@@ -94,6 +134,13 @@ def _causal_mask(start: int, count: int, device: torch.device) -> Any:
         return causal_lower_right(count, start + count)
     queries = torch.arange(start, start + count, device=device)
     return torch.arange(start + count, device=device) <= queries[:, None]
+
+
+def _window_mask(start: int, count: int, first: int, window: int, device: torch.device) -> Tensor:
+    """The keys from number `first` on that these queries attend to."""
+    queries = torch.arange(start, start + count, device=device)[:, None]
+    keys = torch.arange(first, start + count, device=device)
+    return (keys <= queries) & (keys > queries - window)
 
 
 def slots_of(chunks: Sequence[SequenceChunk]) -> list[Any]:

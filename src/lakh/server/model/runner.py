@@ -74,7 +74,8 @@ class Runner:
                 self.decoder = decode_gpu.Decoder(self.network, self.cache)
                 self.prefill = prefill_gpu.PrefillGraphs(self.network, self.cache)
             else:
-                spec_text = f"{self.network.architecture.name} with heads of {spec.head_dim}"
+                parts = " and a window or bounded scores" if not self.network.is_plain else ""
+                spec_text = f"{self.network.architecture.name} with heads of {spec.head_dim}{parts}"
                 _log.info("steps use the generic torch path: the GPU kernels do not implement %s", spec_text)
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:

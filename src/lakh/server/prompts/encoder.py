@@ -1,4 +1,8 @@
-"""Encodes prompts: a client's text or ids, truncated to the context; fill-in-the-middle prompts; token healing."""
+"""Encodes prompts: a client's text or ids, truncated to the context; fill-in-the-middle prompts; token healing.
+
+Text that will be cut to the context is cut to MAX_CHARS_PER_TOKEN characters per token first, so the cost of a prompt
+is bounded by the context and not by what a client sends.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,20 @@ from functools import cached_property
 
 from lakh.errors import ConfigError, UserError
 from lakh.server.prompts import fim
+from lakh.server.prompts.chat_template import ChatMessage, ChatTemplate
+from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.incremental_tokenizer import DEFAULT_OPTIONS, EncodeOptions, IncrementalTokenizer
+from lakh.server.prompts.special_tokens import SpecialTokens
 from lakh.server.prompts.token_healing import HealedPrompt, TokenHealer
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 
-__all__ = ["Prompt", "PromptEncoder"]
+__all__ = ["MAX_CHARS_PER_TOKEN", "Prompt", "PromptEncoder"]
+
+FILE_SEP = "<|file_sep|>"
+EXTRA_SHARE = 4  # other files get at least a quarter of the room, if they need it
+
+MAX_CHARS_PER_TOKEN = 8  # code has 3 to 4; text with more loses context that would have fit
 
 Prompt = str | Sequence[int]
 """Text, or ids for what text cannot express: special tokens are never encoded from text (see `infill`)."""
@@ -21,6 +33,7 @@ Prompt = str | Sequence[int]
 class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, spec: Model) -> None:
         self._tokenizer, self._spec = tokenizer, spec
+        self.chat_template: ChatTemplate | None = None
         self._incremental = IncrementalTokenizer(tokenizer)
 
     def encode(
@@ -38,13 +51,44 @@ class PromptEncoder:
             raise UserError(where, found, "send whole Unicode characters") from None
         return tuple(self._incremental.encode(prompt, options))
 
+    def encode_prompt(self, prompt: Prompt, *, options: EncodeOptions = DEFAULT_OPTIONS) -> tuple[int, ...]:
+        """`encode`, with the tokens before a text that the model expects. Ids stay as they are."""
+        ids = self.encode(prompt, options=options)
+        return (*self._tokenizer.begin_ids, *ids) if isinstance(prompt, str) else ids
+
+    def encode_special(self, prompt: str, *, options: EncodeOptions = DEFAULT_OPTIONS) -> tuple[int, ...]:
+        """All ids of a prompt whose text may contain special tokens, also those that begin every text."""
+        ids, begin = self._encode_pieces(self._special.split(prompt), options), self._tokenizer.begin_ids
+        return ids if ids[: len(begin)] == begin else (*begin, *ids)
+
+    def encode_chat(
+        self, messages: Sequence[ChatMessage], *, options: EncodeOptions = DEFAULT_OPTIONS
+    ) -> tuple[int, ...]:
+        """All ids of a conversation, up to where the model's turn begins."""
+        if self.chat_template is None:
+            raise UserError("messages", "the model has no chat template", "send a prompt to /v1/completions")
+        return self._encode_pieces(self.chat_template.pieces(messages, self._special), options)
+
+    def _encode_pieces(self, pieces: Sequence[str | int], options: EncodeOptions) -> tuple[int, ...]:
+        return tuple(
+            token
+            for piece in pieces
+            for token in ([piece] if isinstance(piece, int) else self.encode(piece, options=options))
+        )
+
     def min_tokens(self, prompt: Prompt) -> int:
         """A lower bound on the prompt's tokens, without tokenizing it: rejects prompts of megabytes early."""
         return self._incremental.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
 
     def truncate(self, ids: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
-        """The end of a prompt that leaves room for max_tokens; an empty prompt becomes the end-of-text token."""
-        return (ids or (self._tokenizer.eot,))[-self._max_prompt_tokens(max_tokens) :]
+        """The end of a prompt that leaves room for max_tokens, after the tokens that begin every text. An empty prompt
+        becomes the end-of-text token."""
+        room, begin = self._max_prompt_tokens(max_tokens), self._tokenizer.begin_ids
+        if len(ids) <= room:
+            return ids or (self._tokenizer.eot,)
+        if not begin or ids[: len(begin)] != begin or len(begin) >= room:
+            return ids[-room:]
+        return (*begin, *ids[len(begin) - room :])
 
     def infill(
         self,
@@ -56,12 +100,78 @@ class PromptEncoder:
         options: EncodeOptions = DEFAULT_OPTIONS,
     ) -> tuple[int, ...]:
         """The fill-in-the-middle prompt for a prefix and a suffix, with room for max_tokens."""
-        before, after = self.encode(prefix, options=options), self.encode(suffix, "suffix", options=options)
         room = self._max_prompt_tokens(max_tokens)
+        return self._middle(self._encode_end(prefix, room, options), suffix, room, order, options)
+
+    def prompt_at_cursor(
+        self,
+        prefix: str,
+        suffix: str,
+        max_tokens: int,
+        order: fim.Order = "psm",
+        *,
+        heal: bool = False,
+        extra: Sequence[ExtraFile] = (),
+        options: EncodeOptions = DEFAULT_OPTIONS,
+    ) -> HealedPrompt:
+        """`infill`, or a plain prompt at the end of a file (an empty suffix); cut to leave room for max_tokens.
+
+        `extra` files come first, as in a repository that the model was trained on: those at the end of the list while
+        they fit into what the file leaves, or into a quarter of the room.
+        """
+        begin = self._tokenizer.begin_ids
+        room = self._max_prompt_tokens(max_tokens) - len(begin)
+        before = self._encode_end(prefix, room, options)
+        healed = self.heal(before) if heal else HealedPrompt(before)
+        context: tuple[int, ...] = ()
+        if extra:
+            num_own = -(-(len(before) + len(suffix) // 3) // self._step) * self._step  # in steps: the files stay
+            context = self._context(extra, max(room // EXTRA_SHARE, room - num_own), options)
+            room -= len(context)
+        if suffix:
+            ids = self._middle(healed.ids, suffix, room + len(begin), order, options)[len(begin) :]
+        else:
+            ids = fim.cut_before(healed.ids, room, self._step)
+        return healed._replace(ids=begin + context + ids or (self._tokenizer.eot,))
+
+    def _context(self, extra: Sequence[ExtraFile], room: int, options: EncodeOptions) -> tuple[int, ...]:
+        """The last files that fit, each after a separator, and the separator of the file that is completed."""
+        try:
+            separator: tuple[int, ...] = (self._tokenizer.special(FILE_SEP),)
+        except UserError:
+            separator = self.encode("\n\n", options=options)
+        room -= len(separator)
+        kept: list[tuple[int, ...]] = []
+        for file in reversed(extra):
+            text = f"{file.name}\n{file.text}" if file.name else file.text
+            ids = separator + self.encode(text[: room * MAX_CHARS_PER_TOKEN], "input_extra", options=options)
+            if len(ids) > room:
+                break
+            kept.append(ids)
+            room -= len(ids)
+        return (*(token for ids in reversed(kept) for token in ids), *separator) if kept else ()
+
+    def _encode_end(self, prefix: str, room: int, options: EncodeOptions) -> tuple[int, ...]:
+        """The ids of the end of a prefix that may fit into `room` tokens."""
+        end = fim.cut_before(prefix, room * MAX_CHARS_PER_TOKEN, self._step * MAX_CHARS_PER_TOKEN)
+        return self.encode(end, options=options)
+
+    def _middle(
+        self, before: tuple[int, ...], suffix: str, room: int, order: fim.Order, options: EncodeOptions
+    ) -> tuple[int, ...]:
+        after = self.encode(suffix[: room * MAX_CHARS_PER_TOKEN], "suffix", options=options)
         return fim.prompt(self._tokenizer, before, after, room, context=self._spec.context, order=order)
+
+    @property
+    def _step(self) -> int:
+        return fim.quantum(self._spec.context)
 
     def heal(self, ids: tuple[int, ...]) -> HealedPrompt:
         return self._healer.heal(ids)
+
+    @cached_property
+    def _special(self) -> SpecialTokens:
+        return SpecialTokens(self._tokenizer)
 
     @cached_property
     def _healer(self) -> TokenHealer:  # decodes the whole vocabulary: made on first use

@@ -5,7 +5,8 @@
 
 While a user types, the prefix grows and the suffix stays. In spm order the prompt only grows at its end, so the prefix
 cache covers all but the new tokens; in psm order everything after the cursor changes with every keystroke. A model
-understands an order only if it was trained with it.
+understands an order only if it was trained with it: families that know one order get it whatever is asked
+(tokens/tokenizer/special_tokens.py).
 
 Text that does not fit is cut from the ends far from the cursor, in steps of `quantum` tokens: a cut that moved with
 every keystroke would invalidate every cached block.
@@ -25,7 +26,6 @@ __all__ = ["Order", "cut_before", "prompt", "quantum"]
 
 Order = Literal["psm", "spm"]
 T = TypeVar("T", str, tuple[int, ...])
-FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"
 SUFFIX_SHARE = 4  # the suffix gets at least a quarter of the room, if it needs it
 MAX_QUANTUM = 256
 
@@ -34,21 +34,22 @@ def prompt(
     tokenizer: Tokenizer, before: tuple[int, ...], after: tuple[int, ...], room: int, *, context: int, order: Order
 ) -> tuple[int, ...]:
     """At most `room` ids. Raises a UserError if the tokenizer has no fill-in-the-middle tokens."""
-    try:
-        prefix, suffix, middle = (tokenizer.special(token) for token in (FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE))
-    except UserError:
-        found = "the tokenizer has no fill-in-the-middle tokens"
-        raise UserError("suffix", found, "omit the suffix") from None
-    room -= 3
+    if tokenizer.fim is None:
+        raise UserError("suffix", "the tokenizer has no fill-in-the-middle tokens", "omit the suffix")
+    prefix, suffix, middle, has_spm = tokenizer.fim
+    first = tokenizer.begin_ids
+    room -= 3 + len(first)
     if room < 1:
         raise UserError("suffix", f"a context of {context} is too short", "omit the suffix")
     step = quantum(context)
     # A keystroke never moves the end of the suffix, so it is cut exactly; the prefix is cut in steps.
     num_after = min(len(after), max(room // SUFFIX_SHARE, room - _steps_up(len(before), step)))
     before, after = cut_before(before, room - num_after, step), after[:num_after]
-    if order == "spm":
-        return (prefix, suffix, *after, middle, *before)
-    return (prefix, *before, suffix, *after, middle)
+    if middle is None:
+        return (*first, suffix, *after, prefix, *before)
+    if order == "spm" and has_spm:
+        return (*first, prefix, suffix, *after, middle, *before)
+    return (*first, prefix, *before, suffix, *after, middle)
 
 
 def quantum(context: int) -> int:

@@ -7,6 +7,9 @@ other tokenizers encode the whole text each time.
 
 Lines are cached per cache space, so one tenant's prompts never speed up another's. At 5,400 characters encoding takes
 0.1 ms instead of 2.5 ms.
+
+The `tokenizers` package holds the interpreter while it encodes one text (2 s for a megabyte) and releases it while it
+encodes a batch, so only short texts are encoded one by one: the engine's thread runs on meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ __all__ = ["EncodeOptions", "IncrementalTokenizer", "TooMuchNewText", "can_split
 MAX_CACHED_CHARS = 1 << 22  # per generation (there are two): about 30 MB of code lines, 300 MB if each is a token
 LINE_COST_CHARS = 40  # memory overhead of a cached line
 MAX_LINE_CHARS = 1 << 10  # longer lines are not cached
-FEW_LINES = 4  # encoded faster one by one than in the batch call's threads
+FEW_CHARS = 256  # encoded faster one by one than in the batch call's threads
 BATCH_LINES = 1 << 12  # bounds the memory of a batch call
 
 
@@ -59,7 +62,7 @@ class IncrementalTokenizer:
         if not self._can_split:
             if max_new_chars is not None and len(text) > max_new_chars:
                 raise TooMuchNewText
-            return self._tokenizer.encode(text)
+            return self._encode([text])[0]
         lines = split_lines(text)
         found = {line: self._cached((space, line)) for line in lines}
         missing = [line for line, ids in found.items() if ids is None]
@@ -67,13 +70,16 @@ class IncrementalTokenizer:
             raise TooMuchNewText
         for start in range(0, len(missing), BATCH_LINES):
             batch = missing[start : start + BATCH_LINES]
-            is_few = len(batch) <= FEW_LINES
-            encoded = map(self._tokenizer.encode, batch) if is_few else self._tokenizer.encode_batch(batch)
-            found.update(self._cache(space, dict(zip(batch, encoded, strict=True))))
+            found.update(self._cache(space, dict(zip(batch, self._encode(batch), strict=True))))
         whole: list[int] = []
         for line in lines:
             whole += found[line] or ()
         return whole
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        if sum(map(len, texts)) <= FEW_CHARS:
+            return [self._tokenizer.encode(text) for text in texts]
+        return self._tokenizer.encode_batch(texts)
 
     def min_tokens(self, text: str) -> int:
         """A lower bound on the number of tokens, without tokenizing; 0 if there is none."""

@@ -58,10 +58,10 @@ class CheckpointFollower:
             raise UserError(newest, "is a model of another shape", "restart the server to serve it")
         staged = self._engine.stage()
         staged.load(loaded.weights)
+        self.current = newest  # also where the engine refuses it: report it once
         began_s = time.perf_counter()
         version = self._engine.swap(staged)
         took_s = time.perf_counter() - began_s
-        self.current = newest
         log.info("weights of %s are version %d; no step for %.1f ms", newest, version, took_s * 1e3)
         self._on_swap(newest, took_s)
         return True

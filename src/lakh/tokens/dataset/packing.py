@@ -226,7 +226,8 @@ def _encoded(
         if texts:
             yield texts
 
-    marks = [tokenizer.special(f"<|{name}|>") for name in ("repo_name", "file_sep")]
+    names = ("repo_name", "file_sep") if order == "repository" else ()
+    marks = [tokenizer.special(f"<|{name}|>") for name in names]
     for found in encode_all(tokenizer, batches(), total_bytes=total_bytes):
         at = 0
         while at < len(found):

@@ -32,6 +32,7 @@ FORMAT = "lakh-tokens/1"
 MADE_BY = "lakh tokens pack CORPUS --tokenizer DIR --out DIR"
 REBUILD = f"pack it again with: {MADE_BY} --force"
 SPLITS = ("train", "heldout")
+BLOCK_BYTES = 4 << 20  # of one range read from an object store, and of one hash
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16: large enough to stream, small enough to move
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}  # manifest -> numpy, little-endian on every machine
 STARTS_DTYPE = "<u8"
@@ -62,9 +63,38 @@ def read_token_manifest(url: str) -> dict[str, Any]:
         complete = set(SPLITS) <= set(manifest["splits"]) and manifest["dtype"] in DTYPES
     except (KeyError, TypeError, AttributeError):
         expected, complete = "", False
+    where = storage.join(url, storage.MANIFEST)
     if not complete or manifest.get("fingerprint") != expected:
-        raise DataError(storage.join(url, storage.MANIFEST), "is damaged: its fingerprint does not match", REBUILD)
+        raise DataError(where, "is damaged: its fingerprint does not match", REBUILD)
+    for name in SPLITS:
+        problem = _find_problem(name, manifest["splits"][name], np.dtype(DTYPES[manifest["dtype"]]).itemsize)
+        if problem or not _is_count(manifest.get("vocab")) or not isinstance(manifest.get("tokenizer"), str):
+            raise DataError(where, f"is damaged: {problem or 'vocab or tokenizer is not one'}", REBUILD)
     return manifest
+
+
+def _find_problem(split: str, entry: dict[str, Any], item_bytes: int) -> str:
+    """What is wrong with the entry of a split; sets of earlier versions have no hash of the manifest."""
+    for number, shard in enumerate(entry["shards"]):
+        names = {"file": f"{split}/tokens-{number:05d}.bin", "starts": f"{split}/starts-{number:05d}.bin"}
+        for key, name in names.items():
+            if shard.get(key) != name:
+                return f"{key} of shard {number} is {shard.get(key)!r} instead of {name!r}"
+    for key in ("tokens", "documents"):
+        counts = [shard.get(key) for shard in entry["shards"]]
+        if not all(map(_is_count, (entry.get(key), *counts))) or entry[key] != sum(counts):
+            return f"{key} of {split} are {entry.get(key)!r} and {counts} in its shards"
+    for number, shard in enumerate(entry["shards"]):
+        blocks, block_bytes = shard.get("block_sha256", []), shard.get("block_bytes", BLOCK_BYTES)
+        if not _is_count(block_bytes) or block_bytes % item_bytes or not isinstance(blocks, list):
+            return f"block_bytes or block_sha256 of shard {number} is not one"
+        if blocks and len(blocks) != -(-shard["tokens"] * item_bytes // max(1, block_bytes)):
+            return f"shard {number} has {len(blocks)} hashes of blocks of {block_bytes} bytes"
+    return ""
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
 
 
 class TokenSetWriter:
@@ -110,7 +140,7 @@ class TokenSetWriter:
             "splits": splits,
             "fingerprint": fingerprint_of(self.dtype, splits),
         }
-        storage.commit(self.out, manifest)
+        storage.commit(self.out, manifest, hashed=True)
         return manifest
 
 
@@ -134,14 +164,16 @@ class _SplitWriter:
             self._begin()
         self._starts.append(self._num_tokens)
         for part in (ids, self._end):
-            self._file.write(np.ascontiguousarray(part).data)
+            data = np.ascontiguousarray(part).data
+            self._file.write(data)
+            self._blocks.update(data)
         self._num_tokens += len(ids) + 1
 
     def _begin(self) -> None:
         self._name = f"{self.name}/tokens-{len(self.shards):05d}.bin"
         self._open = ExitStack()
         file = self._open.enter_context(storage.create(storage.join(self.writer.out, self._name)))
-        self._file = storage.HashingFile(file)
+        self._file, self._blocks = storage.HashingFile(file), _BlockHashes()
         self._num_tokens = 0
         self._starts: list[int] = []
 
@@ -163,6 +195,8 @@ class _SplitWriter:
                 "tokens": self._num_tokens,
                 "documents": len(self._starts),
                 "sha256": self._file.sha256,
+                "block_bytes": BLOCK_BYTES,
+                "block_sha256": self._blocks.finish(),
                 "starts_sha256": hashlib.sha256(starts).hexdigest(),
             }
         )
@@ -170,3 +204,24 @@ class _SplitWriter:
     def entry(self) -> dict[str, Any]:
         totals = {what: sum(shard[what] for shard in self.shards) for what in ("tokens", "documents")}
         return {**totals, "shards": self.shards}
+
+
+class _BlockHashes:
+    """The SHA-256 of each BLOCK_BYTES of a file, so that readers of a part of it can check what they read."""
+
+    def __init__(self) -> None:
+        self._done: list[str] = []
+        self._block, self._free = hashlib.sha256(), BLOCK_BYTES
+
+    def update(self, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        while len(view):
+            part, view = view[: self._free], view[self._free :]
+            self._block.update(part)
+            self._free -= len(part)
+            if not self._free:
+                self._done.append(self._block.hexdigest())
+                self._block, self._free = hashlib.sha256(), BLOCK_BYTES
+
+    def finish(self) -> list[str]:
+        return self._done if self._free == BLOCK_BYTES else [*self._done, self._block.hexdigest()]

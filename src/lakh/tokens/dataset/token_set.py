@@ -1,11 +1,14 @@
 """One split of a complete token set, opened for reading.
 
 Local files are memory-mapped, so that ranks share one copy; files on an object store are read in blocks (remote.py).
-Opening compares sizes with the manifest; `verify` also compares hashes. Damage raises CorruptShard.
+Opening compares sizes and hashes with the manifest, and ids with the vocabulary: local files once per machine
+(shard_check.py), remote ones block by block when they are read. `verify` compares all hashes again. Damage raises
+CorruptShard, and so does a local shard that changes while it is in use.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,15 @@ import numpy as np
 from lakh import storage
 from lakh.errors import CorruptShard, UserError
 from lakh.tokens.dataset.remote import RemoteArray
-from lakh.tokens.dataset.shards import DTYPES, REBUILD, SPLITS, STARTS_DTYPE, read_token_manifest
+from lakh.tokens.dataset.shard_check import (
+    FileIdentity,
+    ShardFile,
+    check_unchanged,
+    identity_of,
+    scan,
+    verify_files,
+)
+from lakh.tokens.dataset.shards import BLOCK_BYTES, DTYPES, REBUILD, SPLITS, STARTS_DTYPE, read_token_manifest
 
 __all__ = ["TokenSet"]
 
@@ -36,21 +47,34 @@ class TokenSet:
     """The token ids of each shard, sliceable."""
     starts: tuple[Any, ...] = field(repr=False, compare=False)
     """The start of each document of each shard, ascending."""
+    identities: tuple[FileIdentity | None, ...] = field(repr=False, compare=False)
+    """Of the file of each local shard, when it was opened."""
 
     @staticmethod
     def open(url: str | Path, split: str, *, cache: str = "") -> TokenSet:
-        """Open a split and check the sizes of its files."""
+        """Open a split and verify its files."""
         if split not in SPLITS:
             raise UserError(f"split {split!r}", "no such split", f"choose one of: {', '.join(SPLITS)}")
         text = str(url)
         folder = str(storage.local_path(text)) if storage.is_local(text) else text
         manifest = read_token_manifest(folder)
-        entry, dtype = manifest["splits"][split], DTYPES[manifest["dtype"]]
-        tokens = [_open(folder, s["file"], s["tokens"], dtype, s["sha256"], cache) for s in entry["shards"]]
+        entry, dtype, vocab = manifest["splits"][split], DTYPES[manifest["dtype"]], manifest["vocab"]
+        id_files, start_files = [], []
+        for shard in entry["shards"]:
+            url, count = storage.join(folder, shard["file"]), shard["tokens"]
+            id_files.append(ShardFile(url, count, dtype, shard["sha256"], vocab, ascends=False, remedy=REBUILD))
+            url, hashed = storage.join(folder, shard["starts"]), shard["starts_sha256"]
+            start_files.append(ShardFile(url, shard["documents"], STARTS_DTYPE, hashed, count, True, REBUILD))
+        identities = [_check_size(file) for file in (*id_files, *start_files)]
+        verify_files([file for file in (*id_files, *start_files) if storage.is_local(file.url) and file.length])
+        tokens = [_open(file, shard, cache) for file, shard in zip(id_files, entry["shards"], strict=True)]
         starts = [
-            _open(folder, s["starts"], s["documents"], STARTS_DTYPE, s["starts_sha256"], cache)[:]
-            for s in entry["shards"]
+            _open(file, {"block_bytes": file.size_bytes, "block_sha256": [file.sha256]}, cache)[:]
+            for file in start_files
         ]
+        for file, numbers in zip(start_files, starts, strict=True):
+            if not storage.is_local(file.url) and file.length:
+                file.check_limit(scan(file, [numbers.tobytes()]))
         return TokenSet(
             url=text,
             split=split,
@@ -63,7 +87,12 @@ class TokenSet:
             shards=tuple(entry["shards"]),
             tokens=tuple(tokens),
             starts=tuple(starts),
+            identities=tuple(identities[: len(id_files)]),
         )
+
+    @property
+    def folder(self) -> str:
+        return str(storage.local_path(self.url)) if storage.is_local(self.url) else self.url
 
     def count_sequences(self, sequence: int) -> int:
         """The number of sequences of sequence + 1 tokens; neighbours share one token, none crosses a shard."""
@@ -71,27 +100,41 @@ class TokenSet:
             raise ValueError(f"sequence {sequence} is below 1")
         return sum(max(0, len(shard) - 1) // sequence for shard in self.tokens)
 
+    def check_unchanged(self, shards: Iterable[int]) -> None:
+        """Raise CorruptShard if the file of a shard was changed since it was opened. Costs one stat per shard."""
+        for shard in shards:
+            identity = self.identities[shard]
+            if identity is not None:
+                check_unchanged(Path(storage.join(self.folder, self.shards[shard]["file"])), identity)
+
     def verify(self) -> int:
         """Compare the hash of every file; returns the number of files."""
         pairs = [(shard["file"], shard["sha256"]) for shard in self.shards]
         pairs += [(shard["starts"], shard["starts_sha256"]) for shard in self.shards]
         for name, expected in pairs:
-            if storage.sha256(storage.join(self.url, name)) != expected:
-                raise CorruptShard(storage.join(self.url, name), "its bytes do not match its manifest", REBUILD)
+            if storage.sha256(storage.join(self.folder, name)) != expected:
+                raise CorruptShard(storage.join(self.folder, name), "its bytes do not match its manifest", REBUILD)
         return len(pairs)
 
 
-def _open(folder: str, name: str, length: int, dtype: str, sha256: str, cache: str) -> Any:
-    url = storage.join(folder, name)
-    if not length:
-        return np.empty(0, dtype)
-    if not storage.is_local(url):
-        return RemoteArray(url, length, dtype, sha256=sha256, cache=cache, remedy=REBUILD)
-    path, expected = Path(url), length * np.dtype(dtype).itemsize
+def _check_size(file: ShardFile) -> FileIdentity | None:
+    """Compare the size of a local file; returns its identity."""
+    if not file.length or not storage.is_local(file.url):
+        return None
     try:
-        size = path.stat().st_size
+        identity = identity_of(Path(file.url))
+        size = Path(file.url).stat().st_size
     except FileNotFoundError:
-        raise CorruptShard(str(path), "is missing", REBUILD) from None
-    if size != expected:
-        raise CorruptShard(str(path), f"has {size} bytes, its manifest says {expected}", REBUILD)
-    return np.asarray(np.memmap(path, dtype, mode="r"))  # a plain array slices faster than a memmap
+        raise file.damaged("is missing") from None
+    if size != file.size_bytes:
+        raise file.damaged(f"has {size} bytes, its manifest says {file.size_bytes}")
+    return identity
+
+
+def _open(file: ShardFile, shard: dict[str, Any], cache: str) -> Any:
+    if not file.length:
+        return np.empty(0, file.dtype)
+    if not storage.is_local(file.url):
+        block_bytes = shard.get("block_bytes", BLOCK_BYTES)
+        return RemoteArray(file, block_bytes=block_bytes, block_sha256=shard.get("block_sha256", ()), cache=cache)
+    return np.asarray(np.memmap(file.url, file.dtype, mode="r"))  # a plain array slices faster than a memmap

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lakh.errors import UserError
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.tokens.tokenizer.detokenizer import BatchDetokenizer
 
@@ -52,10 +53,15 @@ class FimSegment:
 class FimTransform:
     def __init__(self, tokenizer: Tokenizer, rate: float, spm: float, seed: int) -> None:
         self.tokenizer, self.rate, self.spm, self.seed = tokenizer, rate, spm, seed
-        self._edges = [tokenizer.special(f"<|{name}|>") for name in ("endoftext", "repo_name", "file_sep")]
-        self._prefix, self._suffix, self._middle = (
-            np.array([tokenizer.special(f"<|fim_{name}|>")]) for name in ("prefix", "suffix", "middle")
-        )
+        if tokenizer.fim is None:
+            found = "the tokenizer has no fill-in-the-middle tokens"
+            raise UserError("data.fim_rate", found, "set data.fim_rate = 0, or use a tokenizer of lakh tokens train")
+        # Without its mark, a token set cannot hold repositories: no id is -1.
+        marks = [tokenizer.find(f"<|{name}|>") for name in ("repo_name", "file_sep")]
+        self._edges = [tokenizer.eot, *(-1 if mark is None else mark for mark in marks)]
+        prefix, suffix, middle, self._has_spm = tokenizer.fim
+        self._prefix, self._suffix = np.array([prefix]), np.array([suffix])
+        self._middle = None if middle is None else np.array([middle])
         self._detokenizer = BatchDetokenizer.of(tokenizer.raw)
         self._fast: FastEncoder | None = None
         self._encoded = 0
@@ -88,7 +94,10 @@ class FimTransform:
         encoded = iter(self._encode(parts))
         for place, is_spm in split:
             prefix, middle, suffix = next(encoded), next(encoded), next(encoded)
-            if is_spm:
+            order: tuple[np.ndarray, ...]
+            if self._middle is None:
+                order = (self._suffix, suffix, self._prefix, prefix, middle)
+            elif is_spm and self._has_spm:
                 order = (self._prefix, self._suffix, suffix, self._middle, prefix, middle)
             else:
                 order = (self._prefix, prefix, self._suffix, suffix, self._middle, middle)

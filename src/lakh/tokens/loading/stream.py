@@ -84,6 +84,7 @@ class TokenSetLoader:
 
     def read(self, indexes: Sequence[int]) -> SequenceBatch:
         layouts = [self._layout.spans(number) for number in self._order.permute(np.asarray(indexes, np.int64)).tolist()]
+        self.tokens.check_unchanged({span.shard for spans in layouts for span in spans})
         sequences = [[self.tokens.tokens[span.shard][span.start : span.stop] for span in spans] for spans in layouts]
         if self._fim is not None:
             sequences = self._with_fim(self._fim, sequences, layouts, indexes)

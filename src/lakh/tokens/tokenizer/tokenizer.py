@@ -1,10 +1,11 @@
-"""Text to token ids and back: byte-level BPE.
+"""Text to token ids and back, with the tokenizer of a run or of any checkpoint.
 
-Ids 0..15 are the special tokens in the order of SPECIAL_TOKENS. Text is never encoded as a special token, even if it
-contains `<|endoftext|>`, because a corpus of code contains files about tokenizers. Every byte has a token, so any text
-survives the round trip; every digit is a token of its own.
+A tokenizer that lakh trains is a byte-level BPE: every byte has a token, so any text survives the round trip; every
+digit is a token of its own; ids 0..15 are the special tokens in the order of SPECIAL_TOKENS. The tokenizer of another
+checkpoint is used as it is, with the roles that its files give to its special tokens (special_tokens.py).
 
-The folder of a tokenizer holds tokenizer.json, and manifest.json if `lakh tokens train` made it.
+Text is never encoded as a special token, even if it contains `<|endoftext|>`, because a corpus of code contains files
+about tokenizers. The folder of a tokenizer holds tokenizer.json, and manifest.json if `lakh tokens train` made it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tokenizers import decoders, pre_tokenizers
 
 from lakh import storage
 from lakh.errors import DataError, UserError
+from lakh.tokens.tokenizer.special_tokens import END_NAMES, CheckpointRoles, find_fim, read_roles
 
 __all__ = ["FILE", "NUM_SPECIAL", "SPECIAL_TOKENS", "Tokenizer", "byte_level_tokenizer", "threads"]
 
@@ -35,7 +37,7 @@ SPECIAL_TOKENS = tuple(
 class Tokenizer:
     """A trained tokenizer, identified by the SHA-256 of its file."""
 
-    def __init__(self, raw: bytes, where: str = FILE) -> None:
+    def __init__(self, raw: bytes, where: str = FILE, roles: CheckpointRoles = CheckpointRoles()) -> None:  # noqa: B008
         try:
             self._inner = tokenizers.Tokenizer.from_buffer(raw)
         except Exception as error:  # noqa: BLE001 - the package raises bare Exception
@@ -49,7 +51,14 @@ class Tokenizer:
         self._where = where
         self.sha256 = hashlib.sha256(raw).hexdigest()
         self.vocab_size = max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self.eot = self.special("<|endoftext|>")
+        self.end_ids = self._find_end_ids(roles)
+        """The tokens that end a text, the usual one first; empty if it is unknown."""
+        self.begin_ids = self._find_begin_ids(roles)
+        """The tokens that a model expects before every text; mostly one or none."""
+        pad = roles.pad_id if roles.pad_token is None else self._inner.token_to_id(roles.pad_token)
+        self.pad_id: int | None = self._inner.token_to_id("<|fim_pad|>") if pad is None else pad
+        self.fim = find_fim(self._inner.token_to_id)
+        """Its fill-in-the-middle tokens, if it has them."""
 
     @staticmethod
     def load(path: str | Path) -> Tokenizer:
@@ -61,7 +70,7 @@ class Tokenizer:
             url = storage.join(url, FILE)
         if not storage.exists(url):
             raise UserError(url, "no such file", f"make a tokenizer with: {MADE_BY}")
-        return Tokenizer(storage.read_bytes(url), url)
+        return Tokenizer(storage.read_bytes(url), url, read_roles(url.rpartition("/")[0] or "."))
 
     def save(self, folder: str | Path) -> str:
         """Write tokenizer.json, byte for byte as it was read, into a folder; returns its URL."""
@@ -87,14 +96,45 @@ class Tokenizer:
         text: str = self._inner.decode(list(ids), skip_special_tokens=not show_special)
         return text
 
+    @property
+    def eot(self) -> int:
+        """The token that ends a text."""
+        if not self.end_ids:
+            found = "has no token that ends a text"
+            raise UserError(self._where, found, "name it as eos_token in tokenizer_config.json beside it")
+        return self.end_ids[0]
+
+    def token(self, number: int) -> str:
+        """The name of a token, such as "</s>"."""
+        return str(self._inner.id_to_token(number))
+
+    def _find_end_ids(self, roles: CheckpointRoles) -> tuple[int, ...]:
+        by_name = None if roles.end_token is None else self._inner.token_to_id(roles.end_token)
+        found = [*roles.end_ids, *([] if by_name is None else [by_name])]
+        if not found:
+            found = [number for name in END_NAMES if (number := self._inner.token_to_id(name)) is not None][:1]
+        return tuple(dict.fromkeys(number for number in found if 0 <= number < self.vocab_size))
+
+    def _find_begin_ids(self, roles: CheckpointRoles) -> tuple[int, ...]:
+        begin = roles.begin_id if roles.begin_token is None else self._inner.token_to_id(roles.begin_token)
+        if roles.adds_begin is not None:
+            return (begin,) if roles.adds_begin and begin is not None else ()
+        whole, plain = (self._inner.encode("a", add_special_tokens=adds).ids for adds in (True, False))
+        return tuple(whole[: whole.index(plain[0])]) if plain and plain[0] in whole else ()
+
     def special(self, token: str) -> int:
         """The id of a special token, e.g. "<|fim_prefix|>"."""
+        number = self.find(token)
+        if number is None:
+            raise UserError(self._where, f"has no token {token}", f"use one made with: {MADE_BY}")
+        return number
+
+    def find(self, token: str) -> int | None:
+        """The id of a special token, if it exists."""
         number = self._inner.token_to_id(token)
         if number is None:  # the form of other tokenizers: <fim_prefix>
             number = self._inner.token_to_id(token.replace("<|", "<").replace("|>", ">"))
-        if number is None:
-            raise UserError(self._where, f"has no token {token}", f"use one made with: {MADE_BY}")
-        return int(number)
+        return None if number is None else int(number)
 
 
 def byte_level_tokenizer(bpe: tokenizers.models.BPE, *, single_digits: bool = True) -> tokenizers.Tokenizer:

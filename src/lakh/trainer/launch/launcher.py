@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -117,11 +117,14 @@ def launch(
     inherited_fds: Sequence[int] = (),
     elastic: bool = False,
     peer_timeout_s: float = float("inf"),
+    on_stop: Callable[[str], None] | None = None,
 ) -> LaunchResult:
     """Run `lakh ARGUMENTS` as `ranks` processes until they succeed.
 
     `first_attempt_arguments` are not passed on restarts. `elastic`: keep waiting when ranks die, as long as one runs.
     `peer_timeout_s`: kill a rank that was stopped by a signal for this long and that no peer waits for.
+    `on_stop` is called with what happens next, as soon as SIGINT or SIGTERM asks to stop. A second request stops at
+    once, without a checkpoint.
     """
     logs = Path(run_dir) / "logs"
     storage.make_dir(logs)
@@ -135,7 +138,9 @@ def launch(
                 timeout_s = peer_timeout_s + (PEERS_FIRST_S if ranks > 1 else 0.0)
                 stopped = StoppedProcesses([process.pid for process in group.processes], timeout_s)
                 restarts_left = max_restarts - attempt
-                decision = group.watch(signals, stopped, restarts_left=restarts_left, elastic=elastic)
+                decision = group.watch(
+                    signals, stopped, restarts_left=restarts_left, elastic=elastic, on_stop=on_stop or _ignore
+                )
                 detected_s = time.time()
             if decision.action == "done":
                 return LaunchResult(attempt + 1, group.result(decision.rank))
@@ -203,7 +208,13 @@ class _RankProcesses:
             file.close()
 
     def watch(
-        self, signals: Sequence[int], stopped: StoppedProcesses, *, restarts_left: int, elastic: bool
+        self,
+        signals: Sequence[int],
+        stopped: StoppedProcesses,
+        *,
+        restarts_left: int,
+        elastic: bool,
+        on_stop: Callable[[str], None],
     ) -> LaunchDecision:
         """Wait until there is something to do. Passes the `signals` received so far, and new ones, on to the ranks."""
         passed_on, deadline_s = 0, float("inf")
@@ -221,14 +232,18 @@ class _RankProcesses:
             for rank in stopped.find_overdue(time.monotonic()):
                 self.timed_out[rank] = f"rank {rank} was stopped by a signal for {stopped.timeout_s:g} s"
                 self.processes[rank].kill()
+            if len(signals) > 1:
+                on_stop("stopping now, without a checkpoint")
+                for process in self.processes:
+                    process.kill()  # no-op for one that has ended
+                return LaunchDecision("stopped", 0, "stopped at the second request, without a checkpoint")
             if len(signals) > passed_on:
                 passed_on = len(signals)
+                on_stop("saving a checkpoint, then stopping; again to stop now")
                 deadline_s = time.monotonic() + STOP_GRACE_S
                 for process in self.processes:
                     with contextlib.suppress(ProcessLookupError):
                         process.send_signal(signal.SIGTERM)
-            if len(signals) > 2:
-                return LaunchDecision("stopped", 0, "killed at the third stop request")
             if time.monotonic() > deadline_s:
                 return LaunchDecision("stopped", 0, f"did not stop within {STOP_GRACE_S:g} s")
             time.sleep(POLL_S)
@@ -265,6 +280,10 @@ class _RankProcesses:
         if code is not None and code < 0:
             return PeerLost(where, decision.reason, f"see {log}; lakh resume continues from the last checkpoint")
         return LakhError(where, decision.reason, f"see {log}")
+
+
+def _ignore(text: str) -> None:
+    pass
 
 
 def _last_json_line(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lakh import storage
 from lakh.errors import UserError
@@ -18,33 +18,52 @@ __all__ = ["resume_here", "train_here"]
 
 
 def train_here(
-    run: Run, run_dir: str, *, nproc: int = 1, max_restarts: int = 3, faults: Sequence[str] = ()
+    run: Run,
+    run_dir: str,
+    *,
+    nproc: int = 1,
+    max_restarts: int = 3,
+    faults: Sequence[str] = (),
+    on_stop: Callable[[str], None] | None = None,
 ) -> dict[str, object]:
     """Start a new run in `run_dir` with `nproc` ranks. Returns what rank 0 reports at the end."""
     run = with_absolute_paths(run)
-    run.model.require_plain()
+    run.model.require_trainable()
     check_run(run, nproc, tuple(faults))
     with lock_run_folder(run_dir) as lock:
         if storage.list_dir(storage.join(run_dir, "checkpoints")):
             todo = f"continue it with: lakh resume {run_dir}, or choose another --out"
             raise UserError(run_dir, "already holds a run", todo)
         write_settings(run, run_dir)
-        return _run_ranks(run, run_dir, lock, nproc, max_restarts, faults, ())
+        return _run_ranks(run, run_dir, lock, nproc, max_restarts, faults, (), on_stop)
 
 
 def resume_here(
-    run_dir: str, sets: Sequence[str] = (), *, nproc: int = 1, max_restarts: int = 3, faults: Sequence[str] = ()
+    run_dir: str,
+    sets: Sequence[str] = (),
+    *,
+    nproc: int = 1,
+    max_restarts: int = 3,
+    faults: Sequence[str] = (),
+    on_stop: Callable[[str], None] | None = None,
 ) -> dict[str, object]:
     """Continue a run from its newest complete checkpoint; `sets` are applied to its settings."""
     require_run(run_dir)
     run = with_absolute_paths(load_run(run_dir, tuple(sets)))
     check_run(run, nproc, tuple(faults))
     with lock_run_folder(run_dir) as lock:
-        return _run_ranks(run, run_dir, lock, nproc, max_restarts, faults, sets)
+        return _run_ranks(run, run_dir, lock, nproc, max_restarts, faults, sets, on_stop)
 
 
 def _run_ranks(
-    run: Run, run_dir: str, lock: int, nproc: int, max_restarts: int, faults: Sequence[str], sets: Sequence[str]
+    run: Run,
+    run_dir: str,
+    lock: int,
+    nproc: int,
+    max_restarts: int,
+    faults: Sequence[str],
+    sets: Sequence[str],
+    on_stop: Callable[[str], None] | None,
 ) -> dict[str, object]:
     launched = launch(
         ["resume", run_dir, *(argument for item in sets for argument in ("--set", item))],
@@ -55,5 +74,6 @@ def _run_ranks(
         first_attempt_arguments=[argument for fault in faults for argument in ("--fault", fault)],
         elastic=can_continue_without_ranks(run.train, run.mesh, nproc)[0],
         peer_timeout_s=run.train.peer_timeout_s,
+        on_stop=on_stop,
     )
     return {**launched.result, "attempts": launched.attempts, "run_dir": run_dir}

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lakh.checkpoint.incremental import TensorRole
 from lakh.spec import Optimizer
 from lakh.trainer.optim.muon import Muon
 
-__all__ = ["build_optimizer", "named_state"]
+__all__ = ["build_optimizer", "named_state", "role_of"]
 
 
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
@@ -55,3 +56,15 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
         for key, value in optimizer.state[parameter].items():
             tensors[f"optim.{name}.{key}"] = value
     return tensors
+
+
+def role_of(name: str) -> TensorRole:
+    """What a tensor of `named_state` is to the optimizer."""
+    if name.startswith("model."):
+        return "weight"
+    roles: dict[str, TensorRole] = {
+        "exp_avg": "first_moment",
+        "momentum": "first_moment",
+        "exp_avg_sq": "second_moment",
+    }
+    return roles.get(name.rpartition(".")[2], "other")

@@ -9,6 +9,7 @@ Names of parameters do not change. Each choice comes with its reason, for the lo
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from lakh.errors import UserError
 from lakh.spec import Model, Training
 from lakh.workloads.code import ops as plain
 from lakh.workloads.code.activation_checkpointing import checkpoint_for
-from lakh.workloads.code.attention import choose_kernel
+from lakh.workloads.code.attention import AttentionVariant, choose_kernel, variant_attention
 from lakh.workloads.code.kernels.fp8 import fp8_linear
 from lakh.workloads.code.ops import ModelOps
 
@@ -49,6 +50,7 @@ def choose_ops(
     mode, mode_reason = choose_compile(settings.compile, device=device)
     kernel, name, reason = choose_kernel(settings.attention, device=device, bf16=bf16, head_dim=spec.head_dim)
     ops = ModelOps(attention=kernel, checkpoint=checkpoint_for(settings.recompute, compiled=mode != "none"))
+    ops = replace(ops, variant_attention=partial(variant_attention, plain=kernel))
     if device == "cuda" and kernels:
         ops = _with_triton(ops, spec)
     # The compiler fuses these itself; activation checkpointing saves memory, and these take more.
@@ -62,6 +64,11 @@ def choose_ops(
     if settings.fp8:
         _require_fp8(spec, tensor_parallel, device)
         ops = replace(ops, linear=fp8_linear)
+    if spec.experts is not None and settings.recompute == "selective":
+        raise UserError("train.recompute", "selective counts the products of a dense block", "choose full or none")
+    num_variants = sum(AttentionVariant.of(spec, layer) is not None for layer in range(spec.layers))
+    if num_variants:
+        reason += f"; {num_variants} of {spec.layers} layers have a window or bounded scores, by masks where needed"
     return ops, mode, [BackendChoice("attention", name, reason), BackendChoice("compile", mode, mode_reason)]
 
 

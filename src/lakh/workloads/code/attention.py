@@ -4,7 +4,8 @@ Shapes: B batch, T tokens, H query heads, K key/value heads, D head size.
 
 A kernel is a function (q_BTHD, k_BTKD, v_BTKD, documents) -> y_BTHD. `choose_kernel` returns the kernel for a device
 and the reason. Packed documents are described once per batch by `Documents`; a kernel that cannot mask falls back to
-one that can.
+one that can. Layers with a sliding window, bounded scores or a scale of their own (`AttentionVariant`) call
+`variant_attention`.
 
 Cost: causal attention computes half of the score matrix; with documents, the sum over documents of half their squares.
 """
@@ -19,8 +20,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.errors import UserError
+from lakh.spec.model import Model
 
-__all__ = ["KERNELS", "AttentionKernel", "Documents", "choose_kernel", "document_ids", "sdpa_attention"]
+__all__ = [
+    "KERNELS",
+    "AttentionKernel",
+    "AttentionVariant",
+    "Documents",
+    "attend_masked",
+    "choose_kernel",
+    "document_ids",
+    "sdpa_attention",
+    "variant_attention",
+]
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,25 @@ class Documents:
 AttentionKernel = Callable[[Tensor, Tensor, Tensor, Documents | None], Tensor]
 
 
+@dataclass(frozen=True)
+class AttentionVariant:
+    """What distinguishes the attention of a layer from plain causal attention."""
+
+    window: int | None = None
+    """Tokens that a query attends to: its own and those before it; None for all."""
+    scale: float | None = None
+    """Factor of the scores; None for 1 / sqrt(D)."""
+    softcap: float | None = None
+    """Bound of the scores."""
+
+    @staticmethod
+    def of(spec: Model, layer: int) -> AttentionVariant | None:
+        """None for plain causal attention."""
+        scale = None if spec.query_scale in (None, spec.head_dim) else float(spec.query_scale) ** -0.5
+        variant = AttentionVariant(spec.window(layer), scale, spec.attention_softcap)
+        return None if variant == AttentionVariant() else variant
+
+
 def document_ids(documents: Documents, num_sequences: int, tokens: int) -> Tensor:
     """The number of the document that each token belongs to, B T; sequences never share a document."""
     place = torch.arange(num_sequences * tokens, device=documents.starts.device, dtype=torch.int32)
@@ -60,6 +91,65 @@ def sdpa_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, documents: Do
     ids = document_ids(documents, *q_BTHD.shape[:2])
     mask = (ids[:, :, None] == ids[:, None, :]).tril()[:, None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa).transpose(1, 2)
+
+
+def variant_attention(
+    q_BTHD: Tensor,
+    k_BTKD: Tensor,
+    v_BTKD: Tensor,
+    documents: Documents | None,
+    variant: AttentionVariant,
+    plain: AttentionKernel = sdpa_attention,
+) -> Tensor:
+    """Attention of a variant by a T x T mask, which is exact but slow; `plain` where a sequence fits the window.
+
+    A window alone uses flash attention in bf16 on a GPU.
+    """
+    B, T = q_BTHD.shape[:2]
+    if variant.softcap is None and variant.scale is None and variant.window is not None:
+        if variant.window >= T:
+            return plain(q_BTHD, k_BTKD, v_BTKD, documents)
+        if q_BTHD.is_cuda and q_BTHD.dtype == torch.bfloat16:
+            return _flash_window(q_BTHD, k_BTKD, v_BTKD, documents, variant.window)
+    place = torch.arange(T, device=q_BTHD.device)
+    mask = place[:, None] >= place
+    if variant.window is not None:
+        mask &= place[:, None] < place + variant.window
+    if documents is not None:
+        ids = document_ids(documents, B, T)
+        mask = (mask & (ids[:, :, None] == ids[:, None, :]))[:, None]
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
+    return attend_masked(q, k, v, mask, variant).transpose(1, 2)
+
+
+def attend_masked(
+    q_BHtD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, mask: Tensor | None, variant: AttentionVariant
+) -> Tensor:
+    """Attention where `mask` (broadcastable to B H t T) is true, with the variant's scale and bound of scores.
+
+    Torch's fused kernels cannot bound scores, so a bound costs the whole score matrix.
+    """
+    scale = q_BHtD.shape[-1] ** -0.5 if variant.scale is None else variant.scale
+    if variant.softcap is None:
+        gqa = q_BHtD.shape[1] != k_BKTD.shape[1]
+        return F.scaled_dot_product_attention(q_BHtD, k_BKTD, v_BKTD, attn_mask=mask, scale=scale, enable_gqa=gqa)
+    share = q_BHtD.shape[1] // k_BKTD.shape[1]
+    k, v = (x.repeat_interleave(share, dim=1) for x in (k_BKTD, v_BKTD))
+    scores = (q_BHtD @ k.mT).float() * scale
+    scores = variant.softcap * torch.tanh(scores / variant.softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(dim=-1).to(v.dtype) @ v
+
+
+def _flash_window(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, documents: Documents | None, window: int) -> Tensor:
+    B, T, H, D = q_BTHD.shape
+    starts, longest = (None, T) if documents is None else (documents.starts, documents.longest)
+    parts = (q_BTHD, k_BTKD, v_BTKD) if documents is None else (x.flatten(0, 1) for x in (q_BTHD, k_BTKD, v_BTKD))
+    y = torch.ops.aten._flash_attention_forward(
+        *parts, starts, starts, longest, longest, 0.0, True, False, window_size_left=window - 1, window_size_right=0
+    )[0]
+    return y.view(B, T, H, D)
 
 
 def flash_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, documents: Documents | None) -> Tensor:

@@ -48,11 +48,13 @@ def linear_cross_entropy(
     *,
     scale: float | Tensor,
     objective: Objective = PLAIN,
+    softcap: float | None = None,
     group: dist.ProcessGroup | None = None,
     logit_bytes: int = LOGIT_BYTES,
 ) -> Tensor:
-    """`scale` times the sum of the losses. Matrix products are in the type of x_NW, whatever the weight's type."""
-    return _LinearCrossEntropy.apply(x_NW, weight_VW, targets_N, scale, objective, group, logit_bytes)
+    """`scale` times the sum of the losses, of logits that tanh bounds to `softcap`. Matrix products are in the type of
+    x_NW, whatever the weight's type."""
+    return _LinearCrossEntropy.apply(x_NW, weight_VW, targets_N, scale, objective, softcap, group, logit_bytes)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -64,6 +66,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets_N: Tensor,
         scale: float | Tensor,
         objective: Objective,
+        softcap: float | None,
         group: dist.ProcessGroup | None,
         logit_bytes: int,
     ) -> Tensor:
@@ -81,8 +84,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             from lakh.workloads.code.kernels.triton import cross_entropy_ as cross_entropy
         for at in range(0, x_NW.shape[0], size):
             x = x_NW[at : at + size]
-            loss, grad = cross_entropy(x @ weight.T, targets_N[at : at + size], scale_, objective)
+            logits = x @ weight.T
+            bounded: Tensor | None = None
+            if softcap is not None:
+                bounded = torch.tanh(logits / softcap)
+                logits = softcap * bounded
+            loss, grad = cross_entropy(logits, targets_N[at : at + size], scale_, objective)
             total += loss
+            if bounded is not None:
+                grad *= 1 - bounded * bounded
             if grad_x is not None:
                 torch.mm(grad, weight, out=grad_x[at : at + size])
             if needs_weight:
@@ -99,7 +109,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_x = grad_x * grad_loss.to(grad_x.dtype)
         if grad_weight is not None:
             grad_weight = (grad_weight * grad_loss).to(ctx.weight_dtype)
-        return grad_x, grad_weight, None, None, None, None, None
+        return grad_x, grad_weight, None, None, None, None, None, None
 
 
 def _cross_entropy(

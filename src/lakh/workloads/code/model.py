@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import architecture_of, parameters
-from lakh.workloads.code.attention import Documents
+from lakh.workloads.code.attention import AttentionVariant, Documents
 from lakh.workloads.code.loss import PLAIN, Objective, linear_cross_entropy
-from lakh.workloads.code.ops import ModelOps, Rope, local, rms_norm, rotary_tables
+from lakh.workloads.code.ops import ModelOps, Rope, local, rotary_tables, softcap
 
 __all__ = ["Block", "CodeModel", "init_weights"]
 
@@ -28,20 +28,21 @@ INIT_STD = 0.02
 DEFAULT_OPS = ModelOps()
 
 
-class Vector(nn.Module):
-    """The weight of a norm, or a bias."""
+class Weight(nn.Module):
+    """The weight of a norm, a bias, or the matrices of all experts."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, *shape: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight = nn.Parameter(torch.ones(shape))
 
 
 class Block(nn.Module):
     """One decoder block: the parameters of its architecture, which computes with them (`LayerWeights`)."""
 
-    def __init__(self, spec: Model) -> None:
+    def __init__(self, spec: Model, layer: int) -> None:
         super().__init__()
         self.spec, self.ops = spec, DEFAULT_OPS
+        self.variant = AttentionVariant.of(spec, layer)
         self.architecture = architecture_of(spec)
         self._vectors: dict[str, nn.Module] = {}
         self._fused: dict[str, list[nn.Module]] = {}
@@ -53,7 +54,7 @@ class Block(nn.Module):
                     parent.add_module(part, nn.Module())
                 parent = parent.get_submodule(part)
             is_matrix = len(info.shape) == 2
-            module = nn.Linear(info.shape[1], info.shape[0], bias=False) if is_matrix else Vector(*info.shape)
+            module = nn.Linear(info.shape[1], info.shape[0], bias=False) if is_matrix else Weight(*info.shape)
             parent.add_module(last, module)
             if info.fused:
                 self._fused.setdefault(info.fused, []).append(module)
@@ -64,7 +65,7 @@ class Block(nn.Module):
         """The matrices are separate tensors, so that checkpoints, exports and sharding see plain names; concatenating
         them costs one pass over the weights, negligible beside the thousands of tokens of a step."""
         parts = [local(module.weight) for module in self._fused[name]]  # type: ignore[arg-type]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(dtype)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=max(parts[0].dim() - 2, 0))).to(dtype)
 
     def vector(self, name: str) -> Tensor:
         return self.ops.norm_weight(self._vectors[name].weight)  # type: ignore[arg-type]
@@ -94,8 +95,11 @@ class CodeModel(nn.Module):
         self.spec, self.ops = spec, DEFAULT_OPS
         self.dtype: torch.dtype | None = None
         self.embed: nn.Embedding | None = nn.Embedding(spec.vocab, spec.width)
-        self.blocks = nn.ModuleDict({str(layer): Block(spec) for layer in range(spec.layers)})
-        self.norm: Vector | None = Vector(spec.width)
+        self.blocks = nn.ModuleDict({str(layer): Block(spec, layer) for layer in range(spec.layers)})
+        self.architecture = architecture_of(spec)
+        self.norm: Weight | None = Weight(spec.width)
+        for name, info in self.architecture.final_parameters(spec).items():
+            self.add_module(name, Weight(*info.shape))
         self.head = None if spec.tied else nn.Linear(spec.width, spec.vocab, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
 
@@ -132,7 +136,7 @@ class CodeModel(nn.Module):
         if self.norm is None:
             return x_BTW  # a pipeline stage before the last
         if targets_BT is None:
-            return F.linear(x_BTW, self.head_weight.to(x_BTW.dtype))
+            return softcap(F.linear(x_BTW, self.head_weight.to(x_BTW.dtype)), self.spec.logit_softcap)
         x_BTW = self.ops.enter(x_BTW)
         scale = 1 / targets_BT.numel() if scale is None else scale
         return linear_cross_entropy(
@@ -141,6 +145,7 @@ class CodeModel(nn.Module):
             self.ops.shard_sequence(targets_BT).flatten(),
             scale=scale * self.ops.context_parallel,  # FSDP averages over ranks that share a sequence, too
             objective=objective,
+            softcap=self.spec.logit_softcap,
             group=self.ops.vocab_group,
         )
 
@@ -157,6 +162,8 @@ class CodeModel(nn.Module):
         if self.embed is not None:
             weight = self.embed.weight
             x_BTW = ops.embedding(ops.shard_sequence(tokens_BT), local(weight)).to(self.dtype or weight.dtype)
+            if self.architecture.embedding_scale is not None:
+                x_BTW = x_BTW * self.architecture.embedding_scale(self.spec)
         return (self._compiled or self._run_blocks)(x_BTW, rope, documents)
 
     def _run_blocks(self, x_BTW: Tensor, rope: Rope, documents: Documents | None) -> Tensor:
@@ -164,9 +171,11 @@ class CodeModel(nn.Module):
         for block in self.each_block():
             x_BTW, delta = block(x_BTW, delta, rope, documents)
         x_BTW = x_BTW if delta is None else x_BTW + delta
-        return (
-            x_BTW if self.norm is None else rms_norm(x_BTW, self.ops.norm_weight(self.norm.weight), self.spec.norm_eps)
-        )
+        return x_BTW if self.norm is None else self.architecture.final_norm(self.spec, self._vector, x_BTW)
+
+    def _vector(self, name: str) -> Tensor:
+        """A parameter of the final norm."""
+        return self.ops.norm_weight(self.get_submodule(name).weight)  # type: ignore[arg-type]
 
     def each_block(self) -> Iterator[Block]:
         """The blocks of this stage, in order."""

@@ -10,6 +10,7 @@ key/value heads, D head size, X = (H + 2 K) D.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,17 +21,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lakh.spec.model import Model
-from lakh.workloads.code.attention import sdpa_attention
+from lakh.spec.model import Model, RopeScaling
+from lakh.workloads.code.attention import AttentionVariant, sdpa_attention, variant_attention
 
 __all__ = [
     "ModelOps",
     "Rope",
     "apply_rotary",
+    "grouped_experts",
     "local",
+    "looped_experts",
     "norm_add",
     "rms_norm",
     "rotary_tables",
+    "run_experts",
+    "softcap",
     "split_rotary",
     "swiglu",
 ]
@@ -63,13 +68,93 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def softcap(x: Tensor, cap: float | None) -> Tensor:
+    """Bounds x to (-cap, cap) smoothly; None leaves it as it is."""
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
+def run_experts(x_NW: Tensor, gate_up: Tensor, down: Tensor, index_NK: Tensor, weight_NK: Tensor) -> Tensor:
+    """The weighted sum over each token's K experts: gate_up `E 2F W`, down `E W F`. No token is dropped.
+
+    Tokens are sorted by expert. In bf16 on a GPU all experts are one grouped product; elsewhere a loop reads only the
+    experts that have tokens.
+    """
+    top_k = index_NK.shape[1]
+    order = index_NK.flatten().argsort(stable=True)
+    rows = order // top_k
+    x = x_NW[rows]
+    counts = torch.bincount(index_NK.flatten(), minlength=len(gate_up))
+    is_aligned = down.shape[1] % 8 == down.shape[2] % 8 == 0  # grouped products load 16 bytes at a time
+    if x.is_cuda and x.dtype == torch.bfloat16 and is_aligned:
+        y = grouped_experts(x, gate_up, down, counts)
+    else:
+        y = looped_experts(x, gate_up, down, counts)
+    y = y * weight_NK.flatten()[order, None].to(y.dtype)
+    return torch.zeros_like(x_NW).index_add(0, rows, y)
+
+
+def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor) -> Tensor:
+    """SwiGLU of tokens sorted by expert, with one product for all experts."""
+    ends = counts_E.cumsum(0).to(torch.int32)
+    inner = swiglu(torch._grouped_mm(x, gate_up.mT, offs=ends))
+    return torch._grouped_mm(inner, down.mT, offs=ends)
+
+
+def looped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor) -> Tensor:
+    """SwiGLU of tokens sorted by expert; experts without tokens are not read."""
+    parts = [
+        F.linear(swiglu(F.linear(part, gate_up[expert])), down[expert])
+        for expert, part in enumerate(x.split(counts_E.tolist()))
+        if len(part)
+    ]
+    return torch.cat(parts) if parts else x
+
+
 def rotary_tables(spec: Model, positions_BT: Tensor) -> Rope:
     """Cosines and sines B T 1 D of these positions."""
     exponents = torch.arange(0, spec.head_dim, 2, device=positions_BT.device, dtype=torch.float32) / spec.head_dim
     frequencies = 1.0 / spec.rope_base**exponents  # rounded as transformers rounds: late positions multiply the error
+    factor = 1.0
+    if spec.rope_scaling is not None:
+        frequencies, factor = _scaled_frequencies(spec, spec.rope_scaling, frequencies)
     angles = positions_BT[:, :, None, None].float() * frequencies
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+    if factor == 1.0:
+        return angles.cos(), angles.sin()
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def _scaled_frequencies(spec: Model, scaling: RopeScaling, frequencies: Tensor) -> tuple[Tensor, float]:
+    """The frequencies for a longer context, and the factor of cosines and sines."""
+    slow = frequencies / scaling.factor
+    if scaling.kind == "linear":
+        return slow, 1.0
+    assert scaling.original_context is not None  # RopeScaling requires it
+    if scaling.kind == "llama3":
+        wavelengths = 2 * math.pi / frequencies
+        low, high = scaling.low_frequency, scaling.high_frequency
+        smooth = (scaling.original_context / wavelengths - low) / (high - low)
+        between = (1 - smooth) * slow + smooth * frequencies
+        is_low = wavelengths > scaling.original_context / low
+        is_high = wavelengths < scaling.original_context / high
+        return torch.where(is_low, slow, torch.where(is_high, frequencies, between)), 1.0
+
+    def dim_of(rotations: float) -> float:
+        """The dim that rotates so often over the original context."""
+        assert scaling.original_context is not None
+        turns = math.log(scaling.original_context / (rotations * 2 * math.pi))
+        return spec.head_dim * turns / (2 * math.log(spec.rope_base))
+
+    first, last = dim_of(scaling.beta_fast), dim_of(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, spec.head_dim - 1)
+    ramp = (torch.arange(len(frequencies), device=frequencies.device) - first) / (max(last - first, 0.001))
+    stays = 1 - ramp.clamp(0, 1)
+    factor = scaling.attention_factor
+    if factor is None:
+        factor = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+    return slow * (1 - stays) + frequencies * stays, factor
 
 
 def apply_rotary(x: Tensor, rope: Rope) -> Tensor:
@@ -102,10 +187,15 @@ class ModelOps:
     attention: Callable[[Tensor, Tensor, Tensor, Any], Tensor] = sdpa_attention
     """(q, k, v, context) to `... H D`. `context` is what the caller of the block passes: packed documents in training,
     the layer number in serving."""
+    variant_attention: Callable[[Tensor, Tensor, Tensor, Any, AttentionVariant], Tensor] = variant_attention
+    """(q, k, v, context, variant) to `... H D`, for layers whose attention is not plain causal attention."""
     fused_attention: Callable[[Tensor, Any], Tensor] | None = None
-    """(qkv `... X`, context) to `... H*D`, in place of `split_rotary` and `attention`, where one kernel does both."""
+    """(qkv `... X`, context) to `... H*D`, in place of `split_rotary` and plain `attention`, where one kernel does
+    both."""
     activation: Callable[[Tensor], Tensor] = swiglu
     """Gate and up side by side, `... 2F`, to `... F`."""
+    experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] = run_experts
+    """(x `N W`, gate_up, down, expert numbers `N K`, their weights `N K`) to `N W`."""
 
     # Parallel regions.
     enter: Callable[[Tensor], Tensor] = identity

@@ -9,8 +9,19 @@ from __future__ import annotations
 from lakh.server.api.dialects.dialect import Dialect, DialectResponse
 from lakh.server.api.dialects.llama_cpp import LLAMA_CPP
 from lakh.server.api.dialects.mistral import MISTRAL
+from lakh.server.api.dialects.ollama import OLLAMA_CHAT, OLLAMA_GENERATE
 from lakh.server.api.dialects.openai import OPENAI
+from lakh.server.api.dialects.openai_chat import OPENAI_CHAT
+from lakh.server.api.dialects.tabby import TABBY
 
-__all__ = ["DIALECTS", "Dialect", "DialectResponse"]
+__all__ = ["DIALECTS", "Dialect", "DialectResponse", "dialects_by_path"]
 
-DIALECTS = (OPENAI, MISTRAL, LLAMA_CPP)
+DIALECTS = (TABBY, OPENAI, OPENAI_CHAT, MISTRAL, LLAMA_CPP, OLLAMA_GENERATE, OLLAMA_CHAT)
+
+
+def dialects_by_path() -> dict[str, list[Dialect]]:
+    """Several dialects may share a path: the first one that is meant is used, or the last."""
+    by_path: dict[str, list[Dialect]] = {}
+    for dialect in DIALECTS:
+        by_path.setdefault(dialect.path, []).append(dialect)
+    return by_path

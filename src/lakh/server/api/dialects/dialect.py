@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lakh.server.api.schema import Schema
 
@@ -21,6 +21,8 @@ class DialectResponse:
     """index, text, logprobs, finish_reason; empty in the usage event of a stream"""
     usage: dict[str, Any] | None
     is_delta: bool
+    finish_reason: str | None = None
+    """Of the last choice that has finished."""
 
 
 @dataclass(frozen=True)
@@ -34,3 +36,7 @@ class Dialect:
     response_schema: Schema
     last_line: str | None = "[DONE]"
     """The last event of a stream."""
+    framing: Literal["sse", "ndjson"] = "sse"
+    """How a stream is sent: server-sent events, or one JSON object per line."""
+    is_meant: Callable[[Mapping[str, Any]], bool] = lambda body: True
+    """Whether a body is in this form, where several dialects share a path."""

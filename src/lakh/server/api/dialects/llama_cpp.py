@@ -15,7 +15,14 @@ from lakh.server.sampling_params import MAX_SEED
 
 __all__ = ["LLAMA_CPP"]
 
-_SAME_NAME = ("top_p", "top_k", "stop", "stream", "order", "stop_rule", "supersede", "user", "heal")
+_SAME_NAME = (
+    *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop", "stream", "input_extra"),
+    *("order", "stop_rule", "supersede", "user", "heal"),
+)
+_REFUSED = (
+    *("grammar", "json_schema", "logit_bias", "mirostat", "typical_p"),
+    *("xtc_probability", "dry_multiplier", "n_probs"),
+)
 
 
 def _to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,12 +33,13 @@ def _to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
             raise RequestError(name, f"{name}: is not a string")
     renamed = {
         "prompt": prefix + line,
-        "suffix": body.get("input_suffix"),
+        "suffix": "" if (suffix := body.get("input_suffix")) is None else suffix,
         "max_tokens": body.get("n_predict"),
         "temperature": body.get("temperature", 0.8),
         "seed": body.get("seed"),
         "timeout_ms": body.get("t_max_predict_ms") or None,
-        **{name: body[name] for name in _SAME_NAME if name in body},
+        "repetition_penalty": body.get("repeat_penalty"),
+        **{name: body[name] for name in (*_SAME_NAME, *_REFUSED) if name in body},
     }
     if renamed["max_tokens"] in (None, -1):
         renamed["max_tokens"] = 64

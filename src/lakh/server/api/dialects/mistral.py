@@ -19,6 +19,8 @@ def _to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
     if "random_seed" in renamed:
         renamed["seed"] = renamed.pop("random_seed")
     renamed.setdefault("max_tokens", 64)
+    if renamed.get("suffix") is None:  # the end of a file: a long prompt is cut to the context
+        renamed["suffix"] = ""
     return renamed
 
 

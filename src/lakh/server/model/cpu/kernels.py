@@ -30,7 +30,12 @@ __all__ = [
     "run",
 ]
 
-ARCHITECTURES = ("llama", "qwen3")  # whose block these kernels compute
+ARCHITECTURES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+)  # whose block these kernels compute, where all attention is plain
 
 MAX_TOKENS = 8
 # In a small model torch's calls cost more than its products save: at 16 tokens these kernels take 0.37x of torch's time
@@ -186,13 +191,14 @@ def _gate(both: Any, out: Any, num: int) -> None:
 
 
 @compiled
-def run(x: Any, w: Any, all_norms: Any, eps: float, positions: Any, rope: Any, kv: Any, heads: int, place: Any) -> Any:
+def run(x: Any, w: Any, vectors: Any, eps: float, positions: Any, rope: Any, kv: Any, heads: int, place: Any) -> Any:
     """The hidden states N W after all layers and the final norm; overwrites x. w: qkv, o, gate_up, down.
 
-    all_norms: of the residual stream (2 L + 1), and of queries and keys (L 2 D; no layers in a model without them).
+    vectors: norms of the residual stream (2 L + 1), norms of queries and keys (L 2 D) and biases of queries, keys and
+    values (L X), without layers in a model that does not have them.
     """
     qkv, o, gate_up, down = w
-    norms, head_norms = all_norms
+    norms, head_norms, qkv_bias = vectors
     keys, values = kv
     num, width = x.shape
     h = np.empty((num, width), np.float32)
@@ -204,6 +210,8 @@ def run(x: Any, w: Any, all_norms: Any, eps: float, positions: Any, rope: Any, k
     for layer in range(qkv[0].shape[0]):
         _norm(x, norms[2 * layer], eps, h, num)
         _matmul(qkv, layer, h, b_qkv)
+        if qkv_bias.shape[0] > 0:
+            b_qkv += qkv_bias[layer]
         if head_norms.shape[0] > 0:
             _norm_heads(b_qkv, head_norms[layer], eps, heads, keys.shape[1])
         _attention(b_qkv, positions, rope, keys[layer], values[layer], heads, place, b_attention, scores)

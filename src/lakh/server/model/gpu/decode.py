@@ -35,15 +35,17 @@ __all__ = ["Decoder", "can_decode"]
 
 _log = logging.getLogger(__name__)
 
-ARCHITECTURES = ("llama", "qwen3")  # whose block the kernels compute
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")  # whose attention the kernels compute
+SINGLE_SEQUENCE = ("llama", "mistral", "qwen3")  # whose block single_sequence.py computes; others use cuBLAS alone
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 SPLIT_PROGRAMS = 132  # attention is split until about this many programs run: the SMs of an H100 or H200
 TIMED_RUNS, TIMED_STEPS = 6, 8
 
 
 def can_decode(network: InferenceModel) -> bool:
-    """Whether the kernels implement this architecture and head size."""
-    return network.architecture.name in ARCHITECTURES and network.spec.head_dim in (32, 64, 128, 256)
+    """Whether the kernels implement this architecture, its attention and its head size."""
+    is_known = network.architecture.name in ARCHITECTURES and network.is_plain
+    return is_known and network.spec.head_dim in (32, 64, 128, 256)
 
 
 class Decoder:
@@ -57,7 +59,8 @@ class Decoder:
         self.network, self.cache = network, cache
         # From Hopper on, a kernel can start before its predecessor has ended (programmatic dependent launch).
         pdl = pdl and use_graphs and torch.cuda.get_device_capability(network.device) >= (9, 0)
-        self._single = SingleSequenceDecoder(network, cache, pdl=pdl)
+        is_known = network.architecture.name in SINGLE_SEQUENCE
+        self._single = SingleSequenceDecoder(network, cache, pdl=pdl) if is_known else None
         self._megakernel: Megakernel | None = None  # kept alive: the graph holds only the addresses of its tensors
         self._scratch = cache.num_blocks - 1
         self._table_width = -(-network.spec.context // BLOCK_TOKENS)
@@ -111,19 +114,20 @@ class Decoder:
         if size not in self._batches:
             batch = DecodeBatch(size, self._table_width, self.network.device)
             batch.tables.fill_(self._scratch)
-            is_measured = size == 1 and self._capture.use_graphs
-            step = self._fastest(batch) if is_measured else lambda: self._step(batch)
+            step: StepFunction = lambda: self._step(batch)  # noqa: E731
+            if size == 1 and self._single is not None and self._capture.use_graphs:
+                step = self._fastest(batch, self._single)
             batch.replay = self._capture(step, prepare=batch.steps.zero_)
             self._batches[size] = batch
         return self._batches[size]
 
-    def _fastest(self, batch: DecodeBatch) -> StepFunction:
+    def _fastest(self, batch: DecodeBatch, single: SingleSequenceDecoder) -> StepFunction:
         """For one sequence: separate kernels, or the megakernel where it is supported and faster."""
 
         def separate() -> None:
             self._step(batch)
 
-        separate_s = self._single.choose_tiles(lambda: self._time_s(batch, separate))
+        separate_s = single.choose_tiles(lambda: self._time_s(batch, separate))
         plan = Megakernel.plan(self.network)
         if isinstance(plan, str):
             _log.info("decode of one sequence uses separate kernels: %s", plan)
@@ -140,7 +144,7 @@ class Decoder:
         # A plain launch: it starts after the last step has ended, which SingleSequenceDecoder's kernels rely on.
         x = F.embedding(batch.tokens, self.network.embed)
         pdl, options = False, {}
-        if len(batch) == 1:
+        if len(batch) == 1 and self._single is not None:
             x = self._single(x[0], batch.positions, batch.tables)[None]
             pdl, options = self._single.pdl, self._single.launch_options
         else:

@@ -9,15 +9,16 @@ Hugging Face and GGUF files. docs/how-to/add-a-model-architecture.md adds one st
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from lakh.errors import CorruptCheckpoint
 from lakh.spec.model import Model
-from lakh.workloads.code.ops import ModelOps, Rope
+from lakh.workloads.code.attention import AttentionVariant
+from lakh.workloads.code.ops import ModelOps, Rope, rms_norm
 
 __all__ = [
     "LayerWeights",
@@ -35,13 +36,14 @@ __all__ = [
 class ParameterInfo:
     shape: tuple[int, ...]
     hf: str
-    """Name in a Hugging Face file, without "model.layers.N." for a block's parameter."""
+    """Name in a Hugging Face file, without "model.layers.N." for a block's parameter; with `{}` for the number of an
+    expert where the file has a tensor for each."""
     gguf: str
     """Name in a GGUF file, without "blk.N."; empty where GGUF's architecture has no such tensor."""
     shard_dim: int | None = None
     """The dim that tensor parallelism shards: 0 column-parallel, 1 row-parallel, None replicated."""
     fused: str = ""
-    """The tensor that the block computes with; parameters of one name are concatenated in order."""
+    """The tensor that the block computes with; parameters of one name are concatenated in order, by rows."""
     writes_residual: bool = False
     """Initialized with a smaller deviation, because its output is added to the residual stream."""
     initial: float = 1.0
@@ -51,27 +53,35 @@ class ParameterInfo:
 class LayerWeights(Protocol):
     """The weights of one block, as this rank computes with them."""
 
+    @property
+    def variant(self) -> AttentionVariant | None:
+        """How its attention differs from plain causal attention."""
+        ...
+
     def matrix(self, name: str, dtype: torch.dtype) -> Tensor:
         """A fused tensor (`ParameterInfo.fused`)."""
         ...
 
     def vector(self, name: str) -> Tensor:
-        """A replicated vector, such as the weight of a norm."""
+        """A replicated tensor that is not fused, such as the weight of a norm."""
         ...
 
 
 BlockFunction = Callable[[Model, LayerWeights, ModelOps, Tensor, Tensor | None, Rope, Any], tuple[Tensor, Tensor]]
 
 
+FinalNorm = Callable[[Model, Callable[[str], Tensor], Tensor], Tensor]
+"""(spec, vector by name, hidden states) to normalized hidden states."""
+
+
 @dataclass(frozen=True)
 class ModelArchitecture:
     name: str
-    features: Mapping[str, Any]
-    """Fields of spec.Model that identify it."""
+    """Key of spec.families.FAMILIES."""
     hf_model_type: str
     hf_class: str
     hf_config: Mapping[str, Any]
-    """Fields of config.json that only this architecture has, with the values that lakh's block implements."""
+    """Fields of config.json with the only values that lakh's block computes."""
     gguf: str | None
     """`general.architecture` of a GGUF file; None where lakh writes none."""
     block_parameters: Callable[[Model], dict[str, ParameterInfo]]
@@ -79,32 +89,52 @@ class ModelArchitecture:
     block: BlockFunction
     """(spec, weights, ops, x, delta, rope, context) to the residual stream x and the delta still to be added to it."""
 
+    # What most families leave as it is.
+    final_parameters: Callable[[Model], dict[str, ParameterInfo]] = lambda spec: {}
+    """Parameters of the final norm besides its weight."""
+    final_norm: FinalNorm = lambda spec, vector, x: rms_norm(x, vector("norm"), spec.norm_eps)
+    final_norm_initial: float = 1.0
+    embedding_scale: Callable[[Model], float] | None = None
+    """Factor of the embedded tokens."""
+    hf_names: Mapping[str, str] = field(default_factory=dict)
+    """Names in config.json of numbers of spec.Model, where this family has its own."""
+    hf_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of fields that a config.json may omit, where they are not those of Llama."""
+    hf_experts: Mapping[str, str] = field(default_factory=dict)
+    """Names in config.json of the fields of spec.Experts, for a mixture of experts."""
+    hf_windows: Literal["all", "late", "alternate"] | None = None
+    """Layers with a sliding window where config.json has no layer_types: all, those from max_window_layers on, or the
+    first, third and so on; None for a family without windows."""
+
 
 def architectures() -> tuple[ModelArchitecture, ...]:
-    """All of them. The first whose features match a model is its architecture."""
-    from lakh.workloads.code.architectures import llama
+    """All of them, in the order of `lakh models`."""
+    from lakh.workloads.code.architectures import gemma2, llama, mixtral, starcoder2
 
-    return (llama.LLAMA, llama.QWEN3)
+    dense = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, starcoder2.STARCODER2, gemma2.GEMMA2)
+    return (*dense, mixtral.MIXTRAL, mixtral.QWEN3_MOE)
 
 
 def architecture_of(spec: Model) -> ModelArchitecture:
-    return next(
-        architecture
-        for architecture in architectures()
-        if all(getattr(spec, field) == value for field, value in architecture.features.items())
-    )
+    """Raises InfeasiblePlan for a model that no architecture computes."""
+    spec.require_trainable()
+    return next(architecture for architecture in architectures() if architecture.name == spec.family_name)
 
 
 def parameters(spec: Model) -> dict[str, ParameterInfo]:
     """Every parameter of the model by its state_dict name, with whole names in other formats."""
-    block = architecture_of(spec).block_parameters(spec)
+    architecture = architecture_of(spec)
+    block = architecture.block_parameters(spec)
     table = (spec.vocab, spec.width)
     result = {"embed.weight": ParameterInfo(table, "model.embed_tokens.weight", "token_embd.weight", shard_dim=0)}
     for layer in range(spec.layers):
         for name, info in block.items():
             gguf = info.gguf and f"blk.{layer}.{info.gguf}"
             result[f"blocks.{layer}.{name}.weight"] = replace(info, hf=f"model.layers.{layer}.{info.hf}", gguf=gguf)
-    result["norm.weight"] = ParameterInfo((spec.width,), "model.norm.weight", "output_norm.weight")
+    initial = architecture.final_norm_initial
+    norm = ParameterInfo((spec.width,), "model.norm.weight", "output_norm.weight", initial=initial)
+    for name, info in {"norm": norm, **architecture.final_parameters(spec)}.items():
+        result[f"{name}.weight"] = info
     if not spec.tied:
         result["head.weight"] = ParameterInfo(table, "lm_head.weight", "output.weight", shard_dim=0)
     return result

@@ -1,6 +1,7 @@
-"""Llama, and Qwen3, which adds an RMS norm on every query and key head (spec.Model.qk_norm).
+"""Llama, and the families that differ from it by a setting: Mistral (sliding window), Qwen2 (bias on queries, keys and
+values), Qwen3 (RMS norm on every query and key head).
 
-Pre-norm blocks: grouped-query attention with rotary positions, then a SwiGLU feed-forward; no biases.
+Pre-norm blocks: grouped-query attention with rotary positions, then a SwiGLU feed-forward.
 """
 
 from __future__ import annotations
@@ -14,47 +15,83 @@ from lakh.spec.model import Model
 from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, ParameterInfo
 from lakh.workloads.code.ops import ModelOps, Rope
 
-__all__ = ["LLAMA", "QWEN3", "attention", "feed_forward", "llama_parameters"]
+__all__ = [
+    "LLAMA",
+    "MISTRAL",
+    "QWEN2",
+    "QWEN3",
+    "attention",
+    "attention_parameters",
+    "feed_forward",
+    "gated_parameters",
+    "llama_parameters",
+]
 
 
-def llama_parameters(spec: Model) -> dict[str, ParameterInfo]:
-    width, ffn, queries, keys = spec.width, spec.ffn, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+def attention_parameters(spec: Model) -> dict[str, ParameterInfo]:
+    """Of grouped-query attention, with the norms and biases of its family."""
+    width, size = spec.width, spec.head_dim
+    heads = {"q": spec.heads, "k": spec.kv_heads, "v": spec.kv_heads}
     info = ParameterInfo
     found = {
-        "attention_norm": info((width,), "input_layernorm.weight", "attn_norm.weight"),
-        "attention.q": info((queries, width), "self_attn.q_proj.weight", "attn_q.weight", 0, "qkv"),
-        "attention.k": info((keys, width), "self_attn.k_proj.weight", "attn_k.weight", 0, "qkv"),
-        "attention.v": info((keys, width), "self_attn.v_proj.weight", "attn_v.weight", 0, "qkv"),
-        "attention.o": info((width, queries), "self_attn.o_proj.weight", "attn_output.weight", 1, "o", True),
+        f"attention.{name}": info((n * size, width), f"self_attn.{name}_proj.weight", f"attn_{name}.weight", 0, "qkv")
+        for name, n in heads.items()
     }
+    shape = (width, spec.heads * size)
+    found["attention.o"] = info(shape, "self_attn.o_proj.weight", "attn_output.weight", 1, "o", True)
     if spec.qk_norm:
-        found["attention.q_norm"] = info((spec.head_dim,), "self_attn.q_norm.weight", "")
-        found["attention.k_norm"] = info((spec.head_dim,), "self_attn.k_norm.weight", "")
-    return found | {
-        "ffn_norm": info((width,), "post_attention_layernorm.weight", "ffn_norm.weight"),
+        found["attention.q_norm"] = info((size,), "self_attn.q_norm.weight", "")
+        found["attention.k_norm"] = info((size,), "self_attn.k_norm.weight", "")
+    if spec.traits.has_qkv_bias:
+        for name, n in heads.items():
+            theirs = f"self_attn.{name}_proj.bias"
+            found[f"attention.{name}_bias"] = info((n * size,), theirs, "", 0, "qkv_bias", initial=0.0)
+    if spec.traits.has_output_bias:
+        found["attention.o_bias"] = info((width,), "self_attn.o_proj.bias", "", initial=0.0)
+    return found
+
+
+def gated_parameters(spec: Model) -> dict[str, ParameterInfo]:
+    """Of a gated feed-forward."""
+    width, ffn, info = spec.width, spec.ffn, ParameterInfo
+    return {
         "ffn.gate": info((ffn, width), "mlp.gate_proj.weight", "ffn_gate.weight", 0, "gate_up"),
         "ffn.up": info((ffn, width), "mlp.up_proj.weight", "ffn_up.weight", 0, "gate_up"),
         "ffn.down": info((width, ffn), "mlp.down_proj.weight", "ffn_down.weight", 1, "down", True),
     }
 
 
-def attention(
-    spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor, rope: Rope, context: Any, bias: Tensor | None = None
-) -> Tensor:
-    """Grouped-query self-attention of normalized hidden states; `bias` is added to queries, keys and values."""
+def llama_parameters(spec: Model) -> dict[str, ParameterInfo]:
+    norm = (spec.width,)
+    return {
+        "attention_norm": ParameterInfo(norm, "input_layernorm.weight", "attn_norm.weight"),
+        **attention_parameters(spec),
+        "ffn_norm": ParameterInfo(norm, "post_attention_layernorm.weight", "ffn_norm.weight"),
+        **gated_parameters(spec),
+    }
+
+
+def attention(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor, rope: Rope, context: Any) -> Tensor:
+    """Grouped-query self-attention of normalized hidden states, with the norms, biases and window of the layer."""
     qkv = ops.linear(ops.enter(h), weights.matrix("qkv", h.dtype))
-    qkv = qkv if bias is None else qkv + bias
-    if ops.fused_attention is not None:
+    if spec.traits.has_qkv_bias:
+        qkv = qkv + weights.matrix("qkv_bias", h.dtype)
+    if ops.fused_attention is not None and weights.variant is None:
         y = ops.fused_attention(qkv, context)
     else:
         heads, kv_heads = spec.heads // ops.tensor_parallel, spec.kv_heads // ops.tensor_parallel
         norms = (weights.vector("attention.q_norm"), weights.vector("attention.k_norm")) if spec.qk_norm else None
         q, k, v = ops.split_rotary(qkv, rope, heads, kv_heads, norms, spec.norm_eps)
-        y = ops.attention(q, k, v, context).flatten(-2)
-    return ops.leave(ops.linear(y, weights.matrix("o", h.dtype)))
+        if weights.variant is None:
+            y = ops.attention(q, k, v, context).flatten(-2)
+        else:
+            y = ops.variant_attention(q, k, v, context, weights.variant).flatten(-2)
+    y = ops.leave(ops.linear(y, weights.matrix("o", h.dtype)))
+    return y + weights.vector("attention.o_bias").to(y.dtype) if spec.traits.has_output_bias else y
 
 
 def feed_forward(weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
+    """SwiGLU."""
     inner = ops.activation(ops.linear(ops.enter(h), weights.matrix("gate_up", h.dtype)))
     return ops.leave(ops.linear(inner, weights.matrix("down", h.dtype)))
 
@@ -70,20 +107,35 @@ def _block(
 
 LLAMA = ModelArchitecture(
     name="llama",
-    features={"qk_norm": False},
     hf_model_type="llama",
     hf_class="LlamaForCausalLM",
-    hf_config={"mlp_bias": False, "pretraining_tp": 1},
+    hf_config={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
     gguf="llama",
     block_parameters=llama_parameters,
     block=_block,
 )
-QWEN3 = replace(
+MISTRAL = replace(
     LLAMA,
+    name="mistral",
+    hf_model_type="mistral",
+    hf_class="MistralForCausalLM",
+    hf_config={"hidden_act": "silu"},
+    hf_windows="all",
+    gguf=None,
+)
+QWEN2 = replace(
+    LLAMA,
+    name="qwen2",
+    hf_model_type="qwen2",
+    hf_class="Qwen2ForCausalLM",
+    hf_config={"hidden_act": "silu"},
+    hf_windows="late",
+    gguf=None,
+)
+QWEN3 = replace(
+    QWEN2,
     name="qwen3",
-    features={"qk_norm": True},
     hf_model_type="qwen3",
     hf_class="Qwen3ForCausalLM",
-    hf_config={"use_sliding_window": False, "sliding_window": None},
-    gguf=None,
+    hf_config={"hidden_act": "silu", "attention_bias": False},
 )

@@ -195,7 +195,10 @@ def save(
     """Write one .gguf file atomically, as Q8_0 or as float32; returns its bytes."""
     architecture = architecture_of(spec)
     if architecture.gguf is None:
-        raise UserError("model.qk_norm", "GGUF's llama has no norm on queries and keys", "export it with --format hf")
+        raise UserError("--format gguf", f"lakh writes no GGUF of {architecture.name}", "export it with --format hf")
+    if spec.rope_scaling is not None or spec.heads * spec.head_dim != spec.width:
+        what = "scaled positions" if spec.rope_scaling is not None else f"heads of {spec.head_dim}"
+        raise UserError("--format gguf", f"lakh writes no GGUF with {what}", "export it with --format hf")
     package = _package(out)
     writer = package.GGUFWriter(None, architecture.gguf)
     writer.add_file_type(package.LlamaFileType.MOSTLY_Q8_0 if quantize else package.LlamaFileType.ALL_F32)

@@ -2,7 +2,7 @@
 
     config.json                  written last: without it the directory is no model
     model.safetensors            or model-00001-of-00003.safetensors ... with model.safetensors.index.json
-    tokenizer.json, tokenizer_config.json, generation_config.json
+    tokenizer.json, tokenizer_config.json, generation_config.json, and what else a checkpoint's tokenizer brought
 
 Tensor names come from the architecture's table (architectures/); no tensor is permuted. A model that lakh cannot
 represent is a UserError, damaged files are a CorruptCheckpoint.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,25 @@ from torch import Tensor
 from lakh import storage
 from lakh.errors import CorruptCheckpoint, UserError
 from lakh.spec.model import Model
+from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.architectures import check_weights, parameters, shapes
-from lakh.workloads.code.formats.hf_config import SUPPORTED, config_of, spec_of
+from lakh.workloads.code.formats.hf_config import config_of, known_architectures, spec_of
 
-__all__ = ["END_OF_TEXT", "SHARD_BYTES", "check_weights", "load", "save", "shapes"]
+__all__ = ["SHARD_BYTES", "check_weights", "load", "save", "shapes"]
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 SHARD_BYTES = 4 << 30
-END_OF_TEXT = "<|endoftext|>"
-FIM_PAD = "<|fim_pad|>"
+# Of a tokenizer, besides tokenizer.json.
+TOKENIZER_FILES = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+)
 HEAD = "lm_head.weight"
 
 # Position frequencies that old checkpoints store; they follow from rope_theta.
@@ -54,31 +62,28 @@ def save(
 ) -> list[str]:
     """Write the directory and return the names of its files. Replaces an older export."""
     check_weights(str(folder), spec, weights, todo="export the checkpoint with the run that made it")
-    special = {END_OF_TEXT: 0} if tokenizer_json is None else _read_special_ids(tokenizer_json, spec)
+    tokenizer = None if tokenizer_json is None else _load_tokenizer(tokenizer_json, spec)
     storage.require_space(folder, sum(tensor.nbytes for tensor in weights.values()))
     for name in [CONFIG, *storage.list_dir(folder)]:  # config.json first: without it there is no model
         if name == CONFIG or WEIGHTS.fullmatch(name):
             storage.remove_tree(storage.join(folder, name))
     files = _save_weights(folder, spec, weights, shard_bytes)
-    if tokenizer_json is not None:
-        storage.write_bytes(storage.join(folder, "tokenizer.json"), storage.read_bytes(tokenizer_json))
-        _write_json(folder, "tokenizer_config.json", _tokenizer_config(spec, special))
-        files += ["tokenizer.json", "tokenizer_config.json"]
-    ids = {f"{role}_token_id": special[token] for role, token in _roles(special).items()}
+    if tokenizer is not None and tokenizer_json is not None:
+        files += _save_tokenizer(folder, spec, tokenizer, tokenizer_json)
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0} if tokenizer is None else _role_ids(tokenizer)
     _write_json(folder, "generation_config.json", {"_from_model_config": True, **ids})
     _write_json(folder, CONFIG, config_of(spec, weights["embed.weight"].dtype, ids))
     return [*files, "generation_config.json", CONFIG]
 
 
 def _save_weights(folder: str | Path, spec: Model, weights: Mapping[str, Tensor], shard_bytes: int) -> list[str]:
-    table = parameters(spec)
     shards: list[dict[str, Tensor]] = [{}]
     size_bytes = 0
-    for name, tensor in weights.items():
+    for name, tensor in _file_tensors(spec, weights):
         if shards[-1] and size_bytes + tensor.nbytes > shard_bytes:
             shards.append({})
             size_bytes = 0
-        shards[-1][table[name].hf] = tensor
+        shards[-1][name] = tensor
         size_bytes += tensor.nbytes
     many = len(shards) > 1
     files = [
@@ -96,38 +101,66 @@ def _save_weights(folder: str | Path, spec: Model, weights: Mapping[str, Tensor]
     return [*files, INDEX]
 
 
-def _roles(special: Mapping[str, int]) -> dict[str, str]:
-    # Padding has its own token: otherwise fine-tuning that ignores padding never learns to stop.
-    return {"bos": END_OF_TEXT, "eos": END_OF_TEXT, "pad": FIM_PAD if FIM_PAD in special else END_OF_TEXT}
+def _file_tensors(spec: Model, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by their names in the file, each expert by itself."""
+    table = parameters(spec)
+    for name, tensor in weights.items():
+        theirs = table[name].hf
+        if "{}" in theirs:
+            yield from ((theirs.format(expert), part) for expert, part in enumerate(tensor))
+        else:
+            yield theirs, tensor
 
 
-def _tokenizer_config(spec: Model, special: Mapping[str, int]) -> dict[str, Any]:
-    roles = _roles(special)
+def _load_tokenizer(tokenizer_json: str | Path, spec: Model) -> Tokenizer:
+    """Rejects a tokenizer that does not fit the model."""
+    tokenizer = Tokenizer.load(tokenizer_json)
+    if tokenizer.vocab_size > spec.vocab:
+        found = f"has ids up to {tokenizer.vocab_size - 1}; the model's vocabulary has {spec.vocab} entries"
+        raise UserError(str(tokenizer_json), found, "use the tokenizer that the model was trained with")
+    return tokenizer
+
+
+def _role_ids(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Ids of special tokens as config.json and generation_config.json name them."""
+    ends = list(tokenizer.end_ids)
+    roles: dict[str, Any] = {"bos_token_id": next(iter([*tokenizer.begin_ids, *ends]), None)}
+    roles["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)
+    # Padding has its own token where there is one: otherwise fine-tuning that ignores padding never learns to stop.
+    roles["pad_token_id"] = next(iter(ends), None) if tokenizer.pad_id is None else tokenizer.pad_id
+    return {name: number for name, number in roles.items() if number is not None}
+
+
+def _save_tokenizer(folder: str | Path, spec: Model, tokenizer: Tokenizer, tokenizer_json: str | Path) -> list[str]:
+    """tokenizer.json, and the files beside it that a checkpoint brought; else a tokenizer_config.json of our own."""
+    files = ["tokenizer.json"]
+    tokenizer.save(folder)
+    source = str(tokenizer_json).rpartition("/")[0] or "."
+    for name in storage.list_dir(source):
+        if name in TOKENIZER_FILES:
+            storage.write_bytes(storage.join(folder, name), storage.read_bytes(storage.join(source, name)))
+            files.append(name)
+    if "tokenizer_config.json" not in files:
+        _write_json(folder, "tokenizer_config.json", _tokenizer_config(spec, tokenizer))
+        files.append("tokenizer_config.json")
+    return files
+
+
+def _tokenizer_config(spec: Model, tokenizer: Tokenizer) -> dict[str, Any]:
+    ids = {name.removesuffix("_id"): number for name, number in _role_ids(tokenizer).items()}
+    roles = {name: tokenizer.token(ids[0] if isinstance(ids, list) else ids) for name, ids in ids.items()}
+    special = {
+        token["content"]: token["id"] for token in json.loads(tokenizer.raw).get("added_tokens", ()) if token["special"]
+    }
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **{f"{role}_token": token for role, token in roles.items()},
+        **roles,
         "additional_special_tokens": [token for token in special if token not in roles.values()],
         "added_tokens_decoder": {str(number): {"content": token, **flags} for token, number in special.items()},
         "clean_up_tokenization_spaces": False,  # true removes spaces before punctuation, which breaks code
         "model_max_length": spec.context,
     }
-
-
-def _read_special_ids(tokenizer_json: str | Path, spec: Model) -> dict[str, int]:
-    """Special token -> id, from tokenizer.json; rejects a tokenizer that does not fit the model."""
-    where, data = str(tokenizer_json), _read_json(tokenizer_json)
-    try:
-        ids = {token["content"]: int(token["id"]) for token in data.get("added_tokens", []) if token["special"]}
-        largest = max([*data["model"]["vocab"].values(), *ids.values()])
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise _damaged(where, "is no tokenizer with a vocabulary") from None
-    if END_OF_TEXT not in ids:
-        raise UserError(where, f"has no special token {END_OF_TEXT}", "use a tokenizer of lakh tokens train")
-    if largest >= spec.vocab:
-        found = f"has ids up to {largest}; the model's vocabulary has {spec.vocab} entries"
-        raise UserError(where, found, "use the tokenizer that the model was trained with")
-    return ids
 
 
 def _write_json(folder: str | Path, name: str, data: dict[str, Any]) -> None:
@@ -142,21 +175,46 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     config = _read_json(storage.join(folder, CONFIG))
     where = storage.join(folder, CONFIG)
     spec = spec_of(where, config)
-    names = {info.hf: name for name, info in parameters(spec).items()}
+    names, stacked = _names(spec)
     weights: dict[str, Tensor] = {}
     head = None
     for theirs, tensor in _read_weights(folder).items():
         if theirs in names:
             weights[names[theirs]] = tensor
+        elif theirs in stacked:
+            _put(weights, *stacked.pop(theirs), tensor, where=f"{theirs} ({folder})")
         elif theirs == HEAD:  # of a tied model
             head = tensor
         elif not _DERIVED.fullmatch(theirs):
-            raise UserError(str(folder), f"has an unknown tensor {theirs}", SUPPORTED)
+            raise UserError(str(folder), f"has an unknown tensor {theirs}", known_architectures())
     if head is not None and "embed.weight" in weights and not torch.equal(head, weights["embed.weight"]):
         found = f"has tie_word_embeddings, but {HEAD} differs from the embedding"
         raise UserError(where, found, "set tie_word_embeddings to false")
+    if stacked:
+        raise _damaged(str(folder), f"has no tensor {next(iter(stacked))}")
     check_weights(str(folder), spec, weights, todo="copy or convert the model again")
     return spec, weights
+
+
+def _names(spec: Model) -> tuple[dict[str, str], dict[str, tuple[str, tuple[int, ...], int]]]:
+    """Names in the file: of whole tensors; and of experts, with the tensor that holds all, its shape, their number."""
+    names, stacked = {}, {}
+    for name, info in parameters(spec).items():
+        if "{}" in info.hf:
+            for expert in range(info.shape[0]):
+                stacked[info.hf.format(expert)] = name, info.shape, expert
+        else:
+            names[info.hf] = name
+    return names, stacked
+
+
+def _put(
+    weights: dict[str, Tensor], name: str, shape: tuple[int, ...], expert: int, tensor: Tensor, where: str
+) -> None:
+    if tuple(tensor.shape) != shape[1:]:
+        found = f"has shape {list(tensor.shape)}; its settings require {list(shape[1:])}"
+        raise CorruptCheckpoint(where, found, "copy or convert the model again")
+    weights.setdefault(name, torch.empty(shape, dtype=tensor.dtype))[expert] = tensor
 
 
 def _read_weights(folder: str | Path) -> dict[str, Tensor]:

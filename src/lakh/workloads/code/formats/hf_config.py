@@ -1,22 +1,24 @@
 """Convert between spec.Model and the config.json of a Hugging Face directory.
 
 Written for transformers 4.45 and newer: fields that version 5 moved (rope_theta into rope_parameters, torch_dtype to
-dtype) appear in both places. A model that lakh cannot represent (biases, scaled positions, other architectures) is a
-UserError that names the field.
+dtype) appear in both places. The table of an architecture (architectures/) has the names and values that only it uses.
+A model that lakh cannot represent is a UserError that names the field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
 
-from lakh.errors import ConfigError, UserError
-from lakh.spec.model import Model
-from lakh.workloads.code.architectures import architecture_of, architectures
+from lakh.errors import ConfigError, LakhError, UserError
+from lakh.spec.model import Experts, Model, SlidingWindow
+from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
+from lakh.workloads.code.formats import hf_rope
 
-__all__ = ["SUPPORTED", "config_of", "spec_of"]
+__all__ = ["config_of", "known_architectures", "spec_of"]
 
 _FIELDS = {
     "layers": "num_hidden_layers",
@@ -30,25 +32,32 @@ _FIELDS = {
     "rope_base": "rope_theta",
 }
 """Numbers of spec.Model and their names in config.json."""
-_FLOATS = ("norm_eps", "rope_base")
+_FLOATS = ("norm_eps", "rope_base", "attention_softcap", "logit_softcap")
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
-SUPPORTED = f"lakh loads {' and '.join(architecture.hf_class for architecture in architectures())} models"
+_OTHER_NAMES = {"num_experts": "num_local_experts"}  # of one setting, in newer files
+DEFAULT_FAMILIES = ("llama", "qwen3", "mixtral", "qwen3_moe")  # which spec.Model infers from its other settings
+_WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 
-def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, int]) -> dict[str, Any]:
+def known_architectures() -> str:
+    """What to tell the owner of a model that is none of them."""
+    return f"lakh loads {', '.join(architecture.hf_class for architecture in architectures())}"
+
+
+def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[str, Any]:
     """The content of config.json; `ids` are the special tokens'."""
     dtype_name = str(dtype).removeprefix("torch.")
     architecture = architecture_of(spec)
+    names = {**_FIELDS, **architecture.hf_names}
     return {
         "architectures": [architecture.hf_class],
         "model_type": architecture.hf_model_type,
-        **{key: getattr(spec, field) for field, key in _FIELDS.items()},
+        **{key: getattr(spec, field) for field, key in names.items()},
         "head_dim": spec.head_dim,
         "tie_word_embeddings": spec.tied,
-        "rope_scaling": None,
-        "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_base},
-        "hidden_act": "silu",
-        "attention_bias": False,
+        **hf_rope.config_of(spec),
+        **_window_config(spec, architecture),
+        **{key: getattr(spec.experts, field) for field, key in architecture.hf_experts.items()},
         "attention_dropout": 0.0,
         **architecture.hf_config,
         "initializer_range": 0.02,
@@ -62,42 +71,112 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, int]) -> dict[s
 def spec_of(where: str, config: dict[str, Any]) -> Model:
     """The model that a config.json describes; `where` is its path, for errors."""
 
-    def refuse(field: str, found: str, todo: str = SUPPORTED) -> UserError:
-        return UserError(f"{field} ({where})", found, todo)
+    def refuse(field: str, found: str, todo: str = "") -> UserError:
+        return UserError(f"{field} ({where})", found, todo or known_architectures())
 
     kind = config.get("model_type") or "missing"
     architecture = next((known for known in architectures() if known.hf_model_type == kind), None)
     if architecture is None or config.get("architectures") not in (None, [], [architecture.hf_class]):
         raise refuse("model_type", f"is {kind} with architectures {config.get('architectures')}")
-    only_values = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "hidden_act": "silu"}
-    for field, only in only_values.items():
+    for field, only in architecture.hf_config.items():
         if config.get(field, only) != only:
-            raise refuse(field, f"{config[field]!r} is not {only!r}")
+            todo = f"lakh computes {architecture.hf_class} with {only!r} only"
+            raise refuse(field, f"{config[field]!r} is not {only!r}", todo)
     if config.get("quantization_config"):
         raise refuse("quantization_config", "the weights are quantized", "give a model in float32, bfloat16 or float16")
+    base, scaling = hf_rope.scaling_of(where, config)
 
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
-        raise refuse("rope_parameters", f"{rope!r} is not a table")
-    rope_kind = rope.get("rope_type", rope.get("type", "default"))
-    if rope_kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise refuse("rope_parameters", f"positions are scaled ({rope_kind})")
-
-    theta = {"rope_theta": rope.get("rope_theta")}  # version 5; version 4 has it in `config`
-    given = _DEFAULTS | {"num_key_value_heads": config.get("num_attention_heads")}
-    given |= {key: value for part in (config, theta) for key, value in part.items() if value is not None}
-    fields: dict[str, Any] = {}
-    for field, key in _FIELDS.items():
-        value, kind = given.get(key), float if field in _FLOATS else int
-        if isinstance(value, bool) or not isinstance(value, int | kind):
-            found = "is missing" if value is None else f"{value!r} is not a{' whole' * (kind is int)} number"
+    given = {**_DEFAULTS, "num_key_value_heads": config.get("num_attention_heads"), **architecture.hf_defaults}
+    given |= {key: value for key, value in config.items() if value is not None}
+    if base is not None:
+        given["rope_theta"] = base
+    numbers: dict[str, Any] = {}
+    optional = {field.name for field in fields(Model) if field.default is None}
+    for field, key in {**_FIELDS, **architecture.hf_names}.items():
+        value, number = given.get(key), float if field in _FLOATS else int
+        if value is None and field in optional:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | number):
+            found = "is missing" if value is None else f"{value!r} is not a{' whole' * (number is int)} number"
             raise refuse(key, found, "copy the model again")
-        fields[field] = kind(value)
+        numbers[field] = number(value)
+    size = given.get("head_dim")
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+        raise refuse("head_dim", f"{size!r} is not a whole number", "copy the model again")
+    if size is not None and size * numbers["heads"] != numbers["width"]:
+        numbers["head_size"] = size
     try:
-        spec = Model(**fields, tied=bool(config.get("tie_word_embeddings", False)), **architecture.features)
+        window = _window_of(config, architecture, numbers["layers"])
+        spec = Model(
+            **numbers,
+            experts=_experts_of(given, architecture),
+            tied=bool(given.get("tie_word_embeddings", False)),
+            family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
+            rope_scaling=scaling,
+            sliding_window=window,
+            **_fixed(architecture),
+        )
+        spec.require_trainable()
     except ConfigError as error:
         raise refuse(error.where, error.found, error.todo) from None
-    if config.get("head_dim") not in (None, spec.head_dim):
-        found = f"{config['head_dim']} is not hidden_size / num_attention_heads = {spec.head_dim}"
-        raise refuse("head_dim", found)
+    except LakhError as error:
+        raise refuse(error.where, error.found) from None
     return spec
+
+
+def _experts_of(given: dict[str, Any], architecture: ModelArchitecture) -> Experts | None:
+    if not architecture.hf_experts:
+        return None
+    values: dict[str, Any] = {}
+    for field, key in architecture.hf_experts.items():
+        value = given.get(key, given.get(_OTHER_NAMES.get(key, "")))
+        kind = bool if field == "normalize" else int
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            raise ConfigError(
+                key, "is missing" if value is None else f"{value!r} is not {kind.__name__}", "copy it again"
+            )
+        values[field] = value
+    return Experts(**values)
+
+
+def _fixed(architecture: ModelArchitecture) -> dict[str, Any]:
+    from lakh.spec.families import FAMILIES
+
+    return dict(FAMILIES[architecture.name].fixed)
+
+
+def _window_config(spec: Model, architecture: ModelArchitecture) -> dict[str, Any]:
+    if architecture.hf_windows is None:
+        return {}
+    tokens = None if spec.sliding_window is None else spec.sliding_window.tokens
+    if architecture.hf_windows == "all":
+        return {"sliding_window": tokens}
+    kinds = [_FULL if spec.window(layer) is None else _WINDOWED for layer in range(spec.layers)]
+    found: dict[str, Any] = {"sliding_window": tokens, "layer_types": kinds}
+    if architecture.hf_windows == "late":
+        first = next((layer for layer, kind in enumerate(kinds) if kind == _WINDOWED), spec.layers)
+        found |= {"use_sliding_window": tokens is not None, "max_window_layers": first}
+    return found
+
+
+def _window_of(config: dict[str, Any], architecture: ModelArchitecture, layers: int) -> SlidingWindow | None:
+    tokens = config.get("sliding_window")
+    if tokens is None or config.get("use_sliding_window") is False or architecture.hf_windows is None:
+        return None
+    if isinstance(tokens, bool) or not isinstance(tokens, int):
+        raise ConfigError("sliding_window", f"{tokens!r} is not a whole number", "copy the model again")
+    first = config.get("max_window_layers", layers) if architecture.hf_windows == "late" else 0
+    every = 2 if architecture.hf_windows == "alternate" else 1
+    default = [_WINDOWED if at >= first and at % every == 0 else _FULL for at in range(layers)]
+    kinds = config.get("layer_types") or default
+    if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {_WINDOWED, _FULL}:
+        raise ConfigError("layer_types", f"is no list of {_WINDOWED} and {_FULL} for {layers} layers", "copy it again")
+    if _WINDOWED not in kinds:
+        return None
+    start = kinds.index(_WINDOWED)
+    for period in range(1, layers + 1):  # every layer, every second one, five of six, ...
+        for count in range(1, period + 1):
+            window = SlidingWindow(tokens=tokens, share=count / period, first_layer=start or None)
+            if [window.covers(layer) for layer in range(layers)] == [kind == _WINDOWED for kind in kinds]:
+                return window
+    raise ConfigError("layer_types", "windows and full attention do not alternate regularly", "use another model")

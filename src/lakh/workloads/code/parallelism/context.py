@@ -14,10 +14,9 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
-from lakh.workloads.code.attention import Documents, document_ids
+from lakh.workloads.code.attention import AttentionVariant, Documents, attend_masked, document_ids
 from lakh.workloads.code.ops import ModelOps
 from lakh.workloads.code.parallelism.collectives import Peers, all_gather, reduce_scatter, with_gradient
 
@@ -29,12 +28,18 @@ def context_parallel_ops(ops: ModelOps, group: dist.ProcessGroup) -> ModelOps:
     peers = Peers.of(group)
     rank, ranks = dist.get_rank(group), peers.size
 
-    def attention(q_BtHD: Tensor, k_BtKD: Tensor, v_BtKD: Tensor, documents: Documents | None) -> Tensor:
+    def attention(
+        q_BtHD: Tensor,
+        k_BtKD: Tensor,
+        v_BtKD: Tensor,
+        documents: Documents | None,
+        variant: AttentionVariant | None = None,
+    ) -> Tensor:
         kv_BtKD = torch.cat((k_BtKD, v_BtKD), dim=2)
         k_BKTD, v_BKTD = gather_in_order(kv_BtKD.transpose(1, 2), peers).chunk(2, dim=1)
         early, late = q_BtHD.transpose(1, 2).chunk(2, dim=2)
         parts = [
-            _attend_chunk(q, k_BKTD, v_BKTD, chunk, documents)
+            _attend_chunk(q, k_BKTD, v_BKTD, chunk, documents, variant)
             for q, chunk in ((early, rank), (late, 2 * ranks - 1 - rank))
         ]
         return torch.cat(parts, dim=2).transpose(1, 2)
@@ -42,6 +47,7 @@ def context_parallel_ops(ops: ModelOps, group: dist.ProcessGroup) -> ModelOps:
     return replace(
         ops,
         attention=attention,
+        variant_attention=attention,
         shard_sequence=lambda x_BT: zigzag_chunks(x_BT, rank, ranks),
         context_parallel=ranks,
     )
@@ -53,18 +59,30 @@ def zigzag_chunks(x_BT: Tensor, rank: int, ranks: int, dim: int = 1) -> Tensor:
     return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]), dim)
 
 
-def _attend_chunk(q: Tensor, k_all: Tensor, v_all: Tensor, chunk: int, documents: Documents | None) -> Tensor:
+def _attend_chunk(
+    q: Tensor,
+    k_all: Tensor,
+    v_all: Tensor,
+    chunk: int,
+    documents: Documents | None,
+    variant: AttentionVariant | None,
+) -> Tensor:
     """Queries of chunk number `chunk` over all keys up to its end."""
     size = q.shape[2]
     end = (chunk + 1) * size
     k, v = k_all[:, :, :end], v_all[:, :, :end]
-    if documents is None and q.is_cuda and q.dtype == torch.bfloat16:  # flash aligns the diagonal at the end
+    if (
+        documents is None and variant is None and q.is_cuda and q.dtype == torch.bfloat16
+    ):  # flash aligns the diagonal at the end
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)[0]
     mask = torch.ones(size, end, dtype=torch.bool, device=q.device).tril(end - size)
     if documents is not None:
         ids = document_ids(documents, q.shape[0], k_all.shape[2])
         mask = mask & (ids[:, None, end - size : end, None] == ids[:, None, None, :end])
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+    variant = variant or AttentionVariant()
+    if variant.window is not None:
+        mask = mask & ~mask.tril(end - size - variant.window)
+    return attend_masked(q, k, v, mask, variant)
 
 
 def _gather(x_BKtD: Tensor, peers: Peers) -> Tensor:

@@ -55,6 +55,8 @@ def split(build: Callable[[], CodeModel], *, schedule: str, rank: int, ranks: in
             model.embed = None
         if stage < stages - 1:
             model.norm = model.head = None
+            for name in model.architecture.final_parameters(model.spec):
+                setattr(model, name, None)
         chunks.append(model)
     return chunks
 

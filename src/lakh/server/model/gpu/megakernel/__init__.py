@@ -29,7 +29,7 @@ from lakh.workloads.code.architectures import architecture_of
 
 __all__ = ["Megakernel", "MegakernelPlan", "plan"]
 
-ARCHITECTURES = ("llama",)
+ARCHITECTURES = ("llama", "mistral")
 KERNEL_NAME = "decode_step"
 WARPS = 8
 CHUNK_BYTES = 16384  # minimum; a chunk holds at least one row
@@ -56,8 +56,10 @@ def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int) -> Megakerne
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     if architecture_of(spec).name not in ARCHITECTURES:
         return f"the megakernel implements {', '.join(ARCHITECTURES)}, and the model is {architecture_of(spec).name}"
-    if spec.head_dim not in (32, 64, 128, 256):
-        return f"the megakernel has no heads of {spec.head_dim}"
+    if spec.sliding_window is not None:
+        return "the megakernel has no sliding window"
+    if spec.head_dim not in (32, 64, 128, 256) or queries != spec.width:
+        return f"the megakernel has no {spec.heads} heads of {spec.head_dim} for a width of {spec.width}"
     if any(width % (8 * WARPS) for width in (spec.width, queries, spec.ffn)):
         return f"width, heads and ffn of the megakernel are multiples of {8 * WARPS}"
     # Each block publishes something that all others wait for, so none falls behind while flags are rewritten.

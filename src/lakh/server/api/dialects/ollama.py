@@ -1,0 +1,151 @@
+"""Ollama's POST /api/generate (a prompt and a suffix) and POST /api/chat (messages), with sampling `options`; both
+stream lines of JSON by default.
+
+`raw` prompts may contain special tokens, as in Ollama: clients that write the fill-in-the-middle template themselves
+set it. Defaults are Ollama's (temperature 0.8, top_k 40, top_p 0.9), except that a completion without `num_predict` has
+at most 128 tokens.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+from lakh.server.api import schema
+from lakh.server.api.dialects.dialect import Dialect, DialectResponse
+from lakh.server.request import RequestError
+from lakh.server.sampling_params import MAX_SEED
+
+__all__ = ["OLLAMA_CHAT", "OLLAMA_GENERATE", "model_name"]
+
+MAX_TOKENS = 128
+DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+_SAME_NAME = ("min_p", "presence_penalty", "frequency_penalty", "stop", "mirostat", "typical_p")
+_REFUSED = ("system", "template", "images", "tools", "think")
+
+
+def model_name(name: object) -> object:
+    """Ollama appends a tag to every name."""
+    return name.removesuffix(":latest") if isinstance(name, str) else name
+
+
+def _common(body: Mapping[str, Any]) -> dict[str, Any]:
+    options = body.get("options") or {}
+    if not isinstance(options, Mapping):
+        raise RequestError("options", "options: is not an object")
+    for name in _REFUSED:
+        if body.get(name):
+            raise RequestError(name, f"{name} is not supported; remove it")
+    if body.get("format"):
+        raise RequestError("format", "format: structured output is not supported; remove it")
+    max_tokens = options.get("num_predict")
+    if max_tokens is None or (type(max_tokens) is int and max_tokens < 0):
+        max_tokens = MAX_TOKENS
+    return {
+        "model": model_name(body.get("model")),
+        "max_tokens": max_tokens,
+        **{name: default if options.get(name) is None else options[name] for name, default in DEFAULTS.items()},
+        "repetition_penalty": options.get("repeat_penalty"),
+        "seed": options.get("seed"),
+        **{name: options[name] for name in _SAME_NAME if options.get(name) is not None},
+        "stream": True if body.get("stream") is None else body["stream"],
+        "stream_options": {"include_usage": True},
+    }
+
+
+def _generate_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, suffix = body.get("prompt"), body.get("suffix")
+    is_raw = body.get("raw") is True and not suffix
+    loads_only = {"prompt": "", "max_tokens": 1} if prompt in (None, "") and not suffix else {}
+    own = {"prompt": prompt, "suffix": None if is_raw else suffix or "", "parse_special": is_raw}
+    return _common(body) | own | loads_only
+
+
+def _chat_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
+    messages = body.get("messages")
+    return _common(body) | {"messages": [] if messages is None else messages}
+
+
+def _render_generate(response: DialectResponse) -> dict[str, Any]:
+    return _render(response, {"response": _text(response)})
+
+
+def _render_chat(response: DialectResponse) -> dict[str, Any]:
+    return _render(response, {"message": {"role": "assistant", "content": _text(response)}})
+
+
+def _text(response: DialectResponse) -> str:
+    return "".join(choice["text"] for choice in response.choices)
+
+
+def _render(response: DialectResponse, content: dict[str, Any]) -> dict[str, Any]:
+    at = datetime.datetime.fromtimestamp(response.envelope["created"], datetime.UTC)
+    result: dict[str, Any] = {
+        "model": response.envelope["model"],
+        "created_at": at.isoformat().replace("+00:00", "Z"),
+        **content,
+        "done": response.usage is not None,
+    }
+    if response.usage is not None:
+        result |= {
+            "done_reason": "length" if response.finish_reason == "length" else "stop",
+            "prompt_eval_count": response.usage["prompt_tokens"],
+            "eval_count": response.usage["completion_tokens"],
+        }
+    return result
+
+
+_OPTIONS = schema.object_of(
+    {
+        "num_predict": schema.integer(-2),
+        **{name: schema.COMMON_FIELDS[name] for name in (*DEFAULTS, "min_p", "stop")},
+        "repeat_penalty": schema.COMMON_FIELDS["repetition_penalty"],
+        "seed": schema.integer(0, MAX_SEED),
+    },
+    required=(),
+)
+
+OLLAMA_GENERATE = Dialect(
+    path="/api/generate",
+    summary="Ollama's form",
+    to_openai=_generate_to_openai,
+    render=_render_generate,
+    request_schema=schema.object_of(
+        {
+            "model": schema.string(),
+            "prompt": schema.nullable(schema.string()),
+            "suffix": schema.nullable(schema.string()),
+            "stream": schema.nullable({"type": "boolean"}),
+            "raw": schema.nullable({"type": "boolean"}),
+            "options": schema.nullable(_OPTIONS),
+        },
+        required=["model"],
+    ),
+    response_schema=schema.object_of(
+        {"model": schema.string(), "response": schema.string(), "done": {"type": "boolean"}}
+    ),
+    last_line=None,
+    framing="ndjson",
+)
+
+OLLAMA_CHAT = Dialect(
+    path="/api/chat",
+    summary="Ollama's chat",
+    to_openai=_chat_to_openai,
+    render=_render_chat,
+    request_schema=schema.object_of(
+        {
+            "model": schema.string(),
+            "messages": schema.MESSAGES,
+            "stream": schema.nullable({"type": "boolean"}),
+            "options": schema.nullable(_OPTIONS),
+        },
+        required=["model", "messages"],
+    ),
+    response_schema=schema.object_of(
+        {"model": schema.string(), "message": {"type": "object"}, "done": {"type": "boolean"}}
+    ),
+    last_line=None,
+    framing="ndjson",
+)

@@ -1,0 +1,74 @@
+"""What editor extensions ask besides completions: Ollama's list of models, Tabby's health and events."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from lakh import __version__
+from lakh.server.api.dialects.ollama import model_name
+from lakh.server.api.json_body import read_json
+from lakh.server.request import RequestError
+
+if TYPE_CHECKING:
+    from lakh.server.api.http import HttpApi
+
+__all__ = ["ollama_routes", "tabby_routes"]
+
+TABBY_EVENTS = {"view": "shown", "select": "accepted"}
+
+
+def ollama_routes(api: HttpApi) -> list[web.RouteDef]:
+    def models(http: web.Request) -> list[dict[str, Any]]:
+        api.handler.tenant(http.headers.get("Authorization", ""))
+        details = {"format": "safetensors", "family": "llama", "parameter_size": "", "quantization_level": ""}
+        return [
+            {"name": card.id, "model": card.id, "digest": card.weights, "size": 0, "details": details}
+            for card in api.handler.backend.models()
+        ]
+
+    async def tags(http: web.Request) -> web.Response:
+        return web.json_response({"models": models(http)})
+
+    async def show(http: web.Request) -> web.Response:
+        body = await read_json(http)
+        asked = body.get("model") or body.get("name") if isinstance(body, Mapping) else None
+        found = next((one for one in models(http) if one["name"] == model_name(asked)), None)
+        if found is None:
+            raise RequestError("model", f"model {str(asked)[:80]!r} is not served here", status=404)
+        context = next(card.context for card in api.handler.backend.models() if card.id == found["name"])
+        info = {"general.architecture": "llama", "llama.context_length": context}
+        return web.json_response(
+            {"details": found["details"], "model_info": info, "template": "", "capabilities": ["completion", "insert"]}
+        )
+
+    async def version(_: web.Request) -> web.Response:
+        return web.json_response({"version": __version__})
+
+    return [web.get("/api/tags", tags), web.post("/api/show", show), web.get("/api/version", version)]
+
+
+def tabby_routes(api: HttpApi) -> list[web.RouteDef]:
+    async def health(http: web.Request) -> web.Response:
+        api.handler.tenant(http.headers.get("Authorization", ""))
+        cards = api.handler.backend.models()
+        if not cards:
+            raise RequestError(None, "no model is served now", status=503)
+        machine = {"arch": platform.machine(), "cpu_info": "", "cpu_count": os.cpu_count() or 1, "cuda_devices": []}
+        version = {"build_date": "", "build_timestamp": "", "git_sha": "", "git_describe": f"v{__version__}"}
+        return web.json_response({"model": cards[0].id, "device": "lakh", **machine, "version": version})
+
+    async def events(http: web.Request) -> web.Response:
+        """What the user did with a suggestion; other events than view and select are ignored."""
+        tenant = api.handler.tenant(http.headers.get("Authorization", ""))
+        body = await read_json(http)
+        kind = body.get("type") if isinstance(body, Mapping) else None
+        if isinstance(kind, str) and kind in TABBY_EVENTS:
+            await api.handler.record_feedback(tenant, {"event": TABBY_EVENTS[kind]})
+        return web.json_response({})
+
+    return [web.get("/v1/health", health), web.post("/v1/health", health), web.post("/v1/events", events)]

@@ -1,0 +1,91 @@
+"""Chat messages as a prompt, by the template that a model brings along (tokenizer_config.json or chat_template.jinja).
+
+The template is Jinja, run in a sandbox: it comes with the model and is not trusted. Special tokens in the template are
+special tokens; the same text in a message stays text, so a message cannot end its own turn.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lakh import storage
+from lakh.errors import UserError
+
+if TYPE_CHECKING:
+    from lakh.server.prompts.special_tokens import SpecialTokens
+
+__all__ = ["ChatMessage", "ChatTemplate"]
+
+MASK = "\ue000{}\ue001"  # private characters around a number: a special token that stays text
+CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
+
+
+class ChatMessage(NamedTuple):
+    role: str
+    content: str
+
+
+class ChatTemplate:
+    def __init__(self, source: str, variables: dict[str, Any]) -> None:
+        """`variables`: bos_token, eos_token and others of the tokenizer's configuration."""
+        from jinja2.exceptions import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        self._errors = TemplateError
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise UserError("chat template", f"is not valid ({error})"[:300], "use /v1/completions") from None
+        self._variables = variables
+
+    @staticmethod
+    def load(folder: str) -> ChatTemplate | None:
+        """The template of a Hugging Face directory; None if it has none."""
+        config: dict[str, Any] = {}
+        if storage.exists(storage.join(folder, CONFIG)):
+            try:
+                config = json.loads(storage.read_bytes(storage.join(folder, CONFIG)))
+            except ValueError:
+                config = {}
+        source = config.get("chat_template") if isinstance(config, dict) else None
+        if isinstance(source, list):  # several, by name
+            named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
+            source = named.get("default")
+        if storage.exists(storage.join(folder, FILE)):
+            source = storage.read_bytes(storage.join(folder, FILE)).decode("utf-8", "replace")
+        if not isinstance(source, str):
+            return None
+        names = ("bos_token", "eos_token", "unk_token", "pad_token")
+        return ChatTemplate(source, {name: _text(config.get(name)) for name in names})
+
+    def pieces(self, messages: Sequence[ChatMessage], special: SpecialTokens) -> list[str | int]:
+        """The prompt: ids of special tokens, and text between them. Raises a UserError where the template refuses."""
+        masked = [{"role": role, "content": special.mask(content, MASK)} for role, content in messages]
+        try:
+            text = self._template.render(messages=masked, add_generation_prompt=True, tools=None, **self._variables)
+        except (self._errors, ArithmeticError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise UserError(
+                "messages", f"the model's chat template refuses them ({error})"[:300], "change them"
+            ) from None
+        return [special.unmask(piece, MASK) if isinstance(piece, str) else piece for piece in special.split(text)]
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now(datetime.UTC).strftime(form)
+
+
+def _text(token: object) -> str:
+    """A token of the configuration: its text, or an object with it."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""

@@ -1,0 +1,56 @@
+"""Model families as facts that need no torch: what distinguishes each from Llama, and which settings it takes.
+
+spec.Model counts parameters with them, and `require_trainable` refuses combinations that no family computes. The
+computation of a family is in workloads/code/architectures, under the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["FAMILIES", "PLANNED", "ModelFamily"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFamily:
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of spec.Model that it needs, where they are not the defaults."""
+    allows: tuple[str, ...] = ()
+    """Optional settings of spec.Model that it computes, beyond those of every family."""
+    needs: tuple[str, ...] = ()
+    """Optional settings that it cannot do without."""
+    norms: int = 2
+    """Norms of the residual stream in a block."""
+    has_norm_bias: bool = False
+    """LayerNorm, with a bias, in place of RMSNorm."""
+    has_qkv_bias: bool = False
+    """Bias on queries, keys and values."""
+    has_output_bias: bool = False
+    """Bias on the output of attention and on both matrices of the feed-forward."""
+
+
+FAMILIES: dict[str, ModelFamily] = {
+    "llama": ModelFamily(),
+    "mistral": ModelFamily(allows=("sliding_window",)),
+    "qwen2": ModelFamily(allows=("sliding_window",), has_qkv_bias=True),
+    "qwen3": ModelFamily(fixed={"qk_norm": True}, allows=("sliding_window",)),
+    "starcoder2": ModelFamily(
+        fixed={"gated": False},
+        allows=("sliding_window",),
+        has_norm_bias=True,
+        has_qkv_bias=True,
+        has_output_bias=True,
+    ),
+    "gemma2": ModelFamily(allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale"), norms=4),
+    "mixtral": ModelFamily(allows=("experts", "sliding_window"), needs=("experts",)),
+    "qwen3_moe": ModelFamily(fixed={"qk_norm": True}, allows=("experts", "sliding_window"), needs=("experts",)),
+}
+"""By the name that `model.family` and `lakh models` use."""
+
+PLANNED = {
+    "gpt_oss": "GptOssForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+}
+"""Architectures that `lakh plan` estimates and lakh does not compute, with their class in transformers."""

@@ -1,0 +1,64 @@
+"""Gemma 2: norms before and after attention and feed-forward, a GELU gate, bounded scores and logits, windows in every
+second layer. Norms are stored as their difference from 1, and embeddings are scaled by sqrt(width).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lakh.spec.model import Model
+from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, ParameterInfo
+from lakh.workloads.code.architectures.llama import attention, attention_parameters, gated_parameters
+from lakh.workloads.code.ops import ModelOps, Rope, rms_norm
+
+__all__ = ["GEMMA2"]
+
+_NORMS = {
+    "attention_norm": "input_layernorm",
+    "attention_post_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
+}
+
+
+def _parameters(spec: Model) -> dict[str, ParameterInfo]:
+    norms = {name: ParameterInfo((spec.width,), f"{theirs}.weight", "", initial=0.0) for name, theirs in _NORMS.items()}
+    return norms | attention_parameters(spec) | gated_parameters(spec)
+
+
+def _block(
+    spec: Model, weights: LayerWeights, ops: ModelOps, x: Tensor, delta: Tensor | None, rope: Rope, context: Any
+) -> tuple[Tensor, Tensor]:
+    def norm(name: str) -> Tensor:
+        return 1 + weights.vector(name).float()
+
+    x, h = ops.norm_add(x, delta, norm("attention_norm"), spec.norm_eps)
+    delta = rms_norm(attention(spec, weights, ops, h, rope, context), norm("attention_post_norm"), spec.norm_eps)
+    x, h = ops.norm_add(x, delta, norm("ffn_norm"), spec.norm_eps)
+    gate, up = ops.linear(ops.enter(h), weights.matrix("gate_up", h.dtype)).chunk(2, dim=-1)
+    y = ops.leave(ops.linear(F.gelu(gate, approximate="tanh") * up, weights.matrix("down", h.dtype)))
+    return x, rms_norm(y, norm("ffn_post_norm"), spec.norm_eps)
+
+
+GEMMA2 = ModelArchitecture(
+    name="gemma2",
+    hf_model_type="gemma2",
+    hf_class="Gemma2ForCausalLM",
+    hf_names={
+        "attention_softcap": "attn_logit_softcapping",
+        "logit_softcap": "final_logit_softcapping",
+        "query_scale": "query_pre_attn_scalar",
+    },
+    hf_config={"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "use_bidirectional_attention": None},
+    hf_defaults={"tie_word_embeddings": True, "head_dim": 256, "query_pre_attn_scalar": 256},
+    hf_windows="alternate",
+    gguf=None,
+    block_parameters=_parameters,
+    block=_block,
+    final_norm=lambda spec, vector, x: rms_norm(x, 1 + vector("norm").float(), spec.norm_eps),
+    final_norm_initial=0.0,
+    embedding_scale=lambda spec: spec.width**0.5,
+)

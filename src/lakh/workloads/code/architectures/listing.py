@@ -1,0 +1,37 @@
+"""What lakh does with each model architecture: the rows of `lakh models` and of docs/reference/architectures.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lakh.spec.families import PLANNED
+from lakh.workloads.code.architectures import architectures
+
+__all__ = ["ArchitectureRow", "rows"]
+
+
+@dataclass(frozen=True)
+class ArchitectureRow:
+    name: str
+    """The value of `model.family`."""
+    hugging_face: str
+    """Its class in transformers."""
+    trains: bool
+    serves: bool
+    exports: list[str]
+    """Formats of `lakh export`."""
+    plans: bool
+    fim: bool
+    """Fill-in-the-middle requests are served, if the tokenizer has the tokens for them."""
+
+
+def rows() -> list[ArchitectureRow]:
+    """Architectures that are computed first, then those that are only planned."""
+    computed = [
+        ArchitectureRow(
+            known.name, known.hf_class, True, True, ["hf", *(["gguf"] if known.gguf is not None else [])], True, True
+        )
+        for known in architectures()
+    ]
+    planned = [ArchitectureRow(name, theirs, False, False, [], True, False) for name, theirs in PLANNED.items()]
+    return computed + planned

@@ -1,0 +1,74 @@
+"""Rotary positions in a config.json: rope_theta, and rope_parameters (transformers 5) or rope_scaling (4)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lakh.errors import ConfigError, UserError
+from lakh.spec.model import Model, RopeScaling
+
+__all__ = ["config_of", "scaling_of"]
+
+_KEYS = {
+    "factor": "factor",
+    "original_context": "original_max_position_embeddings",
+    "low_frequency": "low_freq_factor",
+    "high_frequency": "high_freq_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "truncate": "truncate",
+    "attention_factor": "attention_factor",
+}
+"""Fields of RopeScaling and their names in config.json."""
+_USED = {
+    "linear": ("factor",),
+    "llama3": ("factor", "original_context", "low_frequency", "high_frequency"),
+    "yarn": ("factor", "original_context", "beta_fast", "beta_slow", "truncate", "attention_factor"),
+}
+
+
+def config_of(spec: Model) -> dict[str, Any]:
+    scaling = spec.rope_scaling
+    if scaling is None:
+        return {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_base}}
+    values = {_KEYS[name]: getattr(scaling, name) for name in _USED[scaling.kind]}
+    table = {"rope_type": scaling.kind, **{key: value for key, value in values.items() if value is not None}}
+    return {"rope_scaling": table, "rope_parameters": {**table, "rope_theta": spec.rope_base}}
+
+
+def scaling_of(where: str, config: dict[str, Any]) -> tuple[float | None, RopeScaling | None]:
+    """(rope_theta where the table has it, how frequencies are scaled)."""
+
+    def refuse(found: str, todo: str = f"lakh computes {', '.join(_USED)} and unscaled positions") -> UserError:
+        return UserError(f"rope_parameters ({where})", found, todo)
+
+    table = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(table, dict):
+        raise refuse(f"{table!r} is not a table")
+    kind = table.get("rope_type", table.get("type", "default"))
+    partial = table.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if partial != 1.0 or kind not in ("default", *_USED):
+        raise refuse(f"positions are scaled ({kind}{'' if partial == 1.0 else f', a share of {partial} of a head'})")
+    if kind == "default":
+        return table.get("rope_theta"), None
+    values = {name: table.get(_KEYS[name]) for name in _USED[kind]}
+    if kind == "yarn":
+        values["original_context"] = values["original_context"] or config.get("original_max_position_embeddings")
+        if values["factor"] is None and values["original_context"]:
+            values["factor"] = config.get("max_position_embeddings", 0) / values["original_context"]
+        above, below = table.get("mscale"), table.get("mscale_all_dim")
+        if values["attention_factor"] is None and above and below and values["factor"]:
+            log_factor = 0.1 * math.log(values["factor"])
+            values["attention_factor"] = (above * log_factor + 1.0) / (below * log_factor + 1.0)
+    for name, value in values.items():
+        if value is not None and (name == "truncate") != isinstance(value, bool) | (not isinstance(value, int | float)):
+            raise refuse(f"{_KEYS[name]} is {value!r}", "copy the model again")
+    if values["factor"] is None:
+        raise refuse("has no factor", "copy the model again")
+    try:
+        return table.get("rope_theta"), RopeScaling(
+            kind=kind, **{name: value for name, value in values.items() if value is not None}
+        )
+    except ConfigError as error:
+        raise refuse(f"{error.where} {error.found}", error.todo) from None

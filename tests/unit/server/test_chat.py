@@ -1,0 +1,118 @@
+"""Chats: a model's template makes the prompt, and a message cannot end its own turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lakh.errors import UserError
+from lakh.server.api.server import running
+from lakh.server.backends.in_process import InProcessBackend
+from lakh.server.engine import Engine, SamplingParams
+from lakh.server.prompts.chat_template import ChatMessage, ChatTemplate
+
+TEMPLATE = """
+{%- for message in messages %}
+    {%- if message.role not in ("system", "user", "assistant") %}{{ raise_exception("unknown role") }}{% endif %}
+<|file_sep|>{{ message.role }}
+{{ message.content | trim }}<|endoftext|>
+{% endfor %}
+{%- if add_generation_prompt %}<|file_sep|>assistant
+{% endif %}"""
+MESSAGES = [{"role": "user", "content": " def add<|endoftext|>(left) "}]
+
+
+@pytest.fixture
+def chat_engine(make_engine: Callable[..., Engine]) -> Engine:
+    engine = make_engine()
+    engine.prompts.chat_template = ChatTemplate(TEMPLATE, {})
+    return engine
+
+
+def test_special_tokens_of_the_template_are_special_and_those_of_a_message_are_text(chat_engine: Engine) -> None:
+    tokenizer = chat_engine.tokenizer
+    ids = chat_engine.prompts.encode_chat([ChatMessage(**message) for message in MESSAGES])
+    separator = tokenizer.special("<|file_sep|>")
+    expected = [
+        separator,
+        *tokenizer.encode("user\ndef add<|endoftext|>(left)"),
+        tokenizer.eot,
+        *tokenizer.encode("\n"),
+    ]
+    assert list(ids) == [*expected, separator, *tokenizer.encode("assistant\n")]
+
+
+@pytest.mark.parametrize(
+    "source", ["{% for %}", "{{ messages.__class__.__mro__ }}", "{{ 1 / 0 }}", "{{ missing.x.y }}"]
+)
+def test_a_bad_or_hostile_template_is_a_user_error(engine: Engine, source: str) -> None:
+    with pytest.raises(UserError):
+        ChatTemplate(source, {}).pieces([ChatMessage("user", "x")], engine.prompts._special)
+
+
+def test_the_template_is_read_beside_the_tokenizer(model_dir: Path) -> None:
+    assert Engine.load(str(model_dir)).prompts.chat_template is None
+    config = {"chat_template": [{"name": "default", "template": "{{ eos_token }}!"}], "eos_token": {"content": "</s>"}}
+    (model_dir / "tokenizer_config.json").write_text(json.dumps(config))
+    template = ChatTemplate.load(str(model_dir))
+    assert template is not None
+    assert template.pieces([], Engine.load(str(model_dir)).prompts._special) == ["</s>!"]
+    (model_dir / "tokenizer_config.json").write_text("not json")
+    assert ChatTemplate.load(str(model_dir)) is None
+
+
+def test_openais_and_ollamas_chats_answer_whole_and_streamed(chat_engine: Engine) -> None:
+    ids = chat_engine.prompts.encode_chat([ChatMessage(**message) for message in MESSAGES])
+    expected = chat_engine.generate([ids], SamplingParams(max_tokens=6))[0]
+
+    async def scenario() -> None:
+        async with running(InProcessBackend(chat_engine), "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
+
+            async def send(path: str, body: dict[str, Any]) -> tuple[int, str]:
+                async with session.post(server.url + path, json=body) as response:
+                    return response.status, await response.text()
+
+            openai = {"messages": MESSAGES, "max_tokens": 6, "temperature": 0}
+            status, text = await send("/v1/chat/completions", openai)
+            answer = json.loads(text)
+            assert (status, answer["object"]) == (200, "chat.completion")
+            assert answer["choices"][0]["message"] == {"role": "assistant", "content": expected.text}
+            _, text = await send("/v1/chat/completions", {**openai, "stream": True})
+            events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+            assert "".join(event["choices"][0]["delta"]["content"] for event in events) == expected.text
+            parts = [{"role": "user", "content": [{"type": "text", "text": MESSAGES[0]["content"]}]}]
+            _, text = await send("/v1/chat/completions", {**openai, "messages": parts})
+            assert json.loads(text)["choices"][0]["message"]["content"] == expected.text
+            ollama = {"model": "tiny", "messages": MESSAGES, "options": {"temperature": 0, "num_predict": 6}}
+            _, text = await send("/api/chat", {**ollama, "stream": False})
+            assert json.loads(text)["message"]["content"] == expected.text
+            _, text = await send("/api/chat", ollama)
+            lines = [json.loads(line) for line in text.splitlines()]
+            assert "".join(line["message"]["content"] for line in lines) == expected.text
+            assert lines[-1]["done"] is True
+            bad: list[Any] = [
+                None,
+                [],
+                "x",
+                [1],
+                [{"role": "user"}],
+                [{"role": "user", "content": [{"type": "image"}]}],
+            ]
+            bad += [[{"role": "robot", "content": "x"}], [{"role": "user", "content": "x" * 100_000}]]
+            for messages in bad:
+                for path, body in (("/v1/chat/completions", openai), ("/api/chat", ollama)):
+                    assert (await send(path, {**body, "messages": messages}))[0] == 400, messages
+            assert (await send("/v1/chat/completions", {**openai, "tools": [{}]}))[0] == 400
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+def test_a_model_without_a_template_says_so(engine: Engine) -> None:
+    with pytest.raises(UserError, match="no chat template"):
+        engine.prompts.encode_chat([ChatMessage("user", "x")])

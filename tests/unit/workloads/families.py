@@ -1,0 +1,78 @@
+"""Small random models of every family, made by transformers: the reference for tests of architectures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
+
+# Name of a case -> (name in transformers, settings that differ from SIZES). Windows are shorter than the sequences.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama tied, linear positions": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LINEAR}),
+    "llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "mistral": ("Mistral", {"sliding_window": 7, "head_dim": 12}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2 with late windows": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2, "rope_parameters": YARN},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 7}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "sliding_window": 7,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 9,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16},
+    ),
+}
+
+
+def make(case: str, seed: int = 0) -> Any:
+    """The transformers model of a case, with weights large enough that every part of it shows in the logits."""
+    import transformers
+
+    name, changes = CASES[case]
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **changes})
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms and biases differ from their initial values, too
+                parameter += 0.3 * torch.randn_like(parameter)
+            else:
+                parameter.mul_(6)
+    return model
