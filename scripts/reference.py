@@ -16,7 +16,7 @@ import click
 from lakh import config, errors, events
 from lakh.cli.main import cli
 from lakh.spec import Run
-from lakh.spec.resume_rules import reason_fixed
+from lakh.trainer.recovery.resume_rules import reason_fixed
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- made by scripts/reference.py; change the code, not this page -->\n"

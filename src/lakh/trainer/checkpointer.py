@@ -21,12 +21,12 @@ from lakh import checkpoint, config, storage
 from lakh.errors import CorruptCheckpoint, DiskFull, LakhError, UserError
 from lakh.events import AutoChoice, CheckpointFailed, CheckpointSaved, CheckpointSkipped, SettingChanged
 from lakh.spec import Checkpoints, Run
-from lakh.spec.resume_rules import check_changes
 from lakh.tokens.loading.digest import StreamDigest
 from lakh.trainer.data import DataFeed, merge_skips
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.event_writer import EventWriter
 from lakh.trainer.optim.optimizer import named_state, role_of
+from lakh.trainer.recovery.resume_rules import check_changes
 
 __all__ = ["Checkpointer"]
 

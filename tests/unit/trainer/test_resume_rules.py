@@ -5,7 +5,7 @@ import pytest
 from lakh import config
 from lakh.errors import UserError
 from lakh.spec import Run
-from lakh.spec.resume_rules import FIXED, MAY_CHANGE, check_changes, reason_fixed
+from lakh.trainer.recovery.resume_rules import FIXED, MAY_CHANGE, check_changes, reason_fixed
 
 SETTINGS = [item.path for item in config.settings(Run)]
 
