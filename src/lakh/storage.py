@@ -421,6 +421,8 @@ def explain(error: OSError, where: str | Path) -> LakhError | None:
         return DiskFull(place, "exceeds the limit on the size of a file", "raise the limit (ulimit -f)")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return UserError(place, words, "raise the limit (ulimit -n), or start fewer workers")
+    if error.errno == errno.EFBIG:
+        return UserError(place, "is larger than the limit on the size of a file", "raise the limit (ulimit -f)")
     if error.errno == errno.EIO:
         return DataError(place, "the disk failed to read or write", "check the disk (dmesg) and save its contents")
     return None

@@ -24,6 +24,7 @@ CASES = [
     (["--set", "model.width=32768", "--dry-run"], 2, "GiB are usable"),
     (["--set", "data.skip=[[5, 2]]"], 2, "is not a range"),
     (["--set", 'train.hooks=["nowhere:f"]'], 2, "cannot be loaded"),
+    (["--set", "train.eval_sequences=100000000000000000000"], 2, "is too large"),
     (["--set", "train.replica_codec=int8"], 2, "needs train.backend = c3"),
 ]
 

@@ -196,6 +196,41 @@ def test_a_rank_does_not_outlive_its_launcher(tiny_recipe: Path, tmp_path: Path)
     wait_for(lambda: not any(is_alive(pid) for pid in ranks), "the ranks to end")
 
 
+@pytest.mark.slow
+def test_a_single_rank_that_stays_stopped_ends_with_a_timeout(tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+    run = ("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--set", "train.peer_timeout_s=3")
+    done = run_lakh(*run, "--max-restarts", "0", "--fault", "stop(rank=0, step=6)", check=False)
+    assert done.returncode == 75, done.stderr
+    error = json.loads(done.stdout.splitlines()[-1])["error"]
+    assert (error["kind"], error["where"]) == ("PeerTimeout", "rank 0")
+    assert "stopped by a signal for 3 s" in error["found"]
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_and_the_collective_it_did_not_enter_are_named(
+    tiny_recipe: Path, tmp_path: Path, run_lakh
+) -> None:
+    run = ("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", "--max-restarts", "0")
+    settings = ("--set", "train.peer_timeout_s=5", "--set", "checkpoint.every=0")
+    done = run_lakh(*run, *settings, "--fault", "stop(rank=1, step=6)", check=False)
+    assert done.returncode == 75, done.stderr
+    error = json.loads(done.stdout.splitlines()[-1])["error"]
+    assert "rank 1 did not enter all" in error["found"], error
+    steps = [e for e in events.read(tmp_path / "run", rank=0) if isinstance(e, events.StepDone)]
+    assert {step.slowest_rank for step in steps} <= {0, 1}
+    assert all(step.straggler_s <= step.step_s for step in steps)
+
+
+@pytest.mark.slow
+def test_a_limit_on_file_sizes_is_an_error_with_a_remedy(tiny_recipe: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lakh", "train", str(tiny_recipe), "--out", str(tmp_path / "run")]
+    limited = ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh", *command]  # 50 or 100 KB: less than a checkpoint
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "raise the limit (ulimit -f)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_same_run_works_under_torchrun(calm, tiny_recipe: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "lakh.trainer.torchrun", "--standalone", "--nproc-per-node", "2", "-m", "lakh"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import select
 import sys
 import traceback
@@ -31,6 +32,7 @@ COMMANDS = {
     "train": ("lakh.cli.train:train", "Train a run, on this machine or as one rank of many."),
     "resume": ("lakh.cli.train:resume", "Continue a run from its newest complete checkpoint."),
     "checkpoint": ("lakh.cli.checkpoint:checkpoint", "List, verify and remove the checkpoints of a run."),
+    "health": ("lakh.cli.health:health", "Check this node's hardware, and decide whether it may go on."),
     "export": ("lakh.cli.export:export", "Write a checkpoint in a format that other tools load."),
     "models": ("lakh.cli.models:models", "List the model architectures, and what lakh does with each."),
     "eval": ("lakh.cli.eval:evaluate", "Score a model, or samples, on code benchmarks in a sandbox."),
@@ -73,6 +75,9 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with the code of its outcome."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # OpenMP threads that wait would spin and take the core from the thread they wait for: beside a busy process a step
+    # takes up to ten times as long. torch reads this when it is imported; processes that a command starts inherit it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may not be valid text
     sys.exit(_run(arguments))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lakh.goodput import CLASSES, GoodputAccount
+from lakh.goodput import CLASSES, STEP_PARTS, GoodputAccount
 
 __all__ = ["curve", "downsampled", "exact_curve", "goodput_timeline"]
 
@@ -110,19 +110,22 @@ def _rows(values: Floats, buckets: int) -> Floats:
 def goodput_timeline(account: GoodputAccount, parts: int) -> tuple[list[float], dict[str, list[float]]]:
     """Goodput over time, in equal parts of a run's clock: the edges of the parts, and the share of each class in them.
 
-    The shares of a part sum to one.
+    The shares of a part sum to one, or to less where the run was stopped.
     """
     if account.first_s is None or account.last_s is None or account.last_s <= account.first_s:
         return [], {}
     edges = np.linspace(account.first_s, account.last_s, parts + 1)
     width_s = (account.last_s - account.first_s) / parts
-    ends, step_s, wait_s = (np.array(column) for column in (account.step_ends, account.step_s, account.wait_s))
+    ends, step_s = np.array(account.step_ends), np.array(account.step_s)
     kept = np.array(account.kept, dtype=bool)
-    starts = ends - step_s
     spans = {name: np.array(found, dtype=float).reshape(-1, 2) for name, found in account.spans.items()}
-    spans["productive"] = np.stack([starts + wait_s, ends], axis=1)[kept]
-    spans["data_wait"] = np.stack([starts, starts + wait_s], axis=1)[kept]
-    spans["lost"] = np.stack([starts, ends], axis=1)[~kept]
+    spans["lost"] = np.stack([ends - step_s, ends], axis=1)[~kept]
+    at = ends - step_s
+    for name in STEP_PARTS:
+        after = at + np.array(account.step_parts[name])
+        spans[name] = np.stack([at, after], axis=1)[kept]
+        at = after
+    spans["productive"] = np.stack([at, ends], axis=1)[kept]
     shares = {name: np.diff(_seconds_before(edges, found)) / width_s for name, found in spans.items()}
     known = sum(shares.values())
     shares["other"] = np.maximum(0.0, 1.0 - known)

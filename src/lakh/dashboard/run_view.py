@@ -19,7 +19,7 @@ from lakh.dashboard.slow_steps import SlowStepDetector
 from lakh.dashboard.table import StepTable, number
 from lakh.errors import LakhError
 from lakh.events import EventFilesReplaced, Record, RunEventTail, current_kind
-from lakh.goodput import GoodputAccount
+from lakh.goodput import STEP_PARTS, GoodputAccount
 from lakh.loss_spikes import SpikeDetector
 
 __all__ = ["RunView"]
@@ -218,14 +218,14 @@ class RunView:
         steps = train.get("steps") if isinstance(train, dict) else None
         steps = steps if isinstance(steps, int) else None
         total_s = sum(seconds.values())
-        stepping_s = seconds["productive"] + seconds["data_wait"] + seconds["lost"]
+        stepping_s = sum(seconds[name] for name in ("productive", *STEP_PARTS, "lost"))
         heldout, memory = self._measured.get("heldout"), self._measured.get("memory_bytes", {})
         now = state.run_state(
             now_s=now_s, last_s=self._last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
         )
         left_s = None
         if now.word in ("running", "starting"):
-            overhead = (total_s - seconds["down"]) / stepping_s if stepping_s else 1.0
+            overhead = (total_s - seconds["restart"]) / stepping_s if stepping_s else 1.0
             left_s = state.seconds_left(step=self._step, steps=steps, step_s=step_s, overhead=overhead)
         started = self._started or {}
         return {

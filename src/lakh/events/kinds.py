@@ -93,6 +93,11 @@ class StepDone(Event, kind="step_done"):
     step_s: float
     data_wait_s: float
     mfu: float | None = None
+    compile_s: float = 0.0
+    """torch.compile, on rank 0."""
+    straggler_s: float = 0.0
+    """How much longer the slowest rank computed than the mean of the others, outside of collectives."""
+    slowest_rank: int | None = None
 
 
 class StepSkipped(Event, kind="step_skipped"):
@@ -211,10 +216,11 @@ class FaultInjected(Event, kind="fault_injected"):
 
 
 class Restarted(Event, kind="restarted"):
-    """The launcher restarted all ranks."""
+    """The launcher restarted all ranks. `detected_s` is when it noticed the failure, as `time_s` is written."""
 
     attempt: int
     reason: str
+    detected_s: float | None = None
 
 
 class RanksLost(Event, kind="ranks_lost"):

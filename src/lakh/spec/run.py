@@ -167,7 +167,7 @@ class Training:
     def __post_init__(self) -> None:
         config.require_positive(self, "steps", "eval_sequences")
         _require_finite(self)
-        _require_at_most(self, threads=1024, peer_timeout_s=1e6)
+        _require_at_most(self, threads=1024, peer_timeout_s=1e6, eval_sequences=1_000_000)
         config.require_not_negative(self, "eval_every", "threads", "z_loss")
         config.require(self, "label_smoothing", lambda s: 0 <= s < 1, "is not a share", "choose 0 up to 1, e.g. 0.1")
         config.require(self, "spike_factor", lambda factor: factor > 1, "is not above 1", "choose e.g. 4")

@@ -26,13 +26,12 @@ from lakh.trainer.data import DataFeed, merge_skips
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.event_writer import EventWriter
 from lakh.trainer.optim.optimizer import named_state, role_of
+from lakh.trainer.recovery.resume_rules import check_changes
 
 __all__ = ["Checkpointer"]
 
 STREAM = "stream.json"
 DROP_TIMEOUT_S = 60.0
-# Changing one of these changes the stream, and a position in the old stream means nothing in the new one.
-STREAM_SETTINGS = ("seed", "data.sequence", "data.packing", "data.fim_rate", "data.fim_spm")
 
 
 class Checkpointer:
@@ -88,11 +87,7 @@ class Checkpointer:
         position = checkpoint.Manifest.read(folder).sequence_index
         skip = merge_skips(saved.data.skip, run.data.skip, position)
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, skip=skip))
-        changes = config.diff(saved, run)
-        for path, before, after in changes:
-            if path in STREAM_SETTINGS:
-                found = f"the run started with {before}, and the order of its data depends on it"
-                raise UserError(f"{path} = {after}", found, f"set it back to {before}, or start a new run")
+        changes = check_changes(saved, run)
         manifest = checkpoint.load(folder, self.tensors)
         if manifest.data_sha256 != data.fingerprint:
             raise UserError(

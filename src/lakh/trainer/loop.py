@@ -31,7 +31,10 @@ from lakh.trainer.checkpointer import Checkpointer
 from lakh.trainer.data import DataFeed
 from lakh.trainer.evaluation import Evaluator
 from lakh.trainer.initial_weights import model_builder
+from lakh.trainer.launch.agreement import require_agreement, run_facts
 from lakh.trainer.launch.world import World
+from lakh.trainer.observability.collectives import CollectiveClock
+from lakh.trainer.observability.compile_clock import CompileClock
 from lakh.trainer.observability.event_writer import EventWriter
 from lakh.trainer.observability.sinks import export_events
 from lakh.trainer.observability.step_metrics import MetricsQueue
@@ -67,13 +70,22 @@ class TrainingResult:
     stopped_by: str = ""
 
 
-def train(run: Run, run_dir: str | Path, *, faults: Sequence[Fault] = (), restart_reason: str = "") -> TrainingResult:
+def train(
+    run: Run,
+    run_dir: str | Path,
+    *,
+    faults: Sequence[Fault] = (),
+    restart_reason: str = "",
+    detected_s: float | None = None,
+) -> TrainingResult:
     """Train to the last step. Raises Interrupted after a checkpoint when SIGTERM or SIGINT asked to stop."""
     started_s = time.monotonic()
     with StopRequest().listen() as stop, World.join(run.train) as world, contextlib.ExitStack() as logs:
+        if world.size > 1:
+            require_agreement(world, run_facts(run))
         log = logs.enter_context(EventLog(run_dir, world.rank))
         if restart_reason and world.rank == 0:
-            log.write(Restarted(attempt=world.attempt, reason=restart_reason))
+            log.write(Restarted(attempt=world.attempt, reason=restart_reason, detected_s=detected_s))
         elastic = ElasticGroup.of(run.train, run.mesh, world)
         carried: LoopState | None = None
         while True:
@@ -123,6 +135,7 @@ class TrainingLoop:
         self._data = DataFeed(
             run.data, self._mesh, world, vocab=run.model.vocab, seed=run.seed, last_step=run.train.steps
         )
+        require_agreement(world, {"data": self._data.fingerprint})
         self._evaluator = Evaluator(run.train, self._mesh, world, self._data.heldout, self._events)
         is_new = carried is None and not checkpoint.list_complete(run.checkpoint.url or run_dir)
         self._model = build_model(run, self._mesh, world, self._events, is_new=is_new)
@@ -134,6 +147,8 @@ class TrainingLoop:
         self._track_updates()
         self._stopped_by = ""
         self._traffic_is_counted = world.size == 1
+        self._compile_clock = CompileClock()
+        self._collectives = CollectiveClock(world.board)
         if carried is None:
             self.run, self._step = self.checkpointer.restore(run, self._data)
             self._finished = self._step
@@ -154,17 +169,14 @@ class TrainingLoop:
         if self._step == 0 and self.run.train.eval_every:
             self._evaluate()
         self._data.open(self.run.data, self._step)
+        self._compile_clock.attach()
+        watches = self._world.size > 1 and self._world.device.type == "cpu"
         try:
-            if self._step > self._finished:  # ranks were lost before this step was finished
-                self._finish_step(stop)
-            while self._step < self.run.train.steps and not self._stopped_by:
-                if any(fault.step == self._step for fault in faults):
-                    self.checkpointer.finish_save()  # a fault always meets the same checkpoint, however slow the disk
-                inject_faults(faults, rank=self._world.member, step=self._step, log=self._events.log)
-                self._take_step(stop)
-                self._finish_step(stop)
+            with self._collectives if watches else contextlib.nullcontext():
+                self._take_steps(stop, faults)
             total = self._data.stream.total_digest(self._world, self._data.digest)
         finally:
+            self._compile_clock.detach()
             self._data.close()
         is_complete = self._step == self.run.train.steps
         if is_complete and self._evaluator.step != self._step:
@@ -181,9 +193,20 @@ class TrainingLoop:
 
     # --- steps ---
 
+    def _take_steps(self, stop: StopRequest, faults: Sequence[Fault]) -> None:
+        if self._step > self._finished:  # ranks were lost before this step was finished
+            self._finish_step(stop)
+        while self._step < self.run.train.steps and not self._stopped_by:
+            if any(fault.step == self._step for fault in faults):
+                self.checkpointer.finish_save()  # a fault always meets the same checkpoint, however slow the disk
+            inject_faults(faults, rank=self._world.member, step=self._step, log=self._events.log)
+            self._take_step(stop)
+            self._finish_step(stop)
+
     def _take_step(self, stop: StopRequest) -> None:
         """Start one step, and read the metrics of the steps before it (on a CPU, of this one too)."""
         self._metrics.timer.start_once()
+        self._collectives.start_step()
         batches, wait_s = self._data.micro_batches(self._step)
         lr = learning_rate(self._step, self.run.optim, self.run.train.steps)
         with self._count_traffic():
@@ -206,6 +229,8 @@ class TrainingLoop:
             stop=stop.is_made,
             written=self.checkpointer.is_written,
             data_wait_s=wait_s,
+            compile_s=self._compile_clock.lap(),
+            compute_s=self._collectives.compute_s() if self._world.device.type == "cpu" else None,
         )
         self._step += 1
         self._data.stream.position += self.run.data.batch

@@ -1,9 +1,14 @@
-"""The launcher's decision from the exit codes of the ranks is a pure function."""
+"""The launcher's decision from the exit codes of the ranks is a pure function; ranks that were stopped are found."""
+
+import os
+import signal
+import subprocess
 
 import pytest
 
 from lakh.spec import Mesh, Training
 from lakh.trainer.launch.launcher import can_continue_without_ranks, decide
+from lakh.trainer.launch.stopped import StoppedProcesses, is_stopped
 
 CASES = [
     ((None, None), "wait", 0),
@@ -62,3 +67,54 @@ def test_ranks_can_be_lost_only_if_each_holds_the_model_and_uses_c3() -> None:
     assert "gloo" in asked(2, "gloo", dp_replicate=2)[1]
     assert "takes its part" in asked(4, dp_replicate=2)[1]
     assert not asked(1)[0]
+
+
+def test_a_rank_that_the_launcher_killed_is_reported_with_the_cause() -> None:
+    reason = "rank 0 was stopped by a signal for 120 s"
+    assert decide((-9,), stopping=False, restarts_left=1, timed_out={0: reason}).reason == reason
+
+
+class StoppableProcesses:
+    def __init__(self) -> None:
+        self.stopped: set[int] = set()
+
+    def watch(self, timeout_s: float) -> StoppedProcesses:
+        return StoppedProcesses([10, 11], timeout_s, is_stopped=self.stopped.__contains__)
+
+
+def test_a_process_that_stays_stopped_is_overdue_after_the_timeout() -> None:
+    processes = StoppableProcesses()
+    watch = processes.watch(timeout_s=5.0)
+    processes.stopped.add(11)
+    assert [second for second in range(10) if watch.find_overdue(float(second))] == [6, 7, 8, 9]
+    assert watch.find_overdue(10.0) == [1]
+
+
+def test_a_process_that_was_continued_is_not_overdue() -> None:
+    processes = StoppableProcesses()
+    watch = processes.watch(timeout_s=5.0)
+    processes.stopped.add(10)
+    watch.find_overdue(0.0)
+    watch.find_overdue(4.0)
+    processes.stopped.clear()
+    watch.find_overdue(5.0)
+    processes.stopped.add(10)
+    assert watch.find_overdue(7.0) == []
+
+
+def test_time_in_which_the_launcher_was_stopped_too_does_not_count() -> None:
+    processes = StoppableProcesses()
+    watch = processes.watch(timeout_s=5.0)
+    processes.stopped.add(10)
+    watch.find_overdue(0.0)
+    assert watch.find_overdue(3600.0) == []
+
+
+def test_the_kernel_says_whether_a_process_is_stopped() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert is_stopped(process.pid)
+        process.kill()
+    assert not is_stopped(process.pid)

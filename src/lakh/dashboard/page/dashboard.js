@@ -285,8 +285,9 @@ function zoom(low, high, x) {
 // --- parts of the page ---
 
 const SHARES = [
-  ["productive", "kept steps"], ["data_wait", "waiting for data"], ["lost", "lost or skipped steps"], ["evaluation", "evaluation"],
-  ["checkpoint", "checkpoints"], ["init", "starting up"], ["down", "down"], ["other", "other"],
+  ["productive", "kept steps"], ["data_wait", "waiting for data"], ["compile", "compiling"], ["straggler", "waiting for slow ranks"],
+  ["shrunk_batch", "missing ranks"], ["lost", "lost or skipped steps"], ["evaluation", "evaluation"], ["checkpoint", "checkpoints"],
+  ["init", "starting up"], ["restart", "restarting"], ["re_mesh", "continuing without lost ranks"], ["other", "other"],
 ];
 
 function head(run) {

@@ -7,6 +7,9 @@ exit codes of the ranks:
     2, 65 or 1                      it would fail again: stop, and report the rank's error
     75 or death by a signal         if the others can continue without it (recovery/elastic.py), keep waiting;
                                     else restart all ranks, while restarts are left
+
+A rank that a signal has stopped (SIGSTOP) is alive and silent. Its peers give up after train.peer_timeout_s; where
+there are none, the launcher kills it.
 """
 
 from __future__ import annotations
@@ -19,21 +22,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Literal
 
 from lakh import errors, storage
 from lakh.child_process import exit_reason
-from lakh.errors import Interrupted, LakhError, PeerError, PeerLost
+from lakh.errors import Interrupted, LakhError, PeerError, PeerLost, PeerTimeout
 from lakh.spec import Mesh, Training
 from lakh.trainer.launch.rank import LAUNCHER_PID
+from lakh.trainer.launch.stopped import StoppedProcesses
 from lakh.trainer.recovery.signals import handle_stop_signals
 
 __all__ = ["LaunchDecision", "LaunchResult", "can_continue_without_ranks", "decide", "launch"]
 
 POLL_S = 0.1
+PEERS_FIRST_S = 30.0  # peers know in which collective they wait for a stopped rank: their error comes first
 TERMINATE_GRACE_S = 5.0  # for ranks that wait for a dead peer inside a collective
 STOP_GRACE_S = 120.0  # for a run that was asked to stop and writes a checkpoint
 
@@ -53,11 +59,16 @@ class LaunchResult:
 
 
 def decide(
-    exit_codes: Sequence[int | None], *, stopping: bool, restarts_left: int, elastic: bool = False
+    exit_codes: Sequence[int | None],
+    *,
+    stopping: bool,
+    restarts_left: int,
+    elastic: bool = False,
+    timed_out: Mapping[int, str] = MappingProxyType({}),
 ) -> LaunchDecision:
     """What to do, given each rank's exit code (None while it runs, negative for a signal).
 
-    `elastic`: the other ranks continue without a lost one.
+    `elastic`: the other ranks continue without a lost one. `timed_out`: ranks that the launcher killed, and why.
     """
     ended = {rank: code for rank, code in enumerate(exit_codes) if code is not None}
     failed = {rank: code for rank, code in ended.items() if code != 0}
@@ -76,6 +87,7 @@ def decide(
     # A rank with an error of its own counts before one that lost its peer, and a signal before an exit code.
     rank, code = min(failed.items(), key=lambda item: (item[1] == PeerError.exit_code, item[1] >= 0, item[0]))
     reason = f"rank {rank} was {exit_reason(code)}" if code < 0 else f"rank {rank} ended with {exit_reason(code)}"
+    reason = timed_out.get(rank, reason)
     if code >= 0 and code != PeerError.exit_code:
         return LaunchDecision("fail", rank, reason)
     if restarts_left <= 0:
@@ -104,26 +116,32 @@ def launch(
     first_attempt_arguments: Sequence[str] = (),
     inherited_fds: Sequence[int] = (),
     elastic: bool = False,
+    peer_timeout_s: float = float("inf"),
     on_stop: Callable[[str], None] | None = None,
 ) -> LaunchResult:
     """Run `lakh ARGUMENTS` as `ranks` processes until they succeed.
 
     `first_attempt_arguments` are not passed on restarts. `elastic`: keep waiting when ranks die, as long as one runs.
+    `peer_timeout_s`: kill a rank that was stopped by a signal for this long and that no peer waits for.
     `on_stop` is called with what happens next, as soon as SIGINT or SIGTERM asks to stop. A second request stops at
     once, without a checkpoint.
     """
     logs = Path(run_dir) / "logs"
     storage.make_dir(logs)
-    reason = ""
+    reason, detected_s = "", 0.0
     signals: list[int] = []
     with handle_stop_signals(signals.append), tempfile.TemporaryDirectory(prefix="lakh-rendezvous-") as folder:
         for attempt in range(max_restarts + 1):
             command = [*arguments, *(() if attempt else first_attempt_arguments)]
             rendezvous = Path(folder) / str(attempt)
-            with _RankProcesses(command, rendezvous, logs, ranks, attempt, reason, inherited_fds) as group:
+            with _RankProcesses(command, rendezvous, logs, ranks, attempt, reason, detected_s, inherited_fds) as group:
+                timeout_s = peer_timeout_s + (PEERS_FIRST_S if ranks > 1 else 0.0)
+                stopped = StoppedProcesses([process.pid for process in group.processes], timeout_s)
+                restarts_left = max_restarts - attempt
                 decision = group.watch(
-                    signals, restarts_left=max_restarts - attempt, elastic=elastic, on_stop=on_stop or _ignore
+                    signals, stopped, restarts_left=restarts_left, elastic=elastic, on_stop=on_stop or _ignore
                 )
+                detected_s = time.time()
             if decision.action == "done":
                 return LaunchResult(attempt + 1, group.result(decision.rank))
             if decision.action in ("fail", "stopped"):
@@ -143,9 +161,12 @@ class _RankProcesses:
         ranks: int,
         attempt: int,
         reason: str,
+        detected_s: float,
         inherited_fds: Sequence[int],
     ) -> None:
         self.files: list[IO[bytes]] = []
+        self.timed_out: dict[int, str] = {}
+        """Ranks that were killed here because they did not respond, and the reason."""
         self.outputs = [logs / f"rank-{rank:05d}.{attempt}.out" for rank in range(ranks)]
         self.processes: list[subprocess.Popen[bytes]] = []
         command = [sys.executable, "-m", "lakh", *arguments, "--json"]
@@ -159,6 +180,7 @@ class _RankProcesses:
                 "LAKH_RENDEZVOUS": str(rendezvous),
                 "LAKH_ATTEMPT": str(attempt),
                 "LAKH_RESTART_REASON": reason,
+                "LAKH_RESTART_DETECTED_S": str(detected_s or ""),
                 LAUNCHER_PID: str(os.getpid()),
                 "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),  # all ranks are on this machine
             }
@@ -186,15 +208,30 @@ class _RankProcesses:
             file.close()
 
     def watch(
-        self, signals: Sequence[int], *, restarts_left: int, elastic: bool, on_stop: Callable[[str], None]
+        self,
+        signals: Sequence[int],
+        stopped: StoppedProcesses,
+        *,
+        restarts_left: int,
+        elastic: bool,
+        on_stop: Callable[[str], None],
     ) -> LaunchDecision:
         """Wait until there is something to do. Passes the `signals` received so far, and new ones, on to the ranks."""
         passed_on, deadline_s = 0, float("inf")
         while True:
             codes = [process.poll() for process in self.processes]
-            decision = decide(codes, stopping=bool(signals), restarts_left=restarts_left, elastic=elastic)
+            decision = decide(
+                codes,
+                stopping=bool(signals),
+                restarts_left=restarts_left,
+                elastic=elastic,
+                timed_out=self.timed_out,
+            )
             if decision.action != "wait":
                 return decision
+            for rank in stopped.find_overdue(time.monotonic()):
+                self.timed_out[rank] = f"rank {rank} was stopped by a signal for {stopped.timeout_s:g} s"
+                self.processes[rank].kill()
             if len(signals) > 1:
                 on_stop("stopping now, without a checkpoint")
                 for process in self.processes:
@@ -236,6 +273,9 @@ class _RankProcesses:
         log = self.outputs[decision.rank].with_suffix(".err")
         if decision.action == "stopped":
             return Interrupted(where, decision.reason, "lakh resume continues from the last checkpoint")
+        if decision.rank in self.timed_out:
+            todo = "continue it sooner (kill -CONT), or set train.peer_timeout_s; lakh resume continues the run"
+            return PeerTimeout(where, decision.reason, todo)
         code = self.processes[decision.rank].returncode
         if code is not None and code < 0:
             return PeerLost(where, decision.reason, f"see {log}; lakh resume continues from the last checkpoint")

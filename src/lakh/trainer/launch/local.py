@@ -73,6 +73,7 @@ def _run_ranks(
         inherited_fds=(lock,),
         first_attempt_arguments=[argument for fault in faults for argument in ("--fault", fault)],
         elastic=can_continue_without_ranks(run.train, run.mesh, nproc)[0],
+        peer_timeout_s=run.train.peer_timeout_s,
         on_stop=on_stop,
     )
     return {**launched.result, "attempts": launched.attempts, "run_dir": run_dir}

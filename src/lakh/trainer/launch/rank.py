@@ -37,6 +37,7 @@ def run_rank(run: Run, run_dir: str, faults: Sequence[str]) -> dict[str, Any]:
             run_dir,
             faults=[Fault.parse(text) for text in faults],
             restart_reason=os.environ.get("LAKH_RESTART_REASON", ""),
+            detected_s=float(os.environ.get("LAKH_RESTART_DETECTED_S") or 0.0) or None,
         )
     return {
         "steps": result.step,

@@ -8,6 +8,7 @@ answer, every other rank raises PeerLost or PeerTimeout (exit 75).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from lakh.errors import PeerError, PeerLost, PeerTimeout, UserError
 from lakh.spec import Mesh, Training
 from lakh.spec.mesh import AXES
+from lakh.trainer.observability.collectives import CollectiveBoard
 from lakh.workloads.code.parallel import ParallelGroups
 
 __all__ = ["World"]
@@ -36,6 +38,8 @@ class World:
     attempt: int = 0
     local_size: int = 1
     """Ranks on this machine."""
+    board: CollectiveBoard | None = None
+    """The last collectives of the ranks on this machine; None on GPUs and under other launchers."""
     member: int = -1
     """The rank this process was started as; the rank changes when others are lost (recovery/elastic.py)."""
 
@@ -75,6 +79,8 @@ class World:
                 world_size=size,
                 timeout=timedelta(seconds=settings.peer_timeout_s),
             )
+        if rendezvous and device.type == "cpu":
+            world = dataclasses.replace(world, board=CollectiveBoard(f"{rendezvous}.board", rank, size))
         try:
             with world.peer_errors("training", settings.peer_timeout_s):
                 yield world
@@ -96,6 +102,8 @@ class World:
             found = f"a peer died ({first_line})"
             if kind is PeerTimeout:
                 found = f"a peer did not answer for {timeout_s:g} s ({first_line})"
+            if self.board is not None and (missing := self.board.missing()):
+                found = f"{found}; {missing}"
             raise kind(f"rank {self.rank}, {doing}", found, "lakh resume continues from the last checkpoint") from error
 
     def groups(self, mesh: Mesh, timeout_s: float) -> ParallelGroups:
@@ -136,6 +144,17 @@ class World:
         total = torch.tensor(values, dtype=torch.float64, device=device)
         dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
+
+    def is_equal_everywhere(self, digest: bytes) -> bool:
+        """Whether every rank gives the same bytes (at most 32). A collective of constant size."""
+        if self.size == 1:
+            return True
+        numbers = [int.from_bytes(digest[start : start + 7], "little") for start in range(0, 35, 7)]
+        device = self.device if self.backend == "nccl" else torch.device("cpu")
+        both = torch.tensor([*numbers, *(-number for number in numbers)], dtype=torch.int64, device=device)
+        dist.all_reduce(both, op=dist.ReduceOp.MAX)
+        largest, smallest = both.tolist()[:5], [-number for number in both.tolist()[5:]]
+        return bool(largest == smallest)
 
     def gather(self, value: Any) -> list[Any] | None:
         """One value of each rank, on rank 0; None elsewhere."""

@@ -67,6 +67,9 @@ class EventWriter:
                 step_s=metrics.step_s,
                 data_wait_s=metrics.data_wait_s,
                 mfu=self._mfu(metrics.step_s),
+                compile_s=metrics.compile_s,
+                straggler_s=metrics.straggler_s,
+                slowest_rank=metrics.slowest_rank,
             )
         )
         if step % RESOURCES_EVERY_STEPS == 1:

@@ -17,7 +17,9 @@ from torch import Tensor
 from lakh.trainer.launch.world import World
 from lakh.trainer.step import UpdateResult
 
-__all__ = ["MetricsQueue", "StepMetrics"]
+__all__ = ["MetricsQueue", "StepMetrics", "straggler_seconds"]
+
+RANK_BITS = 20
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,15 @@ class StepMetrics:
     """Every rank has written its part of the checkpoint in progress."""
     step_s: float
     data_wait_s: float
+    compile_s: float = 0.0
+    straggler_s: float = 0.0
+    """How much longer the slowest rank computed than the mean of the others."""
+    slowest_rank: int | None = None
+
+
+def straggler_seconds(slowest_s: float, total_s: float, ranks: int) -> float:
+    """How much longer the slowest of the ranks computed than the mean of the others."""
+    return max(0.0, slowest_s - (total_s - slowest_s) / (ranks - 1))
 
 
 class MetricsQueue:
@@ -55,9 +66,20 @@ class MetricsQueue:
         return len(self._pending) > self._delay
 
     def push(
-        self, step: int, lr: float, result: UpdateResult, *, fill: float, stop: bool, written: bool, data_wait_s: float
+        self,
+        step: int,
+        lr: float,
+        result: UpdateResult,
+        *,
+        fill: float,
+        stop: bool,
+        written: bool,
+        data_wait_s: float,
+        compile_s: float = 0.0,
+        compute_s: float | None = None,
     ) -> None:
-        """Sum the metrics of a step over all ranks. `fill`: share of this rank's positions with a target."""
+        """Sum the metrics of a step over all ranks. `fill`: share of this rank's positions with a target; `compute_s`:
+        this rank's time outside of collectives, None where it is not known (on all ranks alike)."""
         device = result.loss.device
         known = torch.tensor([fill, float(stop), float(written)], dtype=torch.float64)
         known = known.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else known.to(device)
@@ -69,7 +91,20 @@ class MetricsQueue:
         if device.type == "cuda":
             arrived = torch.cuda.Event(enable_timing=True)
             arrived.record()
-        self._pending.append(_PendingMetrics(step, lr, data_wait_s, values, arrived))
+        slowest = self._find_slowest(compute_s) if compute_s is not None else (0.0, None)
+        self._pending.append(_PendingMetrics(step, lr, data_wait_s, compile_s, slowest, values, arrived))
+
+    def _find_slowest(self, compute_s: float) -> tuple[float, int | None]:
+        """(seconds that the slowest rank needed more than the mean of the others, its number). A collective."""
+        if self._world.size == 1:
+            return 0.0, None
+        microseconds = int(compute_s * 1e6)
+        slowest = torch.tensor([microseconds << RANK_BITS | self._world.rank], dtype=torch.int64)
+        total = torch.tensor([microseconds], dtype=torch.int64)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(total)
+        most, rank = divmod(int(slowest), 1 << RANK_BITS)
+        return straggler_seconds(most / 1e6, int(total) / 1e6, self._world.size), rank
 
     def pop(self) -> StepMetrics:
         """The metrics of the oldest step; waits until the step is done."""
@@ -87,6 +122,9 @@ class MetricsQueue:
             is_written=round(written) == self._world.size,
             step_s=self.timer.lap(pending.arrived),
             data_wait_s=pending.data_wait_s,
+            compile_s=pending.compile_s,
+            straggler_s=pending.slowest[0],
+            slowest_rank=pending.slowest[1],
         )
 
     def clear(self) -> None:
@@ -98,6 +136,8 @@ class _PendingMetrics:
     step: int
     lr: float
     data_wait_s: float
+    compile_s: float
+    slowest: tuple[float, int | None]
     values: Tensor
     arrived: torch.cuda.Event | None
 

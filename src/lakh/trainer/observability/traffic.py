@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten
 
 from lakh.spec import Cluster
 
-__all__ = ["TrafficCounter", "tier_of_ranks"]
+__all__ = ["TrafficCounter", "collective_methods", "tier_of_ranks"]
 
 # multiples of (n - 1) / n of the larger side
 _ROUNDS = {"allgather": 1, "reducescatter": 1, "allreduce": 2, "broadcast": 1, "alltoall": 1}
@@ -39,6 +39,14 @@ def _kind_of(method: str) -> str | None:
     """The collective behind a method of a process group."""
     plain = method.replace("_", "")
     return next((kind for kind in (*_ROUNDS, "send") if plain.startswith(kind)), None)
+
+
+def collective_methods() -> list[tuple[type, str, str]]:
+    """(class, method, kind of collective) of the process groups in use."""
+    groups = distributed_c10d._world.pg_map
+    bases = {base for group in groups for base in type(group).__mro__}  # c3 has its own classes
+    owners: set[type] = {dist.ProcessGroup} | {base for base in bases if issubclass(base, dist.ProcessGroup)}
+    return [(owner, name, kind) for owner in owners for name in vars(owner) if (kind := _kind_of(name)) is not None]
 
 
 def tier_of_ranks(ranks: Iterable[int], cluster: Cluster) -> str:
@@ -65,14 +73,9 @@ class TrafficCounter:
         return dict(totals)
 
     def __enter__(self) -> Self:
-        groups = distributed_c10d._world.pg_map
-        bases = {base for group in groups for base in type(group).__mro__}  # c3 has its own classes
-        kinds: set[type] = {dist.ProcessGroup} | {base for base in bases if issubclass(base, dist.ProcessGroup)}
-        for owner in kinds:
-            for name, method in list(vars(owner).items()):
-                if (kind := _kind_of(name)) is not None:
-                    self._plain.append((owner, name, method))
-                    setattr(owner, name, self._counted(kind, getattr(owner, name)))
+        for owner, name, kind in collective_methods():
+            self._plain.append((owner, name, vars(owner)[name]))
+            setattr(owner, name, self._counted(kind, getattr(owner, name)))
         return self
 
     def __exit__(self, *_: object) -> None:

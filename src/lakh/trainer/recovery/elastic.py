@@ -32,6 +32,7 @@ from lakh.spec import Mesh, Run, Training
 from lakh.tokens.loading.digest import StreamDigest
 from lakh.trainer.launch.launcher import can_continue_without_ranks
 from lakh.trainer.launch.world import World
+from lakh.trainer.observability.collectives import CollectiveBoard
 
 __all__ = ["ElasticGroup", "LoopState", "local_tensor"]
 
@@ -110,7 +111,8 @@ class ElasticGroup:
         if not steps:
             raise PeerLost(cause.where, f"{cause.found}; every rank was inside an update", cause.todo) from None
         step = max(steps)
-        world = dataclasses.replace(world, rank=rank, size=size)
+        board = CollectiveBoard(f"{self._rendezvous}.epoch-{self._epoch.number}.board", rank, size)
+        world = dataclasses.replace(world, rank=rank, size=size, board=board)
         self._join(world)
         is_current = [bool(record["whole"]) and record["step"] == step for record in remaining]
         if not all(is_current):
