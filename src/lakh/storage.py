@@ -417,8 +417,6 @@ def explain(error: OSError, where: str | Path) -> LakhError | None:
         return UserError(place, words, "choose a writable folder")
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
         return UserError(place, words, "check the path")
-    if error.errno == errno.EFBIG:
-        return DiskFull(place, "exceeds the limit on the size of a file", "raise the limit (ulimit -f)")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return UserError(place, words, "raise the limit (ulimit -n), or start fewer workers")
     if error.errno == errno.EFBIG:

@@ -34,4 +34,4 @@ def test_stopped_on_four_ranks_resumed_on_two_then_one(
     classes = ended["goodput"]["classes_s"]
     assert sum(classes.values()) == pytest.approx(ended["goodput"]["total_s"])
     assert classes["lost"] > 0
-    assert classes["down"] > 0
+    assert classes["restart"] > 0

@@ -33,6 +33,7 @@ __all__ = [
     "token_logprobs",
 ]
 
+LOWEST_LOGPROB = -9999.0
 TINY = 1e-300  # a probability below any that float32 has
 # Odd multipliers with well mixed bits, as int32.
 _SPREAD, _ROUNDS = -0x61C8864F, ((0, -0x7A143595), (1, -0x3D4D51CB), (0, 0x27D4EB2F))
@@ -185,6 +186,7 @@ class Logprobs:
 
 
 def token_logprobs(logits_V: Tensor, token: int, num_top: int) -> Logprobs:
-    scores_V = logits_V.float().log_softmax(dim=-1)
+    """Log-probabilities, with LOWEST_LOGPROB for tokens that are excluded: JSON has no infinity."""
+    scores_V = logits_V.float().log_softmax(dim=-1).clamp(min=LOWEST_LOGPROB)
     values, ids = scores_V.topk(min(num_top, len(scores_V)))
     return Logprobs(token, float(scores_V[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))

@@ -7,13 +7,22 @@ from dataclasses import dataclass
 
 from lakh.errors import ConfigError
 
-__all__ = ["MAX_LOGPROBS", "MAX_PENALTY", "MAX_SEED", "MAX_STOPS", "MAX_TEMPERATURE", "SamplingParams"]
+__all__ = [
+    "MAX_LOGPROBS",
+    "MAX_PENALTY",
+    "MAX_SEED",
+    "MAX_STOPS",
+    "MAX_TEMPERATURE",
+    "MIN_REPETITION_PENALTY",
+    "SamplingParams",
+]
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 100
 MAX_PENALTY = 2
+MIN_REPETITION_PENALTY = 0.01  # logits are divided by it, and must stay finite
 
 
 @dataclass(frozen=True)
@@ -54,9 +63,7 @@ class SamplingParams:
         _check("top_k", self.top_k, int, 0, 2**31)
         _check("min_p", self.min_p, float, 0, 1)
         _check("min_tokens", self.min_tokens, int, 0, self.max_tokens)
-        _check("repetition_penalty", self.repetition_penalty, float, 0, MAX_PENALTY)
-        if self.repetition_penalty == 0:
-            raise ConfigError("repetition_penalty", "0 divides by zero", f"choose a value above 0, up to {MAX_PENALTY}")
+        _check("repetition_penalty", self.repetition_penalty, float, MIN_REPETITION_PENALTY, MAX_PENALTY)
         _check("presence_penalty", self.presence_penalty, float, -MAX_PENALTY, MAX_PENALTY)
         _check("frequency_penalty", self.frequency_penalty, float, -MAX_PENALTY, MAX_PENALTY)
         if self.seed is not None:
@@ -75,7 +82,7 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
-def _check(name: str, value: object, kind: type, low: int, high: int) -> None:
+def _check(name: str, value: object, kind: type, low: float, high: float) -> None:
     is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:  # type: ignore[operator]  # NaN compares false and is refused too
         what = "whole number" if kind is int else "number"

@@ -530,27 +530,6 @@ def test_no_program_of_an_ordinary_user_changes_the_next_verdicts(sandbox: Sandb
     assert run_as_ordinary_user(script) == ["passed passed passed"] * len(SPOILERS)
 
 
-@pytest.mark.parametrize("box", ["sandbox", "locked"])
-def test_packages_installed_beside_python_cannot_be_read(box: str, request: pytest.FixtureRequest) -> None:
-    """Benchmarks' own packages hold their answers."""
-    folders = [str(path) for path in isolation.package_folders()]
-    assert folders
-    source = f"""
-import os
-for folder in {folders!r}:
-    for root, _, files in os.walk(folder):
-        for file in files:
-            try:
-                open(os.path.join(root, file)).read(1)
-            except OSError:
-                continue
-            raise SystemExit("read " + file)
-{RIGHT}
-"""
-    verdict = request.getfixturevalue(box).run(program(source), LIMITS)
-    assert verdict.passed, verdict
-
-
 # --- stopping and unsafe runs ------------------------------------------------------------------------------------
 
 
@@ -654,6 +633,27 @@ def test_landlock_refuses_what_namespaces_would_contain(locked: Sandbox, tmp_pat
         assert "Error" in verdict.detail
     assert not (tmp_path / "new").exists()
     assert not Path("/tmp/lakh-was-here").exists()
+
+
+@pytest.mark.parametrize("box", ["sandbox", "locked"])
+def test_packages_installed_beside_python_cannot_be_read(box: str, request: pytest.FixtureRequest) -> None:
+    """Benchmarks' own packages hold their answers."""
+    folders = [str(path) for path in isolation.package_folders()]
+    assert folders
+    source = f"""
+import os
+for folder in {folders!r}:
+    for root, _, files in os.walk(folder):
+        for file in files:
+            try:
+                open(os.path.join(root, file)).read(1)
+            except OSError:
+                continue
+            raise SystemExit("read " + file)
+{RIGHT}
+"""
+    verdict = request.getfixturevalue(box).run(program(source), LIMITS)
+    assert verdict.passed, verdict
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change its uid")

@@ -79,7 +79,7 @@ def test_a_fuzzer_finds_no_deviation_from_the_openapi_document(
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     command = [
         *(str(Path(sys.executable).with_name("schemathesis")), "run"),
-        *("--checks", checks, "--max-examples", "25", "--seed", "1", "--phases", "coverage,fuzzing", "--workers", "2"),
+        *("--checks", checks, "--max-examples", "25", "--seed", "1", "--phases", "coverage,fuzzing"),
         *("--request-timeout", "30", "--no-color", "--mode", "all"),
     ]
     with serving(engine) as (url, _):

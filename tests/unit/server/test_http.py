@@ -385,7 +385,7 @@ def test_other_errors_have_their_own_status(engine: Engine) -> None:
     async def scenario(client: Client) -> None:
         status, answer = await client.post({**LONG, "model": "gpt-9"})
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
-        assert (await client.post({}, "/v1/chat/completions"))[0] == 404
+        assert (await client.post({}, "/v1/embeddings"))[0] == 404
         assert (await client.post({}, "/health"))[0] == 405
         status, body = await client.get("/v1/completions")
         assert status == 405

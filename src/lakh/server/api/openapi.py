@@ -70,6 +70,7 @@ def _post(summary: str, request: Schema, response: Schema, *, streams: bool = Tr
     content: Schema = {"application/json": {"schema": response}}
     if streams:
         content["text/event-stream"] = {"schema": object_of({"data": string()}, ())}  # one event
+        content["application/x-ndjson"] = {"schema": {}}  # Ollama's form: one JSON object per line
     retry = {"headers": {"Retry-After": {"schema": string()}}}
     errors = {status: _error(text) | (retry if status in ("429", "503") else {}) for status, text in _ERRORS.items()}
     return {

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lakh.server.request import MAX_EXTRA, MAX_SALT_CHARS, MAX_TIMEOUT_MS
-from lakh.server.sampling_params import MAX_PENALTY, MAX_STOPS, MAX_TEMPERATURE
+from lakh.server.sampling_params import MAX_PENALTY, MAX_STOPS, MAX_TEMPERATURE, MIN_REPETITION_PENALTY
 from lakh.server.stopping import STOP_RULES
 
 __all__ = [
@@ -61,7 +61,7 @@ COMMON_FIELDS = {
     "top_k": integer(0),
     "min_p": nullable({"type": "number", "minimum": 0, "maximum": 1}),
     "min_tokens": integer(0),
-    "repetition_penalty": nullable({"type": "number", "exclusiveMinimum": 0, "maximum": MAX_PENALTY}),
+    "repetition_penalty": nullable({"type": "number", "minimum": MIN_REPETITION_PENALTY, "maximum": MAX_PENALTY}),
     **dict.fromkeys(
         ("presence_penalty", "frequency_penalty"),
         nullable({"type": "number", "minimum": -MAX_PENALTY, "maximum": MAX_PENALTY}),
