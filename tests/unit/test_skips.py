@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    ("reason", "anywhere", "in_ci"),
+    ("reason", "anywhere", "with_system"),
     [
         ("needs an NVIDIA GPU", False, False),
         ("libnvrtc.so.13 was not found (pip install nvidia-cuda-nvrtc)", False, False),
@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
         ("there is no docker and no podman (apt-get install podman runc runsc)", False, False),
     ],
 )
-def test_packages_of_the_setup_are_expected(reason: str, anywhere: bool, in_ci: bool) -> None:
-    assert is_unexpected(reason, in_ci=False) == anywhere
-    assert is_unexpected(reason, in_ci=True) == in_ci
+def test_packages_of_the_setup_are_expected(reason: str, anywhere: bool, with_system: bool) -> None:
+    assert is_unexpected(reason, with_system=False) == anywhere
+    assert is_unexpected(reason, with_system=True) == with_system
 
 
 @pytest.mark.parametrize(("reason", "exit_code"), [("needs an NVIDIA GPU", 0), ("pip install missing", 1)])
