@@ -193,14 +193,14 @@ def test_two_processes_may_remove_the_same_folder(tmp_path: Path, monkeypatch: p
 
 def test_a_limit_on_the_size_of_files_is_a_clear_error(tmp_path: Path) -> None:
     program = (
-        "import resource, sys; from lakh import storage\n"
+        "import resource, sys; from lakh import storage; from lakh.errors import UserError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try: storage.write_bytes(sys.argv[1], bytes(5000))\n"
-        "except storage.DiskFull as error: print(error)"
+        "except UserError as error: print(error)"
     )
     words = [sys.executable, "-c", program, str(tmp_path / "x")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert "exceeds the limit on the size of a file; raise the limit (ulimit -f)" in done.stdout, done.stderr
+    assert "is larger than the limit on the size of a file; raise the limit (ulimit -f)" in done.stdout, done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
