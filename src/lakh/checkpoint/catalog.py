@@ -15,7 +15,7 @@ from typing import Any
 
 from lakh import storage
 from lakh.checkpoint.chunk_hashes import chunks_of, find_damage
-from lakh.checkpoint.format import TODO, Manifest, step_of
+from lakh.checkpoint.format import RESUME_EARLIER, Manifest, step_of
 from lakh.errors import CorruptCheckpoint, DataError, LakhError, UserError
 from lakh.spec import Run, load_run
 
@@ -179,4 +179,4 @@ def local_copy(url: str) -> Iterator[str]:
 
 
 def corrupt(where: str, found: str) -> LakhError:
-    return CorruptCheckpoint(where, found, TODO)
+    return CorruptCheckpoint(where, found, RESUME_EARLIER)

@@ -38,7 +38,7 @@ CHUNK_BYTES = 16 << 20
 MODES = ("full", "exact", "bounded", "weights")
 MAX_CHAIN = 8
 """Incremental checkpoints after a full one: a restore reads all of them, and damage of one loses those behind it."""
-TODO = "resume from an earlier checkpoint (lakh checkpoint list shows them)"
+RESUME_EARLIER = "resume from an earlier checkpoint (lakh checkpoint list shows them)"
 _FOLDER = re.compile(r"^step-(\d{8,})$")
 
 
@@ -136,13 +136,13 @@ class Manifest:
         try:
             data = storage.read_manifest(folder, made_by="lakh train")
         except DataError as error:
-            raise CorruptCheckpoint(error.where, error.found, TODO) from None
+            raise CorruptCheckpoint(error.where, error.found, RESUME_EARLIER) from None
         where = storage.join(folder, storage.MANIFEST)
         if data.get("format") not in (FORMAT, FORMAT_1):
             found = f"has the format {data.get('format')!r}"
             raise CorruptCheckpoint(where, found, f"this version of lakh reads {FORMAT!r} and {FORMAT_1!r}")
         if data["format"] == FORMAT and storage.MANIFEST_HASH not in data:
-            raise CorruptCheckpoint(where, "has lost its hash", TODO)
+            raise CorruptCheckpoint(where, "has lost its hash", RESUME_EARLIER)
         try:
             manifest = _parse(ManifestField("manifest", data))
             _check_tiles(manifest)
@@ -150,7 +150,7 @@ class Manifest:
             if named is not None and named != manifest.step:
                 raise ValueError(f"step is {manifest.step}, and the folder is of step {named}")
         except ValueError as error:
-            raise CorruptCheckpoint(where, f"is damaged: {error}", TODO) from None
+            raise CorruptCheckpoint(where, f"is damaged: {error}", RESUME_EARLIER) from None
         return manifest
 
 

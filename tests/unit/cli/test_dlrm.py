@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lakh.cli.dlrm import plan
+from lakh.cli.main import cli
 from lakh.errors import InfeasiblePlan, UserError
 from lakh.planner.embedding import sharding
 
@@ -35,7 +35,7 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(*arguments: str) -> str:
-    done = CliRunner().invoke(plan, list(arguments), standalone_mode=False)
+    done = CliRunner().invoke(cli, ["dlrm", "plan", *arguments], standalone_mode=False)
     if done.exception:
         raise done.exception
     return done.stdout

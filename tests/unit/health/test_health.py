@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lakh.cli.health import health
+from lakh.cli.main import cli
 from lakh.errors import DataError
 from lakh.health import CHECKS, HealthCheck, HealthFinding, HealthLedger, HealthReading, decide_health, evaluate_checks
 from lakh.health.checks import XID_LEVELS
@@ -115,7 +115,7 @@ def test_expected_gpus_that_are_not_there_are_missing(monkeypatch: pytest.Monkey
 def test_the_command_reports_checks_decision_and_reason(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.jsonl"
     arguments = ["check", "--folder", str(tmp_path), "--inject", "row-remap-failure", "--ledger", str(ledger), "--json"]
-    done = CliRunner().invoke(health, arguments, standalone_mode=False)
+    done = CliRunner().invoke(cli, ["health", *arguments], standalone_mode=False)
     assert done.return_value == 75
     data = json.loads(done.stdout.splitlines()[-1])
     assert data.keys() == {"checks", "decision", "reason"}
@@ -131,7 +131,7 @@ def test_the_agent_drains_after_a_fault_and_signals_the_launcher(
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr("os.kill", lambda pid, number: sent.append((pid, number)))
     arguments = ["agent", "--folder", str(tmp_path), "--every", "0.1", "--drain-pid", "4242", "--json"]
-    done = CliRunner().invoke(health, [*arguments, "--inject", "ecc-correctable"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["health", *arguments, "--inject", "ecc-correctable"], standalone_mode=False)
     data = json.loads(done.stdout.splitlines()[-1])
     assert (done.return_value, data["rounds"], data["decision"]) == (75, 2, "drain")
     assert sent == [(4242, 15)]
@@ -139,5 +139,5 @@ def test_the_agent_drains_after_a_fault_and_signals_the_launcher(
 
 def test_an_unknown_fault_gets_a_suggestion(tmp_path: Path) -> None:
     arguments = ["check", "--folder", str(tmp_path), "--inject", "row-remap-failur"]
-    done = CliRunner().invoke(health, arguments, standalone_mode=False)
+    done = CliRunner().invoke(cli, ["health", *arguments], standalone_mode=False)
     assert "did you mean 'row-remap-failure'?" in str(done.exception)
