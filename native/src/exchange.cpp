@@ -16,8 +16,6 @@ namespace {
 constexpr uint32_t kMagic = 0x6c633378;
 constexpr int64_t kUnitBytes = 64;  // a multiple of every element size; chunks are multiples of it
 constexpr int64_t kReduceBytes = 64 << 10;         // reduce arrived data in blocks of this size
-constexpr int64_t kShapedBytes = 16 << 10;       // granularity of an emulated link
-constexpr int64_t kBurstNs = 2000000;            // tolerance of an emulated link for a late wake-up
 constexpr int kPollMs = 50;
 
 }  // namespace
@@ -59,11 +57,16 @@ void Exchange::receive(int32_t peer, char *data, int64_t bytes, std::function<vo
   enqueue(peer, data, bytes, false, std::move(on_data));
 }
 
-Status Exchange::check(const Header &theirs, int32_t peer) {
+Status Exchange::check(const Header &theirs, int64_t expected_bytes, int32_t peer) {
   Header mine = header_template_;
   mine.magic = kMagic;
   mine.bytes = theirs.bytes;
-  if (std::memcmp(&mine, &theirs, sizeof mine) == 0) return {};
+  if (std::memcmp(&mine, &theirs, sizeof mine) == 0) {
+    if (theirs.bytes == expected_bytes) return {};
+    return fail(LAKH_C3_INVALID, std::string(operation_name(mine.operation)) + ": rank " + std::to_string(peer) + " sends " +
+                                     std::to_string(theirs.bytes) + " bytes to rank " + std::to_string(links_->rank()) +
+                                     ", which expects " + std::to_string(expected_bytes));
+  }
   const auto describe = [](const Header &h) {
     static const char *const types[] = {"f32", "f64", "f16", "bf16", "i32", "i64", "u8", "i8"};
     std::string text = std::string(operation_name(h.operation)) + " number " + std::to_string(h.number);
@@ -79,46 +82,22 @@ Status Exchange::push(Flow *flow, bool *progress, int64_t *wake_ns) {
   while (!flow->pieces.empty()) {
     Segment &piece = flow->pieces.front();
     int64_t wanted = piece.bytes - piece.done;
-    if (flow->shaper != nullptr) {
-      const int64_t now = now_ns();
+    if (flow->pacer.shaped()) {
       int64_t pending = 0;
       for (const Segment &one : flow->pieces) pending += one.bytes - one.done;
-      // Reserve time on every emulated link of the path, one grain after another, as time passes. Never reserve more than is
-      // pending, or later data would leave too early.
-      while (flow->departs_ns <= now && flow->reserved + flow->credit < pending) {
-        const int64_t grain = std::min(kShapedBytes, pending - flow->reserved - flow->credit);
-        int64_t at = now;
-        for (const Shaper::Hop &hop : flow->shaper->hops) {
-          const int64_t takes = static_cast<int64_t>(static_cast<double>(grain) / hop.bytes_per_s * 1e9);
-          int64_t free_at = hop.free_at_ns->load();
-          int64_t start;
-          do {
-            start = std::max(free_at, now - kBurstNs);
-          } while (!hop.free_at_ns->compare_exchange_weak(free_at, start + takes));
-          at = std::max(at, start + takes);
-        }
-        flow->departs_ns = at;
-        flow->reserved += grain;
-        flow->allowed.emplace_back(grain, at + flow->shaper->delay_ns);
-      }
-      while (!flow->allowed.empty() && flow->allowed.front().second <= now) {
-        flow->credit += flow->allowed.front().first;
-        flow->reserved -= flow->allowed.front().first;
-        flow->allowed.pop_front();
-      }
-      if (flow->credit <= 0) {
-        if (!flow->allowed.empty()) *wake_ns = std::min(*wake_ns, flow->allowed.front().second);
-        if (flow->reserved < pending) *wake_ns = std::min(*wake_ns, flow->departs_ns);
+      const int64_t allowed = flow->pacer.allowed(now_ns(), pending);
+      if (allowed <= 0) {
+        *wake_ns = std::min(*wake_ns, flow->pacer.wake_ns(pending));
         return {};
       }
-      wanted = std::min(wanted, flow->credit);
+      wanted = std::min(wanted, allowed);
     }
     const ssize_t n = ::send(flow->fd, piece.data + piece.done, static_cast<size_t>(wanted), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
     if (n < 0) return connection_failure(flow->peer, n, errno);
     *progress = true;
     sent_->fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
-    flow->credit -= flow->shaper != nullptr ? n : 0;
+    if (flow->pacer.shaped()) flow->pacer.sent(n);
     piece.done += n;
     if (piece.done == piece.bytes) flow->pieces.pop_front();
   }
@@ -138,33 +117,17 @@ Status Exchange::connection_failure(int32_t peer, ssize_t n, int error) {
 Status Exchange::pull(Flow *flow, bool *progress) {
   while (!flow->pieces.empty()) {
     Segment &piece = flow->pieces.front();
-    Header theirs;
-    char *to = piece.is_header ? nullptr : piece.data + piece.done;
-    if (piece.is_header) {  // peek until it is complete, so that a wrong one is never consumed partly
-      const ssize_t n = ::recv(flow->fd, &theirs, sizeof theirs, MSG_PEEK | MSG_DONTWAIT);
-      if (n == static_cast<ssize_t>(sizeof theirs)) {
-        Status status = check(theirs, flow->peer);
-        if (status.ok() && theirs.bytes != reinterpret_cast<Header *>(piece.data)->bytes) {
-          status = fail(LAKH_C3_INVALID, std::string(operation_name(header_template_.operation)) + ": rank " + std::to_string(flow->peer) + " sends " +
-                                             std::to_string(theirs.bytes) + " bytes to rank " + std::to_string(links_->rank()) +
-                                             ", which expects " + std::to_string(reinterpret_cast<Header *>(piece.data)->bytes));
-        }
-        if (!status.ok()) return group_state_->end(status, -1);
-        to = piece.data;
-      } else if (n > 0) {
-        return {};
-      } else if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
-        return {};
-      } else {
-        return connection_failure(flow->peer, n, errno);  // now: the kernel reports an error once, and the next read returns 0
-      }
-    }
-    const ssize_t n = ::recv(flow->fd, to, static_cast<size_t>(piece.bytes - piece.done), MSG_DONTWAIT);
+    char *to = piece.is_header ? reinterpret_cast<char *>(&flow->header) : piece.data;
+    const ssize_t n = ::recv(flow->fd, to + piece.done, static_cast<size_t>(piece.bytes - piece.done), MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
     if (n <= 0) return connection_failure(flow->peer, n, errno);
     *progress = true;
     received_->fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
     piece.done += n;
+    if (piece.is_header && piece.done == piece.bytes) {
+      const Status status = check(flow->header, reinterpret_cast<const Header *>(piece.data)->bytes, flow->peer);
+      if (!status.ok()) return group_state_->end(status, -1);
+    }
     if (piece.on_data && (piece.done == piece.bytes || piece.done - piece.handed >= kReduceBytes)) {
       const int64_t whole = piece.done == piece.bytes ? piece.done : piece.done / kUnitBytes * kUnitBytes;
       piece.on_data(piece.data + piece.handed, whole - piece.handed);
@@ -186,8 +149,7 @@ Status Exchange::finish(int64_t deadline_ns, const char *what) {
       // If the group had ended already, this peer is not the cause.
       return group_state_->ended() ? group_state_->status() : group_state_->end(status, is_peer_loss(status.code) ? flow.peer : -1);
     }
-    flow.shaper = flow.out ? links_->shaper(flow.peer) : nullptr;
-    flow.departs_ns = 0;
+    flow.pacer.start(flow.out ? links_->shaper(flow.peer) : nullptr, now_ns());
   }
   std::vector<pollfd> fds;
   std::vector<int32_t> waiting_for;
@@ -201,7 +163,7 @@ Status Exchange::finish(int64_t deadline_ns, const char *what) {
       status = flow.out ? push(&flow, &progress, &wake_ns) : pull(&flow, &progress);
       if (!status.ok()) break;
       if (flow.pieces.empty()) continue;
-      const bool delayed = flow.out && flow.shaper != nullptr && flow.credit <= 0;
+      const bool delayed = flow.out && flow.pacer.must_wait();
       if (!delayed) fds.push_back({flow.fd, static_cast<short>(flow.out ? POLLOUT : POLLIN), 0});
       if (!flow.out) waiting_for.push_back(flow.peer);
       if (delayed && fds.empty() && wake_ns == INT64_MAX) wake_ns = now_ns() + 1000000;

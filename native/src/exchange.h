@@ -49,18 +49,16 @@ class Exchange {
     int32_t peer = 0;
     int fd = -1;
     bool out = false;
+    Header header{};  // that arrives; a partial one stays here until the rest of it does
     std::deque<Segment> pieces;
-    // with emulated links
-    const Shaper *shaper = nullptr;
-    std::deque<std::pair<int64_t, int64_t>> allowed;  // (bytes, may leave at ns)
-    int64_t reserved = 0, departs_ns = 0, credit = 0;
+    Pacer pacer;  // with emulated links
   };
   Flow &flow(int32_t peer, int stream, bool out);
   void enqueue(int32_t peer, char *data, int64_t bytes, bool out, std::function<void(char *, int64_t)> on_data);
   Status push(Flow *flow, bool *progress, int64_t *wake_ns);
   Status pull(Flow *flow, bool *progress);
   Status connection_failure(int32_t peer, ssize_t n, int error);
-  Status check(const Header &theirs, int32_t peer);
+  Status check(const Header &theirs, int64_t expected_bytes, int32_t peer);
 
   GroupState *group_state_;
   Links *links_;

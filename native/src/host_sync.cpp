@@ -114,7 +114,8 @@ Status HostRanks::wait_for(int index, uint32_t target) {
     const int64_t slept_at = now_ns();
     futex_wait(&peer->progress, seen, std::min(kTickNs, std::max<int64_t>(deadline_ - slept_at, 1000)));
     if (reached()) break;
-    if (peer->state.load() != 0 || now_ns() - slept_at >= kTickNs / 2 || group_state_->ended()) status = check_peers(index);
+    const int64_t woke_at = now_ns();  // the last sleep before the deadline may be short
+    if (peer->state.load() != 0 || woke_at - slept_at >= kTickNs / 2 || woke_at > deadline_ || group_state_->ended()) status = check_peers(index);
     if (!status.ok()) break;
   }
   peer->waiters.fetch_sub(1);

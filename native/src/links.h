@@ -20,6 +20,7 @@
 
 #include "group_state.h"
 #include "handshake.h"
+#include "shaper.h"
 
 namespace lakh {
 
@@ -35,15 +36,6 @@ struct Wire {  // transport of large messages to a peer; see lakh_c3_wire
   int32_t streams = 1;
   int64_t chunk_bytes = 256 << 10;      // smaller chunks do not justify a second stream
   int64_t in_flight_bytes = 4 << 20;    // per stream
-};
-
-struct Shaper {  // a path of emulated links; see lakh_c3_shape
-  struct Hop {
-    std::atomic<int64_t> *free_at_ns;  // in memory shared by all processes
-    double bytes_per_s;
-  };
-  std::vector<Hop> hops;
-  int64_t delay_ns = 0;
 };
 
 class Links {

@@ -16,6 +16,7 @@
 
 #include "lakh_c3.h"
 #include "sha256.h"
+#include "shaper.h"
 
 namespace {
 
@@ -156,6 +157,43 @@ void over_tcp(const char *virtual_links) {  // nullptr: none
   });
 }
 
+// Emulated links keep their rate and delay however late the sender wakes up, and are shared by the flows that use them.
+void emulated_links() {
+  constexpr int64_t ms = 1000000, grain = lakh::Pacer::kGrainBytes;
+  std::atomic<int64_t> fast{0}, slow{0};
+  const lakh::Shaper path{{{&fast, 100e6}, {&slow, 1e3 * grain}}, 10 * ms};  // the slow link: one grain a millisecond
+  for (const int64_t every : {ms / 10, 7 * ms, 50 * ms}) {
+    fast = slow = 0;
+    lakh::Pacer pacer;
+    pacer.start(&path, 5 * ms);
+    int64_t left = 100 * grain, at = 5 * ms, arrived = 0;
+    while (left > 0) {
+      const int64_t ready = std::min(left, pacer.allowed(at, left));
+      CHECK(ready == 0 || at >= 5 * ms + 10 * ms + ms * (100 * grain - left + ready) / grain);  // nothing arrives early
+      pacer.sent(ready);
+      left -= ready;
+      if (left > 0) CHECK(pacer.wake_ns(left) < INT64_MAX);
+      arrived = at;
+      at += every;
+    }
+    CHECK(arrived < 5 * ms + 10 * ms + 100 * ms + every);  // late by one wake-up, not by the sum of them
+  }
+  fast = slow = 0;
+  lakh::Pacer two[2];
+  int64_t left[2] = {50 * grain, 50 * grain}, done[2] = {0, 0};
+  for (lakh::Pacer &one : two) one.start(&path, 0);
+  for (int64_t at = 0; left[0] + left[1] > 0; at += ms / 4) {
+    for (int i = 0; i < 2; ++i) {
+      const int64_t ready = left[i] > 0 ? two[i].allowed(at, left[i]) : 0;
+      two[i].sent(ready);
+      left[i] -= ready;
+      if (ready > 0) done[i] = at;
+    }
+  }
+  CHECK(std::abs(done[0] - done[1]) <= 2 * ms);
+  CHECK(done[0] + done[1] >= 2 * 109 * ms);
+}
+
 void codecs() {
   for (int32_t codec : {LAKH_C3_CODEC_BF16, LAKH_C3_CODEC_INT8, LAKH_C3_CODEC_INT4}) {
     const float step = codec == LAKH_C3_CODEC_INT4 ? 1.0f / 7 : 1.0f / 127;
@@ -253,6 +291,7 @@ int main() {
   ::close(::mkstemp(virtual_links));
   over_tcp(virtual_links);
   ::unlink(virtual_links);
+  emulated_links();
   codecs();
   a_closed_group();
   std::printf("%d failures\n", failures);

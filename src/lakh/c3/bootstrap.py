@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from lakh.errors import PeerTimeout
 
-__all__ = ["FANOUT", "RendezvousStore", "exchange_records"]
+__all__ = ["FANOUT", "RendezvousStore", "exchange_records", "read_key"]
 
 FANOUT = 16
 
@@ -29,18 +29,19 @@ def exchange_records(
     """All ranks' records in rank order, on every rank."""
     records = {rank: record}
     for child in range(FANOUT * rank + 1, min(FANOUT * rank + FANOUT, size - 1) + 1):
-        below = json.loads(_get(store, f"{name}/up/{child}", f"rank {child} or its children"))
+        below = json.loads(read_key(store, f"{name}/up/{child}", f"rank {child} or its children"))
         records.update({int(key): value for key, value in below.items()})
     if rank == 0:
         table = [records[r] for r in range(size)]
         store.set(f"{name}/table", json.dumps(table))
         return table
     store.set(f"{name}/up/{rank}", json.dumps(records))
-    shared: list[dict[str, Any]] = json.loads(_get(store, f"{name}/table", "rank 0"))
+    shared: list[dict[str, Any]] = json.loads(read_key(store, f"{name}/table", "rank 0"))
     return shared
 
 
-def _get(store: RendezvousStore, key: str, sender: str) -> bytes:
+def read_key(store: RendezvousStore, key: str, sender: str) -> bytes:
+    """The value that `sender` writes. Blocks until then, at most for the store's timeout."""
     try:
         return store.get(key)
     except PeerTimeout:

@@ -13,7 +13,7 @@ import secrets
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from lakh.errors import PeerTimeout
 
@@ -44,8 +44,16 @@ class DirectoryStore:
             time.sleep(POLL_S)
         return found
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
     def check(self, keys: list[str]) -> bool:
         return all(self._path(key).exists() for key in keys)
+
+    def keys(self, prefix: str) -> list[str]:
+        """The keys that begin with `prefix`."""
+        start = quote(prefix, safe="")
+        return sorted(unquote(path.name) for path in self.folder.iterdir() if path.name.startswith(start))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Set `key` if its value is `expected` ("" if unset); returns the value afterwards."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lakh.c3 import native
-from lakh.c3.bootstrap import RendezvousStore, exchange_records
+from lakh.c3.bootstrap import RendezvousStore, exchange_records, read_key
 from lakh.c3.native import FailureCause
 from lakh.c3.schedule_cache import ScheduleCache
 from lakh.c3.topology import WIRES, Link, Topology, labels_from_environment, numa_node, read_topology
@@ -80,7 +80,7 @@ class CommGroup:
         library = native.require_library()
         if rank == 0:
             store.set(f"{name}/uuid", secrets.token_hex(16 + SECRET_BYTES))
-        agreed = bytes.fromhex(store.get(f"{name}/uuid").decode())
+        agreed = bytes.fromhex(read_key(store, f"{name}/uuid", "rank 0").decode())
         uuid, secret = agreed[:16], agreed[16:]
         named = os.environ.get("LAKH_C3_TOPOLOGY")
         problem = ""

@@ -9,11 +9,9 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
-import importlib.metadata
-import os
-from pathlib import Path
 
 from lakh.errors import LakhError, PeerLost, PeerTimeout, UserError
+from lakh.native_library import open_native_library
 
 __all__ = [
     "ABI",
@@ -36,7 +34,6 @@ __all__ = [
 ]
 
 ABI = 6
-FILE = "liblakh_c3.so"
 
 # The values in native/include/lakh_c3.h.
 DTYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 3, "i32": 4, "i64": 5, "u8": 6, "i8": 7}
@@ -179,13 +176,9 @@ _FUNCTIONS = {
 
 @functools.cache
 def open_library() -> ctypes.CDLL | None:
-    path = _find()
-    if path is None:
+    library = open_native_library("c3/liblakh_c3.so", ABI, variable="LAKH_C3_LIBRARY")
+    if library is None:
         return None
-    library = ctypes.CDLL(str(path))
-    found = library.lakh_c3_abi()
-    if found != ABI:
-        raise UserError(str(path), f"has ABI {found}, lakh requires {ABI}", "install lakh again: pip install .")
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype = result
@@ -246,18 +239,3 @@ def _text(function: str) -> str:
     buffer = ctypes.create_string_buffer(256)
     getattr(library, function)(buffer, len(buffer))
     return buffer.value.decode()
-
-
-def _find() -> Path | None:
-    if named := os.environ.get("LAKH_C3_LIBRARY"):
-        if not Path(named).exists():
-            raise UserError(f"LAKH_C3_LIBRARY={named}", "no such file", "correct or unset the variable")
-        return Path(named)
-    beside = Path(__file__).with_name(FILE)
-    if beside.exists():
-        return beside
-    try:  # an editable install keeps built files in site-packages, not beside the sources
-        installed = importlib.metadata.distribution("lakh").locate_file(f"lakh/c3/{FILE}")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return Path(str(installed)) if Path(str(installed)).exists() else None

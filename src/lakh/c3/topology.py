@@ -152,9 +152,12 @@ class Topology:
 
 
 def labels_from_environment(host_identity: str) -> tuple[str, str, str]:
-    """This rank's host, rack and zone from LAKH_C3_HOST, LAKH_C3_RACK and LAKH_C3_ZONE."""
+    """This rank's host, rack and zone from LAKH_C3_HOST, LAKH_C3_RACK and LAKH_C3_ZONE.
+
+    "{pid}" in LAKH_C3_HOST is the process id: it emulates one host for each rank, so that they connect over TCP.
+    """
     environment = os.environ
-    host = environment.get("LAKH_C3_HOST") or host_identity
+    host = environment.get("LAKH_C3_HOST", "").replace("{pid}", str(os.getpid())) or host_identity
     return host, environment.get("LAKH_C3_RACK", ""), environment.get("LAKH_C3_ZONE", "")
 
 

@@ -1,11 +1,13 @@
 """A peer written in Python that speaks the handshake of c3, and programs in which strangers and peers misbehave.
 
-python hostile_peer.py flooded              two ranks, 800 connections of a stranger, 256 descriptors
-python hostile_peer.py garbage SEED LANE    a rank whose peer has the secret and sends garbage on a lane
+python hostile_peer.py flooded               two ranks, 800 connections of a stranger, 256 descriptors
+python hostile_peer.py garbage LANE SEED...  a rank whose peer has the secret and sends garbage on a lane
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import hashlib
 import hmac
 import json
@@ -20,6 +22,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 from torch.distributed import HashStore
@@ -31,7 +35,12 @@ from lakh.errors import LakhError
 
 HELLO, WELCOME, DENIED = 0x6C633303, 0x6C633304, 0x6C633305
 CONTROL, MESSAGES, STREAM = 0, 1, 2
-ENVELOPE = 0x6C63336D
+ENVELOPE, HEADER = 0x6C63336D, 0x6C633378
+STORE_TIMEOUT = timedelta(seconds=60)
+JOIN_TIMEOUT_S = 20.0
+FLOOD = Path(__file__).with_name("stranger_flood.py")
+HANG_S = 100.0
+"""A program that takes longer writes the stack of every thread to stderr and ends."""
 F32, SUM = native.DTYPES["f32"], native.OPS["sum"]
 
 
@@ -101,7 +110,7 @@ def flooded() -> None:
     strangers: list[subprocess.Popen[bytes]] = []
 
     def flood(store: HashStore) -> None:
-        command = [sys.executable, __file__, "strangers", group_of(store)[2]]
+        command = [sys.executable, FLOOD, group_of(store)[2]]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         strangers.append(process)
         assert process.stdout is not None
@@ -112,23 +121,6 @@ def flooded() -> None:
     print(join_two(total, flood))
     for process in strangers:
         process.kill()
-
-
-def connect_strangers(address: str) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    host, _, port = address.rpartition(":")
-    connections = []
-    for number in range(800):
-        connection = socket.create_connection((host, int(port)), timeout=20)
-        connections.append(connection)
-        try:
-            connection.recv(20)
-            connection.sendall(struct.pack("<Iiii", HELLO, 0, 0, 1) + number.to_bytes(16, "big") + bytes(48))
-        except OSError:
-            continue  # dropped among too many
-    print("connected", flush=True)
-    sys.stdin.read()
 
 
 def make_garbage(source: random.Random, lane: int) -> bytes:
@@ -142,13 +134,16 @@ def make_garbage(source: random.Random, lane: int) -> bytes:
     return source.randbytes(source.randrange(1, 5000))
 
 
-def garbage(seed: int, lane: int) -> None:
-    source = random.Random(seed)
+def join_hostile(
+    source: random.Random, lane: int, behave: Callable[[socket.socket], None]
+) -> tuple[CommGroup, threading.Thread]:
+    """Rank 1 of a group in which rank 0 connects on `lane` and does `behave(connection)` in a thread."""
     store = HashStore()
+    store.set_timeout(STORE_TIMEOUT)
     uuid, secret = source.randbytes(16), source.randbytes(32)
     store.set("c3/uuid", (uuid + secret).hex())
 
-    def send_garbage() -> None:
+    def be_rank_0() -> None:
         record = {"identity": "elsewhere", "place": ["h0", "", ""], "numa": 0, "pid": 1, "memory": 0}
         record |= {"address": "127.0.0.1:9", "topology": "", "problem": ""}
         address = exchange_records(store, "c3", 0, 2, record)[1]["address"]
@@ -157,17 +152,25 @@ def garbage(seed: int, lane: int) -> None:
         for number in dict.fromkeys((CONTROL, lane)):
             connections.append(dial(address, uuid, secret, number))
             receive(connections[-1], 36)
-        try:
-            connections[-1].sendall(make_garbage(source, lane))
-            time.sleep(0.5)
-        except OSError:
-            pass  # the rank has already closed it
+        with contextlib.suppress(OSError):  # the rank has already closed it
+            behave(connections[-1])
         for connection in connections:
             connection.close()
 
-    thread = threading.Thread(target=send_garbage)
+    thread = threading.Thread(target=be_rank_0, daemon=True)
     thread.start()
-    group = CommGroup.join(store, 1, 2, timeout_s=5, place=("h1", "", ""))
+    return CommGroup.join(store, 1, 2, timeout_s=JOIN_TIMEOUT_S, place=("h1", "", "")), thread
+
+
+def receive_garbage(seed: int, lane: int) -> str:
+    """The error of the rank, or "" if there is none."""
+    source = random.Random(seed)
+
+    def send_garbage(connection: socket.socket) -> None:
+        connection.sendall(make_garbage(source, lane))
+        time.sleep(0.5)
+
+    group, thread = join_hostile(source, lane, send_garbage)
     try:
         if lane == MESSAGES:
             values = np.zeros(1000, np.float32)
@@ -175,18 +178,50 @@ def garbage(seed: int, lane: int) -> None:
             group.wait_message(ticket, 20)
         else:
             total(group)
-        print("no error")
+        return ""
     except LakhError as error:
-        print(f"error: {error}")
-    thread.join()
-    group.close()
+        return str(error)
+    finally:
+        thread.join(60)
+        group.close()
+
+
+def receive_half_header() -> tuple[float, bool]:
+    """A peer sends a header in two parts. The CPU seconds of the thread that waits for a second, and whether it
+    receives what was sent."""
+    sent = np.arange(1000, dtype=np.float32)
+    first_operation, any_op = 1, 0
+    header = struct.pack(
+        "<IIiiiiqq", HEADER, first_operation, native.OPERATIONS["broadcast"], F32, any_op, 0, sent.size, sent.nbytes
+    )
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    used_s, received = [], threading.Event()
+
+    def send_in_parts(connection: socket.socket) -> None:
+        connection.sendall(header[:20])
+        time.sleep(0.5)  # the rank is now waiting for the rest
+        before_s = time.clock_gettime(clock)
+        time.sleep(1.0)
+        used_s.append(time.clock_gettime(clock) - before_s)
+        connection.sendall(header[20:] + sent.tobytes())
+        received.wait(60)
+
+    group, thread = join_hostile(random.Random(0), STREAM, send_in_parts)
+    values = np.zeros_like(sent)
+    try:
+        group.run("broadcast", F32, any_op, 0, values.ctypes.data, values.ctypes.data, values.size)
+    finally:
+        received.set()
+        thread.join(60)
+        group.close()
+    return used_s[0], bool((values == sent).all())
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(HANG_S, exit=True)
     match sys.argv[1:]:
         case ["flooded"]:
             flooded()
-        case ["strangers", address]:
-            connect_strangers(address)
-        case ["garbage", seed, lane]:
-            garbage(int(seed), int(lane))
+        case ["garbage", lane, *seeds]:
+            for seed in map(int, seeds):
+                print(json.dumps(receive_garbage(seed, int(lane))), flush=True)

@@ -300,6 +300,25 @@ def test_a_missing_rank_is_a_timeout_and_not_a_hang() -> None:
         assert isinstance(found[1], PeerError)
 
 
+@pytest.mark.parametrize("timeout_s", [0.30, 0.51, 0.52, 0.53])
+def test_a_late_rank_is_a_timeout_wherever_the_deadline_lies_between_two_checks(timeout_s: float) -> None:
+    ended = threading.Event()
+
+    def body(group):
+        if group.rank == 0:  # alive, and never enters the collective
+            assert ended.wait(20)
+            return
+        group.set_timeout(timeout_s)
+        try:
+            reduce_all(group, np.ones(10, np.float32))
+        finally:
+            ended.set()
+
+    error = with_ranks(ONE_HOST[:2], body)[1]
+    assert isinstance(error, PeerTimeout)
+    assert error.cause == FailureCause.TIMEOUT
+
+
 def test_all_ranks_get_the_reason_of_an_abort() -> None:
     def body(group):
         if group.rank == 0:

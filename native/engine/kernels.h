@@ -1,0 +1,80 @@
+// The products of a range of row blocks with a range of tokens, one implementation for each instruction set.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+namespace lakh {
+
+constexpr int64_t kGroup = 32;     // columns that share a scale
+constexpr int64_t kBlockRows = 8;  // rows that are stored together
+
+struct QuantizedMatrix {
+  const uint8_t* values;
+  const uint16_t* scales;    // float16
+  const uint16_t* minimums;  // float16; null: none
+  int64_t rows, groups;
+  int64_t first_row, stride;  // the place of its first row in y, and the rows of y
+};
+
+// Tokens rounded to 8 bits in groups of 32.
+struct Activations {
+  const int8_t* values;  // token after token
+  const float* scales;   // one for each group
+  const int32_t* sums;   // of the rounded numbers of each group
+};
+
+struct Range {
+  int64_t first, last;
+};
+
+using Product = void (*)(const QuantizedMatrix&, Range blocks, const Activations&, Range tokens, float* y);
+
+struct Kernels {
+  const char* name;
+  Product bits_8, bits_8_minimum, bits_4;
+};
+
+// Null where the instruction set was not compiled or this CPU does not have it.
+const Kernels* portable_kernels();
+const Kernels* dotprod_kernels();
+const Kernels* avx2_kernels();
+const Kernels* vnni_kernels();
+
+static inline float from_half(uint16_t half) {
+  const uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = (half >> 10) & 31, fraction = half & 1023;
+  if (exponent == 0) {  // zero or subnormal: fraction * 2^-24
+    const float small = float(fraction) * 5.9604644775390625e-8f;
+    return sign ? -small : small;
+  }
+  const uint32_t bits = sign | (exponent == 31 ? 255u << 23 : (exponent + 112) << 23) | (fraction << 13);
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Copies the results of a row block: the last one may have fewer rows.
+static inline void store_rows(const float* sums, int64_t block, const QuantizedMatrix& w, int64_t token, float* y) {
+  const int64_t first = block * kBlockRows;
+  const int64_t count = w.rows - first < kBlockRows ? w.rows - first : kBlockRows;
+  float* const to = y + token * w.stride + w.first_row + first;
+  for (int64_t r = 0; r < count; ++r) to[r] = sums[r];
+}
+
+// Calls Block::run for 4 tokens at a time, and for the 1 to 3 that remain. Block is a type of an unnamed namespace, so
+// that every instruction set gets its own copy of this function.
+template <class Block>
+void for_tokens(const QuantizedMatrix& w, Range blocks, const Activations& x, Range tokens, float* y) {
+  for (int64_t block = blocks.first; block < blocks.last; ++block) {
+    int64_t n = tokens.first;
+    for (; n + 4 <= tokens.last; n += 4) Block::template run<4>(w, block, x, n, y);
+    switch (tokens.last - n) {
+      case 3: Block::template run<3>(w, block, x, n, y); break;
+      case 2: Block::template run<2>(w, block, x, n, y); break;
+      case 1: Block::template run<1>(w, block, x, n, y); break;
+      default: break;
+    }
+  }
+}
+
+}  // namespace lakh

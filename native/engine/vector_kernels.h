@@ -1,0 +1,37 @@
+// The parts of a layer that are not products with weights, for one token. Each result depends on nothing but its own
+// token, so that a token has the same bits alone and beside others. One implementation for each instruction set.
+#pragma once
+
+#include <stdint.h>
+
+namespace lakh {
+
+constexpr int kMaxHeads = 4;  // query heads that read a key together
+
+// Keys and values of one head: slots x size, float32, or int8 with a scale for each slot.
+struct CachedHead {
+  const void* keys;
+  const float* key_scales;  // null: float32
+  const void* values;
+  const float* value_scales;
+};
+
+struct VectorKernels {
+  // out = softmax(q . keys / sqrt(size)) values of the `share` query heads of one key head. scores: kMaxHeads x length.
+  void (*attend)(const CachedHead& cached, const float* q, int64_t share, int64_t size, const int64_t* slots,
+                 int64_t length, float* out, float* scores);
+  // out = x / rms(x) * weight; out may be x.
+  void (*norm)(const float* x, const float* weight, int64_t size, float eps, float* out);
+  // In place: number i of a head pairs with i + size / 2.
+  void (*rotate)(float* x, const float* cos, const float* sin, int64_t size);
+  // out = silu(gate) * up, where both = gate | up.
+  void (*gate)(const float* both, int64_t ffn, float* out);
+  void (*add)(float* x, const float* y, int64_t size);
+  // x / scale to the nearest integer, where the largest magnitude becomes 127.
+  void (*round)(const float* x, int64_t size, int8_t* values, float* scale);
+};
+
+const VectorKernels* portable_vector_kernels();
+const VectorKernels* avx2_vector_kernels();  // null where they were not compiled or this CPU does not have them
+
+}  // namespace lakh

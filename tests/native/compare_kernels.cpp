@@ -1,0 +1,120 @@
+// Compares the products of every kernel that this CPU runs with the portable ones: the same integers inside a group, so
+// that only the order of float32 sums differs. Prints one line for each kernel; exits with 1 if one differs.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "lakh_engine.h"
+#include "vector_kernels.h"
+
+namespace {
+
+constexpr int64_t kColumns = 160, kRows = 43, kBlocks = (kRows + 7) / 8, kGroups = kColumns / 32;
+
+struct Matrix {
+  int64_t bits;
+  std::vector<uint8_t> values;
+  std::vector<uint16_t> scales, minimums;
+};
+
+Matrix random_matrix(int64_t bits, std::mt19937& random) {
+  Matrix made = {bits, std::vector<uint8_t>(kBlocks * kGroups * 32 * bits), {}, {}};
+  for (auto& value : made.values) value = uint8_t(random());  // every byte, -128 included
+  for (int64_t i = 0; i < kBlocks * kGroups * 8; ++i) {
+    made.scales.push_back(uint16_t(0x2000 + random() % 0x1000));             // 2^-7 .. 2^-3
+    made.minimums.push_back(uint16_t(0xa000 + random() % 0x1000));           // -2^-7 .. -2^-3
+  }
+  made.scales[3] = 0x0001;  // a subnormal number
+  return made;
+}
+
+// Of a weight whose rows are in three formats: 8 bits without and with minimums, 4 bits.
+std::vector<float> product(const std::string& kernel, const Matrix& w8, const Matrix& w4, const std::vector<float>& x,
+                           int64_t num) {
+  std::vector<float> y(num * 3 * kRows, NAN);
+  if (lakh_engine_select(kernel.c_str()) != 0) return y;
+  const lakh_engine_piece pieces[] = {{8, w8.values.data(), w8.scales.data(), nullptr, kRows},
+                                      {8, w8.values.data(), w8.scales.data(), w8.minimums.data(), kRows},
+                                      {4, w4.values.data(), w4.scales.data(), w4.minimums.data(), kRows}};
+  lakh_engine_matmul(pieces, 3, kColumns, x.data(), num, y.data());
+  return y;
+}
+
+// What a token's attention, norm, rotation and gate give, one after the other.
+std::vector<float> vector_results(const lakh::VectorKernels& kernels, bool is_int8) {
+  constexpr int64_t kSize = 20, kSlots = 9, kShare = 5;
+  std::mt19937 random(11);
+  const auto numbers = [&](int64_t count) {
+    std::vector<float> made(count);
+    for (auto& value : made) value = float(random() % 2001) / 250.0f - 4.0f;
+    return made;
+  };
+  const auto q = numbers(kShare * kSize), keys = numbers(kSlots * kSize), values = numbers(kSlots * kSize);
+  std::vector<int8_t> bytes(2 * kSlots * kSize);
+  std::vector<float> scales(2 * kSlots), scores(lakh::kMaxHeads * kSlots), out(kShare * kSize);
+  for (int64_t s = 0; s < kSlots; ++s) {
+    kernels.round(&keys[s * kSize], kSize, &bytes[s * kSize], &scales[s]);
+    kernels.round(&values[s * kSize], kSize, &bytes[(kSlots + s) * kSize], &scales[kSlots + s]);
+  }
+  const int64_t slots[kSlots - 2] = {8, 1, 2, 5, 4, 3, 0};
+  const lakh::CachedHead plain = {keys.data(), nullptr, values.data(), nullptr};
+  const lakh::CachedHead rounded = {bytes.data(), scales.data(), &bytes[kSlots * kSize], &scales[kSlots]};
+  kernels.attend(is_int8 ? rounded : plain, q.data(), kShare, kSize, slots, kSlots - 2, out.data(), scores.data());
+  std::vector<float> found = out;
+  kernels.norm(out.data(), q.data(), kSize, 1e-5f, out.data());
+  kernels.rotate(out.data(), keys.data(), values.data(), kSize);
+  kernels.add(out.data(), q.data(), kShare * kSize);
+  found.insert(found.end(), out.begin(), out.end());
+  found.resize(found.size() + kShare * kSize / 2);
+  kernels.gate(out.data(), kShare * kSize / 2, &found[2 * kShare * kSize]);
+  return found;
+}
+
+bool are_vectors_equal() {
+  const auto* const avx2 = lakh::avx2_vector_kernels();
+  if (avx2 == nullptr) return true;
+  double worst = 0;
+  for (bool is_int8 : {false, true}) {
+    const auto expected = vector_results(*lakh::portable_vector_kernels(), is_int8);
+    const auto found = vector_results(*avx2, is_int8);
+    for (size_t i = 0; i < found.size(); ++i) {
+      const double error = std::fabs(found[i] - expected[i]) / std::fmax(1.0, std::fabs(expected[i]));
+      worst = std::isfinite(found[i]) ? std::fmax(worst, error) : INFINITY;
+    }
+  }
+  std::printf("avx2 vectors: largest difference %.1e\n", worst);
+  return worst < 2e-5;
+}
+
+}  // namespace
+
+int main() {
+  std::istringstream names(lakh_engine_kernels());
+  bool is_equal = true;
+  for (std::string kernel; names >> kernel;) {
+    double worst = 0;
+    std::mt19937 random(7);
+    for (int64_t num : {1, 2, 3, 4, 5, 16, 37}) {
+      const Matrix w8 = random_matrix(8, random), w4 = random_matrix(4, random);
+      std::vector<float> x(num * kColumns);
+      for (auto& value : x) value = float(random() % 2001) / 1000.0f - 1.0f;
+      for (int64_t j = 0; j < 32; ++j) x[j] = j % 3 == 0 ? 3e4f : -3e4f;  // every activation at its largest
+      const auto expected = product("portable", w8, w4, x, num), found = product(kernel, w8, w4, x, num);
+      for (int64_t first = 0; first < num * 3 * kRows; first += kRows) {
+        double size = 0, error = 0;
+        for (int64_t i = first; i < first + kRows; ++i) {
+          size = std::fmax(size, std::fabs(expected[i]));
+          error = std::isfinite(found[i]) ? std::fmax(error, std::fabs(found[i] - expected[i])) : INFINITY;
+        }
+        worst = std::fmax(worst, error / size);
+      }
+    }
+    std::printf("%s: largest difference %.1e of the largest product\n", kernel.c_str(), worst);
+    is_equal = is_equal && worst < 2e-6;
+  }
+  return is_equal && are_vectors_equal() ? 0 : 1;
+}
