@@ -13,6 +13,7 @@
     tensor_file.py    write safetensors files
     catalog.py        list, find and verify the checkpoints of a run
     retention.py      remove old checkpoints
+    memory_copies.py  copies of the state in a node's memory
 
 Independent of models, optimizers and process groups. torch takes seconds to import and is imported only by the
 functions that read or write tensors.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
@@ -15,12 +16,27 @@ from typing import IO, Any
 from lakh import storage
 from lakh.checkpoint.format import CHUNK_BYTES, StoredFile
 
-__all__ = ["HASH_THREADS", "ChunkHashingFile", "StoredChunk", "chunks_of", "find_damage", "hash_content"]
+__all__ = [
+    "HASH_THREADS",
+    "ChunkHashingFile",
+    "StoredChunk",
+    "chunks_of",
+    "coding_threads",
+    "find_damage",
+    "hash_content",
+]
 
 HASH_THREADS = 2  # more would take cores from the training that continues beside a save
+CODING_SHARE = 0.5  # of the cores of this rank
 
 StoredChunk = tuple[str, int, int, str]
 """The file name, start, size and SHA-256 of one chunk."""
+
+
+def coding_threads() -> int:
+    """Threads that encode or decode slices: half of the cores that each rank of this machine has, at least two."""
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(HASH_THREADS, int(CODING_SHARE * len(os.sched_getaffinity(0)) / ranks))
 
 
 class ChunkHashingFile(io.RawIOBase):

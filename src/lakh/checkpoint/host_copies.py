@@ -6,6 +6,7 @@ speed; allocating it is slow, so it is kept for the life of this object.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 import torch
@@ -17,6 +18,7 @@ __all__ = ["HostCopies"]
 class HostCopies:
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._spare: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -29,14 +31,22 @@ class HostCopies:
         self._buffers |= copies
         return copies
 
+    def prepare_spare(self, pinned: Mapping[str, Tensor]) -> None:
+        """Allocate memory for the copies that `exchange` will give away, like `pinned`; slow, for another thread."""
+        with contextlib.suppress(RuntimeError):  # no more pinned memory: the next `take` finds other memory
+            for name, tensor in pinned.items():
+                if tensor.is_pinned():
+                    self._spare[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
     def exchange(self, kept: Mapping[str, Tensor], free: Mapping[str, Tensor]) -> None:
         """Leave the copies among `kept` to the caller, and use the memory of `free` for the next ones instead."""
         for name, tensor in kept.items():
             buffer = self._buffers.get(name)
             if buffer is not None and buffer.data_ptr() == tensor.data_ptr():
                 del self._buffers[name]
-                if name in free:
-                    self._buffers[name] = free[name]
+                spare = free.get(name, self._spare.pop(name, None))
+                if spare is not None:
+                    self._buffers[name] = spare
 
     def _buffer_for(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)

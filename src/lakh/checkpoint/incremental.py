@@ -1,7 +1,8 @@
 """Incremental checkpoints of one rank: which kind the next save is, what it is relative to, and its encoding.
 
     exact     bit-exact differences
-    bounded   weights as 4-bit differences, first moments in 4 bits, second moments in 8 bits or factored
+    bounded   weights as differences of about 5 bits, first moments in 5 bits, second moments in 4 bits; or, factored,
+              weights and first moments in 4 bits and second moments as means of rows and columns
     weights   bf16 weights alone, for serving and evaluation; a run cannot resume from them
 
 After a full checkpoint come at most MAX_CHAIN incremental ones, each relative to what a reader of the one before gets,
@@ -20,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lakh.checkpoint.chunk_hashes import HASH_THREADS
+from lakh.checkpoint.chunk_hashes import coding_threads
 from lakh.checkpoint.encoding import BLOCK_BOUNDS, encode
 from lakh.checkpoint.format import MAX_CHAIN, BaseCheckpoint, EncodingError, Manifest
 from lakh.checkpoint.host_copies import HostCopies
@@ -30,7 +31,8 @@ __all__ = ["DeltaChain", "EncodedState", "TensorRole", "combine_errors"]
 TensorRole = Literal["weight", "first_moment", "second_moment", "other"]
 Squares = dict[str, tuple[float, float]]
 """Kind of encoding -> sums of the squares of errors and of values."""
-KINDS = {"weight": "delta4", "first_moment": "value4", "second_moment": "root8"}
+KINDS = {"weight": "delta5", "first_moment": "value5", "second_moment": "log"}
+FACTORED_KINDS = {"weight": "delta4", "first_moment": "value4", "second_moment": "factored"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class DeltaChain:
     def __init__(self, mode: str, role_of: Callable[[str], TensorRole], *, factored: bool = False) -> None:
         """`mode`: exact, bounded or weights. `role_of`: what a tensor is to the optimizer, by its name."""
         self._mode, self._role_of = mode, role_of
-        self._kinds = KINDS | ({"second_moment": "factored"} if factored else {})
+        self._kinds = FACTORED_KINDS if factored else KINDS
         self._base: dict[str, Tensor] = {}
         self._base_manifest: tuple[str, Manifest] | None = None
         self._since_full = 0
@@ -62,6 +64,11 @@ class DeltaChain:
             return None
         folder, manifest = self._base_manifest
         return BaseCheckpoint(folder, manifest.sha256, self._since_full + 1)
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether the copies of the next save become the base: then the save after it needs memory of its own."""
+        return self._mode in ("exact", "bounded") and not self._base
 
     def is_kept(self, name: str) -> bool:
         """Whether the next save holds this tensor."""
@@ -83,7 +90,7 @@ class DeltaChain:
 
         data, decoded = dict[str, Tensor](), dict[str, Tensor]()
         squares: Squares = {}
-        with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="lakh-encode") as threads:
+        with ThreadPoolExecutor(coding_threads(), thread_name_prefix="lakh-encode") as threads:
             for name, (blob, after, kind, error, value) in zip(tensors, threads.map(one, tensors.items()), strict=True):
                 data[name], decoded[name] = blob, after
                 if kind != "exact":

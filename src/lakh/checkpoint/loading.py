@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from torch import Tensor
 
 from lakh import storage
 from lakh.checkpoint.catalog import base_folder, corrupt, read_run, verify_chain
+from lakh.checkpoint.chunk_hashes import coding_threads
 from lakh.checkpoint.format import Manifest, StoredSlice
-from lakh.checkpoint.slices import dtype_name, slice_of
+from lakh.checkpoint.slices import TensorSlice, dtype_name, slice_of
 from lakh.checkpoint.tensor_file import RemoteTensorFile
 from lakh.errors import UserError
 from lakh.spec import Run
@@ -21,21 +24,32 @@ from lakh.spec import Run
 __all__ = ["CheckpointReader", "load", "read_model"]
 
 MODEL = "model."
+BLOCK_BYTES = 256 << 20  # of a tensor that are read at a time
 
 
-def load(folder: str, into: Mapping[str, Tensor]) -> Manifest:
+def load(folder: str, into: Mapping[str, Tensor | TensorSlice]) -> Manifest:
     """Fill the given tensors in place; each rank reads only its slices. Names, shapes and types must match.
 
-    An incremental checkpoint is decoded along its chain, slice by slice.
+    An incremental checkpoint is decoded along its chain, slice by slice, by several threads.
     """
     reader = CheckpointReader(folder)
     manifest = reader.manifest
-    for name, target in into.items():
-        _check_fits(folder, manifest, name, target)
-    with torch.no_grad():
-        for name, target in into.items():
-            part = slice_of(target)
+    parts = {name: slice_of(target) for name, target in into.items()}
+    for name, part in parts.items():
+        _check_fits(folder, manifest, name, part)
+
+    def fill(item: tuple[str, TensorSlice]) -> None:
+        name, part = item
+        with torch.no_grad():  # of each thread
             reader.fill(name, part.offset, part.local)
+
+    if manifest.base is None:
+        for item in parts.items():
+            fill(item)
+        return manifest
+    with ThreadPoolExecutor(coding_threads(), thread_name_prefix="lakh-decode") as threads:
+        for _ in threads.map(fill, parts.items()):
+            pass
     return manifest
 
 
@@ -52,9 +66,9 @@ def read_model(folder: str | Path) -> tuple[Run, dict[str, Tensor]]:
     return read_run(folder), weights
 
 
-def _check_fits(folder: str, manifest: Manifest, name: str, target: Tensor) -> None:
+def _check_fits(folder: str, manifest: Manifest, name: str, target: TensorSlice) -> None:
     stored = manifest.tensors.get(name)
-    wanted = (tuple(target.shape), dtype_name(target.dtype))
+    wanted = (target.shape, dtype_name(target.local.dtype))
     if stored is not None and (stored.shape, stored.dtype) == wanted:
         return
     if not manifest.can_resume:
@@ -89,12 +103,17 @@ class CheckpointReader:
         boxes = list(zip(starts, ends, strict=True))
         source = tuple(slice(lo - at, hi - at) for (lo, hi), at in zip(boxes, stored.offset, strict=True))
         into = tuple(slice(lo - at, hi - at) for (lo, hi), at in zip(boxes, offset, strict=True))
-        if self._base is None:
-            values = self._files.read(stored.file, name, source)
-        else:
-            values = self._decode(self._base, name, stored)[source]
-        target[into].copy_(values)
-        return values.numel()
+        box = target[into]
+        if self._base is not None:
+            box.copy_(self._decode(self._base, name, stored)[source])
+        elif not source:
+            box.copy_(self._files.read(stored.file, name, source))
+        else:  # by blocks of rows: a table in a file may be larger than memory
+            block = max(1, BLOCK_BYTES * len(box) // max(1, box.nbytes))
+            for at in range(0, len(box), block):
+                rows = slice(source[0].start + at, min(source[0].start + at + block, source[0].stop))
+                box[at : at + block].copy_(self._files.read(stored.file, name, (rows, *source[1:])))
+        return box.numel()
 
     def _decode(self, base: CheckpointReader, name: str, stored: StoredSlice) -> Tensor:
         from lakh.checkpoint.encoding import decode
@@ -115,18 +134,20 @@ class _TensorFiles:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._opened: dict[str, Any] = {}
+        self._lock = threading.Lock()
 
     def read(self, file: str, name: str, box: tuple[slice, ...] | None) -> Tensor:
         """The slice `box` of a tensor; None: the whole tensor."""
         url = storage.join(self.folder, file)
         is_local = storage.is_local(url)
         try:
-            if file not in self._opened:
-                self._opened[file] = (
-                    safetensors.safe_open(str(storage.local_path(url)), framework="pt")
-                    if is_local
-                    else RemoteTensorFile(url)
-                )
+            with self._lock:
+                if file not in self._opened:
+                    self._opened[file] = (
+                        safetensors.safe_open(str(storage.local_path(url)), framework="pt")
+                        if is_local
+                        else RemoteTensorFile(url)
+                    )
             if not is_local:
                 return self._opened[file].read(name, box)
             if not box:

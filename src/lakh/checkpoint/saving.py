@@ -1,10 +1,12 @@
 """Write a checkpoint: every rank writes its slices, then rank 0 writes the manifest.
 
     save              write a checkpoint and wait for it
-    CheckpointSave    write in a background thread; blocks the caller only while the tensors are copied
+    CheckpointSave    write in background threads; blocks the caller only while the tensors are copied
 
-Each distinct slice is written once, by the first rank that holds it. `finish` raises on every rank if writing failed on
-any of them; the incomplete folder is ignored, and the next save of that step overwrites it.
+A CheckpointSave has two phases, each with a thread: `start` writes the files, `start_manifest` the manifest. A caller
+that never blocks on storage waits for each with `phases_done`. Each distinct slice is written once, by the first rank
+that holds it. `finish` raises on every rank if writing failed on any of them; the incomplete folder is ignored, and the
+next save of that step overwrites it.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from lakh.checkpoint.chunk_hashes import hash_content
 from lakh.checkpoint.format import Manifest, StoredFile, StoredSlice, StoredTensor
 from lakh.checkpoint.host_copies import HostCopies
 from lakh.checkpoint.incremental import DeltaChain, EncodedState, Squares, combine_errors
-from lakh.checkpoint.slices import dtype_name, slice_of
+from lakh.checkpoint.slices import TensorSlice, dtype_name, slice_of
 from lakh.checkpoint.tensor_file import write_tensors
 from lakh.errors import LakhError, PeerLost, PeerTimeout
 
 __all__ = ["CheckpointSave", "save"]
 
-WRITE_TIMEOUT_S = 3600.0  # for one rank's file; a slower disk counts as hanging
+WRITE_TIMEOUT_S = 3600.0  # for one rank's file, and for the manifest; a slower disk counts as hanging
 
 Gather = Callable[[Any], list[Any] | None]
 """Gathers one value of each rank on rank 0; returns None on the others."""
@@ -35,7 +37,7 @@ Broadcast = Callable[[Any], Any]
 """Returns rank 0's value on every rank."""
 
 
-def save(folder: str, tensors: Mapping[str, Tensor], **facts: Any) -> Manifest:
+def save(folder: str, tensors: Mapping[str, Tensor | TensorSlice], **facts: Any) -> Manifest:
     """Write a checkpoint from one process. `facts` are the keyword arguments of CheckpointSave."""
     saving = CheckpointSave(folder, tensors, **facts)
     saving.write()
@@ -48,7 +50,7 @@ class CheckpointSave:
     def __init__(
         self,
         folder: str,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor | TensorSlice],
         *,
         step: int,
         sequence_index: int,
@@ -59,9 +61,11 @@ class CheckpointSave:
         world: int = 1,
         writes_whole: bool | None = None,
         chain: DeltaChain | None = None,
+        on_complete: Callable[[], None] = lambda: None,
     ) -> None:
         """`writes_whole`: this rank writes the plain tensors, which several ranks hold. One rank of each pipeline
-        stage does so; by default rank 0. `chain`: write an incremental checkpoint when it is time for one."""
+        stage does so; by default rank 0. `chain`: write an incremental checkpoint when it is time for one.
+        `on_complete`: rank 0 calls it after the manifest, in the same thread."""
         self.folder, self.step = folder, step
         self._file, self._attachments = f"rank-{rank:05d}.safetensors", attachments if rank == 0 else {}
         self._facts: dict[str, Any] = {
@@ -87,6 +91,11 @@ class CheckpointSave:
         self._squares: Squares = {}
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._on_complete = on_complete
+        self._manifest_thread: threading.Thread | None = None  # on rank 0
+        self.is_gathered = False
+        """Whether `start_manifest` was called."""
+        self._outcome: Manifest | LakhError | None = None
 
     @property
     def bytes_to_write(self) -> int:
@@ -106,15 +115,17 @@ class CheckpointSave:
         self._thread.start()
 
     @property
-    def is_written(self) -> bool:
-        """Whether this rank's file is written."""
-        return self._thread is None or not self._thread.is_alive()
+    def phases_done(self) -> int:
+        """1 when this rank's file is written; 2 when the manifest is, on the other ranks when it was started."""
+        return int(not _is_alive(self._manifest_thread if self.is_gathered else self._thread)) + self.is_gathered
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until writing has ended or failed; False if it is still running after `timeout_s`."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-        return self.is_written
+        threads = self._thread, self._manifest_thread
+        for thread in threads:
+            if thread is not None:
+                thread.join(timeout_s)
+        return not any(_is_alive(thread) for thread in threads)
 
     def write_now(self) -> None:
         """Write this rank's file and wait; `finish` raises what failed."""
@@ -129,6 +140,8 @@ class CheckpointSave:
         encoded = self._encode(tensors)
         self._entries[self._file] = write_tensors(storage.join(self.folder, self._file), encoded.data)
         self._tensors, self._decoded, self._squares = {}, encoded.decoded, encoded.squares
+        if self._chain is not None and self._thread is not None and self._chain.keeps_copies:
+            self._copies.prepare_spare(encoded.decoded)
         for name, content in self._attachments.items():
             storage.write_bytes(storage.join(self.folder, name), content)
             self._entries[name] = hash_content(content)
@@ -156,20 +169,26 @@ class CheckpointSave:
             raise outcome
         return outcome
 
+    def start_manifest(self, gather: Gather) -> None:
+        """Wait until this rank's file is written; on rank 0 write the manifest in a thread. A collective."""
+        failure = self._failure_of(self._file)
+        gathered = gather((failure, self._file, self._entries, self._boxes, self._squares))
+        self.is_gathered = True
+        if gathered is not None:
+            self._manifest_thread = threading.Thread(
+                target=self._complete_or_fail, args=(gathered,), name="lakh-manifest", daemon=True
+            )
+            self._manifest_thread.start()
+
     def try_finish(self, gather: Gather, broadcast: Broadcast) -> Manifest | LakhError:
         """Wait until this rank's file is written, then complete the checkpoint. A collective.
 
         Returns the manifest, or on every rank the error of a rank that failed; then the checkpoint stays incomplete.
         """
-        where = storage.join(self.folder, self._file)
-        if not self.wait(WRITE_TIMEOUT_S):
-            found = f"is still being written after {WRITE_TIMEOUT_S:g} s"
-            self._failure = PeerTimeout(where, found, "check the disk, then: lakh resume")
-        failure = self._failure
-        if failure is not None and not isinstance(failure, LakhError):
-            failure = PeerLost(where, f"was not written ({failure!r})", "see the output of that rank")
-        gathered = gather((failure, self._file, self._entries, self._boxes, self._squares))
-        outcome: Manifest | LakhError = broadcast(self._complete(gathered) if gathered is not None else None)
+        if not self.is_gathered:
+            self.start_manifest(gather)
+        failure = self._failure_of(storage.MANIFEST) if self._manifest_thread is not None else None
+        outcome: Manifest | LakhError = broadcast(failure or self._outcome)
         if self._failure is not None and not isinstance(self._failure, LakhError):
             raise self._failure  # a bug: with its traceback
         if self._chain is not None and isinstance(outcome, Manifest):
@@ -177,6 +196,24 @@ class CheckpointSave:
         elif self._chain is not None:
             self._chain.reset()
         return outcome
+
+    def _failure_of(self, file: str) -> LakhError | None:
+        """Wait for the thread that runs; why `file` was not written."""
+        where = storage.join(self.folder, file)
+        if not self.wait(WRITE_TIMEOUT_S):
+            found = f"is still being written after {WRITE_TIMEOUT_S:g} s"
+            self._failure = PeerTimeout(where, found, "check the disk, then: lakh resume")
+        if self._failure is None or isinstance(self._failure, LakhError):
+            return self._failure
+        return PeerLost(where, f"was not written ({self._failure!r})", "see the output of that rank")
+
+    def _complete_or_fail(self, gathered: Sequence[tuple[LakhError | None, str, Any, Any, Any]]) -> None:
+        try:
+            self._outcome = self._complete(gathered)
+            if isinstance(self._outcome, Manifest):
+                self._on_complete()
+        except BaseException as failure:  # noqa: BLE001 - `try_finish` raises it in the caller's thread
+            self._failure = failure
 
     def _complete(self, gathered: Sequence[tuple[LakhError | None, str, Any, Any, Any]]) -> Manifest | LakhError:
         """On rank 0: write the manifest, or return the first error."""
@@ -194,6 +231,10 @@ class CheckpointSave:
             return manifest.write(self.folder)
         except LakhError as error:
             return error
+
+
+def _is_alive(thread: threading.Thread | None) -> bool:
+    return thread is not None and thread.is_alive()
 
 
 def _collect(written: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, StoredTensor]:

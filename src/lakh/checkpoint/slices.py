@@ -21,8 +21,10 @@ class TensorSlice:
     writes: bool | None = None
 
 
-def slice_of(tensor: Tensor) -> TensorSlice:
+def slice_of(tensor: Tensor | TensorSlice) -> TensorSlice:
     """The offset and shape of the local part of a tensor; a plain tensor is one slice."""
+    if isinstance(tensor, TensorSlice):
+        return tensor
     from torch.distributed.tensor import DTensor, Replicate
 
     if not isinstance(tensor, DTensor):

@@ -8,7 +8,7 @@ and the dashboard all read these files.
 `EventLog.write` puts the event into a bounded queue that a thread empties, so that a slow disk does not delay a step.
 When the queue is full, events are dropped and counted, and the count is written as `events_dropped`. Readers wait for
 the rest of a partly written last line, read kinds of earlier versions under their current name, and return a kind they
-do not know as `UnknownEvent`.
+do not know as `UnknownEvent`. extremes.py copies the extreme steps to a small file, for a first look at a long run.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ from lakh.events.kinds import (
     Evaluated,
     Event,
     EventsDropped,
+    ExpertLoad,
     FaultInjected,
     HookMetrics,
     Initialised,
+    InputDistributed,
+    MemoryCopied,
+    MemoryRestored,
     NetworkTraffic,
+    NodeChecked,
+    RanksJoined,
     RanksLost,
     Record,
     Resources,
@@ -36,7 +42,10 @@ from lakh.events.kinds import (
     Scored,
     SettingChanged,
     StepDone,
+    StepPredicted,
     StepSkipped,
+    StorageDelayed,
+    StragglerFound,
     UnknownEvent,
     current_kind,
 )
@@ -53,10 +62,16 @@ __all__ = [
     "EventFilesReplaced",
     "EventLog",
     "EventsDropped",
+    "ExpertLoad",
     "FaultInjected",
     "HookMetrics",
     "Initialised",
+    "InputDistributed",
+    "MemoryCopied",
+    "MemoryRestored",
     "NetworkTraffic",
+    "NodeChecked",
+    "RanksJoined",
     "RanksLost",
     "Record",
     "Resources",
@@ -69,7 +84,10 @@ __all__ = [
     "Scored",
     "SettingChanged",
     "StepDone",
+    "StepPredicted",
     "StepSkipped",
+    "StorageDelayed",
+    "StragglerFound",
     "UnknownEvent",
     "current_kind",
     "follow",

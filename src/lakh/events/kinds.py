@@ -14,10 +14,16 @@ __all__ = [
     "Evaluated",
     "Event",
     "EventsDropped",
+    "ExpertLoad",
     "FaultInjected",
     "HookMetrics",
     "Initialised",
+    "InputDistributed",
+    "MemoryCopied",
+    "MemoryRestored",
     "NetworkTraffic",
+    "NodeChecked",
+    "RanksJoined",
     "RanksLost",
     "Record",
     "Resources",
@@ -29,7 +35,10 @@ __all__ = [
     "Scored",
     "SettingChanged",
     "StepDone",
+    "StepPredicted",
     "StepSkipped",
+    "StorageDelayed",
+    "StragglerFound",
     "UnknownEvent",
     "current_kind",
 ]
@@ -100,6 +109,17 @@ class StepDone(Event, kind="step_done"):
     slowest_rank: int | None = None
 
 
+class StepPredicted(Event, kind="step_predicted"):
+    """What the planner says of the step time, once per attempt; `step_s` is None where it can say nothing."""
+
+    step_s: float | None
+    low_s: float | None
+    """With `high_s` the interval that holds four of five measured runs of this kind."""
+    high_s: float | None
+    basis: str
+    """Measurements and factor behind the prediction; without one, the reason."""
+
+
 class StepSkipped(Event, kind="step_skipped"):
     """An update that was not applied, and the reason."""
 
@@ -128,10 +148,34 @@ class Resources(Event, kind="resources"):
     data_starved: int
 
 
+class ExpertLoad(Event, kind="expert_load"):
+    """Every few steps of a mixture of experts: how unevenly the router spread the tokens since the event before."""
+
+    busiest: float
+    """Load of the busiest expert over the mean of its layer, in the worst layer; 1 is even."""
+    layers: Sequence[float]
+    """The same of every layer with experts, in order."""
+    idle: int
+    """Experts of all layers with less than a tenth of the mean load."""
+
+
 class NetworkTraffic(Event, kind="network_traffic"):
     """Bytes that this rank sent in one step, by tier of the cluster."""
 
     sent_bytes: Mapping[str, int]
+
+
+class InputDistributed(Event, kind="input_distributed"):
+    """The ids of a recommendation model's step reached the ranks that hold their rows. Times are since 1970."""
+
+    began_s: float
+    ended_s: float
+    compute_step: int | None
+    """The earlier step that computed for most of that time."""
+    compute_began_s: float
+    compute_ended_s: float
+    overlap_s: float
+    """How much of the time both had in common."""
 
 
 class HookMetrics(Event, kind="hook_metrics"):
@@ -186,6 +230,16 @@ class CheckpointFailed(Event, kind="checkpoint_failed"):
     """The last complete checkpoint; empty if there is none."""
 
 
+class StorageDelayed(Event, kind="storage_delayed"):
+    """A request to an object store failed and is tried again, or took long."""
+
+    operation: str
+    seconds: float
+    """Since its first attempt began."""
+    attempts: int
+    reason: str
+
+
 class CheckpointSkipped(Event, kind="checkpoint_skipped"):
     """A damaged checkpoint that resume skipped."""
 
@@ -231,6 +285,47 @@ class RanksLost(Event, kind="ranks_lost"):
     reason: str
     seconds: float
     """From detecting the loss until the remaining ranks agreed on one state."""
+
+
+class RanksJoined(Event, kind="ranks_joined"):
+    """Replicas that were started again, or added, joined the run at a step boundary."""
+
+    joined: tuple[int, ...]
+    ranks: int
+    """Ranks of the run from now on."""
+    seconds: float
+    """From the step boundary until all ranks agreed on one state."""
+
+
+class MemoryCopied(Event, kind="memory_copied"):
+    """The state was copied to memory (checkpoint.memory_every). `seconds`: how long training waited."""
+
+    bytes: int
+    seconds: float
+
+
+class MemoryRestored(Event, kind="memory_restored"):
+    """The state was restored from copies in memory, without storage."""
+
+    received: tuple[int, ...]
+    """Ranks whose node was lost: another node sent them their copy."""
+    seconds: float
+
+
+class NodeChecked(Event, kind="node_checked"):
+    """The decision of the health agent about its node has changed."""
+
+    node: str
+    decision: str
+    reason: str
+
+
+class StragglerFound(Event, kind="straggler_found"):
+    """A rank computed longer than the mean of the others, by the factor `ratio`, over the last `steps` steps."""
+
+    slow_rank: int
+    ratio: float
+    steps: int
 
 
 class RunEnded(Event, kind="run_ended"):

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lakh.errors import UserError
-from lakh.events.kinds import Event, EventsDropped
+from lakh.events.extremes import StepExtremes
+from lakh.events.kinds import Event, EventsDropped, StepDone
 
 __all__ = ["FOLDER", "EventLog"]
 
@@ -37,6 +38,7 @@ class EventLog:
             self._file = (folder / f"rank-{rank:05d}.jsonl").open("ab")
         except OSError as error:
             raise UserError(str(folder), f"cannot be written ({error.strerror})", "choose another folder") from None
+        self._extremes = StepExtremes(folder) if rank == 0 else None
         self.rank = rank
         self._clock = clock
         self._queue: queue.Queue[Event | None] = queue.Queue(maxsize=queue_events)
@@ -59,6 +61,8 @@ class EventLog:
                 self._queue.put(None, timeout=timeout_s)
             self._thread.join(timeout_s)
             self._file.close()
+            if self._extremes is not None:
+                self._extremes.flush()
 
     def __enter__(self) -> EventLog:
         return self
@@ -83,6 +87,10 @@ class EventLog:
                     return
 
     def _append(self, event: Event) -> None:
-        self._file.write(json.dumps(event.as_dict(), separators=(",", ":")).encode() + b"\n")
+        record = event.as_dict()
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        self._file.write(line)
         if self._queue.empty():
             self._file.flush()
+        if self._extremes is not None and isinstance(event, StepDone):
+            self._extremes.add(record, line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import heapq
 import json
 import math
 import operator
@@ -70,18 +71,23 @@ class RunEventTail:
         self._files: dict[Path, EventFileTail] = {}
         self._pending: list[Record] = []
 
-    def new_records(self, budget_s: float = math.inf) -> tuple[list[Record], bool]:
-        """New records, and whether unread data is left after about `budget_s` seconds of reading."""
+    def new_records(self, budget_s: float = math.inf, max_records: float = math.inf) -> tuple[list[Record], bool]:
+        """New records, and whether unread data is left after about `budget_s` seconds, or `max_records` records."""
         self._find_files()
         deadline_s = time.monotonic() + budget_s
-        while unread := [file for file in self._files.values() if file.has_more]:
-            self._pending += min(unread, key=lambda file: file.last_s).read_block()
-            if time.monotonic() > deadline_s:
-                unread = [file for file in unread if file.has_more]
+        files = enumerate(self._files.values())
+        unread = [(file.last_s, number, file) for number, file in files if file.has_more]
+        heapq.heapify(unread)
+        while unread:
+            _, number, file = heapq.heappop(unread)
+            self._pending += file.read_block()
+            if file.has_more:
+                heapq.heappush(unread, (file.last_s, number, file))
+            if time.monotonic() > deadline_s or len(self._pending) >= max_records:
                 break
         by_time = operator.itemgetter("time_s")
         # Records within a file are ordered: what is unread comes after its last record.
-        horizon_s = min((file.last_s for file in unread), default=math.inf)
+        horizon_s = unread[0][0] if unread else math.inf
         self._pending.sort(key=by_time)
         num_ready = bisect.bisect_right(self._pending, horizon_s, key=by_time)
         ready, self._pending = self._pending[:num_ready], self._pending[num_ready:]

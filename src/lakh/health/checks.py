@@ -75,6 +75,7 @@ CHECKS = (
     HealthCheck("disk-space", "disk_free_share", "below", 0.02, "watch", "the disk is nearly full", _LAKH, 0.001),
     HealthCheck("disk-read-only", "disk_read_only", "above", 0, "drain", "the disk cannot be written", _LAKH, 1),
     HealthCheck("clock-skew", "clock_skew_s", "above", 1.0, "watch", "the clock differs from the storage's", _LAKH, 60),
+    HealthCheck("gemm-checksum", "wrong_products", "above", 0, "drain", "a product of matrices is wrong", _LAKH, 1),
 )
 
 # Xids of the hardware, by what NVIDIA's table advises; the others are errors of applications.

@@ -9,9 +9,10 @@ from lakh.spec.faults import Fault
 from lakh.spec.gpu import Gpu
 from lakh.spec.mesh import Mesh
 from lakh.spec.model import Model
-from lakh.spec.run import Checkpoints, Data, Optimizer, Run, Source, Training, load_run
+from lakh.spec.run import Adapter, Checkpoints, Data, Optimizer, Preference, Run, Source, Training, load_run
 
 __all__ = [
+    "Adapter",
     "Checkpoints",
     "Cluster",
     "Data",
@@ -20,6 +21,7 @@ __all__ = [
     "Mesh",
     "Model",
     "Optimizer",
+    "Preference",
     "Run",
     "Source",
     "Tier",

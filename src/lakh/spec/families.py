@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["FAMILIES", "PLANNED", "ModelFamily"]
+__all__ = ["FAMILIES", "ModelFamily"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,8 @@ class ModelFamily:
     """Optional settings of spec.Model that it computes, beyond those of every family."""
     needs: tuple[str, ...] = ()
     """Optional settings that it cannot do without."""
+    expert_options: tuple[str, ...] = ()
+    """Optional settings of spec.Experts that it computes."""
     norms: int = 2
     """Norms of the residual stream in a block."""
     has_norm_bias: bool = False
@@ -28,8 +30,12 @@ class ModelFamily:
     has_qkv_bias: bool = False
     """Bias on queries, keys and values."""
     has_output_bias: bool = False
-    """Bias on the output of attention and on both matrices of the feed-forward."""
+    """Bias on the output of attention, and on both matrices of a dense feed-forward."""
+    has_sinks: bool = False
+    """Every attention head has a learned score that takes a share of the softmax."""
 
+
+_ROUTED = ("shared", "dense_layers", "balance_bias")
 
 FAMILIES: dict[str, ModelFamily] = {
     "llama": ModelFamily(),
@@ -44,13 +50,20 @@ FAMILIES: dict[str, ModelFamily] = {
         has_output_bias=True,
     ),
     "gemma2": ModelFamily(allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale"), norms=4),
-    "mixtral": ModelFamily(allows=("experts", "sliding_window"), needs=("experts",)),
-    "qwen3_moe": ModelFamily(fixed={"qk_norm": True}, allows=("experts", "sliding_window"), needs=("experts",)),
+    "mixtral": ModelFamily(allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED),
+    "qwen3_moe": ModelFamily(
+        fixed={"qk_norm": True}, allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED
+    ),
+    "deepseek_v2": ModelFamily(
+        allows=("experts", "latent"), needs=("experts", "latent"), expert_options=("shared", "dense_layers")
+    ),
+    "gpt_oss": ModelFamily(
+        allows=("experts", "sliding_window"),
+        needs=("experts",),
+        expert_options=("bias",),
+        has_qkv_bias=True,
+        has_output_bias=True,
+        has_sinks=True,
+    ),
 }
 """By the name that `model.family` and `lakh models` use."""
-
-PLANNED = {
-    "gpt_oss": "GptOssForCausalLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-}
-"""Architectures that `lakh plan` estimates and lakh does not compute, with their class in transformers."""

@@ -3,6 +3,7 @@
 kill(rank=R, step=S)    SIGKILL rank R when it is about to begin step S
 stop(rank=R, step=S)    SIGSTOP rank R: alive to the kernel, silent to its peers
 exit(rank=R, step=S)    the process exits with an error
+lose(rank=R, step=S)    SIGKILL rank R, and its device is gone: a restart runs on one device less
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from lakh.errors import UserError
 
 __all__ = ["Fault"]
 
-FaultKind = Literal["kill", "stop", "exit"]
+FaultKind = Literal["kill", "stop", "exit", "lose"]
 
 
 @dataclass(frozen=True, slots=True)

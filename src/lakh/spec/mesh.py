@@ -5,7 +5,7 @@
     dp_shard      ranks that shard one replica (FSDP2); -1 takes all remaining ranks
     cp            context parallelism: ranks that split each sequence
     tp            tensor parallelism: ranks that split each matrix  (inside a node: frequent, small messages)
-    ep            expert parallelism, over dp_shard x cp: does not multiply the rank count
+    ep            expert parallelism: groups of neighbours along dp_shard x cp; does not multiply the rank count
 
 Axes are listed from the outermost (slowest network tier) to the innermost. Ranks are numbered in this order unless
 `order` says otherwise; placement.py shows what an order means for the network.
@@ -39,7 +39,7 @@ class Mesh:
     cp: int = 1
     """Context parallelism: ranks that split each sequence."""
     ep: int = 1
-    """Expert parallelism: ranks that split the experts of a layer."""
+    """Expert parallelism: ranks of dp_shard x cp that split the experts of a layer and exchange tokens."""
     pp_schedule: Literal["1f1b", "gpipe", "interleaved", "zero_bubble"] = "1f1b"
     """Pipeline schedule."""
     order: tuple[Axis, ...] = AXES
@@ -106,6 +106,11 @@ class Mesh:
                 raise InfeasiblePlan("mesh.ep", f"is {self.ep}, and the model has no experts", "set it to 1")
             self._divides("ep", model.experts.count, "model.experts.count")
 
+    @property
+    def expert_shards(self) -> int:
+        """Ranks of one replica, of a resolved mesh, that shard the same experts."""
+        return self.dp_shard * self.cp // self.ep
+
     def _divides(self, axis: str, size: int, what: str) -> None:
         ranks = getattr(self, axis)
         if size % ranks:
@@ -113,5 +118,5 @@ class Mesh:
             raise InfeasiblePlan(f"mesh.{axis}", f"{ranks} does not divide {what} {size}", f"choose one of {choices}")
 
     def __str__(self) -> str:
-        sizes = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
+        sizes = [f"{axis}={getattr(self, axis)}" for axis in (*AXES, "ep") if getattr(self, axis) != 1]
         return " x ".join(sizes) or "one rank"

@@ -53,12 +53,19 @@ class Experts:
     """Experts have biases and clamped gates, as in GPT-OSS."""
     normalize: bool = True
     """The weights of a token's experts sum to 1."""
+    balance_loss: float = 0.0
+    """Factor of the auxiliary loss that spreads tokens over the experts; 0 for none."""
+    balance_bias: float = 0.0
+    """Change per step of a bias that moves tokens from busy to idle experts, without a loss; 0 for no bias."""
+    capacity: float = 0.0
+    """Most tokens of a micro-batch that an expert takes in training, as a multiple of an even share; the choices with
+    the smallest weights beyond it are dropped. 0 drops none."""
 
     def __post_init__(self) -> None:
         require_positive(self, "count", "top_k", "ffn")
         if self.top_k > self.count:
             raise ConfigError("top_k", f"{self.top_k} of {self.count} experts", "choose at most all of them")
-        require_not_negative(self, "shared", "dense_layers", "most_nodes")
+        require_not_negative(self, "shared", "dense_layers", "most_nodes", "balance_loss", "balance_bias", "capacity")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +129,8 @@ class RopeScaling:
     """yarn: round the bounds between both to whole dims."""
     attention_factor: float | None = None
     """yarn: factor of cosines and sines; default 0.1 ln(factor) + 1."""
+    score_factor: float | None = None
+    """yarn: factor of attention scores, with latent attention (DeepSeek-V2)."""
 
     def __post_init__(self) -> None:
         require_positive(self, "factor", "original_context", "low_frequency", "high_frequency", "beta_fast")
@@ -173,7 +182,7 @@ class Model:
     experts: Experts | None = None
     """Mixture of experts instead of the dense feed-forward (Mixtral, Qwen3-MoE)."""
     latent: Latent | None = None
-    """Latent attention instead of plain heads: planned, not trained."""
+    """Latent attention instead of plain heads (DeepSeek-V2)."""
     sliding_window: SlidingWindow | None = None
     """Sliding-window attention in some layers."""
     family: str | None = None
@@ -209,6 +218,15 @@ class Model:
     @property
     def head_dim(self) -> int:
         return self.head_size or self.width // self.heads
+
+    @property
+    def cache_heads(self) -> int:
+        """Heads of the KV cache: latent attention stores one, which all query heads share."""
+        return 1 if self.latent else self.kv_heads
+
+    @property
+    def cache_head_dim(self) -> int:
+        return self.kv_rank + self.rope_dim if self.latent else self.head_dim
 
     @property
     def family_name(self) -> str:
@@ -257,9 +275,11 @@ class Model:
             if getattr(self, name) is None:
                 raise InfeasiblePlan(f"model.{name}", f"is missing: {family} has {OPTIONAL_PARTS[name]}", "set it")
         if self.experts is not None:
-            for name in ("shared", "dense_layers", "bias"):
-                if getattr(self.experts, name):
-                    found = "is set: planned (lakh plan estimate) and not trained"
+            if "bias" in traits.expert_options and not self.experts.bias:
+                raise InfeasiblePlan("model.experts.bias", f"is false: the experts of {family} have biases", "set it")
+            for name in ("shared", "dense_layers", "bias", "balance_bias"):
+                if getattr(self.experts, name) and name not in traits.expert_options:
+                    found = f"is set: planned (lakh plan estimate) and not trained by {family}"
                     raise InfeasiblePlan(f"model.experts.{name}", found, "remove it")
 
     # --- optional parts as plain numbers: 0 where the model does not have the part ---
@@ -348,12 +368,18 @@ class Model:
         traits = self.traits
         norms = (self.layers * traits.norms + 1) * self.width * (2 if traits.has_norm_bias else 1)
         vectors = self.layers * (self.q_rank + self.kv_rank)
+        if self.experts and self.experts.balance_bias:
+            vectors += self.mixture_layers * self.num_experts
         if self.qk_norm:
             vectors += 2 * self.layers * self.head_dim
         if traits.has_qkv_bias:
             vectors += self.layers * (self.heads + 2 * self.kv_heads) * self.head_dim
         if traits.has_output_bias:
-            vectors += self.layers * (2 * self.width + self.ffn)
+            vectors += self.layers * self.width
+            vectors += (self.layers - self.mixture_layers) * (self.width + self.ffn)
+        if traits.has_sinks:
+            vectors += self.layers * self.heads
+            vectors += self.mixture_layers * self.num_experts * (1 + 2 * self.expert_ffn + self.width)
         return self.body_weights + norms + vectors + self.table_weights
 
     @property

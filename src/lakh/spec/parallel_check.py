@@ -16,17 +16,34 @@ STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 2}
 """Pipeline stages (consecutive blocks) on each rank, by schedule."""
 
 
-def check_parallelism(run: Run, world: int) -> Mesh:
-    """The mesh for this many ranks; raises InfeasiblePlan where the trainer would fail or be silently wrong."""
-    run.model.require_trainable()
+def check_parallelism(run: Run, world: int, *, uneven: bool = False) -> Mesh:
+    """The mesh for this many ranks; raises InfeasiblePlan where the trainer would fail or be silently wrong.
+
+    `uneven`: ranks were lost, and the replicas need not have equally many micro-batches.
+    """
     mesh = run.mesh.resolve(world)
-    accumulation = run.accumulation(world)
+    if run.workload == "dlrm":
+        return _check_recommender(run, mesh)
+    run.model.require_trainable()
+    accumulation = run.accumulation(world, uneven=uneven)
     tokens = run.data.sequence // mesh.cp
     if tokens % mesh.tp:
         found = f"{mesh.tp} tensor-parallel ranks do not divide sequences of {tokens} tokens"
         raise InfeasiblePlan("mesh.tp", found, "choose a divisor")
     if mesh.ep > 1:
-        raise InfeasiblePlan("mesh.ep", f"is {mesh.ep}: expert parallelism is planned and not trained", "set it to 1")
+        _check_experts(run, mesh)
+    if run.model.experts is not None and run.model.experts.capacity and mesh.cp > 1:
+        found = f"bounds the tokens of a micro-batch, of which each of {mesh.cp} context-parallel ranks sees a part"
+        raise InfeasiblePlan("model.experts.capacity", found, "set it to 0, or mesh.cp to 1")
+    if run.adapter.rank and mesh.tp * mesh.pp > 1:
+        found = f"adapters are trained with data and context parallelism; tp is {mesh.tp} and pp is {mesh.pp}"
+        raise InfeasiblePlan("adapter.rank", found, "set mesh.tp and mesh.pp to 1")
+    if run.adapter.rank and run.adapter.base_bits == 4 and world > 1:
+        found = f"is 4 on {world} ranks: sharded weights are not quantized"
+        raise InfeasiblePlan("adapter.base_bits", found, "use one rank, or 16 bits")
+    if run.preference.beta and mesh.tp * mesh.pp * mesh.cp > 1:
+        found = f"pairs of answers are trained with data parallelism; tp is {mesh.tp}, pp {mesh.pp} and cp {mesh.cp}"
+        raise InfeasiblePlan("preference.beta", found, "set mesh.tp, mesh.pp and mesh.cp to 1")
     if mesh.pp > 1:
         _check_pipeline(run, mesh, accumulation)
     if run.train.compile == "model" and world > 1:
@@ -35,6 +52,36 @@ def check_parallelism(run: Run, world: int) -> Mesh:
     if run.train.replica_codec != "none" and run.train.backend != "c3":
         found = f"{run.train.replica_codec} needs train.backend = c3, which is {run.train.backend}"
         raise InfeasiblePlan("train.replica_codec", found, 'set train.backend = "c3", or train.replica_codec = "none"')
+    return mesh
+
+
+def _check_experts(run: Run, mesh: Mesh) -> None:
+    experts, sharding = run.model.experts, mesh.dp_shard * mesh.cp
+    assert experts is not None  # Mesh.check
+    if sharding % mesh.ep:
+        found = f"{mesh.ep} does not divide the {sharding} ranks of dp_shard x cp, over which experts are split"
+        raise InfeasiblePlan("mesh.ep", found, "choose a divisor")
+    shards = mesh.expert_shards
+    if experts.count // mesh.ep % shards and (experts.ffn // mesh.tp % shards or run.model.width % shards):
+        found = (
+            f"{shards} ranks share {experts.count // mesh.ep} experts and divide neither their number nor their size"
+        )
+        raise InfeasiblePlan("mesh.ep", found, "choose another")
+    if run.train.replica_codec != "none":
+        found = f"{run.train.replica_codec} encodes blocks that have one group of replicas, and experts have their own"
+        raise InfeasiblePlan("train.replica_codec", found, 'set it to "none", or mesh.ep to 1')
+
+
+def _check_recommender(run: Run, mesh: Mesh) -> Mesh:
+    """Tables are sharded over all ranks (dlrm.sharding); each rank reads other samples."""
+    run.accumulation(mesh.ranks)
+    for axis in ("tp", "pp", "cp", "ep"):
+        if getattr(mesh, axis) > 1:
+            found = f"is {getattr(mesh, axis)}, and a recommendation model is sharded by its tables (dlrm.sharding)"
+            raise InfeasiblePlan(f"mesh.{axis}", found, "set it to 1")
+    if mesh.dp_replicate > 1 and mesh.dp_shard > 1:
+        found = f"{mesh.dp_replicate} replicas of {mesh.dp_shard} ranks: replicas of sharded tables are not supported"
+        raise InfeasiblePlan("mesh.dp_replicate", found, "set it to 1, or to the number of ranks")
     return mesh
 
 

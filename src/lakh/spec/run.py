@@ -21,10 +21,11 @@ from typing import Any, Literal
 from lakh import config
 from lakh.errors import ConfigError, InfeasiblePlan, LakhError, UserError
 from lakh.spec.cluster import Cluster, load_cluster, shared_file
+from lakh.spec.embedding import Recommender
 from lakh.spec.mesh import Mesh
 from lakh.spec.model import Model
 
-__all__ = ["Checkpoints", "Data", "Optimizer", "Run", "Source", "Training", "load_run"]
+__all__ = ["Adapter", "Checkpoints", "Data", "Optimizer", "Run", "Source", "Training", "load_run"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +76,18 @@ class Data:
                 raise ConfigError("skip", f"[{first}, {end}] is not a range", todo)
         if len(self.mixture) != len({source.tokens for source in self.mixture}):
             raise ConfigError("mixture", "names a source twice", "list each source once, with its total weight")
+
+    def share_of(self, mesh: Mesh, data_rank: int) -> tuple[int, int]:
+        """(first sequence, number of sequences) of a step that a data-parallel rank of a resolved mesh reads.
+
+        The ranks of a replica take equally many micro-batches, because they run their collectives together. Replicas
+        differ by at most one micro-batch per rank, after others were lost.
+        """
+        per_pass = mesh.dp_shard * self.micro_batch
+        replica, shard = divmod(data_rank, mesh.dp_shard)
+        each, more = divmod(self.batch // per_pass, mesh.dp_replicate)
+        rows = (each + (replica < more)) * self.micro_batch
+        return (replica * each + min(replica, more)) * per_pass + shard * rows, rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +153,7 @@ class Training:
     fp8: bool = False
     """Compute the blocks' matrix products in fp8: faster from a billion parameters on, with slightly higher loss."""
     threads: int = 0
-    """CPU threads per rank; 0 divides the cores among the ranks of a machine."""
+    """CPU threads per rank; 0 divides the cores among the ranks of a machine, and uses fewer beside busy processes."""
     eval_every: int = 50
     """Steps between evaluations on held-out documents; 0 evaluates only at the end."""
     eval_sequences: int = 32
@@ -157,8 +170,8 @@ class Training:
     checkpoint when the loss jumps and skip the step's sequences. Updates that are not finite are always skipped."""
     spike_factor: float = 4.0
     """A gradient norm, or a rise of the loss, of this many times the usual is a spike."""
-    sinks: tuple[Literal["tensorboard", "prometheus"], ...] = ()
-    """Additional outputs of the run's events: RUN/tensorboard, and a Prometheus endpoint."""
+    sinks: tuple[Literal["tensorboard", "prometheus", "wandb", "mlflow"], ...] = ()
+    """More outputs of the run's events: RUN/tensorboard, a Prometheus endpoint, RUN/wandb (offline), RUN/mlflow."""
     prometheus_port: int = 9108
     """Port of the Prometheus endpoint; 0 takes a free port, written to RUN/prometheus.json."""
     peer_timeout_s: float = 120.0
@@ -187,15 +200,77 @@ class Checkpoints:
     url: str = ""
     """Where to write checkpoints, such as s3://bucket/run; they go to URL/checkpoints. Empty: the folder of the run."""
     incremental: Literal["off", "exact", "bounded", "factored", "weights"] = "off"
-    """Checkpoints between full ones, at most eight in a row: "exact" (bit-exact), "bounded" (4-bit weights and first
-    moments, 8-bit second moments), "factored" (the same, second moments factored), or "weights" (bf16 weights alone,
-    which cannot resume)."""
+    """Checkpoints between full ones, at most eight in a row: "exact" (bit-exact), "bounded" (about 5 bits
+    for weights and first moments, 4 for second moments), "factored" (4 bits, second moments factored), or "weights"
+    (bf16 weights alone, which cannot resume)."""
+    memory_every: int = 0
+    """Steps between copies of the state in memory, on this node and on another one; 0 makes none."""
     background: Literal["auto", "on", "off"] = "auto"
     """Write checkpoints in the background, from a copy of the state in host memory; "auto" does so if the copy fits."""
 
     def __post_init__(self) -> None:
-        config.require_not_negative(self, "every")
+        config.require_not_negative(self, "every", "memory_every")
         config.require_positive(self, "keep")
+
+
+NF4_BITS = 4.25
+"""Of a weight in 4 bits, with its part of a scale."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """Fine-tuning with low-rank adapters (LoRA): a matrix W becomes W + alpha / rank * B A, and W stays as it is."""
+
+    rank: int = 0
+    """Rank of the adapters' matrices; 0 trains every weight, without adapters."""
+    alpha: float = 32.0
+    """The adapters' output is multiplied by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Matrices of a block that get an adapter, such as "q" and "v"; empty: all of them."""
+    base_bits: int = 16
+    """Bits of a frozen weight in training: 16 or, to save memory, 4 (QLoRA's NormalFloat); merging uses the base as it
+    is stored."""
+    base_sha256: str = ""
+    """Fingerprint of the weights in init_from; other weights are refused. Empty: not checked."""
+
+    def __post_init__(self) -> None:
+        config.require_not_negative(self, "rank")
+        _require_finite(self)
+        _require_at_most(self, rank=4096)
+        config.require(self, "base_bits", lambda bits: bits in (4, 16), "is neither 4 nor 16", "choose one of them")
+        config.require(self, "alpha", lambda alpha: alpha > 0, "is not positive", "choose e.g. twice the rank")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def state_bytes(self, model: Model) -> int:
+        """Bytes of the frozen weights, and of weights, gradients and moments of adapters of every matrix."""
+        attention = 2 * (model.width + model.heads * model.head_dim) + 2 * (
+            model.width + model.kv_heads * model.head_dim
+        )
+        per_block = attention + 3 * (model.width + model.ffn)
+        base_bytes = 4.0 * model.parameters
+        if self.base_bits == 4:
+            base_bytes -= (4 - NF4_BITS / 8) * model.layers * (model.attention_weights + model.ffn_weights)
+        return int(base_bytes) + 16 * self.rank * model.layers * per_block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preference:
+    """Direct preference optimization (DPO): pairs of a chosen and a rejected answer, from `lakh tune --method dpo`."""
+
+    beta: float = 0.0
+    """How strongly the model is kept near the model before training; 0 trains on the next-token loss instead."""
+    reference: str = ""
+    """File with the log-probabilities that the model before training gives to the answers."""
+
+    def __post_init__(self) -> None:
+        _require_finite(self)
+        config.require_not_negative(self, "beta")
+        if self.beta and not self.reference:
+            found = "is empty, and the loss of preference.beta compares with it"
+            raise ConfigError("reference", found, "make it with: lakh tune --method dpo")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,8 +279,8 @@ class Run:
     """Name of this run."""
     seed: int = 1
     """Seed of the initial weights and of the data order."""
-    workload: Literal["code"] = "code"
-    """Kind of workload; code language models are the only one."""
+    workload: Literal["code", "dlrm"] = "code"
+    """What is trained: "code", the language model of `model`, or "dlrm", the recommendation model of `dlrm`."""
     init_from: str = ""
     """Initial weights: a Hugging Face directory, a GGUF file or a run; empty initialises randomly from the seed."""
     model: Model = field(default_factory=Model)
@@ -215,6 +290,10 @@ class Run:
     optim: Optimizer = field(default_factory=Optimizer)
     train: Training = field(default_factory=Training)
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
+    adapter: Adapter = field(default_factory=Adapter)
+    preference: Preference = field(default_factory=Preference)
+    dlrm: Recommender = field(default_factory=Recommender)
+    """The recommendation model and its data; without effect on the workload "code"."""
 
     def __post_init__(self) -> None:
         if not self.name.strip() or "/" in self.name:
@@ -230,10 +309,41 @@ class Run:
         if warmup > steps:
             found = f"{warmup} is more than train.steps {steps}"
             raise ConfigError("optim.warmup_steps", found, "warm up for fewer steps")
+        if self.adapter.rank and not self.init_from:
+            raise ConfigError("init_from", "is empty, and adapters need a base model", "name the model to fine-tune")
         if data.sequence % (2 * cp) and cp > 1:
             found = f"2 x {cp} does not divide data.sequence {data.sequence}"
             raise InfeasiblePlan("mesh.cp", found, "choose another")
         self.mesh.check(self.model)
+        if self.preference.beta:
+            self._check_preference()
+        if self.workload == "dlrm":
+            self._check_recommender()
+
+    def _check_preference(self) -> None:
+        data = self.data
+        if data.sequence % 2 or data.packing != "best-fit" or data.document_mask or data.fim_rate:
+            found = "a pair is a sequence of two halves, packed best-fit, without document masks and fill-in-the-middle"
+            raise ConfigError("preference.beta", found, "make the run with: lakh tune --method dpo")
+        if self.adapter.rank and self.adapter.base_bits != 16:
+            found = f"is {self.adapter.base_bits}, and the model before training is compared in full precision"
+            raise ConfigError("adapter.base_bits", found, "set it to 16")
+
+    def _check_recommender(self) -> None:
+        if not self.dlrm.tables:
+            raise ConfigError("dlrm.tables", "is empty", "name the tables, as recipes/dlrm.py does")
+        if self.data.sequence != 1:
+            found = f"is {self.data.sequence}, and a sample of a recommendation model is one position"
+            raise ConfigError("data.sequence", found, "set it to 1")
+        if self.optim.kind != "adamw":
+            found = f"is {self.optim.kind}, and the network of a recommendation model has no blocks"
+            raise ConfigError("optim.kind", found, "set it to adamw")
+        if self.init_from or self.adapter.rank:
+            raise ConfigError("init_from", "recommendation models start from random weights", "leave it empty")
+
+    @property
+    def parameters(self) -> int:
+        return self.dlrm.parameters if self.workload == "dlrm" else self.model.parameters
 
     @property
     def tokens_per_step(self) -> int:
@@ -246,12 +356,32 @@ class Run:
     @property
     def flops(self) -> float:
         """Training FLOPs of the whole run, causal-exact."""
-        return self.tokens * self.model.flops_per_token(self.data.sequence)
+        return self.tokens * self.flops_per_token
 
-    def accumulation(self, world: int) -> int:
-        """Gradient accumulation: micro-batches of each rank in one step, on `world` ranks."""
-        ranks, batch, micro_batch = self.mesh.resolve(world).data_ranks, self.data.batch, self.data.micro_batch
+    @property
+    def flops_per_token(self) -> float:
+        """Training FLOPs of one token, without those of adapters; frozen weights have no gradient."""
+        if self.workload == "dlrm":
+            return self.dlrm.flops_per_sample
+        return self.model.flops_per_token(self.data.sequence, frozen=self.adapter.rank > 0)
+
+    def accumulation(self, world: int, *, uneven: bool = False) -> int:
+        """Gradient accumulation: micro-batches of each rank in one step, on `world` ranks.
+
+        `uneven`: replicas may differ by one micro-batch (`Data.share_of`), and this is the largest number.
+        """
+        mesh, batch, micro_batch = self.mesh.resolve(world), self.data.batch, self.data.micro_batch
+        ranks = mesh.data_ranks
         per_pass = ranks * micro_batch
+        is_uneven = (
+            uneven
+            and self.workload == "code"
+            and mesh.pp == 1
+            and batch >= per_pass
+            and not batch % (mesh.dp_shard * micro_batch)
+        )
+        if is_uneven:
+            return -(-batch // per_pass)
         if batch % per_pass:
             found = f"{batch} sequences cannot be split over {ranks} data-parallel ranks x micro_batch {micro_batch}"
             raise InfeasiblePlan("data.batch", found, f"choose a multiple of {per_pass}, or another micro_batch")
@@ -264,7 +394,8 @@ class Run:
         bf16 = self.train.precision == "bf16"
         tokens = self.data.micro_batch * self.data.sequence // mesh.cp
         activations = self.model.activation_bytes(tokens, dtype_bytes=2 if bf16 else 4) // (mesh.tp * mesh.pp)
-        return {"states": -(-self.model.state_bytes() // shards), "activations": activations}
+        states = self.adapter.state_bytes(self.model) if self.adapter.rank else self.model.state_bytes()
+        return {"states": -(-states // shards), "activations": activations}
 
 
 def _require_finite(settings: Any) -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import http.client
 import os
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lakh import checkpoint, storage
+from lakh import checkpoint, events, storage
 from lakh.checkpoint.loading import _TensorFiles
 from lakh.errors import CorruptCheckpoint, PeerLost, UserError
+from lakh.health.faults.object_store import SLOW_DOWN, FaultyObjectStore, StoreFault
+from lakh.spec import Checkpoints, Data, Model, Optimizer, Run, Training
+from lakh.trainer.loop import train
+
+TOKENS = Path(__file__).resolve().parents[2] / "golden" / "tokens-1"
 
 FACTS = {"sequence_index": 8, "run_sha256": "r", "data_sha256": "d", "attachments": {"run.toml": b"x = 1"}}
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
-SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
 def state() -> dict[str, torch.Tensor]:
@@ -40,65 +41,11 @@ def check(folder: str) -> None:
         assert torch.equal(into[name], tensor), name
 
 
-class FaultyServer:
-    """A server in front of the S3 server. `fault` decides about each request: "pass", "reset", or (status, body)."""
-
-    def __init__(self, target: str) -> None:
-        host = target.removeprefix("http://")
-        self.fault: Callable[[str, str], Any] = lambda method, path: "pass"
-        self.requests: list[tuple[str, str]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def handle_one(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                outer.requests.append((self.command, self.path))
-                fault = outer.fault(self.command, self.path)
-                if fault == "reset":
-                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-                    self.connection.close()
-                    self.close_connection = True
-                    return
-                if fault == "pass":
-                    forward = http.client.HTTPConnection(host, timeout=30)
-                    forward.request(self.command, self.path, body, dict(self.headers))
-                    answer = forward.getresponse()
-                    status, content, headers = answer.status, answer.read(), answer.getheaders()
-                else:
-                    (status, content), headers = fault, [("Content-Type", "application/xml")]
-                self.send_response(status)
-                skipped = {"content-length", "transfer-encoding", "connection", "server", "date"}
-                length = {key.lower(): value for key, value in headers}.get("content-length", len(content))
-                for key, value in headers:
-                    if key.lower() not in skipped:
-                        self.send_header(key, value)
-                self.send_header("Content-Length", str(length if self.command == "HEAD" else len(content)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(content)
-
-            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_one
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
 @pytest.fixture
-def faulty(s3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
+def faulty(s3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyObjectStore]:
     import fsspec
 
-    server = FaultyServer(os.environ["AWS_ENDPOINT_URL"])
+    server = FaultyObjectStore(os.environ["AWS_ENDPOINT_URL"])
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     monkeypatch.setattr(storage, "RETRY_FIRST_WAIT_S", 0.001)
     fsspec.get_filesystem_class("s3").clear_instance_cache()
@@ -108,7 +55,9 @@ def faulty(s3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_on_s3_is_the_same_as_on_disk(s3, faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_on_s3_is_the_same_as_on_disk(
+    s3, faulty: FaultyObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage, "RANGE_BYTES", 8192)
     old, new = save("s3://bucket/run", 5), save("s3://bucket/run", 10)
     assert checkpoint.newest_usable("s3://bucket/run") == (new, [])
@@ -132,12 +81,12 @@ def test_a_checkpoint_on_s3_is_the_same_as_on_disk(s3, faulty: FaultyServer, mon
 
 
 @pytest.mark.slow
-def test_resets_and_slow_downs_are_retried(faulty: FaultyServer) -> None:
+def test_resets_and_slow_downs_are_retried(faulty: FaultyObjectStore) -> None:
     count = [0]
 
     def every_third_fails(method: str, path: str) -> Any:
         count[0] += 1
-        return {1: "reset", 2: (503, SLOW_DOWN)}.get(count[0] % 6, "pass")
+        return {1: "reset", 2: SLOW_DOWN}.get(count[0] % 6, "pass")
 
     faulty.fault = every_third_fails
     folder = save("s3://bucket/flaky", 5)
@@ -147,7 +96,7 @@ def test_resets_and_slow_downs_are_retried(faulty: FaultyServer) -> None:
 
 @pytest.mark.slow
 def test_a_writer_stopped_after_any_request_leaves_a_usable_checkpoint(
-    faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch
+    faulty: FaultyObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "RETRY_ATTEMPTS", 1)
     old, new = save("s3://bucket/torn", 5), "s3://bucket/torn/checkpoints/step-00000010"
@@ -175,7 +124,7 @@ def test_a_writer_stopped_after_any_request_leaves_a_usable_checkpoint(
     assert found == [True] * 3 + [False], "three objects: tensors, run.toml, manifest"
 
 
-def test_a_wrong_bucket_and_expired_credentials_are_clear_errors(faulty: FaultyServer) -> None:
+def test_a_wrong_bucket_and_expired_credentials_are_clear_errors(faulty: FaultyObjectStore) -> None:
     with pytest.raises(UserError, match=r"s3://nowhere.*bucket does not exist"):
         save("s3://nowhere/run", 5)
     faulty.fault = lambda method, path: (403, EXPIRED)
@@ -183,7 +132,41 @@ def test_a_wrong_bucket_and_expired_credentials_are_clear_errors(faulty: FaultyS
         save("s3://bucket/expired", 5)
 
 
-def test_a_server_that_does_not_answer_is_a_lost_peer(faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_when_its_credentials_expire_and_says_that_it_is_unprotected(
+    faulty: FaultyObjectStore, tmp_path: Path
+) -> None:
+    run = Run(
+        name="tiny",
+        model=Model(layers=1, width=16, heads=2, kv_heads=1, ffn=24, vocab=320, context=32),
+        data=Data(tokens=str(TOKENS), sequence=16, batch=4, micro_batch=4),
+        optim=Optimizer(lr=1e-2, warmup_steps=2, schedule="constant"),
+        train=Training(steps=6, eval_every=0, eval_sequences=4, precision="f32", device="cpu", threads=1),
+        checkpoint=Checkpoints(every=2, background="off", url="s3://bucket/expiring"),
+    )
+    written: set[str] = set()
+
+    def expire(method: str, path: str) -> StoreFault:
+        written.add(path if method == "PUT" and "step-00000004" in path else "")
+        return (403, EXPIRED) if any(written) else "pass"
+
+    faulty.fault = expire
+    with pytest.raises(UserError, match=r"token has expired.*lakh resume"):
+        train(run, tmp_path / "run")
+    found = events.read(tmp_path / "run")
+    failed = [event for event in found if isinstance(event, events.CheckpointFailed)]
+    assert [(event.step, event.last.rpartition("/")[2]) for event in failed] == [
+        (4, "step-00000002"),
+        (6, "step-00000002"),
+    ]
+    assert all("token has expired" in event.reason for event in failed)
+    assert [event.step for event in found if isinstance(event, events.StepDone)] == [1, 2, 3, 4, 5, 6]
+    faulty.fault = lambda method, path: "pass"
+    assert train(run, tmp_path / "run").step == 6
+
+
+def test_a_server_that_does_not_answer_is_a_lost_peer(
+    faulty: FaultyObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage, "RETRY_ATTEMPTS", 1)
     faulty.fault = lambda method, path: (500, b"<Error><Code>InternalError</Code><Message>down</Message></Error>")
     with pytest.raises(PeerLost, match="try again later"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lakh.errors import DataError
-from lakh.events import Event, FaultInjected, RanksLost, Restarted, StepDone
+from lakh.events import Event, FaultInjected, RanksLost, Restarted, StepDone, StorageDelayed
 from lakh.health.drill import measure_drill
 
 CALM = {"loss": 2.5, "stream_sha256": "abc"}
@@ -43,3 +43,17 @@ def test_runs_that_read_different_sequences_fail_the_drill() -> None:
 def test_a_fault_that_never_happened_fails_the_drill() -> None:
     with pytest.raises(DataError, match="never injected"):
         measure_drill("kill", [step(1, 101.0)], CALM, CALM)
+
+
+def test_every_repeat_is_measured_and_the_longest_counts() -> None:
+    found = [step(n, 100.0 + n) for n in range(4)] + [step(4, 110.0), step(5, 111.0), step(6, 113.5)]
+    result = measure_drill("kill-all", found, CALM, CALM, [103.5, 111.5])
+    assert result.next_steps_s == (6.5, 2.0)
+    assert result.next_step_s == 6.5
+
+
+def test_a_slow_object_store_is_detected_by_its_first_delay() -> None:
+    delay = StorageDelayed(time_s=105.0, operation="write x", seconds=2.0, attempts=1, reason="is slow")
+    found = [step(1, 101.0), step(2, 104.0), delay, step(3, 106.0)]
+    assert measure_drill("s3-slow", found, CALM, CALM, [102.0]).detect_s == 3.0
+    assert measure_drill("kill-all", found, CALM, CALM, [102.0]).detect_s is None

@@ -13,10 +13,17 @@ from lakh.spec.parallel_check import check_parallelism
 MODEL = Model(layers=4, width=64, heads=8, kv_heads=4, ffn=96, vocab=128, context=64, tied=False)
 
 
-def run(*, tied: bool = False, sequence: int = 32, train: dict[str, Any] | None = None, **mesh: Any) -> Run:
+def run(
+    *,
+    tied: bool = False,
+    sequence: int = 32,
+    train: dict[str, Any] | None = None,
+    experts: Experts | None = None,
+    **mesh: Any,
+) -> Run:
     return Run(
         name="cut",
-        model=dataclasses.replace(MODEL, tied=tied),
+        model=dataclasses.replace(MODEL, tied=tied, experts=experts),
         mesh=Mesh(**mesh),
         data=Data(sequence=sequence, batch=8, micro_batch=1),
         train=Training(**(train or {})),
@@ -45,9 +52,28 @@ def test_a_supported_mesh_is_returned_resolved() -> None:
     assert check_parallelism(run(train={"compile": "model"}), 1).ranks == 1
 
 
-def test_expert_parallelism_is_refused() -> None:
-    model = dataclasses.replace(MODEL, experts=Experts(count=4, top_k=2, ffn=48))
-    trained = dataclasses.replace(run(dp_shard=2), model=model)
-    check_parallelism(trained, 2)
-    with pytest.raises(InfeasiblePlan, match=r"mesh.ep.*planned and not trained"):
-        check_parallelism(dataclasses.replace(trained, mesh=Mesh(dp_shard=2, ep=2)), 2)
+def of_experts(count: int = 4, *, capacity: float = 0.0, train: dict[str, Any] | None = None, **mesh: Any) -> Run:
+    return run(train=train, experts=Experts(count=count, top_k=2, ffn=50, capacity=capacity), **mesh)
+
+
+@pytest.mark.parametrize(
+    ("refused", "world", "words"),
+    [
+        (of_experts(ep=4), 2, "mesh.ep: 4 does not divide the 2 ranks of dp_shard x cp"),
+        (of_experts(count=2, ep=2, tp=2), 16, "4 ranks share 1 experts and divide neither"),
+        (
+            of_experts(ep=2, dp_replicate=2, train={"replica_codec": "int8", "backend": "c3"}),
+            4,
+            "experts have their own",
+        ),
+        (of_experts(capacity=1.0, cp=2), 2, "model.experts.capacity: .* each of 2 context-parallel ranks"),
+    ],
+)
+def test_experts_that_cannot_be_split_are_refused(refused: Run, world: int, words: str) -> None:
+    with pytest.raises(InfeasiblePlan, match=words):
+        check_parallelism(refused, world)
+
+
+def test_experts_are_split_over_shards_and_context_ranks() -> None:
+    mesh = check_parallelism(of_experts(ep=4, cp=2), 8)
+    assert (mesh.ep, mesh.expert_shards, str(mesh)) == (4, 2, "dp_shard=4 x cp=2 x ep=4")

@@ -7,7 +7,7 @@ import pytest
 
 from lakh import config
 from lakh.errors import ConfigError, InfeasiblePlan, UserError
-from lakh.spec import Fault, Mesh, Run, load_run
+from lakh.spec import Data, Fault, Mesh, Run, load_run
 from lakh.spec.cluster import load_cluster
 
 RECIPES = [
@@ -46,6 +46,26 @@ def test_the_big_recipes_fill_their_clusters() -> None:
     run = load_run("recipes/cluster.py:code_70b_24k")
     assert run.mesh.ranks == run.cluster.gpus == 24_576
     assert run.tokens == pytest.approx(1.4e12, rel=0.01)
+
+
+@pytest.mark.parametrize(("replicas", "shards"), [(1, 1), (4, 1), (3, 1), (5, 2), (7, 2), (2, 4)])
+def test_the_shares_of_a_step_cover_it_once_and_replicas_differ_by_one_micro_batch(replicas: int, shards: int) -> None:
+    data, mesh = Data(batch=32, micro_batch=2), Mesh(dp_replicate=replicas, dp_shard=shards)
+    shares = [data.share_of(mesh, rank) for rank in range(mesh.data_ranks)]
+    assert [row for first, rows in shares for row in range(first, first + rows)] == list(range(32))
+    counts = [rows for _, rows in shares]
+    assert max(counts) - min(counts) in (0, 2)
+    for replica in range(replicas):
+        assert len(set(counts[replica * shards : (replica + 1) * shards])) == 1
+    run = Run(name="r", data=data, mesh=mesh)
+    assert run.accumulation(mesh.ranks, uneven=True) == max(counts) // 2
+
+
+def test_an_uneven_step_needs_a_micro_batch_for_each_replica_and_no_pipeline() -> None:
+    with pytest.raises(InfeasiblePlan):
+        Run(name="r", data=Data(batch=4, micro_batch=2), mesh=Mesh(dp_replicate=3)).accumulation(3, uneven=True)
+    with pytest.raises(InfeasiblePlan):
+        Run(name="r", data=Data(batch=8, micro_batch=2), mesh=Mesh(dp_replicate=3, pp=2)).accumulation(6, uneven=True)
 
 
 def test_accumulation_follows_the_ranks() -> None:

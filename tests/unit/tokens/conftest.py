@@ -35,7 +35,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = [f"def {WORDS[(i + k) % 8]}_{i}(x):\n    return x + {i * k}\n" for k in range(1 + i % 5)]
         (home / "proj" / f"f{i}.py").write_text("\n".join(lines))
     (home / "proj" / "trap.py").write_text(TRAP)
-    build([str(home / "proj")], home / "corpus")
+    build([f"own:{home / 'proj'}"], home / "corpus")
     return home / "corpus"
 
 

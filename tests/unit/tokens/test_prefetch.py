@@ -15,8 +15,9 @@ import pytest
 from lakh.errors import CorruptShard, PeerLost, PeerTimeout, UserError
 from lakh.spec import Data
 from lakh.tokens.dataset.packing import pack
+from lakh.tokens.loading import prefetch
 from lakh.tokens.loading.digest import StreamDigest, digest_sequences
-from lakh.tokens.loading.prefetch import BatchRequest, Prefetcher
+from lakh.tokens.loading.prefetch import BatchRequest, Prefetcher, prepare_reader
 from lakh.tokens.loading.stream import TokenStream, document_numbers
 from lakh.tokens.tokenizer import Tokenizer
 
@@ -95,6 +96,35 @@ def test_errors_of_the_child_are_raised_in_the_trainer(packed: Path, tmp_path: P
         closing(Prefetcher(request(broken))) as prefetcher,
         pytest.raises(CorruptShard, match=r"tokens-00000\.bin.*is missing"),
     ):
+        prefetcher.take(0)
+
+
+def test_a_kept_child_serves_the_next_request(packed: Path) -> None:
+    first = Prefetcher(request(packed, last_step=10, prefetch=2))
+    expected = [first.take(step).tokens.copy() for step in range(3)]
+    child = first._child
+    first.close(keep=True)
+    with closing(Prefetcher(request(packed, last_step=10, prefetch=4))) as second:
+        assert second._child is child
+        for step, tokens in enumerate(expected):
+            assert (second.take(step).tokens == tokens).all()
+    assert child.exit_code == 0
+
+
+def test_a_kept_child_that_died_is_replaced(packed: Path) -> None:
+    first = Prefetcher(request(packed, last_step=10, prefetch=2))
+    first.close(keep=True)
+    first._child.kill()
+    with closing(Prefetcher(request(packed, last_step=10, prefetch=2))) as second:
+        assert second._child is not first._child
+        second.take(0)
+
+
+def test_a_child_that_was_prepared_takes_the_first_request(packed: Path) -> None:
+    prepare_reader()
+    prepared = prefetch._Reader.idle[0].child
+    with closing(Prefetcher(request(packed, last_step=10, prefetch=2))) as prefetcher:
+        assert prefetcher._child is prepared
         prefetcher.take(0)
 
 

@@ -110,3 +110,14 @@ def test_training_with_holes_uses_the_tokens_of_the_family(
     loader = TokenSetLoader(TokenSet.open(tmp_path / "tokens", "train"), sequence=128, seed=1, fim_rate=1.0)
     rows = loader.read(range(loader.num_sequences)).tokens
     assert marks <= set(rows.flatten().tolist())
+
+
+def test_a_token_set_keeps_the_roles_that_a_checkpoint_states(tmp_path: Path) -> None:
+    source = write(tmp_path, ["<|endoftext|>", "<|turn|>"], generation_config={"eos_token_id": 257})
+    assert Tokenizer.load(source).eot == 257
+    for name, folder, end in (("stated", source, 257), ("bare", tmp_path / "bare", 256)):
+        folder.mkdir(exist_ok=True)
+        tokenizer = Tokenizer.load(write(folder, ["<|endoftext|>", "<|turn|>"]))
+        tokenizer.save(tmp_path / name)
+        tokenizer.save_roles(tmp_path / name)
+        assert Tokenizer.load(tmp_path / name).eot == end

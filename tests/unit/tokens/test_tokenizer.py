@@ -82,7 +82,7 @@ def test_a_missing_or_empty_corpus_is_an_error_with_a_remedy(tmp_path: Path) -> 
         train(tmp_path / "nowhere", tmp_path / "out")
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "notes.txt").write_text("no code here")
-    build([str(tmp_path / "src")], tmp_path / "corpus")
+    build([f"own:{tmp_path / 'src'}"], tmp_path / "corpus")
     with pytest.raises(UserError, match="lakh corpus report"):
         train(tmp_path / "corpus", tmp_path / "out")
 

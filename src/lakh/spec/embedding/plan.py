@@ -94,6 +94,8 @@ def _coverage_error(table: EmbeddingTable, shards: list[EmbeddingShard], plan: E
         if sorted(whole) != list(range(plan.ranks)) or len(shards) != plan.ranks:
             return "is data-parallel without exactly one whole copy on each rank"
         return ""
+    if shards[0].kind == "table-row-wise" and len({shard.rank // plan.node_size for shard in shards}) > 1:
+        return f"is table-row-wise with ranks of several nodes of {plan.node_size}"
     filled = [shard for shard in shards if shard.values]
     covered = sum(shard.values for shard in filled)
     if covered != table.rows * table.width:

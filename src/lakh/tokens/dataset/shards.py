@@ -5,7 +5,11 @@
     DIR/train/starts-00000.bin   little-endian uint64: start of each document in tokens-00000.bin
     DIR/heldout/...              the same for held-out documents
     DIR/tokenizer.json           the tokenizer that made the ids
+    DIR/generation_config.json   its end and padding ids, where the files of a checkpoint state them
     DIR/manifest.json            counts and hashes; written last, marks the set as complete
+
+In a set for instruction tuning (`marks_context`), ids are uint32, and the bit CONTEXT marks a token that is read and
+not predicted, such as one of a question: losses count the other tokens only.
 
 A document never spans two shards. `fingerprint` is the SHA-256 of the number type and of the hashes of the shards in
 order: everything that determines the stream of tokens.
@@ -26,7 +30,16 @@ from lakh import storage
 from lakh.errors import DataError, UserError
 from lakh.tokens.tokenizer import FILE, Tokenizer
 
-__all__ = ["FORMAT", "MADE_BY", "SPLITS", "TokenSetWriter", "dtype_for", "fingerprint_of", "read_token_manifest"]
+__all__ = [
+    "CONTEXT",
+    "FORMAT",
+    "MADE_BY",
+    "SPLITS",
+    "TokenSetWriter",
+    "dtype_for",
+    "fingerprint_of",
+    "read_token_manifest",
+]
 
 FORMAT = "lakh-tokens/1"
 MADE_BY = "lakh tokens pack CORPUS --tokenizer DIR --out DIR"
@@ -36,6 +49,7 @@ BLOCK_BYTES = 4 << 20  # of one range read from an object store, and of one hash
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16: large enough to stream, small enough to move
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}  # manifest -> numpy, little-endian on every machine
 STARTS_DTYPE = "<u8"
+CONTEXT = 1 << 30  # above every id, and positive in the int32 of a batch
 OUR_FILES = re.compile(r"\.?(tokens|starts)-\d+\.bin(\..*\.part)?")
 
 
@@ -100,9 +114,13 @@ def _is_count(value: Any) -> bool:
 class TokenSetWriter:
     """A context manager: `add` documents in order, and `commit` at the end; without it the set stays incomplete."""
 
-    def __init__(self, out: str, tokenizer: Tokenizer, *, shard_tokens: int = SHARD_TOKENS) -> None:
+    def __init__(
+        self, out: str, tokenizer: Tokenizer, *, shard_tokens: int = SHARD_TOKENS, marks_context: bool = False
+    ) -> None:
+        """`marks_context`: documents may have tokens with the bit CONTEXT."""
         self.out, self.tokenizer, self.shard_tokens = out, tokenizer, shard_tokens
-        self.dtype = dtype_for(tokenizer.vocab_size)
+        self.marks_context = marks_context
+        self.dtype = "uint32" if marks_context else dtype_for(tokenizer.vocab_size)
         self.splits: dict[str, _SplitWriter] = {name: _SplitWriter(self, name) for name in SPLITS}
 
     def __enter__(self) -> TokenSetWriter:
@@ -113,6 +131,7 @@ class TokenSetWriter:
                 if OUR_FILES.fullmatch(name):
                     storage.remove_tree(storage.join(folder, name))
         self.tokenizer.save(self.out)
+        self.tokenizer.save_roles(self.out)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -135,6 +154,7 @@ class TokenSetWriter:
             "format": FORMAT,
             "vocab": self.tokenizer.vocab_size,
             "dtype": self.dtype,
+            **({"marks_context": True} if self.marks_context else {}),
             "tokenizer": FILE,
             "tokenizer_sha256": self.tokenizer.sha256,
             "splits": splits,

@@ -26,7 +26,7 @@ from lakh.tokens.dataset.shard_check import (
     scan,
     verify_files,
 )
-from lakh.tokens.dataset.shards import BLOCK_BYTES, DTYPES, REBUILD, SPLITS, STARTS_DTYPE, read_token_manifest
+from lakh.tokens.dataset.shards import BLOCK_BYTES, CONTEXT, DTYPES, REBUILD, SPLITS, STARTS_DTYPE, read_token_manifest
 
 __all__ = ["TokenSet"]
 
@@ -49,6 +49,8 @@ class TokenSet:
     """The start of each document of each shard, ascending."""
     identities: tuple[FileIdentity | None, ...] = field(repr=False, compare=False)
     """Of the file of each local shard, when it was opened."""
+    marks_context: bool = False
+    """Some tokens have the bit CONTEXT (shards.py)."""
 
     @staticmethod
     def open(url: str | Path, split: str, *, cache: str = "") -> TokenSet:
@@ -59,10 +61,12 @@ class TokenSet:
         folder = str(storage.local_path(text)) if storage.is_local(text) else text
         manifest = read_token_manifest(folder)
         entry, dtype, vocab = manifest["splits"][split], DTYPES[manifest["dtype"]], manifest["vocab"]
+        marks_context = manifest.get("marks_context") is True
+        limit = CONTEXT + vocab if marks_context else vocab
         id_files, start_files = [], []
         for shard in entry["shards"]:
             url, count = storage.join(folder, shard["file"]), shard["tokens"]
-            id_files.append(ShardFile(url, count, dtype, shard["sha256"], vocab, ascends=False, remedy=REBUILD))
+            id_files.append(ShardFile(url, count, dtype, shard["sha256"], limit, ascends=False, remedy=REBUILD))
             url, hashed = storage.join(folder, shard["starts"]), shard["starts_sha256"]
             start_files.append(ShardFile(url, shard["documents"], STARTS_DTYPE, hashed, count, True, REBUILD))
         identities = [_check_size(file) for file in (*id_files, *start_files)]
@@ -88,6 +92,7 @@ class TokenSet:
             tokens=tuple(tokens),
             starts=tuple(starts),
             identities=tuple(identities[: len(id_files)]),
+            marks_context=marks_context,
         )
 
     @property

@@ -44,7 +44,7 @@ class SequenceBatch:
     """Sequences of `sequence` + 1 tokens, padded behind their `lengths`."""
 
     tokens: np.ndarray
-    """count x (sequence + 1), int32."""
+    """count x (sequence + 1), int32; the bit CONTEXT (dataset/shards.py) marks tokens that are not predicted."""
     lengths: np.ndarray
     """count, int32: tokens without padding."""
     starts: tuple[tuple[int, ...], ...]
@@ -68,6 +68,9 @@ class TokenSetLoader:
         fim_spm: float = 0.5,
     ) -> None:
         self.tokens, self.sequence, self.seed = tokens, sequence, seed
+        if tokens.marks_context and fim_rate > 0:
+            found = f"{tokens.url} holds questions and answers, which have no middle to fill in"
+            raise UserError("data.fim_rate", found, "set data.fim_rate = 0")
         tokenizer = Tokenizer.load(tokens.tokenizer_path) if fim_rate > 0 or packing == "best-fit" else None
         self._pad = tokenizer.eot if tokenizer else 0
         self._fim = FimTransform(tokenizer, fim_rate, fim_spm, seed) if tokenizer and fim_rate > 0 else None
@@ -196,12 +199,12 @@ def open_data(data: Data, vocab: int) -> TrainingData:
                 f"is smaller than the tokenizer of {tokens.url} ({tokens.vocab})",
                 f"set model.vocab = {tokens.vocab} or more, or pack with a smaller tokenizer",
             )
-    for name, sets, needed in (("train", [t for t, _ in opened], data.batch), ("heldout", [heldout], 1)):
-        available = sum(tokens.count_sequences(data.sequence) for tokens in sets)
-        if available < needed:
+    available = sum(tokens.count_sequences(data.sequence) for tokens, _ in opened)
+    for name, found, needed in (("train", available, data.batch), ("heldout", heldout.num_documents, 1)):
+        if found < needed:
             raise UserError(
                 f"{data.tokens}, {name}",
-                f"holds {available} sequences of {data.sequence} tokens; {needed} are needed",
+                f"holds {found} sequences of {data.sequence} tokens; {needed} are needed",
                 "pack a larger corpus, or make data.batch or data.sequence smaller",
             )
     return TrainingData(data_fingerprint(opened), opened[0][0].tokenizer_path, heldout)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ class Tokenizer:
         self._inner.no_padding()
         self.raw = raw
         """The bytes of tokenizer.json."""
-        self._where = where
+        self._where, self._roles = where, roles
         self.sha256 = hashlib.sha256(raw).hexdigest()
         self.vocab_size = max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.end_ids = self._find_end_ids(roles)
@@ -77,6 +78,14 @@ class Tokenizer:
         url = storage.join(folder, FILE)
         storage.write_bytes(url, self.raw)
         return url
+
+    def save_roles(self, folder: str | Path) -> None:
+        """Write the roles that a checkpoint's files state into generation_config.json beside tokenizer.json."""
+        url = storage.join(folder, "generation_config.json")
+        storage.remove_tree(url)
+        if self._roles != CheckpointRoles():
+            ids = {"eos_token_id": list(self.end_ids), "pad_token_id": self.pad_id}
+            storage.write_bytes(url, f"{json.dumps(ids)}\n".encode())
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens."""
